@@ -1,0 +1,36 @@
+# make pretrain | make test | make setup ACCELERATOR=cpu|tpu|cuda
+PYTHON ?= python3
+ACCELERATOR ?= cpu
+VENV ?= .venv
+BIN := $(VENV)/bin
+JAX_EXTRA := $(if $(filter tpu,$(ACCELERATOR)),[tpu],$(if $(filter cuda,$(ACCELERATOR)),[cuda12],))
+
+.PHONY: pretrain test test-all lint setup setup-dev
+
+pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate, plot, export
+	$(BIN)/python -m pretrain demo
+
+test: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest
+
+test-all: setup-dev  ## also what is marked slow
+	$(BIN)/python -m pytest -m ""
+
+lint: setup-dev
+	$(BIN)/ruff check .
+
+setup: $(VENV)/installed-$(ACCELERATOR)
+setup-dev: $(VENV)/installed-dev
+
+$(VENV)/installed-%: requirements.txt
+	@case "$(ACCELERATOR)" in cpu|tpu|cuda) ;; *) echo "ACCELERATOR=$(ACCELERATOR): use cpu, tpu or cuda" >&2; exit 2;; esac
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make setup PYTHON=python3.12" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -r requirements.txt $(if $(JAX_EXTRA),"jax$(JAX_EXTRA)",)
+	touch $@
+
+$(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed-$(ACCELERATOR)
+	$(BIN)/pip install --quiet -r requirements-dev.txt
+	touch $@
