@@ -1,0 +1,34 @@
+"""Attention with structured masks."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.noise import dropout
+from models.parameters import Keys
+
+
+class Mask(NamedTuple):
+    """Which keys a query sees, without a dense [batch, length, length] array.
+
+    segments: i32[batch, length]; a query sees the keys of its own segment; 0 is padding, seen by no real token.
+    """
+
+    segments: Array
+
+
+def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, keys: Keys) -> Array:
+    """Scaled dot-product attention (Vaswani et al. 2017, equation 1) -> [batch, length, heads, head_dim].
+
+    q, k, v: [batch, length, heads, head_dim], any float dtype; softmax in float32.
+    dropout_rate: on the probabilities, drawn from `keys` (u32[batch, 2] or None).
+    """
+    visible = mask.segments[:, None, :, None] == mask.segments[:, None, None, :]  # [batch, 1, query, key]
+    scale = q.shape[-1] ** -0.5
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
+    probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    probabilities = dropout(probabilities, dropout_rate, keys)
+    return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)

@@ -1,0 +1,63 @@
+"""Device noise as a counter hash: dropout masks and Gumbel noise keyed by (seed, step, row of the global batch, site).
+
+Every number is a function of its row's key and its index inside the row, so microbatches, meshes and device counts
+all draw the same noise, on every platform. `jax.random` cannot promise that cheaply: threefry costs some five times
+as much on a CPU, and vmapped `rbg` keys draw different numbers than single ones.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+_GOLDEN = 0x9E3779B9  # 2**32 / golden ratio, odd: steps through all of 2**32
+_M1, _M2 = 0x7FEB352D, 0x846CA68B  # the 'lowbias32' multipliers of C. Wellons' hash prospector (2018)
+
+
+def _mix(x: Array) -> Array:
+    x = (x ^ (x >> 16)) * jnp.uint32(_M1)
+    x = (x ^ (x >> 15)) * jnp.uint32(_M2)
+    return x ^ (x >> 16)
+
+
+def fold(keys: Array, tag: Array | int) -> Array:
+    """Keys for one use: u32[batch, 2] and an integer (or i32[batch]) -> u32[batch, 2]."""
+    tag = jnp.asarray(tag).astype(jnp.uint32) * jnp.uint32(_GOLDEN)
+    first = _mix(keys[:, 0] ^ _mix(tag + jnp.uint32(1)))
+    second = _mix(keys[:, 1] + tag ^ first)
+    return jnp.stack([first, second], axis=-1)
+
+
+def row_keys(seed: Array | int, step: Array | int, rows: Array) -> Array:
+    """One key per row of the global batch: rows i32[batch] -> u32[batch, 2]."""
+    seeds = jnp.full((rows.shape[0], 2), seed, jnp.uint32)
+    return fold(fold(seeds, step), rows)
+
+
+def bits(keys: Array, shape: tuple[int, ...]) -> Array:
+    """32 random bits per element: keys u32[batch, 2] -> u32[batch, *shape]."""
+    index = jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    for axis in reversed(range(len(shape))):
+        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+        stride *= shape[axis]
+    ones = (1,) * len(shape)
+    first, second = keys[:, 0].reshape(-1, *ones), keys[:, 1].reshape(-1, *ones)
+    x = index * jnp.uint32(_GOLDEN) + first
+    x = (x ^ (x >> 16)) * jnp.uint32(_M1)
+    x = x ^ second  # between the rounds, or two keys whose first words are near would share shifted streams
+    x = (x ^ (x >> 15)) * jnp.uint32(_M2)
+    return x ^ (x >> 16)
+
+
+def dropout(x: Array, rate: float, keys: Array | None) -> Array:
+    """Zero a share `rate` of x [batch, ...] and scale the rest by 1 / (1 - rate); without keys, x itself."""
+    if keys is None or rate == 0.0:
+        return x
+    keep = bits(keys, x.shape[1:]) >= jnp.uint32(round(rate * 2**32))
+    return jnp.where(keep, x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
+
+
+def gumbel(keys: Array, shape: tuple[int, ...]) -> Array:
+    """Standard Gumbel noise f32[batch, *shape]; argmax(logits + noise) samples softmax(logits)."""
+    uniform = (bits(keys, shape) >> 8).astype(jnp.float32) * 2.0**-24 + 2.0**-25  # inside (0, 1)
+    return -jnp.log(-jnp.log(uniform))

@@ -1,0 +1,42 @@
+"""How a model is compiled: settings that change speed and memory, never the mathematics."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """dtype: of activations and matrix products (parameters, losses and softmax stay float32).
+    depth: 'scan' compiles one layer and loops over it, 'unroll' compiles every layer.
+    remat: 'none' keeps all activations for the backward pass, 'dots' only matrix products, 'full' each layer's input.
+    """
+
+    dtype: str = "float32"
+    depth: str = "scan"
+    remat: str = "none"
+
+    def __post_init__(self):
+        for field, allowed in _ALLOWED.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"program.{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
+
+    @property
+    def compute(self) -> jnp.dtype:
+        return jnp.dtype(self.dtype)
+
+
+_ALLOWED = {
+    "dtype": ("float32", "bfloat16"),
+    "depth": ("scan", "unroll"),
+    "remat": ("none", "dots", "full"),
+}
+
+
+def default(platform: str | None = None) -> Program:
+    """The measured best for 'cpu', 'gpu' or 'tpu' (default: the platform that JAX runs on)."""
+    if (platform or jax.default_backend()) == "cpu":
+        # XLA:CPU runs a scanned layer slower: the loop's slices are copies, and it has no bfloat16 products.
+        return Program(dtype="float32", depth="unroll")
+    return Program(dtype="bfloat16", depth="scan")
