@@ -1,0 +1,140 @@
+"""Read a stored corpus: flat NumPy arrays on disk, opened by memory map, with a manifest beside them.
+
+A corpus is a folder written by `python -m data_pipelines prepare`:
+
+    manifest.json                       version, fingerprint, vocabulary, special tokens, fields, sizes and
+    hashes tokenizer/                          Hugging Face tokenizer files {train,heldout}/tokens.npy
+    uint16 or uint32 [tokens], no special tokens stored {train,heldout}/word_starts.npy     bool [tokens],
+    True where a token begins a word {train,heldout}/sentences.npy       int64 [sentences + 1], token offset
+    where each sentence starts, then the total {train,heldout}/documents.npy       int64 [documents + 1],
+    sentence index where each document starts, then the total train/token_counts.npy              int64
+    [vocab], unigram counts of the train split
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from data_pipelines.errors import UserError
+
+VERSION = 1
+
+
+class Corpus:
+    """A finished corpus folder. Opening reads the manifest and the file sizes; arrays are mapped at first
+    use.
+
+    Pickles as its path, so a worker process opens its own maps.
+
+    Attributes: `path`, `manifest` (the JSON as a dict), `fingerprint` (hex digest of the content),
+    `vocab_size`, `special` (role -> token id; roles are pad, unk, cls, sep, mask), `fields` (name -> (dtype,
+    'token')), `tokenizer_path`.
+
+    Raises UserError when the folder is missing, is no corpus, is unfinished, has another version, or has a
+    file whose size is not the manifest's.
+    """
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.manifest = _read_manifest(self.path)
+        self.fingerprint = self.manifest["fingerprint"]
+        self.vocab_size = self.manifest["vocab_size"]
+        self.special = dict(self.manifest["special"])
+        self.fields = {name: tuple(field) for name, field in self.manifest["fields"].items()}
+        self.tokenizer_path = self.path / "tokenizer"
+        self._arrays = {}
+        self._windows = {}
+        for name, file in self.manifest["files"].items():
+            _check_size(self.path, name, file["bytes"])
+
+    def __reduce__(self):
+        return Corpus, (self.path,)
+
+    def documents(self, split):
+        """int64 [documents + 1]: the sentence index where each document starts, then the number of
+        sentences."""
+        return self._array(split, "documents")
+
+    def sentences(self, split):
+        """int64 [sentences + 1]: the token offset where each sentence starts, then the number of tokens."""
+        return self._array(split, "sentences")
+
+    def lengths(self, split):
+        """int64 [documents]: tokens per document."""
+        return np.diff(self.sentences(split)[self.documents(split)])
+
+    def token_counts(self):
+        """int64 [vocab]: how often each token occurs in the train split."""
+        return np.array(self._array("train", "token_counts"))
+
+    def read(self, split, field, starts, length):
+        """`length` consecutive values of a field ('tokens' or 'word_starts') from each start: [n, length].
+
+        starts: int64 [n], token offsets; one may lie before 0 or reach past the end. Values outside the split
+        are whatever is cheap to fill in, never an error: the caller covers them with padding.
+        """
+        windows = self._windows.get((split, field, length))
+        if windows is None:
+            array = self._array(split, field)
+            if len(array) < length:
+                array = np.pad(array, (0, length - len(array)))
+            windows = self._windows[split, field, length] = sliding_window_view(array, length)
+        inside = np.clip(starts, 0, len(windows) - 1)
+        rows = windows[inside]
+        for row in np.flatnonzero(inside != starts):  # few: only rows at either end of the split
+            rows[row] = np.roll(rows[row], inside[row] - starts[row])
+        return rows
+
+    def verify(self):
+        """Hash every file. Raises UserError at the first whose content is not what `prepare` wrote."""
+        for name, file in self.manifest["files"].items():
+            with open(self.path / name, "rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            if digest != file["sha256"]:
+                raise UserError(
+                    f"corpus {self.path}: the content of {name} has changed since it was prepared; "
+                    "copy the corpus again or rerun prepare into an empty folder"
+                )
+
+    def _array(self, split, name):
+        key = split, name
+        if key not in self._arrays:
+            # An ndarray over the map: np.memmap's own indexing is slower
+            self._arrays[key] = np.asarray(np.load(self.path / split / f"{name}.npy", mmap_mode="r"))
+        return self._arrays[key]
+
+
+def _read_manifest(path):
+    file = path / "manifest.json"
+    prepare = f"python -m data_pipelines prepare --out {path}"
+    if not path.is_dir():
+        raise UserError(f"corpus {path} does not exist; make it with `{prepare} ...`")
+    if not file.exists():
+        if (path / ".partial").exists():
+            raise UserError(f"corpus {path} is unfinished; rerun its `{prepare} ...`, which continues it")
+        raise UserError(f"corpus {path} has no manifest.json, so it is none; make one with `{prepare} ...`")
+    try:
+        manifest = json.loads(file.read_text("utf-8"))
+        version = manifest["version"]
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise UserError(f"corpus {path}: manifest.json cannot be read ({error}); rerun prepare") from error
+    if version != VERSION:
+        raise UserError(
+            f"corpus {path} has format version {version!r} and this program reads {VERSION}; rerun prepare"
+        )
+    return manifest
+
+
+def _check_size(path, name, size):
+    file = path / name
+    if not file.exists():
+        raise UserError(f"corpus {path}: {name} is missing; copy the corpus again or rerun prepare")
+    found = file.stat().st_size
+    if found != size:
+        raise UserError(
+            f"corpus {path}: {name} has {found} bytes, the manifest says {size}; "
+            "copy the corpus again or rerun prepare"
+        )

@@ -1,0 +1,43 @@
+"""Plan rows by index: where each example begins, worked out once from the sentences' offsets.
+
+Both layouts fill a row with whole sentences, so from every sentence there is one next: the sentence with
+which a row beginning here would hand over. These pointers are computed for all sentences at once and then
+followed from the first. Memory while planning: about 40 bytes per sentence.
+"""
+
+from array import array
+
+import numpy as np
+
+
+def units(sentences, longest, piece):
+    """Sentence offsets (int64 [sentences + 1]) with sentences of more than `longest` tokens cut every `piece`
+    tokens, and without empty ones: int64 [units + 1], ending with the total."""
+    offsets = sentences[np.flatnonzero(np.diff(sentences, prepend=-1))]
+    lengths = np.diff(offsets)
+    parts = np.where(lengths > longest, -(-lengths // piece), 1)
+    rank = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+    return np.append(np.repeat(offsets[:-1], parts) + rank * piece, offsets[-1:])
+
+
+def document_starts(sentences, documents):
+    """Token offsets at which the documents begin, without empty ones, then the total: int64 [documents +
+    1]."""
+    offsets = sentences[documents]
+    return offsets[np.flatnonzero(np.diff(offsets, prepend=-1))]
+
+
+def follow(following):
+    """0, following[0], following[following[0]], ... up to and with len(following).
+
+    following: int64 [units], each above its own index. Returns int64.
+    """
+    count = len(following)
+    following = memoryview(following)  # indexing it is several times faster than indexing an array
+    visited = array("q")
+    unit = 0
+    while unit < count:
+        visited.append(unit)
+        unit = following[unit]
+    visited.append(count)
+    return np.array(visited, np.int64)

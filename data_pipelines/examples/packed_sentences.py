@@ -1,0 +1,106 @@
+"""Full sentences packed across documents, [CLS] sentences [SEP] the next document's sentences [SEP] ...,
+planned by index.
+
+RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): a row takes sentences in corpus order until no more
+whole one fits; a [SEP] closes each document in it, and the row. Rows come in a new global order every epoch.
+A sentence longer than the row is cut.
+"""
+
+import numpy as np
+
+from data_pipelines import noise
+from data_pipelines.errors import UserError
+from data_pipelines.examples import chunks, masking
+from data_pipelines.order import schedule
+
+
+def spec(length, masks):
+    """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
+    return masking.spec(length, masks)
+
+
+class PackedSentences:
+    """Masked rows of packed sentences from one split of a corpus; in an epoch every token of the split comes
+    exactly once.
+
+    A batch holds tokens, types (0), segments and the prediction arrays of `masking.mask`. segments number the
+    documents in the row from 1 ([CLS] belongs to the first, a [SEP] to the document that it closes), 0 is
+    padding: attention stays within a segment. With cross_document_attention all real tokens are in segment 1.
+
+    corpus: Corpus. split: 'train' or 'heldout'. length: tokens per row. batch_size: rows of the global batch.
+    masks: Masking. Raises UserError for a length below 3 or a corpus without the special tokens.
+    """
+
+    def __init__(
+        self, corpus, split, length, batch_size, seed, masks=masking.BERT, cross_document_attention=False
+    ):
+        if length < 3:
+            raise UserError(f"length {length} leaves no room beside [CLS] and [SEP]; use at least 3")
+        self.corpus, self.split, self.length = corpus, split, length
+        self.batch_size, self.seed = batch_size, seed
+        self.masks, self.cross_document_attention = masks, cross_document_attention
+        self.spec = spec(length, masks)
+        self._special = masking.SpecialTokens.of(corpus)
+        sentences = corpus.sentences(split)
+        self._documents = chunks.document_starts(sentences, corpus.documents(split))
+        units = chunks.units(sentences, longest=length - 2, piece=length - 2)
+        self._starts = units[chunks.follow(_row_ends(units, self._documents, length))]
+
+    @property
+    def number(self):
+        """Examples per epoch."""
+        return len(self._starts) - 1
+
+    def batch(self, step, rows):
+        """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]."""
+        return self.build(*schedule(self, step, rows))
+
+    def build(self, epoch, example):
+        """The examples (int64 [n], below `number`) as they look in an epoch (integer or int64 [n]): name ->
+        array."""
+        keys = noise.keys(self.seed, epoch, example)
+        start = self._starts[example]
+        size = self._starts[example + 1] - start
+        row, separator = self._separators(start, size)
+        end = size + 2 + np.bincount(row, minlength=len(start))
+        column = np.arange(self.length, dtype=np.int32)
+        real = column < end[:, None]
+        maskable = real.copy()
+        maskable[:, 0] = maskable[row, separator] = maskable[np.arange(len(end)), end - 1] = False
+        stretch = column < size[:, None]
+
+        special = self._special
+        tokens = np.where(real, np.int32(special.sep), np.int32(special.pad))
+        tokens[:, 0] = special.cls
+        tokens[maskable] = self.corpus.read(self.split, "tokens", start, self.length)[stretch]
+        word_starts = None
+        if self.masks.whole_word:
+            word_starts = ~maskable
+            word_starts[maskable] = self.corpus.read(self.split, "word_starts", start, self.length)[stretch]
+        masked = masking.mask(self.masks, keys, tokens, maskable, word_starts, special)
+        segments = real.astype(np.int32)
+        if not self.cross_document_attention:
+            begins = np.zeros(tokens.shape, bool)
+            begins[:, 0] = begins[row, separator + 1] = True
+            segments *= np.cumsum(begins, axis=1, dtype=np.int32)
+        return {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments} | masked
+
+    def _separators(self, start, size):
+        """Where documents end inside the rows: row number and column of each such [SEP], int64
+        [separators]."""
+        low = np.searchsorted(self._documents, start, "right")
+        count = np.searchsorted(self._documents, start + size) - low
+        row = np.repeat(np.arange(len(start)), count)
+        rank = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)  # 0, 1, .. within each row
+        boundary = self._documents[low[row] + rank]
+        return row, 1 + boundary - start[row] + rank
+
+
+def _row_ends(units, documents, length):
+    """The unit after a row beginning at each unit: int64 [units]. documents: token offsets where documents
+    begin."""
+    begin = units[:-1]
+    document = np.searchsorted(documents, begin, "right")
+    # A row's cost is its tokens and one [SEP] per document: a difference of sums that never fall along the corpus
+    cost = units[1:] + document
+    return np.searchsorted(cost, begin + document + length - 2, "right")
