@@ -75,14 +75,11 @@ def stack(parent: nn.Module, layer: nn.Module, depth: int, x: Array, mask, keys:
 
     if program.depth == "scan":
         return jax.lax.scan(apply, x, (params, jnp.arange(depth)))[0]
-    unstacked = jax.tree.map(jnp.unstack, params)  # once per array: indexing w[i] in every layer copies more
-    for index in range(depth):
-        x, _ = apply(x, (jax.tree.map(lambda leaf: leaf[index], unstacked, is_leaf=_is_unstacked), index))
+    arrays, structure = jax.tree.flatten(params)
+    slices = zip(*(jnp.unstack(array) for array in arrays), strict=True)  # indexing w[i] in every layer copies more
+    for index, layer_arrays in enumerate(slices):
+        x, _ = apply(x, (structure.unflatten(layer_arrays), index))
     return x
-
-
-def _is_unstacked(node) -> bool:
-    return isinstance(node, tuple)
 
 
 def padded_vocab(vocab_size: int) -> int:

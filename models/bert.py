@@ -1,0 +1,312 @@
+"""BERT (Devlin et al. 2019, arXiv:1810.04805): a bidirectional Transformer encoder with post-layer norms.
+
+Hugging Face: BertForPreTraining, or BertForMaskedLM without the pair head.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from models.attention import Mask, attention
+from models.layers import ACTIVATIONS, Dense, Norm, gather_rows, padded_vocab, stack, tied_logits
+from models.noise import dropout, fold
+from models.parameters import Family, HuggingFace, Keys, Parameter
+from models.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """vocab_size: without padding rows.   positions: the longest sequence.   types: segment types (A, B).
+    width: hidden size.   depth: layers.   feed_forward: width inside the feed-forward block.
+    dropout: of embeddings and block outputs.   attention_dropout: of attention probabilities.
+    pair_head: whether there are a pooler and a next-sentence classifier.
+    """
+
+    vocab_size: int = 30522
+    positions: int = 512
+    types: int = 2
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    feed_forward: int = 3072
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    norm_epsilon: float = 1e-12
+    init_std: float = 0.02
+    pair_head: bool = True
+
+    def __post_init__(self):
+        check_encoder(self)
+
+
+def check_encoder(config) -> None:
+    """The checks that every encoder config of this shape shares; ValueError names the field."""
+    for field in ("vocab_size", "positions", "types", "width", "depth", "heads", "feed_forward"):
+        if getattr(config, field) < 1:
+            raise ValueError(f"model.{field}={getattr(config, field)}: must be at least 1")
+    if config.width % config.heads:
+        raise ValueError(f"model.width={config.width} is not a multiple of model.heads={config.heads}")
+    if config.activation not in ACTIVATIONS:
+        raise ValueError(f"model.activation={config.activation!r}: use one of {', '.join(ACTIVATIONS)}")
+    for field in ("dropout", "attention_dropout"):
+        if not 0.0 <= getattr(config, field) < 1.0:
+            raise ValueError(f"model.{field}={getattr(config, field)}: must be in [0, 1)")
+
+
+class Embeddings(nn.Module):
+    """Sum of token, position and type embeddings, normalised; the tables are f32[rows, width]."""
+
+    vocab_size: int
+    positions: int
+    types: int
+    width: int
+    norm_epsilon: float
+    init_std: float
+
+    def setup(self):
+        normal = nn.initializers.normal(self.init_std)
+        self.tokens = self.param("tokens", normal, (padded_vocab(self.vocab_size), self.width))
+        self.position_table = self.param("positions", normal, (self.positions, self.width))
+        self.type_table = self.param("types", normal, (self.types, self.width))
+        self.norm = Norm(self.norm_epsilon, jnp.float32)
+
+    def __call__(self, tokens: Array, types: Array) -> Array:
+        """tokens, types i32[batch, length] -> f32[batch, length, width], before dropout."""
+        summed = jnp.take(self.tokens, tokens, axis=0, mode="clip") + self.position_table[: tokens.shape[1]]
+        # A sum over the few types instead of a gather, whose gradient would be a scatter of [batch, length] rows.
+        onehot = (types[..., None] == jnp.arange(self.types)).astype(jnp.float32)
+        return self.norm(summed + onehot @ self.type_table)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention block with its residual and norm: x, mask -> norm(x + dropout(attend(x)))."""
+
+    config: BertConfig
+    program: Program
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Mask, keys: Keys) -> Array:
+        config, dtype = self.config, self.program.compute
+        batch, length, width = x.shape
+        dense = lambda name: Dense(width, config.init_std, dtype, name=name)
+        split = lambda y: y.reshape(batch, length, config.heads, width // config.heads)
+        q, k, v = (split(dense(name)(x)) for name in ("query", "key", "value"))
+        mixed = attention(q, k, v, mask, dropout_rate=config.attention_dropout, keys=site(keys, 1))
+        y = dense("output")(mixed.reshape(batch, length, width))
+        return Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 2)))
+
+
+class FeedForward(nn.Module):
+    """Position-wise block with its residual and norm: x -> norm(x + dropout(down(activation(up(x)))))."""
+
+    config: BertConfig
+    program: Program
+
+    @nn.compact
+    def __call__(self, x: Array, keys: Keys) -> Array:
+        config, dtype = self.config, self.program.compute
+        y = ACTIVATIONS[config.activation](Dense(config.feed_forward, config.init_std, dtype, name="up")(x))
+        y = Dense(x.shape[-1], config.init_std, dtype, name="down")(y)
+        return Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 3)))
+
+
+class BertLayer(nn.Module):
+    """One post-norm Transformer layer: x [batch, length, width] -> the same."""
+
+    config: BertConfig
+    program: Program
+
+    def setup(self):
+        self.attention = Attention(self.config, self.program)
+        self.feed_forward = FeedForward(self.config, self.program)
+
+    def __call__(self, x: Array, mask: Mask, keys: Keys) -> Array:
+        return self.feed_forward(self.attention(x, mask, keys), keys)
+
+
+class TokenHead(nn.Module):
+    """The masked-token head up to the tied decoder: dense, activation, norm; and the decoder's bias."""
+
+    width: int
+    vocab_size: int
+    activation: str
+    norm_epsilon: float
+    init_std: float
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.dense = Dense(self.width, self.init_std, self.dtype)
+        self.norm = Norm(self.norm_epsilon, self.dtype)
+        self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(self.vocab_size),))
+
+    def __call__(self, hidden: Array, table: Array) -> Array:
+        """hidden [n, width of the encoder], table f32[padded vocab, width] -> logits f32[n, padded vocab]."""
+        y = self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
+        return tied_logits(y, table, self.bias, self.vocab_size)
+
+
+class Bert(nn.Module):
+    """The encoder with its masked-token and next-sentence heads."""
+
+    config: BertConfig
+    program: Program
+
+    def setup(self):
+        c, dtype = self.config, self.program.compute
+        self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.width, c.norm_epsilon, c.init_std)
+        self.predictions = TokenHead(c.width, c.vocab_size, c.activation, c.norm_epsilon, c.init_std, dtype)
+        if c.pair_head:
+            self.pooler = Dense(c.width, c.init_std, dtype)
+            self.pair = Dense(2, c.init_std, jnp.float32)
+
+    @nn.compact
+    def encode(self, tokens: Array, types: Array, segments: Array, keys: Keys = None) -> Array:
+        """i32[batch, length] each; keys u32[batch, 2] switch dropout on -> [batch, length, width]."""
+        config = self.config
+        x = dropout(self.embeddings(tokens, types), config.dropout, site(keys, 0)).astype(self.program.compute)
+        layer = BertLayer(config, self.program, parent=None)
+        return stack(self, layer, config.depth, x, Mask(segments), site(keys, 1), self.program)
+
+    def token_logits(self, hidden: Array, positions: Array) -> Array:
+        """hidden [batch, length, width], positions i32[batch, n] -> logits f32[batch * n, padded vocab]."""
+        return self.predictions(gather_rows(hidden, positions), self.embeddings.tokens)
+
+    def pair_logits(self, hidden: Array) -> Array:
+        """hidden [batch, length, width] -> next-sentence logits f32[batch, 2]; class 0: B follows A."""
+        pooled = jnp.tanh(self.pooler(hidden[:, 0]))
+        return self.pair(pooled)
+
+    def __call__(self, tokens: Array, types: Array, segments: Array, positions: Array):
+        """All parts once, for initialisation: (token logits, pair logits or None)."""
+        hidden = self.encode(tokens, types, segments)
+        pair = self.pair_logits(hidden) if self.config.pair_head else None
+        return self.token_logits(hidden, positions), pair
+
+
+def site(keys: Keys, tag: int) -> Keys:
+    """The keys for one place in the model that draws noise; None without noise."""
+    return None if keys is None else fold(keys, tag)
+
+
+def embedding_parameters(prefix: str, hf: dict[str, str]) -> list[Parameter]:
+    """Table rows of `Embeddings`; hf: checkpoint part -> prefix of its names there."""
+    name = lambda suffix: {part: base + suffix for part, base in hf.items()}
+    return [
+        Parameter(f"{prefix}/tokens", ("vocab", "embedding"), name("word_embeddings.weight")),
+        Parameter(f"{prefix}/positions", ("position", "embedding"), name("position_embeddings.weight")),
+        Parameter(f"{prefix}/types", ("type", "embedding"), name("token_type_embeddings.weight")),
+        *norm_parameters(f"{prefix}/norm", ("embedding",), name("LayerNorm")),
+    ]
+
+
+def norm_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Parameter]:
+    """Table rows of `Norm`."""
+    return [
+        Parameter(f"{prefix}/scale", axes, {part: f"{base}.weight" for part, base in hf.items()}),
+        Parameter(f"{prefix}/bias", axes, {part: f"{base}.bias" for part, base in hf.items()}),
+    ]
+
+
+def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Parameter]:
+    """Table rows of `Dense`; axes: ([layers,] in, out)."""
+    return [
+        Parameter(f"{prefix}/kernel", axes, {part: f"{base}.weight" for part, base in hf.items()}, "T"),
+        Parameter(f"{prefix}/bias", axes[:-2] + axes[-1:], {part: f"{base}.bias" for part, base in hf.items()}),
+    ]
+
+
+def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
+    """Table rows of a stack of `BertLayer`; hf: the model's prefix there, like 'bert'."""
+    layer = f"{hf}.encoder.layer.{{layer}}"
+    dense = lambda path, axes, name: dense_parameters(
+        f"{prefix}/{path}", ("layers", *axes), {part: f"{layer}.{name}"}
+    )
+    norm = lambda path, name: norm_parameters(f"{prefix}/{path}", ("layers", "width"), {part: f"{layer}.{name}"})
+    return [
+        *dense("attention/query", ("width", "heads"), "attention.self.query"),
+        *dense("attention/key", ("width", "heads"), "attention.self.key"),
+        *dense("attention/value", ("width", "heads"), "attention.self.value"),
+        *dense("attention/output", ("heads", "width"), "attention.output.dense"),
+        *norm("attention/norm", "attention.output.LayerNorm"),
+        *dense("feed_forward/up", ("width", "feed_forward"), "intermediate.dense"),
+        *dense("feed_forward/down", ("feed_forward", "width"), "output.dense"),
+        *norm("feed_forward/norm", "output.LayerNorm"),
+    ]
+
+
+def parameters(config: BertConfig) -> list[Parameter]:
+    """BERT's parameter table."""
+    model = lambda name: {"model": name}
+    table = [
+        *embedding_parameters("embeddings", model("bert.embeddings.")),
+        *layer_parameters("layers", "model", "bert"),
+        *dense_parameters("predictions/dense", ("width", "embedding"), model("cls.predictions.transform.dense")),
+        *norm_parameters("predictions/norm", ("embedding",), model("cls.predictions.transform.LayerNorm")),
+        Parameter("predictions/bias", ("vocab",), model("cls.predictions.bias")),
+    ]
+    if config.pair_head:
+        table += dense_parameters("pooler", ("width", None), model("bert.pooler.dense"))
+        table += dense_parameters("pair", ("width", None), model("cls.seq_relationship"))
+    return table
+
+
+def hf_fields(config: BertConfig) -> dict:
+    """config.json of the Hugging Face BERT model."""
+    return {
+        "model_type": "bert",
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.positions,
+        "type_vocab_size": config.types,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.feed_forward,
+        "hidden_act": config.activation,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "layer_norm_eps": config.norm_epsilon,
+        "initializer_range": config.init_std,
+    }
+
+
+def encoder_flops(width: int, depth: int, feed_forward: int, batch: int, length: int) -> float:
+    """Forward FLOPs of a Transformer encoder: projections, attention products and feed-forward."""
+    per_token = 2 * (4 * width**2 + 2 * width * feed_forward) + 4 * length * width
+    return float(depth * batch * length * per_token)
+
+
+def flops(config: BertConfig, batch: int, length: int, predictions: int) -> float:
+    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row."""
+    head = 2 * batch * predictions * (config.width**2 + config.width * config.vocab_size)
+    pair = 2 * batch * (config.width**2 + 2 * config.width) if config.pair_head else 0
+    return encoder_flops(config.width, config.depth, config.feed_forward, batch, length) + head + pair
+
+
+def _size(depth: int, width: int) -> BertConfig:
+    return BertConfig(width=width, depth=depth, heads=width // 64, feed_forward=4 * width)
+
+
+FAMILY = Family(
+    config=BertConfig,
+    sizes={  # Turc et al. 2019 (arXiv:1908.08962), table 1; base and large: Devlin et al. 2019, section 3
+        "tiny": _size(2, 128),
+        "mini": _size(4, 256),
+        "small": _size(4, 512),
+        "medium": _size(8, 512),
+        "base": _size(12, 768),
+        "large": _size(24, 1024),
+    },
+    module=Bert,
+    parameters=parameters,
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architecture=lambda config: "BertForPreTraining" if config.pair_head else "BertForMaskedLM",
+            fields=hf_fields,
+        )
+    },
+    flops=flops,
+)

@@ -1,0 +1,214 @@
+"""ELECTRA (Clark et al. 2020, arXiv:2003.10555): a small generator proposes tokens, a discriminator finds them.
+
+Both are BERT encoders that share one set of embeddings; each projects them to its own width where it differs.
+Hugging Face has no joint class: the discriminator is ElectraForPreTraining, the generator ElectraForMaskedLM.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from models.attention import Mask
+from models.bert import (
+    BertConfig,
+    BertLayer,
+    Embeddings,
+    TokenHead,
+    check_encoder,
+    dense_parameters,
+    embedding_parameters,
+    encoder_flops,
+    layer_parameters,
+    norm_parameters,
+    site,
+)
+from models.bert import hf_fields as bert_fields
+from models.layers import ACTIVATIONS, Dense, gather_rows, stack
+from models.noise import dropout
+from models.parameters import Family, HuggingFace, Keys, Parameter
+from models.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Tower:
+    """Sizes of one of the two encoders."""
+
+    width: int
+    depth: int
+    heads: int
+    feed_forward: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ElectraConfig:
+    """embedding: width of the shared embeddings; the other fields as in BertConfig."""
+
+    vocab_size: int = 30522
+    positions: int = 512
+    types: int = 2
+    embedding: int = 768
+    discriminator: Tower = Tower(768, 12, 12, 3072)
+    generator: Tower = Tower(256, 12, 4, 1024)
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    norm_epsilon: float = 1e-12
+    init_std: float = 0.02
+
+    def __post_init__(self):
+        if self.embedding < 1:
+            raise ValueError(f"model.embedding={self.embedding}: must be at least 1")
+        for tower in ("discriminator", "generator"):
+            try:
+                check_encoder(self.encoder(tower))
+            except ValueError as error:
+                raise ValueError(str(error).replace("model.", f"model.{tower}.", 1)) from None
+
+    def encoder(self, tower: str) -> BertConfig:
+        """The encoder of 'generator' or 'discriminator' as a BERT config."""
+        shared = ("vocab_size", "positions", "types", "activation")
+        shared += ("dropout", "attention_dropout", "norm_epsilon", "init_std")
+        sizes = dataclasses.asdict(getattr(self, tower))
+        return BertConfig(**sizes, **{name: getattr(self, name) for name in shared}, pair_head=False)
+
+
+class Encoder(nn.Module):
+    """Shared embeddings in, hidden states out: project to the tower's width where it differs, then the layers."""
+
+    config: BertConfig
+    program: Program
+
+    @nn.compact
+    def __call__(self, embedded: Array, segments: Array, keys: Keys) -> Array:
+        """embedded [batch, length, embedding], segments i32[batch, length] -> [batch, length, width]."""
+        config, dtype = self.config, self.program.compute
+        x = dropout(embedded, config.dropout, site(keys, 0)).astype(dtype)
+        if x.shape[-1] != config.width:
+            x = Dense(config.width, config.init_std, dtype, name="project")(x)
+        layer = BertLayer(config, self.program, parent=None)
+        return stack(self, layer, config.depth, x, Mask(segments), site(keys, 1), self.program)
+
+
+class Generator(nn.Module):
+    """Encoder with a masked-token head over the shared token embeddings."""
+
+    config: ElectraConfig
+    program: Program
+
+    def setup(self):
+        c, dtype = self.config, self.program.compute
+        self.encoder = Encoder(c.encoder("generator"), self.program)
+        # The head's activation is gelu whatever the encoder's, as in the original and in Hugging Face.
+        self.predictions = TokenHead(c.embedding, c.vocab_size, "gelu", c.norm_epsilon, c.init_std, dtype)
+
+
+class Discriminator(nn.Module):
+    """Encoder with one score per token: positive means replaced."""
+
+    config: ElectraConfig
+    program: Program
+
+    def setup(self):
+        c, dtype = self.config, self.program.compute
+        self.encoder = Encoder(c.encoder("discriminator"), self.program)
+        self.dense = Dense(c.discriminator.width, c.init_std, dtype)
+        self.score = Dense(1, c.init_std, jnp.float32)
+
+    def __call__(self, embedded: Array, segments: Array, keys: Keys) -> Array:
+        """-> f32[batch, length], the logit that a token was replaced."""
+        hidden = self.encoder(embedded, segments, keys)
+        return self.score(ACTIVATIONS[self.config.activation](self.dense(hidden)))[..., 0]
+
+
+class Electra(nn.Module):
+    """Generator and discriminator over one set of embeddings."""
+
+    config: ElectraConfig
+    program: Program
+
+    def setup(self):
+        c = self.config
+        self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.embedding, c.norm_epsilon, c.init_std)
+        self.generator = Generator(c, self.program)
+        self.discriminator = Discriminator(c, self.program)
+
+    def generate(self, tokens: Array, types: Array, segments: Array, positions: Array, keys: Keys = None) -> Array:
+        """i32[batch, length] each, positions i32[batch, n] -> logits f32[batch * n, padded vocab]."""
+        hidden = self.generator.encoder(self.embeddings(tokens, types), segments, keys)
+        return self.generator.predictions(gather_rows(hidden, positions), self.embeddings.tokens)
+
+    def discriminate(self, tokens: Array, types: Array, segments: Array, keys: Keys = None) -> Array:
+        """i32[batch, length] each -> f32[batch, length], the logit that a token was replaced."""
+        return self.discriminator(self.embeddings(tokens, types), segments, keys)
+
+    def __call__(self, tokens: Array, types: Array, segments: Array, positions: Array):
+        """Both parts once, for initialisation."""
+        logits = self.generate(tokens, types, segments, positions)
+        return logits, self.discriminate(tokens, types, segments)
+
+
+def parameters(config: ElectraConfig) -> list[Parameter]:
+    """ELECTRA's parameter table: the shared embeddings are written to both checkpoints."""
+    both = {"discriminator": "electra.embeddings.", "generator": "electra.embeddings."}
+    table = embedding_parameters("embeddings", both)
+    for part in ("generator", "discriminator"):
+        model = lambda name, part=part: {part: name}
+        if getattr(config, part).width != config.embedding:
+            axes = ("embedding", "width")
+            table += dense_parameters(f"{part}/encoder/project", axes, model("electra.embeddings_project"))
+        table += layer_parameters(f"{part}/encoder/layers", part, "electra")
+    generator = lambda name: {"generator": name}
+    head = "generator/predictions"
+    table += dense_parameters(f"{head}/dense", ("width", "embedding"), generator("generator_predictions.dense"))
+    table += norm_parameters(f"{head}/norm", ("embedding",), generator("generator_predictions.LayerNorm"))
+    table.append(Parameter(f"{head}/bias", ("vocab",), generator("generator_lm_head.bias")))
+    score = lambda name: {"discriminator": f"discriminator_predictions.{name}"}
+    table += dense_parameters("discriminator/dense", ("width", None), score("dense"))
+    table += dense_parameters("discriminator/score", ("width", None), score("dense_prediction"))
+    return table
+
+
+def hf_fields(config: ElectraConfig, tower: str) -> dict:
+    """config.json of one of the two Hugging Face ELECTRA models."""
+    return {
+        **bert_fields(config.encoder(tower)),
+        "model_type": "electra",
+        "embedding_size": config.embedding,
+    }
+
+
+def flops(config: ElectraConfig, batch: int, length: int, predictions: int) -> float:
+    """Forward FLOPs: the generator with logits at `predictions` positions per row, the discriminator everywhere."""
+    total = 0.0
+    for tower in (config.generator, config.discriminator):
+        total += encoder_flops(tower.width, tower.depth, tower.feed_forward, batch, length)
+        if tower.width != config.embedding:
+            total += 2 * batch * length * config.embedding * tower.width
+    width, embedding = config.generator.width, config.embedding
+    total += 2 * batch * predictions * (width * embedding + embedding * config.vocab_size)
+    return total + 2 * batch * length * (config.discriminator.width**2 + config.discriminator.width)
+
+
+FAMILY = Family(
+    config=ElectraConfig,
+    sizes={
+        # Trained within minutes on a CPU: the demo's and the tests' sizes, not published ones.
+        "tiny": ElectraConfig(embedding=128, discriminator=Tower(128, 2, 2, 512), generator=Tower(64, 2, 1, 256)),
+        "mini": ElectraConfig(embedding=128, discriminator=Tower(256, 4, 4, 1024), generator=Tower(64, 4, 1, 256)),
+        # Clark et al. 2020, table 6; generator widths: small 1/4, base 1/3, large 1/4 of the discriminator's.
+        "small": ElectraConfig(embedding=128, discriminator=Tower(256, 12, 4, 1024), generator=Tower(64, 12, 1, 256)),
+        "base": ElectraConfig(),
+        "large": ElectraConfig(
+            embedding=1024, discriminator=Tower(1024, 24, 16, 4096), generator=Tower(256, 24, 4, 1024)
+        ),
+    },
+    module=Electra,
+    parameters=parameters,
+    hf={
+        "discriminator": HuggingFace("", lambda _: "ElectraForPreTraining", lambda c: hf_fields(c, "discriminator")),
+        "generator": HuggingFace("generator", lambda _: "ElectraForMaskedLM", lambda c: hf_fields(c, "generator")),
+    },
+    flops=flops,
+)
