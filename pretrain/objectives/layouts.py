@@ -1,0 +1,41 @@
+"""The host half that objectives with masked tokens share: which rows, masked how."""
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.examples import packed_sentences, segment_pairs
+from data_pipelines.examples.masking import Masking
+from pretrain.objectives.objective import Examples, Spec
+
+PAIRS, PACKED, PACKED_ACROSS = "segment-pairs", "packed-sentences", "packed-across-documents"
+LAYOUTS = (PAIRS, PACKED, PACKED_ACROSS)  # the last lets attention cross from document to document
+
+
+def check_layout(layout: str, next_sentence: bool) -> None:
+    """ValueError for an unknown layout or one without the pairs that next-sentence prediction needs."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"objective.layout={layout!r}: use one of {', '.join(LAYOUTS)}")
+    if next_sentence and layout != PAIRS:
+        raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.next_sentence=False")
+
+
+def spec(layout: str, length: int, masking: Masking, next_sentence: bool) -> Spec:
+    """The arrays of a batch of this layout."""
+    if layout == PAIRS:
+        return segment_pairs.spec(length, masking, next_sentence)
+    return packed_sentences.spec(length, masking)
+
+
+def examples(
+    layout: str,
+    corpus: Corpus,
+    split: str,
+    length: int,
+    batch_size: int,
+    seed: int,
+    masking: Masking,
+    next_sentence: bool,
+) -> Examples:
+    """Rows of this layout on a split of a corpus."""
+    shape = (corpus, split, length, batch_size, seed, masking)
+    if layout == PAIRS:
+        return segment_pairs.SegmentPairs(*shape, next_sentence)
+    return packed_sentences.PackedSentences(*shape, cross_document_attention=layout == PACKED_ACROSS)

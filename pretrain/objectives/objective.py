@@ -1,0 +1,68 @@
+"""What an objective is: the device half of what is learned. The host half are its examples."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import flax.linen as nn
+from jax import Array
+
+from data_pipelines.corpus import Corpus
+from models.parameters import Params
+
+Batch = Mapping[str, Array]  # name -> [batch, ...]
+Spec = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape without the batch, dtype)
+
+
+class Examples(Protocol):
+    """Batches of NumPy arrays; a batch depends on (corpus, recipe, seed, step) alone."""
+
+    spec: Spec
+    number: int
+
+    def batch(self, step: int, rows) -> dict:
+        """Rows i64[n] of the global batch of a step: name -> [n, ...]."""
+
+    def build(self, epoch, example) -> dict:
+        """Examples i64[n] as they look in an epoch: name -> [n, ...]."""
+
+
+class Objective(Protocol):
+    """A frozen dataclass; its fields are the objective's hyper-parameters.
+
+    The loss is sum_k c_k * S_k / W_k over named terms k: `loss` gives the sums S_k over the rows that it is handed,
+    `weights` the denominators W_k from the batch alone, `coefficients` the c_k. So microbatches, padding and devices
+    change nothing but rounding.
+    """
+
+    def check(self, model_config, corpus: Corpus) -> None:
+        """UserError when this objective cannot train this model on this corpus."""
+
+    def spec(self, length: int) -> Spec:
+        """The arrays of a batch, known without data."""
+
+    def examples(self, corpus: Corpus, split: str, length: int, batch_size: int, seed: int) -> Examples:
+        """The host half on a split of a corpus."""
+
+    def init(self, key: Array, model: nn.Module, spec: Spec) -> Params:
+        """Random parameters, a nested dict."""
+
+    def carry(self, model: nn.Module, batch_size: int, train: bool) -> tuple[Any, Any]:
+        """State that passes between batches, and the axes of each leaf ('batch' where rows are); mostly ({}, {})."""
+
+    def weights(self, batch: Batch) -> dict[str, Array]:
+        """Term -> its denominator f32[], from the batch alone."""
+
+    def coefficients(self, step: Array | int) -> dict[str, Any]:
+        """Term -> its factor."""
+
+    def loss(
+        self, model: nn.Module, params: Params, batch: Batch, carry, keys: Array, train: bool
+    ) -> tuple[dict[str, Array], Any, dict[str, Array]]:
+        """(term -> sum f32[], the new carry, counts for `report`, sums over rows of any shape).
+
+        params: the trained and the frozen ones.   keys: u32[batch, 2] noise keys, one per row.
+        train: whether dropout is on; evaluation may count more.
+        """
+
+    def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
+        """Readable figures from counts summed over batches, like accuracy or ROC-AUC."""

@@ -1,0 +1,103 @@
+"""Replaced-token detection: ELECTRA's joint loss (Clark et al. 2020, section 3)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from data_pipelines.examples.masking import Masking
+from models.noise import fold, gumbel
+from pretrain.objectives import layouts
+from pretrain.objectives.cross_entropy import binary_cross_entropy, cross_entropy
+from pretrain.objectives.initialise import initialise
+from pretrain.objectives.ranking import LABELS, detection_report, score_histograms
+
+GENERATOR_NOISE, DISCRIMINATOR_NOISE, SAMPLING_NOISE = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedTokenDetection:
+    """discriminator_weight: lambda, the weight of its loss beside the generator's.
+
+    The model offers generate and discriminate, as `models.electra.Electra` does.
+    """
+
+    layout: str = layouts.PAIRS
+    masking: Masking = Masking(mask=0.85, random=0.0)
+    discriminator_weight: float = 50.0
+
+    def __post_init__(self):
+        layouts.check_layout(self.layout, next_sentence=False)
+
+    def check(self, model_config, corpus):
+        pass
+
+    def spec(self, length):
+        return layouts.spec(self.layout, length, self.masking, next_sentence=False)
+
+    def examples(self, corpus, split, length, batch_size, seed):
+        return layouts.examples(self.layout, corpus, split, length, batch_size, seed, self.masking, next_sentence=False)
+
+    def init(self, key, model, spec):
+        return initialise(key, model, spec, ("tokens", "types", "segments", "prediction_positions"))
+
+    def carry(self, model, batch_size, train):
+        return {}, {}
+
+    def weights(self, batch):
+        real = (batch["segments"] > 0).sum().astype(jnp.float32)
+        return {"generator": batch["prediction_weights"].sum(), "discriminator": real}
+
+    def coefficients(self, step):
+        return {"generator": 1.0, "discriminator": self.discriminator_weight}
+
+    def loss(self, model, params, batch, carry, keys, train):
+        variables, noise = {"params": params}, lambda tag: fold(keys, tag) if train else None
+        types, segments, positions = batch["types"], batch["segments"], batch["prediction_positions"]
+        inputs = (batch["tokens"], types, segments, positions, noise(GENERATOR_NOISE))
+        logits = model.apply(variables, *inputs, method="generate")
+        losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
+        weights = batch["prediction_weights"].reshape(-1)
+
+        sampled = sample(logits, fold(keys, SAMPLING_NOISE), positions.shape)
+        original = write_predictions(batch["tokens"], batch, batch["prediction_targets"])
+        corrupted = write_predictions(original, batch, sampled)
+        replaced = (corrupted != original).astype(jnp.float32)  # a sample that hits the original is no replacement
+        inputs = (corrupted, types, segments, noise(DISCRIMINATOR_NOISE))
+        scores = model.apply(variables, *inputs, method="discriminate")
+        real = (segments > 0).astype(jnp.float32)
+        sums = {
+            "generator": jnp.sum(losses * weights),
+            "discriminator": jnp.sum(binary_cross_entropy(scores, replaced) * real),
+        }
+        counts = {"generator_hits": jnp.sum(hits * weights), "generator_total": weights.sum()}
+        if not train:
+            counts |= score_histograms(scores, replaced, real)
+        return sums, carry, counts
+
+    def report(self, counts):
+        report = {"generator_accuracy": float(counts["generator_hits"] / max(counts["generator_total"], 1))}
+        return report | (detection_report(counts) if LABELS[0] in counts else {})
+
+
+def sample(logits: Array, keys: Array, shape: tuple[int, int]) -> Array:
+    """One token per prediction from softmax(logits), by the Gumbel maximum; no gradient passes.
+
+    logits: f32[batch * n, vocab]; keys: u32[batch, 2]; shape: (batch, n) -> i32[batch, n].
+    """
+    batch, n = shape
+    logits = jax.lax.stop_gradient(logits).reshape(batch, n, -1)
+    noisy = logits + gumbel(keys, (n, logits.shape[-1]))
+    # The first index that attains the maximum; XLA:CPU runs argmax's paired reduction without vector instructions.
+    best = noisy == noisy.max(axis=-1, keepdims=True)
+    vocab = logits.shape[-1]
+    return jnp.min(jnp.where(best, jnp.arange(vocab, dtype=jnp.int32), vocab - 1), axis=-1)
+
+
+def write_predictions(tokens: Array, batch, values: Array) -> Array:
+    """tokens i32[batch, length] with values i32[batch, n] at the batch's prediction positions; unused slots drop."""
+    beyond = tokens.shape[1]
+    positions = jnp.where(batch["prediction_weights"] > 0, batch["prediction_positions"], beyond)
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return tokens.at[rows, positions].set(values, mode="drop")

@@ -1,0 +1,75 @@
+"""Optimisers whose per-tensor rules come from the parameter table: they act on each layer's slice of a stack."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from models.parameters import LAYERS, Parameter, Params, decays, nest
+
+NAMES = ("adamw", "lamb")
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """adamw: Adam with decoupled decay (Loshchilov & Hutter 2019).   lamb: You et al. 2020, algorithm 2.
+
+    decay: of matrices and embeddings, never of biases and norms.   clip: global gradient norm, 0 for none.
+    """
+
+    name: str = "adamw"
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-6
+    decay: float = 0.01
+    clip: float = 1.0
+
+    def __post_init__(self):
+        if self.name not in NAMES:
+            raise ValueError(f"optimizer.name={self.name!r}: use one of {', '.join(NAMES)}")
+        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1 and self.epsilon > 0 and self.decay >= 0 and self.clip >= 0):
+            raise ValueError(f"optimizer: a field is out of range in {self}")
+
+
+def transformation(optimizer: Optimizer, table: list[Parameter]) -> optax.GradientTransformation:
+    """Gradients -> the update direction, before the learning rate; `table` lists exactly the trained parameters."""
+    decayed = nest({parameter.path: decays(parameter) for parameter in table})
+    steps = [
+        optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon),
+        optax.add_decayed_weights(optimizer.decay, decayed),
+    ]
+    if optimizer.name == "lamb":
+        steps.append(_scale_by_trust_ratio(table))
+    return optax.chain(*steps)
+
+
+def clip(gradients: Params, norm: Array, limit: float) -> Params:
+    """Gradients scaled down so that their global norm, now `norm`, is at most `limit`; unchanged for limit 0."""
+    if limit == 0:
+        return gradients
+    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-12))
+    return jax.tree.map(lambda g: g * scale, gradients)
+
+
+def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformation:
+    """LAMB's ||w|| / ||update||, for each matrix of each layer; biases and norms are left alone, as in its code.
+
+    `optax.lamb` would take one norm over a stack of layers.
+    """
+    parameters = nest({parameter.path: parameter for parameter in table})
+
+    def update(updates: Params, state, params: Params):
+        def rescale(parameter: Parameter, u: Array, w: Array) -> Array:
+            if not decays(parameter):
+                return u
+            axes = tuple(range(1 if parameter.axes[0] == LAYERS else 0, u.ndim))
+            norm = lambda x: jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True))
+            ratio = norm(w) / norm(u)
+            return u * jnp.where((norm(w) > 0) & (norm(u) > 0), ratio, 1.0)
+
+        is_parameter = lambda node: isinstance(node, Parameter)
+        return jax.tree.map(rescale, parameters, updates, params, is_leaf=is_parameter), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -1,0 +1,92 @@
+"""What is trained: one frozen value, its checks, and its JSON form."""
+
+import dataclasses
+import json
+from typing import Any
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from models.families import FAMILIES, family_of
+from pretrain.objectives.objective import Objective
+from pretrain.optimizers import Optimizer
+from pretrain.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of training at one shape: BERT's is 90% of the steps at length 128, then 10% at 512.
+
+    share: of the run's steps.   length: tokens per row.   batch_size: rows per step, over all devices.
+    """
+
+    share: float
+    length: int
+    batch_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """source: paper.   steps: of all phases together.   frozen: parameter path prefixes that are not trained."""
+
+    name: str
+    source: str
+    model: Any
+    objective: Objective
+    optimizer: Optimizer
+    schedule: Schedule
+    phases: tuple[Phase, ...]
+    steps: int
+    seed: int = 0
+    frozen: tuple[str, ...] = ()
+
+
+def boundaries(recipe: Recipe) -> list[int]:
+    """The step at which each phase ends; the last is recipe.steps."""
+    ends, share = [], 0.0
+    for phase in recipe.phases:
+        share += phase.share
+        ends.append(round(share * recipe.steps))
+    return [*ends[:-1], recipe.steps]
+
+
+def phase_at(recipe: Recipe, step: int) -> int:
+    """Index of the phase that step (0-based) belongs to; the last phase from its start on."""
+    return next((i for i, end in enumerate(boundaries(recipe)) if step < end), len(recipe.phases) - 1)
+
+
+def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
+    """The recipe with the corpus's vocabulary size, checked: UserError on the first thing that cannot train."""
+    resolved = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=corpus.vocab_size))
+    check(resolved)
+    resolved.objective.check(resolved.model, corpus)
+    return resolved
+
+
+def check(recipe: Recipe) -> None:
+    """UserError on a setting out of range."""
+    if recipe.steps < 1:
+        raise UserError(f"steps={recipe.steps}: must be at least 1")
+    if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
+        raise UserError(f"phases: the shares are {[p.share for p in recipe.phases]}, they must add up to 1")
+    for index, phase in enumerate(recipe.phases):
+        if phase.length > recipe.model.positions:
+            raise UserError(
+                f"phases.{index}.length={phase.length} is longer than model.positions={recipe.model.positions}: "
+                "lower the one or raise the other"
+            )
+        if phase.length < 8 or phase.batch_size < 1:
+            raise UserError(
+                f"phases.{index}: length={phase.length} must be at least 8, batch_size={phase.batch_size} at least 1"
+            )
+
+
+def to_json(recipe: Recipe) -> str:
+    """Readable JSON; `from_json` gives the equal recipe back."""
+    fields = dataclasses.asdict(recipe)
+    fields["model"] = {"family": _family_name(recipe.model), **fields["model"]}
+    fields["objective"] = {"kind": type(recipe.objective).__name__, **fields["objective"]}
+    return json.dumps(fields, indent=2) + "\n"
+
+
+def _family_name(config) -> str:
+    return next(name for name, family in FAMILIES.items() if family is family_of(config))

@@ -1,0 +1,17 @@
+"""All recipes by name."""
+
+import difflib
+
+from data_pipelines.errors import UserError
+from pretrain.recipe import Recipe
+from pretrain.recipes import bert, electra
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in (bert, electra) for recipe in paper.RECIPES}
+
+
+def find(name: str) -> Recipe:
+    """The recipe of this name; UserError with the nearest names."""
+    if name in RECIPES:
+        return RECIPES[name]
+    near = difflib.get_close_matches(name, RECIPES, n=3) or sorted(RECIPES)
+    raise UserError(f"no recipe {name!r}: did you mean {', '.join(near)}? `python -m pretrain recipes` lists all")

@@ -1,0 +1,200 @@
+"""The train step and the evaluation step: the only two jitted programs of a run."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from models.noise import row_keys
+from models.parameters import Params
+from pretrain.objectives.objective import Batch
+from pretrain.optimizers import clip
+from pretrain.recipe import Recipe
+from pretrain.schedules import learning_rate
+
+
+class TrainState(NamedTuple):
+    """Everything that a step changes; checkpoints hold exactly this.
+
+    step: i32[] batches seen.   carry: the objective's state between batches.
+    skipped: i32[2], updates skipped for a non-finite loss or gradient: in all, and in a row up to now.
+    """
+
+    step: Array
+    params: Params
+    opt_state: optax.OptState
+    carry: Any
+    skipped: Array
+
+
+class Metrics(NamedTuple):
+    """One step's figures: loss and its terms (nats per prediction), the objective's counts, norms, the rate."""
+
+    loss: Array
+    terms: dict[str, Array]
+    counts: dict[str, Array]
+    gradient_norm: Array
+    learning_rate: Array
+    skipped: Array
+
+
+def new_state(params: Params, optimizer: optax.GradientTransformation, carry) -> TrainState:
+    """The state before the first step."""
+    return TrainState(jnp.int32(0), params, optimizer.init(params), carry, jnp.zeros(2, jnp.int32))
+
+
+def train_step(
+    recipe: Recipe, model: nn.Module, optimizer: optax.GradientTransformation, carry_axes, microbatches: int = 1
+) -> Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]:
+    """The step of a recipe: (state, frozen parameters, global batch) -> (state, metrics), to be jitted.
+
+    microbatches: the batch is cut into so many equal parts, whose gradients add up; saves memory, changes rounding.
+    """
+    objective = recipe.objective
+
+    def step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        weights = objective.weights(batch)
+        factors = {
+            term: jnp.where(weights[term] > 0, factor / jnp.maximum(weights[term], 1e-30), 0.0)
+            for term, factor in objective.coefficients(state.step).items()
+        }
+        rows = jnp.arange(batch_rows(batch))
+        keys = row_keys(recipe.seed, state.step, rows)
+
+        def loss(params, part, keys, carry):
+            merged = merge(params, frozen)
+            sums, carry, counts = objective.loss(model, merged, part, carry, keys, True)
+            return sum(factors[term] * sums[term] for term in factors), (sums, carry, counts)
+
+        gradient = jax.value_and_grad(loss, has_aux=True)
+        (total, (sums, carry, counts)), gradients = accumulate(
+            gradient, state.params, (batch, keys), state.carry, carry_axes, microbatches
+        )
+        norm = optax.global_norm(gradients)
+        rate = learning_rate(recipe.schedule, state.step, recipe.steps)
+        finite = jnp.isfinite(total) & jnp.isfinite(norm)
+        updates, opt_state = optimizer.update(
+            clip(gradients, norm, recipe.optimizer.clip), state.opt_state, state.params
+        )
+        params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
+        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+        bad = jnp.where(finite, 0, 1)
+        skipped = jnp.stack([state.skipped[0] + bad, (state.skipped[1] + 1) * bad])
+        new = TrainState(
+            state.step + 1,
+            keep(params, state.params),
+            keep(opt_state, state.opt_state),
+            keep(carry, state.carry),
+            skipped,
+        )
+        terms = {term: sums[term] / jnp.maximum(weights[term], 1e-30) for term in factors}
+        return new, Metrics(total, terms, counts, norm, rate, skipped)
+
+    return step
+
+
+def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, microbatches: int):
+    """gradient(params, *rows, carry) summed over microbatches.
+
+    rows: arrays [batch, ...]. A carry leaf with a 'batch' axis is cut like the rows; any other passes from one
+    microbatch to the next.
+    """
+    if microbatches == 1:
+        return gradient(params, *rows, carry)
+    split, join = _by_rows(carry, carry_axes, microbatches)
+    parts = jax.tree.map(lambda x: _cut(x, 0, microbatches), rows)
+    rowwise, threaded = split(carry)
+
+    def one(threaded, part_and_rowwise):
+        part, rowwise = part_and_rowwise
+        (total, (sums, carry, counts)), gradients = gradient(params, *part, join(rowwise, threaded))
+        rowwise, threaded = split(carry, cut=False)
+        return threaded, ((total, sums, counts, gradients), rowwise)
+
+    def body(state, part_and_rowwise):
+        threaded, so_far = state
+        threaded, (new, rowwise) = one(threaded, part_and_rowwise)
+        return (threaded, jax.tree.map(jnp.add, so_far, new)), rowwise
+
+    shapes = jax.eval_shape(one, threaded, jax.tree.map(lambda x: x[0], (parts, rowwise)))[1][0]
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    (threaded, (total, sums, counts, gradients)), rowwise = jax.lax.scan(body, (threaded, zeros), (parts, rowwise))
+    return (total, (sums, join(rowwise, threaded, whole=True), counts)), gradients
+
+
+def _cut(x: Array, axis: int, parts: int) -> Array:
+    """[.., batch, ..] -> [parts, .., batch / parts, ..]; every part takes each parts-th row, so that the rows of
+    one device stay on it."""
+    shape = (*x.shape[:axis], x.shape[axis] // parts, parts, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
+
+
+def _joined(x: Array, axis: int) -> Array:
+    """The inverse of `_cut`."""
+    x = jnp.moveaxis(x, 0, axis + 1)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _by_rows(carry, carry_axes, parts: int):
+    """How a carry is split into leaves that have rows and leaves that do not, and joined again."""
+    is_axes = lambda node: isinstance(node, tuple)
+    structure = jax.tree.structure(carry)
+    axes = [a.index("batch") if "batch" in a else None for a in jax.tree.leaves(carry_axes, is_leaf=is_axes)]
+
+    def split(carry, cut=True):
+        leaves = list(zip(jax.tree.leaves(carry), axes, strict=True))
+        rowwise = [_cut(leaf, axis, parts) if cut else leaf for leaf, axis in leaves if axis is not None]
+        return rowwise, [leaf for leaf, axis in leaves if axis is None]
+
+    def join(rowwise, threaded, whole=False):
+        rowwise, threaded = iter(rowwise), iter(threaded)
+        leaves = []
+        for axis in axes:
+            leaf = next(threaded) if axis is None else next(rowwise)
+            leaves.append(_joined(leaf, axis) if whole and axis is not None else leaf)
+        return jax.tree.unflatten(structure, leaves)
+
+    return split, join
+
+
+class Evaluation(NamedTuple):
+    """Sums over batches: term -> (S_k, W_k), and the objective's counts."""
+
+    sums: dict[str, Array]
+    weights: dict[str, Array]
+    counts: dict[str, Array]
+
+
+def evaluation_step(recipe: Recipe, model: nn.Module) -> Callable:
+    """(params, frozen, batch, index, carry) -> (Evaluation of this batch, carry), to be jitted.
+
+    index: i32[] number of the batch in the fixed set, which keys its noise. No dropout.
+    """
+    objective = recipe.objective
+
+    def step(params: Params, frozen: Params, batch: Batch, index: Array, carry):
+        keys = row_keys(recipe.seed, index, jnp.arange(batch_rows(batch)))
+        merged = merge(params, frozen)
+        sums, carry, counts = objective.loss(model, merged, batch, carry, keys, False)
+        return Evaluation(sums, objective.weights(batch), counts), carry
+
+    return step
+
+
+def batch_rows(batch: Batch) -> int:
+    """Rows of a batch."""
+    return next(iter(batch.values())).shape[0]
+
+
+def merge(params: Params, frozen: Params) -> Params:
+    """One nested dict of the trained and the frozen parameters."""
+    if not frozen:
+        return params
+    merged = dict(frozen)
+    for key, value in params.items():
+        merged[key] = merge(value, frozen[key]) if isinstance(value, dict) and key in frozen else value
+    return merged
