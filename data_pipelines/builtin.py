@@ -1,0 +1,51 @@
+"""English that every CPython carries: the language reference (`pydoc_data.topics`) and the library's docstrings.
+
+Both are taken from source files with `ast`: nothing is imported or executed. The text depends on the version
+of Python.
+"""
+
+import ast
+import inspect
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_pipelines.errors import UserError
+
+TOPICS = Path("pydoc_data", "topics.py")
+# Test suites hold few sentences and many fixtures; the others are not part of the standard library.
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+def files() -> list[Path]:
+    """The topics file, then the library's modules in order of path. UserError where Python lacks the topics."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    if not (library / TOPICS).is_file():
+        raise UserError(f"--source builtin: this Python lacks {library / TOPICS}; use a complete CPython, or text:DIR")
+    modules = [path for path in library.rglob("*.py") if not LEFT_OUT & set(path.relative_to(library).parts)]
+    return [library / TOPICS, *sorted(path for path in modules if path != library / TOPICS)]
+
+
+def documents(path: str | Path) -> Iterator[str]:
+    """Each topic of the topics file, or the docstrings of a module as one document ('' where it has none)."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (SyntaxError, ValueError):  # lib2to3 and others keep files that are Python 2 or broken on purpose
+        yield ""
+        return
+    if Path(path).parts[-2:] == TOPICS.parts:
+        (topics,) = (node.value for node in tree.body if isinstance(node, ast.Assign))
+        yield from (text.strip() for _, text in sorted(ast.literal_eval(topics).items()))
+    else:
+        yield "\n\n".join(docstrings(tree))
+
+
+def docstrings(node: ast.AST) -> Iterator[str]:
+    """The docstrings of a module, its classes and functions, in order of appearance, indentation removed."""
+    for child in ([node] if isinstance(node, ast.Module) else []) + list(ast.iter_child_nodes(node)):
+        if isinstance(child, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(child, clean=False)
+            if text and text.strip():
+                yield inspect.cleandoc(text)
+        if child is not node:
+            yield from docstrings(child)
