@@ -1,43 +1,79 @@
-"""python -m data_pipelines prepare | show"""
+"""python -m data_pipelines prepare --source KIND:LOCATION --out CORPUS [...]    text to a stored corpus
+python -m data_pipelines show CORPUS [--recipe NAME]                          its statistics, and examples
+
+--help after a command lists its options.
+"""
 
 import sys
 
+# Worker processes import this file: what is heavy is imported by the command that needs it.
+
 
 def main(arguments: list[str]) -> int:
-    """Run a command; 0, or 2 after one line about what to put right."""
+    """Run a command. Returns 0, 2 after one line about what to put right, or 130 when interrupted."""
     from rich.console import Console
 
+    from data_pipelines.command_line import unknown
     from data_pipelines.errors import UserError
 
     try:
-        return run(arguments, Console())
+        command, *rest = arguments or ["--help"]
+        if command in ("-h", "--help"):
+            print(__doc__.strip())
+            return 0
+        if command not in COMMANDS:
+            raise UserError(unknown("unknown command", command, COMMANDS))
+        COMMANDS[command](rest, Console(highlight=False))
+        return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
+        print("interrupted; the same command continues where this one ended", file=sys.stderr)
         return 130
 
 
-def run(arguments: list[str], console) -> int:
-    from data_pipelines.errors import UserError
+def prepare(arguments: list[str], console) -> None:
+    from data_pipelines.command_line import parse
+    from data_pipelines.prepare import Prepare, prepare
 
-    command, *rest = arguments or ["--help"]
-    if command in ("-h", "--help"):
-        console.print(__doc__, "Add --help after a command for its options.", markup=False)
-        return 0
-    if command == "prepare":
-        from data_pipelines.prepare import Prepare, prepare
-
-        prepare(parse(Prepare, rest, "prepare"), console)
-        return 0
-    raise UserError(f"unknown command {command!r}; use prepare or show")
+    prepare(parse(Prepare, arguments, "python -m data_pipelines prepare"), console)
 
 
-def parse(options: type, arguments: list[str], command: str):
-    import tyro
-    return tyro.cli(options, args=arguments, prog=f"python -m data_pipelines {command}")
+def show(arguments: list[str], console) -> None:
+    from tokenizers import Tokenizer
 
+    from data_pipelines.command_line import parse
+    from data_pipelines.corpus import Corpus
+    from data_pipelines.show import Show, show_examples, show_statistics
+
+    options = parse(Show, arguments, "python -m data_pipelines show")
+    corpus = Corpus(options.corpus)
+    batch = None if options.recipe is None else _examples(corpus, options)  # an unknown recipe is said first
+    tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
+    show_statistics(corpus, tokenizer, console)
+    if batch is not None:
+        show_examples(tokenizer, corpus.special["mask"], batch, console)
+
+
+def _examples(corpus, options) -> dict:
+    """The first examples of the recipe's first epoch, in corpus order: name -> array [examples, ...]."""
+    import os
+
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # recipes import JAX; nothing runs on a device
+
+    import numpy as np
+
+    from pretrain.recipe import resolve
+    from pretrain.recipes.registry import find
+
+    recipe = resolve(find(options.recipe), corpus)
+    phase = recipe.phases[0]
+    examples = recipe.objective.examples(corpus, "train", phase.length, phase.batch_size, recipe.seed)
+    return examples.build(0, np.arange(min(options.examples, examples.number)))
+
+
+COMMANDS = {"prepare": prepare, "show": show}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

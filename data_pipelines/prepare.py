@@ -30,6 +30,7 @@ from data_pipelines import records, shards, sources, store
 from data_pipelines import tokenizers as ours
 from data_pipelines.encoding import Encoder
 from data_pipelines.errors import UserError
+from data_pipelines.show import show_problems
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
 SAMPLE_PLACES = 64
@@ -59,7 +60,7 @@ class Prepare:
     undecodable: Literal["replace", "skip"] = "replace"
     """What to do with a document that is not UTF-8: replace the bad bytes by U+FFFD, or skip the document."""
     heldout: float = 0.01
-    """Share of documents, chosen by hash, to keep for evaluation; raised up to 0.05 until that is 50,000 tokens. 0: none."""
+    """Share of documents, chosen by hash, to keep for evaluation; raised up to 0.05 to reach 50,000 tokens. 0: none."""
     processes: int | None = None
     """How many to use; all cores by default. The result does not depend on it."""
     tfds_dir: str | None = None
@@ -71,6 +72,7 @@ def prepare(options: Prepare, console: Console) -> dict:
     settings = _settings(options)
     manifest = _finished(options.out, settings)
     if manifest is not None:
+        shutil.rmtree(options.out / ".partial", ignore_errors=True)  # left by a kill after the manifest was written
         console.print(f"{options.out} is already finished; nothing to do")
         return manifest
     try:
@@ -131,9 +133,11 @@ def _make(options: Prepare, settings: dict, partial: Path, console: Console) -> 
     dtype = shards.token_dtype(len(tokens))
     folders = [partial / f"shard-{number:06}" for number in range(len(units))]
     _make_shards(options, units, folders, (parsed, partial, options.language, dtype), console)
-    problems = records.Problems()
+    problems, characters = records.Problems(), 0
     for folder in folders:
-        problems.merge(json.loads((folder / "problems.json").read_text()))
+        summary = json.loads((folder / "summary.json").read_text())
+        problems.merge(summary["problems"])
+        characters += summary["characters"]
     console.print("joining the shards")
     joined = partial / "joined"
     shutil.rmtree(joined, ignore_errors=True)
@@ -150,13 +154,24 @@ def _make(options: Prepare, settings: dict, partial: Path, console: Console) -> 
         "special": special,
         "fields": {"tokens": [dtype.name, "token"], "word_starts": ["bool", "token"]},
         "splits": splits,
+        "characters": characters,
         "files": files,
         "sources": [_describe(spec, index, units) for index, spec in enumerate(options.source)],
         "settings": settings,
         "counts": problems,
     }
     _publish(options.out, partial, manifest)
+    _report(options.out, manifest, console)
     return manifest
+
+
+def _report(out: Path, manifest: dict, console: Console) -> None:
+    for split, sizes in manifest["splits"].items():
+        listed = ", ".join(f"{count:,} {name}" for name, count in sizes.items())
+        console.print(f"{out}/{split}: {listed}", markup=False, soft_wrap=True)
+    show_problems(manifest["counts"], console)
+    if not manifest["splits"]["heldout"]["documents"] and manifest["settings"]["heldout"]:
+        console.print("nothing could be held out for evaluation: one document; see --documents", style="yellow")
 
 
 def _describe(spec: str, index: int, units) -> dict:

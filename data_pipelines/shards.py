@@ -4,7 +4,7 @@
     word_starts.bin    bool [tokens]
     sentences.bin      uint32 [sentences]       tokens of each
     documents.bin      DOCUMENT [documents]     where each begins, and its hash
-    problems.json      what could not be read
+    summary.json       characters in the sentences; problems: what could not be read
 
 Sentences before the first document continue the last document of the shard before. Which split a document goes to is
 decided when shards are joined.
@@ -43,10 +43,10 @@ def write(folder: Path, unit: tuple[Range, ...], sources: list[Source], encoder:
             for piece in records.read(sources[part.source], part, problems):
                 if piece.first:
                     arrays.begin(piece.text, index)
-                arrays.add(sentences.split(piece.text, language), len(piece.text))
+                arrays.add(sentences.split(piece.text, language))
         for index in arrays.finish():
             problems.note(records.EMPTY, unit[index].path)
-    (temporary / "problems.json").write_text(json.dumps(problems))
+    (temporary / "summary.json").write_text(json.dumps({"characters": arrays.characters, "problems": problems}))
     try:
         temporary.rename(folder)
     except OSError:  # another worker, left over from a run that was killed, was faster
@@ -62,10 +62,10 @@ class _Arrays:
         self.encoder, self.dtype = encoder, dtype
         names = ("tokens", "word_starts", "sentences", "documents")
         self.files = {name: open(folder / f"{name}.bin", "wb") for name in names}  # noqa: SIM115
-        self.waiting, self.characters = [], 0
+        self.waiting, self.waiting_characters = [], 0
         self.begun = []  # (index in waiting, hash, part)
         self.documents = []  # arrays of DOCUMENT
-        self.sentences = 0  # written
+        self.sentences = self.characters = 0  # written
 
     def __enter__(self):
         return self
@@ -79,10 +79,10 @@ class _Arrays:
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         self.begun.append((len(self.waiting), int.from_bytes(digest, "little"), part))
 
-    def add(self, found: list[str], characters: int) -> None:
+    def add(self, found: list[str]) -> None:
         self.waiting += found
-        self.characters += characters
-        if self.characters >= BATCH:
+        self.waiting_characters += sum(map(len, found))
+        if self.waiting_characters >= BATCH:
             self._flush()
 
     def finish(self) -> np.ndarray:
@@ -103,4 +103,5 @@ class _Arrays:
         self.files["word_starts"].write(word_starts.tobytes())
         self.files["sentences"].write(lengths[lengths > 0].astype(np.uint32).tobytes())
         self.sentences += int(kept[-1])
-        self.waiting, self.characters, self.begun = [], 0, []
+        self.characters += self.waiting_characters
+        self.waiting, self.waiting_characters, self.begun = [], 0, []

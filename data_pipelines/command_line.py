@@ -1,0 +1,56 @@
+"""Options of a command from the command line: a frozen dataclass, parsed by `tyro`; errors are one line."""
+
+import contextlib
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+import tyro
+
+from data_pipelines.errors import UserError
+
+Options = TypeVar("Options")
+BOX = re.compile(r"[╭╮╰╯│─]+")
+
+
+def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:
+    """The options that the arguments give. Raises UserError; --help prints the help and exits with 0."""
+    known = _names(options, prog, default)
+    for argument in arguments:
+        name = argument.split("=")[0].replace("_", "-")
+        if argument.startswith("--") and name not in known:
+            raise UserError(unknown(f"{prog}: unknown option", name, known))
+    printed = io.StringIO()
+    keywords = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(printed):
+            return tyro.cli(options, prog=prog, args=arguments, config=(tyro.conf.AvoidSubcommands,), **keywords)
+    except SystemExit as exit:
+        if not exit.code:
+            raise
+        raise UserError(f"{prog}: {_one_line(printed.getvalue())}; see --help") from None
+
+
+def unknown(what: str, name: str, known) -> str:
+    """'what name; did you mean ...?'"""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"{what} {name}; " + (f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(known))}")
+
+
+def _names(options, prog, default) -> list[str]:
+    keywords = {} if default is None else {"default": default}
+    parser = tyro.extras.get_parser(options, prog=prog, config=(tyro.conf.AvoidSubcommands,), **keywords)
+    return [name for name in parser._option_string_actions if name.startswith("--")]
+
+
+def _one_line(report: str) -> str:
+    """tyro's boxed report up to its first rule, without the box: 'Missing from ...: --out PATH ...'."""
+    rows = [row for row in report.splitlines() if not row.startswith(("╭", "╰"))]
+    said = []
+    for row in rows:
+        if "───" in row:
+            break
+        said.append(BOX.sub("", row).strip())
+    return " ".join(filter(None, said)).removesuffix(".")

@@ -1,0 +1,122 @@
+"""Print what a corpus holds, and examples as a model sees them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from data_pipelines.corpus import Corpus
+
+FREQUENT = 40  # tokens listed
+BAR = 40  # characters of the longest bar of a histogram
+MASKED, RANDOM, KEPT = "bold white on red", "bold black on yellow", "bold black on green"
+
+
+@dataclass(frozen=True)
+class Show:
+    """Print a corpus's statistics, and with --recipe a few examples as its model sees them, corruptions in colour."""
+
+    corpus: Annotated[Path, tyro.conf.Positional]
+    """The corpus: a directory that prepare made."""
+    recipe: str | None = None
+    """The recipe whose examples to show; `python -m pretrain recipes` lists them."""
+    examples: int = 3
+    """How many."""
+
+
+def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> None:
+    """Sizes per split, histograms of lengths, compression, frequent tokens, and what prepare could not read."""
+    manifest = corpus.manifest
+    sizes = Table("split", "documents", "sentences", "tokens", title=f"{corpus.path} ({corpus.fingerprint[:12]})")
+    for split, counts in manifest["splits"].items():
+        sizes.add_row(split, *(f"{counts[name]:,}" for name in ("documents", "sentences", "tokens")))
+    console.print(sizes)
+    tokens = sum(counts["tokens"] for counts in manifest["splits"].values())
+    frequency = corpus.token_counts()
+    used = np.count_nonzero(frequency)
+    unknown = frequency[corpus.special["unk"]] / max(frequency.sum(), 1)
+    console.print(f"vocabulary {corpus.vocab_size:,}, of which {used:,} occur; {unknown:.3%} of the tokens are unknown")
+    if "characters" in manifest:
+        console.print(f"{manifest['characters'] / max(tokens, 1):.2f} characters per token")
+    console.print(_histogram("tokens per document, train", corpus.lengths("train")))
+    console.print(_histogram("tokens per sentence, train", np.diff(corpus.sentences("train"))))
+    order = np.argsort(-frequency, kind="stable")[: min(FREQUENT, used)]
+    listed = "  ".join(f"{tokenizer.id_to_token(int(index))} {frequency[index]:,}" for index in order)
+    console.print("most frequent tokens:", style="bold")
+    console.print(listed, markup=False)
+    show_problems(manifest["counts"], console)
+
+
+def show_problems(problems: dict, console: Console) -> None:
+    """One line for each kind of input that could not be read as it stands."""
+    for problem, seen in problems.items():
+        console.print(f"{seen['count']:,} {problem}; the first: {seen['first']}", style="yellow", markup=False)
+
+
+def _histogram(title: str, lengths: np.ndarray) -> Table:
+    """Counts of lengths between powers of two, with bars."""
+    table = Table("from", "to", "count", "", title=title, title_justify="left", box=None)
+    if not len(lengths):
+        return table
+    counts = np.bincount(np.frexp(lengths)[1])  # exponent e holds 2^(e-1) .. 2^e - 1
+    for exponent in range(int(np.flatnonzero(counts)[0]), len(counts)):
+        bar = "█" * round(BAR * counts[exponent] / counts.max())
+        table.add_row(f"{1 << max(exponent - 1, 0):,}", f"{(1 << exponent) - 1:,}", f"{counts[exponent]:,}", bar)
+    return table
+
+
+def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray], console: Console) -> None:
+    """Print each row of a batch: what the model reads, and at predicted positions what it should say instead.
+
+    mask: id of [MASK].   batch: tokens i32[n, length], segments i32[n, length] (0 = padding), prediction_positions and
+    prediction_targets i32[n, predictions], prediction_weights f32[n, predictions] (0 = unused), and perhaps
+    next_sentence i32[n].
+    """
+    legend = [
+        (" masked ", MASKED),
+        " ",
+        (" replaced by a random token ", RANDOM),
+        " ",
+        (" kept, to be predicted ", KEPT),
+    ]
+    console.print(Text.assemble("\n", *legend, "   with the original after the arrow"))
+    for row in range(len(batch["tokens"])):
+        targets = {
+            int(position): int(target)
+            for position, target, weight in zip(
+                batch["prediction_positions"][row],
+                batch["prediction_targets"][row],
+                batch["prediction_weights"][row],
+                strict=True,
+            )
+            if weight
+        }
+        real = batch["segments"][row] > 0
+        heading = f"\nexample {row}: {real.sum()} tokens of {len(real)}, {len(targets)} to predict"
+        if "next_sentence" in batch:
+            heading += {0: ", B follows A", 1: ", B is random"}.get(int(batch["next_sentence"][row]), ", one segment")
+        console.print(heading, style="bold")
+        console.print(_coloured(tokenizer, batch["tokens"][row][real], targets, mask))
+
+
+def _coloured(tokenizer: Tokenizer, tokens: np.ndarray, targets: dict[int, int], mask: int) -> Text:
+    """The tokens as text; at each position in `targets` an arrow and the original, coloured by what was done."""
+    text = Text()
+    for position, token in enumerate(tokens.tolist()):
+        piece = tokenizer.id_to_token(token)
+        if position not in targets:
+            special = position == 0 or piece.startswith("[")
+            text.append("" if not position or piece.startswith("##") else " ")
+            text.append(piece.removeprefix("##"), style="dim" if special else "")
+            continue
+        target = targets[position]
+        style = MASKED if token == mask else KEPT if token == target else RANDOM
+        text.append(" ")
+        text.append(piece if token == target else f"{piece}→{tokenizer.id_to_token(target)}", style=style)
+    return text
