@@ -253,23 +253,25 @@ def parameters(config: BertConfig) -> list[Parameter]:
     return table
 
 
-def hf_fields(config: BertConfig) -> dict:
-    """config.json of the Hugging Face BERT model."""
-    return {
-        "model_type": "bert",
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.positions,
-        "type_vocab_size": config.types,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.feed_forward,
-        "hidden_act": config.activation,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "layer_norm_eps": config.norm_epsilon,
-        "initializer_range": config.init_std,
-    }
+# Names in Hugging Face's config.json -> config fields
+HF_FIELDS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "positions",
+    "type_vocab_size": "types",
+    "hidden_act": "activation",
+    "layer_norm_eps": "norm_epsilon",
+}
+HF_SIZES = {
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "intermediate_size": "feed_forward",
+}
+HF_SETTINGS = {
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "init_std",
+}
 
 
 def encoder_flops(width: int, depth: int, feed_forward: int, batch: int, length: int) -> float:
@@ -304,8 +306,14 @@ FAMILY = Family(
     hf={
         "model": HuggingFace(
             folder="",
-            architecture=lambda config: "BertForPreTraining" if config.pair_head else "BertForMaskedLM",
-            fields=hf_fields,
+            architectures={"BertForPreTraining": {"pair_head": True}, "BertForMaskedLM": {"pair_head": False}},
+            constants={"model_type": "bert"},
+            fields={**HF_FIELDS, **HF_SIZES},
+            settings=HF_SETTINGS,
+            tied={
+                "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+                "cls.predictions.decoder.bias": "cls.predictions.bias",
+            },
         )
     },
     flops=flops,

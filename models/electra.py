@@ -12,6 +12,9 @@ from jax import Array
 
 from models.attention import Mask
 from models.bert import (
+    HF_FIELDS,
+    HF_SETTINGS,
+    HF_SIZES,
     BertConfig,
     BertLayer,
     Embeddings,
@@ -24,7 +27,6 @@ from models.bert import (
     norm_parameters,
     site,
 )
-from models.bert import hf_fields as bert_fields
 from models.layers import ACTIVATIONS, Dense, gather_rows, stack
 from models.noise import dropout
 from models.parameters import Family, HuggingFace, Keys, Parameter
@@ -170,13 +172,17 @@ def parameters(config: ElectraConfig) -> list[Parameter]:
     return table
 
 
-def hf_fields(config: ElectraConfig, tower: str) -> dict:
-    """config.json of one of the two Hugging Face ELECTRA models."""
-    return {
-        **bert_fields(config.encoder(tower)),
-        "model_type": "electra",
-        "embedding_size": config.embedding,
-    }
+def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, str]) -> HuggingFace:
+    """One of the two Hugging Face models."""
+    sizes = {name: f"{tower}.{field}" for name, field in HF_SIZES.items()}
+    return HuggingFace(
+        folder=folder,
+        architectures={architecture: {}},
+        constants={"model_type": "electra"},
+        fields={**HF_FIELDS, "embedding_size": "embedding", **sizes},
+        settings=HF_SETTINGS,
+        tied=tied,
+    )
 
 
 def flops(config: ElectraConfig, batch: int, length: int, predictions: int) -> float:
@@ -207,8 +213,13 @@ FAMILY = Family(
     module=Electra,
     parameters=parameters,
     hf={
-        "discriminator": HuggingFace("", lambda _: "ElectraForPreTraining", lambda c: hf_fields(c, "discriminator")),
-        "generator": HuggingFace("generator", lambda _: "ElectraForMaskedLM", lambda c: hf_fields(c, "generator")),
+        "discriminator": _hugging_face("discriminator", "", "ElectraForPreTraining", {}),
+        "generator": _hugging_face(
+            "generator",
+            "generator",
+            "ElectraForMaskedLM",
+            {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+        ),
     },
     flops=flops,
 )

@@ -39,13 +39,19 @@ class HuggingFace(NamedTuple):
     """One Hugging Face checkpoint that a family reads and writes.
 
     folder: where it lies below the export directory ('' for the directory itself).
-    architecture: the transformers class.
-    fields: config -> the fields of config.json.
+    architectures: transformers class -> the config fields that make a model of this class, in order of preference.
+    constants: what config.json says of every such model.
+    fields: name in config.json -> config field it holds; dots lead into nested configs ('generator.width').
+    settings: the same for fields that belong to a training, not to the weights: dropout rates.
+    tied: tensor that is not stored -> the stored one that it equals.
     """
 
     folder: str
-    architecture: Callable[[Any], str]
-    fields: Callable[[Any], dict[str, Any]]
+    architectures: Mapping[str, Mapping[str, Any]]
+    constants: Mapping[str, Any]
+    fields: Mapping[str, str]
+    settings: Mapping[str, str]
+    tied: Mapping[str, str]
 
 
 class Family(NamedTuple):

@@ -1,0 +1,124 @@
+"""Read a Hugging Face model's config.json as a family's config."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data_pipelines.errors import UserError
+from models.families import FAMILIES
+from models.parameters import Family, HuggingFace, nest
+from pretrain.huggingface.tensors import field
+
+
+def config_from(source: str | Path) -> Any:
+    """The config of the model that a source describes, see `folders`.
+
+    UserError where a config.json is missing, damaged or incomplete, where no family reads it, or where the parts of
+    one model disagree.
+    """
+    first = Path(str(source).split(",")[0].split("=", 1)[-1]) if _is_listing(source) else Path(source)
+    family = _family(first)
+    values: dict[str, Any] = {}
+    for part, folder in folders(source, family).items():
+        for path, value in _values(folder, family.hf[part]).items():
+            if values.setdefault(path, value) != value:
+                raise UserError(
+                    f"--init-from {source}: model.{path} is {values[path]} in one part and {value} in {folder}; "
+                    "give the parts of one model"
+                )
+    try:
+        return _replaced(family.config(), nest({path.replace(".", "/"): value for path, value in values.items()}))
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"--init-from {source}: config.json describes a model that cannot be built ({error})"
+        ) from error
+
+
+def folders(source: str | Path, family: Family) -> dict[str, Path]:
+    """Checkpoint part -> folder. source: one folder laid out as `export` writes it, or 'part=DIR,part=DIR'."""
+    if not _is_listing(source):
+        return {part: Path(source) / model.folder for part, model in family.hf.items()}
+    found = {}
+    for item in str(source).split(","):
+        part, _, folder = item.partition("=")
+        if part.strip() not in family.hf:
+            raise UserError(f"--init-from {source}: no part {part.strip()!r}; the parts are {', '.join(family.hf)}")
+        found[part.strip()] = Path(folder.strip())
+    missing = [part for part in family.hf if part not in found]
+    if missing:
+        raise UserError(
+            f"--init-from {source}: {', '.join(missing)} is missing; add {','.join(f'{p}=DIR' for p in missing)}"
+        )
+    return found
+
+
+def check_same(source: str | Path, theirs, ours, family: Family) -> None:
+    """UserError listing each field that the weights depend on and that differs; dropout rates may."""
+    paths = dict.fromkeys(path for model in family.hf.values() for path in model.fields.values())
+    differing = [path for path in paths if field(theirs, path) != field(ours, path)]
+    if not differing:
+        return
+    listed = ", ".join(
+        f"model.{path} is {field(theirs, path)} there and {field(ours, path)} here" for path in differing
+    )
+    flags = " ".join(f"--model.{path} {field(theirs, path)}" for path in differing if path != "vocab_size")
+    cures = [f"set {flags}"] if flags else []
+    if "vocab_size" in differing:
+        cures.append("prepare the corpus with --tokenizer and that model's tokenizer")
+    raise UserError(f"--init-from {source}: {listed}; {' and '.join(cures)}, or give another folder")
+
+
+def architectures(folder: Path) -> list[str]:
+    """The transformers classes that config.json names."""
+    return _read(folder).get("architectures") or []
+
+
+def _is_listing(source: str | Path) -> bool:
+    return "=" in str(source) and not Path(source).is_dir()
+
+
+def _family(folder: Path) -> Family:
+    """The family that reads this folder's model type."""
+    model_type = _read(folder).get("model_type")
+    families = {next(iter(family.hf.values())).constants["model_type"]: family for family in FAMILIES.values()}
+    if model_type not in families:
+        raise UserError(
+            f"--init-from {folder}: config.json has model_type={model_type!r}; use one of {', '.join(families)}"
+        )
+    return families[model_type]
+
+
+def _read(folder: Path) -> Mapping[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"--init-from {folder}: has no config.json; give a folder that `export` or transformers wrote")
+    try:
+        fields = json.loads(file.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise UserError(f"--init-from {folder}: config.json cannot be read ({error}); copy the folder again") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"--init-from {folder}: config.json is no JSON object; copy the folder again")
+    return fields
+
+
+def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
+    """Config field -> its value in the folder's config.json."""
+    fields = _read(folder)
+    for name, value in model.constants.items():
+        if fields.get(name) != value:
+            raise UserError(f"--init-from {folder}: config.json has {name}={fields.get(name)!r}, needed is {value!r}")
+    missing = [name for name in model.fields if name not in fields]
+    if missing:
+        raise UserError(f"--init-from {folder}: config.json lacks {', '.join(missing)}; add what the model has")
+    known = {**model.fields, **model.settings}
+    values = {path: fields[name] for name, path in known.items() if name in fields}
+    classes = [name for name in architectures(folder) if name in model.architectures]
+    return values | dict(model.architectures[classes[0]] if classes else {})
+
+
+def _replaced(config, values: Mapping[str, Any]):
+    """The config with the values of a nested dict; its checks see all of them at once."""
+    inner = {name: _replaced(getattr(config, name), v) if isinstance(v, dict) else v for name, v in values.items()}
+    return dataclasses.replace(config, **inner)

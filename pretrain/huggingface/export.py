@@ -1,0 +1,101 @@
+"""Write parameters as folders that transformers' AutoModel and AutoTokenizer load."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors.numpy import save_file
+
+from data_pipelines import tokenizers
+from data_pipelines.errors import UserError
+from models.families import family_of
+from pretrain.huggingface.tensors import architecture, field, views
+
+FILES = ("config.json", "model.safetensors", "generation_config.json", "added_tokens.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+
+
+def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
+    """Write model.safetensors (float32), config.json and the tokenizer's files for each part of the model.
+
+    params: nested dict of arrays.   config: the family's, whose vocab_size is the tokenizer's.
+    tokenizer_path: folder of Hugging Face tokenizer files.
+    folder: new, empty, or an earlier export, which is replaced as a whole. UserError for any other folder, and where
+    it cannot be written; then the earlier export is untouched.
+    """
+    folder = Path(folder)
+    parts = family_of(config).hf
+    _check_replaceable(folder, {model.folder for model in parts.values()} - {""})
+    pad = tokenizers.load(tokenizer_path)[1]["pad"]
+    arrays = jax.tree.map(np.asarray, params)
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        for part in sorted(parts, key=lambda part: parts[part].folder):
+            target = partial / parts[part].folder
+            target.mkdir(parents=True)
+            tensors = {
+                name: np.ascontiguousarray(view, np.float32) for name, (_, view) in views(arrays, config, part).items()
+            }
+            save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+            fields = config_fields(config, part, pad)
+            (target / "config.json").write_text(_json(fields), "utf-8")
+            _write_tokenizer(Path(tokenizer_path), target, fields.get("max_position_embeddings"))
+        _replace(folder, partial)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(
+            f"export --to {folder}: cannot be written ({error.strerror or error}); give another folder"
+        ) from error
+
+
+def config_fields(config, part: str, pad: int) -> dict:
+    """config.json of one part; pad: id of the padding token."""
+    model = family_of(config).hf[part]
+    fields = {name: field(config, path) for name, path in {**model.fields, **model.settings}.items()}
+    return {
+        "architectures": [architecture(config, part)],
+        **model.constants,
+        **fields,
+        "pad_token_id": pad,
+        "dtype": "float32",
+    }
+
+
+def _write_tokenizer(source: Path, target: Path, positions: int | None) -> None:
+    """Copy the tokenizer; its config also says how long a text the model takes."""
+    for name in TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)
+    file = target / "tokenizer_config.json"
+    if positions and file.exists():
+        file.write_text(_json({**json.loads(file.read_text("utf-8")), "model_max_length": positions}), "utf-8")
+
+
+def _json(fields: dict) -> str:
+    return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+
+
+def _check_replaceable(folder: Path, parts: set[str]) -> None:
+    """UserError when the folder holds anything that is no part of an export."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"export --to {folder}: is a file; give a new folder")
+    inside = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+    foreign = [name for name in inside if name not in (*FILES, *TOKENIZER_FILES, *parts)]
+    for part in parts.intersection(inside):
+        _check_replaceable(folder / part, set())
+    if foreign or (inside and "config.json" not in inside):
+        raise UserError(f"export --to {folder}: holds {(foreign or inside)[0]}, so it is no export; give a new folder")
+
+
+def _replace(folder: Path, new: Path) -> None:
+    """Put the folder `new` in the place of `folder`."""
+    previous = folder.with_name(f".{folder.name}.previous")
+    shutil.rmtree(previous, ignore_errors=True)
+    if folder.exists():
+        folder.rename(previous)
+    new.rename(folder)
+    shutil.rmtree(previous, ignore_errors=True)

@@ -1,0 +1,176 @@
+"""Read the weights of a Hugging Face model as our parameters."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+
+from data_pipelines.errors import UserError
+from models.families import family_of
+from models.parameters import HuggingFace, Params, leaves, nest
+from pretrain.huggingface.config import architectures, check_same, config_from, folders
+from pretrain.huggingface.tensors import architecture, views
+
+LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+BUFFERS = ("position_ids", "token_type_ids")  # old transformers stored these constants
+
+log = logging.getLogger(__name__)
+
+
+def load(source: str | Path, config, shapes: Mapping, tokenizer_path: Path) -> Params:
+    """The parameters of a Hugging Face model: a nested dict of float32 NumPy arrays; padding rows are zeros.
+
+    source: a folder as `export` writes it, or 'discriminator=DIR,generator=DIR' for a model of several parts.
+    config: what the model must be.   shapes: nested dict of arrays or ShapeDtypeStructs, the parameters of `config`.
+    tokenizer_path: folder of the corpus's tokenizer, whose vocabulary must be the model's.
+
+    UserError for a config field that differs, another vocabulary, and tensors that are missing, unexpected or of
+    another shape; safetensors only, in one file or sharded.
+    """
+    family = family_of(config)
+    check_same(source, config_from(source), config, family)
+    params = nest({path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)})
+    origin: dict[str, str] = {}  # parameter path -> the part that it was read from
+    for part, folder in folders(source, family).items():
+        check_vocabulary(folder, tokenizer_path)
+        tensors = _Tensors(folder)
+        wanted = views(params, config, part)
+        _check_names(folder, tensors, wanted, config, part)
+        for name, (path, view) in wanted.items():
+            tensor = tensors.read(_stored_name(name, tensors, family.hf[part]))
+            if tensor.shape != view.shape:
+                raise UserError(f"--init-from {folder}: {name} has shape {tensor.shape}, this model needs {view.shape}")
+            if origin.setdefault(path, part) == part:
+                view[...] = tensor
+            elif not np.array_equal(view, tensor):
+                raise UserError(
+                    f"--init-from {folder}: {name} differs from the {origin[path]}'s, but the model shares it; "
+                    "give the parts of one model"
+                )
+    return params
+
+
+def check_vocabulary(folder: Path, tokenizer_path: Path) -> None:
+    """UserError when the folder has a tokenizer whose vocabulary is not that of the corpus's tokenizer."""
+    theirs, ours = _vocabulary(folder), _vocabulary(Path(tokenizer_path))
+    if theirs is None or theirs == ours:
+        return
+    token = min(theirs.items() ^ ours.items(), key=lambda item: item[1])[0]
+    raise UserError(
+        f"--init-from {folder}: its tokenizer gives {token!r} the id {theirs.get(token)}, "
+        f"the corpus's {ours.get(token)}; prepare the corpus with --tokenizer {folder}"
+    )
+
+
+def _vocabulary(folder: Path) -> dict[str, int] | None:
+    """Token -> id, None where the folder has no tokenizer."""
+    try:
+        if (folder / "tokenizer.json").exists():
+            return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+        if (folder / "vocab.txt").exists():
+            lines = (folder / "vocab.txt").read_text("utf-8").removesuffix("\n").split("\n")
+            return {token.rstrip("\r"): index for index, token in enumerate(lines)}
+    except Exception as error:  # the library raises bare Exception
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"--init-from {folder}: its tokenizer cannot be read ({reason}); copy the folder again"
+        ) from error
+    return None
+
+
+class _Tensors:
+    """The tensors of a folder by name, read from disk one at a time; legacy names are brought up to date."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.found = {}  # name -> (open file, name in the file)
+        for file in _tensor_files(folder):
+            try:
+                handle = safe_open(file, framework="numpy")
+            except (SafetensorError, OSError) as error:
+                raise UserError(f"--init-from {folder}: {file.name} cannot be read ({error}); copy it again") from error
+            for stored in handle.keys():  # noqa: SIM118 (the handle is no dict)
+                name = stored
+                for old, new in LEGACY.items():
+                    name = name.replace(old, new)
+                self.found[name] = (handle, stored)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.found
+
+    def read(self, name: str) -> np.ndarray:
+        handle, stored = self.found[name]
+        return handle.get_tensor(stored).astype(np.float32)
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    """model.safetensors, or the shards that its index lists."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.exists():
+        return [whole]
+    if not index.exists():
+        old = [name for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack") if (folder / name).exists()]
+        cure = f"{old[0]} is not read: load and save it with transformers" if old else "give a folder with weights"
+        raise UserError(f"--init-from {folder}: has no model.safetensors; {cure}")
+    try:
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise UserError(f"--init-from {folder}: {index.name} cannot be read ({error!r}); copy it again") from error
+    missing = [name for name in names if not (folder / name).exists()]
+    if missing:
+        raise UserError(
+            f"--init-from {folder}: {index.name} lists {', '.join(missing)}, not there; copy the folder again"
+        )
+    return [folder / name for name in names]
+
+
+def _stored_name(name: str, tensors: _Tensors, model: HuggingFace) -> str:
+    """The tensor to read: itself, or a tied one where only that was stored."""
+    twins = [target for target, source in model.tied.items() if source == name and target in tensors]
+    return name if name in tensors or not twins else twins[0]
+
+
+def _check_names(folder: Path, tensors: _Tensors, wanted: Mapping, config, part: str) -> None:
+    """UserError for tensors that are missing, that this model has no place for, or tied ones that are not equal."""
+    model = family_of(config).hf[part]
+    missing = [name for name in wanted if _stored_name(name, tensors, model) not in tensors]
+    if missing:
+        raise UserError(
+            f"--init-from {folder}: has no {_listed(missing)}; it is a {' or '.join(architectures(folder)) or 'model'} "
+            f"and this recipe needs a {architecture(config, part)}"
+        )
+    for target, source in model.tied.items():
+        if target in tensors and source in tensors and not np.array_equal(tensors.read(target), tensors.read(source)):
+            raise UserError(
+                f"--init-from {folder}: {target} differs from {source}, but this model ties them; "
+                "give a folder of a tied model"
+            )
+    others = [name for name in tensors.found if name not in wanted and name not in model.tied]
+    heads = _names_of_all_architectures(config, part)
+    unexpected = [name for name in others if name not in heads and not name.endswith(BUFFERS)]
+    if unexpected:
+        raise UserError(
+            f"--init-from {folder}: has {_listed(unexpected)}, for which a {architecture(config, part)} has no place; "
+            "give a folder of that class"
+        )
+    if others:
+        log.warning("%s: left out %s, which this model does not use", folder, _listed(others))
+
+
+def _names_of_all_architectures(config, part: str) -> set[str]:
+    """Every tensor name that a model of these sizes has in any of the part's classes."""
+    family = family_of(config)
+    names = set()
+    for fields in family.hf[part].architectures.values():
+        table = family.parameters(dataclasses.replace(config, **fields))
+        names |= {parameter.hf[part] for parameter in table if part in parameter.hf}
+    return names
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
