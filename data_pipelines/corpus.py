@@ -37,7 +37,7 @@ class Corpus:
     file whose size is not the manifest's.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path):
         self.path = Path(path)
         self.manifest = _read_manifest(self.path)
         self.fingerprint = self.manifest["fingerprint"]
@@ -53,24 +53,24 @@ class Corpus:
     def __reduce__(self):
         return Corpus, (self.path,)
 
-    def documents(self, split):
+    def documents(self, split: str) -> np.ndarray:
         """int64 [documents + 1]: the sentence index where each document starts, then the number of
         sentences."""
         return self._array(split, "documents")
 
-    def sentences(self, split):
+    def sentences(self, split: str) -> np.ndarray:
         """int64 [sentences + 1]: the token offset where each sentence starts, then the number of tokens."""
         return self._array(split, "sentences")
 
-    def lengths(self, split):
+    def lengths(self, split: str) -> np.ndarray:
         """int64 [documents]: tokens per document."""
         return np.diff(self.sentences(split)[self.documents(split)])
 
-    def token_counts(self):
+    def token_counts(self) -> np.ndarray:
         """int64 [vocab]: how often each token occurs in the train split."""
         return np.array(self._array("train", "token_counts"))
 
-    def read(self, split, field, starts, length):
+    def read(self, split: str, field: str, starts: np.ndarray, length: int) -> np.ndarray:
         """`length` consecutive values of a field ('tokens' or 'word_starts') from each start: [n, length].
 
         starts: int64 [n], token offsets; one may lie before 0 or reach past the end. Values outside the split
@@ -82,13 +82,13 @@ class Corpus:
             if len(array) < length:
                 array = np.pad(array, (0, length - len(array)))
             windows = self._windows[split, field, length] = sliding_window_view(array, length)
-        inside = np.clip(starts, 0, len(windows) - 1)
+        inside = np.minimum(np.maximum(starts, 0), len(windows) - 1)
         rows = windows[inside]
         for row in np.flatnonzero(inside != starts):  # few: only rows at either end of the split
             rows[row] = np.roll(rows[row], inside[row] - starts[row])
         return rows
 
-    def verify(self):
+    def verify(self) -> None:
         """Hash every file. Raises UserError at the first whose content is not what `prepare` wrote."""
         for name, file in self.manifest["files"].items():
             with open(self.path / name, "rb") as stream:

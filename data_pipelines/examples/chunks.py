@@ -10,7 +10,7 @@ from array import array
 import numpy as np
 
 
-def units(sentences, longest, piece):
+def units(sentences: np.ndarray, longest: int, piece: int) -> np.ndarray:
     """Sentence offsets (int64 [sentences + 1]) with sentences of more than `longest` tokens cut every `piece`
     tokens, and without empty ones: int64 [units + 1], ending with the total."""
     offsets = sentences[np.flatnonzero(np.diff(sentences, prepend=-1))]
@@ -20,14 +20,14 @@ def units(sentences, longest, piece):
     return np.append(np.repeat(offsets[:-1], parts) + rank * piece, offsets[-1:])
 
 
-def document_starts(sentences, documents):
+def document_starts(sentences: np.ndarray, documents: np.ndarray) -> np.ndarray:
     """Token offsets at which the documents begin, without empty ones, then the total: int64 [documents +
     1]."""
     offsets = sentences[documents]
     return offsets[np.flatnonzero(np.diff(offsets, prepend=-1))]
 
 
-def follow(following):
+def follow(following: np.ndarray) -> np.ndarray:
     """0, following[0], following[following[0]], ... up to and with len(following).
 
     following: int64 [units], each above its own index. Returns int64.

@@ -1,15 +1,19 @@
 """The fixed set that a model is evaluated on."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 BLANK = {"next_sentence": -1}  # what a padding row holds where it is not 0: no label
 
 
-def evaluation_batches(examples, limit):
-    """Yield batches of the same at most `limit` examples in the same order with the same noise, each exactly once.
+def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yield batches of the same at most `limit` examples in the same order with the same noise, each exactly
+    once.
 
-    The examples are spread evenly over the split and corrupted as in epoch 0. Every batch has `examples.batch_size`
-    rows: the last is filled up with rows of zeros (no segment, no weight, no label), which count nowhere.
+    The examples are spread evenly over the split and corrupted as in epoch 0. Every batch has
+    `examples.batch_size` rows: the last is filled up with rows of zeros (no segment, no weight, no label),
+    which count nowhere.
     """
     count = min(limit, examples.number)
     chosen = np.arange(count) * examples.number // max(count, 1)

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from data_pipelines import noise
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 
 # Streams of the examples' keys; each layout's own draws come from LAYOUT
-ORDER, FATE, REPLACEMENT, LAYOUT = range(4)
+ORDER, FATE, LAYOUT = range(3)
 LAST = np.uint32(0xFFFFFFFF)  # sorts after every token that may be chosen
 
 
@@ -57,7 +58,7 @@ class SpecialTokens(NamedTuple):
     ordinary: np.ndarray
 
     @classmethod
-    def of(cls, corpus):
+    def of(cls, corpus: Corpus) -> "SpecialTokens":
         """Raises UserError where the corpus's tokenizer lacks one."""
         roles = ("pad", "cls", "sep", "mask")
         missing = [role for role in roles if role not in corpus.special]
@@ -70,14 +71,13 @@ class SpecialTokens(NamedTuple):
         return cls(*(corpus.special[role] for role in roles), ordinary)
 
 
-def predictions(length, rate):
+def predictions(length: int, rate: float) -> int:
     """Prediction slots per row: the most tokens that a row of this length can have chosen."""
     return ceil(rate * length)
 
 
-def spec(length, masking):
-    """Shapes (without the batch) and dtypes of the arrays that every masked layout has: name -> (shape,
-    dtype)."""
+def spec(length: int, masking: Masking) -> dict[str, tuple]:
+    """Shapes (without the batch) and dtypes of the arrays that every masked layout has: name -> (shape, dtype)."""
     slots = predictions(length, masking.rate)
     return {
         "tokens": ((length,), np.int32),
@@ -89,19 +89,26 @@ def spec(length, masking):
     }
 
 
-def mask(masking, keys, tokens, maskable, word_starts, special):
+def mask(
+    masking: Masking,
+    special: SpecialTokens,
+    keys: np.ndarray,
+    tokens: np.ndarray,
+    maskable: np.ndarray,
+    available: np.ndarray,
+    word_starts: np.ndarray | None,
+) -> dict[str, np.ndarray]:
     """Choose tokens and corrupt them in place.
 
-    masking: Masking. keys: uint64 [batch]. tokens: int32 [batch, length], changed in place. maskable: bool
-    [batch, length], False at special tokens and padding. word_starts: bool [batch, length], or None unless
-    whole words are masked; it must be True at special tokens. special: SpecialTokens.
+    keys: uint64 [batch]. tokens: int32 [batch, length], changed in place. maskable: bool [batch, length], False at
+    special tokens and padding. available: int64 [batch], the maskable tokens of each row. word_starts: bool [batch,
+    length], True at special tokens too; None unless whole words are masked.
 
-    Returns prediction_positions (int32 [batch, slots], ascending, 0 where unused), prediction_targets (int32,
-    the token that stood there, 0 where unused) and prediction_weights (float32, 1 where used).
+    Returns prediction_positions (int32 [batch, slots], ascending, 0 where unused), prediction_targets (int32, the
+    token that stood there, 0 where unused) and prediction_weights (float32, 1 where used, else 0).
     """
     batch, length = tokens.shape
     slots = predictions(length, masking.rate)
-    available = np.count_nonzero(maskable, axis=1)
     wanted = np.maximum(np.rint(masking.rate * available).astype(np.int64), 1)
     wanted = np.minimum(np.minimum(wanted, available), slots)
     if masking.whole_word:
@@ -110,14 +117,9 @@ def mask(masking, keys, tokens, maskable, word_starts, special):
         positions = _choose_tokens(keys, maskable, wanted, slots)
     used = positions < length
     positions *= used
-    flat = positions + (np.arange(batch, dtype=np.uint32) * np.uint32(length))[:, None]  # into tokens.ravel()
+    flat = positions + np.arange(0, batch * length, length)[:, None]  # into tokens.ravel()
     targets = tokens.ravel()[flat] * used
-    fate = noise.bits(keys[:, None], noise.counters(FATE, slots))
-    draw = noise.bits(keys[:, None], noise.counters(REPLACEMENT, slots))
-    random = special.ordinary[noise.below(draw, len(special.ordinary))]
-    corrupted = np.where(fate < _threshold(masking.mask + masking.random), random, targets)
-    corrupted = np.where(fate < _threshold(masking.mask), np.int32(special.mask), corrupted)
-    tokens.ravel()[flat[used]] = corrupted[used]
+    tokens.ravel()[flat[used]] = _corrupted(masking, special, keys, targets)[used]
     return {
         "prediction_positions": positions.astype(np.int32),
         "prediction_targets": targets,
@@ -125,13 +127,25 @@ def mask(masking, keys, tokens, maskable, word_starts, special):
     }
 
 
+def _corrupted(masking, special, keys, targets):
+    """What the chosen tokens become: int32 [batch, slots]."""
+    fate = noise.bits(keys, noise.counters(FATE, targets.shape[1]))
+    masked, random = round(masking.mask * 2**32), round((masking.mask + masking.random) * 2**32)
+    corrupted = targets.copy()
+    np.copyto(corrupted, special.mask, where=fate < masked)
+    drawn = np.flatnonzero((fate >= masked) & (fate < random))
+    # Between the two limits the draw is uniform, so it picks the token as well
+    choice = (fate.ravel()[drawn] - np.int64(masked)) * len(special.ordinary) // (random - masked)
+    corrupted.ravel()[drawn] = special.ordinary[choice]
+    return corrupted
+
+
 def _choose_tokens(keys, maskable, wanted, slots):
-    """The positions of `wanted` tokens per row, uniform among all sets of that size: uint32 [batch, slots],
-    ascending, `length` in the slots left over."""
+    """`wanted` tokens per row, every set of that size alike: positions, uint32 [batch, slots], ascending, and
+    `length` in the slots left over."""
     length = maskable.shape[1]
-    order = _shuffled(keys, np.arange(length, dtype=np.uint32), maskable)[:, :slots]
-    chosen = np.arange(slots) < wanted[:, None]
-    return _ascending(order, chosen, length)
+    order = _shuffled(keys, noise.counters(ORDER, length), maskable)[:, :slots]
+    return _ascending(order, np.arange(slots) < wanted[:, None], length)
 
 
 def _choose_words(keys, maskable, word_starts, wanted, slots):
@@ -139,13 +153,13 @@ def _choose_words(keys, maskable, word_starts, wanted, slots):
     length = maskable.shape[1]
     words = np.cumsum(word_starts, axis=1, dtype=np.uint32)
     order = _shuffled(keys, words, maskable)
-    # Two words of one row whose hashes agree (about 1 row in 100) count as one word; no word is ever split
+    # Two words of a row whose hashes agree (about 1 row in 100) count as one word; none is ever split
     word = order >> _position_bits(length)
     starts = np.ones(order.shape, bool)
     np.not_equal(word[:, 1:], word[:, :-1], out=starts[:, 1:])
     column = np.arange(length)
-    head = column[: slots + 1]
     # Tokens in the first words up to one that does not fit: `wanted` itself where a word ends there
+    head = column[: slots + 1]
     full = np.max(head * (starts[:, : slots + 1] & (head <= wanted[:, None])), axis=1)
     chosen = column < full[:, None]
     unfilled = np.flatnonzero(full < wanted)
@@ -158,8 +172,8 @@ def _choose_words(keys, maskable, word_starts, wanted, slots):
 def _fill(order, starts, at, room):
     """Go on after the word at column `at`, which did not fit: take each later word that still does.
 
-    order: uint32 [rows, length], tokens in their words' random order; starts: bool, True where a word begins;
-    at, room: int64 [rows]. Returns bool [rows, length], True at the tokens taken.
+    order: uint32 [rows, length], tokens in their words' random order; starts: bool, True where a word begins; at,
+    room: int64 [rows], changed. Returns bool [rows, length], True at the tokens taken.
     """
     rows, length = order.shape
     begins = np.flatnonzero(starts)  # column 0 always begins a word, so no word runs into the next row
@@ -173,7 +187,8 @@ def _fill(order, starts, at, room):
     while len(left):
         fits = (sizes[left] <= room[left, None]) & (column > at[left, None])
         found = np.argmax(fits, axis=1)
-        found, left = found[fits.any(axis=1)], left[fits.any(axis=1)]
+        some = fits[np.arange(len(left)), found]
+        found, left = found[some], left[some]
         size = sizes[left, found]
         taken[left] |= (column >= found[:, None]) & (column < (found + size)[:, None])
         at[left] = found
@@ -183,34 +198,31 @@ def _fill(order, starts, at, room):
 
 
 def _shuffled(keys, counters, maskable):
-    """Sort each row's tokens by a hash of their counter: uint32 [batch, length], the position in the low
-    bits, so that one sort of plain integers moves both; what may not be chosen comes last, as LAST.
+    """Sort each row's tokens by a hash of their counter: uint32 [batch, length], the position in the low bits, so
+    that one sort of plain integers moves both; what may not be chosen comes last, as LAST.
 
-    Tokens of equal hash come by position. That favours a token only where such a pair straddles the last one
-    chosen.
+    Tokens of equal hash come by position, which favours one only where such a pair straddles the last one chosen.
     """
     length = maskable.shape[1]
-    order = noise.bits(keys[:, None], counters)
-    order >>= _position_bits(length)
-    order <<= _position_bits(length)
+    order = noise.bits(keys, counters)
+    order &= ~_position_mask(length)
     order |= np.arange(length, dtype=np.uint32)
-    np.putmask(order, ~maskable, LAST)
+    np.copyto(order, LAST, where=~maskable)
     order.sort(axis=1)
     return order
 
 
 def _ascending(order, chosen, length):
     """Positions of the chosen entries of `order`, ascending, then `length`: uint32, of order's shape."""
-    positions = order & np.uint32((1 << _position_bits(length)) - 1)
-    np.putmask(positions, ~chosen, length)
+    positions = order & _position_mask(length)
+    np.copyto(positions, np.uint32(length), where=~chosen)
     positions.sort(axis=1)
     return positions
 
 
 def _position_bits(length):
-    return np.uint32((length - 1).bit_length())
+    return (length - 1).bit_length()
 
 
-def _threshold(share):
-    """uint32 bits below this are a share's part of all values."""
-    return min(round(share * 2**32), 0xFFFFFFFF)
+def _position_mask(length):
+    return np.uint32((1 << _position_bits(length)) - 1)

@@ -9,12 +9,14 @@ A sentence longer than the row is cut.
 import numpy as np
 
 from data_pipelines import noise
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks, masking
+from data_pipelines.examples.masking import Masking
 from data_pipelines.order import schedule
 
 
-def spec(length, masks):
+def spec(length: int, masks: Masking) -> dict[str, tuple]:
     """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
     return masking.spec(length, masks)
 
@@ -32,7 +34,14 @@ class PackedSentences:
     """
 
     def __init__(
-        self, corpus, split, length, batch_size, seed, masks=masking.BERT, cross_document_attention=False
+        self,
+        corpus: Corpus,
+        split: str,
+        length: int,
+        batch_size: int,
+        seed: int,
+        masks: Masking = masking.BERT,
+        cross_document_attention: bool = False,
     ):
         if length < 3:
             raise UserError(f"length {length} leaves no room beside [CLS] and [SEP]; use at least 3")
@@ -47,18 +56,18 @@ class PackedSentences:
         self._starts = units[chunks.follow(_row_ends(units, self._documents, length))]
 
     @property
-    def number(self):
+    def number(self) -> int:
         """Examples per epoch."""
         return len(self._starts) - 1
 
-    def batch(self, step, rows):
+    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]."""
         return self.build(*schedule(self, step, rows))
 
-    def build(self, epoch, example):
+    def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
         """The examples (int64 [n], below `number`) as they look in an epoch (integer or int64 [n]): name ->
         array."""
-        keys = noise.keys(self.seed, epoch, example)
+        keys = noise.key(self.seed, epoch, example)
         start = self._starts[example]
         size = self._starts[example + 1] - start
         row, separator = self._separators(start, size)
@@ -77,7 +86,7 @@ class PackedSentences:
         if self.masks.whole_word:
             word_starts = ~maskable
             word_starts[maskable] = self.corpus.read(self.split, "word_starts", start, self.length)[stretch]
-        masked = masking.mask(self.masks, keys, tokens, maskable, word_starts, special)
+        masked = masking.mask(self.masks, special, keys, tokens, maskable, size, word_starts)
         segments = real.astype(np.int32)
         if not self.cross_document_attention:
             begins = np.zeros(tokens.shape, bool)
@@ -97,8 +106,7 @@ class PackedSentences:
 
 
 def _row_ends(units, documents, length):
-    """The unit after a row beginning at each unit: int64 [units]. documents: token offsets where documents
-    begin."""
+    """The unit after a row beginning at each unit: int64 [units]. documents: where they begin, in tokens."""
     begin = units[:-1]
     document = np.searchsorted(documents, begin, "right")
     # A row's cost is its tokens and one [SEP] per document: a difference of sums that never fall along the corpus
