@@ -2,10 +2,10 @@
 
     python -m benchmarks.prepare_speed [TEXT_FILE_OR_DIR] [--megabytes 40] [--repeats 3]
 
-Both sides use all cores and the same tokenizer, trained before on the text (not timed). Left: `prepare` from starting
-its processes to the finished manifest: reading, decoding, splitting sentences, tokens, word starts, hashes, files. Right:
-`encode_batch_fast` alone, over the same sentences in memory, 1,000 at a time; its ids are not even fetched. The sides
-take turns; the medians are compared. Text shorter than --megabytes is repeated, one document per copy. Repeats favour
+Both sides use all cores and the same tokenizer, trained before on the text (not timed). One side is `prepare` from
+starting its processes to the finished manifest: reading, decoding, splitting sentences, tokens, word starts, hashes,
+files. The other is `encode_batch_fast` alone, over the same sentences in memory, 1,000 at a time; its ids are not even
+fetched. The sides take turns; the medians are compared. Text shorter than --megabytes is repeated. Repeats favour
 `prepare`, which looks words up that it has seen: give a long text, or --megabytes 0 for no repeats, to be strict.
 """
 

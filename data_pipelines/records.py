@@ -161,7 +161,7 @@ def _wikiextractor(source, part, problems):
     def articles():
         held, size = None, 0
         for line in files.lines(_blocks(part)):
-            if line is not None and line.startswith(b"<doc "):
+            if line is not None and line.startswith((b"<doc ", b"<doc>")):
                 if held is not None:
                     problems.note(MALFORMED, f"{part.path}: <doc> inside <doc>")
                 held, size = [], 0

@@ -1,0 +1,51 @@
+"""Prepare small corpora in tests, with a tokenizer that loses no ASCII: a token per character."""
+
+import io
+import string
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.prepare import Prepare, prepare
+
+CHARACTERS = string.digits + string.ascii_letters + string.punctuation
+
+
+def write_character_vocabulary(path: Path) -> Path:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *CHARACTERS, *(f"##{c}" for c in CHARACTERS)]
+    path.write_text("".join(f"{token}\n" for token in tokens), "utf-8")
+    return path
+
+
+def run(out: Path, *source: str, **options) -> tuple[dict, str]:
+    """Prepare in this process, everything in the train split unless told; (manifest, what was printed)."""
+    if "tokenizer" not in options:
+        options["tokenizer"] = str(write_character_vocabulary(out.parent / "vocab.txt"))
+    settings = {"cased": True, "heldout": 0.0, "processes": 1} | options
+    screen = io.StringIO()
+    console = Console(file=screen, width=300)
+    return prepare(Prepare(source=source, out=out, **settings), console), screen.getvalue()
+
+
+def documents(path: Path, split: str = "train") -> list[list[str]]:
+    """The sentences of each document, spelled from their tokens: one space between words and punctuation marks."""
+    corpus = Corpus(path)
+    vocabulary = (corpus.tokenizer_path / "vocab.txt").read_text("utf-8").split("\n")
+    tokens = np.load(path / split / "tokens.npy")
+    starts = corpus.sentences(split)
+    spelled = [
+        "".join(
+            vocabulary[token][2:] if vocabulary[token].startswith("##") else f" {vocabulary[token]}"
+            for token in tokens[starts[index] : starts[index + 1]].tolist()
+        ).strip()
+        for index in range(len(starts) - 1)
+    ]
+    bounds = corpus.documents(split)
+    return [spelled[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """The bytes of every file of a corpus."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
