@@ -54,6 +54,9 @@ class PackedSentences:
         self._documents = chunks.document_starts(sentences, corpus.documents(split))
         units = chunks.units(sentences, longest=length - 2, piece=length - 2)
         self._starts = units[chunks.follow(_row_ends(units, self._documents, length))]
+        # The documents that begin inside each row: the first of them, and how many
+        self._inner = np.searchsorted(self._documents, self._starts[:-1], "right")
+        self._inners = np.searchsorted(self._documents, self._starts[1:]) - self._inner
 
     @property
     def number(self) -> int:
@@ -70,8 +73,8 @@ class PackedSentences:
         keys = noise.key(self.seed, epoch, example)
         start = self._starts[example]
         size = self._starts[example + 1] - start
-        row, separator = self._separators(start, size)
-        end = size + 2 + np.bincount(row, minlength=len(start))
+        row, separator = self._separators(example, start)
+        end = size + 2 + self._inners[example]
         column = np.arange(self.length, dtype=np.int32)
         real = column < end[:, None]
         maskable = real.copy()
@@ -94,14 +97,12 @@ class PackedSentences:
             segments *= np.cumsum(begins, axis=1, dtype=np.int32)
         return {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments} | masked
 
-    def _separators(self, start, size):
-        """Where documents end inside the rows: row number and column of each such [SEP], int64
-        [separators]."""
-        low = np.searchsorted(self._documents, start, "right")
-        count = np.searchsorted(self._documents, start + size) - low
-        row = np.repeat(np.arange(len(start)), count)
-        rank = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)  # 0, 1, .. within each row
-        boundary = self._documents[low[row] + rank]
+    def _separators(self, example, start):
+        """Where documents end inside the rows: row number and column of each such [SEP], int64 [separators]."""
+        count = self._inners[example]
+        row = np.repeat(np.arange(len(count)), count)
+        rank = np.arange(len(row)) - (np.cumsum(count) - count)[row]  # 0, 1, .. within each row
+        boundary = self._documents[self._inner[example][row] + rank]
         return row, 1 + boundary - start[row] + rank
 
 

@@ -121,9 +121,21 @@ class SegmentPairs:
             begin += noise.below(draws[:, SENTENCE], stop - begin)
             start[rows, 1] = self._units[begin]
             wanted = np.maximum(self._targets(first) - (end[rows, 0] - start[rows, 0]), 1)
-            end[rows, 1] = self._units[np.minimum(stop, np.searchsorted(self._units, start[rows, 1] + wanted))]
+            end[rows, 1] = np.minimum(self._units[stop], self._reached(begin, start[rows, 1] + wanted))
             label[rows] = 1
         return start, end - start, label
+
+    def _reached(self, unit, goal):
+        """The first unit boundary after each unit at or beyond a goal at most `length` tokens away, int64 [n].
+
+        A search in steps of halving size that stays near the unit: a binary search over a large corpus misses the
+        cache at every probe.
+        """
+        last = len(self._units) - 1
+        for step in reversed(range(self.length.bit_length())):
+            ahead = np.minimum(unit + (1 << step), last)
+            unit = np.where(self._units[ahead] < goal, ahead, unit)
+        return self._units[np.minimum(unit + 1, last)]
 
     def _truncated(self, trims, start, size):
         """Cut the pairs to the row: each token too many leaves the longer segment, at its front or back by a coin.
