@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import typing
 from typing import Any
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from models.families import FAMILIES, family_of
+from models.families import FAMILIES
 from pretrain.objectives.objective import Objective
+from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule
 
@@ -83,10 +85,28 @@ def check(recipe: Recipe) -> None:
 def to_json(recipe: Recipe) -> str:
     """Readable JSON; `from_json` gives the equal recipe back."""
     fields = dataclasses.asdict(recipe)
-    fields["model"] = {"family": _family_name(recipe.model), **fields["model"]}
+    fields["model"] = {"family": type(recipe.model).__name__, **fields["model"]}
     fields["objective"] = {"kind": type(recipe.objective).__name__, **fields["objective"]}
     return json.dumps(fields, indent=2) + "\n"
 
 
-def _family_name(config) -> str:
-    return next(name for name, family in FAMILIES.items() if family is family_of(config))
+def from_json(text: str) -> Recipe:
+    """The inverse of `to_json`; UserError for a recipe that this version does not know."""
+    fields = json.loads(text)
+    configs = {family.config.__name__: family.config for family in FAMILIES.values()}
+    try:
+        model = _build(configs[fields["model"].pop("family")], fields.pop("model"))
+        objective = _build(OBJECTIVES[fields["objective"].pop("kind")], fields.pop("objective"))
+        return _build(Recipe, fields | {"model": model, "objective": objective})
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"recipe.json: {error!r} is unknown here: it was written by another version") from None
+
+
+def _build(kind, value):
+    """JSON -> the dataclass, tuple or scalar that the annotation `kind` names."""
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _build(hints[name], field) for name, field in value.items()})
+    if typing.get_origin(kind) is tuple:
+        return tuple(_build(typing.get_args(kind)[0], item) for item in value)
+    return value

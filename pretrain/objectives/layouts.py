@@ -1,6 +1,7 @@
 """The host half that objectives with masked tokens share: which rows, masked how."""
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.examples import masking as masking_rule
 from data_pipelines.examples import packed_sentences, segment_pairs
 from data_pipelines.examples.masking import Masking
 from pretrain.objectives.objective import Examples, Spec
@@ -15,6 +16,11 @@ def check_layout(layout: str, next_sentence: bool) -> None:
         raise ValueError(f"objective.layout={layout!r}: use one of {', '.join(LAYOUTS)}")
     if next_sentence and layout != PAIRS:
         raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.next_sentence=False")
+
+
+def predictions(length: int, masking: Masking) -> int:
+    """Positions per row at which the vocabulary's logits are computed."""
+    return masking_rule.predictions(length, masking.rate)
 
 
 def spec(layout: str, length: int, masking: Masking, next_sentence: bool) -> Spec:

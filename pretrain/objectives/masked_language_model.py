@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
-from pretrain.objectives import layouts
+from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.initialise import initialise
+from pretrain.objectives.objective import Objective
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLanguageModel:
+class MaskedLanguageModel(Objective):
     """layout: how rows are made, one of `layouts.LAYOUTS`.   next_sentence: also classify whether B follows A.
 
     The model offers encode, token_logits and, for next_sentence, pair_logits, as `models.bert.Bert` does.
@@ -44,9 +45,6 @@ class MaskedLanguageModel:
     def init(self, key, model, spec):
         return initialise(key, model, spec, ("tokens", "types", "segments", "prediction_positions"))
 
-    def carry(self, model, batch_size, train):
-        return {}, {}
-
     def weights(self, batch):
         weights = {"mlm": batch["prediction_weights"].sum()}
         if self.next_sentence:
@@ -72,6 +70,13 @@ class MaskedLanguageModel:
             sums["next_sentence"] = jnp.sum(losses * labelled)
             counts |= {"next_sentence_hits": jnp.sum(hits * labelled), "next_sentence_total": labelled.sum()}
         return sums, carry, counts
+
+    def predictions(self, length):
+        return layouts.predictions(length, self.masking)
+
+    def baselines(self, batches, corpus):
+        loss, accuracy = baselines.unigram(batches, corpus)
+        return {"mlm_loss": loss, "mlm_accuracy": accuracy}
 
     def report(self, counts):
         names = ("mlm", "next_sentence") if self.next_sentence else ("mlm",)

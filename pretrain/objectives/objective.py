@@ -1,6 +1,7 @@
 """What an objective is: the device half of what is learned. The host half are its examples."""
 
-from collections.abc import Mapping
+import abc
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import flax.linen as nn
@@ -26,8 +27,8 @@ class Examples(Protocol):
         """Examples i64[n] as they look in an epoch: name -> [n, ...]."""
 
 
-class Objective(Protocol):
-    """A frozen dataclass; its fields are the objective's hyper-parameters.
+class Objective(abc.ABC):
+    """Base of frozen dataclasses whose fields are the objective's hyper-parameters.
 
     The loss is sum_k c_k * S_k / W_k over named terms k: `loss` gives the sums S_k over the rows that it is handed,
     `weights` the denominators W_k from the batch alone, `coefficients` the c_k. So microbatches, padding and devices
@@ -36,25 +37,33 @@ class Objective(Protocol):
 
     def check(self, model_config, corpus: Corpus) -> None:
         """UserError when this objective cannot train this model on this corpus."""
+        return
 
+    @abc.abstractmethod
     def spec(self, length: int) -> Spec:
         """The arrays of a batch, known without data."""
 
+    @abc.abstractmethod
     def examples(self, corpus: Corpus, split: str, length: int, batch_size: int, seed: int) -> Examples:
         """The host half on a split of a corpus."""
 
+    @abc.abstractmethod
     def init(self, key: Array, model: nn.Module, spec: Spec) -> Params:
         """Random parameters, a nested dict."""
 
     def carry(self, model: nn.Module, batch_size: int, train: bool) -> tuple[Any, Any]:
-        """State that passes between batches, and the axes of each leaf ('batch' where rows are); mostly ({}, {})."""
+        """State that passes between batches, and the axes of each leaf ('batch' where rows are)."""
+        return {}, {}
 
+    @abc.abstractmethod
     def weights(self, batch: Batch) -> dict[str, Array]:
         """Term -> its denominator f32[], from the batch alone."""
 
+    @abc.abstractmethod
     def coefficients(self, step: Array | int) -> dict[str, Any]:
         """Term -> its factor."""
 
+    @abc.abstractmethod
     def loss(
         self, model: nn.Module, params: Params, batch: Batch, carry, keys: Array, train: bool
     ) -> tuple[dict[str, Array], Any, dict[str, Array]]:
@@ -64,5 +73,14 @@ class Objective(Protocol):
         train: whether dropout is on; evaluation may count more.
         """
 
+    @abc.abstractmethod
+    def predictions(self, length: int) -> int:
+        """Positions per row at which the vocabulary's logits are computed, for counting FLOPs."""
+
+    def baselines(self, batches: Iterable[Mapping[str, Any]], corpus: Corpus) -> dict[str, float]:
+        """What a guess without a model reaches on host batches, under the names of the figures that it belongs to."""
+        return {}
+
+    @abc.abstractmethod
     def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
         """Readable figures from counts summed over batches, like accuracy or ROC-AUC."""

@@ -8,16 +8,17 @@ from jax import Array
 
 from data_pipelines.examples.masking import Masking
 from models.noise import fold, gumbel
-from pretrain.objectives import layouts
+from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import binary_cross_entropy, cross_entropy
 from pretrain.objectives.initialise import initialise
+from pretrain.objectives.objective import Objective
 from pretrain.objectives.ranking import LABELS, detection_report, score_histograms
 
 GENERATOR_NOISE, DISCRIMINATOR_NOISE, SAMPLING_NOISE = range(3)
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplacedTokenDetection:
+class ReplacedTokenDetection(Objective):
     """discriminator_weight: lambda, the weight of its loss beside the generator's.
 
     The model offers generate and discriminate, as `models.electra.Electra` does.
@@ -30,9 +31,6 @@ class ReplacedTokenDetection:
     def __post_init__(self):
         layouts.check_layout(self.layout, next_sentence=False)
 
-    def check(self, model_config, corpus):
-        pass
-
     def spec(self, length):
         return layouts.spec(self.layout, length, self.masking, next_sentence=False)
 
@@ -41,9 +39,6 @@ class ReplacedTokenDetection:
 
     def init(self, key, model, spec):
         return initialise(key, model, spec, ("tokens", "types", "segments", "prediction_positions"))
-
-    def carry(self, model, batch_size, train):
-        return {}, {}
 
     def weights(self, batch):
         real = (batch["segments"] > 0).sum().astype(jnp.float32)
@@ -75,6 +70,13 @@ class ReplacedTokenDetection:
         if not train:
             counts |= score_histograms(scores, replaced, real)
         return sums, carry, counts
+
+    def predictions(self, length):
+        return layouts.predictions(length, self.masking)
+
+    def baselines(self, batches, corpus):
+        loss, accuracy = baselines.unigram(batches, corpus)
+        return {"generator_loss": loss, "generator_accuracy": accuracy}
 
     def report(self, counts):
         report = {"generator_accuracy": float(counts["generator_hits"] / max(counts["generator_total"], 1))}

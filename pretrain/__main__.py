@@ -1,0 +1,148 @@
+"""python -m pretrain run | eval | plot | export | recipes | demo"""
+
+import dataclasses
+import logging
+import os
+import sys
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from data_pipelines.command_line import parse
+from data_pipelines.errors import UserError
+
+USAGE = """python -m pretrain COMMAND ...
+
+  recipes                                   what can be trained
+  run RECIPE --corpus DIR --workdir DIR     train, or go on in the same directory
+  eval RUN [--all]                          figures on the held-out set, beside what guessing reaches
+  plot RUN [RUN ...] --out FILE.png         learning curves
+  export RUN --to DIR [--step N]            files that Hugging Face loads
+  demo                                      all of it on the built-in corpus, in minutes on a CPU
+
+--help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure,
+75 stopped by a signal after writing a checkpoint: the same command goes on."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command -> exit status."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    command, *rest = arguments or ["--help"]
+    if command in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    try:
+        if command not in COMMANDS:
+            raise UserError(f"unknown command {command!r}: use one of {', '.join(COMMANDS)}")
+        return COMMANDS[command](rest)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _recipes(arguments: list[str]) -> int:
+    from pretrain.tables import print_recipes
+
+    parse(_Nothing, arguments, "python -m pretrain recipes")
+    print_recipes()
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nothing:
+    """List the recipes: model, parameters, objective, source."""
+
+
+def _run(arguments: list[str]) -> int:
+    from pretrain.arguments import parse_run
+
+    recipe, options = parse_run(arguments)
+    from pretrain.run import run
+
+    return run(recipe, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """Evaluate a run on its fixed held-out set."""
+
+    run: Positional[Path]
+    """Work directory of the run."""
+    all: bool = False
+    """Every checkpoint, not only the newest."""
+    corpus: Path | None = None
+    """Where the run's corpus is now, if it has moved."""
+    examples: int = 1024
+    """Rows of the held-out set."""
+
+
+def _eval(arguments: list[str]) -> int:
+    options = parse(Eval, arguments, "python -m pretrain eval")
+    from pretrain.tables import print_evaluation
+
+    print_evaluation(options.run, options.all, options.corpus, options.examples)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Draw learning curves of one or several runs."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Work directories."""
+    out: Path
+    """The PNG (or PDF, SVG) file to write."""
+
+
+def _plot(arguments: list[str]) -> int:
+    options = parse(Plot, arguments, "python -m pretrain plot")
+    from pretrain.plot import plot
+
+    print(plot(options.runs, options.out))
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Write a run's model as Hugging Face folders."""
+
+    run: Positional[Path]
+    """Work directory of the run."""
+    to: Path
+    """Folder to write."""
+    step: int | None = None
+    """Which checkpoint; by default the newest."""
+
+
+def _export(arguments: list[str]) -> int:
+    options = parse(Export, arguments, "python -m pretrain export")
+    from pretrain.export import export_run
+
+    for folder in export_run(options.run, options.to, options.step):
+        print(folder)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Demo:
+    """Prepare the built-in corpus, train an ELECTRA on it, evaluate, plot and export it."""
+
+    folder: Path = Path("runs/demo")
+    """Where everything goes; a second start goes on there."""
+    steps: int | None = None
+    """Train for fewer or more steps than the few minutes that the demo is meant to take."""
+
+
+def _demo(arguments: list[str]) -> int:
+    options = parse(Demo, arguments, "python -m pretrain demo")
+    from pretrain.demo import demo
+
+    return demo(options.folder, options.steps)
+
+
+COMMANDS = {"recipes": _recipes, "run": _run, "eval": _eval, "plot": _plot, "export": _export, "demo": _demo}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

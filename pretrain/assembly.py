@@ -1,0 +1,69 @@
+"""A recipe put together: its model, optimiser, parameter table and states."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import optax
+
+from models import program as programs
+from models.families import family_of
+from models.parameters import Family, Parameter, Params, leaves, nest
+from models.program import Program
+from pretrain.optimizers import transformation
+from pretrain.recipe import Recipe
+from pretrain.step import TrainState, new_state
+
+
+class Assembly(NamedTuple):
+    """table: of the trained parameters only."""
+
+    recipe: Recipe
+    family: Family
+    model: nn.Module
+    table: list[Parameter]
+    optimizer: optax.GradientTransformation
+
+
+def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
+    """Nothing is allocated or compiled yet."""
+    family = family_of(recipe.model)
+    table = [p for p in family.parameters(recipe.model) if not _is_frozen(p.path, recipe.frozen)]
+    model = family.module(recipe.model, program or programs.default())
+    return Assembly(recipe, family, model, table, transformation(recipe.optimizer, table))
+
+
+def initial_params(assembly: Assembly) -> Params:
+    """Random parameters, trained and frozen, from the recipe's seed."""
+    recipe = assembly.recipe
+    spec = recipe.objective.spec(recipe.phases[0].length)
+    return recipe.objective.init(jax.random.key(recipe.seed), assembly.model, spec)
+
+
+def split_frozen(params: Params, frozen: tuple[str, ...]) -> tuple[Params, Params]:
+    """(trained, frozen) parameters by path prefix."""
+    flat = dict(leaves(params))
+    held = {path: leaf for path, leaf in flat.items() if _is_frozen(path, frozen)}
+    return nest({path: leaf for path, leaf in flat.items() if path not in held}), nest(held)
+
+
+def initial_state(assembly: Assembly, params: Params, phase: int) -> tuple[TrainState, Params]:
+    """(state before the first step, frozen parameters)."""
+    trained, frozen = split_frozen(params, assembly.recipe.frozen)
+    carry, _ = initial_carry(assembly, phase)
+    return new_state(trained, assembly.optimizer, carry), frozen
+
+
+def initial_carry(assembly: Assembly, phase: int, train: bool = True) -> tuple[Any, Any]:
+    """The objective's carry before a phase's first batch, and its axes."""
+    batch_size = assembly.recipe.phases[phase].batch_size
+    return assembly.recipe.objective.carry(assembly.model, batch_size, train)
+
+
+def state_shapes(assembly: Assembly, phase: int) -> tuple[TrainState, Params]:
+    """`initial_state` as shapes, without computing anything."""
+    return jax.eval_shape(lambda: initial_state(assembly, initial_params(assembly), phase))
+
+
+def _is_frozen(path: str, prefixes: tuple[str, ...]) -> bool:
+    return any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes)

@@ -1,0 +1,141 @@
+"""Checkpoints of the train state: written while training goes on, checked when read, never silently skipped."""
+
+import errno
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jax import Array
+
+from data_pipelines.errors import UserError
+from pretrain.step import TrainState
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one run, `folder`/STEP each.
+
+    keep: how many of the newest stay.   keep_every: those at multiples of it stay for good; 0 for none.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3, keep_every: int = 0):
+        self.folder = folder
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every or None, create=True)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def steps(self) -> list[int]:
+        """The steps of the finished checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, state: TrainState) -> None:
+        """Start writing a checkpoint of a state; returns when the state may be donated."""
+        step = int(state.step)
+        if step in self._manager.all_steps():
+            return
+        # On a CPU the writer would read the very buffers that the next step is given to overwrite.
+        item = {"state": jax.tree.map(jnp.copy, state), "checksums": checksums(state)}
+        with _one_line_errors(self, step):
+            self._manager.save(step, args=ocp.args.StandardSave(item))
+
+    def wait(self) -> None:
+        """Return when everything is on disk."""
+        with _one_line_errors(self, None):
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def restore(self, like: Callable[[int], TrainState], step: int | None = None) -> TrainState | None:
+        """The newest state that loads, or that of a step; None when there is no checkpoint at all.
+
+        like: step -> a state of shapes, dtypes and shardings.
+        Newer checkpoints that do not load are set aside as STEP.damaged, and the log says so.
+        UserError when none loads: a run must never start again at 0 by itself.
+        """
+        steps = self.steps()
+        if step is not None:
+            if step not in steps:
+                raise UserError(f"{self.folder} has no checkpoint of step {step}: there are {steps or 'none'}")
+            steps = [step]
+        damaged = {}
+        for candidate in reversed(steps):
+            try:
+                state = self._read(candidate, like(candidate))
+            except Exception as error:  # whatever a damaged file makes the readers raise
+                damaged[candidate] = " ".join(str(error).split())[:160] or type(error).__name__
+                continue
+            self._set_aside(damaged, candidate)
+            return state
+        if damaged:
+            reasons = "; ".join(f"step {s}: {reason}" for s, reason in damaged.items())
+            raise UserError(
+                f"no checkpoint in {self.folder} loads ({reasons}): restore the folder from a copy, "
+                "or start afresh in another --workdir"
+            )
+        return None
+
+    def _read(self, step: int, like: TrainState) -> TrainState:
+        sums = [jax.ShapeDtypeStruct((), jnp.uint32)] * len(jax.tree.leaves(like))
+        restored = self._manager.restore(step, args=ocp.args.StandardRestore({"state": like, "checksums": sums}))
+        state = restored["state"]
+        for path_and_leaf, expected, actual in zip(
+            jax.tree.leaves_with_path(state), restored["checksums"], checksums(state), strict=True
+        ):
+            if int(expected) != int(actual):
+                raise ValueError(f"the checksum of {jax.tree_util.keystr(path_and_leaf[0])} differs")
+        return state
+
+    def _set_aside(self, damaged: dict[int, str], good: int) -> None:
+        for step, reason in damaged.items():
+            target = self.folder / f"{step}.damaged"
+            (self.folder / str(step)).rename(target)
+            log.warning("checkpoint of step %d does not load (%s): moved to %s, going on from step %d",
+                        step, reason, target.name, good)  # fmt: skip
+        if damaged:
+            self._manager.reload()
+
+
+def checksums(state: TrainState) -> list[Array]:
+    """A u32[] per array, which a changed, lost or moved element changes; the files have none for array data."""
+    return _checksums(jax.tree.leaves(state))
+
+
+@jax.jit
+def _checksums(leaves: list[Array]) -> list[Array]:
+    def one(leaf: Array) -> Array:
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.uint32) if leaf.dtype.itemsize == 4 else leaf.astype(jnp.uint32)
+        weight = jnp.zeros(leaf.shape, jnp.uint32)
+        for axis in range(leaf.ndim):
+            weight = weight * jnp.uint32(leaf.shape[axis]) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+        return jnp.sum(bits * (2 * weight + 1), dtype=jnp.uint32)
+
+    return [one(leaf) for leaf in leaves]
+
+
+class _one_line_errors:
+    """A full disk while writing becomes a UserError that names what is safe and what to do."""
+
+    def __init__(self, checkpoints: Checkpoints, step: int | None):
+        self.checkpoints, self.step = checkpoints, step
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if error is None or not _is_disk_error(error):
+            return
+        safe = self.checkpoints.steps()
+        raise UserError(
+            f"could not write a checkpoint below {self.checkpoints.folder}: {' '.join(str(error).split())[:200]}. "
+            f"Safe steps: {safe or 'none'}. Free space or lower --keep, then run the same command again"
+        ) from error
+
+
+def _is_disk_error(error: BaseException) -> bool:
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
+    texts = ("No space left", "RESOURCE_EXHAUSTED", "quota exceeded", "File too large")
+    return getattr(error, "errno", None) in numbers or any(text in str(error) for text in texts)

@@ -1,0 +1,75 @@
+"""The whole way on the built-in corpus: prepare, train an ELECTRA, evaluate, plot, fill masks, export."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from data_pipelines.prepare import Prepare, prepare
+from pretrain.export import export_run
+from pretrain.options import Options
+from pretrain.plot import plot
+from pretrain.recipes.registry import find
+from pretrain.restore import restore
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from pretrain.step import merge
+from pretrain.tables import print_evaluation
+
+STEPS = 1000
+
+
+def demo(folder: Path, steps: int | None) -> int:
+    """Everything below `folder`; a second call goes on where the first stopped -> exit status."""
+    console = Console(highlight=False, soft_wrap=True)
+    corpus, workdir = folder / "corpus", folder / "run"
+    step = lambda command: console.rule(f"python -m {command}", align="left")
+
+    step(f"data_pipelines prepare --source builtin --tokenizer wordpiece --vocab-size 8192 --out {corpus}")
+    prepare(Prepare(source=("builtin",), tokenizer="wordpiece", vocab_size=8192, out=corpus), console)
+
+    recipe = dataclasses.replace(find("electra-tiny"), steps=steps or STEPS)
+    step(f"pretrain run {recipe.name} --corpus {corpus} --workdir {workdir} --steps {recipe.steps}")
+    options = Options(corpus=corpus, workdir=workdir, log_every=50, eval_every=200, checkpoint_every=200)
+    if status := run(recipe, options):
+        return status
+
+    step(f"pretrain eval {workdir}")
+    print_evaluation(workdir, every_checkpoint=False, corpus=None, examples=1024)
+    step(f"pretrain plot {workdir} --out {folder / 'curves.png'}")
+    console.print(plot([workdir], folder / "curves.png"))
+    step(f"pretrain export {workdir} --to {folder / 'export'}")
+    for exported in export_run(workdir, folder / "export"):
+        console.print(exported)
+    console.rule("masks that the generator fills in held-out text", align="left")
+    fill_masks(RunDirectory(workdir), console)
+    return 0
+
+
+def fill_masks(directory: RunDirectory, console: Console, rows: int = 4, window: int = 12) -> None:
+    """Print held-out snippets with one masked token each, what stood there and the generator's best guesses."""
+    restored, corpus = restore(directory), directory.open_corpus()
+    recipe, tokenizer = restored.assembly.recipe, Tokenizer.from_file(str(directory.tokenizer / "tokenizer.json"))
+    phase = recipe.phases[-1]
+    examples = recipe.objective.examples(corpus, "heldout", phase.length, phase.batch_size, seed=1)
+    batch = examples.build(0, np.arange(min(rows, examples.number)))
+    inputs = (batch["tokens"], batch["types"], batch["segments"], batch["prediction_positions"])
+    params = merge(restored.state.params, restored.frozen)
+    logits = jax.jit(lambda *x: restored.assembly.model.apply({"params": params}, *x, method="generate"))(*inputs)
+    best = np.argsort(-np.asarray(logits).reshape(*batch["prediction_positions"].shape, -1), axis=-1)[..., :5]
+    mask = corpus.special["mask"]
+    for row, tokens in enumerate(batch["tokens"]):
+        slots = [s for s, at in enumerate(batch["prediction_positions"][row]) if tokens[at] == mask]
+        if not slots:
+            continue
+        slot = slots[len(slots) // 2]
+        at = batch["prediction_positions"][row][slot]
+        near = range(max(0, at - window), min(len(tokens), at + window))
+        shown = [tokenizer.id_to_token(int(tokens[i])) for i in near if batch["segments"][row][i]]
+        guesses = ", ".join(tokenizer.id_to_token(int(token)) for token in best[row, slot])
+        truth = tokenizer.id_to_token(int(batch["prediction_targets"][row][slot]))
+        console.print(" ".join(shown).replace(" ##", ""), markup=False)
+        console.print(f"    was: {truth}   guesses: {guesses}", markup=False)

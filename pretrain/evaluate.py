@@ -1,0 +1,52 @@
+"""Held-out evaluation on a fixed set: the same rows with the same corruption at every call."""
+
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.evaluation import evaluation_batches
+from models.parameters import Params
+from pretrain.assembly import Assembly, initial_carry
+from pretrain.step import evaluation_step
+from tpu.mesh import rows
+
+EVALUATION_SEED = 20_181_011  # the same held-out rows for every run, whatever its own seed
+
+
+class Evaluator:
+    """The fixed held-out set of one phase, and the compiled step."""
+
+    def __init__(self, assembly: Assembly, corpus: Corpus, phase: int, examples: int, mesh: Mesh):
+        self.assembly, self.corpus, self.phase_index, self.mesh = assembly, corpus, phase, mesh
+        phase = assembly.recipe.phases[phase]
+        self._step = jax.jit(evaluation_step(assembly.recipe, assembly.model))
+        held_out = assembly.recipe.objective.examples(
+            corpus, "heldout", phase.length, phase.batch_size, EVALUATION_SEED
+        )
+        if not held_out.number:
+            raise UserError(f"{corpus.path} has no held-out documents: prepare it with --heldout above 0")
+        self.batches = list(evaluation_batches(held_out, examples))
+
+    def __call__(self, params: Params, frozen: Params) -> dict[str, float]:
+        """loss, each term in nats per prediction, and the objective's report."""
+        objective = self.assembly.recipe.objective
+        carry, _ = initial_carry(self.assembly, self.phase_index, train=False)
+        total = None
+        for index, batch in enumerate(self.batches):
+            placed = jax.device_put(batch, rows(self.mesh))
+            part, carry = self._step(params, frozen, placed, jnp.int32(index), carry)
+            total = part if total is None else jax.tree.map(jnp.add, total, part)
+        sums, weights, counts = jax.device_get(total)
+        terms = {term: float(sums[term] / weights[term]) for term in sums if weights[term] > 0}
+        factors = objective.coefficients(0)
+        loss = sum(float(factors[term]) * value for term, value in terms.items())
+        return {"loss": loss, **{f"{term}_loss": value for term, value in terms.items()}, **objective.report(counts)}
+
+    def baselines(self) -> dict[str, float]:
+        """What needs no model, under the names of the figures that it stands beside."""
+        return self.assembly.recipe.objective.baselines(self.batches, self.corpus)
+
+

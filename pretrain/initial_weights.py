@@ -1,0 +1,35 @@
+"""The weights that --init-from names: a Hugging Face folder or another run's work directory."""
+
+import dataclasses
+from pathlib import Path
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from models.parameters import Params
+from pretrain.huggingface.load import check_vocabulary, load
+from pretrain.restore import restore
+from pretrain.run_directory import RunDirectory, flat
+from pretrain.step import merge
+
+
+def load_weights(source: str, config, shapes: Params, corpus: Corpus) -> Params:
+    """Parameters for a config, shaped like `shapes`; UserError when the source has another model or vocabulary."""
+    directory = RunDirectory(Path(source))
+    if not directory.recipe.is_file():
+        return load(source, config, shapes, corpus.tokenizer_path)
+    _check_same_model(source, directory.read_recipe().model, config)
+    check_vocabulary(directory.tokenizer, corpus.tokenizer_path)
+    restored = restore(directory)
+    return merge(restored.state.params, restored.frozen)
+
+
+def _check_same_model(source: str, theirs, ours) -> None:
+    if type(theirs) is not type(ours):
+        kinds = f"it is a {type(theirs).__name__}, the recipe has a {type(ours).__name__}"
+        raise UserError(f"--init-from {source}: {kinds}; give a run of the same family")
+    old, new = flat(dataclasses.asdict(theirs)), flat(dataclasses.asdict(ours))
+    # Dropout may change from run to run: no array depends on it.
+    differing = [name for name in new if old[name] != new[name] and not name.endswith("dropout")]
+    if differing:
+        listed = ", ".join(f"model.{name} is {old[name]} there and {new[name]} here" for name in differing)
+        raise UserError(f"--init-from {source}: {listed}; give the recipe the same values, or another --init-from")

@@ -1,0 +1,69 @@
+"""What a run says of itself: lines on the screen and in log.txt, metrics.jsonl, TensorBoard events."""
+
+import json
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tensorboardX import SummaryWriter
+
+from pretrain.run_directory import RunDirectory, write_whole
+
+
+class Journal:
+    """Writes one run's figures; what an interrupted run wrote beyond `step`, its last checkpoint, is dropped."""
+
+    def __init__(self, directory: RunDirectory, step: int, total: int):
+        _forget_after(directory, step)
+        self._metrics = directory.metrics.open("a")
+        self._log = directory.log.open("a")
+        self._events = SummaryWriter(str(directory.tensorboard), purge_step=step + 1)
+        self.console = Console(highlight=False)
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            console=self.console, disable=not self.console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("training", total=total, completed=step)
+        self._bar.start()
+
+    def say(self, line: str) -> None:
+        """One line for the reader."""
+        self.console.print(line, markup=False, soft_wrap=True)
+        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        self._log.flush()
+
+    def figures(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        """One measurement of kind 'train' or 'eval' after `step` steps."""
+        self._metrics.write(json.dumps({"kind": kind, "step": step, **figures}) + "\n")
+        self._metrics.flush()
+        for name, value in figures.items():
+            self._events.add_scalar(f"{kind}/{name}", value, step)
+        self.say(f"{kind:>5} {step:>7}  " + "  ".join(f"{name} {value:.5g}" for name, value in figures.items()))
+
+    def progress(self, step: int, eta: str) -> None:
+        self._bar.update(self._task, completed=step, description=f"training, {eta} left")
+
+    def close(self) -> None:
+        self._bar.stop()
+        self._metrics.close()
+        self._events.close()
+        self._log.close()
+
+
+def read_metrics(directory: RunDirectory, kind: str) -> list[dict]:
+    """The measurements of one kind, in order of step."""
+    if not directory.metrics.is_file():
+        return []
+    return [entry for entry in map(json.loads, _whole_lines(directory)) if entry["kind"] == kind]
+
+
+def _whole_lines(directory: RunDirectory) -> list[str]:
+    """A run that is killed may leave half a line at the end."""
+    return [line for line in directory.metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _forget_after(directory: RunDirectory, step: int) -> None:
+    if directory.metrics.is_file():
+        kept = [line for line in _whole_lines(directory) if json.loads(line)["step"] <= step]
+        write_whole(directory.metrics, "".join(kept))

@@ -1,0 +1,194 @@
+"""The training loop: phases, steps, figures, evaluations, checkpoints, and how a run ends."""
+
+import datetime
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from data_pipelines.loader import Loader
+from jax.sharding import Mesh
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from models.parameters import Params, count
+from pretrain.assembly import Assembly, initial_carry
+from pretrain.checkpoints import Checkpoints
+from pretrain.evaluate import Evaluator
+from pretrain.journal import Journal
+from pretrain.options import Options
+from pretrain.recipe import boundaries, phase_at
+from pretrain.run_directory import RunDirectory
+from pretrain.signals import EXIT_STOPPED, StopRequest
+from pretrain.step import Metrics, TrainState, train_step
+from tpu.chips import peak_flops
+from tpu.mesh import carry_shardings, rows
+
+PROFILED = range(5, 15)  # steps after the start, when compilation and warm-up are over
+
+
+class Run(NamedTuple):
+    """What stays the same while a run lasts."""
+
+    assembly: Assembly
+    corpus: Corpus
+    options: Options
+    directory: RunDirectory
+    checkpoints: Checkpoints
+    journal: Journal
+    mesh: Mesh
+    frozen: Params
+    stop: StopRequest
+
+
+def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
+    """Train from a state to the recipe's last step -> (state, exit status: 0 or EXIT_STOPPED).
+
+    UserError when too many updates in a row were not finite, or the disk is full.
+    """
+    ends, recipe = boundaries(run.assembly.recipe), run.assembly.recipe
+    evaluator = None
+    while (step := int(state.step)) < recipe.steps:
+        phase = phase_at(recipe, step)
+        run.journal.say(f"phase {phase + 1} of {len(ends)}: {recipe.phases[phase]}, steps {step} to {ends[phase]}")
+        evaluator = Evaluator(run.assembly, run.corpus, phase, run.options.eval_examples, run.mesh)
+        state = _train_phase(run, state, phase, ends[phase], evaluator)
+        if run.stop:
+            run.checkpoints.save(state)
+            run.checkpoints.wait()
+            run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
+            return state, EXIT_STOPPED
+    run.checkpoints.save(state)
+    if evaluator:
+        _evaluate(run, state, evaluator)
+    run.checkpoints.wait()
+    return state, 0
+
+
+def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: Evaluator) -> TrainState:
+    """Steps up to `end` or to a stop request."""
+    options, recipe = run.options, run.assembly.recipe
+    carry, carry_axes = initial_carry(run.assembly, phase)
+    if jax.tree.map(np.shape, carry) != jax.tree.map(np.shape, state.carry):
+        state = state._replace(carry=jax.device_put(carry, carry_shardings(carry_axes, run.mesh)))
+    step_function = train_step(recipe, run.assembly.model, run.assembly.optimizer, carry_axes, options.microbatches)
+    step_function = jax.jit(step_function, donate_argnums=0)
+    first = int(state.step)
+    meter = Meter(run, phase, first)
+    for step, batch in _batches(run, phase, first, end):
+        if run.stop:
+            break
+        _profile(run, step - first)
+        with jax.transfer_guard("disallow"):
+            state, metrics = step_function(state, run.frozen, batch)
+        done = step + 1
+        meter.add(metrics)
+        if done % options.log_every == 0 or done == end or done == first + 1:
+            meter.report(done)
+        if done % options.checkpoint_every == 0 and done < recipe.steps:
+            run.checkpoints.save(state)
+        if options.eval_every and done % options.eval_every == 0 and done < recipe.steps:
+            _evaluate(run, state, evaluator)
+            meter.restart()
+    return state
+
+
+def _batches(run: Run, phase: int, first: int, end: int) -> Iterator[tuple[int, dict]]:
+    """(step, global batch on the devices) for the steps of a phase."""
+    shape = run.assembly.recipe.phases[phase]
+    examples = run.assembly.recipe.objective.examples(
+        run.corpus, "train", shape.length, shape.batch_size, run.assembly.recipe.seed
+    )
+    with Loader(examples, first, end, np.arange(shape.batch_size), processes=run.options.workers) as loader:
+        for step, batch in loader:
+            yield step, jax.device_put(batch, rows(run.mesh))
+
+
+def _evaluate(run: Run, state: TrainState, evaluator: Evaluator) -> None:
+    run.journal.figures("eval", int(state.step), evaluator(state.params, run.frozen))
+
+
+def _profile(run: Run, since_start: int) -> None:
+    if not run.options.profile:
+        return
+    if since_start == PROFILED.start:
+        jax.profiler.start_trace(str(run.directory.path / "profile"))
+    if since_start == PROFILED.stop:
+        jax.profiler.stop_trace()
+        run.journal.say(f"trace of ten steps in {run.directory.path / 'profile'}")
+
+
+class Meter:
+    """Collects the steps' metrics between two reports, without waiting for them."""
+
+    def __init__(self, run: Run, phase: int, first: int):
+        self.run, self.phase = run, run.assembly.recipe.phases[phase]
+        self.waiting: list[Metrics] = []
+        self.since: float | None = None  # unknown until the first step has compiled
+        assembly, length = run.assembly, self.phase.length
+        predictions = assembly.recipe.objective.predictions(length)
+        # The backward pass costs two forward passes: a product's gradient is two products of its size.
+        self.flops = 3 * assembly.family.flops(assembly.recipe.model, self.phase.batch_size, length, predictions)
+
+    def add(self, metrics: Metrics) -> None:
+        self.waiting.append(metrics)
+
+    def restart(self) -> None:
+        """Leave out the time of what is not a step."""
+        self.since = time.perf_counter()
+
+    def report(self, step: int) -> None:
+        """Write the figures since the last report; UserError when updates keep being skipped."""
+        if not self.waiting:
+            return
+        metrics = jax.device_get(self.waiting)
+        now = time.perf_counter()
+        figures = self._means(metrics)
+        if self.since is not None:
+            figures |= self._speed((now - self.since) / len(metrics), step)
+        self.run.journal.figures("train", step, figures)
+        self.waiting, self.since = [], time.perf_counter()
+        skipped_in_row = int(metrics[-1].skipped[1])
+        if skipped_in_row >= self.run.options.max_skipped:
+            raise UserError(
+                f"the loss or its gradient was not finite in the last {skipped_in_row} updates up to step {step}, "
+                f"which were skipped: lower --schedule.peak (now {self.run.assembly.recipe.schedule.peak}) or "
+                f"lengthen --schedule.warmup, and start from an earlier checkpoint in {self.run.directory.checkpoints}"
+            )
+
+    def _means(self, metrics: list[Metrics]) -> dict[str, float]:
+        mean = lambda values: float(np.mean(values))
+        counts = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *[m.counts for m in metrics])
+        figures = {"loss": mean([m.loss for m in metrics])}
+        figures |= {f"{term}_loss": mean([m.terms[term] for m in metrics]) for term in metrics[0].terms}
+        figures |= self.run.assembly.recipe.objective.report(counts)
+        figures["gradient_norm"] = mean([m.gradient_norm for m in metrics])
+        figures["learning_rate"] = float(metrics[-1].learning_rate)
+        if metrics[-1].skipped[0]:
+            figures["skipped_updates"] = int(metrics[-1].skipped[0])
+        return figures
+
+    def _speed(self, seconds: float, step: int) -> dict[str, float]:
+        left = datetime.timedelta(seconds=round(seconds * (self.run.assembly.recipe.steps - step)))
+        self.run.journal.progress(step, str(left))
+        figures = {
+            "step_ms": 1000 * seconds,
+            "tokens_per_s": self.phase.batch_size * self.phase.length / seconds,
+            "model_tflops_per_s": self.flops / seconds / 1e12,
+            "seconds_left": left.total_seconds(),
+        }
+        device = self.run.mesh.devices.flat[0]
+        if peak := peak_flops(device.device_kind):
+            figures["mfu"] = self.flops / seconds / (peak * self.run.mesh.size)
+        return figures
+
+
+def describe(assembly: Assembly, params: Params, mesh: Mesh) -> str:
+    """One line: what is trained, on what."""
+    device = mesh.devices.flat[0].device_kind
+    program = assembly.model.program
+    return (
+        f"{assembly.recipe.name}: {count(params) / 1e6:.1f}M parameters, {assembly.recipe.steps} steps, "
+        f"on {mesh.size} x {device}, {program.dtype}, layers {program.depth}, remat {program.remat}"
+    )

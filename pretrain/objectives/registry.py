@@ -1,0 +1,6 @@
+"""All objectives by the name that recipe.json stores."""
+
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
+
+OBJECTIVES = {kind.__name__: kind for kind in (MaskedLanguageModel, ReplacedTokenDetection)}

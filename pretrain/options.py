@@ -1,0 +1,52 @@
+"""How a run is run: none of this is the recipe's identity, all of it may change on resume."""
+
+import dataclasses
+from pathlib import Path
+
+from data_pipelines.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How and where to run."""
+
+    corpus: Path
+    """Folder made by `python -m data_pipelines prepare`."""
+    workdir: Path
+    """Where the run keeps everything; the same directory resumes."""
+    init_from: str | None = None
+    """Start from these weights: a Hugging Face folder, discriminator=DIR,generator=DIR, or another run's workdir."""
+    microbatches: int = 1
+    """Cut each batch into so many parts whose gradients add up: less memory, same mathematics."""
+    dtype: str | None = None
+    """float32 or bfloat16 for activations and products; by default what suits the platform."""
+    depth: str | None = None
+    """scan or unroll the layers; by default what suits the platform."""
+    remat: str = "none"
+    """What the backward pass computes again instead of keeping: none, dots (all but products) or full."""
+    workers: int = 0
+    """Processes that build batches; 0 builds them in threads."""
+    log_every: int = 10
+    """Steps between two lines of figures."""
+    eval_every: int = 500
+    """Steps between two evaluations on the held-out set; 0 evaluates only at the end."""
+    eval_examples: int = 1024
+    """Rows of the fixed held-out set."""
+    checkpoint_every: int = 500
+    """Steps between two checkpoints."""
+    keep: int = 3
+    """How many of the newest checkpoints stay."""
+    keep_every: int = 0
+    """Checkpoints at multiples of this step stay for good; 0 for none."""
+    max_skipped: int = 20
+    """Stop after so many updates in a row with a loss or gradient that is not finite."""
+    profile: bool = False
+    """Write a trace of ten steps to WORKDIR/profile, for TensorBoard or Perfetto."""
+
+    def __post_init__(self):
+        for field in ("microbatches", "log_every", "eval_examples", "checkpoint_every", "keep", "max_skipped"):
+            if getattr(self, field) < 1:
+                raise UserError(f"--{field.replace('_', '-')} {getattr(self, field)}: must be at least 1")
+        for field in ("workers", "eval_every", "keep_every"):
+            if getattr(self, field) < 0:
+                raise UserError(f"--{field.replace('_', '-')} {getattr(self, field)}: must be at least 0")

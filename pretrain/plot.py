@@ -1,0 +1,59 @@
+"""Learning curves as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+from data_pipelines.errors import UserError
+from pretrain.journal import read_metrics
+from pretrain.run_directory import RunDirectory
+
+SKIPPED = ("kind", "step", "seconds_left", "step_ms", "model_tflops_per_s", "base_rate", "always_f1")
+LAST = ("gradient_norm", "learning_rate", "tokens_per_s", "mfu")  # after what is learned
+
+
+def plot(runs: Sequence[Path], out: Path) -> Path:
+    """One panel per figure, training thin and held-out thick, a colour per run -> the written file.
+
+    UserError when a run has no figures or the format is unknown.
+    """
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    curves = {run: {kind: read_metrics(RunDirectory(run), kind) for kind in ("train", "eval")} for run in runs}
+    for run, kinds in curves.items():
+        if not any(kinds.values()):
+            raise UserError(f"{run} has no figures to plot: is it the --workdir of a run?")
+    entries = [entry for kinds in curves.values() for kind in kinds.values() for entry in kind]
+    names = dict.fromkeys(name for entry in entries for name in entry if name not in SKIPPED)
+    names = [name for name in names if name not in LAST] + [name for name in LAST if name in names]
+    columns = min(3, len(names))
+    lines = -(-len(names) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(4.5 * columns, 3 * lines), squeeze=False)
+    for panel, name in zip(axes.flat, names, strict=False):
+        _draw(panel, name, curves)
+    for panel in axes.flat[len(names) :]:
+        panel.axis("off")
+    axes.flat[0].legend(fontsize="small")
+    figure.tight_layout()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(out, dpi=110)
+    except ValueError as error:
+        raise UserError(f"--out {out}: {error}; use .png, .pdf or .svg") from None
+    finally:
+        pyplot.close(figure)
+    return out
+
+
+def _draw(panel, name: str, curves: dict) -> None:
+    for index, (run, kinds) in enumerate(curves.items()):
+        for kind, style in (("train", {"alpha": 0.45, "linewidth": 1}), ("eval", {"marker": "o", "markersize": 3})):
+            points = [(entry["step"], entry[name]) for entry in kinds[kind] if name in entry]
+            label = run.name if kind == "train" else f"{run.name} held-out"
+            if points:
+                panel.plot(*zip(*points, strict=True), color=f"C{index}", label=label, **style)
+    panel.set_title(name.replace("_", " "), fontsize="medium")
+    panel.set_xlabel("step", fontsize="small")
+    panel.grid(alpha=0.3)

@@ -1,0 +1,71 @@
+"""A run's state for reading: evaluation, export, starting another run from it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+
+from data_pipelines.errors import UserError
+from models import program as programs
+from models.parameters import Params
+from pretrain.assembly import Assembly, assemble, initial_carry, state_shapes
+from pretrain.checkpoints import Checkpoints
+from pretrain.recipe import phase_at
+from pretrain.run_directory import RunDirectory
+from pretrain.step import TrainState
+from tpu.mesh import carry_shardings, data_mesh, replicated
+
+
+class Restored(NamedTuple):
+    """A finished or running run, read from its directory."""
+
+    assembly: Assembly
+    state: TrainState
+    frozen: Params
+    mesh: Mesh
+
+
+def restore(directory: RunDirectory, step: int | None = None) -> Restored:
+    """The state of a step, by default of the newest checkpoint; UserError when there is none that loads."""
+    assembly, mesh = assemble(directory.read_recipe(), programs.default()), data_mesh()
+    checkpoints = Checkpoints(directory.checkpoints)
+    try:
+        state = checkpoints.restore(lambda at: abstract_state(assembly, at, mesh), step)
+    finally:
+        checkpoints.close()
+    if state is None:
+        raise UserError(f"{directory.path} has no checkpoint yet: let `python -m pretrain run` write one")
+    return Restored(assembly, state, load_frozen(assembly, directory, mesh), mesh)
+
+
+def abstract_state(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the state after `step` steps."""
+    phase = phase_at(assembly.recipe, max(step - 1, 0))  # the carry is that of the last batch
+    state, _ = state_shapes(assembly, phase)
+    everywhere = jax.tree.map(lambda _: replicated(mesh), state)
+    _, axes = initial_carry(assembly, phase)
+    shardings = everywhere._replace(carry=carry_shardings(axes, mesh))
+    return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), state, shardings)
+
+
+def save_frozen(directory: RunDirectory, frozen: Params) -> None:
+    """Write the frozen parameters, once: they are in no checkpoint."""
+    if frozen:
+        with ocp.StandardCheckpointer() as writer:
+            writer.save(_frozen_folder(directory), frozen, force=True)
+
+
+def load_frozen(assembly: Assembly, directory: RunDirectory, mesh: Mesh) -> Params:
+    """The frozen parameters of a run, mostly {}."""
+    _, frozen = state_shapes(assembly, 0)
+    if not frozen:
+        return {}
+    like = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=replicated(mesh)), frozen)
+    with ocp.StandardCheckpointer() as reader:
+        return reader.restore(_frozen_folder(directory), like)
+
+
+def _frozen_folder(directory: RunDirectory) -> Path:
+    return (directory.path / "frozen").absolute()

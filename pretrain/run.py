@@ -1,0 +1,97 @@
+"""Start or resume a run: check everything that can be checked, build or restore the state, train."""
+
+import dataclasses
+
+import jax
+from jax.sharding import Mesh
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from models import program as programs
+from models.parameters import Params
+from models.program import Program
+from pretrain import run_directory
+from pretrain.assembly import Assembly, assemble, initial_params, initial_state
+from pretrain.checkpoints import Checkpoints
+from pretrain.initial_weights import load_weights
+from pretrain.journal import Journal
+from pretrain.loop import Run, describe, train
+from pretrain.options import Options
+from pretrain.recipe import Recipe, resolve
+from pretrain.restore import abstract_state, load_frozen, save_frozen
+from pretrain.run_directory import RunDirectory
+from pretrain.signals import stop_request
+from pretrain.step import TrainState
+from tpu.mesh import data_mesh, replicated
+
+
+def run(recipe: Recipe, options: Options) -> int:
+    """Train a recipe in a work directory, from its newest checkpoint if it has one -> exit status.
+
+    0: all steps are done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.
+    UserError before anything is compiled for whatever the user can put right.
+    """
+    corpus = Corpus(options.corpus)
+    recipe = resolve(recipe, corpus)
+    mesh = data_mesh()
+    _check_batches(recipe, options, mesh)
+    assembly = assemble(recipe, chosen_program(options))
+    weights = _initial_weights(assembly, corpus, options)
+    directory, resumes = run_directory.start(options.workdir, recipe, corpus, options.init_from)
+    checkpoints = Checkpoints(directory.checkpoints, options.keep, options.keep_every)
+    try:
+        state, frozen, origin = _first_state(assembly, directory, checkpoints, weights, mesh)
+        journal = Journal(directory, int(state.step), recipe.steps)
+        try:
+            journal.say(describe(assembly, state.params, mesh))
+            journal.say(origin)
+            with stop_request() as stop:
+                whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop)
+                _, status = train(whole, state)
+            if status == 0:
+                journal.say(f"done: {recipe.steps} steps in {directory.path}")
+            return status
+        finally:
+            journal.close()
+    finally:
+        checkpoints.close()
+
+
+def chosen_program(options: Options) -> Program:
+    """The platform's program with what the options override."""
+    given = {field: getattr(options, field) for field in ("dtype", "depth", "remat")}
+    try:
+        return dataclasses.replace(programs.default(), **{k: v for k, v in given.items() if v is not None})
+    except ValueError as error:
+        raise UserError(str(error).replace("program.", "--", 1)) from None
+
+
+def _initial_weights(assembly: Assembly, corpus: Corpus, options: Options) -> Params | None:
+    """What --init-from names, unless the work directory has checkpoints to go on from."""
+    if options.init_from is None or RunDirectory(options.workdir).checkpoint_steps():
+        return None
+    shapes = jax.eval_shape(lambda: initial_params(assembly))
+    return load_weights(options.init_from, assembly.recipe.model, shapes, corpus)
+
+
+def _check_batches(recipe: Recipe, options: Options, mesh: Mesh) -> None:
+    parts = options.microbatches * mesh.size
+    for index, phase in enumerate(recipe.phases):
+        if phase.batch_size % parts:
+            raise UserError(
+                f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches "
+                f"{options.microbatches} x {mesh.size} devices: choose a multiple of {parts}"
+            )
+
+
+def _first_state(
+    assembly: Assembly, directory: RunDirectory, checkpoints: Checkpoints, weights: Params | None, mesh: Mesh
+) -> tuple[TrainState, Params, str]:
+    """(state, frozen parameters, where they come from)."""
+    state = checkpoints.restore(lambda step: abstract_state(assembly, step, mesh))
+    if state is not None:
+        return state, load_frozen(assembly, directory, mesh), f"resuming from step {int(state.step)}"
+    params = initial_params(assembly) if weights is None else weights
+    state, frozen = jax.device_put(initial_state(assembly, params, 0), replicated(mesh))
+    save_frozen(directory, frozen)
+    return state, frozen, "starting from random weights" if weights is None else "starting from --init-from"

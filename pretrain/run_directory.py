@@ -1,0 +1,136 @@
+"""A work directory: everything that a run was and did, so that resuming, plotting and exporting need nothing else.
+
+    recipe.json     what is trained (identity: only `steps` may change)
+    run.json        the corpus's path and fingerprint, --init-from, the versions and platform of the last start
+    tokenizer/      a copy of the corpus's
+    checkpoints/    STEP/ each
+    metrics.jsonl   one JSON object per line: {"kind": "train" | "eval", "step": ..., figures}
+    tensorboard/    the same for TensorBoard
+    log.txt         what was printed
+"""
+
+import json
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import jax
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from pretrain.recipe import Recipe, from_json, to_json
+
+
+class RunDirectory:
+    """Paths of a work directory."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.recipe = self.path / "recipe.json"
+        self.run = self.path / "run.json"
+        self.tokenizer = self.path / "tokenizer"
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.log = self.path / "log.txt"
+
+    def read_recipe(self) -> Recipe:
+        """UserError when this is no work directory."""
+        if not self.recipe.is_file():
+            raise UserError(f"{self.path} is no run: it has no recipe.json; make one with `python -m pretrain run`")
+        return from_json(self.recipe.read_text())
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the finished checkpoints, ascending."""
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(int(folder.name) for folder in self.checkpoints.iterdir() if folder.name.isdigit())
+
+    def read_run(self) -> dict:
+        return json.loads(self.run.read_text())
+
+    def open_corpus(self, path: Path | None = None) -> Corpus:
+        """The run's corpus, from where it was or from `path`; UserError when it is another one."""
+        run = self.read_run()
+        if path is None and not Path(run["corpus"]).exists():
+            raise UserError(f"the corpus of {self.path} is no longer at {run['corpus']}: pass --corpus")
+        corpus = Corpus(path or run["corpus"])
+        if corpus.fingerprint != run["fingerprint"]:
+            raise UserError(
+                f"{corpus.path} is not the corpus of {self.path}: its fingerprint is {corpus.fingerprint[:12]}, "
+                f"the run's {run['fingerprint'][:12]}; pass --corpus with the one it was trained on, "
+                "or start in another --workdir"
+            )
+        return corpus
+
+
+def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> tuple[RunDirectory, bool]:
+    """Create a work directory, or check that this recipe may go on in it -> (directory, whether it resumes).
+
+    UserError when it holds another recipe, another corpus or another start, listing what differs.
+    """
+    directory = RunDirectory(path)
+    _make(directory.path)
+    resumes = directory.recipe.is_file() and directory.run.is_file()
+    if resumes:
+        _check_same(directory, recipe)
+        directory.open_corpus(corpus.path)
+        old_init = directory.read_run()["init_from"]
+        if init_from is not None and init_from != old_init:
+            raise UserError(f"--init-from {init_from}: {path} was started from {old_init or 'random weights'}; "
+                            "leave --init-from out to resume, or use another --workdir")  # fmt: skip
+        init_from = old_init
+    elif directory.checkpoints.is_dir() and any(directory.checkpoints.iterdir()):
+        raise UserError(f"{path} has checkpoints but no recipe.json: it is damaged; use another --workdir")
+    else:
+        shutil.copytree(corpus.tokenizer_path, directory.tokenizer, dirs_exist_ok=True)
+    about = {
+        "corpus": str(corpus.path.absolute()),
+        "fingerprint": corpus.fingerprint,
+        "init_from": init_from,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    }
+    write_whole(directory.run, json.dumps(about, indent=2) + "\n")
+    write_whole(directory.recipe, to_json(recipe))
+    return directory, resumes
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is never seen half-written."""
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--workdir {path}: cannot write there ({error.strerror}); choose another folder") from None
+
+
+def _check_same(directory: RunDirectory, recipe: Recipe) -> None:
+    old, new = (flat(json.loads(text)) for text in (directory.recipe.read_text(), to_json(recipe)))
+    changed = [name for name in sorted(old | new) if old.get(name) != new.get(name) and name != "steps"]
+    if changed:
+        listed = "; ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed)
+        raise UserError(
+            f"{directory.path} was started with another recipe ({listed}): give the old values to resume, "
+            "or use another --workdir"
+        )
+
+
+def flat(tree, prefix: str = "") -> dict:
+    """{'a': {'b': 1}, 'c': [2]} -> {'a.b': 1, 'c.0': 2}."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    flattened = {}
+    for key, value in items:
+        name = f"{prefix}{key}"
+        flattened |= flat(value, f"{name}.") if isinstance(value, dict | list) else {name: value}
+    return flattened

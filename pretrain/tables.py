@@ -1,0 +1,64 @@
+"""Tables on the screen."""
+
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from models.parameters import count
+from pretrain.assembly import assemble, initial_params
+from pretrain.evaluate import Evaluator
+from pretrain.recipe import Recipe, phase_at
+from pretrain.recipes.registry import RECIPES
+from pretrain.restore import restore
+from pretrain.run_directory import RunDirectory
+
+
+def print_recipes() -> None:
+    """One line per recipe."""
+    table = Table("recipe", "model", "parameters", "objective", "phases", "steps", "source")
+    for recipe in RECIPES.values():
+        phases = ", ".join(f"{phase.batch_size} x {phase.length}" for phase in recipe.phases)
+        model, objective = type(recipe.model).__name__.removesuffix("Config"), type(recipe.objective).__name__
+        size = f"{parameters(recipe) / 1e6:.1f}M"
+        table.add_row(recipe.name, model, size, objective, phases, f"{recipe.steps:,}", recipe.source)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """Wide where nobody set a width, so that a pipe or a log gets whole rows."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def parameters(recipe: Recipe) -> int:
+    """Scalars of a recipe's model, counted from shapes alone."""
+    return count(jax.eval_shape(lambda: initial_params(assemble(recipe))))
+
+
+def print_evaluation(run: Path, every_checkpoint: bool, corpus: Path | None, examples: int) -> dict[str, float]:
+    """Held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures."""
+    directory = RunDirectory(run)
+    newest = restore(directory)
+    recipe = newest.assembly.recipe
+    steps = directory.checkpoint_steps() if every_checkpoint else [int(newest.state.step)]
+    columns, evaluator, phase = {}, None, None
+    for step in steps:
+        restored = newest if step == int(newest.state.step) else restore(directory, step)
+        if phase != phase_at(recipe, step - 1):
+            phase = phase_at(recipe, step - 1)
+            evaluator = Evaluator(newest.assembly, directory.open_corpus(corpus), phase, examples, newest.mesh)
+        columns[f"step {step}"] = evaluator(restored.state.params, restored.frozen)
+    columns["unigram"] = evaluator.baselines()
+    _console().print(_figures_table(f"held-out figures of {run}", columns))
+    return columns[f"step {steps[-1]}"]
+
+
+def _figures_table(title: str, columns: dict[str, dict[str, float]]) -> Table:
+    table = Table("", *columns, title=title)
+    names = dict.fromkeys(name for figures in columns.values() for name in figures)
+    for name in names:
+        cells = (f"{figures[name]:.4f}" if name in figures else "" for figures in columns.values())
+        table.add_row(name.replace("_", " "), *cells)
+    return table
