@@ -27,13 +27,11 @@ class Words(dict):
 
 
 class Encoder:
-    """Encodes sentences with a `tokenizers.Tokenizer`, which it switches to plain encoding: no special tokens added,
-    none recognised in the text ('[MASK]' in a document is ordinary text), no padding, no truncation."""
+    """Encodes sentences with a `tokenizers.Tokenizer` that neither pads nor truncates. Special tokens are not added, and
+    not recognised: '[MASK]' in a document is ordinary text."""
 
     def __init__(self, tokenizer: Tokenizer):
         tokenizer.encode_special_tokens = True
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
         self.tokenizer = tokenizer
         self.continues = _continuing(tokenizer)
         self._forget()

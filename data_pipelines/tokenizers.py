@@ -98,6 +98,8 @@ def load(path: Path, cased: bool = False) -> tuple[Tokenizer, dict[str, int]]:
     except Exception as error:  # the library raises bare Exception
         reason = str(error).splitlines()[0]
         raise UserError(f"--tokenizer {path} cannot be read ({reason}); give a vocab.txt or tokenizer.json") from error
+    tokenizer.no_padding()  # these come with a model; a corpus keeps sentences as they are
+    tokenizer.no_truncation()
     return tokenizer, special_ids(tokenizer, names, path)
 
 
