@@ -38,7 +38,8 @@ def finish_corpus(path, vocab_size):
     lines = "".join(f"{name} {file['sha256']}\n" for name, file in files.items())
     splits = {}
     for split in ("train", "heldout"):
-        sizes = {name: len(np.load(path / split / f"{name}.npy")) for name in ("documents", "sentences", "tokens")}
+        names = ("documents", "sentences", "tokens")
+        sizes = {name: len(np.load(path / split / f"{name}.npy")) for name in names}
         splits[split] = {name: size - (name != "tokens") for name, size in sizes.items()}
     manifest = {
         "version": 1,

@@ -1,0 +1,86 @@
+"""Prepare batches ahead of the training loop, in threads or processes.
+
+The data position is the step, so nothing here is state: a loader for steps 100 .. 199 yields what one for steps
+0 .. 199 yields from step 100 on, whatever the threads, processes or hosts.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import grain
+import numpy as np
+from absl import flags
+
+# Small batches are built several steps at a time: below some 256 rows the cost is in NumPy's calls, not in the data
+ROWS = 256
+
+
+class Loader:
+    """Iterates over (step, batch) for steps first .. last - 1, in order, once. A context manager: leaving it stops
+    the threads or processes.
+
+    examples: has batch_size and batch(step, rows), where rows from batch_size on are those of later steps.
+    rows: int64 [n], this host's rows of the global batch.
+    threads: how many threads prepare batches ahead; 0: a batch is built when asked for.
+    processes: how many processes do it instead, each with its own maps of the corpus.
+
+    What fails in a thread or process is raised here, as it was.
+    """
+
+    def __init__(
+        self, examples, first: int, last: int, rows: np.ndarray, *, threads: int = 2, processes: int = 0
+    ):
+        self._first, self._last, self._rows = first, last, len(rows)
+        self._group = max(1, ROWS // len(rows))  # steps built at a time
+        self._processes = processes
+        build = partial(_steps, examples, rows, first, last, self._group)
+        groups = grain.MapDataset.range(-(-(last - first) // self._group)).map(build)
+        built = groups.to_iter_dataset(grain.ReadOptions(threads, 2 * threads))
+        if processes:
+            built = built.mp_prefetch(grain.MultiprocessingOptions(processes, per_worker_buffer_size=2))
+        self._built = iter(built)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self) -> None:
+        """Stop the threads or processes."""
+        self._built.close()
+        self._built = None  # Grain complains where its iterator outlives the interpreter
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        for first in range(self._first, self._last, self._group):
+            with _ready_to_spawn() if self._processes and first == self._first else nullcontext():
+                arrays = next(self._built)
+            if self._processes:  # out of the shared memory, which the workers' next batches need
+                arrays = {name: np.array(array) for name, array in arrays.items()}
+            for step in range(first, min(first + self._group, self._last)):
+                begin = (step - first) * self._rows
+                yield step, {name: array[begin : begin + self._rows] for name, array in arrays.items()}
+
+
+def _steps(examples, rows, first, last, group, index):
+    """The batches of one group of steps, one after the other: name -> array [steps * n, ...]."""
+    step = first + index * group
+    later = examples.batch_size * np.arange(min(group, last - step))[:, None]
+    return examples.batch(step, (later + rows).ravel())
+
+
+@contextmanager
+def _ready_to_spawn():
+    """Grain's worker processes read absl's flags and import JAX, which must not claim the accelerator there."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    before = os.environ.get("JAX_PLATFORMS")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    try:
+        yield
+    finally:
+        del os.environ["JAX_PLATFORMS"]
+        if before is not None:
+            os.environ["JAX_PLATFORMS"] = before
