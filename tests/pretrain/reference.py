@@ -1,0 +1,129 @@
+"""Hugging Face's torch models as the reference: models, batches in both forms, gradients by tensor name."""
+
+import jax
+import numpy as np
+import torch
+import transformers
+
+from models.families import family_of
+from models.parameters import leaves
+from models.program import Program
+from pretrain.huggingface.export import config_fields
+from pretrain.huggingface.load import load
+from pretrain.huggingface.tensors import architecture, views
+
+PAD, MASK, FIRST_ORDINARY = 0, 4, 5
+FLOAT32 = Program(dtype="float32", depth="scan")
+
+
+def torch_model(config, part, seed=0):
+    """A torch model of this config with biases and norms moved away from 0 and 1; attention without fused kernels."""
+    torch.manual_seed(seed)
+    fields = config_fields(config, part, PAD)
+    cls = getattr(transformers, architecture(config, part))
+    model = cls(cls.config_class(**fields, attn_implementation="eager"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def parameter_shapes(config, length=8):
+    """Our parameters of this config as shapes."""
+    row = jax.ShapeDtypeStruct((1, length), np.int32)
+    module = family_of(config).module(config, FLOAT32)
+    return jax.eval_shape(module.init, jax.random.key(0), *(row,) * 4)["params"]
+
+
+def to_ours(torch_models, config, folder):
+    """Parameters of {part: torch model}, by way of folders that transformers writes."""
+    for part, model in torch_models.items():
+        model.save_pretrained(folder / part)
+    source = ",".join(f"{part}={folder / part}" for part in torch_models)
+    return load(source, config, parameter_shapes(config), folder)
+
+
+def random_batch(config, seed, rows=8, length=32, slots=6):
+    """A batch as `data_pipelines` makes it: ragged rows of two segment types, masked positions whose number varies."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(length // 3, length + 1, rows)
+    column = np.arange(length)
+    real = column < lengths[:, None]
+    # Frequencies fall as 1/rank, so that there is something to learn.
+    ranks = np.exp(rng.random((rows, length)) * np.log(config.vocab_size - FIRST_ORDINARY)).astype(np.int32)
+    originals = np.where(real, ranks + FIRST_ORDINARY - 1, PAD).astype(np.int32)
+    positions, targets = np.zeros((2, rows, slots), np.int32)
+    weights = np.zeros((rows, slots), np.float32)
+    tokens = originals.copy()
+    for row in range(rows):
+        n = rng.integers(1, slots + 1)
+        chosen = np.sort(rng.choice(lengths[row], n, replace=False))
+        positions[row, :n], targets[row, :n], weights[row, :n] = chosen, originals[row, chosen], 1
+        tokens[row, chosen] = np.where(rng.random(n) < 0.85, MASK, originals[row, chosen])
+    batch = {
+        "tokens": tokens,
+        "types": np.where(real, column >= lengths[:, None] // 2, 0).astype(np.int32),
+        "segments": real.astype(np.int32),
+        "prediction_positions": positions,
+        "prediction_targets": targets,
+        "prediction_weights": weights,
+        "next_sentence": rng.integers(0, 2, rows).astype(np.int32),
+    }
+    batch["next_sentence"][0] = -1  # a row without a pair
+    return batch
+
+
+def torch_inputs(batch, tokens=None):
+    """The batch as keyword arguments of the torch models; tokens: i32[batch, length] to show instead."""
+    tensor = lambda array: torch.from_numpy(np.array(array)).long()
+    return {
+        "input_ids": tensor(batch["tokens"] if tokens is None else tokens),
+        "token_type_ids": tensor(batch["types"]),
+        "attention_mask": tensor(batch["segments"] > 0),
+    }
+
+
+def token_labels(batch):
+    """i64[batch, length]: the original token where it is predicted, else -100."""
+    labels = np.full(batch["tokens"].shape, -100)
+    for row, used in enumerate(batch["prediction_weights"] > 0):
+        labels[row, batch["prediction_positions"][row, used]] = batch["prediction_targets"][row, used]
+    return torch.from_numpy(labels)
+
+
+def pair_labels(batch):
+    """i64[batch]: 0 where B follows A, 1 where not, -100 without a pair."""
+    return torch.from_numpy(np.where(batch["next_sentence"] < 0, -100, batch["next_sentence"]).astype(np.int64))
+
+
+def torch_gradients(model):
+    """Tensor name -> gradient, or zeros."""
+    gradient = lambda p: np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy().copy()
+    return {name: gradient(parameter) for name, parameter in model.named_parameters()}
+
+
+def assert_gradients_equal(ours, theirs, config, part, bound):
+    """Every tensor's gradient to a relative norm; ours: nested dict, theirs: tensor name -> array.
+
+    Key biases have gradient 0 but for rounding, since softmax ignores a shift of all scores.
+    """
+    named = views(jax.tree.map(np.asarray, ours), config, part)
+    assert set(named) == set(theirs)
+    for name, expected in theirs.items():
+        difference = np.linalg.norm(named[name][1].astype(np.float64) - expected)
+        if name.endswith("attention.self.key.bias"):
+            assert max(difference, np.linalg.norm(expected)) <= 1e-6, name
+            continue
+        norm = np.linalg.norm(expected.astype(np.float64))
+        assert norm >= 1e-6, f"{name}: gradient {norm:.1e} is too small to compare"
+        assert difference <= bound * norm, f"{name}: {difference / norm:.1e}"
+
+
+def assert_padding_rows_untouched(gradients, config):
+    """The vocabulary's padding rows get no gradient."""
+    table = {parameter.path: parameter for parameter in family_of(config).parameters(config)}
+    for path, gradient in leaves(gradients):
+        if "vocab" in table[path].axes:
+            rows = np.moveaxis(np.asarray(gradient), table[path].axes.index("vocab"), 0)[config.vocab_size :]
+            assert len(rows) and not rows.any(), path
