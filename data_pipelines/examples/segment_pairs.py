@@ -85,7 +85,7 @@ class SegmentPairs:
         trims = -(-self.length // 32)
         draws = noise.bits(keys, noise.counters(masking.LAYOUT, TRIM + 2 * trims))
         start, size, label = self._segments(draws, example)
-        start, size = self._truncated(draws[:, TRIM:].reshape(-1, 2, trims), start, size)
+        start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
         arrays = self._laid_out(keys, start, size)
         if self.next_sentence:
             arrays["next_sentence"] = label
@@ -137,19 +137,6 @@ class SegmentPairs:
             unit = np.where(self._units[ahead] < goal, ahead, unit)
         return self._units[np.minimum(unit + 1, last)]
 
-    def _truncated(self, trims, start, size):
-        """Cut the pairs to the row: each token too many leaves the longer segment, at its front or back by a coin.
-
-        trims: uint32 [n, 2, words], the coins. start, size: int64 [n, 2]. Returns the new start and size.
-        """
-        # What BERT's loop "drop a token of A if A is longer, else one of B" ends with
-        kept_b = np.minimum(size[:, 1], np.maximum(self._room - size[:, 0], self._room // 2))
-        kept = np.stack([np.minimum(size[:, 0], self._room - kept_b), kept_b], 1)
-        tosses = (size - kept)[:, :, None] - np.arange(0, 32 * trims.shape[2], 32)
-        coins = (1 << np.minimum(np.maximum(tosses, 0), 32)) - 1  # that many low bits
-        front = np.bitwise_count(trims & coins).sum(axis=2, dtype=np.int64)
-        return start + front, kept
-
     def _laid_out(self, keys, start, size):
         """The row arrays for segments A and B (start and size, int64 [n, 2]), masked."""
         row, column = np.arange(len(keys)), np.arange(self.length, dtype=np.int32)
@@ -175,3 +162,18 @@ class SegmentPairs:
         in_b = real & ~in_a
         in_b[row, middle] = False
         return {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)} | masked
+
+
+def truncated(start: np.ndarray, size: np.ndarray, room: int, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cut pairs to a row's room: each token too many leaves the longer segment, at its front or back by a coin.
+
+    start, size: int64 [n, 2], the segments in tokens. bits: uint32 [n, 2, words], the coins: a segment may lose up to
+    32 * words tokens. Returns the new start and size.
+    """
+    # What BERT's loop "drop a token of A if A is longer, else one of B" ends with
+    kept_b = np.minimum(size[:, 1], np.maximum(room - size[:, 0], room // 2))
+    kept = np.stack([np.minimum(size[:, 0], room - kept_b), kept_b], 1)
+    tosses = (size - kept)[:, :, None] - np.arange(0, 32 * bits.shape[2], 32)
+    coins = (1 << np.minimum(np.maximum(tosses, 0), 32)) - 1  # that many low bits
+    front = np.bitwise_count(bits & coins).sum(axis=2, dtype=np.int64)
+    return start + front, kept

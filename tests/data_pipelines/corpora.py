@@ -1,18 +1,36 @@
-"""Small corpora for tests, written without `prepare`."""
+"""Small corpora for tests, written without `prepare`, and how to read a batch back."""
 
 import hashlib
 import json
+from itertools import count
 
 import numpy as np
 
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+FIRST = 5  # the first ordinary token
+
+
+def numbered(shape):
+    """Documents in which every token is another one, counting up from FIRST; shape: sentence lengths per document."""
+    token = count(FIRST)
+    return [[[next(token) for _ in range(length)] for length in document] for document in shape]
+
+
+def random_documents(seed, documents, sentences=12, tokens=30, vocab_size=100):
+    """Documents of 1 .. `sentences` sentences of 1 .. `tokens` random tokens."""
+    generator = np.random.default_rng(seed)
+
+    def sentence():
+        return generator.integers(FIRST, vocab_size, generator.integers(1, tokens + 1)).tolist()
+
+    return [[sentence() for _ in range(generator.integers(1, sentences + 1))] for _ in range(documents)]
 
 
 def write_corpus(path, documents, vocab_size=100, heldout=(), word_starts=lambda token: token % 3 != 0):
     """A finished corpus folder at `path`; returns the path.
 
-    documents, heldout: list of documents, each a list of sentences, each a list of token ids (5 .. vocab_size
-    - 1 are ordinary). word_starts: says of a token id whether it begins a word.
+    documents, heldout: list of documents, each a list of sentences, each a list of token ids (5 .. vocab_size - 1 are
+    ordinary). word_starts: says of a token id whether it begins a word.
     """
     for split, texts in (("train", documents), ("heldout", heldout)):
         folder = path / split
@@ -36,21 +54,41 @@ def finish_corpus(path, vocab_size):
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         files[str(file.relative_to(path))] = {"bytes": file.stat().st_size, "sha256": digest}
     lines = "".join(f"{name} {file['sha256']}\n" for name, file in files.items())
-    splits = {}
-    for split in ("train", "heldout"):
-        names = ("documents", "sentences", "tokens")
-        sizes = {name: len(np.load(path / split / f"{name}.npy")) for name in names}
-        splits[split] = {name: size - (name != "tokens") for name, size in sizes.items()}
     manifest = {
         "version": 1,
         "fingerprint": hashlib.sha256(lines.encode()).hexdigest(),
         "vocab_size": vocab_size,
         "special": SPECIAL,
         "fields": {"tokens": ["uint16", "token"], "word_starts": ["bool", "token"]},
-        "splits": splits,
+        "splits": {split: _sizes(path / split) for split in ("train", "heldout")},
         "files": files,
         "sources": [],
         "settings": {},
         "counts": {},
     }
     (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _sizes(folder):
+    names = ("documents", "sentences", "tokens")
+    sizes = {name: len(np.load(folder / f"{name}.npy")) for name in names}
+    return {name: size - (name != "tokens") for name, size in sizes.items()}
+
+
+def unmasked(batch):
+    """The tokens as they were before masking: int32 [batch, length]."""
+    tokens = batch["tokens"].copy()
+    row, slot = np.nonzero(batch["prediction_weights"])
+    tokens[row, batch["prediction_positions"][row, slot]] = batch["prediction_targets"][row, slot]
+    return tokens
+
+
+def epoch(examples, number=0):
+    """All examples as they look in an epoch."""
+    return examples.build(number, np.arange(examples.number))
+
+
+def equal(batch, other):
+    """Two batches are the same, in names, dtypes and every value."""
+    same = [np.array_equal(batch[name], other[name]) and batch[name].dtype == other[name].dtype for name in batch]
+    return batch.keys() == other.keys() and all(same)

@@ -1,0 +1,71 @@
+"""Every epoch is a permutation of its own, found by index."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipelines.errors import UserError
+from data_pipelines.order import permute, schedule
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 10**9))
+def test_positions_are_permuted(number, seed, epoch):
+    assert sorted(permute(seed, epoch, number, np.arange(number))) == list(range(number))
+
+
+def test_a_corpus_of_a_trillion_examples_is_permuted_too():
+    positions = np.arange(10**12 - 5000, 10**12)
+    permuted = permute(3, 0, 10**12, positions)
+    assert len(set(permuted.tolist())) == 5000 and permuted.min() >= 0 and permuted.max() < 10**12
+
+
+def test_the_order_is_another_in_every_epoch_and_for_every_seed():
+    positions = np.arange(10_000)
+    orders = [permute(seed, epoch, 10_000, positions) for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    for index, order in enumerate(orders):
+        for other in orders[:index] + [positions]:
+            assert (order == other).sum() < 12  # 1 on average, Poisson
+
+
+def test_where_an_example_lands_is_uniform_and_neighbours_part():
+    landed = np.stack([permute(5, epoch, 64, np.arange(64)) for epoch in range(2000)])
+    for position in (0, 1, 31, 63):
+        counts = np.bincount(landed[:, position], minlength=64)
+        chi_square = ((counts - 2000 / 64) ** 2 / (2000 / 64)).sum()  # 63 degrees of freedom: deviation 11.2
+        assert chi_square < 63 + 5 * 11.2
+    distances = np.abs(np.diff(permute(5, 0, 100_000, np.arange(100_000))))
+    assert abs(distances.mean() / 100_000 - 1 / 3) < 0.01
+
+
+def examples(number, batch_size):
+    corpus = SimpleNamespace(path="corpora/none")
+    return SimpleNamespace(seed=1, number=number, batch_size=batch_size, corpus=corpus, split="train")
+
+
+def test_steps_run_through_epoch_after_epoch_without_a_gap():
+    seen = {epoch: [] for epoch in range(4)}
+    for step in range(7):
+        epoch, example = schedule(examples(10, batch_size=4), step, np.arange(4))
+        for one, other in zip(np.broadcast_to(epoch, 4).tolist(), example.tolist(), strict=True):
+            seen[one].append(other)
+    assert [sorted(order) for order in seen.values()] == [list(range(10))] * 2 + [sorted(seen[2]), []]
+    assert len(set(seen[2])) == 8
+    assert seen[0] != seen[1]
+
+
+def test_rows_beyond_the_batch_are_those_of_later_steps():
+    some = examples(7, batch_size=4)
+    epoch, example = schedule(some, 2, np.arange(12))
+    for later in range(3):
+        expected_epoch, expected = schedule(some, 2 + later, np.arange(4))
+        rows = slice(4 * later, 4 * later + 4)
+        assert example[rows].tolist() == expected.tolist()
+        assert np.broadcast_to(epoch, 12)[rows].tolist() == np.broadcast_to(expected_epoch, 4).tolist()
+
+
+def test_an_empty_split_is_an_error_that_names_it():
+    with pytest.raises(UserError, match="split 'train' of corpus corpora/none is empty"):
+        schedule(examples(0, batch_size=4), 0, np.arange(4))
