@@ -1,0 +1,149 @@
+"""Exactly the asked share is chosen, only where it may be, and corrupted in the asked proportions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipelines import noise
+from data_pipelines.errors import UserError
+from data_pipelines.examples.masking import Masking, SpecialTokens, mask, predictions
+from tests.data_pipelines.corpora import unmasked
+
+VOCAB = 1000
+SPECIAL = SpecialTokens(pad=0, cls=2, sep=3, mask=4, ordinary=np.arange(5, VOCAB, dtype=np.int32))
+
+
+def masked(masking, tokens, maskable, word_starts=None, seed=0):
+    """The batch that `mask` makes of a copy of the tokens."""
+    tokens = tokens.copy()
+    keys = noise.key(seed, 0, np.arange(len(tokens)))
+    available = np.count_nonzero(maskable, axis=1)
+    return {"tokens": tokens} | mask(masking, SPECIAL, keys, tokens, maskable, available, word_starts)
+
+
+def rows(batch, length, seed=0):
+    """Random tokens, special at both ends and padding of random extent; word starts: tokens, maskable, word_starts."""
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(5, VOCAB, (batch, length)).astype(np.int32)
+    column, end = np.arange(length), generator.integers(3, length + 1, batch)[:, None]
+    maskable = (column > 0) & (column < end - 1)
+    tokens[~maskable] = SPECIAL.sep
+    return tokens, maskable, (generator.random((batch, length)) < 0.6) | ~maskable
+
+
+def chosen(batch):
+    """bool [batch, length]: where a prediction is asked for."""
+    found = np.zeros(batch["tokens"].shape, bool)
+    row, slot = np.nonzero(batch["prediction_weights"])
+    found[row, batch["prediction_positions"][row, slot]] = True
+    return found
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.01, 1.0])
+@pytest.mark.parametrize("length", [8, 37, 128])
+def test_every_row_has_exactly_its_share_chosen(rate, length):
+    tokens, maskable, _ = rows(50, length)
+    batch = masked(Masking(rate=rate), tokens, maskable)
+    available = maskable.sum(axis=1)
+    asked = np.maximum(np.rint(rate * available), 1)
+    assert batch["prediction_weights"].sum(axis=1).tolist() == asked.tolist()
+    assert batch["prediction_weights"].shape == (50, predictions(length, rate))
+    assert not (chosen(batch) & ~maskable).any()
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_slots_hold_the_positions_in_order_and_what_stood_there(whole_word):
+    tokens, maskable, word_starts = rows(50, 64)
+    batch = masked(Masking(whole_word=whole_word), tokens, maskable, word_starts)
+    assert np.array_equal(unmasked(batch), tokens)
+    used = batch["prediction_weights"] == 1
+    for positions, row in zip(batch["prediction_positions"], used, strict=True):
+        assert np.all(np.diff(positions[row]) > 0) and row[: row.sum()].all()
+    assert not batch["prediction_positions"][~used].any() and not batch["prediction_targets"][~used].any()
+    assert np.array_equal(batch["tokens"][~chosen(batch)], tokens[~chosen(batch)])
+
+
+@pytest.mark.parametrize(("share", "random"), [(0.8, 0.1), (0.85, 0.0), (0.0, 1.0), (1.0, 0.0), (0.3, 0.2)])
+def test_the_chosen_are_masked_replaced_or_kept_in_proportion(share, random):
+    tokens, maskable, _ = rows(2000, 128)
+    batch = masked(Masking(mask=share, random=random), tokens, maskable)
+    where = chosen(batch)
+    before, after = tokens[where], batch["tokens"][where]
+    for fraction, observed in (
+        (share, after == SPECIAL.mask),
+        (random * (1 - 1 / len(SPECIAL.ordinary)), (after != SPECIAL.mask) & (after != before)),
+    ):
+        assert abs(observed.mean() - fraction) <= 5 * np.sqrt(fraction * (1 - fraction) / len(after))
+
+
+def test_random_tokens_come_from_the_whole_vocabulary_alike_but_the_special():
+    tokens, maskable, _ = rows(3000, 128)
+    batch = masked(Masking(mask=0.2, random=0.8), tokens, maskable)
+    after = batch["tokens"][chosen(batch)]
+    counts = np.bincount(after[after != SPECIAL.mask], minlength=VOCAB)
+    assert not counts[:5].any()
+    expected = counts.sum() / (VOCAB - 5)
+    chi_square = ((counts[5:] - expected) ** 2 / expected).sum()  # 994 degrees of freedom: deviation 44.6
+    assert abs(chi_square - 994) < 5 * 44.6
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_every_position_is_chosen_equally_often(whole_word):
+    tokens = np.full((20_000, 34), 9, np.int32)
+    maskable = np.ones(tokens.shape, bool)
+    maskable[:, [0, 33]] = False
+    batch = masked(Masking(whole_word=whole_word), tokens, maskable, np.ones(tokens.shape, bool))
+    share = chosen(batch)[:, 1:33].mean(axis=0)
+    assert np.abs(share - 5 / 32).max() < 5 * np.sqrt(5 / 32 * 27 / 32 / 20_000)
+
+
+def words_of(word_starts, maskable):
+    """Lists of the positions of each maskable word of one row."""
+    words = []
+    for position, starts in enumerate(word_starts):
+        if starts or not words:
+            words.append([])
+        words[-1].append(position)
+    words = [[position for position in word if maskable[position]] for word in words]
+    return [word for word in words if word]
+
+
+@given(st.data())
+def test_whole_words_are_chosen_as_long_as_one_fits(data):
+    length = data.draw(st.integers(4, 60))
+    flags = st.lists(st.booleans(), min_size=length, max_size=length)
+    word_starts = np.array([data.draw(flags) for _ in range(3)])
+    end = np.array(data.draw(st.lists(st.integers(2, length), min_size=3, max_size=3)))[:, None]
+    maskable = (np.arange(length) > 0) & (np.arange(length) < end - 1)
+    word_starts |= ~maskable
+    rate = data.draw(st.sampled_from([0.05, 0.15, 0.5, 1.0]))
+    batch = masked(Masking(rate=rate, whole_word=True), np.full((3, length), 9, np.int32), maskable, word_starts)
+    for row, where in enumerate(chosen(batch)):
+        available = maskable[row].sum()
+        wanted = min(max(round(rate * available), 1), available)
+        words = words_of(word_starts[row], maskable[row])
+        untouched = [word for word in words if not where[word].any()]
+        assert all(where[word].all() for word in words if word not in untouched), "a word is split"
+        assert where.sum() <= wanted
+        assert all(len(word) > wanted - where.sum() for word in untouched), "a word that fits was left out"
+
+
+def test_the_noise_is_the_row_s_own():
+    tokens, maskable, _ = rows(2, 128)
+    tokens[1], maskable[1] = tokens[0], maskable[0]
+    both = chosen(masked(Masking(), tokens, maskable))
+    assert not np.array_equal(both[0], both[1])
+    assert not np.array_equal(both, chosen(masked(Masking(), tokens, maskable, seed=1)))
+    assert np.array_equal(both, chosen(masked(Masking(), tokens, maskable)))
+
+
+def test_a_row_without_text_predicts_nothing():
+    batch = masked(Masking(), np.full((2, 8), 3, np.int32), np.zeros((2, 8), bool))
+    assert not batch["prediction_weights"].any() and (batch["tokens"] == 3).all()
+
+
+@pytest.mark.parametrize("setting", [{"rate": 0}, {"rate": 1.1}, {"mask": -0.1}, {"mask": 0.8, "random": 0.3}])
+def test_shares_that_are_none_are_errors(setting):
+    with pytest.raises(UserError, match="must be"):
+        Masking(**setting)

@@ -1,0 +1,126 @@
+"""Packed rows are what a plain loop over the sentences packs, each token once per epoch, documents apart."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.packed_sentences import PackedSentences, spec
+from tests.data_pipelines.corpora import epoch, equal, numbered, random_documents, unmasked, write_corpus
+
+CLS, SEP, PAD = 2, 3, 0
+SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=8)
+
+
+def packed_slowly(documents, length):
+    """Each row as (tokens, segments), by a loop over the pieces of text."""
+    pieces = []  # (document, tokens)
+    for number, document in enumerate(documents):
+        for sentence in document:
+            pieces += [(number, sentence[i : i + length - 2]) for i in range(0, len(sentence), length - 2)]
+    rows, row = [], []
+    for piece in pieces:
+        longer = row + [piece]
+        tokens = sum(len(text) for _, text in longer) + len({document for document, _ in longer})
+        if 1 + tokens > length:
+            rows.append(row)
+            longer = [piece]
+        row = longer
+    return [written(row, length) for row in rows + [row] if row]
+
+
+def written(row, length):
+    tokens, segments, segment = [CLS], [1], 1
+    for index, (document, text) in enumerate(row):
+        if index and document != row[index - 1][0]:
+            tokens.append(SEP)
+            segments.append(segment)
+            segment += 1
+        tokens += text
+        segments += [segment] * len(text)
+    missing = length - len(tokens) - 1
+    return tokens + [SEP] + [PAD] * missing, segments + [segment] + [0] * missing
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(shape=SHAPES, length=st.sampled_from([3, 4, 7, 16, 33]))
+def test_rows_are_those_of_a_plain_loop(tmp_path_factory, shape, length):
+    documents = numbered(shape)
+    corpus = Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", documents, vocab_size=3000))
+    examples = PackedSentences(corpus, "train", length, 4, seed=0)
+    expected = packed_slowly(documents, length)
+    assert examples.number == len(expected)
+    if expected:
+        batch = epoch(examples)
+        assert unmasked(batch).tolist() == [tokens for tokens, _ in expected]
+        assert batch["segments"].tolist() == [segments for _, segments in expected]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", random_documents(0, 60), heldout=[]))
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_an_epoch_of_steps_has_every_token_of_the_corpus_once(corpus, whole_word):
+    examples = PackedSentences(corpus, "train", 64, batch_size=1, seed=3, masks=Masking(whole_word=whole_word))
+    tokens = [unmasked(examples.batch(step, np.arange(1)))[0] for step in range(examples.number)]
+    seen = np.bincount(np.concatenate(tokens), minlength=100)
+    assert seen[5:].tolist() == corpus.token_counts()[5:].tolist()
+
+
+def test_the_order_and_the_noise_change_with_the_epoch_and_the_seed(corpus):
+    first, other = (PackedSentences(corpus, "train", 64, batch_size=4, seed=seed) for seed in (0, 1))
+    rows = np.arange(4)
+    assert not np.array_equal(unmasked(first.batch(0, rows)), unmasked(other.batch(0, rows)))
+    assert np.array_equal(unmasked(epoch(first, 0)), unmasked(epoch(first, 1)))
+    assert not np.array_equal(epoch(first, 0)["tokens"], epoch(first, 1)["tokens"])
+
+
+def test_whole_words_are_masked_whole(corpus):
+    batch = epoch(PackedSentences(corpus, "train", 64, 4, seed=0, masks=Masking(whole_word=True)))
+    assert batch["prediction_weights"].sum() > 0.13 * (batch["segments"] > 0).sum()
+    text = unmasked(batch)
+    special = np.isin(text, [PAD, CLS, SEP])
+    chosen = np.zeros(text.shape, bool)
+    row, slot = np.nonzero(batch["prediction_weights"])
+    chosen[row, batch["prediction_positions"][row, slot]] = True
+    # A token divisible by 3 continues the word of the token before it, in corpora.write_corpus
+    continues = (text % 3 == 0) & ~special
+    continues[:, 1:] &= ~special[:, :-1]
+    assert np.array_equal(chosen[:, 1:][continues[:, 1:]], chosen[:, :-1][continues[:, 1:]])
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_attention_may_cross_documents_only_when_asked(corpus, across):
+    batch = epoch(PackedSentences(corpus, "train", 128, 4, seed=0, cross_document_attention=across))
+    real = unmasked(batch) != PAD
+    assert np.array_equal(batch["segments"] > 0, real)
+    assert (batch["segments"].max() == 1) == across
+    assert not batch["types"].any()
+
+
+def test_rows_built_together_are_those_built_apart(corpus):
+    examples = PackedSentences(corpus, "train", 32, batch_size=64, seed=5)
+    for step in (0, 7):  # some step crosses an epoch's end
+        whole = examples.batch(step, np.arange(64))
+        for rows in (np.array([0]), np.arange(20, 50), np.array([63, 2, 17])):
+            assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
+
+
+def test_the_spec_is_known_without_data(corpus):
+    masks = Masking(rate=0.2)
+    batch = PackedSentences(corpus, "train", 64, batch_size=4, seed=0, masks=masks).batch(0, np.arange(3))
+    assert {name: (array.shape[1:], array.dtype) for name, array in batch.items()} == spec(64, masks)
+
+
+def test_a_row_too_short_for_text_and_an_empty_split_are_errors(corpus):
+    with pytest.raises(UserError, match="length 2 leaves no room"):
+        PackedSentences(corpus, "train", 2, 4, seed=0)
+    empty = PackedSentences(corpus, "heldout", 16, 4, seed=0)
+    assert empty.number == 0
+    with pytest.raises(UserError, match="split 'heldout' .* is empty"):
+        empty.batch(0, np.arange(4))
