@@ -79,7 +79,7 @@ def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: E
     for step, batch in _batches(run, phase, first, end):
         if run.stop:
             break
-        _profile(run, step - first)
+        _profile(run, step - first, end - first)
         with jax.transfer_guard("disallow"):
             state, metrics = step_function(state, run.frozen, batch)
         done = step + 1
@@ -109,14 +109,14 @@ def _evaluate(run: Run, state: TrainState, evaluator: Evaluator) -> None:
     run.journal.figures("eval", int(state.step), evaluator(state.params, run.frozen))
 
 
-def _profile(run: Run, since_start: int) -> None:
-    if not run.options.profile:
+def _profile(run: Run, since_start: int, steps: int) -> None:
+    if not run.options.profile or steps <= PROFILED.start:
         return
     if since_start == PROFILED.start:
         jax.profiler.start_trace(str(run.directory.path / "profile"))
-    if since_start == PROFILED.stop:
+    if since_start == min(PROFILED.stop, steps - 1):
         jax.profiler.stop_trace()
-        run.journal.say(f"trace of ten steps in {run.directory.path / 'profile'}")
+        run.journal.say(f"trace of some steps in {run.directory.path / 'profile'}")
 
 
 class Meter:
@@ -153,8 +153,8 @@ class Meter:
         if skipped_in_row >= self.run.options.max_skipped:
             raise UserError(
                 f"the loss or its gradient was not finite in the last {skipped_in_row} updates up to step {step}, "
-                f"which were skipped: lower --schedule.peak (now {self.run.assembly.recipe.schedule.peak}) or "
-                f"lengthen --schedule.warmup, and start from an earlier checkpoint in {self.run.directory.checkpoints}"
+                f"which were skipped: continue with --init-from {self.run.directory.path} in another --workdir, with "
+                f"a lower --schedule.peak (now {self.run.assembly.recipe.schedule.peak}) or a longer --schedule.warmup"
             )
 
     def _means(self, metrics: list[Metrics]) -> dict[str, float]:
