@@ -57,6 +57,8 @@ class Loader:
         for first in range(self._first, self._last, self._group):
             with _ready_to_spawn() if self._processes and first == self._first else nullcontext():
                 arrays = next(self._built)
+            if isinstance(arrays, Exception):
+                raise arrays
             if self._processes:  # out of the shared memory, which the workers' next batches need
                 arrays = {name: np.array(array) for name, array in arrays.items()}
             for step in range(first, min(first + self._group, self._last)):
@@ -65,10 +67,14 @@ class Loader:
 
 
 def _steps(examples, rows, first, last, group, index):
-    """The batches of one group of steps, one after the other: name -> array [steps * n, ...]."""
+    """The batches of one group of steps, one after the other: name -> array [steps * n, ...]; or what went wrong,
+    for Grain adds lines of its own to an error's text."""
     step = first + index * group
     later = examples.batch_size * np.arange(min(group, last - step))[:, None]
-    return examples.batch(step, (later + rows).ravel())
+    try:
+        return examples.batch(step, (later + rows).ravel())
+    except Exception as error:
+        return error
 
 
 @contextmanager

@@ -1,0 +1,191 @@
+"""Segment pairs are BERT's: contiguous runs of sentences, half of the Bs from elsewhere, cut like its loop cuts."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_pipelines import noise
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.segment_pairs import SegmentPairs, spec, truncated
+from tests.data_pipelines.corpora import epoch, equal, numbered, unmasked, write_corpus
+
+CLS, SEP, PAD, FIRST = 2, 3, 0, 5
+SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=8)
+VOCAB = 60_000
+
+
+def corpus_of(tmp_path_factory, shape):
+    """A corpus in which a token says where it stands: the offset is token - FIRST."""
+    return Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", numbered(shape), vocab_size=VOCAB))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    generator = np.random.default_rng(0)
+    shape = [generator.integers(1, 40, generator.integers(1, 30)).tolist() for _ in range(150)]
+    return corpus_of(tmp_path_factory, shape)
+
+
+def segments_of(batch):
+    """(offsets of A, offsets of B) of each row, after checking [CLS] A [SEP] or [CLS] A [SEP] B [SEP] and the types."""
+    pairs = []
+    for tokens, types, segments in zip(unmasked(batch), batch["types"], batch["segments"], strict=True):
+        end = segments.sum()
+        assert segments[:end].all() and tokens[end:].tolist() == [PAD] * (len(tokens) - end)
+        separators = np.flatnonzero(tokens[:end] == SEP)
+        assert tokens[0] == CLS and separators[-1] == end - 1 and len(separators) in (1, 2)
+        middle = separators[0]
+        assert types.tolist() == [0] * (middle + 1) + [1] * (end - middle - 1) + [0] * (len(tokens) - end)
+        a, b = tokens[1:middle] - FIRST, tokens[middle + 1 : max(end - 1, middle + 1)] - FIRST
+        assert len(a) and (np.diff(a) == 1).all() and (np.diff(b) == 1).all()
+        pairs.append((a, b))
+    return pairs
+
+
+def document_of(corpus, offsets):
+    """The document that holds all the offsets."""
+    starts = corpus.sentences("train")[corpus.documents("train")]
+    first, last = np.searchsorted(starts, [offsets[0], offsets[-1]], "right") - 1
+    assert first == last, "a segment crosses documents"
+    return first
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(shape=SHAPES, length=st.sampled_from([5, 6, 16, 33]), next_sentence=st.booleans(), seed=st.integers(0, 9))
+def test_odd_corpora_make_proper_pairs(tmp_path_factory, shape, length, next_sentence, seed):
+    corpus = corpus_of(tmp_path_factory, shape)
+    examples = SegmentPairs(corpus, "train", length, 4, seed=seed, next_sentence=next_sentence)
+    documents = np.count_nonzero(corpus.lengths("train"))
+    assert (examples.number == 0) == (documents == 0)
+    for index, (a, b) in enumerate(segments_of(epoch(examples)) if documents else []):
+        label = epoch(examples)["next_sentence"][index] if next_sentence else 0 if len(b) else -1
+        assert (label == -1) == (len(b) == 0)
+        if len(b):
+            apart = document_of(corpus, a) != document_of(corpus, b)
+            assert apart == (label == 1)
+            assert apart or b[0] > a[-1]
+            full = len(a) + len(b) == length - 3
+            assert apart or full or b[0] == a[-1] + 1, "tokens are missing though there was room"
+        elif next_sentence:
+            assert documents == 1
+
+
+def test_segments_are_whole_sentences_wherever_nothing_was_cut(corpus):
+    borders = set(corpus.sentences("train").tolist())
+    examples = SegmentPairs(corpus, "train", 64, 4, seed=1)
+    short = [pair for pair in segments_of(epoch(examples)) if sum(map(len, pair)) < 61]
+    assert len(short) > 100
+    for segment in (segment for pair in short for segment in pair):
+        assert {segment[0], segment[-1] + 1} <= borders
+
+
+def test_without_next_sentence_the_text_runs_through_the_rows_in_order(corpus):
+    rows = segments_of(epoch(SegmentPairs(corpus, "train", 64, 4, seed=1, next_sentence=False)))
+    rows = [np.concatenate(pair) for pair in rows]
+    assert rows[0][0] == 0 or len(rows[0]) == 61
+    for row, following in pairwise(rows):
+        gap = following[0] - row[-1] - 1
+        assert gap == 0 or (gap > 0 and 61 in (len(row), len(following))), "only a full row may have lost text"
+
+
+def test_a_chunk_ends_where_its_target_is_reached(tmp_path_factory):
+    """In a document of one-token sentences a chunk is exactly its target: 9 in 10 the whole room, the rest uniform."""
+    examples = SegmentPairs(corpus_of(tmp_path_factory, [[1] * 50_000]), "train", 23, 4, seed=2, next_sentence=False)
+    lengths = [len(a) + len(b) for a, b in segments_of(epoch(examples))][:-1]
+    counts = np.bincount(lengths, minlength=21)
+    rows = len(lengths)
+    assert not counts[:2].any() and len(counts) == 21
+    assert abs(counts[2:20].sum() - rows * 0.1 * 18 / 19) < 5 * np.sqrt(rows * 0.09)
+    expected = rows * 0.1 / 19
+    assert np.abs(counts[2:20] - expected).max() < 5 * np.sqrt(expected)
+    splits = np.array([len(a) for a, b in segments_of(epoch(examples))[:-1] if len(a) + len(b) == 20])
+    assert abs(splits.mean() - 10) < 5 * 5.5 / np.sqrt(len(splits)) and set(splits) == set(range(1, 20))
+
+
+def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_factory):
+    corpus = corpus_of(tmp_path_factory, [[4] * 40] * 200)
+    batches = [epoch(SegmentPairs(corpus, "train", 32, 4, seed=3), number) for number in range(4)]
+    labels = np.concatenate([batch["next_sentence"] for batch in batches])
+    assert set(labels) == {0, 1}
+    assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 0.01  # a document's last sentence may be alone
+    pairs = [pair for batch in batches for pair in segments_of(batch)]
+    random = [b[0] for (_, b), label in zip(pairs, labels, strict=True) if label]
+    sentence = np.array(random) // 4
+    for where, values in ((sentence // 40, 200), (sentence % 40, 40)):
+        counts = np.bincount(where, minlength=values)
+        expected = len(random) / values
+        chi_square = ((counts - expected) ** 2 / expected).sum()
+        assert abs(chi_square - values) < 5 * np.sqrt(2 * values)
+
+
+def test_halves_and_random_segments_are_drawn_again_in_every_epoch(corpus):
+    examples = SegmentPairs(corpus, "train", 64, 4, seed=4)
+    labels = [epoch(examples, number)["next_sentence"] for number in (0, 1)]
+    assert 0.2 < (labels[0] != labels[1]).mean() < 0.8
+    other = SegmentPairs(corpus, "train", 64, 4, seed=5)
+    assert not np.array_equal(unmasked(epoch(examples))[:50], unmasked(epoch(other))[:50])
+
+
+def truncated_slowly(a, b, room, front):
+    """BERT's loop over two lists; front: whether a token leaves at the front."""
+    a, b = list(a), list(b)
+    while len(a) + len(b) > room:
+        longer = a if len(a) > len(b) else b
+        longer.pop(0 if front() else -1)
+    return a, b
+
+
+@given(st.integers(1, 70), st.integers(0, 70), st.integers(2, 60), st.booleans())
+def test_segments_are_cut_as_bert_s_loop_cuts_them(a, b, room, front):
+    start, size = np.array([[100, 300]]), np.array([[a, b]])
+    coins = np.full((1, 2, 3), 0xFFFFFFFF if front else 0, np.uint32)
+    start, size = truncated(start, size, room, coins)
+    expected = truncated_slowly(range(100, 100 + a), range(300, 300 + b), room, lambda: front)
+    assert [list(range(*span)) for span in zip(start[0], start[0] + size[0], strict=True)] == list(expected)
+
+
+def test_the_cut_is_at_either_end_by_a_coin_per_token():
+    bits = noise.bits(noise.key(0, np.arange(4000)), noise.counters(0, 6)).reshape(-1, 2, 3)
+    start, size = truncated(np.zeros((4000, 2), np.int64), np.full((4000, 2), 70), 60, bits)
+    assert (size == 30).all()  # 40 of 70 tokens leave each segment: 20 in front, binomially
+    assert abs(start.mean() - 20) < 5 * np.sqrt(10 / 8000) and abs(start.var() - 10) < 1
+    assert abs(np.corrcoef(start.T)[0, 1]) < 0.08
+
+
+def test_a_sentence_longer_than_the_row_is_cut_into_pairs(tmp_path_factory):
+    examples = SegmentPairs(corpus_of(tmp_path_factory, [[1000]]), "train", 33, 4, seed=0, next_sentence=False)
+    pairs = segments_of(epoch(examples))
+    assert len(pairs) >= 33
+    assert np.mean([len(a) == len(b) == 15 for a, b in pairs]) > 0.7  # the others are short on purpose
+
+
+def test_rows_built_together_are_those_built_apart(corpus):
+    examples = SegmentPairs(corpus, "train", 32, batch_size=64, seed=5, masks=Masking(whole_word=True))
+    last = examples.number // 64  # crosses an epoch's end
+    for step in (0, last):
+        whole = examples.batch(step, np.arange(64))
+        for rows in (np.array([0]), np.arange(20, 50), np.array([63, 2, 17])):
+            assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
+
+
+@pytest.mark.parametrize("next_sentence", [False, True])
+def test_the_spec_is_known_without_data(corpus, next_sentence):
+    batch = SegmentPairs(corpus, "train", 64, 4, seed=0, next_sentence=next_sentence).batch(0, np.arange(3))
+    found = {name: (array.shape[1:], array.dtype) for name, array in batch.items()}
+    assert found == spec(64, Masking(), next_sentence)
+
+
+def test_a_row_too_short_for_pairs_is_an_error(corpus):
+    with pytest.raises(UserError, match="length 4 leaves no room"):
+        SegmentPairs(corpus, "train", 4, 4, seed=0)
+
+
+def test_a_tokenizer_without_mask_is_an_error(corpus, monkeypatch):
+    monkeypatch.delitem(corpus.special, "mask")
+    with pytest.raises(UserError, match="has no mask token"):
+        SegmentPairs(corpus, "train", 32, 4, seed=0)
