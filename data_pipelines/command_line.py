@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from typing import TypeVar
@@ -12,7 +13,7 @@ import tyro
 from data_pipelines.errors import UserError
 
 Options = TypeVar("Options")
-BOX = re.compile(r"[╭╮╰╯│─]+")
+RULE = re.compile(r"[─-]{3}")
 
 
 def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:
@@ -46,11 +47,7 @@ def _names(options, prog, default) -> list[str]:
 
 
 def _one_line(report: str) -> str:
-    """tyro's boxed report up to its first rule, without the box: 'Missing from ...: --out PATH ...'."""
-    rows = [row for row in report.splitlines() if not row.startswith(("╭", "╰"))]
-    said = []
-    for row in rows:
-        if "───" in row:
-            break
-        said.append(BOX.sub("", row).strip())
-    return " ".join(filter(None, said)).removesuffix(".")
+    """What tyro's report says between its first rule, below or around the title, and the next."""
+    below = list(itertools.dropwhile(lambda row: not RULE.search(row), report.splitlines()))[1:]
+    said = itertools.takewhile(lambda row: not RULE.search(row), below)
+    return " ".join(row.strip("│ ") for row in said).strip().removesuffix(".")

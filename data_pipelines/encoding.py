@@ -27,8 +27,8 @@ class Words(dict):
 
 
 class Encoder:
-    """Encodes sentences with a `tokenizers.Tokenizer` that neither pads nor truncates. Special tokens are not added, and
-    not recognised: '[MASK]' in a document is ordinary text."""
+    """Encodes sentences with a `tokenizers.Tokenizer` that neither pads nor truncates. Special tokens are not added
+    and not recognised: '[MASK]' in a document is ordinary text."""
 
     def __init__(self, tokenizer: Tokenizer):
         tokenizer.encode_special_tokens = True

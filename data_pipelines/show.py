@@ -33,7 +33,8 @@ class Show:
 def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> None:
     """Sizes per split, histograms of lengths, compression, frequent tokens, and what prepare could not read."""
     manifest = corpus.manifest
-    sizes = Table("split", "documents", "sentences", "tokens", title=f"{corpus.path} ({corpus.fingerprint[:12]})")
+    console.print(f"{corpus.path}, fingerprint {corpus.fingerprint[:12]}", style="bold", markup=False, soft_wrap=True)
+    sizes = Table("split", "documents", "sentences", "tokens")
     for split, counts in manifest["splits"].items():
         sizes.add_row(split, *(f"{counts[name]:,}" for name in ("documents", "sentences", "tokens")))
     console.print(sizes)
@@ -56,7 +57,8 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
 def show_problems(problems: dict, console: Console) -> None:
     """One line for each kind of input that could not be read as it stands."""
     for problem, seen in problems.items():
-        console.print(f"{seen['count']:,} {problem}; the first: {seen['first']}", style="yellow", markup=False)
+        line = f"{seen['count']:,} {problem}; the first: {seen['first']}"
+        console.print(line, style="yellow", markup=False, soft_wrap=True)
 
 
 def _histogram(title: str, lengths: np.ndarray) -> Table:

@@ -297,7 +297,7 @@ def test_memory_does_not_grow_with_a_document(tmp_path):
         "main(sys.argv[1:])\nprint(open('/proc/self/status').read())"
     )
     peaks = []  # MiB
-    for megabytes in (20, 60):
+    for megabytes in (10, 40):
         (tmp_path / "a.txt").write_text(line * (megabytes * 1_000_000 // len(line)))
         arguments = ["prepare", "--source", f"text:{tmp_path}/a.txt", "--out", str(tmp_path / f"out-{megabytes}")]
         arguments += ["--tokenizer", str(tmp_path / "vocab.txt"), "--processes", "1"]

@@ -1,0 +1,73 @@
+"""Mistakes on the command line: one line with the cure, exit status 2."""
+
+import pytest
+
+from data_pipelines import __main__ as program
+from data_pipelines.command_line import parse
+from data_pipelines.prepare import Prepare
+
+OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["prepair"], "unknown command prepair; did you mean prepare?"),
+        (["qqq"], "unknown command qqq; use one of prepare, show"),
+        (["prepare", "--sorce", "builtin"], "unknown option --sorce; did you mean --source?"),
+        ([*OUT, "--vocab-sizes=3"], "unknown option --vocab-sizes; did you mean --vocab-size?"),
+        ([*OUT, "--vocab-size", "many"], "--vocab-size: invalid literal for int() with base 10: 'many'"),
+        ([*OUT, "--documents", "page"], "invalid choice 'page' for argument '--documents'. Expected one of ('file'"),
+        (["prepare", "--source", "builtin"], "Missing from python -m data_pipelines prepare: --out"),
+        (["prepare", "--out", "corpus"], "--source is missing; give at least one"),
+        ([*OUT, "stray"], "Unrecognized options: stray"),
+        (["show"], "Missing from python -m data_pipelines show: PATH"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, arguments, said):
+    assert program.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert not printed.out
+
+
+def test_help_lists_commands_and_options(capsys):
+    assert program.main([]) == 0
+    assert "show CORPUS" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        program.main(["prepare", "--help"])
+    assert ended.value.code == 0
+    assert "--vocab-size INT" in capsys.readouterr().out
+
+
+def test_every_option_arrives():
+    given = ["--source", "text:a", "--source", "builtin", "--out", "c", "--tokenizer", "t", "--vocab-size", "5"]
+    given += ["--cased", "--language", "no", "--documents", "blank-line", "--field", "f", "--undecodable", "skip"]
+    given += ["--heldout", "0.2", "--processes", "3", "--tfds-dir", "d"]
+    options = parse(Prepare, given, "prepare")
+    assert options.source == ("text:a", "builtin")
+    assert vars(options) | {"source": None, "out": str(options.out)} == {
+        "source": None,
+        "out": "c",
+        "tokenizer": "t",
+        "vocab_size": 5,
+        "cased": True,
+        "language": "no",
+        "documents": "blank-line",
+        "field": "f",
+        "undecodable": "skip",
+        "heldout": 0.2,
+        "processes": 3,
+        "tfds_dir": "d",
+    }
+
+
+def test_an_interrupt_says_how_to_continue(capsys, monkeypatch):
+    def interrupted(arguments, console):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(program.COMMANDS, "prepare", interrupted)
+    assert program.main(["prepare"]) == 130
+    assert "the same command continues" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Malformed input never ends in a traceback and never loses a document that is sound."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import random
+import tempfile
+import zlib
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_pipelines import files
+from data_pipelines.errors import UserError
+from data_pipelines.records import MALFORMED, UNREADABLE
+from tests.data_pipelines.prepared import documents, run
+
+# suffix -> compress, and as much as can be had back from the front of a damaged file
+CODECS = {
+    "": (bytes, bytes),
+    ".gz": (gzip.compress, lambda data: zlib.decompressobj(31).decompress(data)),
+    ".bz2": (lambda data: bz2.compress(data, 1), lambda data: bz2.BZ2Decompressor().decompress(data)),
+    ".xz": (lzma.compress, lambda data: lzma.LZMADecompressor().decompress(data)),
+    ".zst": (zstandard.compress, lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data)),
+}
+JUNK = st.binary(max_size=40).map(lambda data: data.replace(b"\n", b""))
+WEIRD = st.text(max_size=20).map(lambda text: json.dumps({"text": text}).encode())
+BAD = {
+    "text": JUNK,
+    "wikiextractor": st.sampled_from([b"</doc>", b"<doc id=", b"<doc >\nno end", b"<doc >\n\xff\n</doc>"]) | JUNK,
+    "jsonl": JUNK
+    | WEIRD
+    | WEIRD.map(lambda line: line[: len(line) // 2])
+    | st.sampled_from([b'{"text": null}', b'{"text": 3}', b'{"txt": "a"}', b"[]", b"3", b'{"text": "\\ud800"}', b"{}"])
+    | st.sampled_from([b"[" * 100_000, b'{"text": ' + b"9" * 5000 + b"}", b'{"text": "\xff"}', b'{"text": "a", "b":}']),
+}
+GOOD = {  # a sound document and its separator, whatever comes before
+    "text": "good {}.\n\n".format,
+    "wikiextractor": '<doc id="1">\ngood {}.\n</doc>\n'.format,
+    "jsonl": lambda number: json.dumps({"text": f"good {number}."}) + "\n",
+}
+
+
+def sound(out: Path) -> set[str]:
+    return {sentence for document in documents(out) for sentence in document if sentence.startswith("good")}
+
+
+def prepare_bytes(kind: str, content: dict[str, bytes], needed: set[str], **options) -> dict | None:
+    """The manifest of a corpus from files of this content; None where a UserError said why there is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "in").mkdir()
+        for name, data in content.items():
+            (Path(folder) / "in" / name).write_bytes(data)
+        out = Path(folder) / "out"
+        try:
+            manifest, _ = run(out, f"{kind}:{folder}/in/*", **options)
+        except UserError as error:
+            assert not needed, error
+            assert "\n" not in str(error)
+            return None
+        assert needed <= sound(out)
+        return manifest
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_mixed_records(data):
+    kind = data.draw(st.sampled_from(sorted(BAD)))
+    suffix = data.draw(st.sampled_from(sorted(CODECS)))
+    compress, recover = CODECS[suffix]
+    raw, ends = b"", {}
+    for number, bad in enumerate(data.draw(st.lists(st.none() | BAD[kind], max_size=12))):
+        if bad is None:
+            raw += GOOD[kind](number).encode()
+            ends[f"good {number} ."] = len(raw)
+        else:
+            raw += bad + (b"\n\n" if kind == "text" else b"\n")
+    packed = compress(raw)
+    damage = data.draw(st.sampled_from(["none", "none", "cut", "garbage"]))
+    if damage == "cut":
+        packed = packed[: data.draw(st.integers(0, len(packed)))]
+    available = len(recover(packed)) if packed else 0
+    if damage == "garbage":
+        packed += data.draw(st.binary(min_size=1, max_size=30))
+    needed = {text for text, end in ends.items() if end <= available}
+    options = {"documents": "blank-line", "undecodable": data.draw(st.sampled_from(["replace", "skip"]))}
+    prepare_bytes(kind, {f"a{suffix}": packed}, needed, **options)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.sampled_from(sorted(CODECS)), st.none() | st.binary(max_size=300)), max_size=8))
+def test_mixed_files(found):
+    content = {
+        f"{number:02}{suffix}": CODECS[suffix][0](f"good {number}.".encode()) if junk is None else junk
+        for number, (suffix, junk) in enumerate(found)
+    }
+    prepare_bytes("text", content, {f"good {number} ." for number, (_, junk) in enumerate(found) if junk is None})
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.floats(0, 1) | st.none() | st.binary(max_size=100), max_size=5))
+def test_mixed_parquet_files(found):
+    content = {}
+    for number, damage in enumerate(found):
+        file = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.table({"text": [f"good {number}.", None, ""]}), file)
+        cut = file.getvalue()[: int(damage * file.tell())] if isinstance(damage, float) else file.getvalue()
+        content[f"{number}.parquet"] = damage if isinstance(damage, bytes) else cut
+    whole = [number for number, damage in enumerate(found) if damage is None]
+    prepare_bytes("parquet", content, {f"good {number} ." for number in whole})
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_truncated_file_keeps_its_complete_documents_and_is_reported(suffix):
+    noise = random.Random(0).choices("abcdefghij", k=120_000)  # so that compression cannot hold all in one block
+    lines = [json.dumps({"text": f"good {number}. " + "".join(noise[number * 40 :][:40])}) for number in range(3000)]
+    packed = CODECS[suffix][0]("".join(f"{line}\n" for line in lines).encode())
+    cut = packed[: len(packed) * 3 // 4]
+    complete = CODECS[suffix][1](cut).count(b"\n")
+    assert 0 < complete < 3000
+    manifest = prepare_bytes("jsonl", {f"a{suffix}": cut, "b": GOOD["jsonl"](99_999).encode()}, {"good 99999 ."})
+    assert manifest["splits"]["train"]["documents"] == complete + 1
+    assert manifest["counts"][UNREADABLE]["count"] == 1
+    assert f"a{suffix}: " in manifest["counts"][UNREADABLE]["first"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_truncated_document_is_left_out_whole(monkeypatch, suffix):
+    monkeypatch.setattr(files, "BLOCK", 256)
+    packed = CODECS[suffix][0](b"".join(b"good %d.\n" % number for number in range(5000)))
+    content = {f"a{suffix}": packed[:-5], "b": b"good 5000."}
+    manifest = prepare_bytes("text", content, {"good 5000 ."})
+    assert manifest["splits"]["train"] == {"documents": 1, "sentences": 1, "tokens": 9}
+    assert manifest["counts"][UNREADABLE]["count"] == 1
+
+
+def test_each_malformed_record_is_counted_with_its_place():
+    lines = ['{"text": "good 1."}', "{", "[]", '{"text": "good 2."}']
+    manifest = prepare_bytes("jsonl", {"a": "\n".join(lines).encode()}, {"good 1 .", "good 2 ."})
+    assert manifest["counts"][MALFORMED]["count"] == 2
+    assert "a, line 2: Expecting property name" in manifest["counts"][MALFORMED]["first"]
+    text = b"stray\n<doc >\nlost\n<doc >\ngood 1.\n</doc>\n</doc>\n<doc >\nno end"
+    manifest = prepare_bytes("wikiextractor", {"a": text}, {"good 1 ."})
+    assert manifest["counts"][MALFORMED]["count"] == 4

@@ -1,0 +1,82 @@
+"""`show` prints what the corpus holds and colours corruptions."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from data_pipelines.__main__ import main
+from data_pipelines.corpus import Corpus
+from data_pipelines.show import show_examples, show_statistics
+from tests.data_pipelines.prepared import run
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "aaa b. ccc."}\n{"text": "a"}\n{\n')
+    run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl")
+    return Corpus(tmp_path / "out")
+
+
+def tokenizer(corpus):
+    return Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
+
+
+def test_statistics(corpus):
+    screen = io.StringIO()
+    show_statistics(corpus, tokenizer(corpus), Console(file=screen, width=120))
+    printed = screen.getvalue()
+    assert "│ train   │ 2         │ 2         │ 10     │" in printed
+    assert "1.20 characters per token" in printed  # 12 characters in the two sentences
+    assert "vocabulary 193, of which 5 occur; 0.000% of the tokens are unknown" in printed
+    assert "##a 2" in printed
+    assert "1 malformed records; the first:" in printed
+
+
+def test_histograms_count_every_document(corpus):
+    screen = io.StringIO()
+    show_statistics(corpus, tokenizer(corpus), Console(file=screen, width=120))
+    rows = [line.split() for line in screen.getvalue().splitlines()]
+    assert ["1", "1", "1", "█" * 40] in rows
+    assert ["8", "15", "1", "█" * 40] in rows  # nine tokens
+
+
+def test_examples_show_what_was_done_to_each_predicted_token(corpus):
+    found = tokenizer(corpus)
+    a, b, c = (found.token_to_id(token) for token in "abc")
+    batch = {
+        "tokens": np.array([[2, a, 4, b, c, 3, 0, 0]], np.int32),
+        "types": np.zeros((1, 8), np.int32),
+        "segments": np.array([[1, 1, 1, 1, 1, 1, 0, 0]], np.int32),
+        "prediction_positions": np.array([[2, 3, 4, 0]], np.int32),
+        "prediction_targets": np.array([[a, a, c, 0]], np.int32),
+        "prediction_weights": np.array([[1, 1, 1, 0]], np.float32),
+        "next_sentence": np.array([1], np.int32),
+    }
+    screen = io.StringIO()
+    console = Console(file=screen, width=120, force_terminal=True, color_system="standard", highlight=False)
+    show_examples(found, 4, batch, console)
+    printed = screen.getvalue()
+    assert "6 tokens of 8, 3 to predict, B is random" in printed
+    assert "\x1b[1;37;41m[MASK]→a" in printed  # white on red
+    assert "\x1b[1;30;43mb→a" in printed  # black on yellow
+    assert "\x1b[1;30;42mc\x1b" in printed  # black on green
+    assert "[PAD]" not in printed
+
+
+def test_show_takes_a_recipe(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("\n\n".join("Some words here. And there." for _ in range(40)))
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt", documents="blank-line")
+    assert main(["show", str(tmp_path / "out"), "--recipe", "bert-tiny", "--examples", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("to predict") == 2
+    assert "[MASK]→" in printed
+    assert main(["show", str(tmp_path / "out"), "--recipe", "bert-tinny"]) == 2
+    assert "did you mean bert-tiny" in capsys.readouterr().err
+
+
+def test_show_of_no_corpus_is_an_error(tmp_path, capsys):
+    assert main(["show", str(tmp_path / "none")]) == 2
+    assert "does not exist; make it with" in capsys.readouterr().err
