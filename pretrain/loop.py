@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from data_pipelines.loader import Loader
 from jax.sharding import Mesh
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.loader import Loader
 from models.parameters import Params, count
 from pretrain.assembly import Assembly, initial_carry
 from pretrain.checkpoints import Checkpoints
