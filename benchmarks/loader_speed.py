@@ -1,0 +1,119 @@
+"""How fast batches come from the stored corpus on one core, beside Hugging Face's masking collator.
+
+    python -m benchmarks.loader_speed [CORPUS] [--tokens 20000000]
+
+Ours is the whole way, from the memory-mapped store through `Loader` to masked NumPy batches, without a thread of its
+own. The other side is `DataCollatorForLanguageModeling` alone (PyTorch, one thread, without whole words): its rows lie
+ready in memory as lists with their special tokens marked, so reading, shuffling and packing are not counted. Both sides
+are pinned to the same core, take turns, and are timed by the processor time that they use; the best of the rounds
+counts. Rates are millions of non-padding tokens per second. The corpus is repeated up to --tokens, so that it does not
+sit in the processor's caches.
+"""
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer, DataCollatorForLanguageModeling
+
+from data_pipelines.command_line import parse
+from data_pipelines.corpus import Corpus
+from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.segment_pairs import SegmentPairs
+from data_pipelines.loader import Loader
+
+TOKENS_PER_ROUND = 400_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare the rates of the loader and of Hugging Face's collator."""
+
+    corpus: Annotated[Path, tyro.conf.Positional] = Path("corpora/builtin")
+    """A corpus made by `python -m data_pipelines prepare`."""
+    tokens: int = 20_000_000
+    """Repeat its train split up to this size."""
+    rounds: int = 10
+    """Of both sides."""
+
+
+def main(options: Options) -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    table = Table("layout", "length", "batch", "masking", "plan s", "M tokens/s", "collator", "ratio", title="one core")
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = repeated(Corpus(options.corpus), Path(folder), options.tokens)
+        for length, batch_size in itertools.product((128, 512), (32, 256)):
+            for layout, whole_word in itertools.product((SegmentPairs, PackedSentences), (False, True)):
+                begin = time.process_time()
+                examples = layout(corpus, "train", length, batch_size, 0, Masking(whole_word=whole_word))
+                plan = time.process_time() - begin
+                ours, theirs = rates(examples, options.rounds)
+                unit = "word" if whole_word else "token"
+                figures = f"{plan:.2f}", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.0f}x"
+                table.add_row(layout.__name__, str(length), str(batch_size), unit, *figures)
+    Console(width=100).print(table)
+
+
+def repeated(corpus: Corpus, folder: Path, tokens: int) -> Corpus:
+    """A corpus of copies of the train split, one after the other, of at least so many tokens."""
+    arrays = {name: np.load(corpus.path / "train" / f"{name}.npy", mmap_mode="r") for name in corpus.fields}
+    copies = -(-tokens // len(arrays["tokens"]))
+    arrays = {name: np.tile(array, copies) for name, array in arrays.items()}
+    for name, offsets in (("sentences", corpus.sentences("train")), ("documents", corpus.documents("train"))):
+        begins = offsets[:-1] + offsets[-1] * np.arange(copies)[:, None]
+        arrays[name] = np.append(begins.ravel(), offsets[-1] * copies)
+    (folder / "train").mkdir()
+    (folder / "tokenizer").symlink_to(corpus.tokenizer_path.absolute())
+    for name, array in arrays.items():
+        np.save(folder / "train" / f"{name}.npy", array)
+    (folder / "manifest.json").write_text(json.dumps(corpus.manifest | {"files": {}}))
+    return Corpus(folder)
+
+
+def rates(examples, rounds: int) -> tuple[float, float]:
+    """(the loader's, the collator's) millions of non-padding tokens per second of processor time."""
+    steps = max(1, TOKENS_PER_ROUND // (examples.batch_size * examples.length))
+    rows = np.arange(examples.batch_size)
+    first = [examples.batch(step, rows) for step in range(steps)]
+    tokens = sum(np.count_nonzero(batch["segments"]) for batch in first)
+    tokenizer = AutoTokenizer.from_pretrained(examples.corpus.tokenizer_path)
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
+    prepared = [as_lists(batch, examples.corpus.special) for batch in first]
+    ours, theirs = [], []
+    for index in range(rounds):
+        begin = time.process_time()
+        with Loader(examples, index * steps, (index + 1) * steps, rows, threads=0) as loader:
+            for _ in loader:
+                pass
+        middle = time.process_time()
+        for batch in prepared:
+            collator(batch)
+        ours.append(middle - begin)
+        theirs.append(time.process_time() - middle)
+    return tokens / min(ours) / 1e6, tokens / min(theirs) / 1e6
+
+
+def as_lists(batch: dict[str, np.ndarray], special: dict[str, int]) -> list[dict[str, list[int]]]:
+    """The rows as the collator takes them: without padding, special tokens marked."""
+    rows = [row[: np.count_nonzero(segments)] for row, segments in zip(batch["tokens"], batch["segments"], strict=True)]
+    marks = [np.isin(row, [special["cls"], special["sep"]]).astype(int) for row in rows]
+    return [
+        {"input_ids": row.tolist(), "special_tokens_mask": mark.tolist()} for row, mark in zip(rows, marks, strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    main(parse(Options, sys.argv[1:], "python -m benchmarks.loader_speed"))
