@@ -13,9 +13,10 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,9 +76,12 @@ def prepare(options: Prepare, console: Console) -> dict:
         shutil.rmtree(options.out / ".partial", ignore_errors=True)  # left by a kill after the manifest was written
         console.print(f"{options.out} is already finished; nothing to do")
         return manifest
+    choices = {name: settings[name] for name in ("field", "documents", "undecodable", "tfds_dir")}
+    parsed = [sources.parse(spec, **choices) for spec in options.source]
+    units = sources.plan(parsed)
     try:
         with _locked(options.out) as partial:
-            return _make(options, settings, partial, console)
+            return _make(options, settings, parsed, units, partial, console)
     except OSError as error:
         raise UserError(
             f"--out {options.out}: cannot write there ({error.strerror or error}); free space or choose another "
@@ -114,6 +118,8 @@ def _compare(out: Path, old: dict, new: dict) -> None:
 @contextmanager
 def _locked(out: Path) -> Iterator[Path]:
     partial = out / ".partial"
+    if out.is_dir() and not partial.exists() and any(out.iterdir()):
+        raise UserError(f"--out {out} holds files that are no corpus; use an empty or a new directory")
     partial.mkdir(parents=True, exist_ok=True)
     with open(partial / "lock", "w") as lock:
         try:
@@ -123,12 +129,12 @@ def _locked(out: Path) -> Iterator[Path]:
         yield partial
 
 
-def _make(options: Prepare, settings: dict, partial: Path, console: Console) -> dict:
-    choices = {name: settings[name] for name in ("field", "documents", "undecodable", "tfds_dir")}
-    parsed = [sources.parse(spec, **choices) for spec in options.source]
-    units = sources.plan(parsed)
-    _continue_or_begin(options.out, partial, settings, units)
-    special = _make_tokenizer(options, parsed, units, partial, console)
+def _make(options: Prepare, settings: dict, parsed, units, partial: Path, console: Console) -> dict:
+    state = {"settings": settings, "plan": hashlib.sha256(json.dumps(units).encode()).hexdigest()}
+    _check_state(options.out, partial, state)
+    if not (partial / "tokenizer").exists():
+        _make_tokenizer(options, parsed, units, partial, state, console)
+    special = json.loads((partial / "special.json").read_text())
     tokens = ours.vocabulary(_tokenizer(partial))
     dtype = shards.token_dtype(len(tokens))
     folders = [partial / f"shard-{number:06}" for number in range(len(units))]
@@ -179,39 +185,34 @@ def _describe(spec: str, index: int, units) -> dict:
     return {"source": spec, "files": len({part.path for part in parts}), "bytes": sum(part.size for part in parts)}
 
 
-def _continue_or_begin(out: Path, partial: Path, settings: dict, units) -> None:
-    digest = hashlib.sha256(json.dumps(units).encode()).hexdigest()
-    state = partial / "state.json"
-    if state.exists():
-        old = json.loads(state.read_text())
-        _compare(out, old["settings"], settings)
-        if old["plan"] != digest:
+def _check_state(out: Path, partial: Path, state: dict) -> None:
+    """UserError where an unfinished corpus was begun with other settings or other sources."""
+    if (partial / "state.json").exists():
+        old = json.loads((partial / "state.json").read_text())
+        _compare(out, old["settings"], state["settings"])
+        if old["plan"] != state["plan"]:
             raise UserError(
                 f"--out {out} is unfinished and its sources have changed since it began; delete it or use another --out"
             )
-    store.write_json(state, {"settings": settings, "plan": digest})
 
 
 def _tokenizer(partial: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(partial / "tokenizer" / "tokenizer.json"))
 
 
-def _make_tokenizer(options: Prepare, parsed, units, partial: Path, console: Console) -> dict[str, int]:
-    """Train or load the tokenizer unless it is there; role -> id."""
-    folder = partial / "tokenizer"
-    roles = partial / "special.json"
-    if not folder.exists():
-        if options.tokenizer == "wordpiece":
-            console.print("training a tokenizer")
-            made = ours.train(_sample(parsed, units), options.vocab_size, options.cased)
-            special = {role: made.token_to_id(token) for role, token in zip(ours.ROLES, ours.SPECIALS, strict=True)}
-        else:
-            made, special = ours.load(Path(options.tokenizer).expanduser(), options.cased)
-        shutil.rmtree(partial / "tokenizer.new", ignore_errors=True)
-        ours.save(made, special, partial / "tokenizer.new")
-        store.write_json(roles, special)
-        (partial / "tokenizer.new").rename(folder)
-    return json.loads(roles.read_text())
+def _make_tokenizer(options: Prepare, parsed, units, partial: Path, state: dict, console: Console) -> None:
+    """Train or load the tokenizer. What fails here binds no settings: the state is written after it."""
+    if options.tokenizer == "wordpiece":
+        console.print("training a tokenizer")
+        made = ours.train(_sample(parsed, units), options.vocab_size, options.cased)
+        special = {role: made.token_to_id(token) for role, token in zip(ours.ROLES, ours.SPECIALS, strict=True)}
+    else:
+        made, special = ours.load(Path(options.tokenizer).expanduser(), options.cased)
+    shutil.rmtree(partial / "tokenizer.new", ignore_errors=True)
+    ours.save(made, special, partial / "tokenizer.new")
+    store.write_json(partial / "special.json", special)
+    store.write_json(partial / "state.json", state)
+    (partial / "tokenizer.new").rename(partial / "tokenizer")
 
 
 def _sample(parsed, units) -> list[str]:
@@ -238,6 +239,7 @@ _worker = ()  # in a worker process: what its tasks share
 def _start_worker(parsed, partial, language, dtype) -> None:
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are as many as the cores
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker = (parsed, Encoder(_tokenizer(partial)), language, dtype)
 
@@ -258,7 +260,8 @@ def _make_shards(options: Prepare, units, folders, shared, console: Console) -> 
         console.print(f"continuing: {len(units) - len(missing)} of {len(units)} shards are there")
     weight = {folder: sum(part.size for part in unit) for folder, unit in missing}
     columns = TextColumn("tokenising"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    processes = min(options.processes or len(os.sched_getaffinity(0)), len(missing))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processes = min(options.processes or cores, len(missing))
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=sum(weight.values()))
         for folder in _run(missing, shared, processes):
@@ -277,12 +280,10 @@ def _run(missing, shared, processes: int) -> Iterator[Path]:
     spawn = multiprocessing.get_context("spawn")  # threads of the tokenizers do not survive a fork
     with ProcessPoolExecutor(processes, spawn, _start_worker, shared) as pool:
         try:
-            pending = {pool.submit(_work, folder, unit): folder for folder, unit in missing}
-            while pending:
-                done, _ = wait(pending, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-                    yield pending.pop(future)
+            submitted = {pool.submit(_work, folder, unit): folder for folder, unit in missing}
+            for future in as_completed(submitted):
+                future.result()
+                yield submitted[future]
         except BrokenProcessPool as error:
             raise UserError("--processes: a worker was killed, perhaps for memory; use fewer and run again") from error
         finally:

@@ -189,7 +189,10 @@ def _wikiextractor(source, part, problems):
 def _tfds(source, part, problems):
     examples = tfds_examples(source)
     for index in range(part.start, part.end):
-        record = examples[index]
+        try:
+            record = examples[index]
+        except Exception as error:  # a damaged file raises whatever its reader does
+            raise files.Unreadable(str(error).splitlines()[0]) from error
         where = f"{part.path}, example {index}"
         if source.field not in record:
             features = ", ".join(record)

@@ -54,8 +54,12 @@ def parse(spec: str, **options) -> Source:
 
 
 def plan(sources: list[Source]) -> list[tuple[Range, ...]]:
-    """Units of work of about SHARD bytes, in order. UserError for a source that is missing or empty."""
-    return list(_grouped(piece for index, source in enumerate(sources) for piece in _ranges(index, source)))
+    """Units of work of about SHARD bytes, in order. UserError for a source that is missing, empty or out of reach."""
+    try:
+        return list(_grouped(piece for index, source in enumerate(sources) for piece in _ranges(index, source)))
+    except OSError as error:  # a broken link, a large file without permission
+        reason = f"cannot read {error.filename} ({error.strerror})"
+        raise UserError(f"--source: {reason}; make it readable or leave it out") from error
 
 
 def _grouped(pieces: Iterable[Range]) -> Iterator[tuple[Range, ...]]:

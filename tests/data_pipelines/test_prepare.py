@@ -255,13 +255,28 @@ def test_options_out_of_range_are_errors(tmp_path, text):
 def test_no_text_in_any_document_is_an_error_that_says_what_was_there(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"other": 1}\n{\n')
     with pytest.raises(UserError) as raised:
-        run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl")
+        run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl", tokenizer="wordpiece")
     message = str(raised.value)
     assert "no documents with text" in message
     for part in ("1 empty documents", "1 records without the field", "1 malformed records, first"):
         assert part in message
     (tmp_path / "a.jsonl").write_text('{"text": "Now there is."}\n')
     run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl")
+
+
+def test_a_directory_with_other_files_is_left_alone(tmp_path, text):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(UserError, match="holds files that are no corpus; use an empty or a new directory"):
+        run(tmp_path, f"text:{text}", tokenizer="wordpiece")
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+def test_a_mistake_in_the_settings_binds_nothing(tmp_path, text):
+    with pytest.raises(UserError, match="does not exist"):
+        run(tmp_path / "out", f"text:{tmp_path}/nothing")
+    with pytest.raises(UserError, match="nothing.json does not exist"):
+        run(tmp_path / "out", f"text:{text}", tokenizer="nothing.json")
+    run(tmp_path / "out", f"text:{text}")
 
 
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path, text):

@@ -30,7 +30,7 @@ def test_statistics(corpus):
     printed = screen.getvalue()
     assert "│ train   │ 2         │ 2         │ 10     │" in printed
     assert "1.20 characters per token" in printed  # 12 characters in the two sentences
-    assert "vocabulary 193, of which 5 occur; 0.000% of the tokens are unknown" in printed
+    assert "vocabulary 193, of which 6 occur; 0.000% of the tokens are unknown" in printed
     assert "##a 2" in printed
     assert "1 malformed records; the first:" in printed
 

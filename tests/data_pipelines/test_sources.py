@@ -196,6 +196,13 @@ def test_missing_and_empty_sources_are_errors(tmp_path):
         sources.plan([sources.parse(f"text:{tmp_path}/folder")])
 
 
+def test_a_source_that_cannot_be_read_is_an_error(tmp_path):
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "b.txt").write_text("Text.")
+    with pytest.raises(UserError, match=r"--source: cannot read .*a.txt \(No such file or directory\)"):
+        sources.plan([sources.parse(f"text:{tmp_path}")])
+
+
 def test_a_parquet_file_without_the_column_is_an_error(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="--field text: .*a.parquet has no such column; it has body"):
