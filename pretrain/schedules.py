@@ -35,7 +35,7 @@ class Schedule:
     @property
     def depends_on_total(self) -> bool:
         """Whether the rate at a step changes when the run is made longer."""
-        return self.name != "constant" or self.warmup > 0
+        return self.name not in ("constant", "inverse-sqrt") or self.warmup > 0
 
 
 def learning_rate(schedule: Schedule, step: Array | int, steps: int) -> Array:

@@ -1,0 +1,153 @@
+"""Optimisers against optax's, tensor by tensor."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from models.bert import FAMILY as BERT
+from models.electra import FAMILY as ELECTRA
+from models.parameters import LAYERS, decays, leaves, nest
+from models.program import Program
+from pretrain.optimizers import NAMES, Optimizer, clip, transformation
+from tests.pretrain import tiny
+
+TABLE = BERT.parameters(tiny.BERT)
+STEPS = 5
+
+
+def random_tree(seed, scale=1.0):
+    """One array per parameter of the table."""
+    shapes = jax.eval_shape(_init)
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: jnp.asarray(scale * rng.standard_normal(s.shape), jnp.float32), shapes)
+
+
+def _init():
+    row = jnp.zeros((1, 8), jnp.int32)
+    return BERT.module(tiny.BERT, Program()).init(jax.random.key(0), row, row, row, row)["params"]
+
+
+def unstacked(tree):
+    """Every layer of every stack as an array of its own."""
+    flat = dict(leaves(tree))
+    separate = {}
+    for parameter in TABLE:
+        if parameter.axes[0] == LAYERS:
+            for index, slice_ in enumerate(flat[parameter.path]):
+                separate[f"{parameter.path}/{index}"] = slice_
+        else:
+            separate[parameter.path] = flat[parameter.path]
+    return nest(separate)
+
+
+def matrices(tree):
+    """True at what decays, for a tree of unstacked arrays."""
+    return jax.tree.map(lambda x: x.ndim >= 2, tree)
+
+
+def trained(optimizer, params, rate=0.01):
+    """Parameters after a few updates with random gradients."""
+    state, update = jax.jit(optimizer.init)(params), jax.jit(optimizer.update)
+    for step in range(STEPS):
+        updates, state = update(random_tree(step, 10.0**-step), state, params)
+        params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
+    return params
+
+
+def trained_by_optax(optimizer, params):
+    params, update = unstacked(params), jax.jit(optimizer.update)
+    state = jax.jit(optimizer.init)(params)
+    for step in range(STEPS):
+        updates, state = update(unstacked(random_tree(step, 10.0**-step)), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def assert_close(one, other):
+    for (path, a), (_, b) in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6, err_msg=path)
+
+
+def test_adamw_is_optax_adamw_with_a_mask_for_biases_and_norms():
+    params = random_tree(99)
+    ours = trained(transformation(Optimizer("adamw", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), TABLE), params)
+    theirs = optax.adamw(0.01, b1=0.8, b2=0.95, eps=1e-3, weight_decay=0.3, mask=matrices)
+    assert_close(unstacked(ours), trained_by_optax(theirs, params))
+
+
+def test_lamb_on_stacked_layers_is_lamb_on_each_layer():
+    params = random_tree(99)
+    ours = trained(transformation(Optimizer("lamb", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), TABLE), params)
+    ratio = optax.masked(optax.scale_by_trust_ratio(), matrices)
+    adam = optax.scale_by_adam(0.8, 0.95, 1e-3)
+    theirs = optax.chain(adam, optax.add_decayed_weights(0.3, matrices), ratio, optax.scale(-0.01))
+    assert_close(unstacked(ours), trained_by_optax(theirs, params))
+
+
+def test_lamb_of_optax_on_the_stacks_themselves_would_differ():
+    params = random_tree(99)
+    ours = trained(transformation(Optimizer("lamb", decay=0.3, epsilon=1e-3), TABLE), params)
+    adam = optax.scale_by_adam(0.9, 0.999, 1e-3)
+    decayed = optax.add_decayed_weights(0.3, lambda tree: nest({p.path: decays(p) for p in TABLE}))
+    mask = nest({parameter.path: decays(parameter) for parameter in TABLE})
+    mixed = trained(optax.chain(adam, decayed, optax.masked(optax.scale_by_trust_ratio(), mask)), params)
+    with pytest.raises(AssertionError):
+        assert_close(ours, mixed)
+
+
+def test_lamb_keeps_a_matrix_of_zeros_moving():
+    params = jax.tree.map(jnp.zeros_like, random_tree(0))
+    moved = trained(transformation(Optimizer("lamb"), TABLE), params)
+    assert all(np.isfinite(leaf).all() and np.abs(leaf).max() > 0 for _, leaf in leaves(moved))
+
+
+@pytest.mark.parametrize("family, config", [(BERT, tiny.BERT), (ELECTRA, tiny.ELECTRA)])
+def test_exactly_matrices_and_embeddings_decay(family, config):
+    for parameter in family.parameters(config):
+        name = parameter.path.rsplit("/", 1)[-1]
+        assert decays(parameter) == (name in ("kernel", "tokens", "positions", "types")), parameter.path
+
+
+def test_gradients_are_scaled_to_the_limit_and_only_when_above_it():
+    gradients = {"a": jnp.asarray([3.0]), "b": jnp.asarray([[4.0]])}
+    norm = optax.global_norm(gradients)
+    assert clip(gradients, norm, 1.0)["a"] == pytest.approx(0.6)
+    assert clip(gradients, norm, 1.0)["b"] == pytest.approx(0.8)
+    for limit in (5.0, 7.0, 0.0):
+        assert tiny.equal(clip(gradients, norm, limit), gradients)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "adam"}, {"b1": 1.0}, {"b2": -0.1}, {"epsilon": 0.0}, {"decay": -1.0}, {"clip": -1.0}]
+)
+def test_a_field_out_of_range_is_refused_by_name(changes):
+    with pytest.raises(ValueError, match=f"optimizer.*{next(iter(changes))}"):
+        Optimizer(**changes)
+
+
+def update_of(optimizer):
+    params, gradients = random_tree(1), random_tree(2)
+    chain = transformation(optimizer, TABLE)
+    state, update = chain.init(params), jax.jit(chain.update)
+    for _ in range(2):
+        updates, state = update(gradients, state, params)
+        gradients = random_tree(3, 0.1)
+    return updates
+
+
+CHANGES = {"name": "lamb", "b1": 0.5, "b2": 0.9, "epsilon": 0.1, "decay": 0.5}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_every_field_changes_the_update(field):
+    changed = dataclasses.replace(Optimizer(), **{field: CHANGES[field]})
+    assert not tiny.equal(update_of(Optimizer()), update_of(changed))
+
+
+def test_no_field_is_without_such_a_test():
+    assert {field.name for field in dataclasses.fields(Optimizer)} == {*CHANGES, "clip"}  # clip: above
+    assert set(NAMES) == {"adamw", "lamb"}  # each compared with optax above

@@ -1,0 +1,81 @@
+"""Learning rates against their closed forms."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from pretrain.schedules import NAMES, Schedule, learning_rate
+
+STEPS, PEAK = 1000, 2e-3
+
+
+def rates(name, steps=STEPS, **fields):
+    """The rate of each update, f32[steps]."""
+    schedule = Schedule(name, peak=PEAK, **{"warmup": 0.1} | fields)
+    return np.asarray(learning_rate(schedule, np.arange(steps), steps))
+
+
+# name -> (fields, {number of the update, from 1: rate / peak})
+KEY_POINTS = {
+    "linear": ({"final": 0.2}, {100: 1.0, 550: 0.6, 1000: 0.2}),
+    "cosine": ({"final": 0.2}, {100: 1.0, 325: 0.2 + 0.8 * 0.5 * (1 + math.sqrt(0.5)), 550: 0.6, 1000: 0.2}),
+    "inverse-sqrt": ({}, {100: 1.0, 400: 0.5, 900: 1 / 3}),
+    "warmup-stable-decay": ({"final": 0.2, "decay": 0.4}, {100: 1.0, 350: 1.0, 600: 1.0, 800: 0.6, 1000: 0.2}),
+    "constant": ({}, {100: 1.0, 500: 1.0, 1000: 1.0}),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_key_points(name):
+    fields, points = KEY_POINTS[name]
+    found = rates(name, **fields)
+    for update, expected in points.items():
+        assert found[update - 1] == pytest.approx(PEAK * expected, rel=1e-5), update
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rate_rises_linearly_to_the_peak_and_never_exceeds_it(name):
+    found = rates(name)
+    np.testing.assert_allclose(found[:100], PEAK * np.arange(1, 101) / 100, rtol=1e-5)
+    assert found.max() == pytest.approx(PEAK, rel=1e-6)
+    assert (np.diff(found[100:]) <= 1e-9).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_warmup_the_first_update_has_the_peak(name):
+    assert rates(name, warmup=0.0)[0] == pytest.approx(PEAK, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_longer_run_changes_the_rate_just_when_the_schedule_says_that_it_depends_on_the_total(name):
+    for warmup in (0.0, 0.1):
+        schedule = Schedule(name, peak=PEAK, warmup=warmup)
+        early = np.arange(1000)
+        same = np.array_equal(learning_rate(schedule, early, 1000), learning_rate(schedule, early, 2000))
+        assert same != schedule.depends_on_total, warmup
+
+
+def test_a_run_of_one_step_trains():
+    for name in NAMES:
+        assert np.isfinite(rates(name, steps=1)).all()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"name": "step"}, {"warmup": -0.1}, {"warmup": 1.1}, {"decay": 1.1}, {"warmup": 0.6, "decay": 0.6}]
+)
+def test_a_field_out_of_range_is_refused_by_name(fields):
+    with pytest.raises(ValueError, match=f"schedule.*{next(iter(fields))}"):
+        Schedule(**fields)
+
+
+CHANGES = {"name": "cosine", "peak": 1.0, "warmup": 0.5, "final": 0.5, "decay": 0.7}
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Schedule)])
+def test_every_field_changes_the_rate(field):
+    start = Schedule("warmup-stable-decay", peak=PEAK, warmup=0.1, decay=0.2)
+    changed = dataclasses.replace(start, **{field: CHANGES[field]})
+    steps = np.arange(100)
+    assert not np.array_equal(learning_rate(start, steps, 100), learning_rate(changed, steps, 100))

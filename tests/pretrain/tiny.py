@@ -1,0 +1,82 @@
+"""Recipes and runs small enough to train within seconds."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from models.bert import BertConfig
+from models.electra import ElectraConfig, Tower
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
+from pretrain.optimizers import Optimizer
+from pretrain.options import Options
+from pretrain.recipe import Phase, Recipe
+from pretrain.restore import restore
+from pretrain.run_directory import RunDirectory
+from pretrain.schedules import Schedule
+
+BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=2, heads=2, feed_forward=64)
+ELECTRA = ElectraConfig(
+    vocab_size=195, positions=32, embedding=32, discriminator=Tower(32, 2, 2, 64), generator=Tower(16, 1, 1, 32)
+)
+_COMMON = {
+    "source": "test",
+    "optimizer": Optimizer(),
+    "schedule": Schedule(peak=1e-3, warmup=0.1),
+    "phases": (Phase(1.0, 32, 8),),
+    "steps": 20,
+}
+
+
+def bert(**changes) -> Recipe:
+    return dataclasses.replace(Recipe(name="bert", model=BERT, objective=MaskedLanguageModel(), **_COMMON), **changes)
+
+
+def electra(**changes) -> Recipe:
+    recipe = Recipe(name="electra", model=ELECTRA, objective=ReplacedTokenDetection(), **_COMMON)
+    return dataclasses.replace(recipe, **changes)
+
+
+def options(corpus: Path, workdir: Path, **changes) -> Options:
+    settings = {"log_every": 5, "eval_every": 0, "eval_examples": 16, "checkpoint_every": 5} | changes
+    return Options(corpus=corpus, workdir=workdir, **settings)
+
+
+def equal(one, other) -> bool:
+    """Two trees of arrays are the same bit for bit."""
+    one, other = jax.tree.flatten(jax.device_get(one)), jax.tree.flatten(jax.device_get(other))
+    pairs = zip(one[0], other[0], strict=True)
+    return one[1] == other[1] and all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+def final_state(workdir: Path, step: int | None = None):
+    """The train state of a checkpoint, by default the newest, as NumPy arrays."""
+    return jax.device_get(restore(RunDirectory(workdir), step).state)
+
+
+def start(*arguments, **environment) -> subprocess.Popen:
+    """`python -m pretrain` with these arguments, output as text."""
+    command = [sys.executable, "-m", "pretrain", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True, **pipes)
+
+
+def run_command(*arguments, timeout: float = 120, **environment) -> tuple[int, str, str]:
+    """The same to its end -> (exit status, standard output, standard error)."""
+    process = start(*arguments, **environment)
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
+def run_arguments(corpus: Path, workdir: Path, *more) -> list:
+    """Arguments of `run` for the model BERT above, 40 steps with a checkpoint every 4."""
+    return [
+        "run", "bert-tiny", "--corpus", corpus, "--workdir", workdir, "--steps", 40, "--checkpoint-every", 4,
+        "--log-every", 1, "--eval-examples", 16, "--model.width", 32, "--model.heads", 2, "--model.feed-forward", 64,
+        "--model.positions", 32, "--phases.0.length", 32, "--phases.0.batch-size", 8, *more,
+    ]  # fmt: skip
