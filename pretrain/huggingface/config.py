@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.errors import UserError
-from models.families import FAMILIES
+from models.families import FAMILIES, family_of
 from models.parameters import Family, HuggingFace, nest
 from pretrain.huggingface.tensors import field
 
@@ -54,9 +54,14 @@ def folders(source: str | Path, family: Family) -> dict[str, Path]:
     return found
 
 
-def check_same(source: str | Path, theirs, ours, family: Family) -> None:
+def check_same(source: str | Path, theirs, ours) -> None:
     """UserError listing each field that the weights depend on and that differs; dropout rates may."""
-    paths = dict.fromkeys(path for model in family.hf.values() for path in model.fields.values())
+    if type(theirs) is not type(ours):
+        kinds = [_model_type(family_of(config)) for config in (theirs, ours)]
+        raise UserError(
+            f"--init-from {source}: is {kinds[0]!r} and the recipe's model {kinds[1]!r}; take another recipe"
+        )
+    paths = dict.fromkeys(path for model in family_of(ours).hf.values() for path in model.fields.values())
     differing = [path for path in paths if field(theirs, path) != field(ours, path)]
     if not differing:
         return
@@ -82,12 +87,16 @@ def _is_listing(source: str | Path) -> bool:
 def _family(folder: Path) -> Family:
     """The family that reads this folder's model type."""
     model_type = _read(folder).get("model_type")
-    families = {next(iter(family.hf.values())).constants["model_type"]: family for family in FAMILIES.values()}
+    families = {_model_type(family): family for family in FAMILIES.values()}
     if model_type not in families:
         raise UserError(
             f"--init-from {folder}: config.json has model_type={model_type!r}; use one of {', '.join(families)}"
         )
     return families[model_type]
+
+
+def _model_type(family: Family) -> str:
+    return next(iter(family.hf.values())).constants["model_type"]
 
 
 def _read(folder: Path) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from data_pipelines import tokenizers
 from data_pipelines.errors import UserError
-from models.families import family_of
+from models.families import FAMILIES, family_of
 from pretrain.huggingface.tensors import architecture, field, views
 
 FILES = ("config.json", "model.safetensors", "generation_config.json", "added_tokens.json")
@@ -28,7 +28,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
     """
     folder = Path(folder)
     parts = family_of(config).hf
-    _check_replaceable(folder, {model.folder for model in parts.values()} - {""})
+    _check_replaceable(folder, {model.folder for family in FAMILIES.values() for model in family.hf.values()} - {""})
     pad = tokenizers.load(tokenizer_path)[1]["pad"]
     arrays = jax.tree.map(np.asarray, params)
     partial = folder.with_name(f".{folder.name}.partial")

@@ -33,7 +33,7 @@ def load(source: str | Path, config, shapes: Mapping, tokenizer_path: Path) -> P
     another shape; safetensors only, in one file or sharded.
     """
     family = family_of(config)
-    check_same(source, config_from(source), config, family)
+    check_same(source, config_from(source), config)
     params = nest({path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)})
     origin: dict[str, str] = {}  # parameter path -> the part that it was read from
     for part, folder in folders(source, family).items():

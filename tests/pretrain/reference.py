@@ -1,5 +1,7 @@
 """Hugging Face's torch models as the reference: models, batches in both forms, gradients by tensor name."""
 
+import functools
+
 import jax
 import numpy as np
 import torch
@@ -15,6 +17,8 @@ from pretrain.huggingface.tensors import architecture, views
 PAD, MASK, FIRST_ORDINARY = 0, 4, 5
 FLOAT32 = Program(dtype="float32", depth="scan")
 
+torch.set_num_threads(1)  # on matrices this small, threads wait for each other more than they work
+
 
 def torch_model(config, part, seed=0):
     """A torch model of this config with biases and norms moved away from 0 and 1; attention without fused kernels."""
@@ -29,6 +33,7 @@ def torch_model(config, part, seed=0):
     return model.eval()
 
 
+@functools.cache
 def parameter_shapes(config, length=8):
     """Our parameters of this config as shapes."""
     row = jax.ShapeDtypeStruct((1, length), np.int32)
