@@ -1,7 +1,5 @@
 """Hugging Face's torch models as the reference: models, batches in both forms, gradients by tensor name."""
 
-import functools
-
 import jax
 import numpy as np
 import torch
@@ -13,6 +11,7 @@ from models.program import Program
 from pretrain.huggingface.export import config_fields
 from pretrain.huggingface.load import load
 from pretrain.huggingface.tensors import architecture, views
+from tests.models.shapes import parameter_shapes
 
 PAD, MASK, FIRST_ORDINARY = 0, 4, 5
 FLOAT32 = Program(dtype="float32", depth="scan")
@@ -31,14 +30,6 @@ def torch_model(config, part, seed=0):
             if parameter.ndim == 1:
                 parameter += 0.1 * torch.randn_like(parameter)
     return model.eval()
-
-
-@functools.cache
-def parameter_shapes(config, length=8):
-    """Our parameters of this config as shapes."""
-    row = jax.ShapeDtypeStruct((1, length), np.int32)
-    module = family_of(config).module(config, FLOAT32)
-    return jax.eval_shape(module.init, jax.random.key(0), *(row,) * 4)["params"]
 
 
 def to_ours(torch_models, config, folder):

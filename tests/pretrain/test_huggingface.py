@@ -19,8 +19,10 @@ from models.electra import ElectraConfig, Tower
 from models.families import FAMILIES, family_of
 from models.parameters import leaves
 from pretrain.huggingface.config import config_from
-from pretrain.huggingface.export import export
+from pretrain.huggingface.export import config_fields, export
 from pretrain.huggingface.load import load
+from pretrain.huggingface.tensors import architecture, views
+from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "a corpus of small texts, for tests only", "naïve words"] * 5
@@ -52,7 +54,7 @@ def configs(tokenizer_path):
 
 def random_params(config, seed=0):
     rng = np.random.default_rng(seed)
-    shapes = reference.parameter_shapes(config)
+    shapes = parameter_shapes(config)
     return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
 
 
@@ -63,7 +65,7 @@ def without_padding(params, config):
 
 
 def load_like(source, config, tokenizer_path):
-    return load(source, config, reference.parameter_shapes(config), tokenizer_path)
+    return load(source, config, parameter_shapes(config), tokenizer_path)
 
 
 @pytest.fixture
@@ -171,6 +173,21 @@ def test_the_parts_may_lie_in_two_folders(exported, configs, tokenizer_path, tmp
     expected = without_padding(random_params(configs["electra"]), configs["electra"])
     for path, leaf in without_padding(loaded, configs["electra"]).items():
         np.testing.assert_array_equal(leaf, expected[path])
+
+
+SIZES = [(name, size) for name, family in FAMILIES.items() for size in family.sizes]
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES)
+def test_every_published_size_has_the_tensors_that_transformers_has(name, size):
+    config = FAMILIES[name].sizes[size]
+    zeros = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), parameter_shapes(config))
+    for part in FAMILIES[name].hf:
+        cls = getattr(transformers, architecture(config, part))
+        with torch.device("meta"):
+            model = cls(cls.config_class(**config_fields(config, part, pad=0)))
+        theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        assert {name: view.shape for name, (_, view) in views(zeros, config, part).items()} == theirs
 
 
 def test_dropout_may_differ_from_the_folder(exported, configs, tokenizer_path):

@@ -1,0 +1,47 @@
+"""Golden parameter tables: what every published size consists of, one JSON file per family.
+
+A change here changes checkpoints, sharding, weight decay or Hugging Face exports. After a change that is meant:
+
+    python -m tests.models.golden
+"""
+
+import json
+from pathlib import Path
+
+from models.families import FAMILIES
+from models.parameters import leaves
+from tests.models.shapes import parameter_shapes
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+def tables(family):
+    """Size -> rows of (path, shape, axes, Hugging Face names, layout)."""
+    golden = {}
+    for size, config in family.sizes.items():
+        shapes = dict(leaves(parameter_shapes(config)))
+        golden[size] = [
+            {
+                "path": p.path,
+                "shape": list(shapes[p.path].shape),
+                "axes": list(p.axes),
+                "hf": dict(p.hf),
+                "layout": p.layout,
+            }
+            for p in family.parameters(config)
+        ]
+    return golden
+
+
+def write(name, family):
+    """Write a family's tables, one row per line, so that a change shows as a change of lines."""
+    sizes = []
+    for size, rows in tables(family).items():
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        sizes.append(f'"{size}": [\n{lines}\n]')
+    (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(sizes) + "\n}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    for name, family in FAMILIES.items():
+        write(name, family)

@@ -1,0 +1,17 @@
+"""Parameters as shapes, without computing them."""
+
+import functools
+
+import jax
+import numpy as np
+
+from models.families import family_of
+from models.program import Program
+
+
+@functools.cache
+def parameter_shapes(config):
+    """The nested parameter dict of a config's model, with jax.ShapeDtypeStructs as leaves."""
+    row = jax.ShapeDtypeStruct((1, 8), np.int32)
+    module = family_of(config).module(config, Program(dtype="float32", depth="scan"))
+    return jax.eval_shape(module.init, jax.random.key(0), *(row,) * 4)["params"]

@@ -1,0 +1,76 @@
+"""The parameter tables say exactly what the models' parameters are."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from models.families import FAMILIES
+from models.layers import padded_vocab
+from models.parameters import LAYERS, count, decays, leaves, nest
+from tests.models import golden
+from tests.models.shapes import parameter_shapes
+
+SIZES = [
+    pytest.param(family, config, id=f"{name}-{size}")
+    for name, family in FAMILIES.items()
+    for size, config in family.sizes.items()
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tables_are_the_golden_ones(name):
+    expected = json.loads((golden.FOLDER / f"{name}.json").read_text("utf-8"))
+    assert golden.tables(FAMILIES[name]) == expected, "meant? then run `python -m tests.models.golden`"
+
+
+@pytest.mark.parametrize(("family", "config"), SIZES)
+def test_the_table_lists_every_parameter_once(family, config):
+    listed = Counter(parameter.path for parameter in family.parameters(config))
+    assert listed == Counter(path for path, _ in leaves(parameter_shapes(config)))
+
+
+@pytest.mark.parametrize(("family", "config"), SIZES)
+def test_axes_name_every_dimension(family, config):
+    shapes = dict(leaves(parameter_shapes(config)))
+    sizes = {}
+    for parameter in family.parameters(config):
+        shape = shapes[parameter.path].shape
+        assert len(shape) == len(parameter.axes), parameter.path
+        assert shapes[parameter.path].dtype == np.float32
+        assert LAYERS not in parameter.axes[1:], parameter.path
+        tower = parameter.path.split("/")[0]  # a name means one size, at least within each part of the model
+        for axis, size in zip(parameter.axes, shape, strict=True):
+            if axis:
+                assert sizes.setdefault((tower, axis), size) == size, (parameter.path, axis)
+                assert axis != "vocab" or size == padded_vocab(config.vocab_size)
+
+
+@pytest.mark.parametrize(("family", "config"), SIZES)
+def test_every_parameter_has_names_in_a_checkpoint_and_no_name_twice(family, config):
+    names = Counter()
+    for parameter in family.parameters(config):
+        assert parameter.hf, parameter.path
+        assert set(parameter.hf) <= set(family.hf), parameter.path
+        assert all(("{layer}" in name) == (parameter.axes[0] == LAYERS) for name in parameter.hf.values())
+        names.update(parameter.hf.items())
+    assert max(names.values()) == 1
+
+
+@pytest.mark.parametrize(("family", "config"), SIZES)
+def test_biases_and_norms_do_not_decay_and_everything_else_does(family, config):
+    for parameter in family.parameters(config):
+        assert decays(parameter) == (parameter.path.split("/")[-1] not in ("bias", "scale")), parameter.path
+
+
+def test_nest_is_the_inverse_of_leaves():
+    tree = {"b": {"c": 1, "a": {"x": 2}}, "a": 3}
+    assert list(leaves(tree)) == [("a", 3), ("b/a/x", 2), ("b/c", 1)]
+    assert nest(dict(leaves(tree))) == tree
+
+
+def test_bert_base_has_its_hundred_and_ten_million_parameters():
+    config = FAMILIES["bert"].sizes["base"]
+    padding = (padded_vocab(config.vocab_size) - config.vocab_size) * (config.width + 1)
+    assert count(parameter_shapes(config)) - padding == 110_106_428
