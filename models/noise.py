@@ -59,5 +59,6 @@ def dropout(x: Array, rate: float, keys: Array | None) -> Array:
 
 def gumbel(keys: Array, shape: tuple[int, ...]) -> Array:
     """Standard Gumbel noise f32[batch, *shape]; argmax(logits + noise) samples softmax(logits)."""
-    uniform = (bits(keys, shape) >> 8).astype(jnp.float32) * 2.0**-24 + 2.0**-25  # inside (0, 1)
+    # The middles of 2**23 intervals of (0, 1). With 2**24 the last middle rounds to 1, whose noise is infinite.
+    uniform = (bits(keys, shape) >> 9).astype(jnp.float32) * 2.0**-23 + 2.0**-24
     return -jnp.log(-jnp.log(uniform))

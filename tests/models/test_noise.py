@@ -1,0 +1,126 @@
+"""Device noise is uniform, independent between rows, sites and steps, and a function of the row's key alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from models import noise
+
+KEYS = noise.row_keys(1, 2, jnp.arange(64))
+
+
+def words(keys, n=4096):
+    return np.asarray(noise.bits(keys, (n,)))
+
+
+def agreement(a, b):
+    """Share of equal bits; 0.5 for independent words."""
+    return 1 - np.bitwise_count(a ^ b).mean() / 32
+
+
+def test_every_byte_is_uniform():
+    counts = [np.bincount(column, minlength=256) for column in words(KEYS).view(np.uint8).reshape(-1, 4).T]
+    assert min(stats.chisquare(count).pvalue for count in counts) > 1e-4
+
+
+def test_neighbouring_words_are_independent():
+    stream = words(KEYS)
+    for distance in (1, 2, 3, 64, 128, 1024):
+        assert abs(agreement(stream[:, distance:], stream[:, :-distance]) - 0.5) < 2e-3
+    pairs = (stream[:, 1:] >> 28) * 16 + (stream[:, :-1] >> 28)
+    assert stats.chisquare(np.bincount(pairs.reshape(-1), minlength=256)).pvalue > 1e-4
+
+
+CHANGES = {
+    "row": lambda: noise.row_keys(1, 2, jnp.arange(64) + 1),
+    "step": lambda: noise.row_keys(1, 3, jnp.arange(64)),
+    "seed": lambda: noise.row_keys(2, 2, jnp.arange(64)),
+    "site": lambda: noise.fold(KEYS, 0),
+    "seed and step exchanged": lambda: noise.row_keys(2, 1, jnp.arange(64)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_row_step_seed_or_site_gives_independent_noise(change):
+    assert abs(agreement(words(KEYS), words(CHANGES[change]())) - 0.5) < 2e-3
+
+
+def test_sites_are_independent_of_each_other():
+    streams = [words(noise.fold(KEYS, tag)) for tag in range(8)]
+    streams += [words(noise.fold(noise.fold(KEYS, tag), 1)) for tag in range(8)]
+    for i, one in enumerate(streams):
+        for other in streams[:i]:
+            assert abs(agreement(one, other) - 0.5) < 2e-3
+
+
+def test_no_two_rows_share_a_shifted_stream():
+    keys = noise.row_keys(0, 0, jnp.arange(256))
+    stream = words(keys, 8192).reshape(-1)
+    repeats = len(stream) - len(np.unique(stream))
+    expected = len(stream) ** 2 / 2**33  # of uniform words
+    assert abs(repeats - expected) < 6 * expected**0.5
+
+
+def test_noise_depends_on_the_row_not_on_the_batch_around_it():
+    whole = noise.bits(noise.row_keys(1, 2, jnp.arange(8)), (3, 5))
+    part = noise.bits(noise.row_keys(1, 2, jnp.array([6, 3])), (3, 5))
+    np.testing.assert_array_equal(part, whole[jnp.array([6, 3])])
+
+
+def test_compiled_noise_is_the_same():
+    draw = lambda step: noise.bits(noise.row_keys(1, step, jnp.arange(8)), (3, 5))
+    np.testing.assert_array_equal(jax.jit(draw)(2), draw(2))
+
+
+def test_no_row_repeats_within_a_long_run():
+    keys = jnp.concatenate([noise.row_keys(0, step, jnp.arange(256)) for step in range(100)])
+    assert len(np.unique(np.asarray(keys), axis=0)) == len(keys)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_zeroes_its_share_and_scales_the_rest(rate):
+    x = jnp.full((64, 100, 40), 3.0)
+    dropped = np.asarray(noise.dropout(x, rate, KEYS))
+    zero = dropped == 0
+    assert abs(zero.mean() - rate) < 5 * (rate * (1 - rate) / x.size) ** 0.5
+    np.testing.assert_allclose(dropped[~zero], 3.0 / (1 - rate), rtol=1e-6)
+    spread = 5 * (rate * (1 - rate) / 4000) ** 0.5
+    assert np.abs(zero.mean(axis=(1, 2)) - rate).max() < spread  # in every row too
+
+
+def test_without_keys_or_rate_dropout_does_nothing():
+    x = jnp.ones((64, 10))
+    assert noise.dropout(x, 0.5, None) is x
+    assert noise.dropout(x, 0.0, KEYS) is x
+
+
+def test_dropout_passes_the_gradient_where_it_keeps():
+    x = jnp.ones((64, 10))
+    gradient = jax.grad(lambda x: noise.dropout(x, 0.5, KEYS).sum())(x)
+    np.testing.assert_array_equal(gradient, noise.dropout(x, 0.5, KEYS))
+
+
+def test_dropout_keeps_the_dtype():
+    assert noise.dropout(jnp.ones((64, 4), jnp.bfloat16), 0.1, KEYS).dtype == jnp.bfloat16
+
+
+def test_the_gumbel_maximum_samples_the_softmax():
+    logits = jnp.array([2.0, 0.0, -1.0, 1.0, -3.0, -jnp.inf])
+    draws = np.asarray(jnp.argmax(logits + noise.gumbel(KEYS, (4000, 6)), axis=-1)).reshape(-1)
+    counts = np.bincount(draws, minlength=6)
+    assert counts[5] == 0
+    expected = len(draws) * special.softmax(np.asarray(logits, np.float64)[:5])
+    assert stats.chisquare(counts[:5], expected).pvalue > 1e-4
+
+
+def test_gumbel_noise_has_its_distribution():
+    draws = np.asarray(noise.gumbel(KEYS, (2000,))).reshape(-1)
+    assert stats.kstest(draws, "gumbel_r").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("word", [0, 0xFFFFFFFF])
+def test_gumbel_noise_is_finite_at_the_extremes(word, monkeypatch):
+    monkeypatch.setattr(noise, "bits", lambda keys, shape: jnp.full((len(keys), *shape), word, jnp.uint32))
+    assert np.isfinite(noise.gumbel(KEYS, (3,))).all()
