@@ -2,7 +2,7 @@
 
 Both layouts fill a row with whole sentences, so from every sentence there is one next: the sentence with
 which a row beginning here would hand over. These pointers are computed for all sentences at once and then
-followed from the first. Memory while planning: about 40 bytes per sentence.
+followed from the first. Memory while planning: about 50 bytes per sentence.
 """
 
 from array import array

@@ -73,12 +73,13 @@ def test_an_unknown_version_and_a_broken_manifest_are_errors(folder):
         Corpus(folder)
 
 
-def test_a_file_cut_short_or_lost_is_found_on_opening(folder):
+def test_a_file_of_another_size_or_lost_is_found_on_opening(folder):
     file = folder / "train" / "tokens.npy"
     content = file.read_bytes()
-    file.write_bytes(content[:-2])
-    with pytest.raises(UserError, match=r"train/tokens\.npy has \d+ bytes, the manifest says"):
-        Corpus(folder)
+    for other in (content[:-2], content + b"0"):
+        file.write_bytes(other)
+        with pytest.raises(UserError, match=r"train/tokens\.npy has \d+ bytes, the manifest says"):
+            Corpus(folder)
     file.unlink()
     with pytest.raises(UserError, match=r"train/tokens\.npy is missing"):
         Corpus(folder)

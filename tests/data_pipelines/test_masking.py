@@ -125,8 +125,15 @@ def test_whole_words_are_chosen_as_long_as_one_fits(data):
         words = words_of(word_starts[row], maskable[row])
         untouched = [word for word in words if not where[word].any()]
         assert all(where[word].all() for word in words if word not in untouched), "a word is split"
-        assert where.sum() <= wanted
+        assert where.sum() <= wanted and not where[~maskable[row]].any()
         assert all(len(word) > wanted - where.sum() for word in untouched), "a word that fits was left out"
+
+
+def test_nothing_is_chosen_where_no_word_fits():
+    maskable = np.array([[False, True, True, True, True, True, True, False]] * 50)
+    word_starts = np.array([[True, True, False, False, True, False, False, True]] * 50)
+    masking = Masking(rate=0.33, whole_word=True)  # 2 tokens, in words of 3; two special tokens would fit
+    assert not chosen(masked(masking, np.full((50, 8), 9, np.int32), maskable, word_starts)).any()
 
 
 def test_the_noise_is_the_row_s_own():

@@ -36,8 +36,14 @@ def test_where_an_example_lands_is_uniform_and_neighbours_part():
         counts = np.bincount(landed[:, position], minlength=64)
         chi_square = ((counts - 2000 / 64) ** 2 / (2000 / 64)).sum()  # 63 degrees of freedom: deviation 11.2
         assert chi_square < 63 + 5 * 11.2
-    distances = np.abs(np.diff(permute(5, 0, 100_000, np.arange(100_000))))
-    assert abs(distances.mean() / 100_000 - 1 / 3) < 0.01
+    distances = np.diff(permute(5, 0, 100_000, np.arange(100_000)))
+    assert abs(np.abs(distances).mean() / 100_000 - 1 / 3) < 0.01
+
+
+def test_the_network_s_halves_do_not_show():
+    steps = np.diff(permute(5, 0, 10_000, np.arange(10_000))) % 100  # both halves have 100 values
+    chi_square = ((np.bincount(steps, minlength=100) - 100) ** 2 / 100).sum()  # 99 degrees of freedom
+    assert chi_square < 99 + 5 * np.sqrt(2 * 99)
 
 
 def examples(number, batch_size):

@@ -164,6 +164,12 @@ def test_a_sentence_longer_than_the_row_is_cut_into_pairs(tmp_path_factory):
     assert np.mean([len(a) == len(b) == 15 for a, b in pairs]) > 0.7  # the others are short on purpose
 
 
+def test_a_sentence_that_just_fits_the_row_is_not_cut(tmp_path_factory):
+    examples = SegmentPairs(corpus_of(tmp_path_factory, [[30]]), "train", 33, 4, seed=0)
+    ((a, b),) = segments_of(epoch(examples))
+    assert (len(a), len(b)) == (30, 0)
+
+
 def test_rows_built_together_are_those_built_apart(corpus):
     examples = SegmentPairs(corpus, "train", 32, batch_size=64, seed=5, masks=Masking(whole_word=True))
     last = examples.number // 64  # crosses an epoch's end
