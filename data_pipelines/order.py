@@ -11,8 +11,8 @@ import numpy as np
 from data_pipelines import noise
 from data_pipelines.errors import UserError
 
-# Four random rounds make a Feistel network a random permutation for large halves (Luby and Rackoff 1988); with halves of
-# 100 values a test still tells it from one, and with six no more
+# Four random rounds make a Feistel network with large halves a random permutation (Luby and Rackoff 1988); with halves
+# of 100 values a test tells it from one, after six rounds no more
 ROUNDS = 6
 
 

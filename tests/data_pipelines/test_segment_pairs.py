@@ -95,15 +95,18 @@ def test_without_next_sentence_the_text_runs_through_the_rows_in_order(corpus):
 
 def test_a_chunk_ends_where_its_target_is_reached(tmp_path_factory):
     """In a document of one-token sentences a chunk is exactly its target: 9 in 10 the whole room, the rest uniform."""
-    examples = SegmentPairs(corpus_of(tmp_path_factory, [[1] * 50_000]), "train", 23, 4, seed=2, next_sentence=False)
-    lengths = [len(a) + len(b) for a, b in segments_of(epoch(examples))][:-1]
+    corpus = corpus_of(tmp_path_factory, [[1] * 50_000])
+    pairs = []
+    for seed in range(4):
+        pairs += segments_of(epoch(SegmentPairs(corpus, "train", 23, 4, seed=seed, next_sentence=False)))[:-1]
+    lengths = [len(a) + len(b) for a, b in pairs]
     counts = np.bincount(lengths, minlength=21)
     rows = len(lengths)
     assert not counts[:2].any() and len(counts) == 21
     assert abs(counts[2:20].sum() - rows * 0.1 * 18 / 19) < 5 * np.sqrt(rows * 0.09)
     expected = rows * 0.1 / 19
     assert np.abs(counts[2:20] - expected).max() < 5 * np.sqrt(expected)
-    splits = np.array([len(a) for a, b in segments_of(epoch(examples))[:-1] if len(a) + len(b) == 20])
+    splits = np.array([len(a) for a, b in pairs if len(a) + len(b) == 20])
     assert abs(splits.mean() - 10) < 5 * 5.5 / np.sqrt(len(splits)) and set(splits) == set(range(1, 20))
 
 
