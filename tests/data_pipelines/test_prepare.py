@@ -1,6 +1,7 @@
 """A corpus holds its documents, is split by hash, and does not depend on processes or interruptions."""
 
 import fcntl
+import os
 import re
 import resource
 import signal
@@ -11,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+import data_pipelines.prepare as module
 from data_pipelines import sources, store
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -209,6 +211,13 @@ def test_a_small_corpus_holds_out_up_to_a_twentieth_of_its_documents(tmp_path, t
     assert manifest["splits"]["heldout"]["documents"] == manifest["splits"]["train"]["documents"] == 1
 
 
+def test_documents_that_are_all_the_same_are_all_trained_on(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.text").write_text("The same.")
+    manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/*.text", heldout=0.01)
+    assert [manifest["splits"][split]["documents"] for split in ("train", "heldout")] == [2, 0]
+
+
 def test_documents_that_cross_shards_stay_whole_in_either_split(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "SHARD", 300)
     texts = {f"{number}.txt": "".join(f"Line {line} of {number}.\n" for line in range(99)) for number in range(6)}
@@ -242,6 +251,32 @@ def test_undecodable_documents_are_replaced_or_skipped_and_counted(tmp_path, und
     found = [sentence for document in documents(tmp_path / "out") for sentence in document]
     assert len(found) == (6 if undecodable == "replace" else 2)
     assert {"Good bytes .", "Good ."} <= set(found)
+
+
+def test_the_language_splits_sentences(tmp_path):
+    (tmp_path / "a.text").write_text("Am 3. Mai kam er. Ja.")
+    found = []
+    for language in ("de", "en"):
+        run(tmp_path / language, f"text:{tmp_path}/a.text", language=language)
+        found.append(documents(tmp_path / language))
+    assert found == [[["Am 3 . Mai kam er .", "Ja ."]], [["Am 3 .", "Mai kam er .", "Ja ."]]]
+
+
+def test_the_vocabulary_size_is_kept_to(tmp_path):
+    (tmp_path / "a.text").write_text(" ".join(f"number{number} word{number * 7}" for number in range(500)))
+    for size in (70, 90):
+        manifest, _ = run(tmp_path / f"{size}", f"text:{tmp_path}/a.text", tokenizer="wordpiece", vocab_size=size)
+        assert manifest["vocab_size"] == size
+
+
+@pytest.mark.parametrize(("given", "used"), [(1, 1), (2, 2), (None, len(os.sched_getaffinity(0)))])
+def test_as_many_processes_run_as_asked_for(tmp_path, text, monkeypatch, given, used):
+    seen = []
+    one = module._run
+    monkeypatch.setattr(sources, "SHARD", 10_000)
+    monkeypatch.setattr(module, "_run", lambda *work: seen.append(work[-1]) or one(*work[:-1], 1))
+    run(tmp_path / "out", f"text:{text}", processes=given)
+    assert seen == [used]
 
 
 def test_options_out_of_range_are_errors(tmp_path, text):

@@ -124,9 +124,19 @@ def test_a_byte_level_tokenizer_is_taken_as_it_is(tmp_path):
         text = theirs.decode(stored[first:last], clean_up_tokenization_spaces=False)
         assert theirs(text)["input_ids"] == stored[first:last].tolist()
         assert word_starts[first]
+    assert np.diff(bounds).max() > 4
+    assert 1 not in stored
     pieces = theirs.convert_ids_to_tokens(stored)
     assert all(start for piece, start in zip(pieces, word_starts, strict=True) if piece.startswith("Ġ"))
     assert 0.2 < word_starts.mean() < 0.8
+
+
+def test_every_sentence_of_a_byte_level_tokenizer_begins_a_word():
+    tokens, word_starts, lengths = Encoder(byte_level()).encode(["unaffable", "", "unaffable", "unaffable unaffable"])
+    one = lengths[0]
+    assert lengths.tolist() == [one, 0, one, len(tokens) - 2 * one]
+    assert np.flatnonzero(word_starts).tolist()[:3] == [0, one, 2 * one]
+    assert word_starts.sum() == 4
 
 
 def test_a_folder_names_its_own_special_tokens(tmp_path):
