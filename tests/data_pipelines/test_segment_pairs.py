@@ -126,6 +126,31 @@ def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_fact
         assert abs(chi_square - values) < 5 * np.sqrt(2 * values)
 
 
+def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
+    batch = epoch(SegmentPairs(corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 23, 4, seed=3))
+    lengths = [len(a) + len(b) for a, b in segments_of(batch)]
+    for label in (0, 1):
+        full = np.array(lengths)[batch["next_sentence"] == label] == 20
+        assert abs(full.mean() - 0.9) < 5 * np.sqrt(0.09 / len(full)) + 0.03  # at a document's end less is left
+
+
+def test_whole_words_are_masked_whole_and_end_with_their_segment(tmp_path):
+    shape = [[17, 33, 9, 26, 14, 5, 31] * 3] * 30
+    starts = {"word_starts": lambda token: token % 4 == 0}
+    corpus = Corpus(write_corpus(tmp_path / "corpus", numbered(shape), vocab_size=VOCAB, **starts))
+    batch = epoch(SegmentPairs(corpus, "train", 64, 4, seed=1, masks=Masking(rate=0.5, whole_word=True)))
+    text = unmasked(batch)
+    chosen = np.zeros(text.shape, bool)
+    row, slot = np.nonzero(batch["prediction_weights"])
+    chosen[row, batch["prediction_positions"][row, slot]] = True
+    ordinary = text >= FIRST
+    continues = (text[:, 1:] % 4 != 0) & ordinary[:, 1:]
+    inside, across = continues & ordinary[:, :-1], continues[:, 1:] & (text[:, 1:-1] == SEP)
+    assert np.array_equal(chosen[:, 1:][inside], chosen[:, :-1][inside])
+    apart = chosen[:, 2:][across] != chosen[:, :-2][across]  # the rest of a cut word, and the last word of A
+    assert len(apart) > 100 and abs(apart.mean() - 0.5) < 5 * np.sqrt(0.25 / len(apart))
+
+
 def test_halves_and_random_segments_are_drawn_again_in_every_epoch(corpus):
     examples = SegmentPairs(corpus, "train", 64, 4, seed=4)
     labels = [epoch(examples, number)["next_sentence"] for number in (0, 1)]
