@@ -26,7 +26,7 @@ def demo(folder: Path, steps: int | None) -> int:
     """Everything below `folder`; a second call goes on where the first stopped -> exit status."""
     console = Console(highlight=False, soft_wrap=True)
     corpus, workdir = folder / "corpus", folder / "run"
-    step = lambda command: console.rule(f"python -m {command}", align="left")
+    step = lambda command: console.print(f"\n[bold]$ python -m {command}[/bold]")
 
     step(f"data_pipelines prepare --source builtin --tokenizer wordpiece --vocab-size 8192 --out {corpus}")
     prepare(Prepare(source=("builtin",), tokenizer="wordpiece", vocab_size=8192, out=corpus), console)
@@ -44,7 +44,7 @@ def demo(folder: Path, steps: int | None) -> int:
     step(f"pretrain export {workdir} --to {folder / 'export'}")
     for exported in export_run(workdir, folder / "export"):
         console.print(exported)
-    console.rule("masks that the generator fills in held-out text", align="left")
+    console.print("\n[bold]Masks that the generator fills in held-out text[/bold]")
     fill_masks(RunDirectory(workdir), console)
     return 0
 
