@@ -71,9 +71,10 @@ def check(recipe: Recipe) -> None:
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
         raise UserError(f"phases: the shares are {[p.share for p in recipe.phases]}, they must add up to 1")
     for index, phase in enumerate(recipe.phases):
-        if phase.length > recipe.model.positions:
+        longest = getattr(recipe.model, "positions", phase.length)  # a bag of words has no limit
+        if phase.length > longest:
             raise UserError(
-                f"phases.{index}.length={phase.length} is longer than model.positions={recipe.model.positions}: "
+                f"phases.{index}.length={phase.length} is longer than model.positions={longest}: "
                 "lower the one or raise the other"
             )
         if phase.length < 8 or phase.batch_size < 1:

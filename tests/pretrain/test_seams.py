@@ -1,0 +1,120 @@
+"""Toys go through the real loop without an edit there: a carry, two denominators, a frozen part, no layers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import Corpus
+from models.noise import row_keys
+from models.parameters import leaves
+from models.program import Program
+from pretrain.assembly import assemble, initial_carry, initial_params, initial_state
+from pretrain.journal import read_metrics
+from pretrain.recipe import from_json, resolve, to_json
+from pretrain.restore import restore
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from pretrain.step import train_step
+from tests.pretrain import tiny, toys
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    toys.register(monkeypatch)
+
+
+def first_step(recipe, batch, carry, microbatches):
+    """(state, metrics) after one step from a given carry."""
+    assembly = assemble(recipe, Program())
+    state, frozen = initial_state(assembly, initial_params(assembly), 0)
+    _, axes = initial_carry(assembly, 0)
+    step = jax.jit(train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches))
+    return step(state._replace(carry=carry), frozen, batch)
+
+
+def batch_and_carry(seed=0):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(5, 195, (8, 16)).astype(np.int32)
+    tokens[::4] %= 100  # one microbatch in four without the rare term
+    memory = jnp.asarray(rng.standard_normal((8, 8)), jnp.float32)
+    return {"tokens": tokens}, {"memory": memory, "seen": jnp.asarray([3.0, 8.0])}
+
+
+def test_microbatches_cut_a_carry_with_rows_and_join_it_again():
+    recipe = toys.recipe(objective=toys.NextWord(feedback=0.0))  # nothing passes between microbatches
+    batch, carry = batch_and_carry()
+    whole, metrics = first_step(recipe, batch, carry, 1)
+    parts, parts_metrics = first_step(recipe, batch, carry, 4)
+    np.testing.assert_allclose(parts_metrics.loss, metrics.loss, rtol=1e-6)
+    np.testing.assert_allclose(parts.carry["memory"], whole.carry["memory"], rtol=1e-6)
+    np.testing.assert_allclose(parts.carry["seen"], whole.carry["seen"], rtol=1e-6)
+    for (path, expected), (_, found) in zip(leaves(whole.opt_state[0].mu), leaves(parts.opt_state[0].mu), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-8, err_msg=path)
+
+
+def test_microbatches_pass_on_a_carry_without_rows():
+    recipe = toys.recipe(objective=toys.NextWord(feedback=1.0))
+    batch, carry = batch_and_carry()
+    state, metrics = first_step(recipe, batch, carry, 4)
+    params, model = initial_params(assemble(recipe)), assemble(recipe).model
+    keys, sums, memory, seen = row_keys(0, 0, jnp.arange(8)), {"next": 0.0, "rare": 0.0}, {}, carry["seen"]
+    for rows in (slice(part, None, 4) for part in range(4)):
+        own = {"memory": carry["memory"][:, rows], "seen": seen}
+        tokens = {"tokens": batch["tokens"][rows]}
+        added, after, _ = recipe.objective.loss(model, params, tokens, own, keys[rows], True)
+        sums, seen, memory[rows.start] = jax.tree.map(jnp.add, sums, added), after["seen"], after["memory"]
+    expected = sums["next"] / 8 + 0.5 * sums["rare"] / (batch["tokens"] > 100).sum()
+    np.testing.assert_allclose(metrics.loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(state.carry["seen"], seen, rtol=1e-5)
+    for part in range(4):
+        np.testing.assert_allclose(state.carry["memory"][:, part::4], memory[part], rtol=1e-5)
+    _, whole = first_step(recipe, batch, carry, 1)
+    assert abs(float(whole.loss / metrics.loss) - 1) > 1e-4  # the feedback is felt
+
+
+def test_a_toy_trains_evaluates_and_learns_through_the_real_loop(corpus_path, tmp_path):
+    recipe = toys.recipe(steps=60)
+    assert run(recipe, tiny.options(corpus_path, tmp_path / "run")) == 0
+    losses = [entry["loss"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")]
+    assert losses[-1] < losses[0] - 0.5
+    (figures,) = read_metrics(RunDirectory(tmp_path / "run"), "eval")
+    assert figures["loss"] == pytest.approx(figures["next_loss"] + 0.5 * figures["rare_loss"], rel=1e-5)
+    assert 0 <= figures["accuracy"] <= 1
+
+
+def test_a_carry_is_saved_and_goes_on_where_it_stopped(corpus_path, tmp_path):
+    for steps in (10, 20):
+        run(toys.recipe(steps=steps), tiny.options(corpus_path, tmp_path / "twice"))
+    run(toys.recipe(steps=20), tiny.options(corpus_path, tmp_path / "once"))
+    once, twice = tiny.final_state(tmp_path / "once"), tiny.final_state(tmp_path / "twice")
+    assert tiny.equal(once, twice)
+    assert once.carry["seen"][1] == 20 * 8 and once.carry["memory"].any()
+    halfway = tiny.final_state(tmp_path / "once", step=10).carry
+    assert halfway["seen"][1] == 10 * 8 and not tiny.equal(halfway, once.carry)
+
+
+def test_a_carry_begins_anew_where_a_phase_changes_its_shape(corpus_path, tmp_path):
+    one = toys.recipe().phases[0]
+    phases = (dataclasses.replace(one, share=0.5), dataclasses.replace(one, share=0.5, batch_size=16))
+    run(toys.recipe(steps=20, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
+    assert tiny.final_state(tmp_path / "run", 10).carry["memory"].shape == (8, 8)
+    final = tiny.final_state(tmp_path / "run").carry
+    assert final["memory"].shape == (8, 16) and final["seen"][1] == 10 * 16
+
+
+def test_a_frozen_part_stays_as_it_began_and_comes_back_on_resume(corpus_path, tmp_path):
+    for steps in (10, 20):
+        run(toys.recipe(steps=steps, frozen=("words",)), tiny.options(corpus_path, tmp_path / "run"))
+    restored = restore(RunDirectory(tmp_path / "run"))
+    assert set(restored.state.params) == {"out", "bias"} and set(restored.frozen) == {"words"}
+    start = initial_params(restored.assembly)
+    assert tiny.equal(restored.frozen["words"], start["words"])
+    assert not tiny.equal(restored.state.params["out"], start["out"])
+
+
+def test_a_toy_recipe_survives_json(corpus_path):
+    recipe = resolve(toys.recipe(frozen=("words",)), Corpus(corpus_path))
+    assert from_json(to_json(recipe)) == recipe

@@ -1,0 +1,186 @@
+"""The train step: what accumulates, what is skipped, what stays frozen, what it reports."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.parameters import leaves
+from models.program import Program
+from pretrain.assembly import assemble, initial_carry, initial_params, initial_state
+from pretrain.optimizers import Optimizer
+from pretrain.schedules import Schedule, learning_rate
+from pretrain.step import train_step
+from tests.pretrain import tiny, toys
+from tests.pretrain.reference import random_batch
+
+SCAN = Program(depth="scan")
+RECIPES = {"bert": tiny.bert(), "electra": tiny.electra()}
+
+
+@functools.cache
+def started(recipe):
+    """(assembly, state, frozen parameters) before the first step."""
+    assembly = assemble(recipe, SCAN)
+    state, frozen = initial_state(assembly, jax.jit(functools.partial(initial_params, assembly))(), 0)
+    return assembly, state, frozen
+
+
+@functools.cache
+def compiled(recipe, microbatches=1):
+    assembly, _, _ = started(recipe)
+    _, carry_axes = initial_carry(assembly, 0)
+    step = train_step(recipe, assembly.model, assembly.optimizer, carry_axes, microbatches)
+    return jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def trained(recipe, batches, microbatches=1, state=None):
+    """(state, metrics of the last step)."""
+    _, first, frozen = started(recipe)
+    state, step = state or first, compiled(recipe, microbatches)
+    for batch in batches:
+        state, metrics = step(state, frozen, batch)
+    return state, metrics
+
+
+def uneven_batch(recipe, seed, rows=32):
+    """Rows sorted so that one microbatch of 4 x 8 has far more tokens and predictions than another."""
+    batch = random_batch(recipe.model, seed, rows, length=32)
+    order = np.argsort((batch["segments"] > 0).sum(axis=1))
+    # Microbatch i takes rows i, i + 4, ...
+    order = order.reshape(4, 8).T.ravel()
+    batch = {name: array[order] for name, array in batch.items()}
+    batch["prediction_weights"][0::4, 1:] = 0  # a single prediction in each row of the first
+    return batch
+
+
+def toy_batch(seed, rows=8):
+    return {"tokens": np.random.default_rng(seed).integers(5, 195, (rows, 16)).astype(np.int32)}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    toys.register(monkeypatch)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_four_microbatches_of_8_equal_a_batch_of_32_with_dropout_on(name):
+    recipe = RECIPES[name]
+    batch = uneven_batch(recipe, seed=0)
+    whole, metrics = trained(recipe, [batch])
+    parts, parts_metrics = trained(recipe, [batch], microbatches=4)
+    np.testing.assert_allclose(parts_metrics.loss, metrics.loss, rtol=1e-6)
+    np.testing.assert_allclose(parts_metrics.gradient_norm, metrics.gradient_norm, rtol=1e-5)
+    for field in ("terms", "counts"):
+        for key, value in getattr(metrics, field).items():
+            np.testing.assert_allclose(getattr(parts_metrics, field)[key], value, rtol=1e-6, err_msg=key)
+    # The first Adam moment is (1 - b1) x the clipped gradient.
+    mu, parts_mu = whole.opt_state[0].mu, parts.opt_state[0].mu
+    for (path, expected), (_, found) in zip(leaves(mu), leaves(parts_mu), strict=True):
+        if path.endswith("key/bias"):  # zero but for rounding: softmax ignores a shift of all scores
+            continue
+        assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected), path
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_mean_of_means_would_be_noticed(name):
+    recipe = RECIPES[name]
+    batch = uneven_batch(recipe, seed=0)
+    _, metrics = trained(recipe, [batch])
+    # Rows of other microbatches turned into padding without predictions.
+    blank = lambda array, i: np.where((np.arange(32) % 4 == i).reshape(32, *[1] * (array.ndim - 1)), array, 0)
+    parts = [{key: blank(array, i) for key, array in batch.items()} for i in range(4)]
+    mean_of_means = np.mean([trained(recipe, [part])[1].loss for part in parts])
+    assert abs(mean_of_means / metrics.loss - 1) > 2e-5  # 20 times the bound above
+
+
+def test_dropout_draws_anew_at_every_step():
+    recipe = RECIPES["bert"]
+    batch = uneven_batch(recipe, seed=0)
+    _, state, _ = started(recipe)
+    losses = [trained(recipe, [batch], state=state._replace(step=jnp.int32(step)))[1].loss for step in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_update_that_is_not_finite_changes_nothing_but_the_counters(value):
+    recipe = toys.recipe()
+    batches = [toy_batch(seed) for seed in range(3)]
+    healthy, _ = trained(recipe, batches[:1])
+    state = healthy._replace(params=healthy.params | {"bias": healthy.params["bias"].at[0].set(value)})
+    for row in (1, 2):
+        after, metrics = trained(recipe, batches[1:2], state=state)
+        assert not np.isfinite(metrics.loss)
+        assert tiny.equal(after._replace(step=0, skipped=0), state._replace(step=0, skipped=0))
+        assert after.step == state.step + 1
+        np.testing.assert_array_equal(after.skipped, [row, row])
+        state = after
+    cured, metrics = trained(recipe, batches[2:], state=state._replace(params=healthy.params))
+    np.testing.assert_array_equal(cured.skipped, [2, 0])  # in all, and in a row
+    assert not tiny.equal(cured.params, healthy.params) and not tiny.equal(cured.carry, healthy.carry)
+
+
+def test_an_infinite_gradient_of_a_finite_loss_is_skipped(monkeypatch):
+    loss = toys.NextWord.loss
+
+    def exploding(self, model, params, *rest):
+        sums, carry, counts = loss(self, model, params, *rest)
+        # sqrt has an infinite slope at 0.
+        return sums | {"next": sums["next"] + jnp.sqrt(0.0 * params["out"].sum())}, carry, counts
+
+    monkeypatch.setattr(toys.NextWord, "loss", exploding)
+    recipe = toys.recipe(seed=1)  # not the step that other tests have compiled
+    _, before, _ = started(recipe)
+    after, metrics = trained(recipe, [toy_batch(0)])
+    assert np.isfinite(metrics.loss) and after.skipped[0] == 1
+    assert tiny.equal(after.params, before.params)
+
+
+def test_a_batch_without_predictions_trains_what_it_can():
+    recipe = RECIPES["bert"]
+    batch = uneven_batch(recipe, seed=0)
+    batch["prediction_weights"][:] = 0
+    state, metrics = trained(recipe, [batch])
+    assert state.skipped[0] == 0 and np.isfinite(metrics.loss) and metrics.terms["mlm"] == 0
+
+
+def test_frozen_parameters_get_no_update_and_no_moments():
+    recipe = tiny.bert(frozen=("embeddings", "layers/attention/query"))
+    _, first, frozen = started(recipe)
+    held = {path for path, _ in leaves(frozen)}
+    everything = {path for path, _ in leaves(started(tiny.bert())[1].params)}
+    assert held == everything - {path for path, _ in leaves(first.params)}
+    assert held == {path for path in everything if path.startswith(("embeddings/", "layers/attention/query/"))}
+    batch = uneven_batch(recipe, seed=0)
+    state, metrics = trained(recipe, [batch])
+    for moment in (state.opt_state[0].mu, state.opt_state[0].nu):
+        assert held.isdisjoint(path for path, _ in leaves(moment))
+    moved = dict(leaves(state.params))
+    assert all((moved[path] != before).any() for path, before in leaves(first.params) if "kernel" in path)
+    _, unfrozen = trained(tiny.bert(), [batch])
+    np.testing.assert_allclose(metrics.loss, unfrozen.loss, rtol=1e-6)  # the model is the same, only less of it moves
+    assert metrics.gradient_norm < unfrozen.gradient_norm
+
+
+def test_the_update_is_the_rate_times_the_direction_of_the_clipped_gradient():
+    recipe = toys.recipe(schedule=Schedule("constant", peak=0.5, warmup=0.0), optimizer=Optimizer(decay=0.0, clip=0.01))
+    _, state, _ = started(recipe)
+    after, metrics = trained(recipe, [toy_batch(0)])
+    assert metrics.gradient_norm > 0.01  # reported as it was before clipping
+    moments = np.concatenate([np.ravel(leaf) for _, leaf in leaves(after.opt_state[0].mu)])
+    assert np.linalg.norm(moments) == pytest.approx(0.1 * 0.01, rel=1e-4)
+    changes = [np.abs(b - a).max() for (_, a), (_, b) in zip(leaves(state.params), leaves(after.params), strict=True)]
+    assert max(changes) == pytest.approx(0.5, rel=1e-2)  # Adam's first step is the rate, times a sign
+
+
+def test_metrics_are_the_losses_per_prediction_their_weighted_sum_and_the_rate():
+    recipe = RECIPES["electra"]
+    state, metrics = trained(recipe, [uneven_batch(recipe, seed=0)])
+    generator, discriminator = (float(metrics.terms[term]) for term in ("generator", "discriminator"))
+    assert float(metrics.loss) == pytest.approx(generator + 50 * discriminator, rel=1e-5)
+    assert generator == pytest.approx(np.log(195), rel=0.05)
+    assert discriminator == pytest.approx(np.log(2), rel=0.1)
+    assert metrics.learning_rate == learning_rate(recipe.schedule, 0, recipe.steps)
+    assert state.step == 1

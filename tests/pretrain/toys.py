@@ -1,0 +1,148 @@
+"""Families and objectives that only the tests know, made to press on every seam: registered, never built in."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.families import FAMILIES
+from models.parameters import Family, Parameter
+from pretrain.objectives.objective import Objective
+from pretrain.objectives.registry import OBJECTIVES
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Phase, Recipe
+from pretrain.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class BagConfig:
+    """A bag of words: no layers, no positions, no Hugging Face form."""
+
+    vocab_size: int = 195
+    width: int = 8
+
+
+class Bag(nn.Module):
+    """tokens i32[batch, length] -> logits f32[batch, vocab] from the mean embedding."""
+
+    config: BagConfig
+    program: object
+
+    @nn.compact
+    def __call__(self, tokens):
+        normal = nn.initializers.normal(0.5)
+        words = self.param("words", normal, (self.config.vocab_size, self.config.width))
+        out = self.param("out", normal, (self.config.width, self.config.vocab_size))
+        return words[tokens].mean(axis=1) @ out + self.param("bias", nn.initializers.zeros, (self.config.vocab_size,))
+
+
+def _parameters(config):
+    return [
+        Parameter("words", ("vocab", "width"), {}),
+        Parameter("out", ("width", "vocab"), {}),
+        Parameter("bias", ("vocab",), {}),
+    ]
+
+
+FAMILY = Family(
+    config=BagConfig,
+    sizes={},
+    module=Bag,
+    parameters=_parameters,
+    hf={},
+    flops=lambda config, batch, length, predictions: 2.0 * batch * config.width * config.vocab_size,
+)
+
+
+class Windows:
+    """Rows of `length` tokens from the corpus: row b of step t + 1 goes on where row b of step t ended."""
+
+    def __init__(self, corpus, split, length, batch_size, spec):
+        self.corpus, self.split, self.length, self.batch_size, self.spec = corpus, split, length, batch_size, spec
+        self.number = int(corpus.sentences(split)[-1]) // length
+
+    def batch(self, step, rows):
+        return self.build(0, (step + rows // self.batch_size + rows % self.batch_size * 97) % self.number)
+
+    def build(self, epoch, example):
+        starts = np.asarray(example, np.int64) * self.length
+        return {"tokens": self.corpus.read(self.split, "tokens", starts, self.length).astype(np.int32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class NextWord(Objective):
+    """Predict each window's last token from the others, the row's own past and a running mean over all rows.
+
+    Two terms with different denominators (rows, and tokens above 100), a carry leaf with rows (the row's last logits)
+    and one without (sum and number of the logits seen).   feedback: how much that mean changes the logits.
+    explodes: the loss is not finite once so many rows are seen, 0 for never.
+    """
+
+    feedback: float = 0.1
+    explodes: int = 0
+
+    def spec(self, length):
+        return {"tokens": ((length,), np.int32)}
+
+    def examples(self, corpus, split, length, batch_size, seed):
+        return Windows(corpus, split, length, batch_size, self.spec(length))
+
+    def init(self, key, model, spec):
+        return model.init(key, jnp.zeros((1, *spec["tokens"][0]), jnp.int32))["params"]
+
+    def carry(self, model, batch_size, train):
+        memory = jnp.zeros((model.config.width, batch_size))
+        return {"memory": memory, "seen": jnp.zeros(2)}, {"memory": (None, "batch"), "seen": (None,)}
+
+    def weights(self, batch):
+        return {"next": jnp.float32(len(batch["tokens"])), "rare": (batch["tokens"] > 100).sum().astype(jnp.float32)}
+
+    def coefficients(self, step):
+        return {"next": 1.0, "rare": 0.5}
+
+    def loss(self, model, params, batch, carry, keys, train):
+        tokens, size = batch["tokens"], model.config.width
+        total, number = carry["seen"]
+        logits = model.apply({"params": params}, tokens[:, :-1])
+        logits = logits.at[:, :size].add(0.5 * jnp.tanh(carry["memory"].T))
+        nats = -jax.nn.log_softmax(logits.at[:, 0].add(self.feedback * total / jnp.maximum(number, 1)))
+        if self.explodes:
+            nats = jnp.where(number >= self.explodes, jnp.nan, nats)
+        rare = (tokens > 100).astype(jnp.float32)
+        sums = {"next": _at(nats, tokens[:, -1:]).sum(), "rare": (_at(nats, tokens) * rare).sum()}
+        kept, rows = jax.lax.stop_gradient(logits), jnp.float32(len(tokens))
+        carry = {"memory": kept[:, :size].T, "seen": carry["seen"] + jnp.stack([kept[:, 1].sum(), rows])}
+        hits = (jnp.argmin(nats, axis=1) == tokens[:, -1]).sum().astype(jnp.float32)
+        return sums, carry, {"hits": hits, "rows": rows}
+
+    def predictions(self, length):
+        return 1
+
+    def report(self, counts):
+        return {"accuracy": float(counts["hits"] / counts["rows"])}
+
+
+def _at(nats, tokens):
+    return jnp.take_along_axis(nats, tokens, axis=1)
+
+
+def register(monkeypatch) -> None:
+    """Make the toys known, as a built-in family and objective are."""
+    monkeypatch.setitem(FAMILIES, "bag", FAMILY)
+    monkeypatch.setitem(OBJECTIVES, NextWord.__name__, NextWord)
+
+
+def recipe(**changes) -> Recipe:
+    fields = {
+        "name": "toy",
+        "source": "test",
+        "model": BagConfig(),
+        "objective": NextWord(),
+        "optimizer": Optimizer(),
+        "schedule": Schedule("constant", peak=1e-2, warmup=0.0),
+        "phases": (Phase(1.0, 16, 8),),
+        "steps": 20,
+    }
+    return Recipe(**fields | changes)
