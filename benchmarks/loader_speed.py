@@ -34,7 +34,7 @@ from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.loader import Loader
 
-TOKENS_PER_ROUND = 400_000
+TOKENS_PER_ROUND = 100_000  # short, so that some rounds go undisturbed on a busy machine
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Options:
     """A corpus made by `python -m data_pipelines prepare`."""
     tokens: int = 20_000_000
     """Repeat its train split up to this size."""
-    rounds: int = 10
+    rounds: int = 20
     """Of both sides."""
 
 
