@@ -80,6 +80,8 @@ class Eval:
 
 def _eval(arguments: list[str]) -> int:
     options = parse(Eval, arguments, "python -m pretrain eval")
+    if options.examples < 1:
+        raise UserError(f"--examples {options.examples}: must be at least 1")
     from pretrain.tables import print_evaluation
 
     print_evaluation(options.run, options.all, options.corpus, options.examples)

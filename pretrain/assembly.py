@@ -6,6 +6,8 @@ import flax.linen as nn
 import jax
 import optax
 
+from data_pipelines.command_line import unknown
+from data_pipelines.errors import UserError
 from models import program as programs
 from models.families import family_of
 from models.parameters import Family, Parameter, Params, leaves, nest
@@ -26,9 +28,11 @@ class Assembly(NamedTuple):
 
 
 def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
-    """Nothing is allocated or compiled yet."""
+    """Nothing is allocated or compiled yet; UserError when `frozen` names no parameter, or all."""
     family = family_of(recipe.model)
-    table = [p for p in family.parameters(recipe.model) if not _is_frozen(p.path, recipe.frozen)]
+    everything = family.parameters(recipe.model)
+    _check_frozen(recipe.frozen, [parameter.path for parameter in everything])
+    table = [parameter for parameter in everything if not _is_frozen(parameter.path, recipe.frozen)]
     model = family.module(recipe.model, program or programs.default())
     return Assembly(recipe, family, model, table, transformation(recipe.optimizer, table))
 
@@ -63,6 +67,15 @@ def initial_carry(assembly: Assembly, phase: int, train: bool = True) -> tuple[A
 def state_shapes(assembly: Assembly, phase: int) -> tuple[TrainState, Params]:
     """`initial_state` as shapes, without computing anything."""
     return jax.eval_shape(lambda: initial_state(assembly, initial_params(assembly), phase))
+
+
+def _check_frozen(prefixes: tuple[str, ...], paths: list[str]) -> None:
+    for prefix in prefixes:
+        if not any(_is_frozen(path, (prefix,)) for path in paths):
+            known = {path.rpartition("/")[0] for path in paths}
+            raise UserError(unknown("frozen: no parameters are below", prefix, known))
+    if all(_is_frozen(path, prefixes) for path in paths):
+        raise UserError(f"frozen={prefixes}: nothing is left to train; freeze less")
 
 
 def _is_frozen(path: str, prefixes: tuple[str, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,6 +93,7 @@ class Checkpoints:
     def _set_aside(self, damaged: dict[int, str], good: int) -> None:
         for step, reason in damaged.items():
             target = self.folder / f"{step}.damaged"
+            shutil.rmtree(target, ignore_errors=True)  # of an earlier accident
             (self.folder / str(step)).rename(target)
             log.warning("checkpoint of step %d does not load (%s): moved to %s, going on from step %d",
                         step, reason, target.name, good)  # fmt: skip

@@ -1,19 +1,17 @@
 """Held-out evaluation on a fixed set: the same rows with the same corruption at every call."""
 
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import evaluation_batches
 from models.parameters import Params
 from pretrain.assembly import Assembly, initial_carry
 from pretrain.step import evaluation_step
 from tpu.mesh import rows
 
-EVALUATION_SEED = 20_181_011  # the same held-out rows for every run, whatever its own seed
+EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
 
 
 class Evaluator:
@@ -22,12 +20,10 @@ class Evaluator:
     def __init__(self, assembly: Assembly, corpus: Corpus, phase: int, examples: int, mesh: Mesh):
         self.assembly, self.corpus, self.phase_index, self.mesh = assembly, corpus, phase, mesh
         phase = assembly.recipe.phases[phase]
-        self._step = jax.jit(evaluation_step(assembly.recipe, assembly.model))
+        self._step = jax.jit(evaluation_step(assembly.recipe.objective, assembly.model, EVALUATION_SEED))
         held_out = assembly.recipe.objective.examples(
             corpus, "heldout", phase.length, phase.batch_size, EVALUATION_SEED
         )
-        if not held_out.number:
-            raise UserError(f"{corpus.path} has no held-out documents: prepare it with --heldout above 0")
         self.batches = list(evaluation_batches(held_out, examples))
 
     def __call__(self, params: Params, frozen: Params) -> dict[str, float]:

@@ -16,7 +16,7 @@ from models.parameters import Params, count
 from pretrain.assembly import Assembly, initial_carry
 from pretrain.checkpoints import Checkpoints
 from pretrain.evaluate import Evaluator
-from pretrain.journal import Journal
+from pretrain.journal import Journal, read_metrics
 from pretrain.options import Options
 from pretrain.recipe import boundaries, phase_at
 from pretrain.run_directory import RunDirectory
@@ -60,7 +60,9 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
             run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
             return state, EXIT_STOPPED
     run.checkpoints.save(state)
-    if evaluator:
+    if not any(entry["step"] == int(state.step) for entry in read_metrics(run.directory, "eval")):
+        last = phase_at(recipe, int(state.step) - 1)
+        evaluator = evaluator or Evaluator(run.assembly, run.corpus, last, run.options.eval_examples, run.mesh)
         _evaluate(run, state, evaluator)
     run.checkpoints.wait()
     return state, 0

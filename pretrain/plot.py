@@ -16,7 +16,7 @@ LAST = ("gradient_norm", "learning_rate", "tokens_per_s", "mfu")  # after what i
 def plot(runs: Sequence[Path], out: Path) -> Path:
     """One panel per figure, training thin and held-out thick, a colour per run -> the written file.
 
-    UserError when a run has no figures or the format is unknown.
+    UserError when a run has no figures, the format is unknown or the place not writable.
     """
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -37,11 +37,15 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
         panel.axis("off")
     axes.flat[0].legend(fontsize="small")
     figure.tight_layout()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
     try:
-        figure.savefig(out, dpi=110)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(temporary, dpi=110)
+        temporary.replace(out)
     except ValueError as error:
         raise UserError(f"--out {out}: {error}; use .png, .pdf or .svg") from None
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None
     finally:
         pyplot.close(figure)
     return out

@@ -68,6 +68,8 @@ def check(recipe: Recipe) -> None:
     """UserError on a setting out of range."""
     if recipe.steps < 1:
         raise UserError(f"steps={recipe.steps}: must be at least 1")
+    if not 0 <= recipe.seed < 2**32:
+        raise UserError(f"seed={recipe.seed}: must be at least 0 and below 2**32")
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
         raise UserError(f"phases: the shares are {[p.share for p in recipe.phases]}, they must add up to 1")
     for index, phase in enumerate(recipe.phases):
@@ -77,6 +79,8 @@ def check(recipe: Recipe) -> None:
                 f"phases.{index}.length={phase.length} is longer than model.positions={longest}: "
                 "lower the one or raise the other"
             )
+        if phase.share < 0:
+            raise UserError(f"phases.{index}.share={phase.share}: must be at least 0")
         if phase.length < 8 or phase.batch_size < 1:
             raise UserError(
                 f"phases.{index}: length={phase.length} must be at least 8, batch_size={phase.batch_size} at least 1"
@@ -93,14 +97,14 @@ def to_json(recipe: Recipe) -> str:
 
 def from_json(text: str) -> Recipe:
     """The inverse of `to_json`; UserError for a recipe that this version does not know."""
-    fields = json.loads(text)
     configs = {family.config.__name__: family.config for family in FAMILIES.values()}
     try:
+        fields = json.loads(text)
         model = _build(configs[fields["model"].pop("family")], fields.pop("model"))
         objective = _build(OBJECTIVES[fields["objective"].pop("kind")], fields.pop("objective"))
         return _build(Recipe, fields | {"model": model, "objective": objective})
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"recipe.json: {error!r} is unknown here: it was written by another version") from None
+        raise UserError(f"not a recipe of this version ({error!r}): use the version that wrote it") from None
 
 
 def _build(kind, value):

@@ -20,6 +20,7 @@ from pretrain.options import Options
 from pretrain.recipe import Recipe, resolve
 from pretrain.restore import abstract_state, load_frozen, save_frozen
 from pretrain.run_directory import RunDirectory
+from pretrain.schedules import learning_rate
 from pretrain.signals import stop_request
 from pretrain.step import TrainState
 from tpu.mesh import data_mesh, replicated
@@ -34,22 +35,25 @@ def run(recipe: Recipe, options: Options) -> int:
     corpus = Corpus(options.corpus)
     recipe = resolve(recipe, corpus)
     mesh = data_mesh()
+    _check_splits(corpus)
     _check_batches(recipe, options, mesh)
     assembly = assemble(recipe, chosen_program(options))
     weights = _initial_weights(assembly, corpus, options)
-    directory, resumes = run_directory.start(options.workdir, recipe, corpus, options.init_from)
+    directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
     checkpoints = Checkpoints(directory.checkpoints, options.keep, options.keep_every)
     try:
-        state, frozen, origin = _first_state(assembly, directory, checkpoints, weights, mesh)
+        state, frozen, origin = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)
         journal = Journal(directory, int(state.step), recipe.steps)
         try:
             journal.say(describe(assembly, state.params, mesh))
             journal.say(origin)
+            if before and before.steps != recipe.steps:
+                journal.say(_longer_or_shorter(before, recipe, int(state.step)))
             with stop_request() as stop:
                 whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop)
-                _, status = train(whole, state)
+                state, status = train(whole, state)
             if status == 0:
-                journal.say(f"done: {recipe.steps} steps in {directory.path}")
+                journal.say(f"done: {int(state.step)} steps in {directory.path}")
             return status
         finally:
             journal.close()
@@ -68,10 +72,21 @@ def chosen_program(options: Options) -> Program:
 
 def _initial_weights(assembly: Assembly, corpus: Corpus, options: Options) -> Params | None:
     """What --init-from names, unless the work directory has checkpoints to go on from."""
-    if options.init_from is None or RunDirectory(options.workdir).checkpoint_steps():
+    directory, source = RunDirectory(options.workdir), options.init_from
+    if directory.checkpoint_steps():
+        return None
+    if source is None and directory.recipe.is_file():  # killed before its first checkpoint
+        source = directory.read_run()["init_from"]
+    if source is None:
         return None
     shapes = jax.eval_shape(lambda: initial_params(assembly))
-    return load_weights(options.init_from, assembly.recipe.model, shapes, corpus)
+    return load_weights(source, assembly.recipe.model, shapes, corpus)
+
+
+def _check_splits(corpus: Corpus) -> None:
+    for split, cure in (("train", "with more text"), ("heldout", "with --heldout above 0, of several documents")):
+        if len(corpus.documents(split)) < 2:
+            raise UserError(f"--corpus {corpus.path}: its {split} split has no documents; prepare it {cure}")
 
 
 def _check_batches(recipe: Recipe, options: Options, mesh: Mesh) -> None:
@@ -84,11 +99,26 @@ def _check_batches(recipe: Recipe, options: Options, mesh: Mesh) -> None:
             )
 
 
+def _longer_or_shorter(before: Recipe, recipe: Recipe, step: int) -> str:
+    """What another number of steps changes."""
+    said = f"steps: {before.steps} -> {recipe.steps}"
+    if not recipe.schedule.depends_on_total:
+        return said
+    old, new = (float(learning_rate(recipe.schedule, step, steps)) for steps in (before.steps, recipe.steps))
+    return f"{said}; the {recipe.schedule.name} schedule is evaluated for the new total: rate {old:.3g} -> {new:.3g}"
+
+
 def _first_state(
-    assembly: Assembly, directory: RunDirectory, checkpoints: Checkpoints, weights: Params | None, mesh: Mesh
+    assembly: Assembly,
+    before: Recipe,
+    directory: RunDirectory,
+    checkpoints: Checkpoints,
+    weights: Params | None,
+    mesh: Mesh,
 ) -> tuple[TrainState, Params, str]:
-    """(state, frozen parameters, where they come from)."""
-    state = checkpoints.restore(lambda step: abstract_state(assembly, step, mesh))
+    """(state, frozen parameters, where they come from).   before: the recipe, with the steps that it had so far."""
+    written = assembly._replace(recipe=before)  # another number of steps moves the phases
+    state = checkpoints.restore(lambda step: abstract_state(written, step, mesh))
     if state is not None:
         return state, load_frozen(assembly, directory, mesh), f"resuming from step {int(state.step)}"
     params = initial_params(assembly) if weights is None else weights

@@ -39,7 +39,10 @@ class RunDirectory:
         """UserError when this is no work directory."""
         if not self.recipe.is_file():
             raise UserError(f"{self.path} is no run: it has no recipe.json; make one with `python -m pretrain run`")
-        return from_json(self.recipe.read_text())
+        try:
+            return from_json(self.recipe.read_text())
+        except UserError as error:
+            raise UserError(f"{self.recipe}: {error}") from None
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of the finished checkpoints, ascending."""
@@ -48,7 +51,11 @@ class RunDirectory:
         return sorted(int(folder.name) for folder in self.checkpoints.iterdir() if folder.name.isdigit())
 
     def read_run(self) -> dict:
-        return json.loads(self.run.read_text())
+        """UserError when run.json is missing or damaged."""
+        try:
+            return json.loads(self.run.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.run} cannot be read ({error}); restore it from a copy") from None
 
     def open_corpus(self, path: Path | None = None) -> Corpus:
         """The run's corpus, from where it was or from `path`; UserError when it is another one."""
@@ -65,16 +72,17 @@ class RunDirectory:
         return corpus
 
 
-def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> tuple[RunDirectory, bool]:
-    """Create a work directory, or check that this recipe may go on in it -> (directory, whether it resumes).
+def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> tuple[RunDirectory, Recipe | None]:
+    """Create a work directory, or check that this recipe may go on in it -> (directory, the recipe that it had).
 
     UserError when it holds another recipe, another corpus or another start, listing what differs.
     """
     directory = RunDirectory(path)
     _make(directory.path)
-    resumes = directory.recipe.is_file() and directory.run.is_file()
-    if resumes:
-        _check_same(directory, recipe)
+    before = None
+    if directory.recipe.is_file() and directory.run.is_file():
+        before = directory.read_recipe()
+        _check_same(directory, before, recipe)
         directory.open_corpus(corpus.path)
         old_init = directory.read_run()["init_from"]
         if init_from is not None and init_from != old_init:
@@ -95,7 +103,7 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
     }
     write_whole(directory.run, json.dumps(about, indent=2) + "\n")
     write_whole(directory.recipe, to_json(recipe))
-    return directory, resumes
+    return directory, before
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -115,8 +123,8 @@ def _make(path: Path) -> None:
         raise UserError(f"--workdir {path}: cannot write there ({error.strerror}); choose another folder") from None
 
 
-def _check_same(directory: RunDirectory, recipe: Recipe) -> None:
-    old, new = (flat(json.loads(text)) for text in (directory.recipe.read_text(), to_json(recipe)))
+def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe) -> None:
+    old, new = (flat(json.loads(to_json(one))) for one in (before, recipe))
     changed = [name for name in sorted(old | new) if old.get(name) != new.get(name) and name != "steps"]
     if changed:
         listed = "; ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed)

@@ -11,7 +11,7 @@ from jax import Array
 
 from models.noise import row_keys
 from models.parameters import Params
-from pretrain.objectives.objective import Batch
+from pretrain.objectives.objective import Batch, Objective
 from pretrain.optimizers import clip
 from pretrain.recipe import Recipe
 from pretrain.schedules import learning_rate
@@ -169,15 +169,14 @@ class Evaluation(NamedTuple):
     counts: dict[str, Array]
 
 
-def evaluation_step(recipe: Recipe, model: nn.Module) -> Callable:
+def evaluation_step(objective: Objective, model: nn.Module, seed: int) -> Callable:
     """(params, frozen, batch, index, carry) -> (Evaluation of this batch, carry), to be jitted.
 
-    index: i32[] number of the batch in the fixed set, which keys its noise. No dropout.
+    index: i32[] number of the batch in the fixed set, which keys its noise with the seed. No dropout.
     """
-    objective = recipe.objective
 
     def step(params: Params, frozen: Params, batch: Batch, index: Array, carry):
-        keys = row_keys(recipe.seed, index, jnp.arange(batch_rows(batch)))
+        keys = row_keys(seed, index, jnp.arange(batch_rows(batch)))
         merged = merge(params, frozen)
         sums, carry, counts = objective.loss(model, merged, batch, carry, keys, False)
         return Evaluation(sums, objective.weights(batch), counts), carry

@@ -7,11 +7,32 @@ from jax import Array
 
 def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
     """logits f32[n, vocab], targets i32[n] -> (-log p(target) in nats f32[n], whether it is the best guess f32[n])."""
-    # A comparison instead of a gather: its gradient is a select that fuses with the softmax, not a scatter.
-    is_target = jnp.arange(logits.shape[-1]) == targets[:, None]
-    target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
     best = jax.lax.stop_gradient(logits.max(axis=-1))
-    return jax.nn.logsumexp(logits, axis=-1) - target, (target >= best).astype(jnp.float32)
+    losses, target = _negative_log_likelihood(logits, targets, best)
+    return losses, (target >= best).astype(jnp.float32)
+
+
+@jax.custom_vjp
+def _negative_log_likelihood(logits: Array, targets: Array, best: Array) -> tuple[Array, Array]:
+    """(-log p(target), the target's logit), both f32[n]; best f32[n]: the largest logit. Only the first is
+    differentiated: its gradient, softmax - target, is one pass over the logits and needs no scatter."""
+    return _with_residuals(logits, targets, best)[0]
+
+
+def _with_residuals(logits, targets, best):
+    total = jnp.log(jnp.sum(jnp.exp(logits - best[:, None]), axis=-1)) + best
+    target = jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")[:, 0]
+    return (total - target, target), (logits, targets, total)
+
+
+def _gradients(residuals, cotangents):
+    logits, targets, total = residuals
+    is_target = jnp.arange(logits.shape[-1]) == targets[:, None]
+    gradient = jnp.exp(logits - total[:, None]) - is_target
+    return gradient * cotangents[0][:, None], None, None
+
+
+_negative_log_likelihood.defvjp(_with_residuals, _gradients)
 
 
 def binary_cross_entropy(logits: Array, labels: Array) -> Array:

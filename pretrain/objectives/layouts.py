@@ -18,6 +18,11 @@ def check_layout(layout: str, next_sentence: bool) -> None:
         raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.next_sentence=False")
 
 
+def check_corpus(corpus: Corpus) -> None:
+    """UserError when the corpus lacks a special token that the layouts put in."""
+    masking_rule.SpecialTokens.of(corpus)
+
+
 def predictions(length: int, masking: Masking) -> int:
     """Positions per row at which the vocabulary's logits are computed."""
     return masking_rule.predictions(length, masking.rate)

@@ -28,6 +28,7 @@ class MaskedLanguageModel(Objective):
         layouts.check_layout(self.layout, self.next_sentence)
 
     def check(self, model_config, corpus: Corpus) -> None:
+        layouts.check_corpus(corpus)
         if self.next_sentence != model_config.pair_head:
             raise UserError(
                 f"objective.next_sentence={self.next_sentence} but model.pair_head={model_config.pair_head}: "

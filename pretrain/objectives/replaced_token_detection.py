@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from data_pipelines.corpus import Corpus
 from data_pipelines.examples.masking import Masking
 from models.noise import fold, gumbel
 from pretrain.objectives import baselines, layouts
@@ -30,6 +31,9 @@ class ReplacedTokenDetection(Objective):
 
     def __post_init__(self):
         layouts.check_layout(self.layout, next_sentence=False)
+
+    def check(self, model_config, corpus: Corpus) -> None:
+        layouts.check_corpus(corpus)
 
     def spec(self, length):
         return layouts.spec(self.layout, length, self.masking, next_sentence=False)

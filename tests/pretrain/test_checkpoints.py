@@ -1,0 +1,192 @@
+"""Checkpoints: which stay, what happens to damaged ones, what a full disk does."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from data_pipelines.errors import UserError
+from pretrain.checkpoints import Checkpoints, checksums
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from pretrain.step import TrainState
+from tests.pretrain import tiny, toys
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    toys.register(monkeypatch)
+
+
+def state_at(step, size=5000):
+    """A state whose numbers do not compress and depend on the step."""
+    rng = np.random.default_rng(step)
+    params = {"a": {"kernel": jnp.asarray(rng.standard_normal((size, 2)), jnp.float32)}, "b": jnp.float32(step)}
+    return TrainState(jnp.int32(step), params, optax.scale_by_adam().init(params), {}, jnp.zeros(2, jnp.int32))
+
+
+def like(step=0):
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state_at(0))
+
+
+def saved(folder, steps, **options):
+    checkpoints = Checkpoints(folder, **options)
+    for step in steps:
+        checkpoints.save(state_at(step))
+    checkpoints.wait()
+    checkpoints.close()
+
+
+def reopened(folder):
+    return Checkpoints(folder)
+
+
+def data_files(folder):
+    """The files with the arrays, the largest first."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return sorted(files, key=lambda file: -file.stat().st_size)
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(content)
+
+
+DAMAGES = {
+    "a flipped bit": lambda folder: flip(data_files(folder)[0]),
+    "a truncated file": lambda folder: os.truncate(data_files(folder)[0], data_files(folder)[0].stat().st_size // 2),
+    "a lost file": lambda folder: data_files(folder)[0].unlink(),
+    "all files empty": lambda folder: [os.truncate(file, 0) for file in data_files(folder)],
+}
+
+
+def test_a_state_comes_back_bit_for_bit(tmp_path):
+    saved(tmp_path, [3])
+    assert tiny.equal(reopened(tmp_path).restore(like), state_at(3))
+
+
+def test_the_last_n_and_every_mth_stay(tmp_path):
+    saved(tmp_path, range(1, 11), keep=2, keep_every=4)
+    assert reopened(tmp_path).steps() == [4, 8, 9, 10]
+    assert tiny.equal(reopened(tmp_path).restore(like, 4), state_at(4))
+
+
+def test_a_step_that_is_not_there_is_named_beside_those_that_are(tmp_path):
+    saved(tmp_path, [1, 2])
+    with pytest.raises(UserError, match=r"no checkpoint of step 5: there are \[1, 2\]"):
+        reopened(tmp_path).restore(like, 5)
+
+
+def test_no_checkpoint_at_all_is_none(tmp_path):
+    assert reopened(tmp_path).restore(like) is None
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_which_is_said(damage, tmp_path, caplog):
+    saved(tmp_path, [1, 2, 3])
+    DAMAGES[damage](tmp_path / "3")
+    checkpoints = reopened(tmp_path)
+    assert tiny.equal(checkpoints.restore(like), state_at(2))
+    assert "checkpoint of step 3 does not load" in caplog.text and "going on from step 2" in caplog.text
+    assert (tmp_path / "3.damaged").is_dir() and checkpoints.steps() == [1, 2]
+    checkpoints.save(state_at(3))  # training reaches that step again
+    checkpoints.wait()
+    checkpoints.close()
+    DAMAGES[damage](tmp_path / "3")  # and the disk strikes again
+    assert tiny.equal(reopened(tmp_path).restore(like), state_at(2))
+
+
+def test_two_damaged_ones_are_passed_over(tmp_path):
+    saved(tmp_path, [1, 2, 3])
+    flip(data_files(tmp_path / "3")[0])
+    flip(data_files(tmp_path / "2")[0])
+    assert tiny.equal(reopened(tmp_path).restore(like), state_at(1))
+
+
+def test_when_all_are_damaged_the_run_does_not_begin_again(corpus_path, tmp_path):
+    workdir = tmp_path / "run"
+    run(toys.recipe(steps=10), tiny.options(corpus_path, workdir))
+    for step in (5, 10):
+        DAMAGES["all files empty"](workdir / "checkpoints" / str(step))
+    for _ in range(2):  # nor at a second try
+        with pytest.raises(UserError, match="no checkpoint in .* loads .*--workdir") as caught:
+            run(toys.recipe(steps=20), tiny.options(corpus_path, workdir))
+        assert "\n" not in str(caught.value)
+    assert RunDirectory(workdir).checkpoint_steps() == [5, 10]
+
+
+def test_a_half_written_checkpoint_does_not_count(tmp_path):
+    saved(tmp_path, [1])
+    for name in ("2.orbax-checkpoint-tmp", "2.orbax-checkpoint-tmp-1234567"):
+        (tmp_path / name / "default").mkdir(parents=True)
+    checkpoints = reopened(tmp_path)
+    assert checkpoints.steps() == [1]
+    assert tiny.equal(checkpoints.restore(like), state_at(1))
+    checkpoints.save(state_at(2))
+    checkpoints.wait()
+    assert tiny.equal(reopened(tmp_path).restore(like), state_at(2))
+
+
+def test_a_state_given_away_right_after_saving_is_saved_as_it_was(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=20)
+    overwrite = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    size = 500_000
+    for step in range(1, 6):
+        state = jax.tree.map(jnp.copy, state_at(step, size))
+        checkpoints.save(state)
+        for _ in range(20):
+            state = overwrite(state)
+    checkpoints.wait()
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    for step in range(1, 6):
+        assert tiny.equal(reopened(tmp_path).restore(lambda _: shapes, step), state_at(step, size))
+
+
+def test_a_checksum_sees_changed_and_swapped_elements():
+    def one(values):
+        state = state_at(1, 3)
+        return int(checksums(state._replace(params={"x": jnp.asarray(values, jnp.float32)}))[1])
+
+    sums = {one([[1.0, 2.0], [3.0, 4.0]]), one([[1.0, 2.0], [3.0, 4.5]]), one([[2.0, 1.0], [3.0, 4.0]])}
+    assert len(sums | {one([[3.0, 4.0], [1.0, 2.0]])}) == 4
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_an_error_of_the_disk_names_what_is_safe(number, tmp_path, monkeypatch):
+    saved(tmp_path, [1])
+    checkpoints = Checkpoints(tmp_path)
+
+    def full(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoints._manager, "save", full)
+    with pytest.raises(UserError, match=r"could not write a checkpoint.*Safe steps: \[1\].*Free space"):
+        checkpoints.save(state_at(2))
+
+
+LIMIT = 150_000  # bytes of a file: above what a run's other files and compiled programs reach, below a checkpoint's
+
+
+def test_a_disk_that_fills_up_while_a_real_run_saves_ends_in_one_line(corpus_path, tmp_path):
+    """The limit on a file's size stands for the full disk: the writers see an error of the same kind."""
+    arguments = tiny.run_arguments(corpus_path, tmp_path / "run", "--keep", 9)
+    assert tiny.run_command(*map(str, arguments), "--steps", 4)[0] == 0
+    code = (
+        f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT})); "
+        "runpy.run_module('pretrain', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1 and "Traceback" not in done.stderr
+    assert "could not write a checkpoint" in lines[0] and "Safe steps: [4]" in lines[0]
+    assert tiny.final_state(tmp_path / "run").step == 4

@@ -1,0 +1,219 @@
+"""A work directory holds one run: what may change when it goes on, and what is refused."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from pretrain import run_directory
+from pretrain.initial_weights import load_weights
+from pretrain.journal import read_metrics
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import from_json, to_json
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from pretrain.schedules import Schedule
+from tests.pretrain import tiny, toys
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    toys.register(monkeypatch)
+
+
+@pytest.fixture
+def started(corpus_path, tmp_path):
+    """(work directory that has begun but holds no checkpoint, its recipe, its corpus)."""
+    recipe, corpus = tiny.bert(), Corpus(corpus_path)
+    run_directory.start(tmp_path / "run", recipe, corpus, None)
+    return tmp_path / "run", recipe, corpus
+
+
+def refusal(*arguments) -> str:
+    with pytest.raises(UserError) as caught:
+        run_directory.start(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_directory_holds_all_that_the_run_was(started):
+    workdir, recipe, corpus = started
+    directory = RunDirectory(workdir)
+    assert directory.read_recipe() == recipe
+    about = directory.read_run()
+    assert about["corpus"] == str(corpus.path) and about["fingerprint"] == corpus.fingerprint
+    for name in ("tokenizer.json", "vocab.txt"):
+        assert (directory.tokenizer / name).read_bytes() == (corpus.tokenizer_path / name).read_bytes()
+
+
+def test_another_recipe_is_refused_listing_old_and_new_values(started):
+    workdir, recipe, corpus = started
+    other = dataclasses.replace(
+        recipe,
+        seed=7,
+        optimizer=Optimizer(decay=0.5),
+        objective=MaskedLanguageModel(layout="packed-sentences", next_sentence=False),
+    )
+    message = refusal(workdir, other, corpus, None)
+    for said in ("seed: 0 -> 7", "optimizer.decay: 0.01 -> 0.5", "objective.layout: segment-pairs -> packed-sentences"):
+        assert said in message
+    assert "peak" not in message and "--workdir" in message
+    assert RunDirectory(workdir).read_recipe() == recipe  # and nothing has been written
+
+
+@pytest.mark.parametrize("field, value", [("phases", ()), ("frozen", ("embeddings",)), ("name", "other")])
+def test_fields_that_are_lists_or_text_count_too(started, field, value):
+    workdir, recipe, corpus = started
+    phase = dataclasses.replace(recipe.phases[0], share=0.5)
+    other = dataclasses.replace(recipe, **{field: value or (phase, phase)})
+    assert field in refusal(workdir, other, corpus, None)
+
+
+def test_more_steps_are_welcome(started):
+    workdir, recipe, corpus = started
+    longer = dataclasses.replace(recipe, steps=1000)
+    _, before = run_directory.start(workdir, longer, corpus, None)
+    assert before == recipe and RunDirectory(workdir).read_recipe() == longer
+
+
+def another_corpus(corpus_path, folder):
+    """The same texts with another fingerprint."""
+    shutil.copytree(corpus_path, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"fingerprint": "f" * 64}))
+    return Corpus(folder)
+
+
+def test_another_corpus_is_refused_by_its_fingerprint(started, tmp_path):
+    workdir, recipe, corpus = started
+    other = another_corpus(corpus.path, tmp_path / "other")
+    message = refusal(workdir, recipe, other, None)
+    assert "f" * 12 in message and corpus.fingerprint[:12] in message and "--workdir" in message
+
+
+def test_a_corpus_that_moved_is_found_through_the_option(started, corpus_path, tmp_path):
+    workdir, recipe, _ = started
+    about = RunDirectory(workdir).read_run()
+    (workdir / "run.json").write_text(json.dumps(about | {"corpus": str(tmp_path / "gone")}))
+    with pytest.raises(UserError, match="no longer at .*gone: pass --corpus"):
+        RunDirectory(workdir).open_corpus()
+    assert RunDirectory(workdir).open_corpus(corpus_path).path == corpus_path
+    run_directory.start(workdir, recipe, Corpus(corpus_path), None)
+    assert RunDirectory(workdir).open_corpus().path == corpus_path  # the new place is remembered
+
+
+def test_a_place_that_is_not_writable_is_named(corpus_path, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = refusal(tmp_path / "file" / "run", tiny.bert(), Corpus(corpus_path), None)
+    assert "--workdir" in message and "file/run" in message and "choose another" in message
+
+
+def test_checkpoints_without_a_recipe_are_no_place_to_start(started):
+    workdir, recipe, corpus = started
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
+    (workdir / "recipe.json").unlink()
+    assert "no recipe.json" in refusal(workdir, recipe, corpus, None)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda fields: fields["model"].update(family="XLNetConfig"),
+        lambda fields: fields["objective"].update(kind="Permutations"),
+        lambda fields: fields["optimizer"].update(beta3=0.5),
+        lambda fields: fields.pop("schedule"),
+        lambda fields: fields["schedule"].update(name="exponential"),
+    ],
+)
+def test_a_recipe_of_another_version_is_one_line(started, damage):
+    workdir, recipe, corpus = started
+    fields = json.loads(to_json(recipe))
+    damage(fields)
+    (workdir / "recipe.json").write_text(json.dumps(fields))
+    assert "recipe.json" in refusal(workdir, recipe, corpus, None)
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "run.json"])
+def test_a_file_cut_in_half_is_one_line(started, name):
+    workdir, recipe, corpus = started
+    whole = (workdir / name).read_text()
+    (workdir / name).write_text(whole[: len(whole) // 2])
+    assert name in refusal(workdir, recipe, corpus, None)
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no recipe.json"):
+        RunDirectory(tmp_path).read_recipe()
+
+
+def test_other_initial_weights_are_refused_on_resume(started):
+    workdir, recipe, corpus = started
+    assert "was started from random weights" in refusal(workdir, recipe, corpus, "hf/base")
+
+
+def test_initial_weights_are_remembered_when_the_run_dies_before_its_first_checkpoint(corpus_path, tmp_path):
+    source = tmp_path / "source"
+    run(toys.recipe(steps=20), tiny.options(corpus_path, source))
+    recipe = toys.recipe(name="continued", steps=1, schedule=Schedule("constant", peak=0.0, warmup=0.0))
+    run_directory.start(tmp_path / "run", recipe, Corpus(corpus_path), str(source))
+    run(recipe, tiny.options(corpus_path, tmp_path / "run"))  # without --init-from, as the message advises
+    assert tiny.equal(tiny.final_state(tmp_path / "run").params, tiny.final_state(source).params)
+
+
+def test_weights_of_a_run_with_another_model_are_refused(corpus_path, tmp_path):
+    run_directory.start(tmp_path / "run", tiny.bert(), Corpus(corpus_path), None)
+    corpus, run_path = Corpus(corpus_path), str(tmp_path / "run")
+    with pytest.raises(UserError, match="--init-from .* it is a BertConfig, the recipe has a ElectraConfig"):
+        load_weights(run_path, tiny.ELECTRA, {}, corpus)
+    with pytest.raises(UserError, match="--init-from .* model.width is 32 there and 64 here"):
+        load_weights(run_path, dataclasses.replace(tiny.BERT, width=64), {}, corpus)
+
+
+def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, capsys):
+    for steps in (10, 10, 20):
+        run(toys.recipe(steps=steps, schedule=Schedule(peak=0.1)), tiny.options(corpus_path, tmp_path / "linear"))
+        said = "steps: 10 -> 20; the linear schedule is evaluated for the new total: rate 0 -> 0.0474"
+        assert (said in capsys.readouterr().out) == (steps == 20)
+    rates = [entry["learning_rate"] for entry in read_metrics(RunDirectory(tmp_path / "linear"), "train")]
+    assert rates[-1] == 0 and 0.04 < rates[rates.index(0.0) + 1] < 0.05
+    for steps in (10, 20):
+        run(toys.recipe(steps=steps), tiny.options(corpus_path, tmp_path / "constant"))
+    said = capsys.readouterr().out
+    assert "steps: 10 -> 20\n" in said  # nothing else changes
+
+
+def test_a_shorter_total_ends_at_once_and_says_where(corpus_path, tmp_path, capsys):
+    run(toys.recipe(steps=20), tiny.options(corpus_path, tmp_path / "run"))
+    capsys.readouterr()
+    assert run(toys.recipe(steps=10), tiny.options(corpus_path, tmp_path / "run")) == 0
+    assert "done: 20 steps" in capsys.readouterr().out
+
+
+def test_half_a_line_of_figures_is_dropped_and_later_ones_go_with_their_steps(corpus_path, tmp_path):
+    workdir, directory = tmp_path / "run", RunDirectory(tmp_path / "run")
+    run(toys.recipe(steps=10), tiny.options(corpus_path, workdir))
+    figures = [json.dumps({"kind": "train", "step": step, "loss": 1.0}) for step in (12, 15)]
+    with directory.metrics.open("a") as file:
+        file.write("\n".join(figures)[:-10])  # killed at step 15, two steps after the last checkpoint
+    assert [entry["step"] for entry in read_metrics(directory, "train")] == [1, 5, 10, 12]
+    run(toys.recipe(steps=20), tiny.options(corpus_path, workdir))
+    steps = [entry["step"] for entry in map(json.loads, directory.metrics.read_text().splitlines())]
+    assert steps == [1, 5, 10, 10, 11, 15, 20, 20]  # each train step once; evaluations at both ends
+
+
+def test_a_run_stopped_after_its_last_step_is_evaluated_when_it_is_started_again(corpus_path, tmp_path):
+    workdir, directory = tmp_path / "run", RunDirectory(tmp_path / "run")
+    for _ in range(2):
+        run(toys.recipe(steps=10), tiny.options(corpus_path, workdir))
+        assert [entry["step"] for entry in read_metrics(directory, "eval")] == [10]
+        lines = directory.metrics.read_text().splitlines(keepends=True)
+        directory.metrics.write_text("".join(line for line in lines if '"eval"' not in line))
+
+
+def test_a_recipe_survives_json():
+    for recipe in (tiny.bert(frozen=("embeddings",)), tiny.electra()):
+        assert from_json(to_json(recipe)) == recipe
