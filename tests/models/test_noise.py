@@ -56,7 +56,7 @@ def test_sites_are_independent_of_each_other():
 
 
 def test_no_two_rows_share_a_shifted_stream():
-    keys = noise.row_keys(0, 0, jnp.arange(256))
+    keys = noise.row_keys(0, 0, jnp.arange(128))
     stream = words(keys, 8192).reshape(-1)
     repeats = len(stream) - len(np.unique(stream))
     expected = len(stream) ** 2 / 2**33  # of uniform words

@@ -1,0 +1,81 @@
+"""Attention is torch's scaled dot-product attention within segments, with dropout on its probabilities."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from models.attention import Mask, attention
+from models.noise import row_keys
+
+BATCH, LENGTH, HEADS, HEAD_DIM = 3, 10, 2, 4
+SEGMENTS = {
+    "no padding": np.ones((BATCH, LENGTH), np.int32),
+    "ragged": (np.arange(LENGTH) < np.array([[10], [7], [1]])).astype(np.int32),
+    "documents": np.array([[1] * 4 + [2] * 6, [1] * 3 + [2] * 3 + [3] * 2 + [0] * 2, [1] + [2] * 8 + [0]], np.int32),
+}
+
+
+def random_qkv(seed=0):
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=(BATCH, LENGTH, HEADS, HEAD_DIM)).astype(np.float32) for _ in range(3))
+
+
+def attend(q, k, v, segments, rate=0.0, keys=None):
+    return attention(q, k, v, Mask(jnp.asarray(segments)), dropout_rate=rate, keys=keys)
+
+
+@pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
+def test_outputs_and_gradients_equal_torch(segments):
+    q, k, v = random_qkv()
+    tensors = [torch.tensor(x.transpose(0, 2, 1, 3), requires_grad=True) for x in (q, k, v)]
+    visible = torch.tensor(segments[:, None, :, None] == segments[:, None, None, :])
+    expected = torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=visible)
+    weights = np.random.default_rng(1).normal(size=q.shape).astype(np.float32) * (segments > 0)[..., None, None]
+    (expected.transpose(1, 2) * torch.tensor(weights)).sum().backward()
+
+    real = segments > 0
+    ours = np.asarray(attend(q, k, v, segments))
+    np.testing.assert_allclose(ours[real], expected.transpose(1, 2).detach().numpy()[real], atol=1e-6)
+    gradients = jax.grad(lambda *x: (attend(*x, segments) * weights).sum(), argnums=(0, 1, 2))(q, k, v)
+    for gradient, tensor in zip(gradients, tensors, strict=True):
+        np.testing.assert_allclose(gradient, tensor.grad.transpose(1, 2).numpy(), atol=2e-6)
+
+
+def test_a_real_token_sees_neither_padding_nor_another_document():
+    segments = SEGMENTS["documents"]
+    q, k, v = random_qkv()
+    before = np.asarray(attend(q, k, v, segments))
+    hidden = segments != 1
+    k, v = (np.where(hidden[..., None, None], 100.0, x).astype(np.float32) for x in (k, v))
+    np.testing.assert_array_equal(np.asarray(attend(q, k, v, segments))[~hidden], before[~hidden])
+
+
+def test_large_scores_do_not_overflow():
+    q, k, v = random_qkv()
+    assert np.isfinite(attend(1e4 * q, 1e4 * k, v, SEGMENTS["ragged"])).all()
+
+
+def test_bfloat16_stays_near_float32():
+    q, k, v = random_qkv()
+    low = attend(*(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), SEGMENTS["ragged"])
+    assert low.dtype == jnp.bfloat16
+    np.testing.assert_allclose(low.astype(np.float32), attend(q, k, v, SEGMENTS["ragged"]), atol=0.05)
+
+
+def test_dropout_falls_on_the_probabilities():
+    length = 64
+    rng = np.random.default_rng(0)
+    q, k = (rng.normal(size=(BATCH, length, HEADS, length)).astype(np.float32) for _ in range(2))
+    # With the identity for values the output is the probabilities themselves.
+    v = np.broadcast_to(np.eye(length, dtype=np.float32)[None, :, None, :], q.shape)
+    segments, keys = np.ones((BATCH, length), np.int32), row_keys(0, 0, jnp.arange(BATCH))
+    whole = np.asarray(attend(q, k, v, segments))
+    np.testing.assert_allclose(whole.sum(-1), 1.0, atol=1e-5)
+    dropped = np.asarray(attend(q, k, v, segments, rate=0.25, keys=keys))
+    kept = dropped != 0
+    assert abs(kept.mean() - 0.75) < 5 * (0.75 * 0.25 / kept.size) ** 0.5
+    np.testing.assert_allclose(dropped[kept], whole[kept] / 0.75, rtol=1e-5)
+    heads = kept.transpose(2, 0, 1, 3).reshape(HEADS, -1)
+    assert abs((heads[0] == heads[1]).mean() - (0.75**2 + 0.25**2)) < 0.02  # every head draws its own

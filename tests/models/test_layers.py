@@ -1,0 +1,136 @@
+"""The shared blocks compute what torch's do, and the stack computes the same scanned, unrolled and rematerialised."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from models.layers import ACTIVATIONS, Dense, Norm, gather_rows, padded_vocab, stack, tied_logits
+from models.noise import bits, row_keys
+from models.program import Program
+
+TORCH_ACTIVATIONS = {
+    "gelu": torch.nn.functional.gelu,
+    "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_equal_torch(name):
+    x = np.linspace(-12, 12, 4001, dtype=np.float32)
+    expected = TORCH_ACTIVATIONS[name](torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(ACTIVATIONS[name](x), expected, rtol=2e-6, atol=1e-6)
+
+
+def test_dense_is_torch_linear():
+    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+    module = Dense(4, 0.5, jnp.float32)
+    params = module.init(jax.random.key(0), x)["params"]
+    params["bias"] = jnp.arange(4.0)
+    kernel, bias = (torch.from_numpy(np.array(params[name])) for name in ("kernel", "bias"))
+    expected = torch.nn.functional.linear(torch.from_numpy(x), kernel.T, bias)
+    np.testing.assert_allclose(module.apply({"params": params}, x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_norm_is_torch_layer_norm_also_far_from_zero(offset):
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(4, 64)) + offset).astype(np.float32)
+    params = {name: rng.normal(size=64).astype(np.float32) for name in ("scale", "bias")}
+    expected = torch.nn.functional.layer_norm(torch.from_numpy(x).double(), (64,), eps=1e-12)
+    expected = expected.numpy() * params["scale"] + params["bias"]
+    np.testing.assert_allclose(
+        Norm(1e-12, jnp.float32).apply({"params": params}, x), expected, atol=2e-3 if offset else 1e-5
+    )
+
+
+def test_norm_in_bfloat16_computes_in_float32():
+    x = jnp.full((1, 64), 300.0, jnp.bfloat16).at[0, 0].set(302.0)
+    params = {"scale": jnp.ones(64), "bias": jnp.zeros(64)}
+    y = Norm(1e-12, jnp.bfloat16).apply({"params": params}, x)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(float(y[0, 0]), 63**0.5, rtol=0.01)
+
+
+def test_gather_rows_takes_each_rows_own_positions():
+    x = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
+    positions = np.array([[4, 0], [1, 1]])
+    expected = np.stack([x[0, 4], x[0, 0], x[1, 1], x[1, 1]])
+    np.testing.assert_array_equal(gather_rows(x, positions), expected)
+
+
+@pytest.mark.parametrize(("vocab_size", "rows"), [(1, 128), (128, 128), (129, 256), (30522, 30592)])
+def test_vocabularies_are_padded_to_a_multiple_of_128(vocab_size, rows):
+    assert padded_vocab(vocab_size) == rows
+
+
+def test_padding_rows_have_no_probability_and_no_gradient():
+    rng = np.random.default_rng(0)
+    hidden, table = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 8), (128, 8)))
+    bias = rng.normal(size=128).astype(np.float32)
+    loss = lambda hidden, table, bias: jax.nn.logsumexp(tied_logits(hidden, table, bias, 100), axis=-1).sum()
+    logits = np.asarray(tied_logits(hidden, table, bias, 100))
+    assert (logits[:, 100:] == -np.inf).all()
+    np.testing.assert_allclose(logits[:, :100], (hidden @ table.T + bias)[:, :100], rtol=1e-4, atol=1e-5)
+    for gradient in jax.grad(loss, argnums=(0, 1, 2))(hidden, table, bias):
+        assert np.isfinite(gradient).all()
+    assert not any(np.asarray(gradient)[100:].any() for gradient in jax.grad(loss, argnums=(1, 2))(hidden, table, bias))
+
+
+class Toy(nn.Module):
+    """A layer that mixes positions, has two parameters and draws noise."""
+
+    @nn.compact
+    def __call__(self, x, mask, keys):
+        y = jnp.tanh(Dense(x.shape[-1], 0.5, x.dtype, name="dense")(x + mask))
+        return y if keys is None else y + bits(keys, x.shape[1:]).astype(jnp.float32) * 2.0**-32
+
+
+class Tower(nn.Module):
+    program: Program
+    depth: int = 3
+
+    @nn.compact
+    def __call__(self, x, keys=None):
+        return stack(self, Toy(parent=None), self.depth, x, jnp.float32(0.1), keys, self.program)
+
+
+X = np.random.default_rng(0).normal(size=(2, 4, 8)).astype(np.float32)
+KEYS = row_keys(0, 0, jnp.arange(2))
+PROGRAMS = [Program(depth=depth, remat=remat) for depth in ("scan", "unroll") for remat in ("none", "dots", "full")]
+
+
+def test_layers_are_stored_stacked_and_start_differently():
+    params = Tower(Program()).init(jax.random.key(0), X)["params"]
+    kernel = params["layers"]["dense"]["kernel"]
+    assert kernel.shape == (3, 8, 8)
+    assert len(np.unique(np.asarray(kernel).reshape(3, -1)[:, 0])) == 3
+
+
+def test_the_stack_applies_its_layers_in_order():
+    params = Tower(Program()).init(jax.random.key(0), X)["params"]
+    x = X
+    for layer in range(3):
+        kernel, bias = (params["layers"]["dense"][name][layer] for name in ("kernel", "bias"))
+        x = np.tanh((x + np.float32(0.1)) @ kernel + bias)
+    np.testing.assert_allclose(Tower(Program()).apply({"params": params}, X), x, atol=1e-6)
+
+
+@pytest.mark.parametrize("keys", [None, KEYS], ids=["without noise", "with noise"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: f"{program.depth}-{program.remat}")
+def test_scan_unroll_and_remat_compute_the_same(program, keys):
+    params = Tower(Program()).init(jax.random.key(0), X)["params"]
+    loss = lambda params, program: jnp.sum(Tower(program).apply({"params": params}, X, keys) ** 2)
+    value, gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, program)
+    expected, expected_gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, Program())
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), gradient, expected_gradient)
+
+
+def test_every_layer_draws_its_own_noise():
+    zeros = lambda tower: jax.tree.map(jnp.zeros_like, tower.init(jax.random.key(0), X))
+    last = [tower.apply(zeros(tower), X, KEYS) for tower in (Tower(Program(), depth=1), Tower(Program(), depth=2))]
+    assert not np.array_equal(*last)  # zero parameters: the output is the last layer's noise alone
