@@ -63,6 +63,11 @@ def test_no_two_rows_share_a_shifted_stream():
     assert abs(repeats - expected) < 6 * expected**0.5
 
 
+def test_both_words_of_a_key_count():
+    a, b, c = words(jnp.array([[1, 5], [2, 5], [1, 6]], jnp.uint32))
+    assert max(abs(agreement(*pair) - 0.5) for pair in ((a, b), (a, c), (b, c))) < 6e-3
+
+
 def test_noise_depends_on_the_row_not_on_the_batch_around_it():
     whole = noise.bits(noise.row_keys(1, 2, jnp.arange(8)), (3, 5))
     part = noise.bits(noise.row_keys(1, 2, jnp.array([6, 3])), (3, 5))
