@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     """Run a command -> exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # what Orbax and Grain log as errors, they also raise
     command, *rest = arguments or ["--help"]
     if command in ("-h", "--help"):
         print(USAGE)

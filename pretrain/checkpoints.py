@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,19 +34,18 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState) -> None:
-        """Start writing a checkpoint of a state; returns when the state may be donated."""
+        """Start writing a checkpoint of a state; returns when the state may be donated. OSError without room for it."""
         step = int(state.step)
         if step in self._manager.all_steps():
             return
+        self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
         # On a CPU the writer would read the very buffers that the next step is given to overwrite.
         item = {"state": jax.tree.map(jnp.copy, state), "checksums": checksums(state)}
-        with _one_line_errors(self, step):
-            self._manager.save(step, args=ocp.args.StandardSave(item))
+        self._manager.save(step, args=ocp.args.StandardSave(item))
 
     def wait(self) -> None:
         """Return when everything is on disk."""
-        with _one_line_errors(self, None):
-            self._manager.wait_until_finished()
+        self._manager.wait_until_finished()
 
     def close(self) -> None:
         self._manager.close()
@@ -78,6 +78,12 @@ class Checkpoints:
                 "or start afresh in another --workdir"
             )
         return None
+
+    def _check_room(self, needed: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            lacking = f"a checkpoint takes {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free"
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {lacking}")
 
     def _read(self, step: int, like: TrainState) -> TrainState:
         sums = [jax.ShapeDtypeStruct((), jnp.uint32)] * len(jax.tree.leaves(like))
@@ -116,28 +122,3 @@ def _checksums(leaves: list[Array]) -> list[Array]:
         return jnp.sum(bits * (2 * weight + 1), dtype=jnp.uint32)
 
     return [one(leaf) for leaf in leaves]
-
-
-class _one_line_errors:
-    """A full disk while writing becomes a UserError that names what is safe and what to do."""
-
-    def __init__(self, checkpoints: Checkpoints, step: int | None):
-        self.checkpoints, self.step = checkpoints, step
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind, error, traceback) -> None:
-        if error is None or not _is_disk_error(error):
-            return
-        safe = self.checkpoints.steps()
-        raise UserError(
-            f"could not write a checkpoint below {self.checkpoints.folder}: {' '.join(str(error).split())[:200]}. "
-            f"Safe steps: {safe or 'none'}. Free space or lower --keep, then run the same command again"
-        ) from error
-
-
-def _is_disk_error(error: BaseException) -> bool:
-    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
-    texts = ("No space left", "RESOURCE_EXHAUSTED", "quota exceeded", "File too large")
-    return getattr(error, "errno", None) in numbers or any(text in str(error) for text in texts)

@@ -1,6 +1,7 @@
 """Start or resume a run: check everything that can be checked, build or restore the state, train."""
 
 import dataclasses
+from contextlib import closing
 
 import jax
 from jax.sharding import Mesh
@@ -19,7 +20,7 @@ from pretrain.loop import Run, describe, train
 from pretrain.options import Options
 from pretrain.recipe import Recipe, resolve
 from pretrain.restore import abstract_state, load_frozen, save_frozen
-from pretrain.run_directory import RunDirectory
+from pretrain.run_directory import RunDirectory, disk_errors
 from pretrain.schedules import learning_rate
 from pretrain.signals import stop_request
 from pretrain.step import TrainState
@@ -39,26 +40,20 @@ def run(recipe: Recipe, options: Options) -> int:
     _check_batches(recipe, options, mesh)
     assembly = assemble(recipe, chosen_program(options))
     weights = _initial_weights(assembly, corpus, options)
-    directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
-    checkpoints = Checkpoints(directory.checkpoints, options.keep, options.keep_every)
-    try:
-        state, frozen, origin = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)
-        journal = Journal(directory, int(state.step), recipe.steps)
-        try:
-            journal.say(describe(assembly, state.params, mesh))
-            journal.say(origin)
-            if before and before.steps != recipe.steps:
-                journal.say(_longer_or_shorter(before, recipe, int(state.step)))
-            with stop_request() as stop:
+    with disk_errors(RunDirectory(options.workdir)):
+        directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
+        with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
+            state, frozen, origin = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)
+            with closing(Journal(directory, int(state.step), recipe.steps)) as journal, stop_request() as stop:
+                journal.say(describe(assembly, state.params, mesh))
+                journal.say(origin)
+                if before and before.steps != recipe.steps:
+                    journal.say(_longer_or_shorter(before, recipe, int(state.step)))
                 whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop)
                 state, status = train(whole, state)
-            if status == 0:
-                journal.say(f"done: {int(state.step)} steps in {directory.path}")
-            return status
-        finally:
-            journal.close()
-    finally:
-        checkpoints.close()
+                if status == 0:
+                    journal.say(f"done: {int(state.step)} steps in {directory.path}")
+    return status
 
 
 def chosen_program(options: Options) -> Program:

@@ -9,10 +9,13 @@
     log.txt         what was printed
 """
 
+import contextlib
+import errno
 import json
 import os
 import platform
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -104,6 +107,31 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
     write_whole(directory.run, json.dumps(about, indent=2) + "\n")
     write_whole(directory.recipe, to_json(recipe))
     return directory, before
+
+
+@contextlib.contextmanager
+def disk_errors(directory: RunDirectory) -> Iterator[None]:
+    """Where the disk fills up or fails while the work directory is written: UserError says what is safe."""
+    try:
+        yield
+    except Exception as error:
+        reason = None if isinstance(error, UserError) else _disk_failure(error)
+        if reason is None:
+            raise
+        safe = ", ".join(map(str, directory.checkpoint_steps())) or "none"
+        raise UserError(
+            f"--workdir {directory.path}: cannot write there ({reason}). Checkpoints that are safe: {safe}. "
+            "Free space or lower --keep, then run the same command again"
+        ) from error
+
+
+def _disk_failure(error: Exception) -> str | None:
+    """What the disk refused, None for another kind of error."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+    if getattr(error, "errno", None) in numbers:
+        return error.strerror
+    texts = map(os.strerror, numbers)  # Orbax's errors have no errno
+    return next((text for text in texts if text in str(error)), None)
 
 
 def write_whole(path: Path, text: str) -> None:
