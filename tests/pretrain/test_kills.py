@@ -31,15 +31,6 @@ def kill_at(step, arguments, workdir, delay=0.0) -> None:
     process.communicate()
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(corpus_path, tmp_path_factory):
-    """The state at the end of a run that nothing disturbed, and its figures."""
-    workdir = tmp_path_factory.mktemp("uninterrupted") / "run"
-    status, _, err = tiny.run_command(*tiny.run_arguments(corpus_path, workdir))
-    assert status == 0, err
-    return tiny.final_state(workdir), figures(workdir)
-
-
 def figures(workdir):
     """(kind, step) -> loss, of every measurement."""
     entries = map(json.loads, RunDirectory(workdir).metrics.read_text().splitlines())
@@ -53,8 +44,8 @@ def check(corpus_path, workdir, kills, uninterrupted):
     status, out, err = tiny.run_command(*tiny.run_arguments(corpus_path, workdir))
     assert status == 0, err
     assert "resuming from step" in out
-    assert tiny.equal(tiny.final_state(workdir), uninterrupted[0])
-    assert figures(workdir) == uninterrupted[1]  # as if nothing had happened
+    assert tiny.equal(tiny.final_state(workdir), tiny.final_state(uninterrupted))
+    assert figures(workdir) == figures(uninterrupted)  # as if nothing had happened
 
 
 def test_two_kills_one_of_them_with_worker_processes(corpus_path, tmp_path, uninterrupted):
