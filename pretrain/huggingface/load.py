@@ -60,7 +60,7 @@ def check_vocabulary(folder: Path, tokenizer_path: Path) -> None:
     theirs, ours = _vocabulary(folder), _vocabulary(Path(tokenizer_path))
     if theirs is None or theirs == ours:
         return
-    token = min(theirs.items() ^ ours.items(), key=lambda item: item[1])[0]
+    token = min(theirs.items() ^ ours.items(), key=lambda item: item[::-1])[0]
     raise UserError(
         f"--init-from {folder}: its tokenizer gives {token!r} the id {theirs.get(token)}, "
         f"the corpus's {ours.get(token)}; prepare the corpus with --tokenizer {folder}"

@@ -303,7 +303,7 @@ def test_another_vocabulary_is_an_error(exported, configs, tokenizer_path):
     vocab = tokenizer["model"]["vocab"]
     vocab["the"], vocab["fox"] = vocab["fox"], vocab["the"]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    expect_load_error(folder, configs["masked"], tokenizer_path, "'the'", f"--tokenizer {folder}")
+    expect_load_error(folder, configs["masked"], tokenizer_path, "'fox'", f"--tokenizer {folder}")
 
 
 def test_another_vocabulary_in_vocab_txt_is_an_error(exported, configs, tokenizer_path):
