@@ -72,7 +72,7 @@ def state_shapes(assembly: Assembly, phase: int) -> tuple[TrainState, Params]:
 def _check_frozen(prefixes: tuple[str, ...], paths: list[str]) -> None:
     for prefix in prefixes:
         if not any(_is_frozen(path, (prefix,)) for path in paths):
-            known = {path.rpartition("/")[0] for path in paths}
+            known = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "/"}
             raise UserError(unknown("frozen: no parameters are below", prefix, known))
     if all(_is_frozen(path, prefixes) for path in paths):
         raise UserError(f"frozen={prefixes}: nothing is left to train; freeze less")

@@ -1,0 +1,254 @@
+"""The command line: every field can be reached, and every mistake is one line, before anything is compiled."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+from safetensors.numpy import save_file
+
+from pretrain.__main__ import COMMANDS, main
+from pretrain.arguments import parse_run
+from pretrain.options import Options
+from pretrain.recipes.registry import RECIPES
+from pretrain.run_directory import flat
+from tests.data_pipelines.corpora import random_documents, write_corpus
+from tests.pretrain import tiny
+
+
+def mistake(capsys, *arguments) -> str:
+    """The one line that a command says before it exits with 2."""
+    assert main([str(argument) for argument in arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1, err
+    return err
+
+
+LOWERED = []  # an entry for every program that JAX makes ready to compile
+jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: LOWERED.append(event))
+
+
+def lowered() -> int:
+    return sum("jaxpr_to_mlir" in event for event in LOWERED)
+
+
+@pytest.fixture
+def nothing_compiles():
+    """Fails the test where a program is compiled."""
+    before = lowered()
+    yield
+    assert lowered() == before
+
+
+def test_a_compilation_would_be_noticed():
+    before = lowered()
+    jax.jit(lambda x: x + 1)(1.0)
+    assert lowered() > before
+
+
+def settings(corpus, workdir, *more):
+    return ["run", "bert-tiny", "--corpus", corpus, "--workdir", workdir, *more]
+
+
+# What is wrong -> (arguments after `run bert-tiny --corpus C --workdir W`, what the line says)
+MISTAKES = {
+    "unknown field": (["--model.dept", 3], "unknown option --model.dept; did you mean --model.depth"),
+    "unknown option": (["--keep-evry", 3], "unknown option --keep-evry; did you mean --keep-every"),
+    "no number": (["--steps", "many"], "--steps"),
+    "steps": (["--steps", 0], "steps=0: must be at least 1"),
+    "seed": (["--seed", -1], "seed=-1: must be at least 0"),
+    "positions": (["--model.positions", 64], "phases.0.length=128 is longer than model.positions=64: lower the one"),
+    "length": (["--phases.0.length", 4], "phases.0: length=4 must be at least 8"),
+    "shares": (["--phases.0.share", 0.5], "phases: the shares are [0.5], they must add up to 1"),
+    "batch": (["--microbatches", 3], "batch_size=32 is not a multiple of --microbatches 3 x 1 devices"),
+    "microbatches": (["--microbatches", 0], "--microbatches 0: must be at least 1"),
+    "workers": (["--workers", -1], "--workers -1: must be at least 0"),
+    "dtype": (["--dtype", "float16"], "--dtype='float16': use one of float32, bfloat16"),
+    "depth": (["--depth", "loop"], "--depth='loop': use one of scan, unroll"),
+    "remat": (["--remat", "all"], "--remat='all': use one of none, dots, full"),
+    "heads": (["--model.heads", 3], "model.width=128 is not a multiple of model.heads=3"),
+    "dropout": (["--model.dropout", 1.0], "model.dropout=1.0: must be in [0, 1)"),
+    "activation": (["--model.activation", "swish"], "model.activation='swish': use one of gelu"),
+    "optimizer": (["--optimizer.name", "sgd"], "optimizer.name='sgd': use one of adamw, lamb"),
+    "schedule": (["--schedule.name", "step"], "schedule.name='step': use one of linear"),
+    "masking": (["--objective.masking.rate", 0], "masking rate 0.0 must be above 0"),
+    "layout": (["--objective.layout", "lines"], "objective.layout='lines': use one of segment-pairs"),
+    "pairs": (["--objective.layout", "packed-sentences"], "objective.layout='packed-sentences' has no pairs"),
+    "pair head": (["--model.no-pair-head"], "objective.next_sentence=True but model.pair_head=False: set both"),
+    "frozen": (["--frozen", "layer"], "frozen: no parameters are below layer; did you mean layers"),
+    "init from nowhere": (["--init-from", "no/such/folder"], "--init-from"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistaken_setting_is_one_line_before_anything_is_compiled(
+    kind, corpus_path, tmp_path, capsys, nothing_compiles
+):
+    more, said = MISTAKES[kind]
+    assert said in mistake(capsys, *settings(corpus_path, tmp_path / "run", *more))
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_names_are_answered_with_known_ones(corpus_path, tmp_path, capsys):
+    assert "no recipe 'bert-tny': did you mean bert-tiny" in mistake(capsys, "run", "bert-tny", "--corpus", corpus_path)
+    assert "name a recipe first" in mistake(capsys, "run", "--corpus", corpus_path)
+    assert "name a recipe first" in mistake(capsys, "run")
+    assert "unknown command 'trian': use one of recipes, run" in mistake(capsys, "trian")
+
+
+def test_a_missing_option_is_named(corpus_path, capsys):
+    assert "--workdir" in mistake(capsys, "run", "bert-tiny", "--corpus", corpus_path)
+    assert "--to" in mistake(capsys, "export", "somewhere")
+    assert "--out" in mistake(capsys, "plot", "somewhere")
+
+
+def altered(corpus_path, folder, **changes):
+    """A copy of the corpus with another manifest."""
+    shutil.copytree(corpus_path, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | changes))
+    return folder
+
+
+def without_heldout(folder):
+    write_corpus(folder, random_documents(0, 20))
+    (folder / "tokenizer").mkdir()
+    return folder
+
+
+# What is wrong -> (how the corpus is made, what the line says)
+CORPORA = {
+    "missing": (lambda good, folder: folder, "does not exist; make it with `python -m data_pipelines prepare"),
+    "no corpus": (lambda good, folder: folder.parent, "has no manifest.json"),
+    "of another version": (lambda good, folder: altered(good, folder, version=2), "has format version 2"),
+    "no [MASK]": (
+        lambda good, folder: altered(good, folder, special={"pad": 0, "unk": 1, "cls": 2, "sep": 3}),
+        "has no mask token, which masking needs; prepare it with a tokenizer",
+    ),
+    "nothing held out": (lambda good, folder: without_heldout(folder), "heldout split has no documents; prepare it"),
+}
+
+
+@pytest.mark.parametrize("recipe", ["bert-tiny", "electra-tiny"])
+@pytest.mark.parametrize("kind", CORPORA)
+def test_a_corpus_that_cannot_be_used_is_one_line(kind, recipe, corpus_path, tmp_path, capsys, nothing_compiles):
+    make, said = CORPORA[kind]
+    corpus = make(corpus_path, tmp_path / "corpus")
+    assert said in mistake(capsys, "run", recipe, "--corpus", corpus, "--workdir", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_that_cannot_be_made_is_one_line(corpus_path, tmp_path, capsys, nothing_compiles):
+    (tmp_path / "file").touch()
+    assert "--workdir" in mistake(capsys, *settings(corpus_path, tmp_path / "file" / "run"))
+
+
+def test_weights_of_another_vocabulary_are_one_line(corpus_path, tmp_path, capsys, nothing_compiles):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    model = RECIPES["bert-tiny"].model
+    fields = {
+        "model_type": "bert", "architectures": ["BertForPreTraining"], "vocab_size": 195, "hidden_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512, "hidden_act": "gelu",
+        "max_position_embeddings": model.positions, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(fields))
+    save_file({}, folder / "model.safetensors")
+    words = (corpus_path / "tokenizer" / "vocab.txt").read_text().splitlines()
+    (folder / "vocab.txt").write_text("\n".join(words[:-1] + ["other"]) + "\n")
+    line = mistake(capsys, *settings(corpus_path, tmp_path / "run", "--init-from", folder))
+    assert "vocab" in line and "--init-from" in line
+
+
+def test_reading_what_is_no_run_is_one_line(tmp_path, capsys, nothing_compiles):
+    assert "no recipe.json" in mistake(capsys, "eval", tmp_path)
+    assert "no recipe.json" in mistake(capsys, "export", tmp_path, "--to", tmp_path / "hf")
+    assert "has no figures to plot" in mistake(capsys, "plot", tmp_path, "--out", tmp_path / "x.png")
+    assert "--examples 0: must be at least 1" in mistake(capsys, "eval", tmp_path, "--examples", 0)
+
+
+def changed(value):
+    """Another value of the same kind, and how it is written."""
+    if isinstance(value, bool):
+        return not value, None
+    if isinstance(value, int):
+        return 2 * value + (not value), str(2 * value + (not value))
+    if isinstance(value, float):
+        return value / 2, repr(value / 2)
+    return f"{value}x", f"{value}x"
+
+
+@pytest.mark.parametrize("name", ["bert-small", "electra-tiny"])
+def test_every_field_of_a_recipe_can_be_given(name):
+    recipe = RECIPES[name]
+    unchecked = {  # fields whose values are checked, and another valid value
+        "model.activation": "relu", "objective.layout": "packed-sentences", "optimizer.name": "lamb",
+        "schedule.name": "cosine",
+    }  # fmt: skip
+    fields = flat(dataclasses.asdict(recipe))
+    assert len(fields) > 30
+    for field, value in fields.items():
+        if isinstance(value, tuple) or field.endswith("heads"):
+            continue  # phases and frozen: below; heads have to divide a width
+        new, text = (unchecked[field],) * 2 if field in unchecked else changed(value)
+        option = f"--{field}".replace("_", "-")
+        if text is None:
+            path, _, last = option[2:].rpartition(".")
+            option = f"--{path}.{'' if new else 'no-'}{last}"
+        given = [] if text is None else [text]
+        more = ["--objective.no-next-sentence"] if field == "objective.layout" and "bert" in name else []
+        parsed, _ = parse_run([name, "--corpus", "c", "--workdir", "w", option, *given, *more])
+        assert flat(dataclasses.asdict(parsed))[field] == new, field
+
+
+def test_the_heads_can_be_given():
+    for name, field in (("bert-small", "heads"), ("electra-small", "discriminator.heads")):
+        parsed, _ = parse_run([name, "--corpus", "c", "--workdir", "w", f"--model.{field}", "2"])
+        assert flat(dataclasses.asdict(parsed.model))[field] == 2
+
+
+def test_every_phase_and_the_frozen_part_can_be_given():
+    for index, phase in enumerate(RECIPES["bert-small"].phases):
+        for field in dataclasses.fields(phase):
+            option = f"--phases.{index}.{field.name}".replace("_", "-")
+            parsed, _ = parse_run(["bert-small", "--corpus", "c", "--workdir", "w", option, "7"])
+            assert getattr(parsed.phases[index], field.name) == 7
+    parsed, _ = parse_run(["bert-small", "--corpus", "c", "--workdir", "w", "--frozen", "embeddings", "pooler"])
+    assert parsed.frozen == ("embeddings", "pooler")
+
+
+def test_every_run_option_can_be_given():
+    given = {
+        "corpus": Path("c"), "workdir": Path("w"), "init_from": "i", "microbatches": 2, "dtype": "bfloat16",
+        "depth": "scan", "remat": "full", "workers": 3, "log_every": 4, "eval_every": 5, "eval_examples": 6,
+        "checkpoint_every": 7, "keep": 8, "keep_every": 9, "max_skipped": 10,
+    }  # fmt: skip
+    arguments = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    _, options = parse_run(["bert-tiny", *arguments, "--profile"])
+    assert dataclasses.asdict(options) == given | {"profile": True}
+    assert set(given) | {"profile"} == {field.name for field in dataclasses.fields(Options)}
+
+
+def test_help_says_what_there_is(capsys):
+    assert main([]) == main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {command} " in said or f"  {command.ljust(5)}" in said for command in COMMANDS)
+    with pytest.raises(SystemExit) as done:
+        main(["run", "bert-tiny", "--help"])
+    assert done.value.code in (0, None)
+    said = capsys.readouterr().out
+    assert "--keep-every" in said and "--model.attention-dropout" in said
+
+
+def test_a_mistake_in_a_real_process_exits_with_2_and_one_line(tmp_path):
+    status, out, err = tiny.run_command("run", "bert-tiny", "--corpus", tmp_path / "no", "--workdir", tmp_path / "run")
+    assert (status, out) == (2, "") and err.count("\n") == 1 and err.startswith("error: ")
+
+
+def test_errors_are_for_users_only(monkeypatch):
+    """What is not the user's to put right keeps its traceback."""
+    monkeypatch.setitem(COMMANDS, "recipes", lambda arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["recipes"])
