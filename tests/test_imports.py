@@ -1,0 +1,69 @@
+"""Imports point one way: pretrain -> {models, data_pipelines, tpu}; and nothing heavy or foreign at run time."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("pretrain", "models", "data_pipelines", "tpu")
+FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+# What the files of a package never import; a package's __main__.py may import pretrain, in the function that needs it.
+FORBIDDEN = {
+    "models": {"pretrain", "data_pipelines", "tpu"},
+    "data_pipelines": {"pretrain", "models", "tpu", "jax", "jaxlib", "flax", "optax", "orbax"},
+    "tpu": {"pretrain"},
+    "pretrain": set(),
+}
+NEVER = {"torch", "transformers", "tensorflow", "datasets", "tests", "benchmarks"}
+
+
+def imported(tree, everywhere=True):
+    """Top-level names of the modules that a file imports; everywhere=False: leave out imports in functions."""
+    names, waiting = set(), [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "absolute imports only"
+            names.add(node.module.split(".")[0])
+        if everywhere or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+    return names
+
+
+def violations(package, name, source):
+    """What a file may not import."""
+    tree, forbidden = ast.parse(source), FORBIDDEN[package]
+    if name == "__main__.py":
+        return (imported(tree) & (NEVER | forbidden - {"pretrain"})) | (imported(tree, everywhere=False) & forbidden)
+    return imported(tree) & (NEVER | forbidden)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_file_imports_only_what_its_package_may(file):
+    assert not violations(file.relative_to(ROOT).parts[0], file.name, file.read_text())
+
+
+@pytest.mark.parametrize(
+    "package, name, source, found",
+    [
+        ("models", "bert.py", "from data_pipelines.corpus import Corpus", {"data_pipelines"}),
+        ("models", "bert.py", "def f():\n    import pretrain.step", {"pretrain"}),
+        ("data_pipelines", "corpus.py", "import numpy, jax.numpy as jnp", {"jax"}),
+        ("data_pipelines", "__main__.py", "def f():\n    from pretrain.recipe import resolve", set()),
+        ("data_pipelines", "__main__.py", "from pretrain.recipe import resolve", {"pretrain"}),
+        ("data_pipelines", "__main__.py", "def f():\n    import models.bert", {"models"}),
+        ("tpu", "mesh.py", "import pretrain", {"pretrain"}),
+        ("pretrain", "run.py", "def f():\n    import torch", {"torch"}),
+        ("pretrain", "run.py", "from models.bert import Bert\nimport tpu.mesh", set()),
+    ],
+)
+def test_the_rules_themselves(package, name, source, found):
+    assert violations(package, name, source) == found
+
+
+def test_there_are_files_to_check():
+    assert all(any(file.relative_to(ROOT).parts[0] == package for file in FILES) for package in PACKAGES)
+    assert len(FILES) > 50
