@@ -1,0 +1,60 @@
+"""The process settings for CPUs: they reach XLA, give way to the user's, and stop the page faults."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+
+STEPS = """
+import resource, sys
+from pretrain.platform import prepare_cpu
+if sys.argv[1] == "prepared":
+    prepare_cpu()
+import jax, jax.numpy as jnp
+def large(x):
+    y = jnp.tanh(x[:, None] * x)  # a temporary of 64 MB
+    return (y @ y[:, :8]).sum()
+step, x, faults = jax.jit(large), jnp.ones(4096), []
+for _ in range(10):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step(x).block_until_ready()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(faults))  # the heap takes some steps to settle
+"""
+
+
+def run(code, *arguments, flags=""):
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
+def test_a_step_reuses_the_memory_of_the_one_before():
+    assert int(run(STEPS, "plain")) > 10_000
+    assert int(run(STEPS, "prepared")) < 1_000
+
+
+PRODUCT = """
+from pretrain.platform import prepare_cpu
+prepare_cpu()
+import jax, jax.numpy as jnp
+x = jnp.ones((256, 256))
+print("ynn" in jax.jit(jnp.matmul).lower(x, x).compile().as_text())
+"""
+
+
+def test_single_products_are_taken_from_ynnpack():
+    assert run(PRODUCT) == "False"
+
+
+def test_flags_of_the_user_are_kept_and_win():
+    code = "import os; from pretrain.platform import prepare_cpu; prepare_cpu(); print(os.environ['XLA_FLAGS'])"
+    mine = f"--xla_dump_hlo_as_text=false {FLAG}=individual_dot"
+    assert run(code, flags=mine) == mine
+    assert run(PRODUCT, flags=mine) == "True"
