@@ -20,15 +20,16 @@ def _negative_log_likelihood(logits: Array, targets: Array, best: Array) -> tupl
 
 
 def _with_residuals(logits, targets, best):
-    total = jnp.log(jnp.sum(jnp.exp(logits - best[:, None]), axis=-1)) + best
+    # Relative to the best throughout: adding it to the logarithm would round away digits of large logits.
+    total = jnp.log(jnp.sum(jnp.exp(logits - best[:, None]), axis=-1))
     target = jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")[:, 0]
-    return (total - target, target), (logits, targets, total)
+    return (total - (target - best), target), (logits, targets, best, total)
 
 
 def _gradients(residuals, cotangents):
-    logits, targets, total = residuals
+    logits, targets, best, total = residuals
     is_target = jnp.arange(logits.shape[-1]) == targets[:, None]
-    gradient = jnp.exp(logits - total[:, None]) - is_target
+    gradient = jnp.exp((logits - best[:, None]) - total[:, None]) - is_target
     return gradient * cotangents[0][:, None], None, None
 
 
