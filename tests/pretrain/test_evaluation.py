@@ -1,0 +1,141 @@
+"""Held-out figures: a fixed set, the right arithmetic, and what guessing reaches."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
+
+from data_pipelines.corpus import Corpus
+from models.program import Program
+from pretrain.__main__ import main
+from pretrain.assembly import assemble, initial_params
+from pretrain.evaluate import Evaluator
+from pretrain.journal import read_metrics
+from pretrain.objectives.ranking import detection_report, score_histograms
+from pretrain.recipe import Phase
+from pretrain.run_directory import RunDirectory
+from tests.pretrain import tiny
+from tpu.mesh import data_mesh
+
+
+def evaluator(recipe, corpus_path, examples=20):
+    return Evaluator(assemble(recipe, Program()), Corpus(corpus_path), 0, examples, data_mesh())
+
+
+@pytest.fixture(scope="module")
+def electra_params():
+    return initial_params(assemble(tiny.electra(), Program()))
+
+
+def test_the_same_parameters_get_the_same_figures_whatever_the_seed_of_the_run(corpus_path, electra_params):
+    one = evaluator(tiny.electra(), corpus_path)
+    figures = one(electra_params, {})
+    assert one(electra_params, {}) == figures
+    assert evaluator(tiny.electra(seed=7, steps=99), corpus_path)(electra_params, {}) == figures
+    assert figures["loss"] == pytest.approx(figures["generator_loss"] + 50 * figures["discriminator_loss"], rel=1e-6)
+
+
+def test_the_batch_size_changes_only_how_the_set_is_cut(corpus_path):
+    recipe = tiny.bert()
+    params = initial_params(assemble(recipe, Program()))
+    figures = [
+        evaluator(dataclasses.replace(recipe, phases=(Phase(1.0, 32, size),)), corpus_path)(params, {})
+        for size in (8, 16)  # 20 rows do not fill the last batch of either
+    ]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+
+
+def test_more_examples_are_more_of_the_set(corpus_path):
+    rows = [sum(len(batch["tokens"]) for batch in evaluator(tiny.bert(), corpus_path, n).batches) for n in (8, 24)]
+    assert rows == [8, 24]
+
+
+def test_the_unigram_baseline_is_the_train_splits_frequencies_on_the_same_predictions(corpus_path):
+    held_out, counts = evaluator(tiny.bert(), corpus_path), Corpus(corpus_path).token_counts() + 1
+    nats, hits = [], []
+    for batch in held_out.batches:
+        for targets, weights in zip(batch["prediction_targets"], batch["prediction_weights"], strict=True):
+            for target, weight in zip(targets, weights, strict=True):
+                if weight:
+                    nats.append(-np.log(counts[target] / counts.sum()))
+                    hits.append(target == np.argmax(counts))
+    baselines = held_out.baselines()
+    assert baselines == pytest.approx({"mlm_loss": np.mean(nats), "mlm_accuracy": np.mean(hits)})
+    assert 3 < baselines["mlm_loss"] < np.log(195)
+
+
+@pytest.mark.parametrize("rate, shift", [(0.1, 1.0), (0.5, 0.0), (0.03, 3.0)])
+def test_detection_figures_are_those_of_sklearn(rate, shift):
+    rng = np.random.default_rng(0)
+    labels = (rng.random((40, 500)) < rate).astype(np.float32)
+    logits = (rng.standard_normal(labels.shape) + shift * labels - 1).astype(np.float32)
+    weights = (rng.random(labels.shape) < 0.9).astype(np.float32)  # padding
+    halves = [jax.device_get(score_histograms(logits[h], labels[h], weights[h])) for h in (slice(15), slice(15, None))]
+    report = detection_report(jax.tree.map(np.add, *halves))
+    true, scores = labels[weights > 0], logits[weights > 0]
+    expected = {
+        "roc_auc": roc_auc_score(true, scores),
+        "average_precision": average_precision_score(true, scores),
+        "f1": f1_score(true, scores > 0),
+        "always_f1": f1_score(true, np.ones_like(true)),
+        "discriminator_accuracy": accuracy_score(true, scores > 0),
+        "base_rate": true.mean(),
+        "base_rate_entropy": -true.mean() * np.log(true.mean()) - (1 - true.mean()) * np.log(1 - true.mean()),
+    }
+    assert report == pytest.approx(expected, abs=2e-3)
+
+
+def test_scores_beyond_the_histogram_still_count():
+    labels = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
+    counts = jax.device_get(score_histograms(np.array([-99.0, 99.0, -50.0, 16.0], np.float32), labels, np.ones(4)))
+    report = detection_report(counts)
+    assert report["roc_auc"] == report["average_precision"] == report["f1"] == 1.0
+
+
+def test_without_either_label_there_is_nothing_to_rank():
+    counts = jax.device_get(score_histograms(np.zeros(4, np.float32), np.zeros(4), np.ones(4)))
+    assert detection_report(counts) == {}
+
+
+def test_eval_prints_what_the_run_measured_beside_the_baseline(uninterrupted, capsys, corpus_path):
+    (measured,) = read_metrics(RunDirectory(uninterrupted), "eval")
+    assert main(["eval", str(uninterrupted), "--examples", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "step 40" in out and "unigram" in out and "step 36" not in out
+    assert f"{measured['mlm_loss']:.4f}" in out and f"{measured['next_sentence_accuracy']:.4f}" in out
+    assert main(["eval", str(uninterrupted), "--examples", "16", "--all", "--corpus", str(corpus_path)]) == 0
+    out = capsys.readouterr().out
+    assert all(f"step {step}" in out for step in (32, 36, 40))  # the three that --keep leaves
+    assert f"{measured['mlm_loss']:.4f}" in out
+
+
+def test_plot_writes_a_picture_whole_or_not_at_all(uninterrupted, tmp_path, capsys):
+    out = tmp_path / "new" / "curves.png"
+    assert main(["plot", str(uninterrupted), str(uninterrupted), "--out", str(out)]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG") and list(out.parent.iterdir()) == [out]
+    assert main(["plot", str(uninterrupted), "--out", str(tmp_path / "curves.doc")]) == 2
+    assert "use .png, .pdf or .svg" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["plot", str(uninterrupted), "--out", str(tmp_path / "file" / "x.png")]) == 2
+    assert "cannot write there" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new"]
+
+
+def test_export_writes_a_folder_for_the_step_that_is_asked_for(uninterrupted, tmp_path, capsys):
+    assert main(["export", str(uninterrupted), "--to", str(tmp_path / "newest")]) == 0
+    assert main(["export", str(uninterrupted), "--to", str(tmp_path / "older"), "--step", "36"]) == 0
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("newest", "older")]
+    assert files[0] != files[1] and len(files[0]) == len(files[1])
+    assert (tmp_path / "newest" / "config.json").is_file() and (tmp_path / "newest" / "tokenizer.json").is_file()
+    assert main(["export", str(uninterrupted), "--to", str(tmp_path / "none"), "--step", "5"]) == 2
+    assert "no checkpoint of step 5: there are [32, 36, 40]" in capsys.readouterr().err
+
+
+def test_recipes_lists_them_all_with_their_sizes(capsys):
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert "electra-large" in out
+    row = next(line for line in out.splitlines() if " bert-base " in line)
+    assert "110.2M" in row and "256 x 128, 256 x 512" in row and "Devlin et al. 2019" in row

@@ -1,0 +1,102 @@
+"""Every registered recipe builds, lowers and survives JSON; phases share one run."""
+
+import dataclasses
+import shutil
+
+import jax
+import pytest
+
+from data_pipelines.corpus import Corpus
+from models.electra import Tower
+from models.program import Program
+from pretrain.assembly import assemble, initial_carry, state_shapes
+from pretrain.journal import read_metrics
+from pretrain.recipe import Phase, boundaries, from_json, phase_at, resolve, to_json
+from pretrain.recipes.registry import RECIPES, find
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from pretrain.step import train_step
+from tests.pretrain import tiny, toys
+
+SMALL = {"width": 32, "depth": 2, "heads": 2, "feed_forward": 64}
+
+
+def shrunk(recipe):
+    """The recipe with a tiny model: its phases, objective and optimiser as they are."""
+    if hasattr(recipe.model, "discriminator"):
+        sizes = {"discriminator": Tower(**SMALL), "generator": Tower(16, 2, 1, 32), "embedding": 32}
+    else:
+        sizes = SMALL
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=300, **sizes))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_lowers_at_a_tiny_size_from_shapes_alone(name):
+    recipe = shrunk(RECIPES[name])
+    assembly = assemble(recipe, Program())
+    for phase, shape in enumerate(recipe.phases):
+        state, frozen = state_shapes(assembly, phase)
+        spec = recipe.objective.spec(shape.length)
+        batch = {key: jax.ShapeDtypeStruct((shape.batch_size, *one), dtype) for key, (one, dtype) in spec.items()}
+        _, axes = initial_carry(assembly, phase)
+        after, metrics = jax.eval_shape(
+            train_step(recipe, assembly.model, assembly.optimizer, axes), state, frozen, batch
+        )
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+        assert metrics.loss.shape == ()
+
+
+@pytest.mark.parametrize("family", ["bert-tiny", "electra-tiny"])
+def test_a_recipe_of_each_kind_lowers_to_a_program(family):
+    recipe = shrunk(RECIPES[family])
+    assembly = assemble(recipe, Program())
+    state, frozen = state_shapes(assembly, 0)
+    spec = recipe.objective.spec(128)
+    batch = {key: jax.ShapeDtypeStruct((32, *one), dtype) for key, (one, dtype) in spec.items()}
+    lowered = jax.jit(train_step(recipe, assembly.model, assembly.optimizer, {})).lower(state, frozen, batch)
+    assert "stablehlo" in lowered.as_text()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_survives_json_and_is_found_by_its_name(name):
+    assert from_json(to_json(RECIPES[name])) == RECIPES[name] == find(name)
+    assert RECIPES[name].source
+
+
+def test_resolving_takes_the_vocabulary_of_the_corpus(corpus_path):
+    recipe = dataclasses.replace(tiny.bert(), model=dataclasses.replace(tiny.BERT, vocab_size=30522))
+    resolved = resolve(recipe, Corpus(corpus_path))
+    assert resolved.model.vocab_size == 195
+    assert dataclasses.replace(resolved, model=recipe.model) == recipe
+
+
+def test_phases_end_at_their_shares_of_the_steps_and_the_last_at_the_total():
+    phases = (Phase(0.9, 128, 8), Phase(0.1, 512, 8))
+    assert boundaries(tiny.bert(phases=phases, steps=1_000_000)) == [900_000, 1_000_000]
+    thirds = tiny.bert(phases=(Phase(1 / 3, 16, 8),) * 3, steps=10)
+    assert boundaries(thirds) == [3, 7, 10]
+    assert [phase_at(thirds, step) for step in range(11)] == [0] * 3 + [1] * 4 + [2] * 4
+
+
+def test_a_run_trains_through_both_phases_with_one_optimiser_state(corpus_path, tmp_path, monkeypatch, capsys):
+    toys.register(monkeypatch)
+    phases = (Phase(0.6, 16, 8), Phase(0.4, 32, 16))
+    workdir = tmp_path / "run"
+    assert run(toys.recipe(phases=phases, steps=20), tiny.options(corpus_path, workdir)) == 0
+    said = capsys.readouterr().out
+    assert "phase 1 of 2" in said and "steps 0 to 12" in said and "phase 2 of 2" in said and "steps 12 to 20" in said
+    state = tiny.final_state(workdir)
+    assert state.step == state.opt_state[0].count == 20  # Adam's moments are not begun anew
+    assert [entry["step"] for entry in read_metrics(RunDirectory(workdir), "train")] == [1, 5, 10, 12, 13, 15, 20]
+
+
+def test_a_run_cut_off_inside_its_second_phase_goes_on_there(corpus_path, tmp_path, monkeypatch):
+    toys.register(monkeypatch)
+    recipe = toys.recipe(phases=(Phase(0.5, 16, 8), Phase(0.5, 32, 16)), steps=20)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(recipe, tiny.options(corpus_path, whole))
+    run(recipe, tiny.options(corpus_path, cut))
+    shutil.rmtree(cut / "checkpoints" / "20")  # as if killed before it was written
+    assert RunDirectory(cut).checkpoint_steps()[-1] == 15
+    run(recipe, tiny.options(corpus_path, cut))
+    assert tiny.equal(tiny.final_state(cut), tiny.final_state(whole))
