@@ -1,0 +1,256 @@
+"""Every field does something: changing it changes what is said here, and no field is without such a line."""
+
+import dataclasses
+import hashlib
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.loader import Loader
+from models.program import Program
+from pretrain import loop
+from pretrain.assembly import assemble, initial_params
+from pretrain.journal import read_metrics
+from pretrain.options import Options
+from pretrain.recipe import resolve
+from pretrain.run import chosen_program, run
+from pretrain.run_directory import RunDirectory, flat
+from pretrain.schedules import Schedule
+from tests.pretrain import tiny, toys
+
+# Field of the recipe -> another value. The model's change the compiled initialisation or loss, the objective's and the
+# phases' the batches or the weights of the losses.
+MODEL = {"vocab_size": 130, "positions": 64, "types": 3, "activation": "relu", "dropout": 0.3}
+MODEL |= {"attention_dropout": 0.3, "norm_epsilon": 1e-3, "init_std": 0.5}
+SIZES = {"width": 64, "depth": 3, "heads": 4, "feed_forward": 48}
+MASKING = {"rate": 0.3, "mask": 0.3, "random": 0.15, "whole_word": True}
+PHASE = {"length": 16, "batch_size": 4}
+
+CHANGES = {
+    "bert": {f"model.{name}": value for name, value in (MODEL | SIZES).items()}
+    | {"model.pair_head": False, "objective.layout": "packed-sentences", "objective.next_sentence": False},
+    "electra": {f"model.{name}": value for name, value in MODEL.items()}
+    | {f"model.{tower}.{name}": value for tower in ("discriminator", "generator") for name, value in SIZES.items()}
+    | {"model.embedding": 48, "objective.layout": "packed-sentences", "objective.discriminator_weight": 7.0},
+}
+for changes in CHANGES.values():
+    changes |= {f"objective.masking.{name}": value for name, value in MASKING.items()} | {"seed": 3}
+    changes |= {f"phases.0.{name}": value for name, value in PHASE.items()}
+
+# What is compared elsewhere, field by field
+ELSEWHERE = {
+    "optimizer": "test_optimizers",
+    "schedule": "test_schedules",
+    "name": "test_run_directory",
+    "source": "test_run_directory",
+    "steps": "test_schedules",
+    "frozen": "test_step",
+    "phases.0.share": "test_recipes",
+}
+
+
+def replaced(value, path, new):
+    """A frozen dataclass (or tuple of them) with the field at a dotted path changed."""
+    name, _, rest = path.partition(".")
+    if isinstance(value, tuple):
+        return tuple(replaced(item, rest, new) if str(index) == name else item for index, item in enumerate(value))
+    return dataclasses.replace(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
+
+
+def observed(recipe, corpus, part):
+    """A digest of what a recipe makes: its initialisation and loss as programs, or its first batch."""
+    phase = recipe.phases[0]
+    if part == "batch":
+        batch = recipe.objective.examples(corpus, "train", phase.length, phase.batch_size, recipe.seed)
+        arrays = batch.batch(0, np.arange(phase.batch_size))
+        shown = [(name, array.shape, array.tobytes()) for name, array in arrays.items()]
+        return hashlib.sha256(repr((shown, recipe.objective.coefficients(0))).encode()).hexdigest()
+    assembly = assemble(recipe, Program())
+    spec = recipe.objective.spec(phase.length)
+    batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
+    params, keys = jax.eval_shape(lambda: initial_params(assembly)), jax.ShapeDtypeStruct((8, 2), np.uint32)
+    loss = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, {}, keys, True)[0]
+    init = lambda: initial_params(assembly)
+    texts = [jax.jit(init).lower().as_text(), jax.jit(loss).lower(params, batch, keys).as_text()]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def observe(corpus_path):
+    """observed, remembered for the recipes that no field is changed in."""
+    corpus, known = Corpus(corpus_path), {}
+
+    def look(recipe, part):
+        if (recipe, part) not in known:
+            known[recipe, part] = observed(recipe, corpus, part)
+        return known[recipe, part]
+
+    return look
+
+
+RECIPES = {"bert": tiny.bert(), "electra": tiny.electra()}
+
+
+@pytest.mark.parametrize("name, field", [(name, field) for name, changes in CHANGES.items() for field in changes])
+def test_every_field_of_a_recipe_matters(name, field, observe):
+    recipe = RECIPES[name]
+    part = "program" if field.startswith("model.") else "batch"
+    if field in ("objective.layout", "model.pair_head"):
+        recipe = replaced(recipe, "objective.next_sentence", False) if name == "bert" else recipe
+    changed = replaced(recipe, field, CHANGES[name][field])
+    assert observe(changed, part) != observe(recipe, part)
+
+
+def test_the_seed_changes_the_initialisation_too(observe):
+    assert observe(tiny.bert(seed=3), "program") != observe(tiny.bert(), "program")
+
+
+def test_what_is_observed_depends_on_nothing_else(corpus_path):
+    corpus = Corpus(corpus_path)
+    for part in ("program", "batch"):
+        same = [observed(tiny.electra(name=name), corpus, part) for name in ("a", "b")]
+        assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_field_of_a_recipe_is_without_a_test(name):
+    fields = {*flat(json.loads(json.dumps(dataclasses.asdict(RECIPES[name])))), "frozen"}
+    elsewhere = {field for field in fields if field in ELSEWHERE or field.split(".")[0] in ELSEWHERE}
+    assert fields - elsewhere == set(CHANGES[name])
+
+
+@pytest.mark.parametrize(
+    "field, value", [("dtype", "bfloat16"), ("depth", "unroll"), ("remat", "dots"), ("remat", "full")]
+)
+def test_every_field_of_a_program_changes_what_is_compiled(field, value):
+    recipe = tiny.bert()
+
+    def text(program):
+        assembly = assemble(recipe, program)
+        spec = recipe.objective.spec(32)
+        batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
+        sums = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, {}, keys, True)[0]
+        loss = lambda *inputs: sums(*inputs)["mlm"]
+        params = jax.eval_shape(lambda: initial_params(assembly))
+        keys = jax.ShapeDtypeStruct((8, 2), np.uint32)
+        return jax.jit(jax.grad(loss)).lower(params, batch, keys).as_text()
+
+    assert text(Program(**{field: value})) != text(Program())
+    assert {one.name for one in dataclasses.fields(Program)} == {"dtype", "depth", "remat"}
+
+
+# Every run option, through a run of a toy of 20 steps
+
+
+@pytest.fixture
+def toy_run(corpus_path, tmp_path, monkeypatch):
+    """Run a toy with some options -> its directory."""
+    toys.register(monkeypatch)
+
+    def go(recipe=None, **options):
+        assert run(recipe or toys.recipe(), tiny.options(corpus_path, tmp_path / "run", **options)) == 0
+        return RunDirectory(tmp_path / "run")
+
+    return go
+
+
+def steps_of(directory, kind):
+    return [entry["step"] for entry in read_metrics(directory, kind)]
+
+
+def test_log_every(toy_run):
+    assert steps_of(toy_run(log_every=8), "train") == [1, 8, 16, 20]
+
+
+def test_eval_every_and_eval_examples(toy_run, monkeypatch):
+    sizes, evaluator = [], loop.Evaluator
+    monkeypatch.setattr(loop, "Evaluator", lambda *rest: sizes.append(rest[3]) or evaluator(*rest))
+    assert steps_of(toy_run(eval_every=7, eval_examples=24), "eval") == [7, 14, 20]
+    assert sizes == [24]
+
+
+def test_eval_every_0_evaluates_at_the_end_alone(toy_run):
+    assert steps_of(toy_run(eval_every=0), "eval") == [20]
+
+
+def test_checkpoint_every_keep_and_keep_every(toy_run):
+    directory = toy_run(checkpoint_every=3, keep=2, keep_every=6)
+    assert directory.checkpoint_steps() == [6, 12, 18, 20]
+
+
+def test_keep(toy_run):
+    assert toy_run(checkpoint_every=4, keep=4).checkpoint_steps() == [8, 12, 16, 20]
+
+
+def test_max_skipped(corpus_path, tmp_path, monkeypatch, toy_run):
+    recipe = toys.recipe(objective=toys.NextWord(explodes=10 * 8))  # from step 11 on
+    options = tiny.options(corpus_path, tmp_path / "run", log_every=1, max_skipped=3, checkpoint_every=4)
+    said = r"not finite in the last 3 updates up to step 13.*--schedule.peak \(now 0.01\)"
+    with pytest.raises(UserError, match=said):
+        run(recipe, options)
+    directory = RunDirectory(tmp_path / "run")
+    assert [entry.get("skipped_updates") for entry in read_metrics(directory, "train")][-4:] == [None, 1, 2, 3]
+    good, bad = tiny.final_state(directory.path, 8), tiny.final_state(directory.path, 12)
+    assert good.opt_state[0].count == 8 and bad.opt_state[0].count == 10 and list(bad.skipped) == [2, 2]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(bad))
+    with pytest.raises(UserError, match="not finite in the last 3 updates up to step 13"):
+        run(recipe, options)  # the count goes on where the checkpoint left it
+    with pytest.raises(UserError, match="not finite in the last 5 updates up to step 15"):
+        run(recipe, dataclasses.replace(options, max_skipped=5))
+
+
+def test_microbatches(toy_run, monkeypatch):
+    parts, step = [], loop.train_step
+    monkeypatch.setattr(loop, "train_step", lambda *rest: parts.append(rest[4]) or step(*rest))
+    toy_run(microbatches=4)
+    assert parts == [4]
+
+
+def test_workers(toy_run, monkeypatch):
+    seen = []
+
+    def recorded(*rest, processes, **more):
+        seen.append(processes)
+        return Loader(*rest, processes=0, **more)  # what several processes do is seen by test_kills
+
+    monkeypatch.setattr(loop, "Loader", recorded)
+    toy_run(workers=2)
+    assert seen == [2]
+
+
+def test_profile(toy_run):
+    directory = toy_run(profile=True)
+    assert list((directory.path / "profile").rglob("*.xplane.pb"))
+
+
+def test_without_profile_there_is_no_trace(toy_run):
+    assert not (toy_run().path / "profile").exists()
+
+
+def test_init_from(toy_run, corpus_path, tmp_path):
+    source = toy_run()
+    still = toys.recipe(name="other", steps=1, schedule=Schedule("constant", peak=0.0, warmup=0.0))
+    run(still, tiny.options(corpus_path, tmp_path / "next", init_from=str(source.path)))
+    assert tiny.equal(tiny.final_state(tmp_path / "next").params, tiny.final_state(source.path).params)
+    assert RunDirectory(tmp_path / "next").read_run()["init_from"] == str(source.path)
+
+
+@pytest.mark.parametrize("field, value", [("dtype", "bfloat16"), ("depth", "scan"), ("remat", "full")])
+def test_the_program_can_be_chosen(field, value, tmp_path):
+    chosen = chosen_program(tiny.options(tmp_path, tmp_path, **{field: value}))
+    assert getattr(chosen, field) == value != getattr(chosen_program(tiny.options(tmp_path, tmp_path)), field)
+
+
+def test_no_run_option_is_without_a_test():
+    tested = {"log_every", "eval_every", "eval_examples", "checkpoint_every", "keep", "keep_every", "max_skipped"}
+    tested |= {"microbatches", "workers", "profile", "init_from", "dtype", "depth", "remat", "corpus", "workdir"}
+    assert {field.name for field in dataclasses.fields(Options)} == tested
+
+
+def test_the_vocabulary_is_the_corpus_s_whatever_the_recipe_says(corpus_path):
+    recipe = replaced(tiny.electra(), "model.vocab_size", 30522)
+    assert resolve(recipe, Corpus(corpus_path)).model.vocab_size == 195
