@@ -26,7 +26,7 @@ from pretrain.plot import plot
 # position embeddings are learned sooner. No dropout: no text is seen often enough to be learned by heart.
 SHARED = (
     *("--phases.0.length", "32", "--phases.0.batch-size", "16", "--objective.layout", "packed-sentences"),
-    *("--schedule.peak", "1e-3", "--schedule.warmup", "0.1", "--model.dropout", "0", "--model.attention-dropout", "0"),
+    *("--schedule.peak", "5e-4", "--schedule.warmup", "0.1", "--model.dropout", "0", "--model.attention-dropout", "0"),
 )
 RUNS = {
     "bert-mini": ("--objective.no-next-sentence", "--model.no-pair-head", "--objective.masking.rate", "0.2"),
