@@ -1,6 +1,7 @@
 """Process settings that make XLA:CPU fast; to be applied before JAX opens its backend."""
 
 import ctypes
+import glob
 import os
 import sys
 
@@ -9,6 +10,13 @@ import sys
 CPU_FLAGS = {"--xla_cpu_experimental_ynn_fusion_type": "-individual_dot"}
 
 _ARENA_MAX, _MMAP_MAX, _TRIM_THRESHOLD = -8, -4, -1  # mallopt's parameters in glibc's malloc.h
+
+
+def accelerators() -> list[str]:
+    """Device files of TPUs and GPUs on this machine, found without opening any, unless JAX_PLATFORMS says cpu."""
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        return []
+    return [path for pattern in ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*") for path in glob.glob(pattern)]
 
 
 def prepare_cpu() -> None:
