@@ -1,0 +1,231 @@
+"""How fast BERT trains on this CPU, beside Hugging Face's torch model: whole steps with gradient clipping and AdamW.
+
+    python -m benchmarks.train_speed [--sizes tiny mini base] [--vocab 8192 30522] [--electra-sizes tiny mini]
+
+Every contestant is a process of its own on the same cores, and they take turns step by step, so that what else the
+machine does falls on all alike. The same random batches, dropout 0.1, float32, masked-token loss without pairs:
+    scan, unroll       ours, `pretrain.step.train_step`, with the layers looped over or written out
+    torch              Hugging Face's encoder with its head on the masked positions, as ours; torch's fused attention
+    torch, all         BertForMaskedLM as it comes, with logits at every position
+torch takes fused or foreach AdamW, whichever a trial finds faster, and the memory setting of `pretrain.platform`, which
+helps it too. The ratios are to the faster of ours. ELECTRA has no joint model there to compare with.
+"""
+
+import dataclasses
+import functools
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from data_pipelines.command_line import parse
+from data_pipelines.errors import UserError
+from pretrain.platform import keep_memory, prepare_cpu
+
+LENGTH, PREDICTIONS = 128, 20
+BATCH = {"tiny": 32, "mini": 32, "base": 8}
+ROUNDS = {"tiny": 30, "mini": 12, "base": 6}
+WARM_UP = {"tiny": 8, "mini": 8, "base": 3}  # steps until the heap has settled
+OURS, TORCH = ("scan", "unroll"), ("torch", "torch, all")
+Step = Callable[[], float]  # trains on a batch -> its loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """sizes: of BERT.   electra_sizes: of ELECTRA.   vocab: sizes of the vocabulary.
+    threads: cores for each contestant, 0 for all.   rounds: timed steps; 0 chooses by size.
+    """
+
+    sizes: tuple[str, ...] = ("tiny", "mini", "base")
+    electra_sizes: tuple[str, ...] = ()
+    vocab: tuple[int, ...] = (8192, 30522)
+    threads: int = 0
+    rounds: int = 0
+
+    def __post_init__(self):
+        for size in (*self.sizes, *self.electra_sizes):
+            if size not in BATCH:
+                raise UserError(f"size {size!r}: use one of {', '.join(BATCH)}")
+
+
+def main(arguments: list[str]) -> int:
+    """Measure and print the table -> exit status."""
+    try:
+        options = parse(Options, arguments, "python -m benchmarks.train_speed")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    cores = sorted(os.sched_getaffinity(0))
+    cores = cores[: options.threads or len(cores)]
+    models = [("bert", size) for size in options.sizes] + [("electra", size) for size in options.electra_sizes]
+    console = Console(width=110)
+    title = f"ms per training step, median of wall (CPU) time, {len(cores)} threads"
+    table = Table("model", "vocab", "batch", *OURS, *TORCH, "torch / ours", "all / ours", title=title)
+    for family, size in models:
+        for vocab in options.vocab:
+            with console.status(f"{family}-{size}, vocabulary {vocab}"):
+                times = measure(family, size, vocab, cores, options.rounds)
+            table.add_row(f"{family}-{size}", f"{vocab:,}", f"{BATCH[size]}x{LENGTH}", *row(times))
+    console.print(table)
+    return 0
+
+
+def row(times: dict[str, np.ndarray]) -> list[str]:
+    """Cells of a table row from side -> seconds [rounds, (wall, CPU)]; ratios are medians over rounds."""
+    milliseconds = lambda t: "{:.0f} ({:.0f})".format(*np.median(t, 0) * 1e3)
+    best = min(OURS, key=lambda side: np.median(times[side][:, 0]))
+    ratio = lambda side: f"{statistics.median(times[side][:, 0] / times[best][:, 0]):.2f}"
+    shown = [milliseconds(times[side]) if side in times else "-" for side in (*OURS, *TORCH)]
+    return shown + [ratio(side) if side in times else "-" for side in TORCH]
+
+
+def measure(family: str, size: str, vocab: int, cores: list[int], rounds: int) -> dict[str, np.ndarray]:
+    """Side -> seconds [rounds, (wall, CPU)] of a step; the sides take turns within each round."""
+    sides = OURS + (TORCH if family == "bert" else ())
+    context, contestants = multiprocessing.get_context("spawn"), {}
+    for side in sides:
+        ends = context.Pipe()
+        process = context.Process(target=contest, args=(ends[1], side, family, size, vocab, cores), daemon=True)
+        process.start()
+        ends[1].close()  # so that a contestant's death is an EOFError here
+        ends[0].recv()  # it has compiled and warmed up, while nothing else runs
+        contestants[side] = ends[0], process
+    times = {side: [] for side in sides}
+    for _ in range(rounds or ROUNDS[size]):
+        for side, (end, _) in contestants.items():
+            end.send("step")
+            times[side].append(end.recv())
+    for end, process in contestants.values():
+        end.send("stop")
+        process.join()
+    return {side: np.array(seconds) for side, seconds in times.items()}
+
+
+def contest(end, side: str, family: str, size: str, vocab: int, cores: list[int]) -> None:
+    """A contestant's process: sends a sign when ready, then (wall, CPU) seconds for each request of a step."""
+    os.sched_setaffinity(0, cores)  # before JAX and torch size their thread pools
+    batch = random_batch(vocab, BATCH[size])
+    step = our_step(side, family, size, vocab, batch) if side in OURS else torch_step(side, size, vocab, batch)
+    for _ in range(WARM_UP[size]):
+        step()
+    end.send("ready")
+    while end.recv() == "step":
+        step()  # untimed: fills the caches that the contestant before has emptied
+        wall, cpu = time.perf_counter(), time.process_time()
+        step()
+        end.send((time.perf_counter() - wall, time.process_time() - cpu))
+
+
+def random_batch(vocab: int, rows: int) -> dict[str, np.ndarray]:
+    """Arrays of a batch in the form of `data_pipelines`: two segments, one token of padding per row."""
+    rng = np.random.default_rng(0)
+    positions = rng.permuted(np.tile(np.arange(LENGTH - 1, dtype=np.int32), (rows, 1)), axis=1)[:, :PREDICTIONS]
+    batch = {
+        "tokens": rng.integers(5, vocab, (rows, LENGTH), dtype=np.int32),
+        "types": np.repeat([[0, 1]], LENGTH // 2, axis=1).repeat(rows, 0).astype(np.int32),
+        "segments": np.ones((rows, LENGTH), np.int32),
+        "prediction_positions": np.sort(positions, axis=1),
+        "prediction_targets": rng.integers(5, vocab, (rows, PREDICTIONS), dtype=np.int32),
+        "prediction_weights": np.ones((rows, PREDICTIONS), np.float32),
+    }
+    batch["segments"][:, -1] = 0
+    return batch
+
+
+def our_step(depth: str, family: str, size: str, vocab: int, batch: dict) -> Step:
+    """The recipe's step; BERT without its pair head."""
+    prepare_cpu()
+    import jax
+
+    from models.program import default
+    from pretrain.assembly import assemble, initial_params, initial_state
+    from pretrain.recipes.registry import find
+    from pretrain.step import train_step
+
+    recipe = find(f"{family}-{size}")
+    model, objective = dataclasses.replace(recipe.model, vocab_size=vocab), recipe.objective
+    if family == "bert":
+        model = dataclasses.replace(model, pair_head=False)
+        objective = dataclasses.replace(objective, next_sentence=False)
+    recipe = dataclasses.replace(recipe, model=model, objective=objective)
+    assembly = assemble(recipe, dataclasses.replace(default("cpu"), depth=depth))
+    state, frozen = initial_state(assembly, initial_params(assembly), 0)
+    compiled = jax.jit(train_step(recipe, assembly.model, assembly.optimizer, {}), donate_argnums=0)
+    batch = jax.device_put(batch)
+
+    def step() -> float:
+        nonlocal state
+        state, metrics = compiled(state, frozen, batch)
+        return float(metrics.loss)
+
+    return step
+
+
+def torch_step(side: str, size: str, vocab: int, batch: dict) -> Step:
+    """Hugging Face's model with AdamW and clipping as in the recipe; the faster of torch's two AdamWs."""
+    keep_memory()
+    import torch
+    from transformers import BertForMaskedLM
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = BertForMaskedLM(torch_config(size, vocab)).train()
+    inputs = {name: torch.from_numpy(array).long() for name, array in batch.items()}
+    rows, length = inputs["tokens"].shape
+    flat = (torch.arange(rows)[:, None] * length + inputs["prediction_positions"]).reshape(-1)
+    targets = inputs["prediction_targets"].reshape(-1)
+    labels = torch.full((rows * length,), -100).scatter(0, flat, targets).view(rows, length)
+    names = {"input_ids": "tokens", "token_type_ids": "types", "attention_mask": "segments"}
+    inputs = {theirs: inputs[ours] for theirs, ours in names.items()}
+
+    def loss():
+        if side == "torch, all":
+            return model(**inputs, labels=labels).loss
+        hidden = model.bert(**inputs).last_hidden_state
+        logits = model.cls(hidden.reshape(rows * length, -1)[flat])
+        return torch.nn.functional.cross_entropy(logits, targets)
+
+    def step(optimizer) -> float:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        return value.item()
+
+    adamw = lambda **how: torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-6, weight_decay=0.01, **how)
+    steps = [functools.partial(step, adamw(fused=True)), functools.partial(step, adamw(foreach=True))]
+    return min(steps, key=_seconds)
+
+
+def _seconds(step: Step) -> float:
+    """The faster of two steps, after one that allocates the optimiser's state."""
+    step()
+    return min(_wall(step) for _ in range(2))
+
+
+def _wall(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def torch_config(size: str, vocab: int):
+    """The recipe's BERT as Hugging Face's config, by the family's own export."""
+    from transformers import BertConfig
+
+    from models.bert import FAMILY
+
+    config = dataclasses.replace(FAMILY.sizes[size], vocab_size=vocab, pair_head=False)
+    fields = {**FAMILY.hf["model"].fields, **FAMILY.hf["model"].settings}
+    values = {name: getattr(config, field) for name, field in fields.items()}
+    return BertConfig(**values, attn_implementation="sdpa")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
