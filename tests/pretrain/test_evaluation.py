@@ -8,6 +8,7 @@ import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
 
 from data_pipelines.corpus import Corpus
+from models.noise import row_keys
 from models.program import Program
 from pretrain.__main__ import main
 from pretrain.assembly import assemble, initial_params
@@ -17,6 +18,7 @@ from pretrain.objectives.ranking import detection_report, score_histograms
 from pretrain.recipe import Phase
 from pretrain.run_directory import RunDirectory
 from tests.pretrain import tiny
+from tests.pretrain.reference import random_batch
 from tpu.mesh import data_mesh
 
 
@@ -85,6 +87,21 @@ def test_detection_figures_are_those_of_sklearn(rate, shift):
         "base_rate_entropy": -true.mean() * np.log(true.mean()) - (1 - true.mean()) * np.log(1 - true.mean()),
     }
     assert report == pytest.approx(expected, abs=2e-3)
+
+
+def test_equal_scores_are_worth_a_coin_toss():
+    labels = np.array([0, 1, 0, 0, 1, 0], np.float32)
+    report = detection_report(jax.device_get(score_histograms(np.full(6, 0.3, np.float32), labels, np.ones(6))))
+    assert report["roc_auc"] == pytest.approx(0.5) and report["average_precision"] == pytest.approx(1 / 3)
+
+
+def test_the_generator_s_samples_come_from_each_row_s_own_key(electra_params):
+    recipe = tiny.electra()
+    batch = {name: np.repeat(array[:1], 8, axis=0) for name, array in random_batch(tiny.ELECTRA, 0).items()}
+    model = assemble(recipe, Program()).model
+    counts = jax.jit(lambda batch, keys: recipe.objective.loss(model, electra_params, batch, {}, keys, False)[2])
+    own, alike = (counts(batch, row_keys(0, 0, rows))["replaced_scores"] for rows in (np.arange(8), np.zeros(8, int)))
+    assert (alike % 8 == 0).all() and not (own % 8 == 0).all()  # equal rows with equal keys are corrupted alike
 
 
 def test_scores_beyond_the_histogram_still_count():

@@ -11,6 +11,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
+from models.parameters import decays, leaves
 from models.program import Program
 from pretrain import loop
 from pretrain.assembly import assemble, initial_params
@@ -107,6 +108,17 @@ def test_every_field_of_a_recipe_matters(name, field, observe):
 
 def test_the_seed_changes_the_initialisation_too(observe):
     assert observe(tiny.bert(seed=3), "program") != observe(tiny.bert(), "program")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_matrix_is_drawn_with_init_std(name):
+    recipe = replaced(RECIPES[name], "model.init_std", 0.5)
+    params = dict(leaves(jax.jit(lambda: initial_params(assemble(recipe, Program())))()))
+    drawn = [parameter.path for parameter in assemble(recipe).table if decays(parameter)]
+    assert len(drawn) > 8
+    for path in drawn:
+        std, size = float(np.std(params[path])), params[path].size
+        assert abs(std / 0.5 - 1) < 5 / np.sqrt(2 * size), path  # five standard errors
 
 
 def test_what_is_observed_depends_on_nothing_else(corpus_path):

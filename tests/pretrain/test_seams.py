@@ -105,6 +105,15 @@ def test_a_carry_begins_anew_where_a_phase_changes_its_shape(corpus_path, tmp_pa
     assert final["memory"].shape == (8, 16) and final["seen"][1] == 10 * 16
 
 
+def test_a_longer_total_that_changes_the_phase_of_a_checkpoint_still_finds_its_carry(corpus_path, tmp_path, capsys):
+    one = toys.recipe().phases[0]
+    phases = (dataclasses.replace(one, share=0.5), dataclasses.replace(one, share=0.5, batch_size=16))
+    for steps in (10, 40):  # step 10 ends the second phase, then lies in the first
+        run(toys.recipe(steps=steps, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
+    assert "resuming from step 10" in capsys.readouterr().out
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.damaged"))
+
+
 def test_a_frozen_part_stays_as_it_began_and_comes_back_on_resume(corpus_path, tmp_path):
     for steps in (10, 20):
         run(toys.recipe(steps=steps, frozen=("words",)), tiny.options(corpus_path, tmp_path / "run"))
