@@ -39,7 +39,7 @@ for recipe in (tiny.electra(), toys.recipe()):
     carry, axes = initial_carry(assembly, 0)
     state, frozen = jax.device_put(initial_state(assembly, initial_params(assembly), 0), replicated(mesh))
     state = state._replace(carry=jax.device_put(carry, carry_shardings(axes, mesh)))
-    for parts in (1, 4):
+    for parts in (4,) if recipe.name == "electra" else (1, 4):
         step = train_step(recipe, assembly.model, assembly.optimizer, axes, parts)
         step, after = jax.jit(step, compiler_options=quick), state
         found = losses[f"{recipe.name} in {parts}"] = []
@@ -72,7 +72,7 @@ def one_and_two():
 def test_two_devices_give_the_losses_of_one(one_and_two):
     one, two = one_and_two
     assert (one["devices"], two["devices"]) == (1, 2)
-    assert len(one["losses"]) == 4
+    assert set(one["losses"]) == {"electra in 4", "toy in 1", "toy in 4"}
     for name, losses in one["losses"].items():
         np.testing.assert_allclose(two["losses"][name], losses, rtol=2e-6, err_msg=name)
 
