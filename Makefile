@@ -12,10 +12,10 @@ pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate,
 
 test: setup-dev
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-all: setup-dev  ## also what is marked slow
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -n auto --dist loadfile -m ""
 
 lint: setup-dev
 	$(BIN)/ruff check .
