@@ -19,7 +19,7 @@ from pretrain.run_directory import RunDirectory
 from pretrain.step import merge
 from pretrain.tables import print_evaluation
 
-STEPS = 1000
+STEPS = 600  # some four minutes on two slow cores
 
 
 def demo(folder: Path, steps: int | None) -> int:
