@@ -1,8 +1,8 @@
 """Device noise as a counter hash: dropout masks and Gumbel noise keyed by (seed, step, row of the global batch, site).
 
 Every number is a function of its row's key and its index inside the row, so microbatches, meshes and device counts
-all draw the same noise, on every platform. `jax.random` cannot promise that cheaply: threefry costs some five times
-as much on a CPU, and vmapped `rbg` keys draw different numbers than single ones.
+all draw the same noise, on every platform. `jax.random` cannot promise that cheaply: threefry is twenty rounds
+where this hash is two, and vmapped `rbg` keys draw other numbers than single ones.
 """
 
 import jax
