@@ -8,6 +8,7 @@ from jax import Array
 
 from models.noise import dropout
 from models.parameters import Keys
+from models.sharding import constrain
 
 
 class Mask(NamedTuple):
@@ -25,10 +26,13 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     q, k, v: [batch, length, heads, head_dim], any float dtype; softmax in float32.
     dropout_rate: on the probabilities, drawn from `keys` (u32[batch, 2] or None).
     """
+    q = constrain(q, "batch", "length", "heads", None)
+    # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
+    k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
     visible = mask.segments[:, None, :, None] == mask.segments[:, None, None, :]  # [batch, 1, query, key]
     scale = q.shape[-1] ** -0.5
     scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
     scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, keys)
-    return jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
+    return constrain(jnp.einsum("bhqk,bkhd->bqhd", probabilities, v), "batch", "length", "heads", None)

@@ -14,6 +14,7 @@ from models.layers import ACTIVATIONS, Dense, Norm, gather_rows, padded_vocab, s
 from models.noise import dropout, fold
 from models.parameters import Family, HuggingFace, Keys, Parameter
 from models.program import Program
+from models.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +76,11 @@ class Embeddings(nn.Module):
 
     def __call__(self, tokens: Array, types: Array) -> Array:
         """tokens, types i32[batch, length] -> f32[batch, length, width], before dropout."""
-        summed = jnp.take(self.tokens, tokens, axis=0, mode="clip") + self.position_table[: tokens.shape[1]]
+        table = constrain(self.tokens, "vocab", None)
+        summed = jnp.take(table, tokens, axis=0, mode="clip") + self.position_table[: tokens.shape[1]]
         # A sum over the few types instead of a gather, whose gradient would be a scatter of [batch, length] rows.
         onehot = (types[..., None] == jnp.arange(self.types)).astype(jnp.float32)
-        return self.norm(summed + onehot @ self.type_table)
+        return constrain(self.norm(summed + onehot @ self.type_table), "batch", "length", None)
 
 
 class Attention(nn.Module):
@@ -96,7 +98,8 @@ class Attention(nn.Module):
         q, k, v = (split(dense(name)(x)) for name in ("query", "key", "value"))
         mixed = attention(q, k, v, mask, dropout_rate=config.attention_dropout, keys=site(keys, 1))
         y = dense("output")(mixed.reshape(batch, length, width))
-        return Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 2)))
+        y = Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 2)))
+        return constrain(y, "batch", "length", None)
 
 
 class FeedForward(nn.Module):
@@ -108,9 +111,11 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Array, keys: Keys) -> Array:
         config, dtype = self.config, self.program.compute
-        y = ACTIVATIONS[config.activation](Dense(config.feed_forward, config.init_std, dtype, name="up")(x))
+        y = Dense(config.feed_forward, config.init_std, dtype, name="up")(x)
+        y = ACTIVATIONS[config.activation](constrain(y, "batch", "length", "feed_forward"))
         y = Dense(x.shape[-1], config.init_std, dtype, name="down")(y)
-        return Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 3)))
+        y = Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 3)))
+        return constrain(y, "batch", "length", None)
 
 
 class BertLayer(nn.Module):

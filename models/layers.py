@@ -10,6 +10,7 @@ from jax import Array
 from models.noise import fold
 from models.parameters import LAYERS, Keys
 from models.program import Program
+from models.sharding import constrain, current_rules
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # Hendrycks & Gimpel 2016, by the error function
@@ -32,24 +33,29 @@ class Dense(nn.Module):
     def __call__(self, x: Array) -> Array:
         kernel = self.param("kernel", nn.initializers.normal(self.init_std), (x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        # One [rows, in] x [in, features] product: XLA:CPU is slower on [batch, length, in].
-        rows = x.astype(self.dtype).reshape(-1, x.shape[-1])
-        y = product(rows, kernel.astype(self.dtype)) + bias.astype(self.dtype)
-        return y.reshape(*x.shape[:-1], self.features)
+        return product(x.astype(self.dtype), kernel.astype(self.dtype)) + bias.astype(self.dtype)
+
+
+def product(x: Array, w: Array) -> Array:
+    """x [..., in] @ w [in, out] -> [..., out], with a weight gradient that is also fast on CPUs."""
+    if current_rules() is not None:  # rows and positions may be cut over different axes of the mesh
+        return _product(x, w)
+    # One [rows, in] x [in, out] product: XLA:CPU is slower on [batch, length, in].
+    return _product(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[-1])
 
 
 @jax.custom_vjp
-def product(x: Array, w: Array) -> Array:
-    """x [rows, in] @ w [in, out] -> [rows, out], with a weight gradient that is also fast on CPUs."""
+def _product(x: Array, w: Array) -> Array:
     return x @ w
 
 
 def _product_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, w = residuals
-    return g @ w.T, row_product(x, g)
+    leading = tuple(range(x.ndim - 1))
+    return g @ w.T, row_product(x, g) if x.ndim == 2 else jnp.tensordot(x, g, (leading, leading))
 
 
-product.defvjp(lambda x, w: (x @ w, (x, w)), _product_gradients)
+_product.defvjp(lambda x, w: (x @ w, (x, w)), _product_gradients)
 
 
 def row_product(x: Array, g: Array) -> Array:
@@ -119,7 +125,8 @@ def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Ar
 
     The padding rows get -inf, so that they carry no probability and no gradient.
     """
-    logits = _scores(hidden, table.astype(hidden.dtype)) + bias
+    table = constrain(table.astype(hidden.dtype), "vocab", None)
+    logits = constrain(_scores(hidden, table) + bias, "batch", "vocab")
     if table.shape[0] == vocab_size:
         return logits
     return jnp.where(jnp.arange(table.shape[0]) < vocab_size, logits, -jnp.inf)
@@ -127,9 +134,9 @@ def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Ar
 
 def gather_rows(x: Array, positions: Array) -> Array:
     """x [batch, length, width] at positions i32[batch, n] -> [batch * n, width]."""
-    batch, length, width = x.shape
-    flat = (jnp.arange(batch)[:, None] * length + positions).reshape(-1)
-    return jnp.take(x.reshape(-1, width), flat, axis=0, mode="clip")
+    # Row by row: over a flat [batch * length, width] a mesh would gather all rows first.
+    taken = jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, positions)
+    return constrain(taken.reshape(-1, x.shape[-1]), "batch", None)
 
 
 @jax.custom_vjp

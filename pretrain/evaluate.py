@@ -1,15 +1,17 @@
 """Held-out evaluation on a fixed set: the same rows with the same corruption at every call."""
 
+import operator
+
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.evaluation import evaluation_batches
 from models.parameters import Params
 from pretrain.assembly import Assembly, initial_carry
-from pretrain.step import evaluation_step
-from tpu.mesh import rows
+from pretrain.placement import jit_evaluation_step
+from tpu.batches import place_rows
 
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
 
@@ -20,7 +22,7 @@ class Evaluator:
     def __init__(self, assembly: Assembly, corpus: Corpus, phase: int, examples: int, mesh: Mesh):
         self.assembly, self.corpus, self.phase_index, self.mesh = assembly, corpus, phase, mesh
         phase = assembly.recipe.phases[phase]
-        self._step = jax.jit(evaluation_step(assembly.recipe.objective, assembly.model, EVALUATION_SEED))
+        self._step = jit_evaluation_step(assembly, EVALUATION_SEED, mesh)
         held_out = assembly.recipe.objective.examples(
             corpus, "heldout", phase.length, phase.batch_size, EVALUATION_SEED
         )
@@ -32,9 +34,10 @@ class Evaluator:
         carry, _ = initial_carry(self.assembly, self.phase_index, train=False)
         total = None
         for index, batch in enumerate(self.batches):
-            placed = jax.device_put(batch, rows(self.mesh))
-            part, carry = self._step(params, frozen, placed, jnp.int32(index), carry)
-            total = part if total is None else jax.tree.map(jnp.add, total, part)
+            size = len(next(iter(batch.values())))
+            placed = place_rows(batch, np.arange(size), size, self.mesh)
+            part, carry = self._step(params, frozen, placed, np.int32(index), carry)
+            total = part if total is None else jax.tree.map(operator.add, total, part)
         sums, weights, counts = jax.device_get(total)
         terms = {term: float(sums[term] / weights[term]) for term in sums if weights[term] > 0}
         factors = objective.coefficients(0)

@@ -18,12 +18,15 @@ from pretrain.checkpoints import Checkpoints
 from pretrain.evaluate import Evaluator
 from pretrain.journal import Journal, read_metrics
 from pretrain.options import Options
+from pretrain.placement import jit_train_step
 from pretrain.recipe import boundaries, phase_at
 from pretrain.run_directory import RunDirectory
 from pretrain.signals import EXIT_STOPPED, StopRequest
-from pretrain.step import Metrics, TrainState, train_step
+from pretrain.step import Metrics, TrainState
+from tpu.batches import host_rows, place_rows
 from tpu.chips import peak_flops
-from tpu.mesh import carry_shardings, rows
+from tpu.mesh import mesh_shape
+from tpu.rules import carry_shardings
 
 PROFILED = range(5, 15)  # steps after the start, when compilation and warm-up are over
 
@@ -74,8 +77,7 @@ def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: E
     carry, carry_axes = initial_carry(run.assembly, phase)
     if jax.tree.map(np.shape, carry) != jax.tree.map(np.shape, state.carry):
         state = state._replace(carry=jax.device_put(carry, carry_shardings(carry_axes, run.mesh)))
-    step_function = train_step(recipe, run.assembly.model, run.assembly.optimizer, carry_axes, options.microbatches)
-    step_function = jax.jit(step_function, donate_argnums=0)
+    step_function = jit_train_step(run.assembly, phase, run.mesh, options.microbatches)
     first = int(state.step)
     meter = Meter(run, phase, first)
     for step, batch in _batches(run, phase, first, end):
@@ -102,9 +104,10 @@ def _batches(run: Run, phase: int, first: int, end: int) -> Iterator[tuple[int, 
     examples = run.assembly.recipe.objective.examples(
         run.corpus, "train", shape.length, shape.batch_size, run.assembly.recipe.seed
     )
-    with Loader(examples, first, end, np.arange(shape.batch_size), processes=run.options.workers) as loader:
+    mine = host_rows(run.mesh, shape.batch_size)
+    with Loader(examples, first, end, mine, processes=run.options.workers) as loader:
         for step, batch in loader:
-            yield step, jax.device_put(batch, rows(run.mesh))
+            yield step, place_rows(batch, mine, shape.batch_size, run.mesh)
 
 
 def _evaluate(run: Run, state: TrainState, evaluator: Evaluator) -> None:
@@ -192,5 +195,6 @@ def describe(assembly: Assembly, params: Params, mesh: Mesh) -> str:
     program = assembly.model.program
     return (
         f"{assembly.recipe.name}: {count(params) / 1e6:.1f}M parameters, {assembly.recipe.steps} steps, "
-        f"on {mesh.size} x {device}, {program.dtype}, layers {program.depth}, remat {program.remat}"
+        f"on {mesh.size} x {device} as {mesh_shape(mesh)}, "
+        f"{program.dtype}, layers {program.depth}, remat {program.remat}"
     )

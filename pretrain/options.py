@@ -24,6 +24,9 @@ class Options:
     """scan or unroll the layers; by default what suits the platform."""
     remat: str = "none"
     """What the backward pass computes again instead of keeping: none, dots (all but products) or full."""
+    mesh: str | None = None
+    """How devices share the work, like data=4,fsdp=2; axes: slice, data, fsdp, sequence, tensor. By default all share
+    the batch, and parameters are cut (fsdp) as far as the model needs it."""
     workers: int = 0
     """Processes that build batches; 0 builds them in threads."""
     log_every: int = 10

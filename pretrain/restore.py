@@ -10,12 +10,13 @@ from jax.sharding import Mesh
 from data_pipelines.errors import UserError
 from models import program as programs
 from models.parameters import Params
-from pretrain.assembly import Assembly, assemble, initial_carry, state_shapes
+from pretrain.assembly import Assembly, assemble
 from pretrain.checkpoints import Checkpoints
+from pretrain.placement import abstract_state
 from pretrain.recipe import phase_at
 from pretrain.run_directory import RunDirectory
 from pretrain.step import TrainState
-from tpu.mesh import carry_shardings, data_mesh, replicated
+from tpu.mesh import choose_mesh
 
 
 class Restored(NamedTuple):
@@ -29,10 +30,11 @@ class Restored(NamedTuple):
 
 def restore(directory: RunDirectory, step: int | None = None) -> Restored:
     """The state of a step, by default of the newest checkpoint; UserError when there is none that loads."""
-    assembly, mesh = assemble(directory.read_recipe(), programs.default()), data_mesh()
+    assembly = assemble(directory.read_recipe(), programs.default())
+    mesh = choose_mesh(None, 0, jax.devices(), None)
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        state = checkpoints.restore(lambda at: abstract_state(assembly, at, mesh), step)
+        state = checkpoints.restore(lambda at: state_after(assembly, at, mesh), step)
     finally:
         checkpoints.close()
     if state is None:
@@ -40,14 +42,10 @@ def restore(directory: RunDirectory, step: int | None = None) -> Restored:
     return Restored(assembly, state, load_frozen(assembly, directory, mesh), mesh)
 
 
-def abstract_state(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
+def state_after(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state after `step` steps."""
     phase = phase_at(assembly.recipe, max(step - 1, 0))  # the carry is that of the last batch
-    state, _ = state_shapes(assembly, phase)
-    everywhere = jax.tree.map(lambda _: replicated(mesh), state)
-    _, axes = initial_carry(assembly, phase)
-    shardings = everywhere._replace(carry=carry_shardings(axes, mesh))
-    return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), state, shardings)
+    return abstract_state(assembly, phase, mesh)[0]
 
 
 def save_frozen(directory: RunDirectory, frozen: Params) -> None:
@@ -59,10 +57,9 @@ def save_frozen(directory: RunDirectory, frozen: Params) -> None:
 
 def load_frozen(assembly: Assembly, directory: RunDirectory, mesh: Mesh) -> Params:
     """The frozen parameters of a run, mostly {}."""
-    _, frozen = state_shapes(assembly, 0)
-    if not frozen:
+    _, like = abstract_state(assembly, 0, mesh)
+    if not like:
         return {}
-    like = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=replicated(mesh)), frozen)
     with ocp.StandardCheckpointer() as reader:
         return reader.restore(_frozen_folder(directory), like)
 

@@ -9,22 +9,23 @@ from jax.sharding import Mesh
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models import program as programs
-from models.parameters import Params
+from models.parameters import Params, count
 from models.program import Program
 from pretrain import run_directory
-from pretrain.assembly import Assembly, assemble, initial_params, initial_state
+from pretrain.assembly import Assembly, assemble, initial_params, initial_state, state_shapes
 from pretrain.checkpoints import Checkpoints
 from pretrain.initial_weights import load_weights
 from pretrain.journal import Journal
 from pretrain.loop import Run, describe, train
 from pretrain.options import Options
+from pretrain.placement import check_mesh, state_shardings
 from pretrain.recipe import Recipe, resolve
-from pretrain.restore import abstract_state, load_frozen, save_frozen
+from pretrain.restore import load_frozen, save_frozen, state_after
 from pretrain.run_directory import RunDirectory, disk_errors
 from pretrain.schedules import learning_rate
 from pretrain.signals import stop_request
 from pretrain.step import TrainState
-from tpu.mesh import data_mesh, replicated
+from tpu.mesh import choose_mesh, mesh_shape
 
 
 def run(recipe: Recipe, options: Options) -> int:
@@ -35,10 +36,11 @@ def run(recipe: Recipe, options: Options) -> int:
     """
     corpus = Corpus(options.corpus)
     recipe = resolve(recipe, corpus)
-    mesh = data_mesh()
     _check_splits(corpus)
-    _check_batches(recipe, options, mesh)
     assembly = assemble(recipe, chosen_program(options))
+    mesh = chosen_mesh(assembly, options)
+    _check_batches(recipe, options, mesh)
+    check_mesh(assembly, mesh, options.microbatches)
     weights = _initial_weights(assembly, corpus, options)
     with disk_errors(RunDirectory(options.workdir)):
         directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
@@ -65,6 +67,14 @@ def chosen_program(options: Options) -> Program:
         raise UserError(str(error).replace("program.", "--", 1)) from None
 
 
+def chosen_mesh(assembly: Assembly, options: Options) -> Mesh:
+    """The mesh that the options name, or the one that suits the model on this machine's devices."""
+    devices = jax.devices()
+    memory = (devices[0].memory_stats() or {}).get("bytes_limit")
+    parameters = count(state_shapes(assembly, 0)[0].params)
+    return choose_mesh(options.mesh, parameters, devices, memory)
+
+
 def _initial_weights(assembly: Assembly, corpus: Corpus, options: Options) -> Params | None:
     """What --init-from names, unless the work directory has checkpoints to go on from."""
     directory, source = RunDirectory(options.workdir), options.init_from
@@ -85,12 +95,13 @@ def _check_splits(corpus: Corpus) -> None:
 
 
 def _check_batches(recipe: Recipe, options: Options, mesh: Mesh) -> None:
-    parts = options.microbatches * mesh.size
+    parts = options.microbatches * mesh_shape(mesh).batch_parts
     for index, phase in enumerate(recipe.phases):
         if phase.batch_size % parts:
             raise UserError(
                 f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches "
-                f"{options.microbatches} x {mesh.size} devices: choose a multiple of {parts}"
+                f"{options.microbatches} x the {mesh_shape(mesh).batch_parts} parts of the mesh "
+                f"{mesh_shape(mesh)}: choose a multiple of {parts}"
             )
 
 
@@ -113,10 +124,13 @@ def _first_state(
 ) -> tuple[TrainState, Params, str]:
     """(state, frozen parameters, where they come from).   before: the recipe, with the steps that it had so far."""
     written = assembly._replace(recipe=before)  # another number of steps moves the phases
-    state = checkpoints.restore(lambda step: abstract_state(written, step, mesh))
+    state = checkpoints.restore(lambda step: state_after(written, step, mesh))
     if state is not None:
         return state, load_frozen(assembly, directory, mesh), f"resuming from step {int(state.step)}"
-    params = initial_params(assembly) if weights is None else weights
-    state, frozen = jax.device_put(initial_state(assembly, params, 0), replicated(mesh))
+    first = jax.jit(
+        lambda weights: initial_state(assembly, initial_params(assembly) if weights is None else weights, 0),
+        out_shardings=state_shardings(assembly, 0, mesh),
+    )
+    state, frozen = first(weights)
     save_frozen(directory, frozen)
     return state, frozen, "starting from random weights" if weights is None else "starting from --init-from"

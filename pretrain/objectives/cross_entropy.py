@@ -22,7 +22,8 @@ def _negative_log_likelihood(logits: Array, targets: Array, best: Array) -> tupl
 def _with_residuals(logits, targets, best):
     # Relative to the best throughout: adding it to the logarithm would round away digits of large logits.
     total = jnp.log(jnp.sum(jnp.exp(logits - best[:, None]), axis=-1))
-    target = jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")[:, 0]
+    # A sum instead of a gather, which would collect all of the vocabulary where that is cut over devices.
+    target = jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == targets[:, None], logits, 0.0), axis=-1)
     return (total - (target - best), target), (logits, targets, best, total)
 
 

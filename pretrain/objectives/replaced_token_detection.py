@@ -105,5 +105,4 @@ def write_predictions(tokens: Array, batch, values: Array) -> Array:
     """tokens i32[batch, length] with values i32[batch, n] at the batch's prediction positions; unused slots drop."""
     beyond = tokens.shape[1]
     positions = jnp.where(batch["prediction_weights"] > 0, batch["prediction_positions"], beyond)
-    rows = jnp.arange(tokens.shape[0])[:, None]
-    return tokens.at[rows, positions].set(values, mode="drop")
+    return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(tokens, positions, values)

@@ -62,7 +62,7 @@ MISTAKES = {
     "positions": (["--model.positions", 64], "phases.0.length=128 is longer than model.positions=64: lower the one"),
     "length": (["--phases.0.length", 4], "phases.0: length=4 must be at least 8"),
     "shares": (["--phases.0.share", 0.5], "phases: the shares are [0.5], they must add up to 1"),
-    "batch": (["--microbatches", 3], "batch_size=32 is not a multiple of --microbatches 3 x 1 devices"),
+    "batch": (["--microbatches", 3], "batch_size=32 is not a multiple of --microbatches 3 x the 1 parts of the mesh"),
     "microbatches": (["--microbatches", 0], "--microbatches 0: must be at least 1"),
     "workers": (["--workers", -1], "--workers -1: must be at least 0"),
     "dtype": (["--dtype", "float16"], "--dtype='float16': use one of float32, bfloat16"),

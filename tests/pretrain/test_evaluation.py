@@ -19,11 +19,12 @@ from pretrain.recipe import Phase
 from pretrain.run_directory import RunDirectory
 from tests.pretrain import tiny
 from tests.pretrain.reference import random_batch
-from tpu.mesh import data_mesh
+from tpu.mesh import choose_mesh
 
 
 def evaluator(recipe, corpus_path, examples=20):
-    return Evaluator(assemble(recipe, Program()), Corpus(corpus_path), 0, examples, data_mesh())
+    mesh = choose_mesh(None, 0, jax.devices(), None)
+    return Evaluator(assemble(recipe, Program()), Corpus(corpus_path), 0, examples, mesh)
 
 
 @pytest.fixture(scope="module")

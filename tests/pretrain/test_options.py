@@ -216,8 +216,8 @@ def test_max_skipped(corpus_path, tmp_path, monkeypatch, toy_run):
 
 
 def test_microbatches(toy_run, monkeypatch):
-    parts, step = [], loop.train_step
-    monkeypatch.setattr(loop, "train_step", lambda *rest: parts.append(rest[4]) or step(*rest))
+    parts, step = [], loop.jit_train_step
+    monkeypatch.setattr(loop, "jit_train_step", lambda *rest: parts.append(rest[3]) or step(*rest))
     toy_run(microbatches=4)
     assert parts == [4]
 
@@ -243,6 +243,13 @@ def test_without_profile_there_is_no_trace(toy_run):
     assert not (toy_run().path / "profile").exists()
 
 
+def test_mesh(toy_run, corpus_path, tmp_path):
+    assert "as data=1" in toy_run(mesh="data=1").log.read_text()
+    with pytest.raises(UserError, match="--mesh data=2: it takes 2 devices, there are 1"):
+        run(toys.recipe(), tiny.options(corpus_path, tmp_path / "other", mesh="data=2"))
+    assert not (tmp_path / "other").exists()
+
+
 def test_init_from(toy_run, corpus_path, tmp_path):
     source = toy_run()
     still = toys.recipe(name="other", steps=1, schedule=Schedule("constant", peak=0.0, warmup=0.0))
@@ -258,8 +265,8 @@ def test_the_program_can_be_chosen(field, value, tmp_path):
 
 
 def test_no_run_option_is_without_a_test():
-    tested = {"log_every", "eval_every", "eval_examples", "checkpoint_every", "keep", "keep_every", "max_skipped"}
-    tested |= {"microbatches", "workers", "profile", "init_from", "dtype", "depth", "remat", "corpus", "workdir"}
+    tested = {"corpus", "workdir", "init_from", "microbatches", "dtype", "depth", "remat", "mesh", "workers", "profile"}
+    tested |= {"log_every", "eval_every", "eval_examples", "checkpoint_every", "keep", "keep_every", "max_skipped"}
     assert {field.name for field in dataclasses.fields(Options)} == tested
 
 

@@ -1,92 +1,158 @@
-"""Which devices hold what: one device here, two simulated ones in a process of their own."""
-
-import json
-import os
-import sys
-from pathlib import Path
-from subprocess import run
+"""The shape of the mesh and what lies where, as arithmetic."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
-from tpu.mesh import carry_shardings, data_mesh, replicated, rows
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-def test_the_mesh_has_all_devices_in_one_axis():
-    mesh = data_mesh()
-    assert mesh.axis_names == ("data",) and mesh.size == jax.device_count()
-
-
-# A train step and what it left on the devices, as JSON: losses, compiled programs, shapes of the shards.
-PROGRAM = """
-import json, jax, numpy as np
+from data_pipelines.errors import UserError
+from models.bert import FAMILY
 from models.families import FAMILIES
+from models.parameters import Parameter
 from models.program import Program
-from pretrain.assembly import assemble, initial_carry, initial_params, initial_state
-from pretrain.step import train_step
-from tests.pretrain import tiny, toys
-from tests.pretrain.reference import random_batch
-from tpu.mesh import carry_shardings, data_mesh, replicated, rows
-
-FAMILIES["bag"] = toys.FAMILY
-quick = {"xla_backend_optimization_level": 0}  # to compile
-mesh, losses = data_mesh(), {}
-for recipe in (tiny.electra(), toys.recipe()):
-    assembly = assemble(recipe, Program())
-    carry, axes = initial_carry(assembly, 0)
-    state, frozen = jax.device_put(initial_state(assembly, initial_params(assembly), 0), replicated(mesh))
-    state = state._replace(carry=jax.device_put(carry, carry_shardings(axes, mesh)))
-    for parts in (4,) if recipe.name == "electra" else (1, 4):
-        step = train_step(recipe, assembly.model, assembly.optimizer, axes, parts)
-        step, after = jax.jit(step, compiler_options=quick), state
-        found = losses[f"{recipe.name} in {parts}"] = []
-        for number in range(3):
-            batch = random_batch(tiny.BERT, number, rows=8)
-            if recipe.name == "toy":
-                batch = {"tokens": batch["tokens"]}
-            after, metrics = step(after, frozen, jax.device_put(batch, rows(mesh)))
-            found.append(float(metrics.loss))
-        assert axes or step._cache_size() == 1, "compiled again"
-shape = lambda x: [list(shard.data.shape) for shard in x.addressable_shards]
-shards = {"rows": shape(jax.device_put(np.zeros((8, 3)), rows(mesh))), "bias": shape(after.params["bias"]),
-          "memory": shape(state.carry["memory"]), "seen": shape(after.carry["seen"])}
-print(json.dumps({"devices": mesh.size, "losses": losses, "shards": shards}))
-"""
+from models.sharding import constrain, current_rules, placed_by
+from tpu.batches import host_rows, place_rows
+from tpu.mesh import AXES, MeshShape, automatic_mesh, choose_mesh, make_mesh, mesh_shape, parse_mesh
+from tpu.rules import (
+    ACTIVATION_AXES,
+    PARAMETER_AXES,
+    activation_rules,
+    carry_shardings,
+    parameter_shardings,
+    replicated,
+    rows,
+    spec,
+)
 
 
-def measured(devices):
-    environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(ROOT)}
-    done = run([sys.executable, "-c", PROGRAM], env={**os.environ, **environment}, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    return json.loads(done.stdout)
+def mesh_of(**sizes):
+    shape = MeshShape(**sizes)
+    return AbstractMesh(tuple(getattr(shape, axis) for axis in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-@pytest.fixture(scope="module")
-def one_and_two():
-    return measured(1), measured(2)
+@pytest.mark.parametrize(
+    "text, devices, slices, shape",
+    [
+        ("data=4,fsdp=2", 8, 1, MeshShape(data=4, fsdp=2)),
+        ("fsdp=2", 8, 1, MeshShape(data=4, fsdp=2)),
+        (" tensor = 2 , sequence=2", 8, 1, MeshShape(data=2, sequence=2, tensor=2)),
+        ("fsdp=4", 16, 2, MeshShape(slice=2, data=2, fsdp=4)),
+        ("data=1", 1, 1, MeshShape()),
+    ],
+)
+def test_a_mesh_is_read_from_text(text, devices, slices, shape):
+    assert parse_mesh(text, devices, slices) == shape
+    assert parse_mesh(str(shape), devices, slices) == shape
 
 
-def test_two_devices_give_the_losses_of_one(one_and_two):
-    one, two = one_and_two
-    assert (one["devices"], two["devices"]) == (1, 2)
-    assert set(one["losses"]) == {"electra in 4", "toy in 1", "toy in 4"}
-    for name, losses in one["losses"].items():
-        np.testing.assert_allclose(two["losses"][name], losses, rtol=2e-6, err_msg=name)
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("dat=8", "--mesh: unknown axis dat; did you mean data?"),
+        ("data=x", "--mesh data=x: give data a number of devices, like data=2"),
+        ("data=0", "give data a number"),
+        ("data", "give data a number"),
+        ("data=2,data=4", "data is given twice"),
+        ("data=3", "it takes 3 devices, there are 8"),
+        ("fsdp=3", "it takes 3 devices, there are 8"),
+    ],
+)
+def test_a_wrong_mesh_is_one_clear_error(text, said):
+    with pytest.raises(UserError, match=said.replace("?", r"\?")):
+        parse_mesh(text, 8)
 
 
-def test_rows_are_cut_over_the_devices_and_parameters_are_whole_on_each(one_and_two):
-    shards = one_and_two[1]["shards"]
-    assert shards["rows"] == [[4, 3]] * 2
-    assert shards["bias"] == [[195]] * 2
-    assert shards["memory"] == [[8, 4]] * 2  # its second axis has the rows
-    assert shards["seen"] == [[2]] * 2
+GB = 2**30
 
 
-def test_shardings_follow_the_names_of_the_axes():
-    mesh = data_mesh()
+@pytest.mark.parametrize(
+    "devices, parameters, memory, slices, shape",
+    [
+        (8, 335e6, None, 1, MeshShape(data=8)),
+        (8, 110e6, 16 * GB, 1, MeshShape(data=8)),  # 1.8 GB of state
+        (8, 335e6, 16 * GB, 1, MeshShape(data=4, fsdp=2)),  # 5.4 GB
+        (256, 3e9, 16 * GB, 1, MeshShape(data=16, fsdp=16)),
+        (256, 300e9, 16 * GB, 1, MeshShape(data=16, fsdp=16)),  # never more, whether it fits or not
+        (12, 3e9, 16 * GB, 1, MeshShape(data=3, fsdp=4)),
+        (32, 3e9, 16 * GB, 4, MeshShape(slice=4, data=1, fsdp=8)),  # fsdp never leaves a slice
+    ],
+)
+def test_the_automatic_mesh_cuts_parameters_as_far_as_they_need(devices, parameters, memory, slices, shape):
+    assert automatic_mesh(devices, parameters, memory, slices) == shape
+
+
+def test_one_device_is_a_mesh_without_rules():
+    mesh = choose_mesh(None, 10**9, jax.devices()[:1], None)
+    assert mesh_shape(mesh) == MeshShape() and str(mesh_shape(mesh)) == "data=1"
+    assert activation_rules(mesh) is None
+
+
+def test_rows_of_the_host_and_their_placement():
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    assert list(host_rows(mesh, 4)) == [0, 1, 2, 3]
+    placed = place_rows({"tokens": np.arange(8).reshape(4, 2)}, host_rows(mesh, 4), 4, mesh)
+    assert np.array_equal(placed["tokens"], np.arange(8).reshape(4, 2))
+
+
+def shapes_of(size):
+    module = FAMILY.module(FAMILY.sizes[size], Program())
+    ones = jnp.ones((1, 8), jnp.int32)
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), ones, ones, ones, ones[:, :2])["params"])
+
+
+def test_parameters_are_cut_by_the_names_of_their_axes():
+    table, shapes = FAMILY.parameters(FAMILY.sizes["tiny"]), shapes_of("tiny")
+    found = parameter_shardings(table, shapes, mesh_of(data=2, fsdp=2, tensor=2))
+    layer = found["layers"]
+    assert tuple(layer["attention"]["query"]["kernel"].spec) == (None, "fsdp", "tensor")
+    assert tuple(layer["attention"]["output"]["kernel"].spec) == (None, "tensor", "fsdp")
+    assert tuple(layer["feed_forward"]["up"]["bias"].spec) == (None, "tensor")
+    assert tuple(layer["feed_forward"]["norm"]["scale"].spec) == (None, None)  # a vector: whole
+    assert tuple(found["embeddings"]["tokens"].spec) == (("tensor", "fsdp"), None)
+
+
+def test_every_parameter_of_every_family_has_rules_on_every_mesh():
+    for family in FAMILIES.values():
+        for config in family.sizes.values():
+            for row in family.parameters(config):
+                spec(row.axes, (1024,) * len(row.axes), PARAMETER_AXES, mesh_of(data=2, fsdp=4, sequence=2, tensor=4))
+
+
+@pytest.mark.parametrize(
+    "axes, shape, said",
+    [
+        (("layers", "depths"), (2, 4), "no rule for the axis 'depths'"),
+        (("width", "width"), (4, 4), "two of them are cut over fsdp"),
+        (("width", None), (6, 4), "--mesh fsdp=4 does not divide width, which is 6"),
+    ],
+)
+def test_what_the_rules_cannot_place_is_an_error(axes, shape, said):
+    with pytest.raises(UserError, match=f"x: .*{said}"):
+        parameter_shardings([Parameter("x", axes, {})], {"x": np.zeros(shape)}, mesh_of(fsdp=4))
+
+
+def test_activations_are_cut_by_rows_positions_and_heads():
+    rules = activation_rules(mesh_of(slice=2, data=2, fsdp=2, sequence=2, tensor=2))
+    batch = ("slice", "data", "fsdp")
+    assert tuple(rules.spec(("batch", "length", "heads", None), (8, 8, 8, 8))) == (batch, "sequence", "tensor", None)
+    with pytest.raises(ValueError, match="tensor=2 does not divide heads, which is 3"):
+        rules.spec(("heads",), (3,))
+    assert set(ACTIVATION_AXES) >= {"batch", "length", "heads", "feed_forward", "vocab"}
+
+
+def test_constrain_follows_the_rules_in_force_and_else_does_nothing():
+    x = jnp.ones((4, 2))
+    assert constrain(x, "batch", None) is x and current_rules() is None
+    rules = activation_rules(mesh_of(data=2))
+    with placed_by(rules):
+        text = str(jax.make_jaxpr(lambda x: constrain(x, "batch", None))(x))
+    assert "sharding_constraint" in text and current_rules() is None
+
+
+def test_carries_and_batches_are_cut_by_their_rows():
+    mesh = mesh_of(data=2)
     found = carry_shardings({"a": (None, "batch"), "b": ("batch",), "c": ()}, mesh)
-    assert [tuple(found[name].spec) for name in "abc"] == [(None, "data"), ("data",), ()]
-    assert tuple(rows(mesh).spec) == ("data",) and tuple(replicated(mesh).spec) == ()
+    batch = ("slice", "data", "fsdp")
+    assert [tuple(found[name].spec) for name in "abc"] == [(None, batch), (batch,), ()]
+    assert tuple(rows(mesh).spec) == (batch,) and tuple(replicated(mesh).spec) == ()

@@ -1,0 +1,48 @@
+"""Where activations lie on a mesh: models name the axes of an array, and the rules in force place it.
+
+Nothing here knows a mesh's shape; `tpu/rules.py` makes the rules, and who traces a program puts them in force.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import jax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Axes = tuple[str | None, ...]
+
+
+class Rules(NamedTuple):
+    """mesh: its devices.   spec: (axes of an activation, its shape) -> how it is cut; ValueError where that fails."""
+
+    mesh: Mesh
+    spec: Callable[[Axes, tuple[int, ...]], PartitionSpec]
+
+
+_rules: ContextVar[Rules | None] = ContextVar("rules", default=None)
+
+
+@contextlib.contextmanager
+def placed_by(rules: Rules | None) -> Iterator[None]:
+    """While a program is traced in this context, `constrain` follows the rules."""
+    token = _rules.set(rules)
+    try:
+        yield
+    finally:
+        _rules.reset(token)
+
+
+def current_rules() -> Rules | None:
+    """The rules in force, None where there is no mesh of several devices."""
+    return _rules.get()
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+    """x cut over the mesh by the names of its axes ('batch', 'length', 'heads', ...); without rules, x itself."""
+    rules = _rules.get()
+    if rules is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(rules.mesh, rules.spec(axes, x.shape)))

@@ -1,0 +1,80 @@
+"""A run's state and its two programs on a mesh: what lies where, and the jitted steps."""
+
+from collections.abc import Callable
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from data_pipelines.errors import UserError
+from models.parameters import Params
+from models.sharding import placed_by
+from pretrain.assembly import Assembly, initial_carry, split_frozen, state_shapes
+from pretrain.step import TrainState, evaluation_step, merge, train_step
+from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
+
+
+def state_shardings(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainState, Params]:
+    """(of the state in a phase, of the frozen parameters): a sharding for each array; UserError if the mesh misfits."""
+    state, frozen = state_shapes(assembly, phase)
+    table = assembly.family.parameters(assembly.recipe.model)
+    everything = parameter_shardings(table, merge(state.params, frozen), mesh)
+    trained, held = split_frozen(everything, assembly.recipe.frozen)
+    everywhere = replicated(mesh)
+    moments = optax.tree_utils.tree_map_params(
+        assembly.optimizer, lambda _, sharding: sharding, state.opt_state, trained,
+        transform_non_params=lambda _: everywhere,
+    )  # fmt: skip
+    _, axes = initial_carry(assembly, phase)
+    return TrainState(everywhere, trained, moments, carry_shardings(axes, mesh), everywhere), held
+
+
+def abstract_state(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainState, Params]:
+    """(state, frozen parameters) as shapes, dtypes and shardings."""
+    place = lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)
+    return jax.tree.map(place, state_shapes(assembly, phase), state_shardings(assembly, phase, mesh))
+
+
+def abstract_batch(assembly: Assembly, phase: int, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """A global batch of a phase as shapes, dtypes and shardings."""
+    shape = assembly.recipe.phases[phase]
+    return {
+        name: jax.ShapeDtypeStruct((shape.batch_size, *of_row), dtype, sharding=rows(mesh))
+        for name, (of_row, dtype) in assembly.recipe.objective.spec(shape.length).items()
+    }
+
+
+def jit_train_step(assembly: Assembly, phase: int, mesh: Mesh, microbatches: int) -> Callable:
+    """The train step of a phase, jitted: (state, frozen, batch) -> (state, metrics); the old state is given up."""
+    _, axes = initial_carry(assembly, phase)
+    step = train_step(assembly.recipe, assembly.model, assembly.optimizer, axes, microbatches)
+
+    def placed(state, frozen, batch):
+        with placed_by(activation_rules(mesh)):
+            return step(state, frozen, batch)
+
+    shardings, _ = state_shardings(assembly, phase, mesh)
+    return jax.jit(placed, donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
+
+
+def check_mesh(assembly: Assembly, mesh: Mesh, microbatches: int) -> None:
+    """UserError where a mesh does not divide the parameters or a phase's activations evenly; nothing is compiled."""
+    if mesh.size == 1:
+        return
+    for phase in range(len(assembly.recipe.phases)):
+        arguments = (*abstract_state(assembly, phase, mesh), abstract_batch(assembly, phase, mesh))
+        try:
+            jit_train_step(assembly, phase, mesh, microbatches).trace(*arguments)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+
+def jit_evaluation_step(assembly: Assembly, seed: int, mesh: Mesh) -> Callable:
+    """`step.evaluation_step` of a recipe, jitted."""
+    step = evaluation_step(assembly.recipe.objective, assembly.model, seed)
+
+    def placed(*arguments):
+        with placed_by(activation_rules(mesh)):
+            return step(*arguments)
+
+    return jax.jit(placed)

@@ -1,0 +1,78 @@
+"""A recipe trained on each of several meshes, in a process with 8 simulated devices; prints JSON. For test_meshes.py.
+
+Arguments: 'bert', 'electra' or 'toy', number of steps, meshes ('one' for a single device, MESH/4 for 4 microbatches).
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+from models.families import FAMILIES
+from models.program import Program
+from pretrain import placement
+from pretrain.assembly import assemble, initial_params, initial_state
+from pretrain.recipe import Phase
+from tests.pretrain import tiny, toys
+from tests.pretrain.reference import random_batch
+from tests.pretrain.test_options import replaced
+from tpu.batches import host_rows, place_rows
+from tpu.mesh import MeshShape, make_mesh, parse_mesh
+
+ROWS = 16
+FAMILIES["bag"] = toys.FAMILY
+QUICK = {"xla_backend_optimization_level": 0}  # to compile
+
+
+def recipe(name):
+    """Wide enough for 8 heads in every tower."""
+    if name == "toy":
+        return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
+    towers = {"bert": ("",), "electra": ("discriminator.", "generator.")}[name]
+    found = {"bert": tiny.bert, "electra": tiny.electra}[name](phases=(Phase(1.0, 32, ROWS),))
+    for tower in towers:
+        found = replaced(found, f"model.{tower}heads", 8)
+    return found
+
+
+def train(name, steps, text):
+    """(losses, state) after some steps."""
+    text, _, parts = text.partition("/")
+    devices = jax.devices() if text != "one" else jax.devices()[:1]
+    mesh = make_mesh(parse_mesh(text, len(devices)) if text != "one" else MeshShape(), devices)
+    assembly = assemble(recipe(name), Program())
+    shardings = placement.state_shardings(assembly, 0, mesh)
+    first = jax.jit(lambda: initial_state(assembly, initial_params(assembly), 0), out_shardings=shardings)
+    state, frozen = first()
+    mine = host_rows(mesh, ROWS)
+    step, losses = placement.jit_train_step(assembly, 0, mesh, int(parts or 1)), []
+    for number in range(steps):
+        batch = random_batch(tiny.BERT, number, rows=ROWS)
+        batch = place_rows({key: batch[key] for key in recipe(name).objective.spec(32)}, mine, ROWS, mesh)
+        if number == 0:
+            step = step.lower(state, frozen, batch).compile(compiler_options=QUICK)
+        state, metrics = step(state, frozen, batch)
+        losses.append(float(metrics.loss))
+    return losses, state
+
+
+def main(name, steps, *meshes):
+    found, reference = {}, None
+    for text in meshes:
+        losses, state = train(name, int(steps), text)
+        params = jax.device_get(state.params)
+        reference = reference or params
+        moved = lambda path, a, b: 0.0 if "key']['bias" in jax.tree_util.keystr(path) else float(np.abs(a - b).max())
+        arrays = jax.tree.leaves((state.params, state.opt_state))
+        found[text] = {
+            "losses": losses,
+            "moved": max(jax.tree.leaves(jax.tree_util.tree_map_with_path(moved, params, reference))),
+            "bytes": sum(array.addressable_shards[0].data.nbytes for array in arrays),
+            "whole": sum(array.nbytes for array in arrays),
+        }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,29 @@
+"""Global batches of which each host builds the rows that its devices need."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from tpu.rules import rows
+
+
+def host_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """i64[n], ascending: the rows of a global batch that this process's devices hold."""
+    held = rows(mesh).addressable_devices_indices_map((batch_size,))
+    return np.unique(np.concatenate([np.arange(batch_size)[index] for index in held.values()]))
+
+
+def place_rows(batch: Mapping[str, np.ndarray], mine: np.ndarray, batch_size: int, mesh: Mesh) -> dict[str, Array]:
+    """This host's rows `mine` of a global batch, name -> [n, ...], as global arrays [batch_size, ...]."""
+    sharding = rows(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(dict(batch), sharding)
+
+    def place(array: np.ndarray) -> Array:
+        part = lambda index: array[np.searchsorted(mine, np.arange(batch_size)[index[0]])]
+        return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, part)
+
+    return {name: place(array) for name, array in batch.items()}

@@ -1,0 +1,104 @@
+"""Which logical axis of an array is cut over which axes of the mesh.
+
+Parameters are cut over `fsdp` and gathered where they are used; activations are cut by rows, and over `tensor` and
+`sequence` where a layer's work is shared out.
+"""
+
+import math
+from collections.abc import Mapping
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from data_pipelines.errors import UserError
+from models.parameters import Parameter, nest
+from models.sharding import Axes, Rules
+
+ROWS = ("slice", "data", "fsdp")  # the mesh axes that share out a batch
+
+PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
+    "layers": (),
+    # The vocabulary, not the width: an all-gather along the first axis needs no change of layout.
+    "vocab": ("tensor", "fsdp"),
+    "embedding": (),
+    "position": (),
+    "type": (),
+    "width": ("fsdp",),
+    "heads": ("tensor",),
+    "feed_forward": ("tensor",),
+}
+ACTIVATION_AXES: Mapping[str, tuple[str, ...]] = {
+    "batch": ROWS,
+    "length": ("sequence",),
+    "heads": ("tensor",),
+    "feed_forward": ("tensor",),
+    "vocab": ("tensor",),
+}
+
+
+def spec(axes: Axes, shape: tuple[int, ...], table: Mapping[str, tuple[str, ...]], mesh: Mesh) -> PartitionSpec:
+    """How an array with these logical axes is cut over the mesh.
+
+    ValueError for an axis without a rule, two axes on one mesh axis, or a size that does not divide evenly.
+    """
+    cuts, taken = [], set()
+    for axis, size in zip(axes, shape, strict=True):
+        if axis is not None and axis not in table:
+            raise ValueError(f"no rule for the axis {axis!r}: add it to tpu/rules.py")
+        over = tuple(name for name in table.get(axis, ()) if mesh.shape[name] > 1)
+        if doubled := taken & set(over):
+            raise ValueError(f"axes {axes}: two of them are cut over {', '.join(doubled)}")
+        parts = math.prod(mesh.shape[name] for name in over)
+        if size % parts:
+            given = " x ".join(f"{name}={mesh.shape[name]}" for name in over)
+            raise ValueError(f"--mesh {given} does not divide {axis}, which is {size}: choose divisors of it")
+        taken |= set(over)
+        cuts.append(over[0] if len(over) == 1 else over or None)
+    return PartitionSpec(*cuts)
+
+
+def parameter_shardings(table: list[Parameter], shapes: Mapping, mesh: Mesh) -> dict:
+    """A NamedSharding for each parameter of a table, as a nested dict.
+
+    shapes: a nested dict of arrays (or of shapes) with the table's paths.   UserError where the mesh does not fit.
+    """
+    return nest({row.path: _parameter_sharding(row, _at(shapes, row.path).shape, mesh) for row in table})
+
+
+def _parameter_sharding(row: Parameter, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    rules = PARAMETER_AXES
+    if len(row.layer_axes) < 2:  # vectors are too small to be worth a gather each
+        rules = {axis: tuple(name for name in over if name != "fsdp") for axis, over in rules.items()}
+    try:
+        return NamedSharding(mesh, spec(row.axes, shape, rules, mesh))
+    except ValueError as error:
+        raise UserError(f"{row.path}: {error}") from None
+
+
+def _at(tree: Mapping, path: str):
+    for key in path.split("/"):
+        tree = tree[key]
+    return tree
+
+
+def activation_rules(mesh: Mesh) -> Rules | None:
+    """The rules for a program's activations; None for one device, where there is nothing to place."""
+    if mesh.size == 1:
+        return None
+    return Rules(mesh, lambda axes, shape: spec(axes, shape, ACTIVATION_AXES, mesh))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same array on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+    """The first axis cut like a batch."""
+    return NamedSharding(mesh, PartitionSpec(ROWS))
+
+
+def carry_shardings(axes, mesh: Mesh):
+    """Each leaf of a carry cut along its 'batch' axis."""
+    cut = lambda names: NamedSharding(mesh, PartitionSpec(*(ROWS if name == "batch" else None for name in names)))
+    return jax.tree.map(cut, axes, is_leaf=lambda node: isinstance(node, tuple))
