@@ -62,6 +62,9 @@ def _run(arguments: list[str]) -> int:
     from pretrain.arguments import parse_run
 
     recipe, options = parse_run(arguments)
+    from tpu.cluster import join
+
+    join(options.coordinator, options.processes, options.process)
     from pretrain.run import run
 
     return run(recipe, options)

@@ -14,6 +14,7 @@ from jax import Array
 
 from data_pipelines.errors import UserError
 from pretrain.step import TrainState
+from tpu.cluster import barrier, is_first
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,8 @@ class Checkpoints:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {lacking}")
 
     def _read(self, step: int, like: TrainState) -> TrainState:
-        sums = [jax.ShapeDtypeStruct((), jnp.uint32)] * len(jax.tree.leaves(like))
+        one = jax.ShapeDtypeStruct((), jnp.uint32, sharding=like.step.sharding)
+        sums = [one] * len(jax.tree.leaves(like))
         restored = self._manager.restore(step, args=ocp.args.StandardRestore({"state": like, "checksums": sums}))
         state = restored["state"]
         for path_and_leaf, expected, actual in zip(
@@ -98,12 +100,15 @@ class Checkpoints:
 
     def _set_aside(self, damaged: dict[int, str], good: int) -> None:
         for step, reason in damaged.items():
+            if not is_first():
+                break
             target = self.folder / f"{step}.damaged"
             shutil.rmtree(target, ignore_errors=True)  # of an earlier accident
             (self.folder / str(step)).rename(target)
             log.warning("checkpoint of step %d does not load (%s): moved to %s, going on from step %d",
                         step, reason, target.name, good)  # fmt: skip
         if damaged:
+            barrier("damaged checkpoints are set aside")
             self._manager.reload()
 
 

@@ -51,6 +51,18 @@ class Journal:
         self._log.close()
 
 
+class Silence:
+    """The journal of every process but the first."""
+
+    def say(self, line: str) -> None: ...
+
+    def figures(self, kind: str, step: int, figures: Mapping[str, float]) -> None: ...
+
+    def progress(self, step: int, eta: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def read_metrics(directory: RunDirectory, kind: str) -> list[dict]:
     """The measurements of one kind, in order of step."""
     if not directory.metrics.is_file():

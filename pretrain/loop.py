@@ -16,7 +16,7 @@ from models.parameters import Params, count
 from pretrain.assembly import Assembly, initial_carry
 from pretrain.checkpoints import Checkpoints
 from pretrain.evaluate import Evaluator
-from pretrain.journal import Journal, read_metrics
+from pretrain.journal import Journal, Silence, read_metrics
 from pretrain.options import Options
 from pretrain.placement import jit_train_step
 from pretrain.recipe import boundaries, phase_at
@@ -39,7 +39,7 @@ class Run(NamedTuple):
     options: Options
     directory: RunDirectory
     checkpoints: Checkpoints
-    journal: Journal
+    journal: Journal | Silence
     mesh: Mesh
     frozen: Params
     stop: StopRequest
@@ -51,6 +51,7 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
     UserError when too many updates in a row were not finite, or the disk is full.
     """
     ends, recipe = boundaries(run.assembly.recipe), run.assembly.recipe
+    evaluated = {entry["step"] for entry in read_metrics(run.directory, "eval")}
     evaluator = None
     while (step := int(state.step)) < recipe.steps:
         phase = phase_at(recipe, step)
@@ -63,7 +64,7 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
             run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
             return state, EXIT_STOPPED
     run.checkpoints.save(state)
-    if not any(entry["step"] == int(state.step) for entry in read_metrics(run.directory, "eval")):
+    if int(state.step) not in evaluated:
         last = phase_at(recipe, int(state.step) - 1)
         evaluator = evaluator or Evaluator(run.assembly, run.corpus, last, run.options.eval_examples, run.mesh)
         _evaluate(run, state, evaluator)
@@ -81,7 +82,7 @@ def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: E
     first = int(state.step)
     meter = Meter(run, phase, first)
     for step, batch in _batches(run, phase, first, end):
-        if run.stop:
+        if run.stop.reached(step):
             break
         _profile(run, step - first, end - first)
         with jax.transfer_guard("disallow"):

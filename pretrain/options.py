@@ -27,6 +27,12 @@ class Options:
     mesh: str | None = None
     """How devices share the work, like data=4,fsdp=2; axes: slice, data, fsdp, sequence, tensor. By default all share
     the batch, and parameters are cut (fsdp) as far as the model needs it."""
+    coordinator: str | None = None
+    """HOST:PORT of process 0, where nothing else (Cloud TPU, GKE, Slurm, Open MPI) brings the processes together."""
+    processes: int | None = None
+    """How many processes run, with --coordinator."""
+    process: int | None = None
+    """Which of them this is, from 0, with --coordinator."""
     workers: int = 0
     """Processes that build batches; 0 builds them in threads."""
     log_every: int = 10

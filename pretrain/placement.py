@@ -77,4 +77,4 @@ def jit_evaluation_step(assembly: Assembly, seed: int, mesh: Mesh) -> Callable:
         with placed_by(activation_rules(mesh)):
             return step(*arguments)
 
-    return jax.jit(placed)
+    return jax.jit(placed, out_shardings=(replicated(mesh), None))

@@ -15,7 +15,7 @@ from pretrain import run_directory
 from pretrain.assembly import Assembly, assemble, initial_params, initial_state, state_shapes
 from pretrain.checkpoints import Checkpoints
 from pretrain.initial_weights import load_weights
-from pretrain.journal import Journal
+from pretrain.journal import Journal, Silence
 from pretrain.loop import Run, describe, train
 from pretrain.options import Options
 from pretrain.placement import check_mesh, state_shardings
@@ -25,6 +25,7 @@ from pretrain.run_directory import RunDirectory, disk_errors
 from pretrain.schedules import learning_rate
 from pretrain.signals import stop_request
 from pretrain.step import TrainState
+from tpu.cluster import is_first
 from tpu.mesh import choose_mesh, mesh_shape
 
 
@@ -46,7 +47,7 @@ def run(recipe: Recipe, options: Options) -> int:
         directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
             state, frozen, origin = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)
-            with closing(Journal(directory, int(state.step), recipe.steps)) as journal, stop_request() as stop:
+            with closing(journal_of(directory, int(state.step), recipe)) as journal, stop_request() as stop:
                 journal.say(describe(assembly, state.params, mesh))
                 journal.say(origin)
                 if before and before.steps != recipe.steps:
@@ -56,6 +57,11 @@ def run(recipe: Recipe, options: Options) -> int:
                 if status == 0:
                     journal.say(f"done: {int(state.step)} steps in {directory.path}")
     return status
+
+
+def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | Silence:
+    """The first process writes for all."""
+    return Journal(directory, step, recipe.steps) if is_first() else Silence()
 
 
 def chosen_program(options: Options) -> Program:
@@ -69,10 +75,9 @@ def chosen_program(options: Options) -> Program:
 
 def chosen_mesh(assembly: Assembly, options: Options) -> Mesh:
     """The mesh that the options name, or the one that suits the model on this machine's devices."""
-    devices = jax.devices()
-    memory = (devices[0].memory_stats() or {}).get("bytes_limit")
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     parameters = count(state_shapes(assembly, 0)[0].params)
-    return choose_mesh(options.mesh, parameters, devices, memory)
+    return choose_mesh(options.mesh, parameters, jax.devices(), memory)
 
 
 def _initial_weights(assembly: Assembly, corpus: Corpus, options: Options) -> Params | None:

@@ -23,6 +23,7 @@ import jax
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.recipe import Recipe, from_json, to_json
+from tpu.cluster import barrier, is_first
 
 
 class RunDirectory:
@@ -81,7 +82,8 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
     UserError when it holds another recipe, another corpus or another start, listing what differs.
     """
     directory = RunDirectory(path)
-    _make(directory.path)
+    if is_first():
+        _make(directory.path)
     before = None
     if directory.recipe.is_file() and directory.run.is_file():
         before = directory.read_recipe()
@@ -94,7 +96,10 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
         init_from = old_init
     elif directory.checkpoints.is_dir() and any(directory.checkpoints.iterdir()):
         raise UserError(f"{path} has checkpoints but no recipe.json: it is damaged; use another --workdir")
-    else:
+    barrier("every process has read the work directory")
+    if not is_first():
+        return directory, before
+    if before is None:
         shutil.copytree(corpus.tokenizer_path, directory.tokenizer, dirs_exist_ok=True)
     about = {
         "corpus": str(corpus.path.absolute()),

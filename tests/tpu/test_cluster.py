@@ -1,0 +1,159 @@
+"""Real clusters on this machine: processes that train together, stop together, and whose run others go on with."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipelines.errors import UserError
+from pretrain.journal import read_metrics
+from pretrain.run_directory import RunDirectory
+from pretrain.signals import EXIT_STOPPED
+from tests.pretrain import tiny
+from tpu.cluster import HEARTBEAT_SECONDS, detected, explicit, join
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS = 40
+
+
+class Cluster:
+    """`python -m tpu local` around a run of the tiny BERT."""
+
+    def __init__(self, corpus, workdir, processes, devices, *more):
+        run = [sys.executable, "-m", "pretrain", *tiny.run_arguments(corpus, workdir, "--depth", "scan", *more)]
+        command = [sys.executable, "-m", "tpu", "local", "--processes", processes, "--devices", devices, "--", *run]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen([*map(str, command)], cwd=ROOT, start_new_session=True, **pipes)
+        self.said = ""
+
+    def until(self, pattern):
+        """Read lines until one matches."""
+        for line in self.process.stdout:
+            self.said += line
+            if re.search(pattern, line):
+                return
+        raise AssertionError(self.said)
+
+    def end(self, timeout=120):
+        """(exit status, all that was said)"""
+        out, _ = self.process.communicate(timeout=timeout)
+        self.said += out
+        return self.process.returncode, self.said
+
+    def children(self):
+        """Process numbers, in order."""
+        own = self.process.pid
+        return [int(one) for one in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
+
+
+def losses(workdir):
+    return {entry["step"]: entry["loss"] for entry in read_metrics(RunDirectory(workdir), "train")}
+
+
+@pytest.fixture(scope="module")
+def alone(corpus_path, tmp_path_factory):
+    """The losses of one process with one device."""
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    status, _, error = tiny.run_command(*tiny.run_arguments(corpus_path, workdir, "--depth", "scan"))
+    assert status == 0, error
+    return losses(workdir)
+
+
+@pytest.fixture(scope="module")
+def stopped(corpus_path, tmp_path_factory):
+    """(work directory, what was said) of two processes of which the second got SIGTERM."""
+    workdir = tmp_path_factory.mktemp("stopped") / "run"
+    cluster = Cluster(corpus_path, workdir, 2, 2, "--mesh", "data=2,fsdp=2")
+    cluster.until(r"train +3 ")
+    os.kill(cluster.children()[1], signal.SIGTERM)
+    status, said = cluster.end()
+    assert status == EXIT_STOPPED, said
+    return workdir, said
+
+
+def test_sigterm_to_one_process_stops_all_at_the_same_step(stopped):
+    workdir, said = stopped
+    step = int(re.search(r"SIGTERM: saved step (\d+)", said)[1])
+    assert 3 <= step < STEPS
+    assert max(RunDirectory(workdir).checkpoint_steps()) == step == max(losses(workdir))
+
+
+def test_one_process_goes_on_and_all_losses_are_those_of_one_device(stopped, alone, corpus_path):
+    workdir, _ = stopped
+    status, out, error = tiny.run_command(*tiny.run_arguments(corpus_path, workdir, "--depth", "scan"))
+    assert status == 0, error
+    assert "resuming from step" in out
+    found = losses(workdir)
+    assert sorted(found) == sorted(alone) == list(range(1, STEPS + 1))
+    np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
+
+
+def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_path, tmp_path):
+    cluster = Cluster(corpus_path, tmp_path / "run", 2, 1, "--steps", 10**6)
+    cluster.until(r"train +5 ")
+    os.kill(cluster.children()[0], signal.SIGKILL)
+    began = time.monotonic()
+    status, said = cluster.end()
+    assert status == 1 and time.monotonic() - began < HEARTBEAT_SECONDS + 30
+    assert "process 0 was killed by SIGKILL" in said and "Start the same command again" in said
+    assert RunDirectory(tmp_path / "run").checkpoint_steps()
+
+
+@pytest.mark.slow
+def test_four_processes_go_on_where_two_stopped(corpus_path, tmp_path, alone):
+    cluster = Cluster(corpus_path, tmp_path / "run", 2, 2)
+    cluster.until(r"train +3 ")
+    os.kill(cluster.children()[0], signal.SIGTERM)
+    assert cluster.end()[0] == EXIT_STOPPED
+    status, said = Cluster(corpus_path, tmp_path / "run", 4, 1, "--mesh", "fsdp=4").end()
+    assert status == 0 and "resuming from step" in said, said
+    found = losses(tmp_path / "run")
+    np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "environment, workers, several",
+    [
+        ({}, 1, False),
+        ({}, 4, True),  # a Cloud TPU slice
+        ({"SLURM_STEP_NUM_TASKS": "2"}, 1, True),
+        ({"SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": ""}, 1, False),
+        ({"OMPI_COMM_WORLD_SIZE": "8"}, 1, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, 1, False),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, 1, True),
+        ({"MEGASCALE_COORDINATOR_ADDRESS": "a"}, 1, True),
+    ],
+)
+def test_the_environment_says_whether_there_is_a_cluster(environment, workers, several):
+    assert detected(environment, lambda: workers) == several
+
+
+def test_jax_s_own_variables_name_the_cluster():
+    names = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+    assert explicit(names) == ("a:1", 2, 1) and explicit({}) is None
+    with pytest.raises(UserError, match="give both a whole number"):
+        explicit(names | {"JAX_PROCESS_ID": "one"})
+
+
+def test_half_of_the_options_is_an_error():
+    with pytest.raises(UserError, match="--processes and --process missing"):
+        join("localhost:1", None, None)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("local",), "give the command after --"),
+        (("local", "--processes", "0", "--", "true"), "--processes 0: must be at least 1"),
+        (("nothing",), "unknown command 'nothing'"),
+    ],
+)
+def test_wrong_commands_are_one_line(arguments, said):
+    done = subprocess.run([sys.executable, "-m", "tpu", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1

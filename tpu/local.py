@@ -1,0 +1,113 @@
+"""A real cluster on one machine: several processes, each with simulated CPU devices, talking over loopback."""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from data_pipelines.errors import UserError
+from tpu.cluster import HEARTBEAT_SECONDS
+
+GRACE_SECONDS = HEARTBEAT_SECONDS + 30  # for the others to notice that one is gone, before they are killed
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """Run a command as a cluster on this machine: local --processes 2 --devices 4 -- python -m pretrain run ..."""
+
+    processes: int = 2
+    """How many processes, like hosts of a slice."""
+    devices: int = 4
+    """Simulated CPU devices of each."""
+
+    def __post_init__(self):
+        for field in ("processes", "devices"):
+            if getattr(self, field) < 1:
+                raise UserError(f"--{field} {getattr(self, field)}: must be at least 1")
+
+
+def local(options: Local, command: Sequence[str]) -> int:
+    """Run the command in every process to its end -> exit status: the processes' own where they agree, else 1.
+
+    Each line of output begins with its process's number. SIGTERM and SIGINT are passed on.
+    """
+    if not command:
+        raise UserError("local: give the command after --, as in `-- python -m pretrain run bert-tiny ...`")
+    address = f"localhost:{_free_port()}"
+    processes = [_start(options, command, address, index) for index in range(options.processes)]
+    readers = [threading.Thread(target=_copy_lines, args=(i, p)) for i, p in enumerate(processes)]
+    for reader in readers:
+        reader.start()
+    old = {number: signal.signal(number, _pass_on(processes)) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        statuses = _wait(processes)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    for reader in readers:
+        reader.join()
+    return statuses[0] if len(set(statuses)) == 1 and statuses[0] >= 0 else 1
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def _start(options: Local, command: Sequence[str], address: str, index: int) -> subprocess.Popen:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={options.devices}"
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": flags.strip(),
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(options.processes),
+        "JAX_PROCESS_ID": str(index),
+        "PYTHONUNBUFFERED": "1",
+    }
+    # A session of its own, so that the terminal's Ctrl-C reaches it once, through this program.
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def _copy_lines(index: int, process: subprocess.Popen) -> None:
+    for line in process.stdout:
+        print(f"[{index}] {line}", end="", flush=True)
+
+
+def _pass_on(processes: list[subprocess.Popen]):
+    def handle(number: int, frame) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    return handle
+
+
+def _wait(processes: list[subprocess.Popen]) -> list[int]:
+    """Exit statuses, negative for a signal. When one fails, the others get some time, then are killed."""
+    deadline = None
+    while (statuses := [process.poll() for process in processes]).count(None):
+        failed = [index for index, status in enumerate(statuses) if status not in (None, 0, 75)]
+        if failed and deadline is None:
+            deadline = time.monotonic() + GRACE_SECONDS
+            print(_lost(failed[0], statuses[failed[0]]), file=sys.stderr, flush=True)
+        if deadline is not None and time.monotonic() > deadline:
+            for process in processes:
+                process.kill()
+        time.sleep(0.1)
+    return statuses
+
+
+def _lost(index: int, status: int) -> str:
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return (
+        f"process {index} {how}: the others cannot go on without it and end within {GRACE_SECONDS} seconds. "
+        "Start the same command again: the run goes on from its last checkpoint"
+    )
