@@ -125,7 +125,8 @@ def _table(rows: list, options: Learning) -> str:
     lines = [
         f"# Learning on WikiText-2, {time.strftime('%Y-%m-%d')}",
         "",
-        f"`python -m benchmarks.learning --wikitext2 DIR --steps {options.steps}`; vocabulary {VOCABULARY:,}; one core a run;",
+        f"`python -m benchmarks.learning --wikitext2 DIR --steps {options.steps}`;",
+        f"vocabulary {VOCABULARY:,}; one core a run;",
         f"`{' '.join(SHARED)}`" + "".join(f"; {recipe}: `{' '.join(RUNS[recipe])}`" for recipe in RUNS if RUNS[recipe]),
         "",
         "Held-out figures of whole articles, cross-entropy in nats; CPU minutes count all threads.",
