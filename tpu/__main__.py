@@ -1,15 +1,27 @@
-"""python -m tpu local"""
+"""python -m tpu local | launch | status | logs | stop | delete"""
 
+import dataclasses
 import sys
 
-from data_pipelines.command_line import parse
+from data_pipelines.command_line import parse, unknown
 from data_pipelines.errors import UserError
+from tpu import control
+from tpu.launch import Launch, launch, run_arguments
+from tpu.local import Local, local
 
 USAGE = """python -m tpu COMMAND ...
 
-  local [--processes N] [--devices M] -- COMMAND ...   run a command as a cluster of N processes on this machine
+  local [--processes N] [--devices M] -- COMMAND ...
+                            run a command as a cluster of N processes on this machine
+  launch RECIPE --name N --type v5litepod-16 --zone Z --bucket gs://B [--spot] [--queued] [options of pretrain run]
+                            create a TPU slice, start the run on it, follow it, start it again after preemptions
+  status --name N --zone Z  the slice, and what each of its workers does
+  logs   --name N --zone Z  what the run printed [--follow]
+  stop   --name N --zone Z  end the run after a checkpoint; the slice stays and costs
+  delete --name N --zone Z  delete the slice; what is in the bucket stays
 
---help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure."""
+--help after a command lists its options, --dry-run prints what it would run. Exit status: 0 done, 2 an error that the
+message says how to cure; launch ends with the status of the run (75: stopped with a checkpoint)."""
 
 
 def main(arguments: list[str]) -> int:
@@ -20,23 +32,68 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         if command not in COMMANDS:
-            raise UserError(f"unknown command {command!r}: use one of {', '.join(COMMANDS)}")
+            raise UserError(unknown("unknown command", command, COMMANDS))
         return COMMANDS[command](rest)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _local(arguments: list[str]) -> int:
-    from tpu.local import Local, local
-
     own, command = arguments, []
     if "--" in arguments:
         own, command = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
     return local(parse(Local, own, "python -m tpu local"), command)
 
 
-COMMANDS = {"local": _local}
+def _launch(arguments: list[str]) -> int:
+    own, further = split(Launch, arguments)
+    options = parse(Launch, own, "python -m tpu launch")
+    run = run_arguments(options, further)
+    from pretrain.arguments import parse_run
+
+    parse_run(run)  # a mistake in the recipe or its options is said before a VM costs anything
+    return launch(options, run)
+
+
+def split(options: type, arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments that a command's dataclass knows, with what precedes the first option; and all others."""
+    known = {"-h", "--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(options))}
+    own, further = [], []
+    target = own
+    for argument in arguments:
+        if argument.startswith("--") or argument == "-h":
+            target = own if argument.partition("=")[0].replace("_", "-") in known else further
+        target.append(argument)
+    return own, further
+
+
+def _status(arguments: list[str]) -> int:
+    return control.status(parse(control.Slice, arguments, "python -m tpu status"))
+
+
+def _logs(arguments: list[str]) -> int:
+    return control.logs(parse(control.Logs, arguments, "python -m tpu logs"))
+
+
+def _stop(arguments: list[str]) -> int:
+    return control.stop(parse(control.Slice, arguments, "python -m tpu stop"))
+
+
+def _delete(arguments: list[str]) -> int:
+    return control.delete(parse(control.Slice, arguments, "python -m tpu delete"))
+
+
+COMMANDS = {
+    "local": _local,
+    "launch": _launch,
+    "status": _status,
+    "logs": _logs,
+    "stop": _stop,
+    "delete": _delete,
+}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
