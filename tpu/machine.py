@@ -127,7 +127,9 @@ def ensure_ready(machine: Machine, wanted: Wanted, say: Callable[[str], None]) -
         )
     new = found is None and queue is None
     if new:
-        say(f"creating {machine.name}: {wanted.accelerator.name} in {machine.zone}")
+        one, place = wanted.accelerator, f"--name {machine.name} --zone {machine.zone}"
+        say(f"creating {machine.name}: {one.name}, {one.chips} chips, {one.hosts} hosts in {machine.zone}")
+        say(f"it costs until you run python -m tpu delete {place}")
         call(create_command(machine, wanted), machine.name, machine.zone)
     _wait(machine, wanted.queued and found is None, say)
     return new
