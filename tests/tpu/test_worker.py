@@ -94,6 +94,7 @@ def test_start_returns_while_the_run_goes_on_and_is_not_disturbed_by_a_second_st
     assert worker("start", "a", "b") == (0, "", "")
     assert state() == "running"
     first = (installed / "run" / "pid").read_text()
+    assert os.getsid(int(first)) == int(first)  # a session of its own, which the end of ssh does not touch
     assert worker("start", "a", "b") == (0, "", "")
     assert (installed / "run" / "pid").read_text() == first
     status, _, complaint = worker("start", "a", "c")
