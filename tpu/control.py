@@ -56,7 +56,7 @@ def status(options: Slice) -> int:
     if queue is not None:
         print(f"queued resource: {queue['state']}")
     if found is not None:
-        print(f"VM: {found['state']} {found['acceleratorType']} {found.get('health', '')}".rstrip())
+        print(f"VM: {found['state']} {found.get('acceleratorType', '')} {found.get('health', '')}".rstrip())
         if found["state"] == "READY":
             for worker, report in named_reports(machine):
                 print(f"{worker}: {report}")

@@ -24,6 +24,7 @@ from tpu.machine import (
     delete_command,
     describe_command,
     ensure_ready,
+    is_deleted,
     is_gone,
     patiently,
     ssh_command,
@@ -86,12 +87,16 @@ class Launch:
             raise UserError(f"--restarts {self.restarts}: must be at least 0")
 
 
+def corpus_path(options: Launch) -> str:
+    """gs:// path of the corpus."""
+    whole = options.corpus.startswith("gs://")
+    return (options.corpus if whole else f"{options.bucket.rstrip('/')}/{options.corpus}").rstrip("/")
+
+
 def run_arguments(options: Launch, further: Sequence[str]) -> list[str]:
     """The arguments of `python -m pretrain run` on the workers."""
-    bucket = options.bucket.rstrip("/")
-    corpus = options.corpus if options.corpus.startswith("gs://") else f"{bucket}/{options.corpus}"
-    workdir = options.workdir or f"{bucket}/{options.name}"
-    return [options.recipe, "--corpus", corpus, "--workdir", workdir, *further]
+    workdir = options.workdir or f"{options.bucket.rstrip('/')}/{options.name}"
+    return [options.recipe, "--corpus", corpus_path(options), "--workdir", workdir, *further]
 
 
 def launch(options: Launch, run: Sequence[str]) -> int:
@@ -103,9 +108,9 @@ def launch(options: Launch, run: Sequence[str]) -> int:
     accelerator = parse_accelerator(options.type)
     wanted = Wanted(accelerator, options.runtime_version or accelerator.runtime, options.spot, options.queued)
     if options.dry_run:
-        print_plan(machine, wanted, run)
+        print_plan(machine, wanted, corpus_path(options), run)
         return 0
-    _check_corpus(machine, run[run.index("--corpus") + 1])
+    _check_corpus(machine, corpus_path(options))
     try:
         return _supervise(machine, wanted, run, options.restarts)
     except KeyboardInterrupt:
@@ -144,12 +149,14 @@ def _supervise(machine: Machine, wanted: Wanted, run: Sequence[str], restarts: i
             status = _final_status(machine, _follow(machine, shown))
             if status is not None:
                 return status
-            why = "the run is to go on"
+            lacking, why = False, "the run is to go on"
         except GcloudError as error:
             # The first time, a lack of TPUs is for the user to decide about; later it is part of being preempted.
-            if error.kind not in ({"gone", "capacity", "quota"} if created else {"gone"}):
+            lacking, why = created and error.kind in ("capacity", "quota"), str(error)
+            if error.kind != "gone" and not lacking:
                 raise
-            why = str(error)
+        if not lacking and is_deleted(machine):
+            raise UserError(f"--name {machine.name}: someone deleted it; the same command makes it again and goes on")
         if left:
             say(f"{why}: again in {delay} s ({left} restarts left)")
             time.sleep(delay)
@@ -262,10 +269,10 @@ def _final_status(machine: Machine, state: str) -> int | None:
     return status
 
 
-def print_plan(machine: Machine, wanted: Wanted, run: Sequence[str]) -> None:
+def print_plan(machine: Machine, wanted: Wanted, corpus: str, run: Sequence[str]) -> None:
     """Every command of an undisturbed launch, and those after a preemption."""
     show_commands(
-        ("the corpus is in the bucket", _corpus_command(machine, run[run.index("--corpus") + 1])),
+        ("the corpus is in the bucket", _corpus_command(machine, corpus)),
         ("the slice does not exist yet", describe_command(machine)),
         *([("nor does the request for it", describe_command(machine, queued=True))] if wanted.queued else []),
         ("create it", create_command(machine, wanted)),

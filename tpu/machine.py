@@ -107,6 +107,11 @@ def is_gone(machine: Machine) -> bool:
     return found is None or found["state"] in ENDED
 
 
+def is_deleted(machine: Machine) -> bool:
+    """Whether nothing is left, which a preemption does not do: it leaves the VM or its queued resource behind."""
+    return look(machine) is None and queue_state(machine) is None
+
+
 def delete(machine: Machine) -> str:
     """Delete the slice and its queued resource -> which of the two was deleted; UserError when there is neither."""
     queued = queue_state(machine) is not None
@@ -120,16 +125,16 @@ def ensure_ready(machine: Machine, wanted: Wanted, say: Callable[[str], None]) -
     Raises GcloudError: kind 'gone' when it ends while we wait, 'capacity', 'quota' and so on when it cannot be had.
     """
     found, queue = _without_remains(machine, wanted.queued, say)
-    if found is not None and found["acceleratorType"] != wanted.accelerator.name:
-        raise UserError(
-            f"--type {wanted.accelerator.name}: {machine.name} exists and is a {found['acceleratorType']}: "
-            "use another --name, or python -m tpu delete first"
-        )
+    kind = wanted.accelerator.name
+    if found is not None and (other := found.get("acceleratorType", kind)) != kind:
+        cure = "use another --name, or python -m tpu delete first"
+        raise UserError(f"--type {kind}: {machine.name} exists and is a {other}: {cure}")
     new = found is None and queue is None
     if new:
-        one, place = wanted.accelerator, f"--name {machine.name} --zone {machine.zone}"
-        say(f"creating {machine.name}: {one.name}, {one.chips} chips, {one.hosts} hosts in {machine.zone}")
-        say(f"it costs until you run python -m tpu delete {place}")
+        one = wanted.accelerator
+        shape = f" ({one.topology})" if one.topology else ""
+        say(f"creating {machine.name}: {one.name}, chips {one.chips}{shape}, hosts {one.hosts}, in {machine.zone}")
+        say(f"it costs until you run python -m tpu delete --name {machine.name} --zone {machine.zone}")
         call(create_command(machine, wanted), machine.name, machine.zone)
     _wait(machine, wanted.queued and found is None, say)
     return new

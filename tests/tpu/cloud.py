@@ -2,37 +2,36 @@
 
 import json
 import shlex
-import stat
-import sys
 
-# Rules: [text that occurs in the command line, [reply, ...]]; the first rule that fits answers, with its next reply
-# (the last one again and again). A reply is [exit status, stdout, stderr]; "here" runs it on this machine.
-SCRIPT = """#!{python} -IS
-import json, os, shutil, subprocess, sys
-folder, arguments = {folder!r}, sys.argv[1:]
-with open(folder + "/calls", "a") as file:
-    file.write(json.dumps(arguments) + "\\n")
-line = " ".join(arguments)
-for number, (text, replies) in enumerate(json.load(open(folder + "/rules"))):
-    if text in line:
-        break
-else:
-    sys.exit("stand-in for gcloud: no rule for " + line)
-with open(folder + "/used-" + str(number), "a+") as file:
-    used = file.tell()
-    file.write(".")
-reply = replies[min(used, len(replies) - 1)]
-if reply == "here":
-    home = os.environ["HOME"]
-    if "scp" in arguments:
-        shutil.copy(arguments[arguments.index("scp") + 1], home)
-        sys.exit()
-    command = [a for a in arguments if a.startswith("--command=")][0].partition("=")[2]
-    sys.exit(subprocess.run(["bash", "-c", command], cwd=home).returncode)
-sys.stdout.write(reply[1])
-sys.stderr.write(reply[2])
-sys.exit(reply[0])
+# Answers by the first rule whose text occurs in the command line, with the rule's next reply, the last one again and
+# again. In sh, because the tests start it some hundred times.
+SCRIPT = """#!/bin/sh
+for argument; do echo "$argument"; done >> "{folder}/calls"
+echo >> "{folder}/calls"
+for rule in "{folder}"/rule-*; do
+  IFS= read -r text < "$rule/text"
+  case "$*" in *"$text"*) break ;; esac
+  rule=
+done
+[ -d "$rule" ] || {{ echo "stand-in for gcloud: no rule for $*" >&2; exit 99; }}
+read -r reply < "$rule/next"
+[ ! -d "$rule/$((reply + 1))" ] || echo $((reply + 1)) > "$rule/next"
+read -r status < "$rule/$reply/status"
+if [ "$status" = here ]; then
+  for argument; do
+    case "$argument" in
+      *.tar.gz) cp "$argument" "$HOME" ;;
+      --command=*) cd "$HOME" && exec bash -c "${{argument#--command=}}" ;;
+    esac
+  done
+  exit
+fi
+cat "$rule/$reply/stdout"
+cat "$rule/$reply/stderr" >&2
+exit "$status"
 """
+# Replies: exit status, stdout, stderr
+HERE = ["here", "", ""]  # run it on this machine
 OK = [0, "", ""]
 NOT_FOUND = [1, "", "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource 'nodes/n' was not found.\n"]
 REFUSED = [
@@ -64,16 +63,22 @@ class Cloud:
 
     def __init__(self, folder):
         self.folder = folder
-        self.rules = []
+        self.rules = 0
         script = folder / "bin" / "gcloud"
         script.parent.mkdir()
-        script.write_text(SCRIPT.format(python=sys.executable, folder=str(folder)))
-        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        script.write_text(SCRIPT.format(folder=folder))
+        script.chmod(0o755)
 
     def on(self, text, *replies):
         """Answer commands in which this text occurs."""
-        self.rules.append([text, list(replies)])
-        (self.folder / "rules").write_text(json.dumps(self.rules))
+        rule = self.folder / f"rule-{self.rules:02}"
+        self.rules += 1
+        for number, reply in enumerate(replies):
+            (rule / str(number)).mkdir(parents=True)
+            for name, content in zip(("status", "stdout", "stderr"), reply, strict=True):
+                (rule / str(number) / name).write_text(f"{content}\n" if name == "status" else content)
+        (rule / "next").write_text("0\n")
+        (rule / "text").write_text(f"{text}\n")
 
     def otherwise_healthy(self, status=0):
         """Answer the rest as for a run that ends with this status on a slice that is new."""
@@ -86,8 +91,8 @@ class Cloud:
 
     def commands(self):
         """The command lines, in order."""
-        calls = self.folder / "calls"
-        return [shlex.join(["gcloud", *json.loads(line)]) for line in calls.read_text().splitlines() if line]
+        calls = (self.folder / "calls").read_text().removesuffix("\n\n").split("\n\n")
+        return [shlex.join(["gcloud", *call.split("\n")]) for call in calls]
 
     def story(self):
         """A word for each command."""

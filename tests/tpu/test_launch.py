@@ -34,6 +34,7 @@ def test_a_launch_creates_installs_starts_and_follows(cloud, naps, capsys):
     assert "--worker=0" in follow
     printed = capsys.readouterr().out
     assert "step 1\nstep 2\n" in printed
+    assert "creating n: v5litepod-16, chips 16 (4x4), hosts 4, in z" in printed
     assert "the run is done" in printed
     assert "python -m tpu delete --name n --zone z" in printed
     assert not naps
@@ -82,14 +83,14 @@ def test_ssh_that_stays_refused_is_an_error_with_the_cure(cloud, naps, capsys):
 
 
 def test_a_preempted_slice_is_made_again_and_the_run_goes_on_in_the_same_workdir(cloud, naps, capsys):
-    states = [NOT_FOUND, vm("READY"), vm("PREEMPTED"), vm("PREEMPTED"), NOT_FOUND, vm("READY")]
+    states = [NOT_FOUND, vm("READY"), *[vm("PREEMPTED")] * 3, NOT_FOUND, vm("READY")]
     cloud.on("tpu-vm describe", *states)
     cloud.on("follow", [255, "step 1\n", REFUSED[2]], [0, "step 2\n", ""])
     cloud.on("report", REFUSED, report("ended 0"))
     cloud.otherwise_healthy()
     assert main([*LAUNCH, "--spot"]) == 0
     again = ["describe", "queued-resources describe", "delete", *NEW, *RUN]
-    assert cloud.story() == ["storage ls", *NEW, *RUN, "describe", *again]
+    assert cloud.story() == ["storage ls", *NEW, *RUN, "describe", "describe", *again]
     assert len({command for command in cloud.commands() if "worker.sh start" in command}) == 1
     assert [" create " in command and "--spot" in command for command in cloud.commands()].count(True) == 2
     printed = capsys.readouterr().out
@@ -100,7 +101,7 @@ def test_a_preempted_slice_is_made_again_and_the_run_goes_on_in_the_same_workdir
 
 def test_waiting_for_capacity_after_a_preemption_backs_off_and_ends(cloud, naps, capsys):
     full = failing('There is no more capacity in the zone "z"; you can try in another zone')
-    cloud.on("tpu-vm describe", NOT_FOUND, vm("READY"), NOT_FOUND)
+    cloud.on("tpu-vm describe", NOT_FOUND, vm("READY"), *[vm("PREEMPTED")] * 3, NOT_FOUND)
     cloud.on("create", OK, full)
     cloud.on("follow", REFUSED)
     cloud.on("report", REFUSED)
@@ -110,12 +111,22 @@ def test_waiting_for_capacity_after_a_preemption_backs_off_and_ends(cloud, naps,
     assert "--restarts 8: all used; the same command goes on from the last checkpoint" in capsys.readouterr().err
 
 
+def test_a_slice_that_the_user_deleted_is_not_made_again(cloud, naps, capsys):
+    cloud.on("tpu-vm describe", NOT_FOUND, vm("READY"), NOT_FOUND)
+    cloud.on("follow", REFUSED)
+    cloud.on("report", REFUSED)
+    cloud.otherwise_healthy()
+    assert main(LAUNCH) == 2
+    assert cloud.story().count("create") == 1
+    assert "--name n: someone deleted it; the same command makes it again and goes on" in capsys.readouterr().err
+
+
 def test_a_run_that_was_told_to_end_starts_again_on_the_same_slice(cloud, naps):
     cloud.on("tpu-vm describe", NOT_FOUND, vm("READY"))
     cloud.on("report", report("ended 75"), report("ended 75", "running"), report("ended 0"))
     cloud.otherwise_healthy()
     assert main(LAUNCH) == 0
-    second = ["describe", "describe", "report", "kill", *RUN]
+    second = ["describe", "describe", "describe", "report", "kill", *RUN]
     assert cloud.story() == ["storage ls", *NEW, *RUN, *second]
     assert naps == [60, 30]
 
@@ -138,7 +149,7 @@ def test_a_run_that_fails_on_a_healthy_slice_is_not_started_again(cloud, naps, c
 
 
 def test_a_run_that_dies_with_its_slice_starts_again(cloud, naps):
-    cloud.on("tpu-vm describe", NOT_FOUND, vm("READY"), vm("TERMINATED"), vm("TERMINATED"), NOT_FOUND, vm("READY"))
+    cloud.on("tpu-vm describe", NOT_FOUND, vm("READY"), *[vm("TERMINATED")] * 3, NOT_FOUND, vm("READY"))
     cloud.on("report", report("ended 134"), report("ended 0"))
     cloud.otherwise_healthy()
     assert main(LAUNCH) == 0

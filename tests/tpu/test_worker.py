@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tpu.cloud import NOT_FOUND, vm
+from tests.tpu.cloud import HERE, NOT_FOUND, vm
 from tpu.__main__ import main
 
 # Prints its arguments, ends well once $HOME/finish exists; SIGTERM: a checkpoint and status 75, unless it is deaf.
@@ -72,7 +72,7 @@ def test_a_launch_from_end_to_end(cloud, naps, home, capsys):
     (home / "finish").touch()
     cloud.on("tpu-vm describe", NOT_FOUND, vm("READY"))
     for text in ("scp", "ssh"):
-        cloud.on(text, "here")
+        cloud.on(text, HERE)
     cloud.otherwise_healthy()
     arguments = ["--name", "n", "--zone", "z", "--type", "v6e-8", "--bucket", "gs://b", "--optimizer.name", "lamb"]
     assert main(["launch", "bert-tiny", *arguments]) == 0
