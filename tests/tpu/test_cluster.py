@@ -151,7 +151,7 @@ def test_half_of_the_options_is_an_error():
     [
         (("local",), "give the command after --"),
         (("local", "--processes", "0", "--", "true"), "--processes 0: must be at least 1"),
-        (("nothing",), "unknown command 'nothing'"),
+        (("nothing",), "unknown command nothing"),
     ],
 )
 def test_wrong_commands_are_one_line(arguments, said):
