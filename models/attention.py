@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.kernels import cudnn, splash
 from models.noise import dropout
 from models.parameters import Keys
 from models.sharding import constrain
@@ -20,12 +21,21 @@ class Mask(NamedTuple):
     segments: Array
 
 
-def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, keys: Keys) -> Array:
+def attention(
+    q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, keys: Keys, kind: str = "xla"
+) -> Array:
     """Scaled dot-product attention (Vaswani et al. 2017, equation 1) -> [batch, length, heads, head_dim].
 
     q, k, v: [batch, length, heads, head_dim], any float dtype; softmax in float32.
     dropout_rate: on the probabilities, drawn from `keys` (u32[batch, 2] or None).
+    kind: 'xla', plain operations that run everywhere; 'splash' (TPU) and 'cudnn' (GPU), which have no dropout.
     """
+    if kind != "xla" and dropout_rate > 0 and keys is not None:
+        raise ValueError(f"program.attention={kind!r} has no dropout: set model.attention_dropout to 0, or use 'xla'")
+    if kind == "splash":
+        return splash(q, k, v, mask.segments)
+    if kind == "cudnn":
+        return cudnn(q, k, v, mask.segments)
     q = constrain(q, "batch", "length", "heads", None)
     # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))

@@ -96,7 +96,8 @@ class Attention(nn.Module):
         dense = lambda name: Dense(width, config.init_std, dtype, name=name)
         split = lambda y: y.reshape(batch, length, config.heads, width // config.heads)
         q, k, v = (split(dense(name)(x)) for name in ("query", "key", "value"))
-        mixed = attention(q, k, v, mask, dropout_rate=config.attention_dropout, keys=site(keys, 1))
+        rate, kind = config.attention_dropout, self.program.attention
+        mixed = attention(q, k, v, mask, dropout_rate=rate, keys=site(keys, 1), kind=kind)
         y = dense("output")(mixed.reshape(batch, length, width))
         y = Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 2)))
         return constrain(y, "batch", "length", None)

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 class Program:
     """dtype: of activations and matrix products (parameters, losses and softmax stay float32).
     depth: 'scan' compiles one layer and loops over it, 'unroll' compiles every layer.
+    attention: 'xla', or a fused kernel without dropout: 'splash' on TPUs, 'cudnn' on GPUs.
     remat: 'none' keeps all activations for the backward pass, 'dots' only matrix products, 'full' each layer's input.
     """
 
     dtype: str = "float32"
     depth: str = "scan"
     remat: str = "none"
+    attention: str = "xla"
 
     def __post_init__(self):
         for field, allowed in _ALLOWED.items():
@@ -31,7 +33,11 @@ _ALLOWED = {
     "dtype": ("float32", "bfloat16"),
     "depth": ("scan", "unroll"),
     "remat": ("none", "dots", "full"),
+    "attention": ("xla", "splash", "cudnn"),
 }
+
+
+KERNELS = {"tpu": "splash", "gpu": "cudnn"}  # platform -> its fused attention
 
 
 def default(platform: str | None = None) -> Program:

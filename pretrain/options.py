@@ -22,6 +22,9 @@ class Options:
     """float32 or bfloat16 for activations and products; by default what suits the platform."""
     depth: str | None = None
     """scan or unroll the layers; by default what suits the platform."""
+    attention: str | None = None
+    """xla, splash (TPU) or cudnn (GPU). By default the platform's kernel where it applies: no attention dropout, phases
+    of a multiple of 128 positions, bfloat16."""
     remat: str = "none"
     """What the backward pass computes again instead of keeping: none, dots (all but products) or full."""
     mesh: str | None = None

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models import program as programs
+from models.kernels import LANES
 from models.parameters import Params, count
 from models.program import Program
 from pretrain import run_directory
@@ -38,7 +39,7 @@ def run(recipe: Recipe, options: Options) -> int:
     corpus = Corpus(options.corpus)
     recipe = resolve(recipe, corpus)
     _check_splits(corpus)
-    assembly = assemble(recipe, chosen_program(options))
+    assembly = assemble(recipe, chosen_program(recipe, options))
     mesh = chosen_mesh(assembly, options)
     _check_batches(recipe, options, mesh)
     check_mesh(assembly, mesh, options.microbatches)
@@ -64,13 +65,37 @@ def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | 
     return Journal(directory, step, recipe.steps) if is_first() else Silence()
 
 
-def chosen_program(options: Options) -> Program:
-    """The platform's program with what the options override."""
-    given = {field: getattr(options, field) for field in ("dtype", "depth", "remat")}
+def chosen_program(recipe: Recipe, options: Options, platform: str | None = None) -> Program:
+    """The program of a platform (default: this one's) with what the options override."""
+    platform = platform or jax.default_backend()
+    given = {field: getattr(options, field) for field in ("dtype", "depth", "remat", "attention")}
     try:
-        return dataclasses.replace(programs.default(), **{k: v for k, v in given.items() if v is not None})
+        program = dataclasses.replace(
+            programs.default(platform), **{k: v for k, v in given.items() if v is not None}
+        )
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
+    kernel = programs.KERNELS.get(platform)
+    obstacles = _kernel_obstacles(recipe, program)
+    if options.attention is None and kernel and not obstacles:
+        return dataclasses.replace(program, attention=kernel)
+    if program.attention != "xla" and program.attention != kernel:
+        raise UserError(f"--attention {program.attention}: not on {platform}; use xla" + f" or {kernel}" * bool(kernel))
+    if program.attention != "xla" and obstacles:
+        raise UserError(f"--attention {program.attention} does not work here: {'; '.join(obstacles)}; or use xla")
+    return program
+
+
+def _kernel_obstacles(recipe: Recipe, program: Program) -> list[str]:
+    """Why a recipe cannot use a fused attention kernel."""
+    obstacles = []
+    if getattr(recipe.model, "attention_dropout", 0) > 0:
+        obstacles.append(f"set model.attention_dropout={recipe.model.attention_dropout} to 0")
+    if odd := [phase.length for phase in recipe.phases if phase.length % LANES]:
+        obstacles.append(f"phases have length {odd[0]}: choose a multiple of {LANES}")
+    if program.dtype != "bfloat16":
+        obstacles.append(f"--dtype is {program.dtype}: use bfloat16")
+    return obstacles
 
 
 def chosen_mesh(assembly: Assembly, options: Options) -> Mesh:

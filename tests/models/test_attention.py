@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from models.attention import Mask, attention
+from models.kernels import splash
 from models.noise import row_keys
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 3, 10, 2, 4
@@ -79,3 +80,31 @@ def test_dropout_falls_on_the_probabilities():
     np.testing.assert_allclose(dropped[kept], whole[kept] / 0.75, rtol=1e-5)
     heads = kept.transpose(2, 0, 1, 3).reshape(HEADS, -1)
     assert abs((heads[0] == heads[1]).mean() - (0.75**2 + 0.25**2)) < 0.02  # every head draws its own
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 2e-6), (jnp.bfloat16, 0.03)])
+def test_splash_attention_gives_the_same_outputs_and_gradients(dtype, tolerance):
+    length = 256
+    rng = np.random.default_rng(0)
+    q, k, v, weights = (jnp.asarray(rng.normal(size=(2, length, HEADS, 64)), dtype) for _ in range(4))
+    segments = np.ones((2, length), np.int32)
+    segments[0, 100:180], segments[1, 40:] = 2, 0  # two documents; padding
+    weights = jnp.where((segments > 0)[..., None, None], weights, 0)
+    kernel = lambda *x: splash(*x, jnp.asarray(segments), interpret=True)
+    plain = lambda *x: attend(*x, segments)
+    real = segments > 0
+    low = lambda x: np.asarray(x, np.float32)
+    np.testing.assert_allclose(low(kernel(q, k, v))[real], low(plain(q, k, v))[real], atol=tolerance)
+    gradients = [
+        jax.grad(lambda *x, f=f: (f(*x) * weights).astype(jnp.float32).sum(), argnums=(0, 1, 2))(q, k, v)
+        for f in (kernel, plain)
+    ]
+    for ours, expected in zip(*gradients, strict=True):
+        np.testing.assert_allclose(low(ours), low(expected), atol=3 * tolerance)
+
+
+@pytest.mark.parametrize("kind", ["splash", "cudnn"])
+def test_kernels_have_no_dropout(kind):
+    q, k, v = random_qkv()
+    with pytest.raises(ValueError, match="set model.attention_dropout to 0"):
+        attention(q, k, v, Mask(jnp.ones((BATCH, LENGTH))), dropout_rate=0.1, keys=jnp.ones((BATCH, 2)), kind=kind)

@@ -17,7 +17,7 @@ from pretrain import loop
 from pretrain.assembly import assemble, initial_params
 from pretrain.journal import read_metrics
 from pretrain.options import Options
-from pretrain.recipe import resolve
+from pretrain.recipe import Phase, resolve
 from pretrain.run import chosen_program, run
 from pretrain.run_directory import RunDirectory, flat
 from pretrain.schedules import Schedule
@@ -152,7 +152,7 @@ def test_every_field_of_a_program_changes_what_is_compiled(field, value):
         return jax.jit(jax.grad(loss)).lower(params, batch, keys).as_text()
 
     assert text(Program(**{field: value})) != text(Program())
-    assert {one.name for one in dataclasses.fields(Program)} == {"dtype", "depth", "remat"}
+    assert {one.name for one in dataclasses.fields(Program)} == {"dtype", "depth", "remat", "attention"}
 
 
 # Every run option, through a run of a toy of 20 steps
@@ -260,13 +260,48 @@ def test_init_from(toy_run, corpus_path, tmp_path):
 
 @pytest.mark.parametrize("field, value", [("dtype", "bfloat16"), ("depth", "scan"), ("remat", "full")])
 def test_the_program_can_be_chosen(field, value, tmp_path):
-    chosen = chosen_program(tiny.options(tmp_path, tmp_path, **{field: value}))
-    assert getattr(chosen, field) == value != getattr(chosen_program(tiny.options(tmp_path, tmp_path)), field)
+    options = tiny.options(tmp_path, tmp_path)
+    chosen = chosen_program(tiny.bert(), dataclasses.replace(options, **{field: value}))
+    assert getattr(chosen, field) == value != getattr(chosen_program(tiny.bert(), options), field)
+
+
+def kernel_recipe(length=128, rate=0.0):
+    model = dataclasses.replace(tiny.BERT, attention_dropout=rate, positions=256)
+    return tiny.bert(model=model, phases=(Phase(1.0, length, 8),))
+
+
+@pytest.mark.parametrize(
+    "recipe, platform, kind",
+    [
+        (kernel_recipe(), "tpu", "splash"),
+        (kernel_recipe(), "gpu", "cudnn"),
+        (kernel_recipe(), "cpu", "xla"),
+        (kernel_recipe(rate=0.1), "tpu", "xla"),
+        (kernel_recipe(length=64), "tpu", "xla"),
+    ],
+)
+def test_attention_is_the_platform_s_kernel_where_that_applies(recipe, platform, kind, tmp_path):
+    assert chosen_program(recipe, tiny.options(tmp_path, tmp_path), platform).attention == kind
+
+
+@pytest.mark.parametrize(
+    "recipe, platform, changes, said",
+    [
+        (kernel_recipe(rate=0.1), "tpu", {}, "set model.attention_dropout=0.1 to 0"),
+        (kernel_recipe(length=64), "tpu", {}, "phases have length 64: choose a multiple of 128"),
+        (kernel_recipe(), "tpu", {"dtype": "float32"}, "--dtype is float32: use bfloat16"),
+        (kernel_recipe(), "cpu", {}, "--attention splash: not on cpu; use xla$"),
+        (kernel_recipe(), "gpu", {}, "--attention splash: not on gpu; use xla or cudnn"),
+    ],
+)
+def test_a_kernel_that_does_not_apply_is_an_error_when_named(recipe, platform, changes, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        chosen_program(recipe, tiny.options(tmp_path, tmp_path, attention="splash", **changes), platform)
 
 
 def test_no_run_option_is_without_a_test():
-    tested = {"corpus", "workdir", "init_from", "microbatches", "dtype", "depth", "remat", "mesh", "workers", "profile"}
-    tested |= {"coordinator", "processes", "process"}  # test_cluster
+    tested = {"corpus", "workdir", "init_from", "microbatches", "dtype", "depth", "remat", "mesh", "profile"}
+    tested |= {"workers", "attention", "coordinator", "processes", "process"}  # test_cluster
     tested |= {"log_every", "eval_every", "eval_examples", "checkpoint_every", "keep", "keep_every", "max_skipped"}
     assert {field.name for field in dataclasses.fields(Options)} == tested
 

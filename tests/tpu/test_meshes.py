@@ -61,3 +61,33 @@ def test_what_a_device_holds_falls_with_fsdp_and_tensor_alone(trained):
 
 def test_no_array_is_gathered_because_the_compiler_saw_no_other_way(trained):
     assert "nvoluntary full rematerialization" not in trained[1]
+
+
+KERNEL = """
+import jax, jax.numpy as jnp, numpy as np
+from models.attention import Mask, attention
+from models.kernels import splash
+from models.sharding import placed_by
+from tpu.mesh import make_mesh, parse_mesh
+from tpu.rules import activation_rules
+
+rng = np.random.default_rng(0)
+q, k, v, w = (jnp.asarray(rng.normal(size=(2, 256, 2, 64)), jnp.float32) for _ in range(4))
+segments = jnp.asarray(rng.integers(1, 3, (2, 256)))
+rules = activation_rules(make_mesh(parse_mesh("data=2,sequence=2,tensor=2", 8), jax.devices()))
+
+def placed(q, k, v):
+    with placed_by(rules):
+        return (splash(q, k, v, segments, interpret=True) * w).sum()
+
+plain = lambda q, k, v: (attention(q, k, v, Mask(segments), dropout_rate=0.0, keys=None) * w).sum()
+for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(q, k, v) for f in (placed, plain))):
+    np.testing.assert_allclose(ours, expected, atol=5e-6)
+"""
+
+
+def test_the_kernel_attends_across_a_cut_sequence():
+    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    environment |= {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", KERNEL], env={**os.environ, **environment}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
