@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
-from pretrain.platform import accelerators, prepare_cpu
+from pretrain.platform import prepare
 
 USAGE = """python -m pretrain COMMAND ...
 
@@ -28,8 +28,7 @@ USAGE = """python -m pretrain COMMAND ...
 def main(arguments: list[str]) -> int:
     """Run a command -> exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if not accelerators():
-        prepare_cpu()
+    prepare()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what Orbax and Grain log as errors, they also raise
     command, *rest = arguments or ["--help"]

@@ -12,6 +12,7 @@ from models.sharding import placed_by
 from pretrain.assembly import Assembly, initial_carry, split_frozen, state_shapes
 from pretrain.step import TrainState, evaluation_step, merge, train_step
 from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
+from tpu.xla import compiler_options, matmul_precision
 
 
 def state_shardings(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainState, Params]:
@@ -50,11 +51,12 @@ def jit_train_step(assembly: Assembly, phase: int, mesh: Mesh, microbatches: int
     step = train_step(assembly.recipe, assembly.model, assembly.optimizer, axes, microbatches)
 
     def placed(state, frozen, batch):
-        with placed_by(activation_rules(mesh)):
+        with placed_by(activation_rules(mesh)), matmul_precision(assembly.model.program.dtype):
             return step(state, frozen, batch)
 
     shardings, _ = state_shardings(assembly, phase, mesh)
-    return jax.jit(placed, donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
+    outputs = (shardings, replicated(mesh))
+    return jax.jit(placed, donate_argnums=0, out_shardings=outputs, compiler_options=compiler_options(mesh))
 
 
 def check_mesh(assembly: Assembly, mesh: Mesh, microbatches: int) -> None:
@@ -74,7 +76,7 @@ def jit_evaluation_step(assembly: Assembly, seed: int, mesh: Mesh) -> Callable:
     step = evaluation_step(assembly.recipe.objective, assembly.model, seed)
 
     def placed(*arguments):
-        with placed_by(activation_rules(mesh)):
+        with placed_by(activation_rules(mesh)), matmul_precision(assembly.model.program.dtype):
             return step(*arguments)
 
-    return jax.jit(placed, out_shardings=(replicated(mesh), None))
+    return jax.jit(placed, out_shardings=(replicated(mesh), None), compiler_options=compiler_options(mesh))

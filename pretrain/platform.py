@@ -1,9 +1,10 @@
-"""Process settings that make XLA:CPU fast; to be applied before JAX opens its backend."""
+"""Settings of the whole process, to be applied before JAX opens its backend; those of a program are in `tpu/xla.py`."""
 
 import ctypes
 import glob
 import os
 import sys
+from pathlib import Path
 
 # In float32 on AVX-512, Eigen's products run at 95 to 107 GFLOP/s a core, YNNPACK's at 73 to 98.
 # The value takes single products away from YNNPACK and leaves it the reductions, which it vectorises.
@@ -17,6 +18,24 @@ def accelerators() -> list[str]:
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         return []
     return [path for pattern in ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*") for path in glob.glob(pattern)]
+
+
+def prepare() -> None:
+    """Make this process ready for the machine that it runs on."""
+    if accelerators():
+        keep_compiled()
+    else:
+        prepare_cpu()
+
+
+def keep_compiled() -> None:
+    """Have JAX keep compiled programs for the next start, unless JAX_COMPILATION_CACHE_DIR says where.
+
+    A large model compiles for minutes, and a preempted run starts often. Not on CPUs: programs compile in seconds
+    there, and one that another machine compiled may not run.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pretrain" / "xla"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
 
 
 def prepare_cpu() -> None:

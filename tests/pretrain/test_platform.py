@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pretrain import platform
+
 ROOT = Path(__file__).parents[2]
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 
@@ -58,3 +60,16 @@ def test_flags_of_the_user_are_kept_and_win():
     mine = f"--xla_dump_hlo_as_text=false {FLAG}=individual_dot"
     assert run(code, flags=mine) == mine
     assert run(PRODUCT, flags=mine) == "True"
+
+
+def test_compiled_programs_are_kept_on_accelerators_alone(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for found, kept in (([], None), (["/dev/nvidia0"], str(tmp_path / "pretrain" / "xla"))):
+        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+        monkeypatch.setattr(platform, "accelerators", lambda found=found: found)
+        monkeypatch.setattr(platform, "prepare_cpu", lambda: None)
+        platform.prepare()
+        assert os.environ.get("JAX_COMPILATION_CACHE_DIR") == kept
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
+    platform.prepare()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "mine"

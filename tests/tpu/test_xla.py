@@ -1,0 +1,36 @@
+"""XLA's settings: names that the compiler knows, and float32 that is float32."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from models.program import Program
+from pretrain import placement
+from pretrain.assembly import assemble
+from tests.pretrain import tiny
+from tpu.mesh import MeshShape, make_mesh
+from tpu.xla import COMPILER_OPTIONS, compiler_options, matmul_precision
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])  # the TPU's are compiled by the tests of the plan
+def test_the_compiler_knows_every_option(platform):
+    double = jax.jit(lambda x: 2 * x, compiler_options=dict(COMPILER_OPTIONS[platform]))
+    assert double(jnp.ones(2)).sum() == 4
+    with pytest.raises(Exception, match="No such compile option"):
+        jax.jit(lambda x: 2 * x, compiler_options={"xla_no_such_option": True})(jnp.ones(2))
+
+
+@pytest.mark.parametrize("dtype, precise", [("float32", True), ("bfloat16", False)])
+def test_a_step_in_float32_does_not_round_its_products(dtype, precise):
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    assembly = assemble(tiny.bert(), Program(dtype=dtype))
+    step = placement.jit_train_step(assembly, 0, mesh, 1)
+    arguments = (*placement.abstract_state(assembly, 0, mesh), placement.abstract_batch(assembly, 0, mesh))
+    assert ("precision = [HIGHEST, HIGHEST]" in step.lower(*arguments).as_text()) == precise
+    assert compiler_options(mesh) == {}
+
+
+def test_precision_is_a_matter_of_tracing():
+    with matmul_precision("float32"):
+        assert jax.config.jax_default_matmul_precision == "highest"
+    assert jax.config.jax_default_matmul_precision is None
