@@ -58,8 +58,8 @@ def test_a_carry_is_cut_with_the_rows(toy):
         np.testing.assert_allclose(toy[mesh]["losses"], reference["losses"], rtol=2e-6, err_msg=mesh)
 
 
-# Of the bytes of one device, at least and at most. Vectors, positions and types stay whole under fsdp; under tensor also
-# what only leads from width to width.
+# At least and at most, of the bytes of one device. Vectors, positions and types stay whole under fsdp; under tensor
+# also what only leads from width to width.
 SHARES = {
     "data=8": (1, 1),
     "data=4,sequence=2": (1, 1),
