@@ -4,7 +4,7 @@
 
 Every contestant is a process of its own on the same cores, and they take turns step by step, so that what else the
 machine does falls on all alike. The same random batches, dropout 0.1, float32, masked-token loss without pairs:
-    scan, unroll       ours, `pretrain.step.train_step`, with the layers looped over or written out
+    scan, unroll       ours, the step that `pretrain run` takes, with the layers looped over or written out
     torch              Hugging Face's encoder with its head on the masked positions, as ours; torch's fused attention
     torch, all         BertForMaskedLM as it comes, with logits at every position
 torch takes fused or foreach AdamW, whichever a trial finds faster, and the memory setting of `pretrain.platform`, which
@@ -145,8 +145,9 @@ def our_step(depth: str, family: str, size: str, vocab: int, batch: dict) -> Ste
 
     from models.program import default
     from pretrain.assembly import assemble, initial_params, initial_state
+    from pretrain.placement import jit_train_step
     from pretrain.recipes.registry import find
-    from pretrain.step import train_step
+    from tpu.mesh import choose_mesh
 
     recipe = find(f"{family}-{size}")
     model, objective = dataclasses.replace(recipe.model, vocab_size=vocab), recipe.objective
@@ -156,7 +157,7 @@ def our_step(depth: str, family: str, size: str, vocab: int, batch: dict) -> Ste
     recipe = dataclasses.replace(recipe, model=model, objective=objective)
     assembly = assemble(recipe, dataclasses.replace(default("cpu"), depth=depth))
     state, frozen = initial_state(assembly, initial_params(assembly), 0)
-    compiled = jax.jit(train_step(recipe, assembly.model, assembly.optimizer, {}), donate_argnums=0)
+    compiled = jit_train_step(assembly, 0, choose_mesh(None, 0, jax.devices(), None), microbatches=1)
     batch = jax.device_put(batch)
 
     def step() -> float:
