@@ -1,0 +1,250 @@
+"""tpu/colab.ipynb, executed from the set-up to a filled mask with an interrupt in between, and tpu/notebook.py."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from IPython.display import Image
+from nbclient import NotebookClient
+
+from pretrain.run_directory import RunDirectory
+from tests.texts import write_texts
+from tpu import notebook
+
+ROOT = Path(__file__).parent.parent.parent
+CELLS = nbformat.read(ROOT / "tpu" / "colab.ipynb", as_version=4).cells
+CODE = {cell.id: cell for cell in CELLS if cell.cell_type == "code"}
+STEPS = 300
+TINY = (
+    "--model.width 32 --model.heads 2 --model.feed-forward 64 --model.positions 32 --phases.0.length 32 "
+    "--phases.0.batch-size 8 --log-every 1 --eval-examples 16"
+)
+
+
+def test_the_notebook_is_valid_and_stores_no_outputs():
+    nbformat.validate(nbformat.read(ROOT / "tpu" / "colab.ipynb", as_version=nbformat.NO_CONVERT))
+    assert all(not cell.outputs and cell.execution_count is None for cell in CODE.values())
+
+
+def test_its_code_passes_ruff():
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "tpu/colab.ipynb"]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_every_parameter_is_explained():
+    (described,) = (cell.source for cell in CELLS if cell.id == "parameters-help")
+    parameters = re.findall(r"^(\w+) = ", CODE["parameters"].source, re.MULTILINE)
+    assert parameters == re.findall(r"^\| `(\w+)`", described, re.MULTILINE)
+    elsewhere = "\n".join(cell.source for name, cell in CODE.items() if name != "parameters")
+    assert all(re.search(rf"\b{name}\b", elsewhere) for name in parameters)
+
+
+class Session:
+    """A kernel that executes the notebook's cells."""
+
+    def __init__(self, client: NotebookClient):
+        self.client = client
+
+    def execute(self, source: str) -> list:
+        """The cell's outputs."""
+        cell = nbformat.v4.new_code_cell(source)
+        self.client.nb.cells.append(cell)
+        self.client.execute_cell(cell, len(self.client.nb.cells) - 1)
+        return cell.outputs
+
+    def interrupt_when(self, condition) -> None:
+        """As Jupyter does: SIGINT to the kernel's process group."""
+
+        def wait() -> None:
+            while not condition():
+                time.sleep(0.01)
+            os.killpg(self.client.km.provisioner.pgid, signal.SIGINT)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+def text(outputs: list) -> str:
+    return "".join(output.get("text", "") for output in outputs)
+
+
+def pictures(outputs: list) -> list:
+    return [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """What the cells put out; training is interrupted when it has begun, and its cell executed again."""
+    folder = tmp_path_factory.mktemp("notebook")
+    workdir, export = folder / "first" / "bert-tiny", folder / "first" / "export"
+    given = {
+        "TEXT": str(write_texts(folder / "texts", documents=200, seed=0)),
+        "SENTENCE": "Ba [MASK] deki.",
+        "NAME": str(folder / "first"),
+        "STEPS": STEPS,
+        "OPTIONS": TINY,
+    }
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=300, resources={"metadata": {"path": str(ROOT)}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_PLATFORMS", "cpu")
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        with client.setup_kernel():
+            session, outputs = Session(client), {}
+            session.execute(CODE["parameters"].source)
+            session.execute("\n".join(f"{name} = {value!r}" for name, value in given.items()))
+            for name in ("set-up", "corpus"):
+                outputs[name] = session.execute(CODE[name].source)
+            session.interrupt_when(lambda: len(notebook.read(workdir / "metrics.jsonl")) > 3)
+            outputs["interrupted"] = session.execute(CODE["train"].source)
+            outputs["stopped at"] = RunDirectory(workdir).checkpoint_steps()
+            outputs["train"] = session.execute(CODE["train"].source)
+            outputs["steps"] = [entry["step"] for entry in notebook.read(workdir / "metrics.jsonl")]
+            outputs["jax"] = session.execute("print('jax' in sys.modules)")
+            for name in ("export", "fill"):
+                outputs[name] = session.execute(CODE[name].source)
+    outputs["exported"] = sorted(path.name for path in export.iterdir()), export.with_suffix(".zip").is_file()
+    return outputs
+
+
+def test_interrupting_the_training_cell_stops_the_run_with_a_checkpoint(executed):
+    (step,) = executed["stopped at"]
+    assert 3 < step < STEPS
+    assert f"SIGINT: saved step {step}" in text(executed["interrupted"])
+    assert "Stopped with a checkpoint" in text(executed["interrupted"])
+    assert len(pictures(executed["interrupted"])) == 1
+
+
+def test_the_training_cell_goes_on_when_it_is_run_again(executed):
+    (step,) = executed["stopped at"]
+    assert f"resuming from step {step}" in text(executed["train"])
+    assert f"done: {STEPS} steps" in text(executed["train"])
+    assert executed["steps"][:-1] == list(range(1, STEPS + 1))  # the last is the evaluation
+    assert "loss" not in text(executed["train"])  # the curves show it
+    assert "\x1b" not in text(executed["train"])  # what terminals understand
+    (drawn,) = pictures(executed["train"])
+    assert drawn != pictures(executed["interrupted"])[0]
+
+
+def test_the_kernel_leaves_the_accelerator_to_the_run(executed):
+    assert text(executed["jax"]) == "False\n"
+
+
+def test_the_exported_model_fills_the_mask(executed):
+    files, zipped = executed["exported"]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files) and zipped
+    guesses = text([output for output in executed["fill"] if output.get("name") == "stdout"]).splitlines()
+    assert len(guesses) == 5
+    assert all(re.fullmatch(r"0\.\d{3}  ba.* deki\.", guess) for guess in guesses), guesses
+
+
+# Colab: commands that record how they were called, in place of those that need a network.
+STAND_IN = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$CALLS"
+case "$(basename "$0")" in
+git) for last; do :; done; mkdir "$last"; ln -s "$ROOT"/* "$last" ;;
+virtualenv) mkdir -p .venv/bin; for it in python pip; do ln -s "$(command -v $it)" .venv/bin/$it; done ;;
+esac
+"""
+COLAB = """
+import glob, sys, types
+sys.modules["google.colab"] = types.ModuleType("google.colab")
+glob.glob = lambda pattern: [{device!r}] if {device!r} and pattern.startswith({device!r}[:9]) else []
+"""
+
+
+@pytest.mark.parametrize(
+    "device, found, jax",
+    [("/dev/accel0", "tpu", " jax[tpu]"), ("/dev/nvidia0", "cuda", " jax[cuda12]"), ("", "cpu", "")],
+)
+def test_the_set_up_installs_what_the_device_needs_in_an_environment_of_its_own(tmp_path, device, found, jax):
+    (tmp_path / "bin").mkdir()
+    for name in ("git", "pip", "virtualenv"):
+        (tmp_path / "bin" / name).write_text(STAND_IN)
+        (tmp_path / "bin" / name).chmod(0o755)
+    parameters = CODE["parameters"].source.replace('REPOSITORY = ""', 'REPOSITORY = "https://example.org/it"')
+    cells = [COLAB.format(device=device), parameters, CODE["set-up"].source, "print(DEVICE, PYTHON, os.getcwd())"]
+    (tmp_path / "colab.ipy").write_text("\n".join(cells))
+    environment = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"), "ROOT": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython"),
+        "JAX_PLATFORMS": "",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "IPython", "--colors=NoColor", "colab.ipy"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == [f"{found} .venv/bin/python {tmp_path / 'pretraining'}"], done
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "git clone --quiet --depth 1 https://example.org/it pretraining",
+        "pip install --quiet virtualenv",
+        "virtualenv --quiet .venv",
+        "pip install --quiet --upgrade pip",
+        f"pip install --quiet -r requirements.txt{jax}",
+    ]
+
+
+# The helpers, with commands that stand in for a run.
+def python(source: str) -> list[str]:
+    return [sys.executable, "-c", source]
+
+
+def test_a_command_that_fails_says_what_it_said_and_is_an_error(capsys):
+    with pytest.raises(RuntimeError, match="ended with status 2"):
+        notebook.run(*python("print('error: no such text'); raise SystemExit(2)"))
+    assert capsys.readouterr().out == "error: no such text\n"
+
+
+def test_the_curves_are_drawn_again_while_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    metrics, shown = tmp_path / "metrics.jsonl", []
+    monkeypatch.setattr(notebook.DisplayHandle, "display", lambda self, first: None)
+    monkeypatch.setattr(notebook.DisplayHandle, "update", lambda self, now: shown.append((now, metrics.read_text())))
+    entry = {"kind": "train", "mlm_loss": 2.0, "mlm_accuracy": 0.1, "tokens_per_s": 9.0, "seconds_left": 2}
+    writing = f"""
+import json, time
+for step in (1, 2, 3):
+    with open({str(metrics)!r}, "a") as file:
+        file.write(json.dumps({entry} | dict(step=step)) + "\\n")
+    print("train       1  loss 2", flush=True)
+    time.sleep(1)
+print("phase 2")
+"""
+    notebook.train(*python(writing), metrics=metrics, seconds=0.2)
+    assert all(isinstance(now, Image) for now, _ in shown)
+    assert [written.count("\n") for _, written in shown] == [1, 2, 3]
+    assert len({now.data for now, _ in shown}) == 3
+    assert capsys.readouterr().out == "phase 2\n"
+
+
+def test_a_second_interrupt_kills_a_command_that_does_not_end():
+    stubborn = "import os, signal, time; signal.signal(2, signal.SIG_IGN); print(os.getpid()); time.sleep(60)"
+    cell = f"import sys; from tpu import notebook; notebook.run(sys.executable, '-c', {stubborn!r})"
+    kernel = subprocess.Popen(python(cell), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    command = int(kernel.stdout.readline())
+    for _ in range(2):
+        time.sleep(0.5)
+        assert kernel.poll() is None
+        kernel.send_signal(signal.SIGINT)
+    kernel.communicate(timeout=20)
+    assert not Path(f"/proc/{command}").exists()
+
+
+def test_half_a_line_is_not_read(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n{"kind": "tr')
+    assert notebook.read(tmp_path / "metrics.jsonl") == [{"kind": "train", "step": 1}]
+    assert notebook.read(tmp_path / "none.jsonl") == []
+
+
+def test_the_title_tells_how_long_it_still_takes():
+    entries = [
+        {"kind": "train", "step": 1, "loss": 2.0},
+        {"kind": "train", "step": 450, "loss": 1.0, "tokens_per_s": 34000.4, "seconds_left": 83.0},
+        {"kind": "eval", "step": 450, "loss": 1.1},
+    ]
+    assert notebook.title(entries[:1]) == "step 1"
+    assert notebook.title(entries) == "step 450, 34,000 tokens/s, 0:01:23 left"
