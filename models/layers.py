@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.kernels import SAVED
 from models.noise import fold
 from models.parameters import LAYERS, Keys
 from models.program import Program
@@ -103,7 +104,9 @@ def stack(parent: nn.Module, layer: nn.Module, depth: int, x: Array, mask, keys:
         return layer.apply({"params": params}, x, mask, layer_keys), None
 
     if program.remat != "none":
-        policy = jax.checkpoint_policies.checkpoint_dots if program.remat == "dots" else None
+        kept = jax.checkpoint_policies
+        products = kept.save_from_both_policies(kept.checkpoint_dots, kept.save_only_these_names(SAVED))
+        policy = products if program.remat == "dots" else None
         apply = jax.checkpoint(apply, policy=policy, prevent_cse=program.depth == "unroll")
 
     if program.depth == "scan":

@@ -25,8 +25,9 @@ class Options:
     attention: str | None = None
     """xla, splash (TPU) or cudnn (GPU). By default the platform's kernel where it applies: no attention dropout, phases
     of a multiple of 128 positions, bfloat16."""
-    remat: str = "none"
-    """What the backward pass computes again instead of keeping: none, dots (all but products) or full."""
+    remat: str | None = None
+    """What the backward pass computes again instead of keeping: none, dots (all but products) or full; by default what
+    suits the platform."""
     mesh: str | None = None
     """How devices share the work, like data=4,fsdp=2; axes: slice, data, fsdp, sequence, tensor. By default all share
     the batch, and parameters are cut (fsdp) as far as the model needs it."""
