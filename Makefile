@@ -4,6 +4,7 @@ ACCELERATOR ?= cpu
 VENV ?= .venv
 BIN := $(VENV)/bin
 JAX_EXTRA := $(if $(filter tpu,$(ACCELERATOR)),[tpu],$(if $(filter cuda,$(ACCELERATOR)),[cuda12],))
+MORE := $(if $(filter tpu,$(ACCELERATOR)),-r requirements-gcs.txt,)
 
 .PHONY: pretrain test test-all lint setup setup-dev
 
@@ -23,14 +24,14 @@ lint: setup-dev
 setup: $(VENV)/installed-$(ACCELERATOR)
 setup-dev: $(VENV)/installed-dev
 
-$(VENV)/installed-%: requirements.txt
+$(VENV)/installed-%: requirements.txt requirements-gcs.txt
 	@case "$(ACCELERATOR)" in cpu|tpu|cuda) ;; *) echo "ACCELERATOR=$(ACCELERATOR): use cpu, tpu or cuda" >&2; exit 2;; esac
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make setup PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -r requirements.txt $(if $(JAX_EXTRA),"jax$(JAX_EXTRA)",)
+	$(BIN)/pip install --quiet -r requirements.txt $(MORE) $(if $(JAX_EXTRA),"jax$(JAX_EXTRA)",)
 	touch $@
 
-$(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed-$(ACCELERATOR)
+$(VENV)/installed-dev: requirements-dev.txt requirements-gcs.txt $(VENV)/installed-$(ACCELERATOR)
 	$(BIN)/pip install --quiet -r requirements-dev.txt
 	touch $@

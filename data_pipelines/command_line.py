@@ -1,17 +1,31 @@
 """Options of a command from the command line: a frozen dataclass, parsed by `tyro`; errors are one line."""
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import itertools
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from pathlib import Path, PurePath
+from typing import Annotated, TypeVar
 
 import tyro
 
+from data_pipelines.cloud import SCHEME, place
 from data_pipelines.errors import UserError
 
+# The type of an option that takes a local or a gs:// path; what takes local ones alone is a Path.
+Place = Annotated[
+    Path,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda given: place(given[0]),
+        is_instance=lambda value: isinstance(value, PurePath),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
 Options = TypeVar("Options")
 RULE = re.compile(r"[─-]{3}")
 
@@ -27,11 +41,21 @@ def parse(options: type[Options], arguments: Sequence[str], prog: str, default: 
     keywords = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(printed):
-            return tyro.cli(options, prog=prog, args=arguments, config=(tyro.conf.AvoidSubcommands,), **keywords)
+            parsed = tyro.cli(options, prog=prog, args=arguments, config=(tyro.conf.AvoidSubcommands,), **keywords)
     except SystemExit as exit:
         if not exit.code:
             raise
         raise UserError(f"{prog}: {_one_line(printed.getvalue())}; see --help") from None
+    _check_local(parsed)
+    return parsed
+
+
+def _check_local(parsed) -> None:
+    """UserError for a gs:// path where only a local one will do: it would become a folder named gs:."""
+    for field in dataclasses.fields(parsed):
+        value = getattr(parsed, field.name)
+        if isinstance(value, Path) and value.parts[:1] == (SCHEME.rstrip("/"),):
+            raise UserError(f"--{field.name.replace('_', '-')} {SCHEME}{'/'.join(value.parts[1:])}: give a local path")
 
 
 def unknown(what: str, name: str, known) -> str:

@@ -2,44 +2,45 @@
 
 A corpus is a folder written by `python -m data_pipelines prepare`:
 
-    manifest.json                       version, fingerprint, vocabulary, special tokens, fields, sizes and
-    hashes tokenizer/                          Hugging Face tokenizer files {train,heldout}/tokens.npy
-    uint16 or uint32 [tokens], no special tokens stored {train,heldout}/word_starts.npy     bool [tokens],
-    True where a token begins a word {train,heldout}/sentences.npy       int64 [sentences + 1], token offset
-    where each sentence starts, then the total {train,heldout}/documents.npy       int64 [documents + 1],
-    sentence index where each document starts, then the total train/token_counts.npy              int64
-    [vocab], unigram counts of the train split
+    manifest.json                       version, fingerprint, vocabulary, special tokens, fields, sizes and hashes
+    tokenizer/                          Hugging Face tokenizer files
+    {train,heldout}/tokens.npy          uint16 or uint32 [tokens], no special tokens stored
+    {train,heldout}/word_starts.npy     bool [tokens], True where a token begins a word
+    {train,heldout}/sentences.npy       int64 [sentences + 1], token offset where each sentence starts, then the total
+    {train,heldout}/documents.npy       int64 [documents + 1], sentence index where each document starts, then the total
+    train/token_counts.npy              int64 [vocab], unigram counts of the train split
 """
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from data_pipelines.cloud import in_cloud
 from data_pipelines.errors import UserError
-
-VERSION = 1
+from data_pipelines.fetch import fetch
+from data_pipelines.manifest import check_size, read_manifest
 
 
 class Corpus:
-    """A finished corpus folder. Opening reads the manifest and the file sizes; arrays are mapped at first
-    use.
+    """A finished corpus folder, local or gs://, which is copied to this host first. Opening reads the manifest
+    and the file sizes; arrays are mapped at first use.
 
-    Pickles as its path, so a worker process opens its own maps.
+    Pickles as its local path, so a worker process opens its own maps.
 
-    Attributes: `path`, `manifest` (the JSON as a dict), `fingerprint` (hex digest of the content),
-    `vocab_size`, `special` (role -> token id; roles are pad, unk, cls, sep, mask), `fields` (name -> (dtype,
-    'token')), `tokenizer_path`.
+    Attributes: `source` (the path as given, absolute), `path` (the local folder), `manifest` (the JSON as a dict),
+    `fingerprint` (hex digest of the content), `vocab_size`, `special` (role -> token id; roles are pad, unk, cls,
+    sep, mask), `fields` (name -> (dtype, 'token')), `tokenizer_path`.
 
     Raises UserError when the folder is missing, is no corpus, is unfinished, has another version, or has a
     file whose size is not the manifest's.
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self.manifest = _read_manifest(self.path)
+        self.source = str(path) if in_cloud(path) else str(Path(path).absolute())
+        self.path = fetch(self.source) if in_cloud(path) else Path(path)
+        self.manifest = read_manifest(self.path)
         self.fingerprint = self.manifest["fingerprint"]
         self.vocab_size = self.manifest["vocab_size"]
         self.special = dict(self.manifest["special"])
@@ -48,7 +49,7 @@ class Corpus:
         self._arrays = {}
         self._windows = {}
         for name, file in self.manifest["files"].items():
-            _check_size(self.path, name, file["bytes"])
+            check_size(self.path, name, file["bytes"])
 
     def __reduce__(self):
         return Corpus, (self.path,)
@@ -106,35 +107,3 @@ class Corpus:
             self._arrays[key] = np.asarray(np.load(self.path / split / f"{name}.npy", mmap_mode="r"))
         return self._arrays[key]
 
-
-def _read_manifest(path):
-    file = path / "manifest.json"
-    prepare = f"python -m data_pipelines prepare --out {path}"
-    if not path.is_dir():
-        raise UserError(f"corpus {path} does not exist; make it with `{prepare} ...`")
-    if not file.exists():
-        if (path / ".partial").exists():
-            raise UserError(f"corpus {path} is unfinished; rerun its `{prepare} ...`, which continues it")
-        raise UserError(f"corpus {path} has no manifest.json, so it is none; make one with `{prepare} ...`")
-    try:
-        manifest = json.loads(file.read_text("utf-8"))
-        version = manifest["version"]
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise UserError(f"corpus {path}: manifest.json cannot be read ({error}); rerun prepare") from error
-    if version != VERSION:
-        raise UserError(
-            f"corpus {path} has format version {version!r} and this program reads {VERSION}; rerun prepare"
-        )
-    return manifest
-
-
-def _check_size(path, name, size):
-    file = path / name
-    if not file.exists():
-        raise UserError(f"corpus {path}: {name} is missing; copy the corpus again or rerun prepare")
-    found = file.stat().st_size
-    if found != size:
-        raise UserError(
-            f"corpus {path}: {name} has {found} bytes, the manifest says {size}; "
-            "copy the corpus again or rerun prepare"
-        )

@@ -162,6 +162,7 @@ def _make(options: Prepare, settings: dict, parsed, units, partial: Path, consol
         "splits": splits,
         "characters": characters,
         "files": files,
+        "tokenizer": store.describe_files(partial, "tokenizer/*"),
         "sources": [_describe(spec, index, units) for index, spec in enumerate(options.source)],
         "settings": settings,
         "counts": problems,

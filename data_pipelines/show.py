@@ -1,7 +1,6 @@
 """Print what a corpus holds, and examples as a model sees them."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from data_pipelines.command_line import Place
 from data_pipelines.corpus import Corpus
 
 FREQUENT = 40  # tokens listed
@@ -22,7 +22,7 @@ MASKED, RANDOM, KEPT = "bold white on red", "bold black on yellow", "bold black 
 class Show:
     """Print a corpus's statistics, and with --recipe a few examples as its model sees them, corruptions in colour."""
 
-    corpus: Annotated[Path, tyro.conf.Positional]
+    corpus: Annotated[Place, tyro.conf.Positional]
     """The corpus: a directory that prepare made."""
     recipe: str | None = None
     """The recipe whose examples to show; `python -m pretrain recipes` lists them."""

@@ -130,10 +130,10 @@ def join(folders: list[Path], to: Path, dtype, vocab_size: int, heldout: float) 
     return {name: split.finish() for name, split in zip(SPLITS, splits, strict=True)}
 
 
-def describe_files(corpus: Path) -> dict[str, dict]:
-    """{name: {bytes, sha256}} of the arrays below a corpus."""
+def describe_files(corpus: Path, pattern: str = "*/*.npy") -> dict[str, dict]:
+    """{name: {bytes, sha256}} of the arrays below a corpus, or of other files in it."""
     found = {}
-    for path in sorted(corpus.glob("*/*.npy")):
+    for path in sorted(corpus.glob(pattern)):
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         found[path.relative_to(corpus).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}

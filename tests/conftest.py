@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from data_pipelines.prepare import Prepare, prepare
+from tests.gcs import Storage
 from tests.texts import write_texts
 
 
@@ -18,3 +19,23 @@ def corpus_path(tmp_path_factory) -> Path:
     options = Prepare((f"text:{source}",), folder / "corpus", vocab_size=300, heldout=0.1, processes=1)
     prepare(options, Console(file=io.StringIO()))
     return folder / "corpus"
+
+
+@pytest.fixture(scope="module")
+def storage_server():
+    """One stand-in for Google Cloud Storage, to which this process and those that it starts turn, with a `bucket`."""
+    storage = Storage("bucket")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in storage.environment.items():
+            patch.setenv(name, value)
+        yield storage
+    storage.close()
+
+
+@pytest.fixture
+def storage(storage_server, tmp_path, monkeypatch):
+    """The same, empty and well-behaved at the beginning of each test, with a cache for corpora of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    storage_server.reset()
+    yield storage_server
+    storage_server.reset()

@@ -1,0 +1,149 @@
+"""Paths in Google Cloud Storage, gs://BUCKET/NAME, beside local ones; gcsfs is imported when the first is used.
+
+There a write replaces an object as a whole or not at all, nothing can be appended to, and a folder is no more than a
+common beginning of names, so that it cannot be renamed at once.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from data_pipelines.errors import UserError
+
+SCHEME = "gs://"
+ROLES = "roles/storage.objectUser and roles/storage.legacyBucketReader"  # objects; and Orbax asks about the bucket
+
+
+def in_cloud(path: str | PurePath) -> bool:
+    return str(path).startswith(SCHEME)
+
+
+def place(path: str | PurePath) -> Path:
+    """pathlib's Path of a local path; for a gs:// path etils' epath.Path, which has the same methods.
+
+    UserError where the package for gs:// is not installed.
+    """
+    if not in_cloud(path):
+        return Path(path)
+    _configure()
+    from etils import epath
+
+    return epath.Path(str(path))
+
+
+def filesystem():
+    """The fsspec file system of gs:// paths."""
+    _configure()
+    import fsspec
+
+    return fsspec.filesystem("gcs")
+
+
+@functools.cache
+def _configure() -> None:
+    """Settings that gcsfs and etils read when they are first used, here and inside Orbax."""
+    if importlib.util.find_spec("gcsfs") is None:
+        raise UserError("gs:// paths need gcsfs: pip install -r requirements-gcs.txt")
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    # Else it asks a second API, for which few service accounts have the right, for the bucket's kind at every call.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what it logs as an error it also raises
+    import fsspec
+
+    fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False  # other processes write there too
+
+
+def is_file(path: Path) -> bool:
+    """As path.is_file(); UserError where the cloud refuses to say."""
+    if not in_cloud(path):
+        return path.is_file()
+    with cloud_errors(str(path)):
+        try:
+            return filesystem().info(str(path))["type"] == "file"
+        except FileNotFoundError:
+            return False
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder, [] where there is none; UserError as in `is_file`."""
+    if not in_cloud(folder):
+        return list(folder.iterdir()) if folder.is_dir() else []
+    with cloud_errors(str(folder)):
+        try:
+            return [place(f"{SCHEME}{name}") for name in filesystem().ls(str(folder), detail=False)]
+        except FileNotFoundError:
+            return []
+
+
+def upload(folder: Path, to: Path) -> None:
+    """Copy the files below a local folder to the same names below a gs:// folder."""
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        upload_file(file, to / file.relative_to(folder).as_posix())
+
+
+def upload_file(file: Path, to: Path) -> None:
+    """Copy a local file to a gs:// object, which is replaced as a whole."""
+    filesystem().put_file(str(file), str(to))
+
+
+def download(folder: Path, to: Path) -> None:
+    """Copy the objects below a gs:// folder to the same names below a local folder."""
+    files, start = filesystem(), f"{folder}/".removeprefix(SCHEME)
+    for name in files.find(str(folder)):
+        target = to / name.removeprefix(start)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.get_file(name, str(target))
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, if there is one, with all that is in it."""
+    if in_cloud(folder):
+        folder.rmtree(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def local_folder(folder: Path) -> Iterator[Path]:
+    """A folder for code that reads local files: itself, or a copy that lasts as long as the context."""
+    if not in_cloud(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as copy:
+        download(folder, Path(copy))
+        yield Path(copy)
+
+
+@contextlib.contextmanager
+def cloud_errors(setting: str) -> Iterator[None]:
+    """What Google Cloud Storage refuses, as a UserError that begins with the setting, such as '--corpus gs://B/C'."""
+    try:
+        yield
+    except Exception as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
+        raise UserError(f"{setting}: {reason}") from error
+
+
+def refusal(error: Exception) -> str | None:
+    """What the storage or its credentials lack, with the cure; None for an error of another kind."""
+    code = getattr(error, "code", None)
+    said = " ".join(str(error).split())[:200]
+    if type(error) is FileNotFoundError or code == 404:
+        return f"no such bucket or object ({said}); look with `gcloud storage ls`"
+    denied = ("Forbidden", "PERMISSION_DENIED", "UNAUTHENTICATED")  # gcsfs; TensorStore, inside Orbax
+    if code in (401, 403) or said.startswith(denied) or type(error).__module__.startswith("google.auth"):
+        return (
+            f"no access ({said}); log in with `gcloud auth application-default login`, or give the machine's service "
+            f"account {ROLES} on the bucket"
+        )
+    if type(error).__module__.split(".")[0] in ("aiohttp", "gcsfs", "google", "requests"):
+        return f"Google Cloud Storage failed ({said or type(error).__name__}); start the same command again"
+    return None

@@ -1,0 +1,263 @@
+"""A stand-in for Google Cloud Storage: its JSON API over HTTP, objects in memory, on a port of this machine.
+
+gcsfs, google-cloud-storage and TensorStore speak to it as they speak to Google once `ENVIRONMENT` names it.
+"""
+
+import json
+import re
+import sys
+import threading
+import time
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)")
+COPY = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/(?:rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)")
+LISTING = re.compile(r"/storage/v1/b/([^/]+)/o/?")
+BUCKET = re.compile(r"/storage/v1/b/([^/]+)/?")
+UPLOAD = re.compile(r"(?:/resumable)?/upload/storage/v1/b/([^/]+)/o/?")
+
+
+class Storage:
+    """The buckets, and how to misbehave.
+
+    objects: (bucket, name) -> (content, generation).   reads: names of the objects whose content was read, in order.
+    refuse: (status, message) that answers every request, or None.   delay: seconds that a read of content takes.
+    """
+
+    def __init__(self, *buckets: str):
+        self.buckets, self.lock, self.generation = set(buckets), threading.RLock(), 1000
+        self.reset()
+        self.server = _Server(("127.0.0.1", 0), _Handler)
+        self.server.storage = self
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def reset(self):
+        """Empty the buckets, and behave."""
+        self.objects, self.uploads = {}, {}
+        self.reads, self.refuse, self.delay = [], None, 0.0
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that send the clients of this process or of another one here."""
+        return {
+            "STORAGE_EMULATOR_HOST": self.url, "TENSORSTORE_GCS_HTTP_URL": self.url, "NO_GCE_CHECK": "true",
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token", "GOOGLE_CLOUD_PROJECT": "project",
+        }  # fmt: skip
+
+    def put(self, bucket, name, content) -> dict:
+        with self.lock:
+            self.generation += 1
+            self.objects[bucket, name] = bytes(content), self.generation
+            return self.describe(bucket, name)
+
+    def describe(self, bucket, name) -> dict:
+        content, generation = self.objects[bucket, name]
+        return {
+            "kind": "storage#object", "bucket": bucket, "name": name, "id": f"{bucket}/{name}/{generation}",
+            "size": str(len(content)), "generation": str(generation), "metageneration": "1", "etag": str(generation),
+            "updated": "2026-01-01T00:00:00.000Z", "timeCreated": "2026-01-01T00:00:00.000Z",
+        }  # fmt: skip
+
+    def names(self, bucket) -> list[str]:
+        return sorted(name for where, name in self.objects if where == bucket)
+
+    def upload_folder(self, folder, bucket, prefix):
+        """What `gcloud storage cp -r FOLDER/* gs://BUCKET/PREFIX/` does."""
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                self.put(bucket, f"{prefix}/{file.relative_to(folder).as_posix()}", file.read_bytes())
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads, request_queue_size = True, 100
+
+    def handle_error(self, *_):
+        """Clients that are killed or lose interest are no news."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(*_)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_): ...
+
+    def do_GET(self):
+        self._handle(self._get)
+
+    def do_POST(self):
+        self._handle(self._post)
+
+    def do_PUT(self):
+        self._handle(self._post)
+
+    def do_DELETE(self):
+        self._handle(self._delete)
+
+    def _handle(self, answer):
+        self.storage = self.server.storage
+        parts = urlsplit(self.path)
+        self.route = re.sub("//+", "/", parts.path)
+        self.query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            self.body = b"".join(iter(self._chunk, b""))
+        if self.storage.refuse:
+            self._error(*self.storage.refuse)
+            return
+        with self.storage.lock:
+            answer()
+
+    def _chunk(self):
+        content = self.rfile.read(int(self.rfile.readline(), 16))
+        self.rfile.readline()
+        return content
+
+    def _get(self):
+        if found := OBJECT.fullmatch(self.route):
+            key = found[1], unquote(found[2])
+            if key not in self.storage.objects:
+                self._error(404, f"No such object: {'/'.join(key)}")
+            elif not self._blocked(key):
+                if self.query.get("alt") == "media":
+                    self._content(key)
+                else:
+                    self._send(200, self.storage.describe(*key))
+        elif found := LISTING.fullmatch(self.route):
+            self._list(found[1])
+        elif (found := BUCKET.fullmatch(self.route)) and found[1] in self.storage.buckets:
+            self._send(200, {"kind": "storage#bucket", "name": found[1], "id": found[1], "location": "US"})
+        else:
+            self._error(404, "The specified bucket does not exist.")
+
+    def _content(self, key):
+        content, generation = self.storage.objects[key]
+        self.storage.reads.append(key[1])
+        if self.storage.delay:
+            self.storage.lock.release()
+            time.sleep(self.storage.delay)
+            self.storage.lock.acquire()
+        headers, status = {"x-goog-generation": str(generation), "Accept-Ranges": "bytes"}, 200
+        if asked := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")):
+            start = int(asked[1]) if asked[1] else max(len(content) - int(asked[2]), 0)
+            end = min(int(asked[2]) + 1 if asked[1] and asked[2] else len(content), len(content))
+            if start >= len(content):
+                self._error(416, "Requested range not satisfiable")
+                return
+            headers["Content-Range"], status = f"bytes {start}-{end - 1}/{len(content)}", 206
+            content = content[start:end]
+        self._send(status, content, headers)
+
+    def _list(self, bucket):
+        if bucket not in self.storage.buckets:
+            self._error(404, "The specified bucket does not exist.")
+            return
+        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter")
+        entries = {}  # name or common prefix -> object, None for a prefix
+        for name in self.storage.names(bucket):
+            if not name.startswith(prefix) or name < self.query.get("startOffset", ""):
+                continue
+            if "endOffset" in self.query and name >= self.query["endOffset"]:
+                continue
+            cut = name.find(delimiter, len(prefix)) if delimiter else -1
+            entries[name if cut < 0 else name[: cut + 1]] = None if cut >= 0 else self.storage.describe(bucket, name)
+        wanted = [name for name in entries if name > self.query.get("pageToken", "")]
+        page = wanted[: int(self.query.get("maxResults", 1000))]
+        answer = {"kind": "storage#objects", "items": [entries[name] for name in page if entries[name]]}
+        answer["prefixes"] = [name for name in page if entries[name] is None]
+        if len(page) < len(wanted):
+            answer["nextPageToken"] = page[-1]
+        self._send(200, answer)
+
+    def _post(self):
+        if found := COPY.fullmatch(self.route):
+            source, target = (found[1], unquote(found[2])), (found[3], unquote(found[4]))
+            if source not in self.storage.objects:
+                self._error(404, "No such object")
+                return
+            made = self.storage.put(*target, self.storage.objects[source][0])
+            self._send(200, {"kind": "storage#rewriteResponse", "done": True, "resource": made})
+        elif found := UPLOAD.fullmatch(self.route):
+            if found[1] not in self.storage.buckets:
+                self._error(404, "The specified bucket does not exist.")
+                return
+            self._upload(found[1])
+        else:
+            self._error(404, f"unknown: {self.route}")
+
+    def _upload(self, bucket):
+        kind = self.query.get("uploadType")
+        if "upload_id" in self.query:
+            self._resume(bucket, self.query["upload_id"])
+        elif kind == "resumable":
+            name = self.query.get("name") or json.loads(self.body)["name"]
+            session = uuid.uuid4().hex
+            self.storage.uploads[session] = name, bytearray()
+            place = f"{self.storage.url}/upload/storage/v1/b/{bucket}/o?upload_id={session}"
+            self._send(200, b"", {"Location": place})
+        elif kind == "multipart":
+            boundary = re.search(r"boundary=\"?'?([^\"';]+)", self.headers["Content-Type"])[1].encode()
+            _, description, content, *_ = re.split(rb"(?:\r?\n)?--" + re.escape(boundary), self.body)
+            name = json.loads(_after_headers(description))["name"]
+            self._store(bucket, name, _after_headers(content))
+        else:
+            self._store(bucket, self.query["name"], self.body)
+
+    def _resume(self, bucket, session):
+        name, content = self.storage.uploads[session]
+        content += self.body
+        total = self.headers["Content-Range"].rpartition("/")[2]
+        if total != "*" and len(content) == int(total):
+            self._store(bucket, name, content)
+        else:
+            self._send(308, b"", {"Range": f"bytes=0-{len(content) - 1}"})
+
+    def _store(self, bucket, name, content):
+        if not self._blocked((bucket, name)):
+            self._send(200, self.storage.put(bucket, name, content))
+
+    def _delete(self):
+        found = OBJECT.fullmatch(self.route)
+        key = found and (found[1], unquote(found[2]))
+        if key not in self.storage.objects:
+            self._error(404, "No such object")
+        elif not self._blocked(key):
+            del self.storage.objects[key]
+            self._send(204, b"")
+
+    def _blocked(self, key) -> bool:
+        """Whether a precondition on the generation fails, which is then answered."""
+        generation = str(self.storage.objects.get(key, (b"", 0))[1])
+        if self.query.get("ifGenerationMatch", generation) != generation:
+            self._error(412, "conditionNotMet")
+        elif self.query.get("ifGenerationNotMatch") == generation:
+            self._send(304, b"")
+        else:
+            return False
+        return True
+
+    def _error(self, status, message):
+        self._send(status, {"error": {"code": status, "message": message, "errors": [{"message": message}]}})
+
+    def _send(self, status, content, headers=None):
+        if isinstance(content, dict):
+            content, headers = json.dumps(content).encode(), {"Content-Type": "application/json"}
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        if status not in (204, 304):
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _after_headers(part: bytes) -> bytes:
+    return re.split(rb"\r?\n\r?\n", part, maxsplit=1)[1]
