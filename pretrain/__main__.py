@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from data_pipelines.command_line import parse
+from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from pretrain.platform import prepare
 
@@ -73,11 +73,11 @@ def _run(arguments: list[str]) -> int:
 class Eval:
     """Evaluate a run on its fixed held-out set."""
 
-    run: Positional[Path]
+    run: Positional[Place]
     """Work directory of the run."""
     all: bool = False
     """Every checkpoint, not only the newest."""
-    corpus: Path | None = None
+    corpus: Place | None = None
     """Where the run's corpus is now, if it has moved."""
     examples: int = 1024
     """Rows of the held-out set."""
@@ -97,7 +97,7 @@ def _eval(arguments: list[str]) -> int:
 class Plot:
     """Draw learning curves of one or several runs."""
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Positional[tuple[Place, ...]]
     """Work directories."""
     out: Path
     """The PNG (or PDF, SVG) file to write."""
@@ -115,9 +115,9 @@ def _plot(arguments: list[str]) -> int:
 class Export:
     """Write a run's model as Hugging Face folders."""
 
-    run: Positional[Path]
+    run: Positional[Place]
     """Work directory of the run."""
-    to: Path
+    to: Place
     """Folder to write."""
     step: int | None = None
     """Which checkpoint; by default the newest."""

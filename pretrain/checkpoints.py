@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import Array
 
+from data_pipelines.cloud import cloud_errors, in_cloud, remove_folder
 from data_pipelines.errors import UserError
 from pretrain.step import TrainState
 from tpu.cluster import barrier, is_first
@@ -28,7 +29,8 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 3, keep_every: int = 0):
         self.folder = folder
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every or None, create=True)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        with cloud_errors(str(folder)):
+            self._manager = ocp.CheckpointManager(folder if in_cloud(folder) else folder.absolute(), options=options)
 
     def steps(self) -> list[int]:
         """The steps of the finished checkpoints, ascending."""
@@ -81,6 +83,8 @@ class Checkpoints:
         return None
 
     def _check_room(self, needed: int) -> None:
+        if in_cloud(self.folder):
+            return
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             lacking = f"a checkpoint takes {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free"
@@ -103,7 +107,7 @@ class Checkpoints:
             if not is_first():
                 break
             target = self.folder / f"{step}.damaged"
-            shutil.rmtree(target, ignore_errors=True)  # of an earlier accident
+            remove_folder(target)  # of an earlier accident
             (self.folder / str(step)).rename(target)
             log.warning("checkpoint of step %d does not load (%s): moved to %s, going on from step %d",
                         step, reason, target.name, good)  # fmt: skip

@@ -1,8 +1,11 @@
 """A run's model as Hugging Face folders."""
 
+import tempfile
 from pathlib import Path
 
-from pretrain.huggingface.export import export
+from data_pipelines.cloud import cloud_errors, entries, in_cloud, local_folder, remove_folder, upload
+from models.parameters import Params
+from pretrain.huggingface.export import check_replaceable, export
 from pretrain.restore import restore
 from pretrain.run_directory import RunDirectory
 from pretrain.step import merge
@@ -12,6 +15,22 @@ def export_run(run: Path, to: Path, step: int | None = None) -> list[Path]:
     """Write the model of a checkpoint, by default the newest -> the folders that transformers loads."""
     directory = RunDirectory(run)
     restored = restore(directory, step)
-    params = merge(restored.state.params, restored.frozen)
-    export(params, restored.assembly.recipe.model, directory.tokenizer, to)
+    params, config = merge(restored.state.params, restored.frozen), restored.assembly.recipe.model
+    with local_folder(directory.tokenizer) as tokenizer:
+        if in_cloud(to):
+            _export_to_cloud(params, config, tokenizer, to)
+        else:
+            export(params, config, tokenizer, to)
     return [to / part.folder for part in restored.assembly.family.hf.values()]
+
+
+def _export_to_cloud(params: Params, config, tokenizer: Path, to: Path) -> None:
+    """Folders cannot be renamed there: an earlier export is overwritten file by file."""
+    with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:
+        check_replaceable(to)
+        made = Path(temporary) / "export"
+        export(params, config, tokenizer, made)
+        upload(made, to)
+        for entry in entries(to):
+            if not (made / entry.name).exists():
+                remove_folder(entry)

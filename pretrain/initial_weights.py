@@ -1,8 +1,8 @@
 """The weights that --init-from names: a Hugging Face folder or another run's work directory."""
 
 import dataclasses
-from pathlib import Path
 
+from data_pipelines.cloud import in_cloud, is_file, local_folder
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.parameters import Params
@@ -14,11 +14,15 @@ from pretrain.step import merge
 
 def load_weights(source: str, config, shapes: Params, corpus: Corpus) -> Params:
     """Parameters for a config, shaped like `shapes`; UserError when the source has another model or vocabulary."""
-    directory = RunDirectory(Path(source))
-    if not directory.recipe.is_file():
-        return load(source, config, shapes, corpus.tokenizer_path)
+    directory = RunDirectory(source)
+    if not is_file(directory.recipe):
+        if not in_cloud(source):
+            return load(source, config, shapes, corpus.tokenizer_path)
+        with local_folder(directory.path) as folder:
+            return load(folder, config, shapes, corpus.tokenizer_path)
     _check_same_model(source, directory.read_recipe().model, config)
-    check_vocabulary(directory.tokenizer, corpus.tokenizer_path)
+    with local_folder(directory.tokenizer) as tokenizer:
+        check_vocabulary(tokenizer, corpus.tokenizer_path)
     restored = restore(directory)
     return merge(restored.state.params, restored.frozen)
 

@@ -1,13 +1,17 @@
 """What a run says of itself: lines on the screen and in log.txt, metrics.jsonl, TensorBoard events."""
 
 import json
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tensorboardX import SummaryWriter
 
+from data_pipelines.cloud import cloud_errors, in_cloud, is_file, upload_file
+from data_pipelines.errors import UserError
 from pretrain.run_directory import RunDirectory, write_whole
 
 
@@ -16,9 +20,11 @@ class Journal:
 
     def __init__(self, directory: RunDirectory, step: int, total: int):
         _forget_after(directory, step)
-        self._metrics = directory.metrics.open("a")
-        self._log = directory.log.open("a")
-        self._events = SummaryWriter(str(directory.tensorboard), purge_step=step + 1)
+        self._mirror = _Mirror(directory) if in_cloud(directory.path) else None
+        written = self._mirror.local if self._mirror else directory
+        self._metrics = written.metrics.open("a")
+        self._log = written.log.open("a")
+        self._events = SummaryWriter(str(written.tensorboard), purge_step=step + 1)
         self.console = Console(highlight=False)
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -44,11 +50,53 @@ class Journal:
     def progress(self, step: int, eta: str) -> None:
         self._bar.update(self._task, completed=step, description=f"training, {eta} left")
 
+    def sync(self) -> None:
+        """To be called before a checkpoint is saved, so that what led to it is in the work directory, and after an
+        evaluation, which is not repeated."""
+        if self._mirror is None:
+            return
+        self._events.flush()
+        try:
+            self._mirror.upload()
+        except UserError as error:
+            self.say(f"{error}; tried again at the next checkpoint")
+
     def close(self) -> None:
         self._bar.stop()
         self._metrics.close()
         self._events.close()
         self._log.close()
+        if self._mirror is not None:
+            self._mirror.close()
+
+
+class _Mirror:
+    """Files of a gs:// work directory that grow, which objects cannot: written here, uploaded as a whole.
+
+    local: the work directory that they are written to.
+    """
+
+    def __init__(self, directory: RunDirectory):
+        self._temporary = tempfile.TemporaryDirectory()
+        self._target, self.local = directory, RunDirectory(Path(self._temporary.name))
+        self._uploaded: dict[Path, int] = {}  # file -> its size then
+        for source, target in ((directory.metrics, self.local.metrics), (directory.log, self.local.log)):
+            if is_file(source):
+                target.write_bytes(source.read_bytes())
+                self._uploaded[target] = target.stat().st_size
+
+    def upload(self) -> None:
+        """Upload what has grown; UserError where that fails."""
+        with cloud_errors(f"--workdir {self._target.path}"):
+            for file in self.local.path.rglob("*"):
+                size = file.stat().st_size
+                if file.is_file() and size != self._uploaded.get(file):
+                    upload_file(file, self._target.path / file.relative_to(self.local.path).as_posix())
+                    self._uploaded[file] = size
+
+    def close(self) -> None:
+        with self._temporary:
+            self.upload()
 
 
 class Silence:
@@ -60,12 +108,14 @@ class Silence:
 
     def progress(self, step: int, eta: str) -> None: ...
 
+    def sync(self) -> None: ...
+
     def close(self) -> None: ...
 
 
 def read_metrics(directory: RunDirectory, kind: str) -> list[dict]:
     """The measurements of one kind, in order of step."""
-    if not directory.metrics.is_file():
+    if not is_file(directory.metrics):
         return []
     return [entry for entry in map(json.loads, _whole_lines(directory)) if entry["kind"] == kind]
 
@@ -76,6 +126,6 @@ def _whole_lines(directory: RunDirectory) -> list[str]:
 
 
 def _forget_after(directory: RunDirectory, step: int) -> None:
-    if directory.metrics.is_file():
+    if is_file(directory.metrics):
         kept = [line for line in _whole_lines(directory) if json.loads(line)["step"] <= step]
         write_whole(directory.metrics, "".join(kept))

@@ -1,14 +1,18 @@
 """The training loop: phases, steps, figures, evaluations, checkpoints, and how a run ends."""
 
 import datetime
+import os
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from data_pipelines.cloud import in_cloud, remove_folder, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
@@ -59,11 +63,11 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
         evaluator = Evaluator(run.assembly, run.corpus, phase, run.options.eval_examples, run.mesh)
         state = _train_phase(run, state, phase, ends[phase], evaluator)
         if run.stop:
-            run.checkpoints.save(state)
+            _save(run, state)
             run.checkpoints.wait()
             run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
             return state, EXIT_STOPPED
-    run.checkpoints.save(state)
+    _save(run, state)
     if int(state.step) not in evaluated:
         last = phase_at(recipe, int(state.step) - 1)
         evaluator = evaluator or Evaluator(run.assembly, run.corpus, last, run.options.eval_examples, run.mesh)
@@ -92,7 +96,7 @@ def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: E
         if done % options.log_every == 0 or done == end or done == first + 1:
             meter.report(done)
         if done % options.checkpoint_every == 0 and done < recipe.steps:
-            run.checkpoints.save(state)
+            _save(run, state)
         if options.eval_every and done % options.eval_every == 0 and done < recipe.steps:
             _evaluate(run, state, evaluator)
             meter.restart()
@@ -111,18 +115,29 @@ def _batches(run: Run, phase: int, first: int, end: int) -> Iterator[tuple[int, 
             yield step, place_rows(batch, mine, shape.batch_size, run.mesh)
 
 
+def _save(run: Run, state: TrainState) -> None:
+    run.journal.sync()
+    run.checkpoints.save(state)
+
+
 def _evaluate(run: Run, state: TrainState, evaluator: Evaluator) -> None:
     run.journal.figures("eval", int(state.step), evaluator(state.params, run.frozen))
+    run.journal.sync()
 
 
 def _profile(run: Run, since_start: int, steps: int) -> None:
     if not run.options.profile or steps <= PROFILED.start:
         return
+    target = run.directory.path / "profile"
+    folder = Path(tempfile.gettempdir()) / f"profile-{os.getpid()}" if in_cloud(target) else target
     if since_start == PROFILED.start:
-        jax.profiler.start_trace(str(run.directory.path / "profile"))
+        jax.profiler.start_trace(str(folder))
     if since_start == min(PROFILED.stop, steps - 1):
         jax.profiler.stop_trace()
-        run.journal.say(f"trace of some steps in {run.directory.path / 'profile'}")
+        if in_cloud(target):
+            upload(folder, target)
+            remove_folder(folder)
+        run.journal.say(f"trace of some steps in {target}")
 
 
 class Meter:

@@ -1,8 +1,8 @@
 """How a run is run: none of this is the recipe's identity, all of it may change on resume."""
 
 import dataclasses
-from pathlib import Path
 
+from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
 
 
@@ -10,9 +10,9 @@ from data_pipelines.errors import UserError
 class Options:
     """How and where to run."""
 
-    corpus: Path
-    """Folder made by `python -m data_pipelines prepare`."""
-    workdir: Path
+    corpus: Place
+    """Folder made by `python -m data_pipelines prepare`; from gs:// it is copied to this host once."""
+    workdir: Place
     """Where the run keeps everything; the same directory resumes."""
     init_from: str | None = None
     """Start from these weights: a Hugging Face folder, discriminator=DIR,generator=DIR, or another run's workdir."""

@@ -7,6 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
+from data_pipelines.cloud import in_cloud
 from data_pipelines.errors import UserError
 from models import program as programs
 from models.parameters import Params
@@ -65,4 +66,5 @@ def load_frozen(assembly: Assembly, directory: RunDirectory, mesh: Mesh) -> Para
 
 
 def _frozen_folder(directory: RunDirectory) -> Path:
-    return (directory.path / "frozen").absolute()
+    folder = directory.path / "frozen"
+    return folder if in_cloud(folder) else folder.absolute()

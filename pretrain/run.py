@@ -6,6 +6,7 @@ from contextlib import closing
 import jax
 from jax.sharding import Mesh
 
+from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models import program as programs
@@ -110,7 +111,7 @@ def _initial_weights(assembly: Assembly, corpus: Corpus, options: Options) -> Pa
     directory, source = RunDirectory(options.workdir), options.init_from
     if directory.checkpoint_steps():
         return None
-    if source is None and directory.recipe.is_file():  # killed before its first checkpoint
+    if source is None and is_file(directory.recipe):  # killed before its first checkpoint
         source = directory.read_run()["init_from"]
     if source is None:
         return None

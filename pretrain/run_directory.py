@@ -7,6 +7,9 @@
     metrics.jsonl   one JSON object per line: {"kind": "train" | "eval", "step": ..., figures}
     tensorboard/    the same for TensorBoard
     log.txt         what was printed
+
+It may be a gs:// path: then every file is written as a whole object, and what grows (figures, log, events) is written
+on this machine and uploaded before each checkpoint, see `journal`.
 """
 
 import contextlib
@@ -20,17 +23,20 @@ from pathlib import Path
 
 import jax
 
+from data_pipelines.cloud import cloud_errors, entries, in_cloud, is_file, place, refusal, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.recipe import Recipe, from_json, to_json
 from tpu.cluster import barrier, is_first
 
+COMMITTED = "commit_success.txt"  # what Orbax writes last into a checkpoint in the cloud; elsewhere it renames
+
 
 class RunDirectory:
-    """Paths of a work directory."""
+    """Paths of a work directory, local or gs://."""
 
     def __init__(self, path: Path):
-        self.path = Path(path)
+        self.path = place(path)
         self.recipe = self.path / "recipe.json"
         self.run = self.path / "run.json"
         self.tokenizer = self.path / "tokenizer"
@@ -41,7 +47,7 @@ class RunDirectory:
 
     def read_recipe(self) -> Recipe:
         """UserError when this is no work directory."""
-        if not self.recipe.is_file():
+        if not is_file(self.recipe):
             raise UserError(f"{self.path} is no run: it has no recipe.json; make one with `python -m pretrain run`")
         try:
             return from_json(self.recipe.read_text())
@@ -50,9 +56,10 @@ class RunDirectory:
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of the finished checkpoints, ascending."""
-        if not self.checkpoints.is_dir():
-            return []
-        return sorted(int(folder.name) for folder in self.checkpoints.iterdir() if folder.name.isdigit())
+        folders = [folder for folder in entries(self.checkpoints) if folder.name.isdigit()]
+        if in_cloud(self.path):
+            folders = [folder for folder in folders if is_file(folder / COMMITTED)]
+        return sorted(int(folder.name) for folder in folders)
 
     def read_run(self) -> dict:
         """UserError when run.json is missing or damaged."""
@@ -64,7 +71,7 @@ class RunDirectory:
     def open_corpus(self, path: Path | None = None) -> Corpus:
         """The run's corpus, from where it was or from `path`; UserError when it is another one."""
         run = self.read_run()
-        if path is None and not Path(run["corpus"]).exists():
+        if path is None and not in_cloud(run["corpus"]) and not Path(run["corpus"]).exists():
             raise UserError(f"the corpus of {self.path} is no longer at {run['corpus']}: pass --corpus")
         corpus = Corpus(path or run["corpus"])
         if corpus.fingerprint != run["fingerprint"]:
@@ -85,7 +92,7 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
     if is_first():
         _make(directory.path)
     before = None
-    if directory.recipe.is_file() and directory.run.is_file():
+    if is_file(directory.recipe) and is_file(directory.run):
         before = directory.read_recipe()
         _check_same(directory, before, recipe)
         directory.open_corpus(corpus.path)
@@ -94,15 +101,15 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
             raise UserError(f"--init-from {init_from}: {path} was started from {old_init or 'random weights'}; "
                             "leave --init-from out to resume, or use another --workdir")  # fmt: skip
         init_from = old_init
-    elif directory.checkpoints.is_dir() and any(directory.checkpoints.iterdir()):
+    elif entries(directory.checkpoints):
         raise UserError(f"{path} has checkpoints but no recipe.json: it is damaged; use another --workdir")
     barrier("every process has read the work directory")
     if not is_first():
         return directory, before
     if before is None:
-        shutil.copytree(corpus.tokenizer_path, directory.tokenizer, dirs_exist_ok=True)
+        copy_folder(corpus.tokenizer_path, directory.tokenizer)
     about = {
-        "corpus": str(corpus.path.absolute()),
+        "corpus": corpus.source,
         "fingerprint": corpus.fingerprint,
         "init_from": init_from,
         "jax": jax.__version__,
@@ -116,11 +123,15 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
 
 @contextlib.contextmanager
 def disk_errors(directory: RunDirectory) -> Iterator[None]:
-    """Where the disk fills up or fails while the work directory is written: UserError says what is safe."""
+    """Where the disk or cloud fails while the work directory is written: UserError says what is safe."""
     try:
         yield
     except Exception as error:
-        reason = None if isinstance(error, UserError) else _disk_failure(error)
+        if isinstance(error, UserError):
+            raise
+        if in_cloud(directory.path) and not isinstance(error, FileNotFoundError) and (reason := refusal(error)):
+            raise UserError(f"--workdir {directory.path}: {reason}") from error
+        reason = _disk_failure(error)
         if reason is None:
             raise
         safe = ", ".join(map(str, directory.checkpoint_steps())) or "none"
@@ -139,17 +150,33 @@ def _disk_failure(error: Exception) -> str | None:
     return next((text for text in texts if text in str(error)), None)
 
 
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy the files of a local folder into another, local or gs://."""
+    if in_cloud(target):
+        upload(source, target)
+    else:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that it is never seen half-written."""
+    if in_cloud(path):
+        path.write_text(text)
+        return
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text(text)
     os.replace(temporary, path)
 
 
 def _make(path: Path) -> None:
+    probe = path / ".writable"
+    if in_cloud(path):
+        with cloud_errors(f"--workdir {path}"):
+            probe.write_text("")
+            probe.unlink()
+        return
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:

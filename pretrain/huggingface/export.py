@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from data_pipelines import tokenizers
+from data_pipelines.cloud import entries, is_file
 from data_pipelines.errors import UserError
 from models.families import FAMILIES, family_of
 from pretrain.huggingface.tensors import architecture, field, views
@@ -28,7 +29,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
     """
     folder = Path(folder)
     parts = family_of(config).hf
-    _check_replaceable(folder, {model.folder for family in FAMILIES.values() for model in family.hf.values()} - {""})
+    check_replaceable(folder)
     pad = tokenizers.load(tokenizer_path)[1]["pad"]
     arrays = jax.tree.map(np.asarray, params)
     partial = folder.with_name(f".{folder.name}.partial")
@@ -79,14 +80,18 @@ def _json(fields: dict) -> str:
     return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
 
-def _check_replaceable(folder: Path, parts: set[str]) -> None:
-    """UserError when the folder holds anything that is no part of an export."""
-    if folder.exists() and not folder.is_dir():
+def check_replaceable(folder: Path) -> None:
+    """UserError when the folder, local or gs://, holds anything that is no part of an export."""
+    _check_only(folder, {model.folder for family in FAMILIES.values() for model in family.hf.values()} - {""})
+
+
+def _check_only(folder: Path, parts: set[str]) -> None:
+    if is_file(folder):
         raise UserError(f"export --to {folder}: is a file; give a new folder")
-    inside = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+    inside = sorted(entry.name for entry in entries(folder))
     foreign = [name for name in inside if name not in (*FILES, *TOKENIZER_FILES, *parts)]
     for part in parts.intersection(inside):
-        _check_replaceable(folder / part, set())
+        _check_only(folder / part, set())
     if foreign or (inside and "config.json" not in inside):
         raise UserError(f"export --to {folder}: holds {(foreign or inside)[0]}, so it is no export; give a new folder")
 

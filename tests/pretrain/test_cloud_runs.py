@@ -1,0 +1,275 @@
+"""A run whose corpus, work directory and export are in a bucket is the run that it would be on a local disk.
+
+The storage is a stand-in that speaks HTTP; gcsfs, Orbax and TensorStore's driver are the real ones.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from data_pipelines import cloud
+from data_pipelines.cloud import download, entries, place
+from data_pipelines.errors import UserError
+from pretrain import loop
+from pretrain.__main__ import main
+from pretrain.export import export_run
+from pretrain.journal import Journal, read_metrics
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from tests.pretrain import tiny, toys
+from tests.pretrain.test_kills import figures
+
+ROOT = Path(__file__).parent.parent.parent
+CORPUS, WORKDIR, EXPORT = (place(f"gs://bucket/{name}") for name in ("corpus", "runs/a", "hf/a"))
+# Orbax leaves coroutines behind where a file does not load.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def bucket(storage, corpus_path, monkeypatch):
+    """The storage, with the corpus at CORPUS, and the toys registered."""
+    toys.register(monkeypatch)
+    storage.upload_folder(corpus_path, "bucket", "corpus")
+    return storage
+
+
+def train(steps, corpus=CORPUS, workdir=WORKDIR, **changes):
+    return run(toys.recipe(steps=steps), tiny.options(corpus, workdir, **changes))
+
+
+def losses(workdir):
+    return {entry["step"]: entry["loss"] for entry in read_metrics(RunDirectory(workdir), "train")}
+
+
+def text(storage, name):
+    return storage.objects["bucket", f"runs/a/{name}"][0].decode()
+
+
+def mistake(capsys, *arguments) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    err = capsys.readouterr().err
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "Traceback" not in err, err
+    return lines[0]
+
+
+def kill_after_checkpoint(step, arguments):
+    """Start the run, wait until a checkpoint of this step or later is in the bucket, kill it."""
+    process = tiny.start(*arguments)
+    deadline = time.monotonic() + 120
+    while max(RunDirectory(WORKDIR).checkpoint_steps(), default=0) < step:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+
+
+def test_killed_and_started_again_it_ends_as_a_local_run_that_nothing_disturbed(bucket, uninterrupted, tmp_path):
+    arguments = tiny.run_arguments(CORPUS, WORKDIR)
+    kill_after_checkpoint(8, arguments)
+    status, out, err = tiny.run_command(*arguments)
+    assert status == 0, err
+    assert "resuming from step" in out and f"done: 40 steps in {WORKDIR}" in out
+    assert tiny.equal(tiny.final_state(WORKDIR), tiny.final_state(uninterrupted))
+    assert figures(WORKDIR) == figures(uninterrupted)
+    assert [folder.name for folder in entries(WORKDIR / "tokenizer")]
+    said = text(bucket, "log.txt")
+    assert "starting from random weights" in said and "resuming from step" in said and "done: 40 steps" in said
+    assert len([name for name in bucket.names("bucket") if "tensorboard/events" in name]) == 2
+
+    assert tiny.run_command("eval", WORKDIR)[0] == 0
+    assert tiny.run_command("plot", WORKDIR, "--out", tmp_path / "curves.png")[0] == 0
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_every_file_of_a_work_directory_is_in_the_bucket_and_none_beside_it(bucket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train(10, keep=1) == 0
+    names = {name.split("/")[2] for name in bucket.names("bucket") if name.startswith("runs/a/")}
+    assert names == {"recipe.json", "run.json", "tokenizer", "checkpoints", "metrics.jsonl", "log.txt", "tensorboard"}
+    assert json.loads(text(bucket, "run.json"))["corpus"] == "gs://bucket/corpus"
+    assert RunDirectory(WORKDIR).checkpoint_steps() == [10]
+    assert not (tmp_path / "gs:").exists()
+
+
+def test_resumed_in_the_bucket_and_on_a_disk_the_figures_are_the_same(bucket, corpus_path, tmp_path):
+    for steps in (10, 10, 20):
+        assert train(steps) == train(steps, corpus_path, tmp_path / "run") == 0
+    assert figures(WORKDIR) == figures(tmp_path / "run")
+    assert tiny.equal(tiny.final_state(WORKDIR), tiny.final_state(tmp_path / "run"))
+
+
+def test_the_figures_up_to_a_checkpoint_are_there_before_it_is(bucket, monkeypatch):
+    """So a run that is killed the moment that a checkpoint is whole has lost none of them."""
+    seen = []
+    save = loop.Checkpoints.save
+
+    def watched(checkpoints, state):
+        seen.append((int(state.step), max(losses(WORKDIR))))
+        save(checkpoints, state)
+
+    monkeypatch.setattr(loop.Checkpoints, "save", watched)
+    train(15)
+    assert seen == [(5, 5), (10, 10), (15, 15)]
+
+
+def test_a_half_written_checkpoint_does_not_count_and_is_written_again(bucket):
+    train(10)
+    for name in bucket.names("bucket"):
+        if name.startswith("runs/a/checkpoints/10/") and name.endswith(("commit_success.txt", "manifest.ocdbt")):
+            del bucket.objects["bucket", name]
+    assert RunDirectory(WORKDIR).checkpoint_steps() == [5]
+    assert train(10) == 0
+    assert RunDirectory(WORKDIR).checkpoint_steps() == [5, 10] and max(losses(WORKDIR)) == 10
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(bucket, caplog):
+    train(10)
+    for name in bucket.names("bucket"):
+        if name.startswith("runs/a/checkpoints/10/default/d/") or "/10/default/ocdbt.process_0/d/" in name:
+            bucket.put("bucket", name, b"damaged")
+    assert train(20) == 0
+    assert "checkpoint of step 10 does not load" in caplog.text and "going on from step 5" in caplog.text
+    assert {"5", "10", "15", "20"} & {folder.name for folder in entries(WORKDIR / "checkpoints")} == {"10", "15", "20"}
+    assert any("/10.damaged/" in name for name in bucket.names("bucket"))
+
+
+def test_another_recipe_in_the_work_directory_is_refused(bucket):
+    train(5)
+    with pytest.raises(UserError, match=f"{WORKDIR} was started with another recipe"):
+        run(toys.recipe(steps=5, seed=3), tiny.options(CORPUS, WORKDIR))
+
+
+def test_checkpoints_without_a_recipe_are_no_place_to_start(bucket):
+    train(5)
+    del bucket.objects["bucket", "runs/a/recipe.json"]
+    with pytest.raises(UserError, match="has checkpoints but no recipe.json"):
+        train(5)
+
+
+def test_a_trace_goes_to_the_work_directory(bucket):
+    train(20, profile=True)
+    assert any(name.endswith(".xplane.pb") for name in bucket.names("bucket") if "runs/a/profile/" in name)
+
+
+def test_an_upload_that_fails_is_said_and_made_up_for(bucket, capsys):
+    directory = RunDirectory(WORKDIR)
+    journal = Journal(directory, 0, 10)
+    journal.figures("train", 1, {"loss": 1.0})
+    bucket.refuse = 403, "not now"
+    journal.sync()
+    said = capsys.readouterr().out
+    assert "--workdir gs://bucket/runs/a: no access" in said and "tried again at the next checkpoint" in said
+    bucket.refuse = None
+    journal.sync()
+    assert read_metrics(directory, "train") == [{"kind": "train", "step": 1, "loss": 1.0}]
+    journal.figures("train", 2, {"loss": 1.0})
+    bucket.refuse = 403, "never again"
+    with pytest.raises(UserError, match="--workdir .*no access"):
+        journal.close()
+
+
+def test_what_has_not_grown_is_not_uploaded_again(bucket, monkeypatch):
+    journal = Journal(RunDirectory(WORKDIR), 0, 10)
+    journal.say("a line")
+    journal.sync()
+    before = bucket.generation
+    journal.sync()
+    assert bucket.generation == before
+    journal.close()
+
+
+@pytest.fixture
+def bert(bucket):
+    """A tiny BERT in the bucket, trained for a step."""
+    recipe = tiny.bert(steps=1)
+    assert run(recipe, tiny.options(CORPUS, WORKDIR)) == 0
+    return WORKDIR
+
+
+def test_an_export_to_the_bucket_is_the_export_to_a_disk(bert, bucket, tmp_path, capsys):
+    export_run(bert, tmp_path / "disk")
+    assert main(["export", str(bert), "--to", str(EXPORT)]) == 0
+    assert str(EXPORT) in capsys.readouterr().out
+    bucket.put("bucket", "hf/a/generation_config.json", b"of an earlier export")
+    bucket.put("bucket", "hf/a/generator/config.json", b"of an earlier ELECTRA")
+    export_run(bert, EXPORT)  # in the place of the first
+    download(EXPORT, tmp_path / "cloud")
+    contents = [
+        {file.name: file.read_bytes() for file in (tmp_path / folder).rglob("*")} for folder in ("disk", "cloud")
+    ]
+    assert contents[0] == contents[1]
+
+    bucket.put("bucket", "hf/a/thesis.tex", b"")
+    with pytest.raises(UserError, match="export --to gs://bucket/hf/a: holds thesis.tex, so it is no export"):
+        export_run(bert, EXPORT)
+    assert ("bucket", "hf/a/thesis.tex") in bucket.objects
+
+
+def test_weights_come_from_the_bucket_too(bert, bucket, tmp_path):
+    export_run(bert, EXPORT)
+    frozen = {"optimizer": tiny.Optimizer(), "schedule": tiny.Schedule("constant", peak=0.0, warmup=0.0)}
+    for source in (str(WORKDIR), str(EXPORT)):
+        target = tmp_path / source.split("/")[-2]
+        run(tiny.bert(steps=1, **frozen), tiny.options(CORPUS, target, init_from=source))
+        export_run(target, tmp_path / "hf")
+        download(EXPORT, tmp_path / "original")
+        one, other = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hf", "original"))
+        assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_what_the_cloud_refuses_is_one_line(bucket, capsys, tmp_path):
+    settings = ("run", "bert-tiny", "--corpus", CORPUS, "--workdir")
+    assert "--workdir gs://other/run: no such bucket or object" in mistake(capsys, *settings, "gs://other/run")
+    assert "gs://bucket/no is no run" in mistake(capsys, "eval", "gs://bucket/no")
+    assert "gs://bucket/no has no figures" in mistake(capsys, "plot", "gs://bucket/no", "--out", tmp_path / "x.png")
+    assert "--out gs://bucket/x.png: give a local path" in mistake(capsys, "plot", WORKDIR, "--out", "gs://bucket/x.png")
+    bucket.refuse = 403, "robot@project does not have storage.objects.get access"
+    for command in (("eval", WORKDIR), ("export", WORKDIR, "--to", EXPORT), ("plot", WORKDIR, "--out", tmp_path / "x")):
+        said = mistake(capsys, *command)
+        assert str(WORKDIR) in said and "no access" in said and "robot" in said and "roles/storage" in said
+    assert "no access" in mistake(capsys, *settings, WORKDIR)
+
+
+def test_access_lost_while_training_is_one_line(bucket, monkeypatch):
+    save = loop.Checkpoints.save
+
+    def lose(checkpoints, state):
+        bucket.refuse = 403, "the key has expired"
+        save(checkpoints, state)
+
+    monkeypatch.setattr(loop.Checkpoints, "save", lose)
+    with pytest.raises(UserError, match="--workdir gs://bucket/runs/a: .*the key has expired"):
+        train(5)
+
+
+def test_local_runs_import_nothing_of_it(corpus_path, tmp_path):
+    code = (
+        "import sys; from pretrain.__main__ import main\n"
+        f"assert main({[str(one) for one in tiny.run_arguments(corpus_path, tmp_path / 'run', '--steps', 1)]}) == 0\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'gcsfs', 'aiohttp', 'grpc'}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr.endswith("[]\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_write_one_run(bucket, uninterrupted):
+    run_one = [sys.executable, "-m", "pretrain", *tiny.run_arguments(CORPUS, WORKDIR, "--depth", "scan")]
+    command = [sys.executable, "-m", "tpu", "local", "--processes", "2", "--devices", "2", "--", *map(str, run_one)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall("copying gs://bucket/corpus", done.stdout + done.stderr)) == 1
+    assert sorted(losses(WORKDIR)) == list(range(1, 41))
+    assert losses(WORKDIR) == pytest.approx(losses(uninterrupted), rel=1e-4)
+    assert tiny.final_state(WORKDIR).step == 40
+
+
+def test_the_cure_names_roles_that_the_readme_names():
+    assert all(role in (ROOT / "README.md").read_text() for role in cloud.ROLES.split(" and "))
