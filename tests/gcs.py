@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)")
+MOVE = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)")
 COPY = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/(?:rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)")
 LISTING = re.compile(r"/storage/v1/b/([^/]+)/o/?")
 BUCKET = re.compile(r"/storage/v1/b/([^/]+)/?")
@@ -185,6 +186,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             made = self.storage.put(*target, self.storage.objects[source][0])
             self._send(200, {"kind": "storage#rewriteResponse", "done": True, "resource": made})
+        elif found := MOVE.fullmatch(self.route):
+            content, _ = self.storage.objects.pop((found[1], unquote(found[2])))
+            self._send(200, self.storage.put(found[1], unquote(found[3]), content))
         elif found := UPLOAD.fullmatch(self.route):
             if found[1] not in self.storage.buckets:
                 self._error(404, "The specified bucket does not exist.")
