@@ -1,15 +1,47 @@
-"""What a chip can do at most, from its vendor's data sheet."""
+"""What a chip can do at most: its vendor's data sheet, and what XLA:TPU says of it."""
 
-# Dense bfloat16 FLOP/s by a part of jax.Device.device_kind, most specific first. For v2 and v3, JAX counts a core
+from typing import NamedTuple
+
+
+class Tpu(NamedTuple):
+    """One TPU generation, per chip.
+
+    peak_flops: dense bfloat16 FLOP/s.   clock: Hz of its cores, in which XLA:TPU estimates an operation's cycles; the
+        peak divided by the FLOPs of all matrix units in a cycle.
+    hbm: bytes that XLA:TPU lets one program have; a little less than the data sheet's 16, 32 or 95 GB.
+    hbm_bandwidth: bytes/s.   ici_bandwidth: bytes/s that leave the chip over all of its links to other chips.
+    axes: of the torus that the links form.
+    """
+
+    peak_flops: float
+    clock: float
+    hbm: float
+    hbm_bandwidth: float
+    ici_bandwidth: float
+    axes: int
+
+
+GIB = 2**30
+
+# Google's TPU documentation, a page per generation; `hbm` from the compiler's message on a program that does not fit.
+TPUS: dict[str, Tpu] = {
+    "v4": Tpu(275e12, 1.05e9, 30.75 * GIB, 1.2e12, 300e9, 3),
+    "v5e": Tpu(197e12, 1.5e9, 15.75 * GIB, 819e9, 200e9, 2),
+    "v5p": Tpu(459e12, 1.75e9, 95.74 * GIB, 2765e9, 600e9, 3),
+    "v6e": Tpu(918e12, 1.75e9, 31.25 * GIB, 1638e9, 400e9, 2),
+}
+
+# Dense bfloat16 FLOP/s by a part of jax.Device.device_kind, most specific first. For v2, v3 and v7x, JAX counts a core
 # (half a chip) as a device.
 _PEAK_FLOPS = (
+    ("TPU7x", 2307e12 / 2),
     ("TPU v7", 2307e12),
-    ("TPU v6", 918e12),
-    ("TPU v5p", 459e12),
-    ("TPU v5 lite", 197e12),
-    ("TPU v5e", 197e12),
-    ("TPU v5", 459e12),
-    ("TPU v4", 275e12),
+    ("TPU v6", TPUS["v6e"].peak_flops),
+    ("TPU v5p", TPUS["v5p"].peak_flops),
+    ("TPU v5 lite", TPUS["v5e"].peak_flops),
+    ("TPU v5e", TPUS["v5e"].peak_flops),
+    ("TPU v5", TPUS["v5p"].peak_flops),
+    ("TPU v4", TPUS["v4"].peak_flops),
     ("TPU v3", 61.5e12),
     ("TPU v2", 22.5e12),
     ("B200", 2250e12),

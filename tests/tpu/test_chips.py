@@ -28,6 +28,7 @@ from tpu.chips import peak_flops
         ("TPU v6 lite", 918),
         ("TPU v6e", 918),
         ("TPU v7x", 2307),
+        ("TPU7x", 1153.5),
     ],
 )
 def test_known_chips(kind, teraflops):

@@ -1,0 +1,131 @@
+"""XLA:TPU on a machine without a TPU: libtpu compiles for any slice; what it said is kept by the program's hash."""
+
+import gzip
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from data_pipelines.errors import UserError
+from tpu.topologies import GENERATIONS, Topology
+
+INSTALL = "make setup-plan (or pip install -r requirements-plan.txt)"
+# Of an environment that a Cloud TPU VM has; without them libtpu looks for such a machine and waits.
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+}
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_NEEDED = re.compile(r"(?:requires|required for [\w ]*\(|Used) ?([\d.]+)([KMGT]?)")
+
+
+class Report(NamedTuple):
+    """What the compiler said of a program, sizes in bytes per chip.
+
+    seconds: of compilation.   hlo: text of the optimised program, '' when it does not fit.
+    needed: bytes that a program that does not fit would take, None when it fits.   cached: not compiled now.
+    """
+
+    seconds: float
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    code: int
+    hlo: str
+    needed: float | None = None
+    cached: bool = False
+
+    @property
+    def total(self) -> float:
+        """HBM that the program takes; outputs that reuse an argument's memory cost nothing."""
+        if self.needed is not None:
+            return self.needed
+        return self.arguments + self.temporaries + self.outputs - self.aliased + self.code
+
+
+def prepare() -> None:
+    """Set the environment for libtpu; to be called before JAX opens a backend. UserError without libtpu."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(f"a plan needs XLA's TPU compiler, libtpu, which is not installed: {INSTALL}")
+    os.environ |= _ENVIRONMENT
+    jax.config.update("jax_platforms", "cpu")
+
+
+def devices(topology: Topology, slices: int = 1) -> list[jax.Device]:
+    """Stand-ins for a slice's chips, to make a mesh and compile for."""
+    options = GENERATIONS[topology.generation].options
+    if slices > 1:
+        options = {**options, "num_slices": slices}
+    described = topologies.get_topology_desc(
+        str(topology), "tpu", chips_per_host_bounds=list(topology.host_bounds), **options
+    )
+    return list(described.devices)
+
+
+def compile_for_tpu(lowered: jax.stages.Lowered, topology: Topology, cache: Path) -> Report:
+    """Compile a program that was lowered for `devices(topology)`, or take the answer from the cache folder."""
+    place = cache / f"{program_hash(lowered, topology)}.json.gz"
+    if place.is_file():
+        with gzip.open(place, "rt") as file:
+            return Report(**json.load(file), cached=True)
+    report = _compile(lowered)
+    kept = report._asdict()
+    kept.pop("cached")
+    temporary = place.with_suffix(f".{os.getpid()}")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with gzip.open(temporary, "wt") as file:
+            json.dump(kept, file)
+        temporary.replace(place)
+    except OSError as error:
+        raise UserError(f"--cache {cache}: cannot write there ({error.strerror}); choose another folder") from None
+    return report
+
+
+def program_hash(lowered: jax.stages.Lowered, topology: Topology) -> str:
+    """Of the StableHLO (shapes and shardings are in it), the slice, and the compiler's version."""
+    parts = (lowered.as_text(), str(topology), version("libtpu"), version("jaxlib"))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _compile(lowered: jax.stages.Lowered) -> Report:
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            # The dump has the cycles that XLA estimated; `compiled.as_text()` fails with some versions of libtpu.
+            compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return Report(time.perf_counter() - start, 0, 0, 0, 0, 0, "", needed=_needed(str(error)))
+        seconds = time.perf_counter() - start
+        # Small helper programs are dumped, too.
+        hlo = max((file.read_text() for file in Path(folder).glob("*.after_codegen.txt")), key=len)
+    memory = compiled.memory_analysis()
+    return Report(
+        seconds,
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.generated_code_size_in_bytes,
+        hlo,
+    )
+
+
+def _needed(message: str) -> float:
+    """Bytes in the compiler's message for a program that does not fit; infinite when it names none."""
+    sizes = [float(number) * _UNITS[unit] for number, unit in _NEEDED.findall(message)]
+    return max(sizes, default=float("inf"))

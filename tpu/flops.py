@@ -1,0 +1,93 @@
+"""FLOPs of a traced program: matrix products and convolutions, loops multiplied, recomputation included."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+
+class Kernel(NamedTuple):
+    """A Pallas kernel, into which no compiler looks.
+
+    flops: (arguments, results), each with shape and dtype -> FLOPs of one call.   efficiency: share of the chip's peak
+    that it reaches, from a measurement.
+    """
+
+    flops: Callable[[list, list], float]
+    efficiency: float
+
+
+class Flops(NamedTuple):
+    """products: outside of kernels.   kernels: name -> inside of it.   unknown: kernels without a `Kernel`."""
+
+    products: float
+    kernels: dict[str, float]
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> float:
+        return self.products + sum(self.kernels.values())
+
+
+def flops(jaxpr: ClosedJaxpr, kernels: Mapping[str, Kernel]) -> Flops:
+    """FLOPs of one run over all devices; a multiply-add counts as 2.
+
+    kernels: by the beginning of the name that `pl.pallas_call` was given. Of a conditional the dearest branch counts,
+    of a loop without a known length one turn.
+    """
+    products, inside, unknown = 0.0, {}, {}
+    for equation, times in _equations(jaxpr.jaxpr, 1):
+        kind = equation.primitive.name
+        products += times * _cost(equation)
+        if kind == "pallas_call":
+            name = str(equation.params.get("name_and_src_info") or equation.params.get("name"))
+            known = next((key for key in kernels if name.startswith(key)), None)
+            if known is None:
+                unknown[name] = None
+            else:
+                arguments, results = ([v.aval for v in vs] for vs in (equation.invars, equation.outvars))
+                inside[known] = inside.get(known, 0.0) + times * kernels[known].flops(arguments, results)
+    return Flops(products, inside, tuple(unknown))
+
+
+def _equations(jaxpr: Jaxpr, times: float):
+    """(equation, how often it runs over all devices) of a jaxpr and all inside it."""
+    for equation in jaxpr.eqns:
+        yield equation, times
+        kind, params = equation.primitive.name, equation.params
+        if kind == "pallas_call":
+            continue
+        if kind == "cond":
+            branches = [list(_equations(branch.jaxpr, times)) for branch in params["branches"]]
+            yield from max(branches, key=lambda found: sum(n * _cost(e) for e, n in found))
+            continue
+        inner = times
+        if kind == "scan":
+            inner = times * params["length"]
+        elif kind == "shard_map":
+            inner = times * math.prod(params["mesh"].shape[axis] for axis in params["manual_axes"])
+        for value in params.values():
+            for part in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(part, ClosedJaxpr):
+                    yield from _equations(part.jaxpr, inner)
+                elif isinstance(part, Jaxpr):
+                    yield from _equations(part, inner)
+
+
+def _cost(equation: Any) -> float:
+    costs = {"dot_general": _dot, "conv_general_dilated": _convolution}
+    return costs.get(equation.primitive.name, lambda _: 0.0)(equation)
+
+
+def _dot(equation: Any) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left, result = equation.invars[0].aval, equation.outvars[0].aval
+    return 2.0 * math.prod(result.shape) * math.prod(left.shape[axis] for axis in contracted)
+
+
+def _convolution(equation: Any) -> float:
+    numbers = equation.params["dimension_numbers"]
+    kernel, result = equation.invars[1].aval, equation.outvars[0].aval
+    outputs = kernel.shape[numbers.rhs_spec[0]]
+    return 2.0 * math.prod(result.shape) * math.prod(kernel.shape) / outputs

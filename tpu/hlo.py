@@ -1,0 +1,258 @@
+"""What an optimised XLA program does in one run on one device, read from its text.
+
+XLA's own cost analysis counts the body of a loop once; here everything is multiplied by the loops' trip counts.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_ARRAY = re.compile(r"\b([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_CALLED = {
+    "while": ("condition", "body"),
+    "call": ("to_apply",),
+    "fusion": ("calls",),
+    "async-start": ("calls",),
+    "conditional": ("true_computation", "false_computation", "branch_computations"),
+}
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+
+
+class Instruction(NamedTuple):
+    """shape: as printed.   inside: the text between the opcode's parentheses.   rest: the text after them."""
+
+    name: str
+    shape: str
+    opcode: str
+    inside: str
+    rest: str
+    root: bool
+
+    @property
+    def operands(self) -> list[str]:
+        return _OPERAND.findall(self.inside)
+
+
+class Module(NamedTuple):
+    """computations: name -> instructions by name, in order.   devices: that run it together."""
+
+    computations: dict[str, dict[str, Instruction]]
+    entry: str
+    devices: int
+
+
+class Array(NamedTuple):
+    """space: memory space of the device, 0 for HBM."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    space: int = 0
+
+    @property
+    def bytes(self) -> float:
+        bits = 8 if self.dtype == "pred" else int(re.search(r"\d+", self.dtype)[0])
+        size = bits / 8
+        for side in self.dims:
+            size *= side
+        return size
+
+
+class Collective(NamedTuple):
+    """One collective instruction on one device.
+
+    kind: of KINDS.   arrays: what it results in; for a reduce-scatter what it takes, for the others are never smaller.
+    group: devices that exchange.   times: how often it runs.   overlapped: runs beside other work.   source: op_name.
+    """
+
+    kind: str
+    arrays: tuple[Array, ...]
+    group: int
+    times: int
+    overlapped: bool
+    source: str
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of the whole arrays, of all runs."""
+        return self.times * sum(array.bytes for array in self.arrays)
+
+
+def parse(text: str) -> Module:
+    """The text of an HLO module, as `compiled.as_text()` and XLA's dumps have it; ValueError when it is none."""
+    computations, entry, current = {}, None, None
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            current = computations.setdefault(header[2], {})
+            entry = header[2] if header[1] else entry
+        elif current is not None and (named := _NAME.match(line)):
+            instruction = _instruction(named[2], line[named.end() :], bool(named[1]))
+            current[instruction.name] = instruction
+    if entry is None:
+        raise ValueError("not the text of an HLO module: it has no ENTRY computation")
+    counts = [int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0])]
+    devices = 1
+    for count in counts:
+        devices *= count
+    return Module(computations, entry, devices)
+
+
+def _instruction(name: str, text: str, root: bool) -> Instruction:
+    """`shape opcode(operands)rest` taken apart."""
+    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
+    opcode, _, after = text[end:].strip().partition("(")
+    close = _closing("(" + after, 0)
+    return Instruction(name, text[:end], opcode, after[: close - 1], after[close:], root)
+
+
+def _closing(text: str, start: int) -> int:
+    """Index of the parenthesis that closes the one at `start`."""
+    depth = 0
+    for index in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[index], 0)
+        if depth == 0:
+            return index
+    raise ValueError(f"unbalanced parentheses: {text[:80]}")
+
+
+def arrays(shape: str) -> tuple[Array, ...]:
+    """The arrays of a printed shape, tuples flattened."""
+    found = []
+    for dtype, dims, layout in _ARRAY.findall(shape):
+        space = re.search(r"S\((\d+)\)", layout)
+        found.append(Array(dtype, tuple(int(d) for d in dims.split(",") if d), int(space[1]) if space else 0))
+    return tuple(found)
+
+
+class Run(NamedTuple):
+    """An instruction in its computation, run `times` in a run of the program; fused: inside a fusion or async-start."""
+
+    instruction: Instruction
+    computation: dict[str, Instruction]
+    times: int
+    fused: bool
+
+
+def runs(module: Module) -> Iterator[Run]:
+    """Every instruction that runs, loops' bodies multiplied, every branch of a conditional counted.
+
+    ValueError for a loop whose trip count cannot be read.
+    """
+    yield from _runs(module, module.entry, 1, False)
+
+
+def _runs(module: Module, name: str, times: int, fused: bool) -> Iterator[Run]:
+    computation = module.computations[name]
+    for instruction in computation.values():
+        yield Run(instruction, computation, times, fused)
+        if instruction.opcode not in _CALLED:
+            continue
+        inner = times * trips(module, computation, instruction) if instruction.opcode == "while" else times
+        for name in _called(instruction):
+            yield from _runs(module, name, inner, fused or instruction.opcode in ("fusion", "async-start"))
+
+
+def called(module: Module, instruction: Instruction) -> dict[str, Instruction]:
+    """The computation of a fusion."""
+    return module.computations[_called(instruction)[0]]
+
+
+def _called(instruction: Instruction) -> list[str]:
+    names = []
+    for attribute in _CALLED[instruction.opcode]:
+        if found := re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", instruction.rest):
+            names += [name.strip(" {}").lstrip("%") for name in found[1].split(",")]
+    return names
+
+
+def trips(module: Module, computation: dict[str, Instruction], loop: Instruction) -> int:
+    """How often a while loop runs: as XLA noted it, or from its counter's first value, step and bound."""
+    if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest):
+        return int(noted[1])
+    condition, body = (module.computations[name] for name in _called(loop))
+    bound = [value for i in condition.values() if (value := _constant(i)) is not None]
+    root = next(i for i in condition.values() if i.root)
+    counter = next((condition[o] for o in root.operands if condition[o].opcode == "get-tuple-element"), None)
+    if len(bound) != 1 or counter is None or "direction=" in root.rest and "direction=LT" not in root.rest:
+        raise ValueError(f"cannot tell how often the loop {loop.name} runs")
+    index = int(re.search(r"index=(\d+)", counter.rest)[1])
+    first = _start(computation, loop, index)
+    return -(-(bound[0] - first) // _step(body, index))
+
+
+def _start(computation: dict[str, Instruction], loop: Instruction, index: int) -> int:
+    """The first value of a loop's counter; 0, as `lax.scan` has it, where it is not a constant in the text."""
+    state = computation[loop.operands[0]]
+    value = computation.get(state.operands[index]) if state.opcode == "tuple" else None
+    while value is not None and value.opcode in ("copy", "copy-done", "copy-start", "bitcast"):
+        value = computation.get(value.operands[0])
+    return (_constant(value) or 0) if value is not None else 0
+
+
+def _step(body: dict[str, Instruction], index: int) -> int:
+    """What a loop's body adds to its counter; 1, as `lax.scan` does, where it is not a constant in the text."""
+    root = next(i for i in body.values() if i.root)
+    value = body.get(root.operands[index]) if root.opcode == "tuple" else None
+    if value is None or value.opcode != "add":
+        return 1
+    added = [c for o in value.operands if o in body and (c := _constant(body[o])) is not None]
+    return added[0] if added else 1
+
+
+def _constant(instruction: Instruction) -> int | None:
+    """The value of a scalar integer constant."""
+    is_integer = instruction.opcode == "constant" and re.match(r"[su]\d+\[\]", instruction.shape)
+    return int(instruction.inside) if is_integer else None
+
+
+def collectives(module: Module) -> list[Collective]:
+    """Every exchange between devices, a -start and its -done counted once.
+
+    XLA:TPU copies an overlapped collective into each fusion that it runs beside, under one channel: counted once, too.
+    """
+    found, channels = [], set()
+    for run in runs(module):
+        instruction = run.instruction
+        kind = instruction.opcode.removesuffix("-start")
+        group = _group(instruction, module.devices) if kind in KINDS else 1
+        channel = re.search(r"channel_id=(\d+)", instruction.rest)
+        if group == 1 or run.fused and channel and channel[1] in channels:
+            continue
+        if run.fused and channel:
+            channels.add(channel[1])
+        overlapped = run.fused or instruction.opcode.endswith("-start")
+        source = re.search(r'op_name="([^"]*)"', instruction.rest)
+        moved = _moved(kind, instruction, group)
+        found.append(Collective(kind, moved, group, run.times, overlapped, source[1] if source else ""))
+    return found
+
+
+def _moved(kind: str, instruction: Instruction, group: int) -> tuple[Array, ...]:
+    """The arrays of a collective: results, or for a reduce-scatter operands."""
+    whole = arrays(instruction.shape)
+    if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
+        whole = whole[len(instruction.operands) : 2 * len(instruction.operands)]  # after the operands themselves
+    if kind == "reduce-scatter":
+        axis = int(re.search(r"dimensions=\{(\d+)\}", instruction.rest)[1])
+        longer = lambda dims: (*dims[:axis], dims[axis] * group, *dims[axis + 1 :])
+        whole = tuple(array._replace(dims=longer(array.dims)) for array in whole)
+    return whole
+
+
+def _group(instruction: Instruction, devices: int) -> int:
+    """How many devices exchange with each other: explicit lists, `[groups,size]<=[n]`, or axes of a named mesh."""
+    text = instruction.rest
+    if "source_target_pairs=" in text:
+        return 2
+    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
+        return len(listed[1].split(","))
+    if shaped := re.search(r"replica_groups=\[\d+,(\d+)\]", text):
+        return int(shaped[1])
+    if meshed := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text):
+        sizes, size = dict(re.findall(r"'(\w+)'=(\d+)", meshed[1])), 1
+        for axis, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", meshed[2]):
+            size *= int(part or sizes[axis])
+        return size
+    return devices

@@ -1,0 +1,178 @@
+"""A train step on a slice of TPUs, before there is one: memory, collectives, time; the largest batch that fits."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from tpu import hlo
+from tpu.chips import TPUS
+from tpu.compiler import Report, compile_for_tpu
+from tpu.costs import Costs, collective_seconds, costs
+from tpu.flops import Flops, Kernel, flops
+from tpu.hlo import Collective
+from tpu.topologies import Topology
+
+
+class Work(NamedTuple):
+    """A step to plan.
+
+    step: jitted.   arguments: of it, shapes with shardings.   parts: 'parameters', 'optimizer', 'batch', ... -> the
+    arguments' leaves that they name.   rows: of a batch.   length: tokens per row.   model_flops: of one step, without
+    recomputation, over all chips.
+    """
+
+    step: Any
+    arguments: tuple
+    parts: Mapping[str, Any]
+    rows: int
+    length: int
+    model_flops: float
+
+
+class Estimate(NamedTuple):
+    """seconds: of a step, the sum of what cannot overlap.   compute, memory, collectives: seconds of each alone.
+    exposed: seconds of the collectives that nothing runs beside.   why_not: '' or why seconds is None.
+    """
+
+    seconds: float | None
+    compute: float
+    memory: float
+    collectives: float
+    exposed: float
+    why_not: str = ""
+
+
+class Plan(NamedTuple):
+    """Per chip, sizes in bytes.   parts: of the arguments.   costs, collectives, estimate: None if it does not fit."""
+
+    topology: Topology
+    work: Work
+    report: Report
+    parts: dict[str, int]
+    flops: Flops
+    costs: Costs | None
+    collectives: list[Collective]
+    estimate: Estimate | None
+
+    @property
+    def capacity(self) -> float:
+        return TPUS[self.topology.generation].hbm
+
+    @property
+    def fits(self) -> bool:
+        return self.report.needed is None and self.report.total <= self.capacity
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        seconds = self.estimate and self.estimate.seconds
+        return self.work.rows * self.work.length / seconds if seconds else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs over what all chips could do in the estimated time."""
+        seconds = self.estimate and self.estimate.seconds
+        peak = TPUS[self.topology.generation].peak_flops * _chips(self)
+        return self.work.model_flops / (seconds * peak) if seconds else None
+
+
+def plan(work: Work, topology: Topology, kernels: Mapping[str, Kernel], cache: Path) -> Plan:
+    """Compile a step for a slice and read what it will do."""
+    traced = work.step.trace(*work.arguments)
+    report = compile_for_tpu(traced.lower(), topology, cache)
+    parts = {name: shard_bytes(tree) for name, tree in work.parts.items()}
+    counted = flops(traced.jaxpr, kernels)
+    if not report.hlo:
+        return Plan(topology, work, report, parts, counted, None, [], None)
+    module = hlo.parse(report.hlo)
+    try:
+        found, moved = costs(module), hlo.collectives(module)
+    except ValueError as error:  # a loop of unknown length
+        return Plan(topology, work, report, parts, counted, None, [], _no_estimate(str(error)))
+    estimated = estimate(found, moved, counted, work.model_flops, module.devices, topology.generation, kernels)
+    return Plan(topology, work, report, parts, counted, found, moved, estimated)
+
+
+def shard_bytes(tree) -> int:
+    """Bytes that one device holds of a tree of shapes with shardings."""
+    shard = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    return sum(shard(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def estimate(
+    found: Costs,
+    moved: list[Collective],
+    counted: Flops,
+    model_flops: float,
+    chips: int,
+    generation: str,
+    kernels: Mapping[str, Kernel],
+) -> Estimate:
+    """Time of a step: the cores' or the memory's, whichever is longer, and the collectives that nothing hides.
+
+    Lookups, for which the compiler has no cycles, take their memory traffic; kernels their FLOPs at their efficiency.
+    """
+    chip = TPUS[generation]
+    inside = sum(total / kernels[name].efficiency for name, total in counted.kernels.items()) / chips / chip.peak_flops
+    compute = found.cycles / chip.clock + found.lookups / chip.hbm_bandwidth + inside
+    memory = found.traffic / chip.hbm_bandwidth
+    every = sum(collective_seconds(collective, chip) for collective in moved)
+    exposed = sum(collective_seconds(collective, chip) for collective in moved if not collective.overlapped)
+    seconds = max(compute, memory, every - exposed) + exposed
+    why_not = ""
+    if found.unknown or counted.unknown:
+        why_not = f"no cost is known for {', '.join((*found.unknown, *counted.unknown)[:3])}"
+    elif found.kernels and not counted.kernels:
+        why_not = "the program has kernels that its trace has not"
+    elif counted.total / chips > seconds * chip.peak_flops or model_flops / chips > seconds * chip.peak_flops:
+        why_not = f"{1000 * seconds:.3g} ms would be faster than the chip's peak"
+    return Estimate(None if why_not else seconds, compute, memory, every, exposed, why_not)
+
+
+def _no_estimate(why: str) -> Estimate:
+    return Estimate(None, 0.0, 0.0, 0.0, 0.0, why)
+
+
+def _chips(planned: Plan) -> int:
+    return len(jax.tree.leaves(planned.work.arguments)[0].sharding.device_set)
+
+
+class Largest(NamedTuple):
+    """rows: the largest batch that fits, 0 if none does.   checked: whether that batch was compiled and fits."""
+
+    rows: int
+    checked: bool
+
+
+def largest_batch(total: Callable[[int], float], rows: int, step: int, capacity: float) -> Largest:
+    """Two compilations, a straight line through what they need, and a check where it meets the capacity.
+
+    total: rows -> bytes per chip that a batch of these rows needs (more than the capacity if it does not fit).
+    rows: a multiple of `step`, where to start.   step: what batches are multiples of.
+    """
+    first = total(rows)
+    second_rows = 2 * rows if first < capacity / 2 else max(step, rows // 2 // step * step)
+    if second_rows == rows:
+        second_rows = 2 * rows
+    points = [(rows, first), (second_rows, total(second_rows))]
+    fitting = max((n for n, size in points if size <= capacity), default=0)
+    for _ in range(2):  # the compiler saves memory when it gets tight, so a line may fall short or go too far
+        guess = _where_full(points[-2:], step, capacity)
+        guess = max(guess, fitting)
+        if guess == fitting:
+            break
+        points.append((guess, total(guess)))
+        if points[-1][1] <= capacity:
+            return Largest(guess, True)
+    return Largest(fitting, fitting > 0)
+
+
+def _where_full(points: list[tuple[int, float]], step: int, capacity: float) -> int:
+    """The largest multiple of `step` at which the line through two points is within the capacity."""
+    (n1, size1), (n2, size2) = points
+    slope = (size2 - size1) / (n2 - n1)
+    if not math.isfinite(slope) or slope <= 0:
+        return 0
+    return max(0, math.floor((n1 + (capacity - size1) / slope) / step) * step)
