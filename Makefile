@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JAX_EXTRA := $(if $(filter tpu,$(ACCELERATOR)),[tpu],$(if $(filter cuda,$(ACCELERATOR)),[cuda12],))
 MORE := $(if $(filter tpu,$(ACCELERATOR)),-r requirements-gcs.txt,)
 
-.PHONY: pretrain test test-all lint setup setup-dev
+.PHONY: pretrain test test-all lint setup setup-dev setup-plan
 
 pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate, plot, export
 	$(BIN)/python -m pretrain demo
@@ -23,6 +23,7 @@ lint: setup-dev
 
 setup: $(VENV)/installed-$(ACCELERATOR)
 setup-dev: $(VENV)/installed-dev
+setup-plan: $(VENV)/installed-plan  ## for `python -m tpu plan`
 
 $(VENV)/installed-%: requirements.txt requirements-gcs.txt
 	@case "$(ACCELERATOR)" in cpu|tpu|cuda) ;; *) echo "ACCELERATOR=$(ACCELERATOR): use cpu, tpu or cuda" >&2; exit 2;; esac
@@ -34,4 +35,8 @@ $(VENV)/installed-%: requirements.txt requirements-gcs.txt
 
 $(VENV)/installed-dev: requirements-dev.txt requirements-gcs.txt $(VENV)/installed-$(ACCELERATOR)
 	$(BIN)/pip install --quiet -r requirements-dev.txt
+	touch $@
+
+$(VENV)/installed-plan: requirements-plan.txt $(VENV)/installed-$(ACCELERATOR)
+	$(BIN)/pip install --quiet -r requirements-plan.txt
 	touch $@

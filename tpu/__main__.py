@@ -1,4 +1,4 @@
-"""python -m tpu local | launch | status | logs | stop | delete"""
+"""python -m tpu plan | local | launch | status | logs | stop | delete"""
 
 import dataclasses
 import sys
@@ -11,6 +11,9 @@ from tpu.local import Local, local
 
 USAGE = """python -m tpu COMMAND ...
 
+  plan RECIPE --topology v5e:4x4 [--mesh data=4,fsdp=4] [--batch-size N] [--sequence-length L] [fields of the recipe]
+                            compile the train step for a slice, here: does it fit, and how fast should it go?
+  plan --all                the same for every recipe on a slice of each generation: a table and a picture
   local [--processes N] [--devices M] -- COMMAND ...
                             run a command as a cluster of N processes on this machine
   launch RECIPE --name N --type v5litepod-16 --zone Z --bucket gs://B [--spot] [--queued] [options of pretrain run]
@@ -39,6 +42,12 @@ def main(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _plan(arguments: list[str]) -> int:
+    from pretrain.planning import plan_command
+
+    return plan_command(arguments)
 
 
 def _local(arguments: list[str]) -> int:
@@ -87,6 +96,7 @@ def _delete(arguments: list[str]) -> int:
 
 
 COMMANDS = {
+    "plan": _plan,
     "local": _local,
     "launch": _launch,
     "status": _status,

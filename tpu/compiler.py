@@ -16,7 +16,7 @@ import jax
 from jax.experimental import topologies
 
 from data_pipelines.errors import UserError
-from tpu.topologies import GENERATIONS, Topology
+from tpu.topologies import OPTIONS, Topology
 
 INSTALL = "make setup-plan (or pip install -r requirements-plan.txt)"
 # Of an environment that a Cloud TPU VM has; without them libtpu looks for such a machine and waits.
@@ -65,7 +65,7 @@ def prepare() -> None:
 
 def devices(topology: Topology, slices: int = 1) -> list[jax.Device]:
     """Stand-ins for a slice's chips, to make a mesh and compile for."""
-    options = GENERATIONS[topology.generation].options
+    options = OPTIONS.get(topology.generation, {})
     if slices > 1:
         options = {**options, "num_slices": slices}
     described = topologies.get_topology_desc(

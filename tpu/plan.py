@@ -20,14 +20,17 @@ class Work(NamedTuple):
     """A step to plan.
 
     step: jitted.   arguments: of it, shapes with shardings.   parts: 'parameters', 'optimizer', 'batch', ... -> the
-    arguments' leaves that they name.   rows: of a batch.   length: tokens per row.   model_flops: of one step, without
-    recomputation, over all chips.
+    arguments' leaves that they name.   mesh, chips: its shape in words and its size.   rows: of a batch, a multiple of
+    rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all chips.
     """
 
     step: Any
     arguments: tuple
     parts: Mapping[str, Any]
+    mesh: str
+    chips: int
     rows: int
+    rows_multiple: int
     length: int
     model_flops: float
 
@@ -74,7 +77,7 @@ class Plan(NamedTuple):
     def mfu(self) -> float | None:
         """Model FLOPs over what all chips could do in the estimated time."""
         seconds = self.estimate and self.estimate.seconds
-        peak = TPUS[self.topology.generation].peak_flops * _chips(self)
+        peak = TPUS[self.topology.generation].peak_flops * self.work.chips
         return self.work.model_flops / (seconds * peak) if seconds else None
 
 
@@ -91,7 +94,7 @@ def plan(work: Work, topology: Topology, kernels: Mapping[str, Kernel], cache: P
         found, moved = costs(module), hlo.collectives(module)
     except ValueError as error:  # a loop of unknown length
         return Plan(topology, work, report, parts, counted, None, [], _no_estimate(str(error)))
-    estimated = estimate(found, moved, counted, work.model_flops, module.devices, topology.generation, kernels)
+    estimated = estimate(found, moved, counted, work, topology, kernels)
     return Plan(topology, work, report, parts, counted, found, moved, estimated)
 
 
@@ -105,17 +108,18 @@ def estimate(
     found: Costs,
     moved: list[Collective],
     counted: Flops,
-    model_flops: float,
-    chips: int,
-    generation: str,
+    work: Work,
+    topology: Topology,
     kernels: Mapping[str, Kernel],
 ) -> Estimate:
     """Time of a step: the cores' or the memory's, whichever is longer, and the collectives that nothing hides.
 
     Lookups, for which the compiler has no cycles, take their memory traffic; kernels their FLOPs at their efficiency.
     """
-    chip = TPUS[generation]
-    inside = sum(total / kernels[name].efficiency for name, total in counted.kernels.items()) / chips / chip.peak_flops
+    chip = TPUS[topology.generation]
+    needed = max(counted.total, work.model_flops) / work.chips
+    inside = sum(total / kernels[name].efficiency for name, total in counted.kernels.items())
+    inside /= work.chips * chip.peak_flops
     compute = found.cycles / chip.clock + found.lookups / chip.hbm_bandwidth + inside
     memory = found.traffic / chip.hbm_bandwidth
     every = sum(collective_seconds(collective, chip) for collective in moved)
@@ -126,7 +130,7 @@ def estimate(
         why_not = f"no cost is known for {', '.join((*found.unknown, *counted.unknown)[:3])}"
     elif found.kernels and not counted.kernels:
         why_not = "the program has kernels that its trace has not"
-    elif counted.total / chips > seconds * chip.peak_flops or model_flops / chips > seconds * chip.peak_flops:
+    elif needed > seconds * chip.peak_flops:
         why_not = f"{1000 * seconds:.3g} ms would be faster than the chip's peak"
     return Estimate(None if why_not else seconds, compute, memory, every, exposed, why_not)
 
@@ -135,44 +139,41 @@ def _no_estimate(why: str) -> Estimate:
     return Estimate(None, 0.0, 0.0, 0.0, 0.0, why)
 
 
-def _chips(planned: Plan) -> int:
-    return len(jax.tree.leaves(planned.work.arguments)[0].sharding.device_set)
-
-
 class Largest(NamedTuple):
-    """rows: the largest batch that fits, 0 if none does.   checked: whether that batch was compiled and fits."""
+    """rows: the largest batch that was compiled and fits, 0 if none did.   full: whether the line says that more will
+    not fit; otherwise the compiler's answers lay on no line."""
 
     rows: int
-    checked: bool
+    full: bool
 
 
-def largest_batch(total: Callable[[int], float], rows: int, step: int, capacity: float) -> Largest:
+def largest_batch(total: Callable[[int], float], fixed: float, rows: int, multiple: int, capacity: float) -> Largest:
     """Two compilations, a straight line through what they need, and a check where it meets the capacity.
 
-    total: rows -> bytes per chip that a batch of these rows needs (more than the capacity if it does not fit).
-    rows: a multiple of `step`, where to start.   step: what batches are multiples of.
+    total: rows -> bytes per chip that a batch of these rows needs; infinite where only that it does not fit is known.
+    fixed: the part of it that a larger batch leaves alone.   rows: where to start.   multiple: of what batches are.
     """
     first = total(rows)
-    second_rows = 2 * rows if first < capacity / 2 else max(step, rows // 2 // step * step)
-    if second_rows == rows:
-        second_rows = 2 * rows
-    points = [(rows, first), (second_rows, total(second_rows))]
+    half_full = rows // 4
+    if math.isfinite(first):  # taking all temporaries for activations, so that the second batch fits
+        half_full = int(rows * (capacity / 2 - fixed) / max(first - fixed, 1.0))
+    second = max(half_full // multiple, 1) * multiple
+    second = second if second != rows else 2 * rows
+    points = [(rows, first), (second, total(second))]
     fitting = max((n for n, size in points if size <= capacity), default=0)
-    for _ in range(2):  # the compiler saves memory when it gets tight, so a line may fall short or go too far
-        guess = _where_full(points[-2:], step, capacity)
-        guess = max(guess, fitting)
-        if guess == fitting:
+    for _ in range(2):  # the compiler saves memory when it gets tight, so the line may bend
+        guess = _where_full(points[-2:], multiple, capacity)
+        if guess <= fitting:
             break
         points.append((guess, total(guess)))
         if points[-1][1] <= capacity:
             return Largest(guess, True)
-    return Largest(fitting, fitting > 0)
+    return Largest(fitting, False)
 
 
-def _where_full(points: list[tuple[int, float]], step: int, capacity: float) -> int:
-    """The largest multiple of `step` at which the line through two points is within the capacity."""
+def _where_full(points: list[tuple[int, float]], multiple: int, capacity: float) -> int:
+    """The largest multiple at which the line through two points is within the capacity; 0 without such a line."""
     (n1, size1), (n2, size2) = points
-    slope = (size2 - size1) / (n2 - n1)
-    if not math.isfinite(slope) or slope <= 0:
+    if n1 == n2 or not math.isfinite(size1 + size2) or (slope := (size2 - size1) / (n2 - n1)) <= 0:
         return 0
-    return max(0, math.floor((n1 + (capacity - size1) / slope) / step) * step)
+    return max(0, math.floor((n1 + (capacity - size1) / slope) / multiple) * multiple)

@@ -1,0 +1,201 @@
+"""`python -m tpu plan`: the steps of recipes, put on slices that nobody has rented yet."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from data_pipelines.command_line import parse
+from data_pipelines.errors import UserError
+from models.parameters import count
+from models.program import Program
+from pretrain.assembly import assemble, state_shapes
+from pretrain.placement import abstract_batch, abstract_state, jit_train_step
+from pretrain.recipe import Recipe, check
+from pretrain.recipes.registry import RECIPES, find
+from tpu import plan_report
+from tpu.chips import TPUS
+from tpu.compiler import devices, prepare
+from tpu.flops import Kernel
+from tpu.mesh import choose_mesh, mesh_shape
+from tpu.plan import Plan, Work, largest_batch, plan
+from tpu.topologies import Topology, parse_topology
+
+CACHE = Path.home() / ".cache" / "pretrain-plans"
+KERNELS: Mapping[str, Kernel] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a recipe is planned for; every field but the first as in `pretrain run`."""
+
+    topology: str
+    """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16."""
+    mesh: str | None = None
+    """How the chips share the work, like data=4,fsdp=4; slice=2 for two slices. By default what suits the model."""
+    microbatches: int = 1
+    """Cut each batch into so many parts whose gradients add up."""
+    dtype: str = "bfloat16"
+    """float32 or bfloat16 for activations and products."""
+    depth: str = "scan"
+    """scan or unroll the layers."""
+    remat: str = "none"
+    """What the backward pass computes again instead of keeping: none, dots or full."""
+    batch_size: int | None = None
+    """Rows of every phase's batch, over all chips."""
+    sequence_length: int | None = None
+    """Tokens per row, in every phase."""
+    largest: bool = True
+    """Also find the largest batch that fits: two or three more compilations for each phase."""
+    cache: Path = CACHE
+    """Where the compiler's answers are kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Plan every recipe on one slice of each generation."""
+
+    topologies: tuple[str, ...] = ("v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4")
+    """Slices."""
+    recipes: tuple[str, ...] = tuple(RECIPES)
+    """Recipes."""
+    out: Path = Path("plans")
+    """Folder for plans.md and plans.png."""
+    cache: Path = CACHE
+    """Where the compiler's answers are kept."""
+
+
+def plan_command(arguments: Sequence[str]) -> int:
+    """`RECIPE --topology ...` prints a plan, `--all` writes a table -> exit status."""
+    if "--all" in arguments:
+        _table(parse(Table, [a for a in arguments if a != "--all"], "python -m tpu plan --all"))
+        return 0
+    recipe, target = parse_plan(arguments)
+    topology = parse_topology(target.topology)
+    prepare()
+    for work, title in works(recipe, target, topology):
+        planned = plan(work, topology, KERNELS, target.cache)
+        plan_report.show(title, planned)
+        if target.largest:
+            plan_report.show_largest(_largest(recipe, target, topology, planned), planned)
+    return 0
+
+
+def parse_plan(arguments: Sequence[str]) -> tuple[Recipe, Target]:
+    """`bert-base --topology v5e:4x4 --model.depth 3` -> the recipe with its changes, and what to plan it for."""
+    name, *rest = arguments or [""]
+    if name in ("-h", "--help"):
+        name, rest = next(iter(RECIPES)), ["--help"]
+    if not name or name.startswith("-"):
+        raise UserError("plan: name a recipe first, as in `python -m tpu plan bert-base --topology v5e:4x4`; or --all")
+    recipe = find(name)
+    unnamed = arg(name="")
+    both = dataclasses.make_dataclass(
+        "PlanArguments",
+        [
+            ("target", Annotated[Target, unnamed]),
+            ("recipe", Annotated[Recipe, unnamed], dataclasses.field(default=recipe)),
+        ],
+        frozen=True,
+    )
+    both.__doc__ = f"Compile the train step of {name} for a slice of TPUs, on this machine, and say what it will do."
+    try:
+        parsed = parse(both, rest, f"python -m tpu plan {name}")
+        program_of(parsed.target)
+    except ValueError as error:  # a config's own check
+        raise UserError(str(error).replace("program.", "--", 1)) from None
+    recipe = shaped(parsed.recipe, parsed.target.batch_size, parsed.target.sequence_length)
+    check(recipe)
+    return recipe, parsed.target
+
+
+def program_of(target: Target) -> Program:
+    """How the step is compiled; ValueError for a choice that does not exist."""
+    return Program(target.dtype, target.depth, target.remat)
+
+
+def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe:
+    """The recipe with every phase at this batch size and length, where given; phases that become equal are joined."""
+    given = {"batch_size": batch_size, "length": length}
+    change = {name: value for name, value in given.items() if value is not None}
+    joined: dict[tuple, float] = {}
+    for phase in (dataclasses.replace(phase, **change) for phase in recipe.phases):
+        joined[phase.length, phase.batch_size] = joined.get((phase.length, phase.batch_size), 0.0) + phase.share
+    phases = tuple(type(recipe.phases[0])(share, *shape) for shape, share in joined.items())
+    return dataclasses.replace(recipe, phases=phases)
+
+
+def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[Work, str]]:
+    """(the real train step of each phase, its title); UserError where the mesh and the batch do not agree."""
+    assembly = assemble(recipe, program_of(target))
+    slices = re.search(r"slice=(\d+)", target.mesh or "")
+    chips = devices(topology, int(slices[1]) if slices else 1)
+    parameters = count(state_shapes(assembly, 0)[0].params)
+    mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm)
+    shape = mesh_shape(mesh)
+    for index, phase in enumerate(recipe.phases):
+        parts = target.microbatches * shape.batch_parts
+        if phase.batch_size % parts:
+            raise UserError(
+                f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches "
+                f"{target.microbatches} x the {shape.batch_parts} parts of the mesh {shape}: give --batch-size a "
+                f"multiple of {parts}, or another --mesh"
+            )
+        state, frozen = abstract_state(assembly, index, mesh)
+        batch = abstract_batch(assembly, index, mesh)
+        predictions = recipe.objective.predictions(phase.length)
+        work = Work(
+            step=jit_train_step(assembly, index, mesh, target.microbatches),
+            arguments=(state, frozen, batch),
+            parts={
+                "parameters": (state.params, frozen),
+                "optimizer": state.opt_state,
+                "batch": batch,
+                "other state": (state.step, state.carry, state.skipped),
+            },
+            mesh=str(shape),
+            chips=len(chips),
+            rows=phase.batch_size,
+            rows_multiple=parts,
+            length=phase.length,
+            # The backward pass costs two forward passes.
+            model_flops=3 * assembly.family.flops(recipe.model, phase.batch_size, phase.length, predictions),
+        )
+        yield work, (
+            f"{recipe.name} on {topology} ({topology.cloud}: {len(chips)} chips), mesh {shape}, "
+            f"phase {index + 1} of {len(recipe.phases)}: {phase.batch_size} rows of {phase.length} tokens; "
+            f"{parameters / 1e6:.1f}M parameters, {target.dtype}, layers {target.depth}, remat {target.remat}"
+        )
+
+
+def _largest(recipe: Recipe, target: Target, topology: Topology, planned: Plan):
+    """The largest batch of a planned phase."""
+
+    def total(rows: int) -> float:
+        alone = shaped(recipe, rows, planned.work.length)
+        work, _ = next(works(alone, target, topology))
+        return plan(work, topology, KERNELS, target.cache).report.total
+
+    fixed = sum(size for name, size in planned.parts.items() if name != "batch")
+    return largest_batch(total, fixed, planned.work.rows, planned.work.rows_multiple, planned.capacity)
+
+
+def _table(options: Table) -> None:
+    """Plan recipes one by one; what fails is a row that says why."""
+    recipes = [find(name) for name in options.recipes]
+    topologies = [parse_topology(name) for name in options.topologies]
+    prepare()
+    rows = []
+    for recipe in recipes:
+        for topology in topologies:
+            target = Target(topology=str(topology), cache=options.cache)
+            try:
+                for work, _ in works(recipe, target, topology):
+                    rows.append((recipe.name, plan(work, topology, KERNELS, options.cache)))
+            except UserError as error:
+                rows.append((recipe.name, str(error)))
+            plan_report.write(rows, options.out)
+            print(f"{recipe.name} on {topology}: {options.out}", flush=True)

@@ -1,0 +1,198 @@
+"""Plans as tables on the screen, as Markdown and as a picture."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from rich.console import Console
+from rich.table import Table
+
+from data_pipelines.errors import UserError
+from tpu.chips import GIB, TPUS
+from tpu.plan import Largest, Plan
+
+SOURCES = 10  # of the estimated time, the largest that are listed
+
+
+def show(title: str, planned: Plan) -> None:
+    """Print all of one plan."""
+    console = _console()
+    console.print(f"\n[bold]{title}[/bold]", highlight=False)
+    console.print(_memory(planned))
+    console.print(_work(planned))
+    if planned.collectives:
+        console.print(_collectives(planned))
+    if planned.costs and planned.estimate.seconds:
+        console.print(_sources(planned))
+
+
+def show_largest(largest: Largest, planned: Plan) -> None:
+    """Print what `largest_batch` found."""
+    if largest.rows == 0:
+        said = "no batch fits: cut the parameters (--mesh fsdp=...) or the activations (--remat full, --microbatches)"
+    else:
+        more = "" if largest.full else " (perhaps more: what it needs does not grow evenly)"
+        said = f"largest batch that fits: {largest.rows} rows of {planned.work.length}{more}"
+    _console().print(said, highlight=False)
+
+
+def _console() -> Console:
+    """Wide where nobody set a width, so that a pipe or a log gets whole rows."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
+    return table
+
+
+def _memory(planned: Plan) -> Table:
+    table = _table("HBM per chip", "", "GiB", "share")
+    rows = dict(planned.parts)
+    if planned.report.needed is None:
+        report = planned.report
+        rows["layout of arguments"] = report.arguments - sum(planned.parts.values())
+        rows["activations and temporaries"] = report.temporaries + report.outputs - report.aliased
+        rows["program"] = report.code
+    for name, size in rows.items():
+        table.add_row(name, f"{size / GIB:.3f}", f"{size / planned.capacity:.1%}")
+    verdict = "fits" if planned.fits else "DOES NOT FIT"
+    table.add_section()
+    total = planned.report.total
+    all_of = f"all, of {planned.capacity / GIB:.2f}: {verdict}"
+    table.add_row(all_of, f"{total / GIB:.3f}", f"{total / planned.capacity:.1%}")
+    return table
+
+
+def _work(planned: Plan) -> Table:
+    """FLOPs, bytes, the estimate."""
+    table = _table("One step", "", "")
+    work = planned.work
+    table.add_row("model FLOPs per chip", f"{work.model_flops / work.chips:.3e}")
+    table.add_row("FLOPs of the program per chip, recomputation included", f"{planned.flops.total / work.chips:.3e}")
+    if planned.costs:
+        table.add_row("bytes to and from HBM per chip", f"{planned.costs.traffic:.3e}")
+    for name, text in figures(planned).items():
+        table.add_row(name, text)
+    compiled = f"{planned.report.seconds:.0f} s" + (" (kept from an earlier plan)" if planned.report.cached else "")
+    table.add_row("compilation", compiled)
+    return table
+
+
+def figures(planned: Plan) -> dict[str, str]:
+    """The estimate in words; 'no estimate' and why where there is none."""
+    estimate = planned.estimate
+    if estimate is None:
+        return {"estimate": "no estimate: it does not fit"}
+    if estimate.seconds is None:
+        return {"estimate": f"no estimate: {estimate.why_not}"}
+    ms = lambda seconds: f"{1000 * seconds:.3g}"
+    parts = f"{ms(estimate.compute)} cores, {ms(estimate.memory)} HBM, {ms(estimate.collectives)} collectives"
+    return {
+        "estimated step time": f"{ms(estimate.seconds)} ms  ({parts}, {ms(estimate.exposed)} of them not overlapped)",
+        "estimated tokens/s": f"{planned.tokens_per_second:,.0f}",
+        "estimated MFU": f"{planned.mfu:.1%}",
+    }
+
+
+def _collectives(planned: Plan) -> Table:
+    table = _table("Collectives per step and chip", "kind", "chips", "runs", "MB", "overlapped MB")
+    sums: dict[tuple, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for collective in planned.collectives:
+        row = sums[collective.kind, collective.group]
+        row[0] += collective.times
+        row[1] += collective.bytes
+        row[2] += collective.bytes if collective.overlapped else 0.0
+    for (kind, group), (times, size, overlapped) in sorted(sums.items()):
+        table.add_row(kind, str(group), str(times), f"{size / 1e6:.2f}", f"{overlapped / 1e6:.2f}")
+    return table
+
+
+def _sources(planned: Plan) -> Table:
+    table = _table("Where the cores' time goes", "operation", "ms", "share")
+    clock = TPUS[planned.topology.generation].clock
+    for name, cycles in list(planned.costs.sources.items())[:SOURCES]:
+        table.add_row(name, f"{1000 * cycles / clock:.2f}", f"{cycles / planned.costs.cycles:.1%}")
+    return table
+
+
+# Column -> its text, of a plan that has an estimate or not.
+_COLUMNS = {
+    "slice": lambda p: f"{p.topology} ({p.topology.cloud})",
+    "mesh": lambda p: p.work.mesh,
+    "batch": lambda p: f"{p.work.rows} x {p.work.length}",
+    "HBM, GiB": lambda p: f"{p.report.total / GIB:.2f} of {p.capacity / GIB:.2f}" + ("" if p.fits else ": too much"),
+    "TFLOPs/chip": lambda p: f"{p.flops.total / p.work.chips / 1e12:.2f}",
+    "collectives, MB/chip": lambda p: f"{sum(c.bytes for c in p.collectives) / 1e6:.0f}",
+    "step, ms": lambda p: _or_none(p, lambda: f"{1000 * p.estimate.seconds:.3g}"),
+    "tokens/s": lambda p: _or_none(p, lambda: f"{p.tokens_per_second:,.0f}"),
+    "MFU": lambda p: _or_none(p, lambda: f"{p.mfu:.0%}"),
+    "compilation, s": lambda p: f"{p.report.seconds:.0f}",
+}
+_NOTE = (
+    "Step time, tokens/s and MFU are estimates of XLA's TPU compiler, not measurements. "
+    "A step is the longer of what the cores compute and what HBM moves, and the collectives that nothing overlaps."
+)
+
+
+def _or_none(planned: Plan, text) -> str:
+    return text() if planned.mfu is not None else "no estimate"
+
+
+def markdown(rows: Sequence[tuple[str, Plan | str]]) -> str:
+    """(recipe, its plan or why there is none) as a table."""
+    lines = [f"| recipe | {' | '.join(_COLUMNS)} |", "|---" * (len(_COLUMNS) + 1) + "|"]
+    for recipe, planned in rows:
+        cells = [planned] + [""] * (len(_COLUMNS) - 1)
+        if isinstance(planned, Plan):
+            cells = [text(planned) for text in _COLUMNS.values()]
+        lines.append(f"| {recipe} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _NOTE, ""])
+
+
+def write(rows: Sequence[tuple[str, Plan | str]], folder: Path) -> None:
+    """plans.md and plans.png in a folder; UserError where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / "plans.partial.md"
+        partial.write_text(markdown(rows))
+        partial.replace(folder / "plans.md")
+        _picture([(recipe, planned) for recipe, planned in rows if isinstance(planned, Plan)], folder / "plans.png")
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot write there ({error.strerror}); choose another folder") from None
+
+
+def _picture(rows: list[tuple[str, Plan]], out: Path) -> None:
+    """HBM and MFU, a bar for each recipe's phase, a colour for each slice."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    phases = list(dict.fromkeys((recipe, p.work.rows, p.work.length) for recipe, p in rows))
+    slices = list(dict.fromkeys(str(p.topology) for _, p in rows))
+    panels = {
+        "HBM, share of the chip's": lambda p: p.report.total / p.capacity,
+        "estimated MFU": lambda p: p.mfu or 0.0,
+    }
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 1.5 + 0.35 * len(phases)), sharey=True)
+    thick = 0.8 / max(len(slices), 1)
+    for axis, (name, value) in zip(axes, panels.items(), strict=True):
+        for recipe, p in rows:
+            index, row = slices.index(str(p.topology)), phases.index((recipe, p.work.rows, p.work.length))
+            axis.barh(row + thick * (index - (len(slices) - 1) / 2), min(value(p), 1.2), thick, color=f"C{index}")
+        axis.set_title(name, fontsize="medium")
+        axis.set_xlim(0, 1.2 if name.startswith("HBM") else 1)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].axvline(1, color="black", linewidth=1)
+    axes[0].set_yticks(range(len(phases)), [f"{recipe} {n} x {length}" for recipe, n, length in phases])
+    axes[0].invert_yaxis()
+    marks = [pyplot.Rectangle((0, 0), 1, 1, color=f"C{index}") for index in range(len(slices))]
+    axes[1].legend(marks, slices, fontsize="small")
+    figure.tight_layout()
+    partial = out.with_name("plans.partial.png")
+    figure.savefig(partial, dpi=110)
+    pyplot.close(figure)
+    partial.replace(out)
