@@ -66,7 +66,7 @@ def _equations(jaxpr: Jaxpr, times: float):
         if kind == "scan":
             inner = times * params["length"]
         elif kind == "shard_map":
-            inner = times * math.prod(params["mesh"].shape[axis] for axis in params["manual_axes"])
+            inner = times * math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
         for value in params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(part, ClosedJaxpr):

@@ -1,0 +1,112 @@
+"""Cycles and memory traffic, on programs small enough to add up by hand."""
+
+import pytest
+
+from tpu import hlo
+from tpu.chips import TPUS
+from tpu.costs import collective_seconds, costs
+from tpu.hlo import Array, Collective
+
+CYCLES = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
+# A loop of 10 turns: each slices a layer [128, 128] out of a stack of 10 in HBM, in a fusion inside of a fusion, and
+# writes its result into another stack. `fast` is in the chip's own memory, S(1).
+LOOP = f"""HloModule step, num_partitions=1
+
+%inner (q: f32[10,128,128], i.2: s32[]) -> f32[1,128,128] {{
+  %q = f32[10,128,128]{{2,1,0}} parameter(0)
+  %i.2 = s32[] parameter(1)
+  ROOT %slice = f32[1,128,128]{{2,1,0}} dynamic-slice(%q, %i.2), dynamic_slice_sizes={{1,128,128}}
+}}
+
+%layer (w: f32[10,128,128], i.1: s32[], fast: f32[128,128], o: f32[10,128,128]) -> f32[10,128,128] {{
+  %w = f32[10,128,128]{{2,1,0}} parameter(0)
+  %i.1 = s32[] parameter(1)
+  %fast = f32[128,128]{{1,0:S(1)}} parameter(2)
+  %o = f32[10,128,128]{{2,1,0}} parameter(3)
+  %cut = f32[1,128,128]{{2,1,0}} fusion(%w, %i.1), kind=kLoop, calls=%inner
+  %product = f32[1,128,128]{{2,1,0}} convolution(%cut, %fast), dim_labels=bf_io->bf
+  ROOT %put = f32[10,128,128]{{2,1,0}} dynamic-update-slice(%o, %product, %i.1)
+}}
+
+%body (p: (s32[], f32[10,128,128], f32[128,128], f32[10,128,128])) -> (s32[], f32[], f32[], f32[]) {{
+  %p = (s32[], f32[10,128,128]{{2,1,0}}, f32[128,128]{{1,0:S(1)}}, f32[10,128,128]{{2,1,0}}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %ws = f32[10,128,128]{{2,1,0}} get-tuple-element(%p), index=1
+  %x = f32[128,128]{{1,0:S(1)}} get-tuple-element(%p), index=2
+  %os = f32[10,128,128]{{2,1,0}} get-tuple-element(%p), index=3
+  %one = s32[]{{:S(6)}} constant(1)
+  %next = s32[]{{:S(6)}} add(%i, %one)
+  %f = f32[10,128,128]{{2,1,0}} fusion(%ws, %i, %x, %os), kind=kOutput, calls=%layer, \
+metadata={{op_name="jit(step)/transpose(jvp(Bert.encode))/while/body/closed_call/Layer/up/dot_general"}}, {CYCLES % 300}
+  ROOT %t = (s32[], f32[10,128,128], f32[128,128]{{1,0:S(1)}}, f32[10,128,128]) tuple(%next, %ws, %x, %f)
+}}
+
+%condition (p.1: (s32[], f32[], f32[], f32[])) -> pred[] {{
+  %p.1 = (s32[], f32[10,128,128]{{2,1,0}}, f32[128,128]{{1,0:S(1)}}, f32[10,128,128]{{2,1,0}}) parameter(0)
+  %j = s32[] get-tuple-element(%p.1), index=0
+  %n = s32[] constant(10)
+  ROOT %lt = pred[]{{:S(6)}} compare(%j, %n), direction=LT
+}}
+
+ENTRY %main (a: f32[10,128,128], b: f32[128,128], c: f32[10,128,128]) -> f32[10,128,128] {{
+  %a = f32[10,128,128]{{2,1,0}} parameter(0)
+  %b = f32[128,128]{{1,0:S(1)}} parameter(1)
+  %c = f32[10,128,128]{{2,1,0}} parameter(2)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[10,128,128], f32[128,128]{{1,0:S(1)}}, f32[10,128,128]) tuple(%zero, %a, %b, %c)
+  %loop = (s32[], f32[10,128,128], f32[128,128]{{1,0:S(1)}}, f32[10,128,128]) while(%start), condition=%condition, \
+body=%body
+  %space = f32[10,128,128]{{2,1,0}} custom-call(), custom_call_target="AllocateBuffer"
+  %out = f32[10,128,128]{{2,1,0}} get-tuple-element(%loop), index=3
+  ROOT %n.2 = f32[10,128,128]{{2,1,0}} negate(%out), {CYCLES % 50}
+}}
+"""
+LAYER, STACK = 128 * 128 * 4, 10 * 128 * 128 * 4
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+    found = costs(hlo.parse(LOOP))
+    assert found.cycles == 10 * 300 + 50
+    assert found.sources == {"backward Layer/up": 3000, "negate": 50}
+    assert found.unknown == () and found.kernels == 0
+
+
+def test_a_slice_of_a_stack_moves_a_slice():
+    # A turn reads and writes one layer, its counter, and the additions of 4 bytes; the negation reads and writes all.
+    moved = costs(hlo.parse(LOOP)).traffic
+    assert moved == pytest.approx(10 * 2 * LAYER + 2 * STACK, rel=1e-3)
+
+
+def only(instruction):
+    text = "HloModule step\n\nENTRY %main (a: f32[64,128], b: f32[64,128]) -> f32[64,128] {\n  %a = f32[64,128]{1,0} "
+    text += "parameter(0)\n  %b = f32[64,128]{1,0} parameter(1)\n  " + instruction + "\n}\n"
+    return costs(hlo.parse(text))
+
+
+def test_a_product_without_cycles_is_named():
+    assert only("ROOT %c = f32[64,64]{1,0} convolution(%a, %b), dim_labels=bf_oi->bf").unknown == ("c",)
+
+
+def test_a_lookup_without_cycles_counts_its_bytes():
+    found = only("ROOT %gather.1 = f32[64,128]{1,0} gather(%a, %b), offset_dims={1}")
+    assert found.lookups == found.traffic == 2 * 64 * 128 * 4 and found.unknown == ()
+
+
+def test_custom_kernels_are_counted():
+    found = only('ROOT %k = f32[64,128]{1,0} custom-call(%a, %b), custom_call_target="tpu_custom_call"')
+    assert found.kernels == 1 and found.traffic == 3 * 64 * 128 * 4
+
+
+@pytest.mark.parametrize(
+    "kind, group, milliseconds",
+    [  # 100 MB; a chip's links along one of v5e's two axes carry 100 GB/s away from it
+        ("all-gather", 16, 15 / 16),
+        ("reduce-scatter", 16, 15 / 16),
+        ("all-reduce", 16, 2 * 15 / 16),
+        ("all-gather", 2, 1 / 2),
+        ("collective-permute", 2, 2),  # one neighbour: half of the links
+    ],
+)
+def test_time_of_a_collective(kind, group, milliseconds):
+    collective = Collective(kind, (Array("f32", (25, 1_000_000)),), group, 1, False, "")
+    assert 1000 * collective_seconds(collective, TPUS["v5e"]) == pytest.approx(milliseconds)
