@@ -50,7 +50,7 @@ def costs(module: Module) -> Costs:
         estimate = _CYCLES.search(instruction.rest)
         source = _SOURCE.search(instruction.rest)
         if estimate:
-            cycles[_short(source[1] if source else instruction.opcode)] += run.times * int(estimate[1])
+            cycles[short_source(source[1] if source else instruction.opcode)] += run.times * int(estimate[1])
         elif kernel:
             kernels += run.times
         elif any(word in instruction.name for word in _LOOKUPS):
@@ -60,7 +60,7 @@ def costs(module: Module) -> Costs:
     return Costs(sum(cycles.values()), dict(cycles.most_common()), traffic, lookups, kernels, tuple(unknown))
 
 
-def _short(source: str) -> str:
+def short_source(source: str) -> str:
     """'jit(step)/transpose(jvp(Bert.encode))/while/body/.../query/dot_general' -> 'backward BertLayer/.../query'."""
     parts = [part for part in source.split("/") if part not in ("while", "body", "closed_call", "checkpoint")]
     direction = "backward " if "transpose(" in source else "forward " if "jvp(" in source else ""

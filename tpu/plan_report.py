@@ -10,9 +10,10 @@ from rich.table import Table
 
 from data_pipelines.errors import UserError
 from tpu.chips import GIB, TPUS
+from tpu.costs import short_source
 from tpu.plan import Largest, Plan
 
-SOURCES = 10  # of the estimated time, the largest that are listed
+LISTED = 10  # operations and collectives, the largest first
 
 
 def show(title: str, planned: Plan) -> None:
@@ -23,6 +24,7 @@ def show(title: str, planned: Plan) -> None:
     console.print(_work(planned))
     if planned.collectives:
         console.print(_collectives(planned))
+        console.print(_largest_collectives(planned))
     if planned.costs and planned.estimate.seconds:
         console.print(_sources(planned))
 
@@ -112,10 +114,20 @@ def _collectives(planned: Plan) -> Table:
     return table
 
 
+def _largest_collectives(planned: Plan) -> Table:
+    table = _table("The largest of them", "kind", "MB", "runs", "largest array", "from")
+    for collective in sorted(planned.collectives, key=lambda c: -c.bytes)[:LISTED]:
+        array = max(collective.arrays, key=lambda a: a.bytes)
+        shape = f"{array.dtype}{list(array.dims)}" + (" and others" if len(collective.arrays) > 1 else "")
+        size = f"{collective.bytes / 1e6:.2f}"
+        table.add_row(collective.kind, size, str(collective.times), shape, short_source(collective.source))
+    return table
+
+
 def _sources(planned: Plan) -> Table:
     table = _table("Where the cores' time goes", "operation", "ms", "share")
     clock = TPUS[planned.topology.generation].clock
-    for name, cycles in list(planned.costs.sources.items())[:SOURCES]:
+    for name, cycles in list(planned.costs.sources.items())[:LISTED]:
         table.add_row(name, f"{1000 * cycles / clock:.2f}", f"{cycles / planned.costs.cycles:.1%}")
     return table
 

@@ -1,4 +1,4 @@
-"""Slices that XLA:TPU compiles for: `v5e:4x4` is a shape in chips, `v5litepod-16` and `v4-32` are Google Cloud's names."""
+"""Slices that XLA:TPU compiles for: `v5e:4x4` is a shape in chips, `v5litepod-16` is a name of Google Cloud."""
 
 import difflib
 import math

@@ -1,0 +1,50 @@
+"""A recipe's step compiled by XLA:TPU; prints JSON. For test_plan_tpu.py: libtpu needs a process of its own.
+
+Arguments as of `python -m tpu plan`.
+"""
+
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from pretrain.planning import parse_plan, works
+from tpu.compiler import prepare
+from tpu.plan import plan
+from tpu.topologies import parse_topology
+
+
+def main(arguments):
+    recipe, target = parse_plan(arguments)
+    topology = parse_topology(target.topology)
+    prepare()
+    found = []
+    with tempfile.TemporaryDirectory() as cache:
+        for work, _ in works(recipe, target, topology):
+            planned = plan(work, topology, {}, Path(cache))
+            again = plan(work, topology, {}, Path(cache))
+            found.append(
+                {
+                    "chips": work.chips,
+                    "mesh": work.mesh,
+                    "parts": planned.parts,
+                    "report": {**planned.report._asdict(), "hlo": None, "total": planned.report.total},
+                    "fits": planned.fits,
+                    "cached": [planned.report.cached, again.report.cached],
+                    "estimate": planned.estimate and planned.estimate._asdict(),
+                    "mfu": planned.mfu,
+                    "cycles": planned.costs and planned.costs.cycles,
+                    "collectives": [
+                        {**c._asdict(), "arrays": [(a.dtype, a.dims) for a in c.arrays], "bytes": c.bytes}
+                        for c in planned.collectives
+                    ],
+                    "model": dataclasses.asdict(recipe.model),
+                    "length": work.length,
+                }
+            )
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

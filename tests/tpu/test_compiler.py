@@ -1,0 +1,77 @@
+"""The compiler's answers: what is kept of them, and what is said where there is no compiler. None is needed here."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from data_pipelines.errors import UserError
+from tpu import compiler
+from tpu.compiler import Report, compile_for_tpu
+from tpu.topologies import parse_topology
+
+V5E, V6E = parse_topology("v5e:4x4"), parse_topology("v6e:4x4")
+REPORT = Report(1.5, 1000, 900, 800, 500, 10, "HloModule step")
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Programs that were compiled, by a stand-in for libtpu."""
+    asked = []
+    monkeypatch.setattr(compiler, "_compile", lambda lowered: asked.append(lowered) or REPORT)
+    monkeypatch.setattr(compiler, "version", lambda package: f"{package} 1")
+    return asked
+
+
+def lowered(rows=4, times=2.0):
+    return jax.jit(lambda x: times * x).lower(jnp.zeros(rows))
+
+
+def test_a_program_is_compiled_once(compiled, tmp_path):
+    first = compile_for_tpu(lowered(), V5E, tmp_path / "cache")
+    again = compile_for_tpu(lowered(), V5E, tmp_path / "cache")
+    assert first == REPORT and again == REPORT._replace(cached=True) and len(compiled) == 1
+
+
+def test_another_program_slice_or_compiler_is_compiled_anew(compiled, tmp_path, monkeypatch):
+    ask = lambda *arguments: compile_for_tpu(*arguments, tmp_path).cached
+    asked = [ask(lowered(), V5E), ask(lowered(rows=8), V5E), ask(lowered(times=3.0), V5E), ask(lowered(), V6E)]
+    monkeypatch.setattr(compiler, "version", lambda package: f"{package} 2")
+    assert [*asked, ask(lowered(), V5E)] == [False] * 5 and len(compiled) == 5
+
+
+def test_a_folder_that_cannot_be_written(compiled, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--cache .*cannot write there"):
+        compile_for_tpu(lowered(), V5E, tmp_path / "file")
+
+
+def test_memory_of_a_program():
+    assert REPORT.total == 1000 + 500 + 900 - 800 + 10
+    assert REPORT._replace(needed=2e9).total == 2e9
+
+
+@pytest.mark.parametrize(
+    "message, gib",
+    [
+        ("the total memory required for HLO temporaries (256.00G) exceeds available HBM (15.75G).", 256),
+        ("Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm. Exceeded hbm capacity by 4.75G.", 20.5),
+        ("no number here", float("inf")),
+    ],
+)
+def test_what_a_program_needs_that_does_not_fit(message, gib):
+    assert compiler._needed(f"RESOURCE_EXHAUSTED: {message}") == pytest.approx(gib * 2**30)
+
+
+def test_without_libtpu_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    before = dict(os.environ)
+    with pytest.raises(UserError, match="libtpu, which is not installed: make setup-plan .*requirements-plan.txt"):
+        compiler.prepare()
+    assert dict(os.environ) == before
+    named = (ROOT / "requirements-plan.txt").read_text()
+    assert "libtpu==" in named and "setup-plan:" in (ROOT / "Makefile").read_text()

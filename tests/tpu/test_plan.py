@@ -1,0 +1,107 @@
+"""The estimate and the largest batch, from made-up answers of the compiler."""
+
+import math
+
+import pytest
+
+from tpu.costs import Costs
+from tpu.flops import Flops, Kernel
+from tpu.hlo import Array, Collective
+from tpu.plan import Largest, Work, estimate, largest_batch
+from tpu.topologies import parse_topology
+
+V5E = parse_topology("v5e:4x4")
+# On v5e 15e6 cycles are 10 ms, 8.19e9 bytes of HBM are 10 ms, and 1.97e12 FLOPs per chip are 10 ms at the peak.
+BUSY = Costs(cycles=15e6, sources={}, traffic=8.19e8, lookups=0.0, kernels=0, unknown=())
+WORK = Work(None, (), {}, "data=16", 16, rows=32, rows_multiple=16, length=128, model_flops=16 * 1e12)
+FLOPS = Flops(16 * 1e12, {})
+HUNDRED_MB = Array("f32", (25_000_000,))  # 1 ms on one axis of v5e, for one pass
+
+
+def ms(found=BUSY, moved=(), flops=FLOPS, work=WORK, kernels=None):
+    estimated = estimate(found, list(moved), flops, work, V5E, kernels or {})
+    return estimated.seconds and 1000 * estimated.seconds, estimated.why_not
+
+
+def test_the_longer_of_computing_and_moving_counts():
+    assert ms() == (pytest.approx(10), "")
+    assert ms(BUSY._replace(traffic=8.19e9 * 3)) == (pytest.approx(30), "")
+
+
+def test_only_collectives_that_nothing_hides_add_up():
+    shown = Collective("all-gather", (HUNDRED_MB,), 10_000, 4, False, "")
+    hidden = shown._replace(overlapped=True)
+    assert ms(moved=[shown]) == (pytest.approx(14, rel=1e-3), "")
+    assert ms(moved=[hidden]) == (pytest.approx(10, rel=1e-3), "")
+    assert ms(moved=[hidden._replace(times=20)]) == (pytest.approx(20, rel=1e-3), "")
+
+
+def test_lookups_take_their_traffic():
+    assert ms(BUSY._replace(lookups=8.19e8)) == (pytest.approx(11), "")
+
+
+def test_a_kernel_takes_its_flops_at_its_efficiency():
+    inside = Flops(16 * 1e12, {"attend": 16 * 1.97e12})
+    kernel = {"attend": Kernel(lambda arguments, results: 0.0, 0.5)}
+    assert ms(BUSY._replace(kernels=3), flops=inside, kernels=kernel) == (pytest.approx(30), "")
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"found": BUSY._replace(cycles=7e6)}, "faster than the chip's peak"),  # 1e12 FLOPs take at least 5.08 ms
+        ({"flops": Flops(16 * 4e12, {})}, "faster than the chip's peak"),
+        ({"found": BUSY._replace(unknown=("convolution.3",))}, "no cost is known for convolution.3"),
+        ({"flops": Flops(16e12, {}, ("splash",))}, "no cost is known for splash"),
+        ({"found": BUSY._replace(kernels=1)}, "the program has kernels that its trace has not"),
+    ],
+)
+def test_what_is_implausible_is_no_estimate(changes, why):
+    seconds, why_not = ms(**changes)
+    assert seconds is None and why in why_not
+
+
+def compiler(fixed, per_row, bend=math.inf, bent=1.0):
+    """(total, asked): bytes by rows; above `bend` rows they grow `bent` times as fast."""
+    asked = []
+
+    def total(rows):
+        asked.append(rows)
+        return fixed + per_row * (min(rows, bend) + bent * max(rows - bend, 0))
+
+    return total, asked
+
+
+def test_a_line_finds_the_largest_batch_in_three_compilations():
+    total, asked = compiler(fixed=4e9, per_row=1e7)
+    assert largest_batch(total, 4e9, rows=64, multiple=16, capacity=16e9) == Largest(1200, True)
+    assert len(asked) == 3 and max(asked) == 1200
+
+
+def test_batches_are_multiples():
+    total, asked = compiler(fixed=4e9, per_row=1e7)
+    assert largest_batch(total, 4e9, 64, 64, 16e9 + 1e7) == Largest(1152, True)  # 18.77 times 64
+    assert all(rows % 64 == 0 for rows in asked)
+
+
+def test_a_batch_that_does_not_fit_leads_down():
+    total, _ = compiler(fixed=4e9, per_row=1e7)
+    assert largest_batch(total, 4e9, 4096, 16, 16e9) == Largest(1200, True)
+
+
+def test_a_bend_is_followed_once():
+    total, asked = compiler(fixed=4e9, per_row=1e7, bend=700, bent=1.5)
+    found = largest_batch(total, 4e9, 64, 4, 16e9)
+    assert found.full and 0.95 * 1033 < found.rows <= 1033  # 4e9 + 7e9 + 1.5e7 per row above 700
+    assert len(asked) == 4
+
+
+def test_nothing_fits():
+    total, _ = compiler(fixed=20e9, per_row=1e7)
+    assert largest_batch(total, 20e9, 64, 16, 16e9).rows == 0
+
+
+def test_answers_without_a_size_give_what_was_seen_to_fit():
+    total = lambda rows: 1e9 * rows if rows <= 8 else math.inf
+    found = largest_batch(total, 0.0, 32, 8, 16e9)
+    assert found == Largest(8, False)

@@ -1,0 +1,77 @@
+"""Plans by the real compiler; skipped without libtpu (`make setup-plan`). The published sizes are slow."""
+
+import importlib.util
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from subprocess import run
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu: make setup-plan")
+
+
+def planned(arguments):
+    """A plan for each phase of a recipe."""
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.tpu.planned", *arguments.split()]
+    done = run(command, env={**os.environ, "PYTHONPATH": paths}, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    (found,) = planned(
+        "electra-tiny --topology v5e:2x2 --mesh data=2,fsdp=2 --batch-size 16 --sequence-length 32 "
+        "--model.vocab-size 500"
+    )
+    return found
+
+
+def check_sizes(found):
+    sizes = {name: size for name, size in found["parts"].items() if name != "other state"}
+    assert sum(sizes.values()) == pytest.approx(found["report"]["arguments"], rel=0.02)
+
+
+def test_sizes_are_the_compilers(tiny):
+    assert tiny["fits"] and (tiny["chips"], tiny["mesh"]) == (4, "data=2,fsdp=2")
+    check_sizes(tiny)
+
+
+def test_the_same_program_is_not_compiled_again(tiny):
+    assert tiny["cached"] == [False, True]
+
+
+def test_there_is_an_estimate_and_it_is_below_the_peak(tiny):
+    assert tiny["estimate"]["why_not"] == "" and 0 < tiny["mfu"] < 1
+    assert tiny["cycles"] > 10_000
+
+
+def test_parameters_are_gathered_and_gradients_reduced(tiny):
+    kinds = {collective["kind"] for collective in tiny["collectives"]}
+    assert "all-gather" in kinds and kinds & {"reduce-scatter", "all-reduce"}
+    assert {collective["group"] for collective in tiny["collectives"]} <= {2, 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v4:2x2x4", "v6e:8x8"])
+@pytest.mark.parametrize("recipe", ["bert-large", "electra-base"])
+def test_published_sizes_on_every_generation(recipe, topology):
+    for found in planned(f"{recipe} --topology {topology}"):
+        if found["report"]["needed"] is None:  # length 512 does not fit the batch of 256 on small slices
+            check_sizes(found)
+            assert found["estimate"]["why_not"] == "" and 0 < found["mfu"] < 1
+            assert not [c for c in found["collectives"] if carries_activations(c, found)]
+
+
+def carries_activations(collective, found):
+    """Whether a collective moves [batch, length, ...] or logits, in whole or a chip's share of it."""
+    vocab = math.ceil(found["model"]["vocab_size"] / 128) * 128
+    shapes = [dims for _, dims in collective["arrays"]]
+    positions = [dims for dims in shapes if len(dims) >= 3 and dims[1] == found["length"]]
+    logits = [dims for dims in shapes if len(dims) == 2 and dims[1] == vocab]
+    return bool(positions or logits)
