@@ -50,7 +50,7 @@ def costs(module: Module) -> Costs:
         estimate = _CYCLES.search(instruction.rest)
         source = _SOURCE.search(instruction.rest)
         if estimate:
-            cycles[short_source(source[1] if source else instruction.opcode)] += run.times * int(estimate[1])
+            cycles[short_source(source[1]) if source else instruction.opcode] += run.times * int(estimate[1])
         elif kernel:
             kernels += run.times
         elif any(word in instruction.name for word in _LOOKUPS):
@@ -61,11 +61,16 @@ def costs(module: Module) -> Costs:
 
 
 def short_source(source: str) -> str:
-    """'jit(step)/transpose(jvp(Bert.encode))/while/body/.../query/dot_general' -> 'backward BertLayer/.../query'."""
+    """'jit(step)/transpose(jvp(Bert.encode))/while/body/.../query/dot_general' -> 'backward BertLayer/.../query'.
+
+    The slices with which a loop keeps and fetches its arrays, and what belongs to no module, are named themselves.
+    """
     parts = [part for part in source.split("/") if part not in ("while", "body", "closed_call", "checkpoint")]
     direction = "backward " if "transpose(" in source else "forward " if "jvp(" in source else ""
     modules = [part for part in parts[1:-1] if "(" not in part]
-    return direction + ("/".join(modules) or (parts[-1] if len(parts) > 1 else source))
+    if not modules or parts[-1] in ("dynamic_slice", "dynamic_update_slice"):
+        modules.append(parts[-1])
+    return direction + "/".join(modules)
 
 
 def _traffic(module: Module, run: Run) -> float:

@@ -25,10 +25,7 @@ def planned(arguments):
 
 @pytest.fixture(scope="module")
 def tiny():
-    (found,) = planned(
-        "electra-tiny --topology v5e:2x2 --mesh data=2,fsdp=2 --batch-size 16 --sequence-length 32 "
-        "--model.vocab-size 500"
-    )
+    (found,) = planned("bert-tiny --topology v5e:2x2 --mesh data=2,fsdp=2 --batch-size 16 --sequence-length 32")
     return found
 
 
