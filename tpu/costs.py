@@ -49,10 +49,10 @@ def costs(module: Module) -> Costs:
         traffic += moved
         estimate = _CYCLES.search(instruction.rest)
         source = _SOURCE.search(instruction.rest)
-        if estimate:
-            cycles[short_source(source[1]) if source else instruction.opcode] += run.times * int(estimate[1])
-        elif kernel:
+        if kernel:  # what the compiler knows of one is not its inside
             kernels += run.times
+        elif estimate:
+            cycles[short_source(source[1]) if source else instruction.opcode] += run.times * int(estimate[1])
         elif any(word in instruction.name for word in _LOOKUPS):
             lookups += moved
         elif instruction.opcode in ("convolution", "dot", "cholesky", "fft"):

@@ -127,12 +127,15 @@ def arrays(shape: str) -> tuple[Array, ...]:
 
 
 class Run(NamedTuple):
-    """An instruction in its computation, run `times` in a run of the program; fused: inside a fusion or async-start."""
+    """An instruction in its computation, run `times` in a run of the program.
+
+    fused: how many fusions (or asynchronous operations) it is inside of.
+    """
 
     instruction: Instruction
     computation: dict[str, Instruction]
     times: int
-    fused: bool
+    fused: int
 
 
 def runs(module: Module) -> Iterator[Run]:
@@ -140,18 +143,19 @@ def runs(module: Module) -> Iterator[Run]:
 
     ValueError for a loop whose trip count cannot be read.
     """
-    yield from _runs(module, module.entry, 1, False)
+    yield from _runs(module, module.entry, 1, 0)
 
 
-def _runs(module: Module, name: str, times: int, fused: bool) -> Iterator[Run]:
+def _runs(module: Module, name: str, times: int, fused: int) -> Iterator[Run]:
     computation = module.computations[name]
     for instruction in computation.values():
         yield Run(instruction, computation, times, fused)
         if instruction.opcode not in _CALLED:
             continue
         inner = times * trips(module, computation, instruction) if instruction.opcode == "while" else times
+        deeper = fused + (instruction.opcode in ("fusion", "async-start"))
         for name in _called(instruction):
-            yield from _runs(module, name, inner, fused or instruction.opcode in ("fusion", "async-start"))
+            yield from _runs(module, name, inner, deeper)
 
 
 def called(module: Module, instruction: Instruction) -> dict[str, Instruction]:
@@ -211,6 +215,7 @@ def collectives(module: Module) -> list[Collective]:
     """Every exchange between devices, a -start and its -done counted once.
 
     XLA:TPU copies an overlapped collective into each fusion that it runs beside, under one channel: counted once, too.
+    Its reduce-scatter is a fusion of an all-reduce with the slice of it that a device keeps.
     """
     found, channels = [], set()
     for run in runs(module):
@@ -222,19 +227,27 @@ def collectives(module: Module) -> list[Collective]:
             continue
         if run.fused and channel:
             channels.add(channel[1])
-        overlapped = run.fused or instruction.opcode.endswith("-start")
+        scattered = kind == "all-reduce" and run.fused and _keeps_a_slice(run)
+        kind = "reduce-scatter" if scattered else kind
+        overlapped = run.fused > scattered or instruction.opcode.endswith("-start")
         source = re.search(r'op_name="([^"]*)"', instruction.rest)
-        moved = _moved(kind, instruction, group)
+        moved = _moved(instruction, group)
         found.append(Collective(kind, moved, group, run.times, overlapped, source[1] if source else ""))
     return found
 
 
-def _moved(kind: str, instruction: Instruction, group: int) -> tuple[Array, ...]:
+def _keeps_a_slice(run: Run) -> bool:
+    """Whether a computation's result is a slice of this instruction's."""
+    root = next(i for i in run.computation.values() if i.root)
+    return root.opcode == "dynamic-slice" and root.operands[0] == run.instruction.name
+
+
+def _moved(instruction: Instruction, group: int) -> tuple[Array, ...]:
     """The arrays of a collective: results, or for a reduce-scatter operands."""
     whole = arrays(instruction.shape)
-    if instruction.opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         whole = whole[len(instruction.operands) : 2 * len(instruction.operands)]  # after the operands themselves
-    if kind == "reduce-scatter":
+    if instruction.opcode == "reduce-scatter":
         axis = int(re.search(r"dimensions=\{(\d+)\}", instruction.rest)[1])
         longer = lambda dims: (*dims[:axis], dims[axis] * group, *dims[axis + 1 :])
         whole = tuple(array._replace(dims=longer(array.dims)) for array in whole)

@@ -126,7 +126,9 @@ def estimate(
     exposed = sum(collective_seconds(collective, chip) for collective in moved if not collective.overlapped)
     seconds = max(compute, memory, every - exposed) + exposed
     why_not = ""
-    if found.unknown or counted.unknown:
+    if work.chips > topology.chips:
+        why_not = "how fast the network between slices is depends on the machines"
+    elif found.unknown or counted.unknown:
         why_not = f"no cost is known for {', '.join((*found.unknown, *counted.unknown)[:3])}"
     elif found.kernels and not counted.kernels:
         why_not = "the program has kernels that its trace has not"

@@ -25,7 +25,7 @@ def show(title: str, planned: Plan) -> None:
     if planned.collectives:
         console.print(_collectives(planned))
         console.print(_largest_collectives(planned))
-    if planned.costs and planned.estimate.seconds:
+    if planned.costs:
         console.print(_sources(planned))
 
 
@@ -57,7 +57,7 @@ def _memory(planned: Plan) -> Table:
     rows = dict(planned.parts)
     if planned.report.needed is None:
         report = planned.report
-        rows["layout of arguments"] = report.arguments - sum(planned.parts.values())
+        rows["padding of arguments"] = report.arguments - sum(planned.parts.values())
         rows["activations and temporaries"] = report.temporaries + report.outputs - report.aliased
         rows["program"] = report.code
     for name, size in rows.items():
@@ -95,7 +95,7 @@ def figures(planned: Plan) -> dict[str, str]:
     ms = lambda seconds: f"{1000 * seconds:.3g}"
     parts = f"{ms(estimate.compute)} cores, {ms(estimate.memory)} HBM, {ms(estimate.collectives)} collectives"
     return {
-        "estimated step time": f"{ms(estimate.seconds)} ms  ({parts}, {ms(estimate.exposed)} of them not overlapped)",
+        "estimated step time": f"{ms(estimate.seconds)} ms ({parts}, {ms(estimate.exposed)} of them not overlapped)",
         "estimated tokens/s": f"{planned.tokens_per_second:,.0f}",
         "estimated MFU": f"{planned.mfu:.1%}",
     }

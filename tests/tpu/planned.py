@@ -9,7 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pretrain.planning import parse_plan, works
+import jax
+
+from pretrain.planning import CACHE, parse_plan, works
 from tpu.compiler import prepare
 from tpu.plan import plan
 from tpu.topologies import parse_topology
@@ -20,10 +22,11 @@ def main(arguments):
     topology = parse_topology(target.topology)
     prepare()
     found = []
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) if target.cache == CACHE else target.cache
         for work, _ in works(recipe, target, topology):
-            planned = plan(work, topology, {}, Path(cache))
-            again = plan(work, topology, {}, Path(cache))
+            planned = plan(work, topology, {}, cache)
+            again = plan(work, topology, {}, cache)
             found.append(
                 {
                     "chips": work.chips,
@@ -39,7 +42,9 @@ def main(arguments):
                         {**c._asdict(), "arrays": [(a.dtype, a.dims) for a in c.arrays], "bytes": c.bytes}
                         for c in planned.collectives
                     ],
+                    "floats": sum(leaf.size for leaf in jax.tree.leaves(work.arguments[0].params)),
                     "model": dataclasses.asdict(recipe.model),
+                    "rows": [work.rows, work.rows // work.rows_multiple],
                     "length": work.length,
                 }
             )

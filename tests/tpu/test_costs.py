@@ -93,8 +93,9 @@ def test_a_lookup_without_cycles_counts_its_bytes():
 
 
 def test_custom_kernels_are_counted():
-    found = only('ROOT %k = f32[64,128]{1,0} custom-call(%a, %b), custom_call_target="tpu_custom_call"')
-    assert found.kernels == 1 and found.traffic == 3 * 64 * 128 * 4
+    call = 'ROOT %k = f32[64,128]{1,0} custom-call(%a, %b), custom_call_target="tpu_custom_call", '
+    found = only(call + CYCLES % 7)
+    assert found.kernels == 1 and found.cycles == 0 and found.traffic == 3 * 64 * 128 * 4
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,13 @@ dimensions={0}
 to_apply=%add
 }
 
+%all-reduce-scatter (p: f32[64,128]) -> f32[16,128] {
+  %p = f32[64,128]{1,0} parameter(0)
+  %r = f32[64,128]{1,0} all-reduce(%p), channel_id=9, replica_groups=[2,8]<=[16], to_apply=%add
+  %id = u32[] partition-id()
+  ROOT %kept = f32[8,128]{1,0} dynamic-slice(%r, %id), dynamic_slice_sizes={8,128}
+}
+
 ENTRY %main (a: bf16[2,128], b: f32[64,128]) -> f32[] {
   %a = bf16[2,128]{1,0} parameter(0)
   %b = f32[64,128]{1,0} parameter(1)
@@ -144,6 +151,7 @@ source_target_pairs={{0,1},{1,0}}
   %ags = (bf16[2,128]{1,0}, bf16[8,128]{1,0}) all-gather-start(%a), channel_id=6, dimensions={0}, \
 replica_groups=mesh['x'=2,'y'=8] {'x','y':(1)2}
   %agd = bf16[8,128]{1,0} all-gather-done(%ags)
+  %scattered = f32[8,128]{1,0} fusion(%b), kind=kCustom, calls=%all-reduce-scatter
   %half = (bf16[2,128]{1,0}, pred[3]) all-reduce(%a, %m), channel_id=7, replica_groups={}, to_apply=%add
   %alone = f32[64,128]{1,0} all-reduce(%b), replica_groups=mesh['a'=16,'b'=1] {'b'}, to_apply=%add
   ROOT %z = f32[] constant(0)
@@ -156,6 +164,7 @@ def test_the_forms_of_the_tpu_compiler():
     assert found == {
         ("all-gather", 16, True): 32 * 128 * 2,  # once, though it stands in two fusions
         ("reduce-scatter", 4, True): 64 * 128 * 4,
+        ("reduce-scatter", 8, False): 64 * 128 * 4,
         ("collective-permute", 2, True): 2 * 128 * 2,
         ("all-gather", 4, True): 8 * 128 * 2,
         ("all-reduce", 16, False): 2 * 128 * 2 + 3,  # several arrays in one; over a single device it is none

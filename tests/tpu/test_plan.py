@@ -53,6 +53,7 @@ def test_a_kernel_takes_its_flops_at_its_efficiency():
         ({"flops": Flops(16 * 4e12, {})}, "faster than the chip's peak"),
         ({"found": BUSY._replace(unknown=("convolution.3",))}, "no cost is known for convolution.3"),
         ({"flops": Flops(16e12, {}, ("splash",))}, "no cost is known for splash"),
+        ({"work": WORK._replace(chips=32)}, "network between slices"),
         ({"found": BUSY._replace(kernels=1)}, "the program has kernels that its trace has not"),
     ],
 )
