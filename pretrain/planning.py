@@ -131,8 +131,9 @@ def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe
 def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[Work, str]]:
     """(the real train step of each phase, its title); UserError where the mesh and the batch do not agree."""
     assembly = assemble(recipe, program_of(target))
-    slices = re.search(r"slice=(\d+)", target.mesh or "")
-    chips = devices(topology, int(slices[1]) if slices else 1)
+    named = re.search(r"slice=(\d+)", target.mesh or "")
+    slices = int(named[1]) if named else 1
+    chips = devices(topology, slices)
     parameters = count(state_shapes(assembly, 0)[0].params)
     mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm)
     shape = mesh_shape(mesh)
@@ -165,7 +166,7 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
             model_flops=3 * assembly.family.flops(recipe.model, phase.batch_size, phase.length, predictions),
         )
         yield work, (
-            f"{recipe.name} on {topology} ({topology.cloud}: {len(chips)} chips), mesh {shape}, "
+            f"{recipe.name} on {f'{slices} x ' if slices > 1 else ''}{topology} ({topology.cloud}: {len(chips)} chips), mesh {shape}, "
             f"phase {index + 1} of {len(recipe.phases)}: {phase.batch_size} rows of {phase.length} tokens; "
             f"{parameters / 1e6:.1f}M parameters, {target.dtype}, layers {target.depth}, remat {target.remat}"
         )

@@ -15,6 +15,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 # What costs nothing, or whose parts are counted one by one; asynchronous work is counted where it starts.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"}
+_FREE |= {"send", "recv"}  # by the hosts
 _LOOKUPS = ("gather", "scatter", "sort")
 _SLICES = {"dynamic-slice": 0, "gather": 0, "dynamic-update-slice": 1}  # what is read or written: result or operand 1
 

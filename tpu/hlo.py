@@ -18,7 +18,8 @@ _CALLED = {
     "async-start": ("calls",),
     "conditional": ("true_computation", "false_computation", "branch_computations"),
 }
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+# A 'send' goes to another slice, through the hosts.
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "send")
 
 
 class Instruction(NamedTuple):
@@ -53,8 +54,9 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        bits = 8 if self.dtype == "pred" else int(re.search(r"\d+", self.dtype)[0])
-        size = bits / 8
+        if self.dtype in ("token", "opaque"):
+            return 0.0
+        size = (8 if self.dtype == "pred" else int(re.search(r"\d+", self.dtype)[0])) / 8
         for side in self.dims:
             size *= side
         return size
@@ -229,7 +231,7 @@ def collectives(module: Module) -> list[Collective]:
             channels.add(channel[1])
         scattered = kind == "all-reduce" and run.fused and _keeps_a_slice(run)
         kind = "reduce-scatter" if scattered else kind
-        overlapped = run.fused > scattered or instruction.opcode.endswith("-start")
+        overlapped = run.fused > scattered or instruction.opcode == "send" or instruction.opcode.endswith("-start")
         source = re.search(r'op_name="([^"]*)"', instruction.rest)
         moved = _moved(instruction, group)
         found.append(Collective(kind, moved, group, run.times, overlapped, source[1] if source else ""))
@@ -247,6 +249,8 @@ def _moved(instruction: Instruction, group: int) -> tuple[Array, ...]:
     whole = arrays(instruction.shape)
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         whole = whole[len(instruction.operands) : 2 * len(instruction.operands)]  # after the operands themselves
+    if instruction.opcode == "send":
+        whole = whole[:1]  # the others are its context
     if instruction.opcode == "reduce-scatter":
         axis = int(re.search(r"dimensions=\{(\d+)\}", instruction.rest)[1])
         longer = lambda dims: (*dims[:axis], dims[axis] * group, *dims[axis + 1 :])
@@ -257,7 +261,7 @@ def _moved(instruction: Instruction, group: int) -> tuple[Array, ...]:
 def _group(instruction: Instruction, devices: int) -> int:
     """How many devices exchange with each other: explicit lists, `[groups,size]<=[n]`, or axes of a named mesh."""
     text = instruction.rest
-    if "source_target_pairs=" in text:
+    if instruction.opcode == "send" or "source_target_pairs=" in text:
         return 2
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
         return len(listed[1].split(","))

@@ -152,6 +152,7 @@ source_target_pairs={{0,1},{1,0}}
 replica_groups=mesh['x'=2,'y'=8] {'x','y':(1)2}
   %agd = bf16[8,128]{1,0} all-gather-done(%ags)
   %scattered = f32[8,128]{1,0} fusion(%b), kind=kCustom, calls=%all-reduce-scatter
+  %to = (f32[1,128]{1,0}, u32[], token[]) send(%c, %after-all), channel_id=2, is_host_transfer=true
   %half = (bf16[2,128]{1,0}, pred[3]) all-reduce(%a, %m), channel_id=7, replica_groups={}, to_apply=%add
   %alone = f32[64,128]{1,0} all-reduce(%b), replica_groups=mesh['a'=16,'b'=1] {'b'}, to_apply=%add
   ROOT %z = f32[] constant(0)
@@ -165,6 +166,7 @@ def test_the_forms_of_the_tpu_compiler():
         ("all-gather", 16, True): 32 * 128 * 2,  # once, though it stands in two fusions
         ("reduce-scatter", 4, True): 64 * 128 * 4,
         ("reduce-scatter", 8, False): 64 * 128 * 4,
+        ("send", 2, True): 128 * 4,  # to another slice
         ("collective-permute", 2, True): 2 * 128 * 2,
         ("all-gather", 4, True): 8 * 128 * 2,
         ("all-reduce", 16, False): 2 * 128 * 2 + 3,  # several arrays in one; over a single device it is none

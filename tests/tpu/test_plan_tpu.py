@@ -55,6 +55,14 @@ def test_parameters_are_gathered_and_gradients_reduced(tiny):
 
 
 @pytest.mark.slow
+def test_several_slices_exchange_through_their_hosts():
+    (found,) = planned("bert-tiny --topology v5e:2x2 --mesh slice=2 --batch-size 16 --sequence-length 32")
+    assert (found["chips"], found["mesh"]) == (8, "slice=2,data=4")
+    assert "send" in {collective["kind"] for collective in found["collectives"]}
+    assert found["mfu"] is None and "network between slices" in found["estimate"]["why_not"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v4:2x2x4", "v6e:8x8"])
 @pytest.mark.parametrize("recipe", ["bert-large", "electra-base"])
 def test_published_sizes_on_every_generation(recipe, topology):
