@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+from jax.sharding import Mesh
 from tyro.conf import arg
 
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from models.parameters import count
 from models.program import Program
-from pretrain.assembly import assemble, state_shapes
+from pretrain.assembly import Assembly, assemble, state_shapes
 from pretrain.placement import abstract_batch, abstract_state, jit_train_step
 from pretrain.recipe import Recipe, check
 from pretrain.recipes.registry import RECIPES, find
@@ -136,40 +137,44 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     chips = devices(topology, slices)
     parameters = count(state_shapes(assembly, 0)[0].params)
     mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm)
-    shape = mesh_shape(mesh)
+    where = f"{slices} x {topology}" if slices > 1 else str(topology)
     for index, phase in enumerate(recipe.phases):
-        parts = target.microbatches * shape.batch_parts
-        if phase.batch_size % parts:
-            raise UserError(
-                f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches "
-                f"{target.microbatches} x the {shape.batch_parts} parts of the mesh {shape}: give --batch-size a "
-                f"multiple of {parts}, or another --mesh"
-            )
-        state, frozen = abstract_state(assembly, index, mesh)
-        batch = abstract_batch(assembly, index, mesh)
-        predictions = recipe.objective.predictions(phase.length)
-        work = Work(
-            step=jit_train_step(assembly, index, mesh, target.microbatches),
-            arguments=(state, frozen, batch),
-            parts={
-                "parameters": (state.params, frozen),
-                "optimizer": state.opt_state,
-                "batch": batch,
-                "other state": (state.step, state.carry, state.skipped),
-            },
-            mesh=str(shape),
-            chips=len(chips),
-            rows=phase.batch_size,
-            rows_multiple=parts,
-            length=phase.length,
-            # The backward pass costs two forward passes.
-            model_flops=3 * assembly.family.flops(recipe.model, phase.batch_size, phase.length, predictions),
-        )
-        yield work, (
-            f"{recipe.name} on {f'{slices} x ' if slices > 1 else ''}{topology} ({topology.cloud}: {len(chips)} chips), mesh {shape}, "
+        yield _work(assembly, index, mesh, target.microbatches), (
+            f"{recipe.name} on {where} ({topology.cloud}: {len(chips)} chips), mesh {mesh_shape(mesh)}, "
             f"phase {index + 1} of {len(recipe.phases)}: {phase.batch_size} rows of {phase.length} tokens; "
             f"{parameters / 1e6:.1f}M parameters, {target.dtype}, layers {target.depth}, remat {target.remat}"
         )
+
+
+def _work(assembly: Assembly, index: int, mesh: Mesh, microbatches: int) -> Work:
+    """The train step of a phase on a mesh."""
+    recipe, phase, shape = assembly.recipe, assembly.recipe.phases[index], mesh_shape(mesh)
+    parts = microbatches * shape.batch_parts
+    if phase.batch_size % parts:
+        raise UserError(
+            f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches {microbatches} x the "
+            f"{shape.batch_parts} parts of the mesh {shape}: give --batch-size a multiple of {parts}, or another --mesh"
+        )
+    state, frozen = abstract_state(assembly, index, mesh)
+    batch = abstract_batch(assembly, index, mesh)
+    predictions = recipe.objective.predictions(phase.length)
+    return Work(
+        step=jit_train_step(assembly, index, mesh, microbatches),
+        arguments=(state, frozen, batch),
+        parts={
+            "parameters": (state.params, frozen),
+            "optimizer": state.opt_state,
+            "batch": batch,
+            "other state": (state.step, state.carry, state.skipped),
+        },
+        mesh=str(shape),
+        chips=mesh.size,
+        rows=phase.batch_size,
+        rows_multiple=parts,
+        length=phase.length,
+        # The backward pass costs two forward passes.
+        model_flops=3 * assembly.family.flops(recipe.model, phase.batch_size, phase.length, predictions),
+    )
 
 
 def _largest(recipe: Recipe, target: Target, topology: Topology, planned: Plan):
