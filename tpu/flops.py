@@ -11,7 +11,7 @@ class Kernel(NamedTuple):
     """A Pallas kernel, into which no compiler looks.
 
     flops: (arguments, results), each with shape and dtype -> FLOPs of one call.   efficiency: share of the chip's peak
-    that it reaches, from a measurement.
+    that it reaches.
     """
 
     flops: Callable[[list, list], float]

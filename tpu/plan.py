@@ -37,11 +37,13 @@ class Work(NamedTuple):
 
 class Estimate(NamedTuple):
     """seconds: of a step, the sum of what cannot overlap.   compute, memory, collectives: seconds of each alone.
-    exposed: seconds of the collectives that nothing runs beside.   why_not: '' or why seconds is None.
+    kernels: seconds of `compute` that are arithmetic, not the compiler's.   exposed: seconds of the collectives that
+    nothing runs beside.   why_not: '' or why seconds is None.
     """
 
     seconds: float | None
     compute: float
+    kernels: float
     memory: float
     collectives: float
     exposed: float
@@ -134,11 +136,11 @@ def estimate(
         why_not = "the program has kernels that its trace has not"
     elif needed > seconds * chip.peak_flops:
         why_not = f"{1000 * seconds:.3g} ms would be faster than the chip's peak"
-    return Estimate(None if why_not else seconds, compute, memory, every, exposed, why_not)
+    return Estimate(None if why_not else seconds, compute, inside, memory, every, exposed, why_not)
 
 
 def _no_estimate(why: str) -> Estimate:
-    return Estimate(None, 0.0, 0.0, 0.0, 0.0, why)
+    return Estimate(None, 0.0, 0.0, 0.0, 0.0, 0.0, why)
 
 
 class Largest(NamedTuple):

@@ -93,9 +93,12 @@ def figures(planned: Plan) -> dict[str, str]:
     if estimate.seconds is None:
         return {"estimate": f"no estimate: {estimate.why_not}"}
     ms = lambda seconds: f"{1000 * seconds:.3g}"
-    parts = f"{ms(estimate.compute)} cores, {ms(estimate.memory)} HBM, {ms(estimate.collectives)} collectives"
+    kernels = f" (of it {ms(estimate.kernels)} kernels, assumed)" if estimate.kernels else ""
     return {
-        "estimated step time": f"{ms(estimate.seconds)} ms ({parts}, {ms(estimate.exposed)} of them not overlapped)",
+        "estimated step time": f"{ms(estimate.seconds)} ms",
+        "  cores": f"{ms(estimate.compute)} ms{kernels}",
+        "  HBM": f"{ms(estimate.memory)} ms",
+        "  collectives": f"{ms(estimate.collectives)} ms, {ms(estimate.exposed)} of them not overlapped",
         "estimated tokens/s": f"{planned.tokens_per_second:,.0f}",
         "estimated MFU": f"{planned.mfu:.1%}",
     }

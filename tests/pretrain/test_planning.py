@@ -11,6 +11,7 @@ from pretrain.planning import Target, parse_plan, plan_command, shaped, works
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from tests.pretrain import tiny
+from tests.pretrain.test_options import replaced
 from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
@@ -41,6 +42,7 @@ def test_phases_that_become_equal_are_planned_once():
         ("bert-bose --topology v5e:4x4", "did you mean bert-base"),
         ("bert-base --topology v5e:3x3", r"v5e has .*v5e:4x4 \(v5litepod-16\)"),
         ("bert-base --topology v5e:4x4 --remat some", "--remat='some': use one of none, dots, full"),
+        ("bert-base --topology v5e:4x4 --attention splash", "set model.attention_dropout=0.1 to 0"),
         ("bert-base --topology v5e:4x4 --sequence-length 4096", "longer than model.positions=512"),
         ("bert-base --topology v5e:4x4 --bach-size 3", "did you mean --batch-size"),
         ("", "name a recipe first"),
@@ -104,6 +106,16 @@ def test_flops_of_the_program_are_the_models(on_cpu, tmp_path):
     again, _ = next(works(recipe, target(remat="full"), V5E))
     more = plans.flops(again.step.trace(*again.arguments).jaxpr, {}).total
     assert 1.2 < more / counted < 4 / 3  # the layers' forward pass once more
+
+
+def test_the_attention_kernel_counts_by_arithmetic(on_cpu):
+    recipe = shaped(replaced(RECIPES["bert-mini"], "model.attention_dropout", 0.0), 8, 128)
+    work, title = next(works(recipe, Target("v5e:1x1"), V5E))
+    counted = plans.flops(work.step.trace(*work.arguments).jaxpr, planning.KERNELS)
+    product = 4 * 2 * 8 * 128 * 128 * 256  # layers, FLOPs of a multiply-add, rows, queries, keys, width
+    assert counted.kernels == {"splash_mha_fwd": 2 * product, "splash_mha_dkv": 5 * product}
+    assert counted.unknown == () and title.endswith("attention splash")
+    assert work.model_flops < counted.total < 1.04 * work.model_flops  # scores are computed again
 
 
 def test_microbatches_reach_the_step(on_cpu):
