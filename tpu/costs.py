@@ -56,9 +56,16 @@ def costs(module: Module) -> Costs:
             cycles[short_source(source[1]) if source else instruction.opcode] += run.times * int(estimate[1])
         elif any(word in instruction.name for word in _LOOKUPS):
             lookups += moved
-        elif instruction.opcode in ("convolution", "dot", "cholesky", "fft"):
+        elif _has_product(module, instruction):
             unknown.append(instruction.name)
     return Costs(sum(cycles.values()), dict(cycles.most_common()), traffic, lookups, kernels, tuple(unknown))
+
+
+def _has_product(module: Module, instruction: Instruction) -> bool:
+    """Whether an operation is or contains a matrix product."""
+    if instruction.opcode == "fusion":
+        return any(_has_product(module, inner) for inner in called(module, instruction).values())
+    return instruction.opcode in ("convolution", "dot")
 
 
 def short_source(source: str) -> str:

@@ -85,6 +85,7 @@ def only(instruction):
 
 def test_a_product_without_cycles_is_named():
     assert only("ROOT %c = f32[64,64]{1,0} convolution(%a, %b), dim_labels=bf_oi->bf").unknown == ("c",)
+    assert costs(hlo.parse(LOOP.replace("estimated_cycles", "other"))).unknown == ("f",)
 
 
 def test_a_lookup_without_cycles_counts_its_bytes():
