@@ -85,8 +85,8 @@ def _traffic(module: Module, run: Run) -> float:
     """Bytes that one run of an instruction moves to and from HBM."""
     instruction, computation = run.instruction, run.computation
     results = arrays(instruction.shape)
-    if instruction.opcode.endswith("-start"):
-        return results[0].bytes if results else 0.0  # one side of a copy is HBM; the tuple repeats its arrays
+    if instruction.opcode.endswith("-start"):  # from or to HBM, so once; the tuple has results beside operands
+        return results[len(instruction.operands) if instruction.opcode == "async-start" else 0].bytes
     if instruction.opcode == "fusion":
         return _fusion_traffic(module, run)
     if instruction.opcode in _SLICES:

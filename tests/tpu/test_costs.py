@@ -77,8 +77,9 @@ def test_a_slice_of_a_stack_moves_a_slice():
     assert moved == pytest.approx(10 * 2 * LAYER + 2 * STACK, rel=1e-3)
 
 
-def only(instruction):
-    text = "HloModule step\n\nENTRY %main (a: f32[64,128], b: f32[64,128]) -> f32[64,128] {\n  %a = f32[64,128]{1,0} "
+def only(instruction, before=""):
+    text = f"HloModule step\n\n{before}ENTRY %main (a: f32[64,128], b: f32[64,128]) -> f32[64,128] {{\n"
+    text += "  %a = f32[64,128]{1,0} "
     text += "parameter(0)\n  %b = f32[64,128]{1,0} parameter(1)\n  " + instruction + "\n}\n"
     return costs(hlo.parse(text))
 
@@ -91,6 +92,19 @@ def test_a_product_without_cycles_is_named():
 def test_a_lookup_without_cycles_counts_its_bytes():
     found = only("ROOT %gather.1 = f32[64,128]{1,0} gather(%a, %b), offset_dims={1}")
     assert found.lookups == found.traffic == 2 * 64 * 128 * 4 and found.unknown == ()
+
+
+@pytest.mark.parametrize(
+    "start, size",
+    [
+        ("((f32[64,128]{1,0}), f32[16,128]{1,0:S(1)}, s32[]) async-start(%a), calls=%slice", 16 * 128 * 4),
+        ("(f32[64,128]{1,0:S(1)}, f32[64,128]{1,0}, u32[]) copy-start(%a)", 64 * 128 * 4),
+    ],
+)
+def test_a_fetch_ahead_moves_what_it_fetches(start, size):
+    text = "%slice (p: f32[64,128]) -> f32[16,128] {\n  %p = f32[64,128]{1,0} parameter(0)\n  "
+    text += "ROOT %s = f32[16,128]{1,0} slice(%p), slice={[0:16], [0:128]}\n}\n\n"
+    assert only(f"ROOT %start = {start}", before=text).traffic == size
 
 
 def test_custom_kernels_are_counted():
