@@ -51,7 +51,7 @@ KERNELS: Mapping[str, Kernel] = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a recipe is planned for; every field but the first as in `pretrain run`."""
+    """What a recipe is planned for; the fields that `pretrain run` has too mean the same."""
 
     topology: str
     """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16."""
@@ -65,7 +65,7 @@ class Target:
     """scan or unroll the layers."""
     attention: str | None = None
     """xla or splash. By default splash where it applies: no attention dropout, phases of a multiple of 128 tokens."""
-    remat: str = "none"
+    remat: str | None = None
     """What the backward pass computes again instead of keeping: none, dots or full."""
     batch_size: int | None = None
     """Rows of every phase's batch, over all chips."""
