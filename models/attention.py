@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.kernels import cudnn, splash
+from models.kernels import cudnn
 from models.noise import dropout
 from models.parameters import Keys
 from models.sharding import constrain
@@ -28,12 +28,8 @@ def attention(
 
     q, k, v: [batch, length, heads, head_dim], any float dtype; softmax in float32.
     dropout_rate: on the probabilities, drawn from `keys` (u32[batch, 2] or None).
-    kind: 'xla', plain operations that run everywhere; 'splash' (TPU) and 'cudnn' (GPU), which have no dropout.
+    kind: 'xla', plain operations that run everywhere, or 'cudnn' (GPU), which has no dropout.
     """
-    if kind != "xla" and dropout_rate > 0 and keys is not None:
-        raise ValueError(f"program.attention={kind!r} has no dropout: set model.attention_dropout to 0, or use 'xla'")
-    if kind == "splash":
-        return splash(q, k, v, mask.segments)
     if kind == "cudnn":
         return cudnn(q, k, v, mask.segments)
     q = constrain(q, "batch", "length", "heads", None)

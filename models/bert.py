@@ -10,7 +10,18 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention import Mask, attention
-from models.layers import ACTIVATIONS, Dense, Norm, gather_rows, padded_vocab, stack, tied_logits
+from models.kernels import splash
+from models.layers import (
+    ACTIVATIONS,
+    Dense,
+    FromHeads,
+    Norm,
+    ToHeads,
+    gather_rows,
+    padded_vocab,
+    stack,
+    tied_logits,
+)
 from models.noise import dropout, fold
 from models.parameters import Family, HuggingFace, Keys, Parameter
 from models.program import Program
@@ -91,16 +102,28 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, mask: Mask, keys: Keys) -> Array:
-        config, dtype = self.config, self.program.compute
-        batch, length, width = x.shape
-        dense = lambda name: Dense(width, config.init_std, dtype, name=name)
-        split = lambda y: y.reshape(batch, length, config.heads, width // config.heads)
-        q, k, v = (split(dense(name)(x)) for name in ("query", "key", "value"))
-        rate, kind = config.attention_dropout, self.program.attention
-        mixed = attention(q, k, v, mask, dropout_rate=rate, keys=site(keys, 1), kind=kind)
-        y = dense("output")(mixed.reshape(batch, length, width))
+        config, dtype, kind = self.config, self.program.compute, self.program.attention
+        if kind != "xla" and config.attention_dropout > 0:
+            raise ValueError(f"program.attention={kind!r} has no dropout: set model.attention_dropout to 0")
+        y = self.by_kernel(x, mask) if kind == "splash" else self.by_heads(x, mask, keys)
         y = Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 2)))
         return constrain(y, "batch", "length", None)
+
+    def by_heads(self, x: Array, mask: Mask, keys: Keys) -> Array:
+        """Heads beside each other in [batch, length, heads, head_dim]."""
+        config, kind = self.config, self.program.attention
+        batch, length, width = x.shape
+        dense = lambda name: Dense(width, config.init_std, self.program.compute, name=name)
+        split = lambda y: y.reshape(batch, length, config.heads, width // config.heads)
+        q, k, v = (split(dense(name)(x)) for name in ("query", "key", "value"))
+        mixed = attention(q, k, v, mask, dropout_rate=config.attention_dropout, keys=site(keys, 1), kind=kind)
+        return dense("output")(mixed.reshape(batch, length, width))
+
+    def by_kernel(self, x: Array, mask: Mask) -> Array:
+        """Heads one after the other in [batch, heads, length, head_dim], as splash attention takes them."""
+        config, sizes = self.config, (x.shape[-1], self.config.init_std, self.program.compute)
+        q, k, v = (ToHeads(*sizes, heads=config.heads, name=name)(x) for name in ("query", "key", "value"))
+        return FromHeads(*sizes, name="output")(splash(q, k, v, mask.segments))
 
 
 class FeedForward(nn.Module):

@@ -32,9 +32,39 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = self.param("kernel", nn.initializers.normal(self.init_std), (x.shape[-1], self.features))
+        kernel, bias = self.parameters(x.shape[-1])
+        return product(x.astype(self.dtype), kernel) + bias
+
+    def parameters(self, inputs: int) -> tuple[Array, Array]:
+        """Kernel and bias in `dtype`."""
+        kernel = self.param("kernel", nn.initializers.normal(self.init_std), (inputs, self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return product(x.astype(self.dtype), kernel.astype(self.dtype)) + bias.astype(self.dtype)
+        return kernel.astype(self.dtype), bias.astype(self.dtype)
+
+
+class ToHeads(Dense):
+    """x [batch, length, in] -> x @ kernel + bias as [batch, heads, length, head_dim]: the form of attention kernels.
+
+    XLA:TPU writes a product in this form at no cost; a transposition after it is a copy. Likewise in `FromHeads`.
+    """
+
+    heads: int = 1
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel, bias = self.parameters(x.shape[-1])
+        cut = lambda array: array.reshape(*array.shape[:-1], self.heads, -1)
+        return jnp.einsum("blw,whd->bhld", x.astype(self.dtype), cut(kernel)) + cut(bias)[:, None, :]
+
+
+class FromHeads(Dense):
+    """x [batch, heads, length, head_dim] -> [batch, length, heads * head_dim] @ kernel + bias."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        heads, head_dim = x.shape[1], x.shape[3]
+        kernel, bias = self.parameters(heads * head_dim)
+        return jnp.einsum("bhld,hdw->blw", x.astype(self.dtype), kernel.reshape(heads, head_dim, -1)) + bias
 
 
 def product(x: Array, w: Array) -> Array:
@@ -137,8 +167,11 @@ def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Ar
 
 def gather_rows(x: Array, positions: Array) -> Array:
     """x [batch, length, width] at positions i32[batch, n] -> [batch * n, width]."""
-    # Row by row: over a flat [batch * length, width] a mesh would gather all rows first.
-    taken = jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, positions)
+    if current_rules() is None:
+        taken = jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, positions)
+    else:  # A product with ones and zeros takes each device's own rows; a gather sends rows to all devices.
+        chosen = (positions[..., None] == jnp.arange(x.shape[1])).astype(x.dtype)
+        taken = jnp.einsum("bnl,blw->bnw", chosen, x, precision="highest")
     return constrain(taken.reshape(-1, x.shape[-1]), "batch", None)
 
 

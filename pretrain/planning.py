@@ -33,8 +33,8 @@ def _attention_flops(products: int):
     """FLOPs of an attention kernel with this many products of [queries, head_dim] and [keys, head_dim]."""
 
     def flops(arguments: list, results: list) -> float:
-        q, k = [a for a in arguments if len(a.shape) == 4][:2]  # [batch, heads, length, head_dim]
-        return 2.0 * products * math.prod(q.shape) * k.shape[2]
+        q, k = [a for a in arguments if len(a.shape) == 4][:2]  # [batch, heads, head_dim, length]
+        return 2.0 * products * math.prod(q.shape) * k.shape[3]
 
     return flops
 

@@ -1,15 +1,22 @@
 """Attention is torch's scaled dot-product attention within segments, with dropout on its probabilities."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
+from models import bert
 from models.attention import Mask, attention
+from models.bert import Bert, BertConfig
 from models.kernels import splash
 from models.noise import row_keys
+from models.program import Program
 
+SMALL = BertConfig(vocab_size=50, positions=128, width=16, depth=2, heads=2, feed_forward=32)
 BATCH, LENGTH, HEADS, HEAD_DIM = 3, 10, 2, 4
 SEGMENTS = {
     "no padding": np.ones((BATCH, LENGTH), np.int32),
@@ -90,7 +97,8 @@ def test_splash_attention_gives_the_same_outputs_and_gradients(dtype, tolerance)
     segments = np.ones((2, length), np.int32)
     segments[0, 100:180], segments[1, 40:] = 2, 0  # two documents; padding
     weights = jnp.where((segments > 0)[..., None, None], weights, 0)
-    kernel = lambda *x: splash(*x, jnp.asarray(segments), interpret=True)
+    swap = lambda x: jnp.swapaxes(x, 1, 2)  # heads first
+    kernel = lambda *x: swap(splash(*map(swap, x), jnp.asarray(segments), interpret=True))
     plain = lambda *x: attend(*x, segments)
     real = segments > 0
     low = lambda x: np.asarray(x, np.float32)
@@ -105,6 +113,22 @@ def test_splash_attention_gives_the_same_outputs_and_gradients(dtype, tolerance)
 
 @pytest.mark.parametrize("kind", ["splash", "cudnn"])
 def test_kernels_have_no_dropout(kind):
-    q, k, v = random_qkv()
+    module = Bert(SMALL, Program(attention=kind))
     with pytest.raises(ValueError, match="set model.attention_dropout to 0"):
-        attention(q, k, v, Mask(jnp.ones((BATCH, LENGTH))), dropout_rate=0.1, keys=jnp.ones((BATCH, 2)), kind=kind)
+        jax.eval_shape(module.init, jax.random.key(0), *jnp.ones((4, 1, 128), jnp.int32))
+
+
+def test_a_model_with_splash_attention_is_the_same_model(monkeypatch):
+    config = dataclasses.replace(SMALL, attention_dropout=0.0)
+    monkeypatch.setattr(bert, "splash", functools.partial(splash, interpret=True))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 50, (2, 128))
+    segments = (np.arange(128) < np.array([[128], [90]])).astype(np.int32)
+    inputs = (tokens, np.zeros_like(tokens), segments, np.arange(10)[None].repeat(2, 0))
+    plain, kernel = (Bert(config, Program(attention=kind, remat="dots")) for kind in ("xla", "splash"))
+    params = jax.jit(plain.init)(jax.random.key(0), *inputs)
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, jax.jit(kernel.init)(jax.random.key(0), *inputs))
+    loss = lambda params, model: jax.nn.log_softmax(model.apply(params, *inputs)[0])[:, 7].sum()
+    (one, ours), (other, theirs) = (jax.value_and_grad(loss)(params, model) for model in (kernel, plain))
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)

@@ -95,9 +95,11 @@ q, k, v, w = (jnp.asarray(rng.normal(size=(2, 256, 2, 64)), jnp.float32) for _ i
 segments = jnp.asarray(rng.integers(1, 3, (2, 256)))
 rules = activation_rules(make_mesh(parse_mesh("data=2,sequence=2,tensor=2", 8), jax.devices()))
 
+swap = lambda x: jnp.swapaxes(x, 1, 2)  # heads first
+
 def placed(q, k, v):
     with placed_by(rules):
-        return (splash(q, k, v, segments, interpret=True) * w).sum()
+        return (swap(splash(*map(swap, (q, k, v)), segments, interpret=True)) * w).sum()
 
 plain = lambda q, k, v: (attention(q, k, v, Mask(segments), dropout_rate=0.0, keys=None) * w).sum()
 for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(q, k, v) for f in (placed, plain))):
