@@ -223,7 +223,8 @@ def test_every_run_option_can_be_given():
     given = {
         "corpus": Path("c"), "workdir": Path("w"), "init_from": "i", "microbatches": 2, "dtype": "bfloat16",
         "depth": "scan", "remat": "full", "workers": 3, "log_every": 4, "eval_every": 5, "eval_examples": 6,
-        "checkpoint_every": 7, "keep": 8, "keep_every": 9, "max_skipped": 10,
+        "checkpoint_every": 7, "keep": 8, "keep_every": 9, "max_skipped": 10, "mesh": "data=2", "attention": "xla",
+        "coordinator": "host:1", "processes": 2, "process": 1,
     }  # fmt: skip
     arguments = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     _, options = parse_run(["bert-tiny", *arguments, "--profile"])
