@@ -9,7 +9,6 @@ from models.sharding import current_rules
 
 LANES = 128  # splash attention cuts sequences into blocks of multiples of it
 BLOCKS = (512, 256, 128)
-SAVED = "attention"  # the name under which rematerialisation finds what a kernel would have to run again for
 
 
 def splash(q: Array, k: Array, v: Array, segments: Array, interpret: bool = False) -> Array:
@@ -23,9 +22,8 @@ def splash(q: Array, k: Array, v: Array, segments: Array, interpret: bool = Fals
         heads, length, width = q.shape[1], q.shape[2], q.shape[3]
         everything = splash_mask.MultiHeadMask([splash_mask.FullMask((length, k.shape[2]))] * heads)
         kernel = splash_kernel.make_splash_mha(
-            everything, block_sizes=_blocks(length, k.shape[2]), head_shards=1, q_seq_shards=1,
-            residual_checkpoint_name=SAVED, interpret=interpret,
-        )  # fmt: skip
+            everything, block_sizes=_blocks(length, k.shape[2]), head_shards=1, q_seq_shards=1, interpret=interpret
+        )
         return jax.vmap(kernel)(q * width**-0.5, k, v, splash_kernel.SegmentIds(queries, keys))
 
     rules = current_rules()

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.kernels import SAVED
 from models.noise import fold
 from models.parameters import LAYERS, Keys
 from models.program import Program
@@ -134,9 +133,7 @@ def stack(parent: nn.Module, layer: nn.Module, depth: int, x: Array, mask, keys:
         return layer.apply({"params": params}, x, mask, layer_keys), None
 
     if program.remat != "none":
-        kept = jax.checkpoint_policies
-        products = kept.save_from_both_policies(kept.checkpoint_dots, kept.save_only_these_names(SAVED))
-        policy = products if program.remat == "dots" else None
+        policy = _products_and_kernels if program.remat == "dots" else None
         apply = jax.checkpoint(apply, policy=policy, prevent_cse=program.depth == "unroll")
 
     if program.depth == "scan":
@@ -146,6 +143,11 @@ def stack(parent: nn.Module, layer: nn.Module, depth: int, x: Array, mask, keys:
     for index, layer_arrays in enumerate(slices):
         x, _ = apply(x, (structure.unflatten(layer_arrays), index))
     return x
+
+
+def _products_and_kernels(primitive, *avals, **parameters) -> bool:
+    """What rematerialisation keeps: the results of matrix products and of kernels, which are made of products."""
+    return primitive.name == "pallas_call" or jax.checkpoint_policies.checkpoint_dots(primitive, *avals, **parameters)
 
 
 def padded_vocab(vocab_size: int) -> int:

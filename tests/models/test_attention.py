@@ -132,3 +132,13 @@ def test_a_model_with_splash_attention_is_the_same_model(monkeypatch):
     (one, ours), (other, theirs) = (jax.value_and_grad(loss)(params, model) for model in (kernel, plain))
     np.testing.assert_allclose(one, other, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
+
+
+@pytest.mark.parametrize("remat, runs", [("none", 1), ("dots", 1), ("full", 2)])
+def test_rematerialisation_of_all_but_products_does_not_run_a_kernel_twice(remat, runs):
+    config = dataclasses.replace(SMALL, attention_dropout=0.0)
+    model, ones = Bert(config, Program(attention="splash", remat=remat)), jnp.ones((1, 128), jnp.int32)
+    inputs = (ones, ones, ones, ones[:, :8])
+    params = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+    traced = jax.make_jaxpr(jax.grad(lambda params: model.apply(params, *inputs)[0].sum()))(params)
+    assert str(traced).count("name=splash_mha_fwd") == runs
