@@ -96,7 +96,8 @@ def test_one_process_goes_on_and_all_losses_are_those_of_one_device(stopped, alo
 
 def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_path, tmp_path):
     cluster = Cluster(corpus_path, tmp_path / "run", 2, 1, "--steps", 10**6)
-    cluster.until(r"train +5 ")
+    while not RunDirectory(tmp_path / "run").checkpoint_steps():
+        cluster.until(r"train +\d")
     os.kill(cluster.children()[0], signal.SIGKILL)
     began = time.monotonic()
     status, said = cluster.end()

@@ -162,7 +162,7 @@ glob.glob = lambda pattern: [{device!r}] if {device!r} and pattern.startswith({d
 
 @pytest.mark.parametrize(
     "device, found, jax",
-    [("/dev/accel0", "tpu", " jax[tpu]"), ("/dev/nvidia0", "cuda", " jax[cuda12]"), ("", "cpu", "")],
+    [("/dev/accel0", "tpu", " -r requirements-gcs.txt jax[tpu]"), ("/dev/nvidia0", "cuda", " jax[cuda12]"), ("", "cpu", "")],
 )
 def test_the_set_up_installs_what_the_device_needs_in_an_environment_of_its_own(tmp_path, device, found, jax):
     (tmp_path / "bin").mkdir()
@@ -172,7 +172,8 @@ def test_the_set_up_installs_what_the_device_needs_in_an_environment_of_its_own(
     parameters = CODE["parameters"].source.replace('REPOSITORY = ""', 'REPOSITORY = "https://example.org/it"')
     cells = [COLAB.format(device=device), parameters, CODE["set-up"].source, "print(DEVICE, PYTHON, os.getcwd())"]
     (tmp_path / "colab.ipy").write_text("\n".join(cells))
-    environment = os.environ | {
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # `make test` itself
+    environment = outside | {
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "CALLS": str(tmp_path / "calls"), "ROOT": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython"),
         "JAX_PLATFORMS": "",
@@ -226,11 +227,13 @@ def test_a_second_interrupt_kills_a_command_that_does_not_end():
     cell = f"import sys; from tpu import notebook; notebook.run(sys.executable, '-c', {stubborn!r})"
     kernel = subprocess.Popen(python(cell), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     command = int(kernel.stdout.readline())
-    for _ in range(2):
+    sent = 0
+    while kernel.poll() is None and sent < 60:  # on a busy machine two signals may become one interrupt
         time.sleep(0.5)
-        assert kernel.poll() is None
         kernel.send_signal(signal.SIGINT)
+        sent += 1
     kernel.communicate(timeout=20)
+    assert 2 <= sent < 60
     assert not Path(f"/proc/{command}").exists()
 
 
