@@ -162,7 +162,11 @@ glob.glob = lambda pattern: [{device!r}] if {device!r} and pattern.startswith({d
 
 @pytest.mark.parametrize(
     "device, found, jax",
-    [("/dev/accel0", "tpu", " -r requirements-gcs.txt jax[tpu]"), ("/dev/nvidia0", "cuda", " jax[cuda12]"), ("", "cpu", "")],
+    [
+        ("/dev/accel0", "tpu", " -r requirements-gcs.txt jax[tpu]"),
+        ("/dev/nvidia0", "cuda", " jax[cuda12]"),
+        ("", "cpu", ""),
+    ],
 )
 def test_the_set_up_installs_what_the_device_needs_in_an_environment_of_its_own(tmp_path, device, found, jax):
     (tmp_path / "bin").mkdir()
