@@ -228,7 +228,9 @@ print("phase 2")
 
 def test_a_second_interrupt_kills_a_command_that_does_not_end():
     stubborn = "import os, signal, time; signal.signal(2, signal.SIG_IGN); print(os.getpid()); time.sleep(60)"
-    cell = f"import sys; from tpu import notebook; notebook.run(sys.executable, '-c', {stubborn!r})"
+    # What a shell starts in the background ignores SIGINT, and so do its children unless they say otherwise.
+    listening = "import signal, sys; signal.signal(2, signal.default_int_handler)"
+    cell = f"{listening}; from tpu import notebook; notebook.run(sys.executable, '-c', {stubborn!r})"
     kernel = subprocess.Popen(python(cell), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     command = int(kernel.stdout.readline())
     sent = 0
