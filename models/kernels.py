@@ -43,6 +43,8 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
     Positions are the minor axis, because a head's 64 numbers would be padded to 128 in memory.
     """
     minor = splash_kernel.QKVLayout.SEQ_MINOR
+    if queries % LANES or keys % LANES:
+        raise ValueError(f"splash attention of {queries} positions per device: choose a multiple of {LANES}, or xla")
     q, kv = (next(size for size in BLOCKS if length % size == 0) for length in (queries, keys))
     return splash_kernel.BlockSizes(
         block_q=q, block_kv=kv, block_kv_compute=kv, block_q_dkv=q, block_kv_dkv=kv, block_kv_dkv_compute=kv,

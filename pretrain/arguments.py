@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from tyro.conf import arg
 
@@ -12,27 +12,39 @@ from pretrain.options import Options
 from pretrain.recipe import Recipe
 from pretrain.recipes.registry import RECIPES, find
 
+Own = TypeVar("Own")
+
 
 def parse_run(arguments: Sequence[str]) -> tuple[Recipe, Options]:
     """`bert-tiny --corpus DIR --workdir DIR --model.depth 3` -> the recipe with its changes, and the options."""
+    usage = "python -m pretrain run bert-tiny --corpus DIR --workdir DIR"
+    return parse_recipe(arguments, Options, usage, "Train {}, or go on in the same --workdir.")
+
+
+def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpose: str) -> tuple[Recipe, Own]:
+    """A recipe's name, then any of its fields and of a command's own options -> the recipe and the options.
+
+    usage: an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: for --help, with {} for the recipe.
+    """
+    program = " ".join(usage.split()[:4])
     name, *rest = arguments or [""]
     if name in ("-h", "--help"):
         name, rest = next(iter(RECIPES)), ["--help"]
     if not name or name.startswith("-"):
-        raise UserError("run: name a recipe first, as in `python -m pretrain run bert-tiny --corpus DIR --workdir DIR`")
+        raise UserError(f"{program.split()[-1]}: name a recipe first, as in `{usage}`")
     recipe = find(name)
     unnamed = arg(name="")  # --steps, not --recipe.steps
     both = dataclasses.make_dataclass(
-        "RunArguments",
+        "Arguments",
         [
-            ("options", Annotated[Options, unnamed]),
+            ("options", Annotated[options, unnamed]),
             ("recipe", Annotated[Recipe, unnamed], dataclasses.field(default=recipe)),
         ],
         frozen=True,
     )
-    both.__doc__ = f"Train {name} ({recipe.source}), or go on in the same --workdir."
+    both.__doc__ = purpose.format(f"{name} ({recipe.source})")
     try:
-        parsed = parse(both, rest, f"python -m pretrain run {name}")
+        parsed = parse(both, rest, f"{program} {name}")
     except ValueError as error:  # a config's own check
         raise UserError(str(error)) from None
     return parsed.recipe, parsed.options

@@ -212,5 +212,5 @@ def describe(assembly: Assembly, params: Params, mesh: Mesh) -> str:
     return (
         f"{assembly.recipe.name}: {count(params) / 1e6:.1f}M parameters, {assembly.recipe.steps} steps, "
         f"on {mesh.size} x {device} as {mesh_shape(mesh)}, "
-        f"{program.dtype}, layers {program.depth}, remat {program.remat}"
+        f"{program.dtype}, layers {program.depth}, remat {program.remat}, attention {program.attention}"
     )

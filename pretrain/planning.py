@@ -5,14 +5,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 from jax.sharding import Mesh
-from tyro.conf import arg
 
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from models.parameters import count
+from pretrain.arguments import parse_recipe
 from pretrain.assembly import Assembly, assemble, state_shapes
 from pretrain.placement import abstract_batch, abstract_state, jit_train_step
 from pretrain.recipe import Recipe, check
@@ -109,30 +108,13 @@ def plan_command(arguments: Sequence[str]) -> int:
 
 def parse_plan(arguments: Sequence[str]) -> tuple[Recipe, Target]:
     """`bert-base --topology v5e:4x4 --model.depth 3` -> the recipe with its changes, and what to plan it for."""
-    name, *rest = arguments or [""]
-    if name in ("-h", "--help"):
-        name, rest = next(iter(RECIPES)), ["--help"]
-    if not name or name.startswith("-"):
-        raise UserError("plan: name a recipe first, as in `python -m tpu plan bert-base --topology v5e:4x4`; or --all")
-    recipe = find(name)
-    unnamed = arg(name="")
-    both = dataclasses.make_dataclass(
-        "PlanArguments",
-        [
-            ("target", Annotated[Target, unnamed]),
-            ("recipe", Annotated[Recipe, unnamed], dataclasses.field(default=recipe)),
-        ],
-        frozen=True,
-    )
-    both.__doc__ = f"Compile the train step of {name} for a slice of TPUs, on this machine, and say what it will do."
-    try:
-        parsed = parse(both, rest, f"python -m tpu plan {name}")
-    except ValueError as error:  # a config's own check
-        raise UserError(str(error)) from None
-    recipe = shaped(parsed.recipe, parsed.target.batch_size, parsed.target.sequence_length)
+    usage = "python -m tpu plan bert-base --topology v5e:4x4"
+    purpose = "Compile the train step of {} for a slice of TPUs, on this machine, and say what it will do."
+    recipe, target = parse_recipe(arguments, Target, usage, purpose)
+    recipe = shaped(recipe, target.batch_size, target.sequence_length)
     check(recipe)
-    chosen_program(recipe, parsed.target, "tpu")
-    return recipe, parsed.target
+    chosen_program(recipe, target, "tpu")
+    return recipe, target
 
 
 def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe:

@@ -142,3 +142,9 @@ def test_rematerialisation_of_all_but_products_does_not_run_a_kernel_twice(remat
     params = jax.eval_shape(model.init, jax.random.key(0), *inputs)
     traced = jax.make_jaxpr(jax.grad(lambda params: model.apply(params, *inputs)[0].sum()))(params)
     assert str(traced).count("name=splash_mha_fwd") == runs
+
+
+def test_a_length_that_the_kernel_cannot_cut_is_a_clear_error():
+    q = jnp.ones((1, 2, 192, 64))
+    with pytest.raises(ValueError, match="192 positions per device: choose a multiple of 128"):
+        splash(q, q, q, jnp.ones((1, 192), jnp.int32), interpret=True)
