@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.evaluation import evaluation_batches
 from models.parameters import Params
-from pretrain.assembly import Assembly, initial_carry
-from pretrain.placement import jit_evaluation_step
+from pretrain.assembly import Assembly
+from pretrain.placement import first_carry, jit_evaluation_step
 from tpu.batches import place_rows
 
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
@@ -31,7 +31,7 @@ class Evaluator:
     def __call__(self, params: Params, frozen: Params) -> dict[str, float]:
         """loss, each term in nats per prediction, and the objective's report."""
         objective = self.assembly.recipe.objective
-        carry, _ = initial_carry(self.assembly, self.phase_index, train=False)
+        carry = first_carry(self.assembly, self.phase_index, self.mesh, train=False)
         total = None
         for index, batch in enumerate(self.batches):
             size = len(next(iter(batch.values())))

@@ -17,12 +17,12 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from models.parameters import Params, count
-from pretrain.assembly import Assembly, initial_carry
+from pretrain.assembly import Assembly
 from pretrain.checkpoints import Checkpoints
 from pretrain.evaluate import Evaluator
 from pretrain.journal import Journal, Silence, read_metrics
 from pretrain.options import Options
-from pretrain.placement import jit_train_step
+from pretrain.placement import first_carry, jit_train_step
 from pretrain.recipe import boundaries, phase_at
 from pretrain.run_directory import RunDirectory
 from pretrain.signals import EXIT_STOPPED, StopRequest
@@ -30,7 +30,6 @@ from pretrain.step import Metrics, TrainState
 from tpu.batches import host_rows, place_rows
 from tpu.chips import peak_flops
 from tpu.mesh import mesh_shape
-from tpu.rules import carry_shardings
 
 PROFILED = range(5, 15)  # steps after the start, when compilation and warm-up are over
 
@@ -79,9 +78,9 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
 def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: Evaluator) -> TrainState:
     """Steps up to `end` or to a stop request."""
     options, recipe = run.options, run.assembly.recipe
-    carry, carry_axes = initial_carry(run.assembly, phase)
+    carry = first_carry(run.assembly, phase, run.mesh)
     if jax.tree.map(np.shape, carry) != jax.tree.map(np.shape, state.carry):
-        state = state._replace(carry=jax.device_put(carry, carry_shardings(carry_axes, run.mesh)))
+        state = state._replace(carry=carry)
     step_function = jit_train_step(run.assembly, phase, run.mesh, options.microbatches)
     first = int(state.step)
     meter = Meter(run, phase, first)

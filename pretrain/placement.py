@@ -36,6 +36,13 @@ def abstract_state(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainSta
     return jax.tree.map(place, state_shapes(assembly, phase), state_shardings(assembly, phase, mesh))
 
 
+def first_carry(assembly: Assembly, phase: int, mesh: Mesh, train: bool = True):
+    """The objective's carry before a phase's first batch, on the devices."""
+    _, axes = initial_carry(assembly, phase, train)
+    make = lambda: initial_carry(assembly, phase, train)[0]
+    return jax.jit(make, out_shardings=carry_shardings(axes, mesh))()
+
+
 def abstract_batch(assembly: Assembly, phase: int, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """A global batch of a phase as shapes, dtypes and shardings."""
     shape = assembly.recipe.phases[phase]

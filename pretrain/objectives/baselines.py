@@ -1,22 +1,22 @@
 """What a model has to beat: guesses from token frequencies alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
 from data_pipelines.corpus import Corpus
 
 
-def unigram(batches: Iterable[Mapping[str, np.ndarray]], corpus: Corpus) -> tuple[float, float]:
-    """(cross-entropy in nats, accuracy) of the train split's unigram distribution on the batches' predictions.
+def unigram(predictions: Iterable[tuple[np.ndarray, np.ndarray]], corpus: Corpus) -> tuple[float, float]:
+    """(cross-entropy in nats, accuracy) of the train split's unigram distribution.
 
-    Frequencies are smoothed by one count per token; the guess is the most frequent token.
+    predictions: (targets, weights) of each batch, of one shape.   Frequencies are smoothed by one count per token; the
+    guess is the most frequent token.
     """
     counts = corpus.token_counts().astype(np.float64) + 1.0
     nats, best = -np.log(counts / counts.sum()), int(counts.argmax())
     loss = hits = total = 0.0
-    for batch in batches:
-        targets, weights = batch["prediction_targets"], batch["prediction_weights"]
+    for targets, weights in predictions:
         loss += float((nats[targets] * weights).sum())
         hits += float(((targets == best) * weights).sum())
         total += float(weights.sum())

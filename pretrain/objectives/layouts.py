@@ -1,5 +1,9 @@
 """The host half that objectives with masked tokens share: which rows, masked how."""
 
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples import masking as masking_rule
 from data_pipelines.examples import packed_sentences, segment_pairs
@@ -26,6 +30,11 @@ def check_corpus(corpus: Corpus) -> None:
 def predictions(length: int, masking: Masking) -> int:
     """Positions per row at which the vocabulary's logits are computed."""
     return masking_rule.predictions(length, masking.rate)
+
+
+def targets(batches: Iterable[Mapping[str, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(targets, weights) of each host batch."""
+    return ((batch["prediction_targets"], batch["prediction_weights"]) for batch in batches)
 
 
 def spec(layout: str, length: int, masking: Masking, next_sentence: bool) -> Spec:

@@ -76,7 +76,7 @@ class MaskedLanguageModel(Objective):
         return layouts.predictions(length, self.masking)
 
     def baselines(self, batches, corpus):
-        loss, accuracy = baselines.unigram(batches, corpus)
+        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)
         return {"mlm_loss": loss, "mlm_accuracy": accuracy}
 
     def report(self, counts):

@@ -79,7 +79,7 @@ class ReplacedTokenDetection(Objective):
         return layouts.predictions(length, self.masking)
 
     def baselines(self, batches, corpus):
-        loss, accuracy = baselines.unigram(batches, corpus)
+        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)
         return {"generator_loss": loss, "generator_accuracy": accuracy}
 
     def report(self, counts):
