@@ -11,16 +11,32 @@ def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:
     """Yield batches of the same at most `limit` examples in the same order with the same noise, each exactly
     once.
 
-    The examples are spread evenly over the split and corrupted as in epoch 0. Every batch has
-    `examples.batch_size` rows: the last is filled up with rows of zeros (no segment, no weight, no label),
-    which count nowhere.
+    Which they are the examples say (`fixed`); they are corrupted as in epoch 0. Every batch has
+    `examples.batch_size` rows: where there are fewer examples it is filled up with rows of zeros (no segment, no
+    weight, no label), which count nowhere.
     """
-    count = min(limit, examples.number)
-    chosen = np.arange(count) * examples.number // max(count, 1)
-    for first in range(0, count, examples.batch_size):
-        batch = examples.build(0, chosen[first : first + examples.batch_size])
-        missing = examples.batch_size - len(chosen[first : first + examples.batch_size])
+    for chosen in examples.fixed(limit):
+        missing = examples.batch_size - len(chosen)
+        batch = examples.build(0, chosen)
         yield {name: _filled(array, missing, BLANK.get(name, 0)) for name, array in batch.items()}
+
+
+def spread(number: int, limit: int, batch_size: int) -> Iterator[np.ndarray]:
+    """At most `limit` of `number` examples, spread evenly over all, in batches: int64 [n]."""
+    count = min(limit, number)
+    chosen = np.arange(count) * number // max(count, 1)
+    for first in range(0, count, batch_size):
+        yield chosen[first : first + batch_size]
+
+
+def consecutive(number: int, limit: int, batch_size: int) -> Iterator[np.ndarray]:
+    """The first of `number` examples, at most `limit`, in batches in which every row continues the same row of the
+    batch before: int64 [n]. Only the last row may end before the others."""
+    count = min(limit, number)
+    steps = -(-count // batch_size)
+    runs = np.arange(0, count, max(steps, 1))  # where each row begins
+    for step in range(steps):
+        yield runs[runs + step < count] + step
 
 
 def _filled(array, missing, value):

@@ -12,12 +12,15 @@ not handed to the next chunk. And a sentence longer than the row is cut into pie
 where BERT lost the rest of it.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks, masking
+from data_pipelines.examples.evaluation import spread
 from data_pipelines.examples.masking import Masking
 from data_pipelines.order import schedule
 
@@ -78,6 +81,10 @@ class SegmentPairs:
     def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]."""
         return self.build(*schedule(self, step, rows))
+
+    def fixed(self, limit: int) -> Iterator[np.ndarray]:
+        """The examples of each batch of a fixed set, at most `limit` in all, spread over the split: int64 [n]."""
+        return spread(self.number, limit, self.batch_size)
 
     def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
         """The examples (int64 [n], below `number`) as they look in an epoch (or one each): name -> array [n, ...]."""

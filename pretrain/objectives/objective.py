@@ -1,7 +1,7 @@
 """What an objective is: the device half of what is learned. The host half are its examples."""
 
 import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import flax.linen as nn
@@ -22,6 +22,9 @@ class Examples(Protocol):
 
     def batch(self, step: int, rows) -> dict:
         """Rows i64[n] of the global batch of a step: name -> [n, ...]."""
+
+    def fixed(self, limit: int) -> Iterator:
+        """The examples i64[n] of each batch of a fixed set, at most `limit` in all, n at most the batch size."""
 
     def build(self, epoch, example) -> dict:
         """Examples i64[n] as they look in an epoch: name -> [n, ...]."""

@@ -26,11 +26,13 @@ def random_documents(seed, documents, sentences=12, tokens=30, vocab_size=100):
     return [[sentence() for _ in range(generator.integers(1, sentences + 1))] for _ in range(documents)]
 
 
-def write_corpus(path, documents, vocab_size=100, heldout=(), word_starts=lambda token: token % 3 != 0):
+def write_corpus(
+    path, documents, vocab_size=100, heldout=(), word_starts=lambda token: token % 3 != 0, special=SPECIAL
+):
     """A finished corpus folder at `path`; returns the path.
 
     documents, heldout: list of documents, each a list of sentences, each a list of token ids (5 .. vocab_size - 1 are
-    ordinary). word_starts: says of a token id whether it begins a word.
+    ordinary). word_starts: says of a token id whether it begins a word. special: role -> token id.
     """
     for split, texts in (("train", documents), ("heldout", heldout)):
         folder = path / split
@@ -43,11 +45,11 @@ def write_corpus(path, documents, vocab_size=100, heldout=(), word_starts=lambda
         np.save(folder / "documents.npy", np.cumsum([0, *map(len, texts)], dtype=np.int64))
         if split == "train":
             np.save(folder / "token_counts.npy", np.bincount(tokens, minlength=vocab_size).astype(np.int64))
-    finish_corpus(path, vocab_size)
+    finish_corpus(path, vocab_size, special)
     return path
 
 
-def finish_corpus(path, vocab_size):
+def finish_corpus(path, vocab_size, special=SPECIAL):
     """Write the manifest of a folder that holds the arrays."""
     files = {}
     for file in sorted(path.glob("*/*.npy")):
@@ -58,7 +60,7 @@ def finish_corpus(path, vocab_size):
         "version": 1,
         "fingerprint": hashlib.sha256(lines.encode()).hexdigest(),
         "vocab_size": vocab_size,
-        "special": SPECIAL,
+        "special": special,
         "fields": {"tokens": ["uint16", "token"], "word_starts": ["bool", "token"]},
         "splits": {split: _sizes(path / split) for split in ("train", "heldout")},
         "files": files,

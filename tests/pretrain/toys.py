@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from data_pipelines.examples.evaluation import spread
 from models.families import FAMILIES
 from models.parameters import Family, Parameter
 from pretrain.objectives.objective import Objective
@@ -65,6 +66,9 @@ class Windows:
 
     def batch(self, step, rows):
         return self.build(0, (step + rows // self.batch_size + rows % self.batch_size * 97) % self.number)
+
+    def fixed(self, limit):
+        return spread(self.number, limit, self.batch_size)
 
     def build(self, epoch, example):
         starts = np.asarray(example, np.int64) * self.length

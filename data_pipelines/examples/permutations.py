@@ -1,0 +1,292 @@
+"""Rows for permutation language modelling: [reused part, A, SEP, B, SEP, CLS], with a factorisation order of each.
+
+XLNet's data (Yang et al. 2019, sections 2.2, 2.3, 3.1 and the published `data_utils.py`), planned by index. The reused
+part continues the row's stream; A goes on from there to the end of a sentence; B goes on where A ends, or half of the
+time begins at a sentence elsewhere. The row is always full: what A leaves of the room is B's, cut where the row ends
+(XLNet drew B first and cut the end of the longer of the two).
+
+The factorisation order is never written out. A query at i sees the key at j where ranks[j] < thresholds[i]; in the
+content stream every position sees itself too. What is not predicted comes first in the order and sees itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipelines import noise
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import DocumentStream, by_epoch
+from data_pipelines.examples.evaluation import consecutive
+
+TOKEN, SPAN, PERMUTATION, LAYOUT = range(4)  # streams of the examples' keys; TOKEN and SPAN: see _chosen
+SPLIT, COIN, ELSEWHERE = range(3)  # draws per row in LAYOUT
+LONGEST = 5  # tokens of a span; one of n has a chance in proportion to 1 / n
+SPECIALS = 3  # SEP, SEP, CLS
+SLOT = np.uint64(20)  # bits for a permuted token's number
+
+
+@dataclass(frozen=True)
+class Permuting:
+    """reuse_len: leading tokens of a row that the next step's row continues from; 0: none, and the streams go on by
+    whole rows. k: one in k positions is predicted. spans: predict runs of 1 to 5 tokens, each somewhere in a context
+    of `context` times as many others, else single tokens. perm_size: positions that are permuted together.
+    bidirectional: the second half of the rows runs backwards through the text.
+
+    Raises UserError for a value out of range.
+    """
+
+    reuse_len: int = 256
+    k: int = 6
+    spans: bool = True
+    context: int = 6
+    perm_size: int = 256
+    bidirectional: bool = True
+
+    def __post_init__(self):
+        lowest = {"reuse_len": 0, "k": 1, "context": 1, "perm_size": 1}
+        for name, least in lowest.items():
+            if getattr(self, name) < least:
+                raise UserError(f"permuting {name} {getattr(self, name)} must be at least {least}")
+
+
+XLNET = Permuting()
+
+
+def predictions(length: int, permuting: Permuting) -> int:
+    """Prediction slots per row."""
+    return -(-length // permuting.k)
+
+
+def spec(length: int, permuting: Permuting) -> dict[str, tuple]:
+    """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
+    slots = predictions(length, permuting)
+    whole = dict.fromkeys(("tokens", "types", "segments", "ranks", "thresholds"), ((length,), np.int32))
+    predicted = dict.fromkeys(("prediction_positions", "prediction_targets"), ((slots,), np.int32))
+    return whole | predicted | {"prediction_weights": ((slots,), np.float32), "reversed": ((), np.int32)}
+
+
+class PermutedSpans:
+    """Rows of one split of a corpus, of which row b of a step continues row b of the step before.
+
+    The stream of an epoch (`DocumentStream`) is cut into pieces of reuse_len tokens, and row b of the epoch's steps
+    begins with the b-th of batch_size equal runs of them; what is dropped are the last ones in the epoch's order. With
+    bidirectional data each half of the rows has the whole stream, the second half back to front.
+
+    A batch holds tokens; types (0 in the reused part and A SEP, 1 in B SEP, 2 at CLS); segments (1); ranks and
+    thresholds (see the module); prediction_positions (ascending, 0 where unused), prediction_targets and
+    prediction_weights; reversed (1 where the row runs backwards). CLS and the two SEP are never predicted.
+
+    corpus: Corpus. split: 'train' or 'heldout'. length: tokens per row. batch_size: rows of the global batch.
+    Raises UserError where lengths or batch size do not fit, or the corpus lacks a special token.
+    """
+
+    def __init__(
+        self, corpus: Corpus, split: str, length: int, batch_size: int, seed: int, permuting: Permuting = XLNET
+    ):
+        check_shape(length, batch_size, permuting)
+        check_corpus(corpus)
+        self.corpus, self.split, self.length = corpus, split, length
+        self.batch_size, self.seed, self.permuting = batch_size, seed, permuting
+        self.spec = spec(length, permuting)
+        self._room = length - permuting.reuse_len - SPECIALS
+        self._advance = permuting.reuse_len or self._room
+        # One that ends a document has an end token too, and one has to end in every row's room, before its end
+        self._stream = DocumentStream(corpus, split, seed, longest=self._room - 2)
+        self._pieces = max((self._stream.total - permuting.reuse_len - self._room) // self._advance + 1, 0)
+        self._directions = 1 + permuting.bidirectional
+        self.steps = self._pieces * self._directions // batch_size
+
+    @property
+    def number(self) -> int:
+        """Examples in an epoch: those that run forwards, then as many backwards if bidirectional."""
+        return self._pieces * self._directions
+
+    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]. Raises UserError where the split is
+        too small for a step."""
+        if not self.steps:
+            raise UserError(
+                f"split '{self.split}' of corpus {self.corpus.path} has {self._stream.total} tokens, too few for a "
+                f"batch of {self.batch_size} rows of {self.length}: lower the batch size or the length, or prepare "
+                "more text"
+            )
+        later, row = np.divmod(rows, self.batch_size)
+        epoch, place = np.divmod(step + later, self.steps)
+        direction, row = np.divmod(row, self.batch_size // self._directions)
+        return by_epoch(self.build, epoch, direction * self._pieces + row * self.steps + place)
+
+    def fixed(self, limit: int) -> Iterator[np.ndarray]:
+        """The examples of each batch of a fixed set, at most `limit` in all, rows continuing each other: int64 [n].
+        With bidirectional data the rows run forwards and backwards by turns."""
+        ways = self._pieces * np.arange(self._directions)
+        for chosen in consecutive(self._pieces, max(limit // len(ways), 1), self.batch_size // len(ways)):
+            yield (chosen[:, None] + ways).ravel()
+
+    def build(self, epoch: int, example: np.ndarray) -> dict[str, np.ndarray]:
+        """The examples (int64 [n], below `number`) as they look in an epoch: name -> array [n, ...]."""
+        keys = noise.key(self.seed, epoch, example)
+        backwards, piece = np.divmod(example, self._pieces)
+        backwards = backwards.astype(bool)
+        begin = piece * self._advance
+        draws = noise.bits(keys, noise.counters(LAYOUT, 3))
+        size_a, begin_b = self._segments(self._stream.order(epoch), draws, begin, backwards)
+        tokens = self._tokens(self._stream.order(epoch), begin, size_a, begin_b, backwards)
+        separator = self.permuting.reuse_len + size_a.astype(np.int32)[:, None]
+        types = (np.arange(self.length, dtype=np.int32) > separator).astype(np.int32)
+        types[:, -1] = 2
+        positions = self._targets(keys, separator)
+        ranks, thresholds = self._ordered(keys, positions, separator)
+        unused = self.spec["prediction_positions"][0][0] - positions.shape[1]
+        targets = np.take_along_axis(tokens, positions, axis=1)
+        padded = lambda array: np.pad(array, ((0, 0), (0, unused)))
+        return {
+            "tokens": tokens,
+            "types": types,
+            "segments": np.ones_like(tokens),
+            "ranks": ranks,
+            "thresholds": thresholds,
+            "prediction_positions": padded(positions),
+            "prediction_targets": padded(targets),
+            "prediction_weights": padded(np.ones(positions.shape, np.float32)),
+            "reversed": backwards.astype(np.int32),
+        }
+
+    def _segments(self, order, draws, begin, backwards):
+        """A's size and where B begins, both int64 [n]. begin: of the reused part. Places count from the stream's end
+        in rows that run backwards."""
+        stream, room = self._stream, self._room
+        begin_a = begin + self.permuting.reuse_len
+        mirrored = lambda place: np.where(backwards, stream.total - place, place)
+        # A ends where a sentence begins, at least one token after A begins and before the room ends
+        lowest = np.where(backwards, stream.total - begin_a - room, begin_a) + 1
+        first = stream.sentences_before(order, lowest)
+        number = stream.sentences_before(order, lowest + room - 1) - first
+        end_a = mirrored(stream.sentence_start(order, first + noise.below(draws[:, SPLIT], number)))
+        size_b = room - end_a + begin_a
+        # B anywhere else begins where a sentence does (or, backwards, ends) and does not reach past the stream
+        before = stream.sentences_before(order, np.where(backwards, size_b, stream.total - size_b + 1))
+        first = np.where(backwards, before, 0)
+        number = np.where(backwards, order.units[-1] + 1 - before, before)
+        other = stream.sentence_start(order, first + noise.below(draws[:, ELSEWHERE], number))
+        return end_a - begin_a, np.where(draws[:, COIN] < 1 << 31, end_a, mirrored(other))
+
+    def _tokens(self, order, begin, size_a, begin_b, backwards):
+        """int32 [n, length]. A row that runs backwards is read forwards, mirrored, and turned."""
+        size = self.permuting.reuse_len + size_a
+        start = np.stack([begin, begin_b], 1)
+        sizes = np.stack([size, self._room - size_a], 1)
+        start[backwards] = (self._stream.total - start - sizes)[backwards, ::-1]
+        sizes[backwards] = sizes[backwards, ::-1]
+        text, _ = self._stream.read(order, start.ravel(), sizes.ravel())
+        tokens = np.empty((len(begin), self.length), np.int32)
+        row = np.arange(len(begin))
+        is_text = np.ones(tokens.shape, bool)
+        is_text[row, size] = is_text[:, -2] = is_text[:, -1] = False
+        is_text[backwards] = is_text[backwards, ::-1]
+        tokens[is_text] = text
+        tokens[backwards] = tokens[backwards, ::-1]
+        tokens[row, size] = tokens[:, -2] = self.corpus.special["sep"]
+        tokens[:, -1] = self.corpus.special["cls"]
+        return tokens
+
+    def _targets(self, keys, separator):
+        """The positions to predict, ascending, none of them special: int32 [n, predicted]."""
+        reuse, room = self.permuting.reuse_len, self._room
+        wanted = predictions(self.length, self.permuting)
+        of_reused = -(-wanted * reuse // self.length)
+        reused = _chosen(self.permuting, keys, 0, reuse, min(of_reused, reuse))
+        rest = _chosen(self.permuting, keys, reuse, room, min(wanted - of_reused, room))
+        return np.concatenate([reused, rest + (rest >= separator)], axis=1)
+
+    def _ordered(self, keys, positions, separator):
+        """Ranks and thresholds for predicting at `positions`; SEP and CLS have a rank too, but see themselves."""
+        reuse, size = self.permuting.reuse_len, self.permuting.perm_size
+        special = np.broadcast_to([self.length - 2, self.length - 1], (len(keys), 2))
+        permuted = np.concatenate([positions, separator, special], axis=1)
+        block = np.where(permuted < reuse, permuted // size, -(-reuse // size) + (permuted - reuse) // size)
+        slot = np.arange(permuted.shape[1])
+        drawn = noise.bits(keys, noise.counters(PERMUTATION, len(slot))) >> 8
+        order = (block.astype(np.uint64) << SLOT + 24) | (drawn.astype(np.uint64) << SLOT) | slot.astype(np.uint64)
+        return visibility(order, permuted, slot < positions.shape[1], reuse, self.length)
+
+
+def check_shape(length: int, batch_size: int, permuting: Permuting) -> None:
+    """Raises UserError where the parts of a row do not fit its length, or its directions the batch size."""
+    if length < permuting.reuse_len + SPECIALS + 4:
+        raise UserError(
+            f"length {length} leaves no room for A and B beside permuting reuse_len {permuting.reuse_len} and "
+            f"{SPECIALS} special tokens; use at most reuse_len {max(length // 2, 0)}"
+        )
+    if permuting.bidirectional and batch_size % 2:
+        raise UserError(f"batch size {batch_size} is odd: bidirectional data needs two halves; make it even")
+
+
+def check_corpus(corpus: Corpus) -> None:
+    """Raises UserError where the corpus lacks a special token of the rows."""
+    missing = [role for role in ("cls", "sep") if role not in corpus.special]
+    if missing:
+        raise UserError(
+            f"corpus {corpus.path} has no {' and no '.join(missing)} token, which permuted spans need; "
+            "prepare it with a tokenizer that has one"
+        )
+
+
+def visibility(
+    order: np.ndarray, permuted: np.ndarray, predicted: np.ndarray, reuse: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks and thresholds, both int32 [n, length], from a factorisation order.
+
+    permuted: int [n, m], the positions that come in an order; the others come before them all and see each other and
+    themselves. order: [n, m] of any sortable dtype, by which they come, those of the reused part before the rest.
+    predicted: bool [m], those that do not see themselves. reuse: the positions below see nothing of the rest, which
+    sees all of them.
+    """
+    rows = len(permuted)
+    row = np.arange(rows)[:, None]
+    number = np.empty(permuted.shape, np.int32)
+    number[row, np.argsort(order, axis=1)] = np.arange(permuted.shape[1], dtype=np.int32)
+    rest = permuted >= reuse
+    ranks = np.zeros((rows, length), np.int32)
+    ranks[:, reuse:] = permuted.shape[1] - np.count_nonzero(rest, axis=1)[:, None] + 1
+    ranks[row, permuted] = number + 1 + rest
+    thresholds = ranks + 1
+    thresholds[row, permuted] -= predicted
+    return ranks, thresholds
+
+
+def _chosen(permuting, keys, begin, size, wanted):
+    """`wanted` of the positions begin .. begin + size - 1 to predict, ascending: int32 [n, wanted].
+
+    Those of the spans, then single ones until there are enough.
+    """
+    bits = (size - 1).bit_length() if size else 0
+    low = np.uint32((1 << bits) - 1)
+    position = np.arange(size, dtype=np.uint32)
+    order = noise.bits(keys, position + np.uint32(TOKEN * noise.STREAM + begin))
+    order &= ~low
+    order |= position
+    if permuting.spans:
+        row, taken = _spans(permuting.context, keys, begin, size, wanted)
+        order[row, taken] = taken  # before all others
+    order.sort(axis=1)
+    positions = (order[:, :wanted] & low).astype(np.int32)
+    positions.sort(axis=1)
+    return positions + begin
+
+
+def _spans(context, keys, begin, size, wanted):
+    """Positions below size in spans, at most `wanted` per row: (row, position), int64 [all]."""
+    most = min(wanted, size // (1 + context) + 1)
+    counters = noise.counters(SPAN, 2 * most) + np.uint32(2 * begin)
+    draws = noise.bits(keys, counters).reshape(len(keys), 2, most)
+    chances = np.cumsum(1 / np.arange(1, LONGEST + 1))
+    length = 1 + np.searchsorted(chances[:-1] / chances[-1] * 2**32, draws[:, 0].astype(np.float64), "right")
+    before = np.cumsum(length, axis=1) - length
+    length = np.minimum(length, np.maximum(wanted - before, 0))
+    first = before * (1 + context) + noise.below(draws[:, 1], np.maximum(length * context, 1))
+    row, span = np.nonzero((length > 0) & (first + length <= size))
+    length, first = length[row, span], first[row, span]
+    inside = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+    return np.repeat(row, length), np.repeat(first, length) + inside

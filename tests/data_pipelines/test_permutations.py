@@ -1,0 +1,261 @@
+"""Permuted spans: rows laid out as XLNet's, orders that leak nothing, targets chosen as they should be."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_pipelines import noise
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import DocumentStream
+from data_pipelines.examples.evaluation import evaluation_batches
+from data_pipelines.examples.permutations import PermutedSpans, Permuting, _spans, predictions, spec, visibility
+from tests.data_pipelines.corpora import SPECIAL, equal, numbered, random_documents, write_corpus
+
+SEP, CLS, EOD = SPECIAL["sep"], SPECIAL["cls"], 4999
+ONE_WAY = Permuting(bidirectional=False)
+
+
+def written(folder, documents, heldout=()):
+    return Corpus(write_corpus(folder / "c", documents, 5000, heldout, special=SPECIAL | {"eod": EOD}))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("corpus"), random_documents(0, 60), random_documents(1, 20))
+
+
+def slowly(documents, order, room):
+    """(tokens of the stream, places where A may end or B begin) of documents in an order."""
+    tokens, cuts, longest = [], [], room - 2
+    for index in order:
+        for sentence in filter(None, documents[index]):
+            piece = len(sentence) if len(sentence) <= longest else -(-longest // 2)
+            cuts += range(len(tokens), len(tokens) + len(sentence), piece)
+            tokens += sentence
+        tokens.append(EOD)
+    return tokens, {*cuts, len(tokens)}
+
+
+def seen(batch):
+    """bool [batch, length, length]: whether the query at i sees the key at j."""
+    return batch["ranks"][:, None, :] < batch["thresholds"][:, :, None]
+
+
+def chosen(batch):
+    """bool [batch, length], True at the predicted positions."""
+    found = np.zeros(batch["tokens"].shape, bool)
+    row, slot = np.nonzero(batch["prediction_weights"])
+    found[row, batch["prediction_positions"][row, slot]] = True
+    return found
+
+
+SHAPES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=9)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+@given(shape=SHAPES, reuse=st.integers(0, 8), room=st.integers(9, 14), rows=st.integers(1, 2), both=st.booleans())
+def test_rows_are_a_reused_part_a_and_b_with_separators(tmp_path_factory, shape, reuse, room, rows, both):
+    shape = [document for document in shape if any(document)]
+    documents = numbered(shape)
+    corpus = written(tmp_path_factory.mktemp("corpus"), documents)
+    batch_size = rows * (1 + both)
+    permuting = Permuting(reuse_len=reuse, k=2, perm_size=4, bidirectional=both)
+    examples = PermutedSpans(corpus, "train", reuse + room + 3, batch_size, 0, permuting)
+    for step in range(2 * examples.steps):
+        epoch, place = divmod(step, examples.steps)
+        order = DocumentStream(corpus, "train", seed=0).order(epoch).documents
+        tokens, cuts = slowly(documents, order, room)
+        batch = examples.batch(step, np.arange(batch_size))
+        assert batch["reversed"].tolist() == [0] * rows + [1] * rows * both
+        for number in range(batch_size):
+            if both and number == rows:
+                tokens, cuts = tokens[::-1], {len(tokens) - cut for cut in cuts}
+            at = (number % rows * examples.steps + place) * (reuse or room)
+            check_row(batch["tokens"][number].tolist(), batch["types"][number], tokens, cuts, at, reuse, room)
+
+
+def check_row(row, types, tokens, cuts, at, reuse, room):
+    separator = row.index(SEP)
+    a, b = row[reuse:separator], row[separator + 1 : -2]
+    assert row[:separator] == tokens[at : at + separator] and row[-2:] == [SEP, CLS]
+    assert a and b and len(a) + len(b) == room and at + separator in cuts
+    starts = [start for start in cuts if tokens[start : start + len(b)] == b]
+    assert starts or b == tokens[at + separator : at + separator + len(b)]
+    assert types.tolist() == [0] * (separator + 1) + [1] * (len(b) + 1) + [2]
+
+
+def test_in_an_epoch_the_reused_parts_are_the_whole_stream_up_to_a_rest(corpus):
+    examples = PermutedSpans(corpus, "train", 64, 4, 0, Permuting(reuse_len=32, bidirectional=False))
+    rows = [examples.batch(step, np.arange(4))["tokens"][:, :32] for step in range(examples.steps)]
+    order = DocumentStream(corpus, "train", seed=0).order(0).documents
+    stream, _ = slowly(random_documents(0, 60), order, 29)
+    reused = np.concatenate(rows, axis=1).ravel()
+    assert reused.tolist() == stream[: len(reused)] and len(stream) - len(reused) < 32 * 4 + 64
+
+
+def test_b_follows_half_of_the_time_and_a_takes_every_size(corpus):
+    examples = PermutedSpans(corpus, "train", 128, 64, 0, Permuting(reuse_len=32))
+    stream = DocumentStream(corpus, "train", seed=0)
+    follows, sizes = [], []
+    for epoch in range(20):
+        whole, _ = stream.read(stream.order(epoch), np.array([0]), np.array([stream.total]))
+        example = np.arange(examples.number)
+        tokens = examples.build(epoch, example)["tokens"]
+        for way, text in enumerate((whole, whole[::-1])):
+            for piece, row in enumerate(np.array_split(tokens, 2)[way]):
+                size = np.flatnonzero(row == SEP)[0]
+                follows.append(np.array_equal(row[size + 1 : -2], text[piece * 32 :][size : len(row) - 3]))
+                sizes.append(size - 32)
+    assert abs(np.mean(follows) - 0.5) < 0.03
+    assert min(sizes) < 10 and max(sizes) > 83 and abs(np.mean(sizes) - 46.5) < 4
+
+
+def test_the_books_example(tmp_path):
+    # x3 -> x2 -> x4 -> x1: which columns the rows of x1 .. x4 see
+    content = [[1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0], [0, 1, 1, 1]]
+    query = [[0, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]]
+    comes = np.array([[3, 1, 0, 2]])  # x1 last, x2 second, ..
+    ranks, thresholds = visibility(comes, np.arange(4)[None], np.ones(4, bool), reuse=0, length=4)
+    sees = seen({"ranks": ranks, "thresholds": thresholds})[0]
+    assert sees.astype(int).tolist() == query
+    assert (sees | np.eye(4, dtype=bool)).astype(int).tolist() == content
+
+
+PERMUTING = st.builds(
+    Permuting,
+    reuse_len=st.integers(0, 40),
+    k=st.integers(1, 8),
+    spans=st.booleans(),
+    perm_size=st.integers(1, 50),
+    bidirectional=st.booleans(),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(permuting=PERMUTING, seed=st.integers(0, 9))
+def test_no_order_leaks(corpus, permuting, seed):
+    length, reuse, size = 64, permuting.reuse_len, permuting.perm_size
+    batch = PermutedSpans(corpus, "train", length, 4, seed, permuting).batch(0, np.arange(4))
+    sees, target = seen(batch), chosen(batch)
+    position = np.arange(length)
+    special = (batch["types"] == 2) | (batch["tokens"] == SEP)
+    first, last = position < reuse, position >= reuse
+    assert not sees[:, first][:, :, last].any() and sees[:, last][:, :, first].all()
+    block = np.where(first, position // size, (position - reuse) // size)
+    alike = first[:, None] == first
+    ordered = target | special
+    for row in range(4):
+        plain, moved = ~ordered[row], ordered[row]
+        diagonal = sees[row].diagonal()
+        assert not diagonal[target[row]].any() and diagonal[~target[row]].all()
+        assert (sees[row] | ~alike)[:, plain].all() and not (sees[row] & alike)[plain][:, moved].any()
+        pairs = alike & (position[:, None] != position) & moved[:, None] & moved
+        assert (sees[row] ^ sees[row].T)[pairs].all()  # of two, one sees the other
+        later = block[:, None] > block
+        assert sees[row][pairs & later].all()  # only within a block is the order random
+
+
+def test_every_order_within_a_block_is_as_likely(corpus):
+    examples = PermutedSpans(corpus, "train", 64, 8, 0, Permuting(reuse_len=32, perm_size=32))
+    batch = [examples.build(epoch, np.arange(examples.number)) for epoch in range(8)]
+    first = np.concatenate([np.take_along_axis(b["ranks"], b["prediction_positions"][:, :3], 1) for b in batch])
+    counts = np.unique(np.argsort(first, axis=1), axis=0, return_counts=True)[1]
+    assert len(counts) == 6 and counts.std() / counts.mean() < 0.1 and counts.sum() > 2000
+
+
+@pytest.mark.parametrize("spans", [True, False])
+@pytest.mark.parametrize("reuse, k, length", [(256, 6, 512), (0, 6, 128), (32, 1, 64), (50, 3, 128)])
+def test_exactly_so_many_positions_are_predicted_and_never_a_special_one(corpus, spans, reuse, k, length):
+    permuting = Permuting(reuse_len=reuse, k=k, spans=spans, bidirectional=False)
+    batch = PermutedSpans(corpus, "train", length, 4, 0, permuting).batch(0, np.arange(4))
+    assert {name: (array.shape[1:], array.dtype) for name, array in batch.items()} == spec(length, permuting)
+    target, slots = chosen(batch), predictions(length, permuting)
+    used = min(slots, length - 3)
+    assert slots == -(-length // k)
+    assert (target.sum(axis=1) == used).all() and (batch["prediction_weights"].sum(axis=1) == used).all()
+    assert (target[:, :reuse].sum(axis=1) == -(-slots * reuse // length)).all()  # each part has its share
+    assert not target[(batch["types"] == 2) | (batch["tokens"] == SEP)].any()
+    positions = batch["prediction_positions"]
+    assert (np.diff(positions[:, :used]) > 0).all() and not positions[:, used:].any()
+    there = np.take_along_axis(batch["tokens"], positions, axis=1)
+    assert np.array_equal(batch["prediction_targets"], there * (batch["prediction_weights"] > 0))
+
+
+def test_spans_have_one_to_five_tokens_as_often_as_they_should_and_a_context_of_their_own():
+    keys = noise.key(0, np.arange(50))
+    mark = np.zeros((50, 20_000), np.int8)
+    mark[_spans(6, keys, 0, 20_000, wanted=10**6)] = 1
+    edges = np.diff(mark, axis=1, prepend=0, append=0)
+    lengths = np.nonzero(edges == -1)[1] - np.nonzero(edges == 1)[1]
+    shares = np.bincount(lengths, minlength=6)[1:] / len(lengths)
+    assert len(shares) == 5 and shares == pytest.approx(1 / np.arange(1, 6) / (137 / 60), abs=0.005)
+    assert mark.mean() == pytest.approx(1 / 7, abs=0.001)
+    _, first = _spans(6, noise.key(0, np.arange(6000)), 0, 100, wanted=1)
+    assert np.bincount(first) == pytest.approx([1000] * 6, abs=120)  # anywhere in its context, at the same rate
+
+
+def test_most_predictions_come_in_spans_only_when_asked(corpus):
+    share = {}
+    for spans in (True, False):
+        examples = PermutedSpans(corpus, "train", 512, 4, 0, Permuting(spans=spans))
+        target = chosen(examples.build(0, np.arange(examples.number)))
+        share[spans] = (target[:, 1:] & target[:, :-1]).sum() / target.sum()
+    assert share[True] > 0.4 and 0.1 < share[False] < 0.22
+
+
+def test_rows_built_together_are_those_built_apart(corpus):
+    permuting = Permuting(reuse_len=32)
+    examples = PermutedSpans(corpus, "train", 64, 8, 5, permuting)
+    for step in (0, examples.steps - 1):  # the rows from 8 on are those of the next step, in the next epoch
+        whole = examples.batch(step, np.arange(16))
+        for rows in (np.array([0]), np.arange(3, 12), np.array([15, 2, 7])):
+            assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
+        other = pickle.loads(pickle.dumps(PermutedSpans(corpus, "train", 64, 8, 5, permuting)))
+        assert equal(other.batch(step + 1, np.arange(8)), {name: array[8:] for name, array in whole.items()})
+
+
+def test_seeds_and_epochs_differ(corpus):
+    batches = [
+        PermutedSpans(corpus, "train", 64, 8, seed, Permuting(reuse_len=32)).build(epoch, np.arange(8))
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
+    for name in ("tokens", "ranks", "prediction_positions"):
+        assert not np.array_equal(batches[0][name], batches[1][name])
+        assert not np.array_equal(batches[0][name], batches[2][name])
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("limit", [6, 20, 10**6])
+def test_evaluation_is_contiguous_and_keeps_the_limit(corpus, both, limit):
+    examples = PermutedSpans(corpus, "heldout", 64, 4, 0, Permuting(reuse_len=32, bidirectional=both))
+    batches = list(evaluation_batches(examples, limit))
+    rows = [np.concatenate([batch["tokens"][row, :32] for batch in batches]) for row in range(4)]
+    real = np.array([batch["segments"].any(axis=1) for batch in batches])  # [steps, rows]
+    assert {batch["tokens"].shape for batch in batches} == {(4, 64)}
+    assert real.sum() == min(limit, examples.number) and (real[:-1] >= real[1:]).all()
+    assert np.array_equal(real, [batch["prediction_weights"].any(axis=1) for batch in batches])
+    order = DocumentStream(corpus, "heldout", seed=0).order(0).documents
+    stream, _ = slowly(random_documents(1, 20), order, 29)
+    for way, text in enumerate((stream, stream[::-1])[: 1 + both]):
+        mine = [row[: 32 * count] for row, count in list(zip(rows, real.sum(axis=0), strict=True))[way :: 1 + both]]
+        joined = np.concatenate(mine)
+        assert joined.tolist() == text[: len(joined)]
+    assert np.array_equal([batch["reversed"] for batch in batches], real & [False, both, False, both])
+
+
+def test_what_does_not_fit_is_said(tmp_path, corpus):
+    with pytest.raises(UserError, match="length 256 leaves no room .* reuse_len 256 .* use at most reuse_len 128"):
+        PermutedSpans(corpus, "train", 256, 4, 0)
+    with pytest.raises(UserError, match="batch size 3 is odd"):
+        PermutedSpans(corpus, "train", 512, 3, 0)
+    with pytest.raises(UserError, match="has .* tokens, too few for a batch of 4000 rows of 512"):
+        PermutedSpans(corpus, "train", 512, 4000, 0).batch(0, np.arange(4))
+    with pytest.raises(UserError, match="permuting k 0 must be at least 1"):
+        Permuting(k=0)
+    bare = Corpus(write_corpus(tmp_path / "c", numbered([[9]]), special={"unk": 1, "sep": 2}))
+    with pytest.raises(UserError, match="has no cls token"):
+        PermutedSpans(bare, "train", 512, 4, 0)

@@ -1,0 +1,141 @@
+"""Streams are contiguous over steps, hold every token once per epoch, and say where each document is."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import DocumentStream
+from data_pipelines.examples.evaluation import evaluation_batches
+from data_pipelines.examples.streams import ContiguousStreams, spec
+from tests.data_pipelines.corpora import SPECIAL, equal, numbered, random_documents, write_corpus
+
+SEP, EOD = SPECIAL["sep"], 99
+SHAPES = st.lists(st.lists(st.integers(0, 20), max_size=5), min_size=1, max_size=9)
+
+
+def written(folder, documents, heldout=()):
+    return Corpus(write_corpus(folder / "c", documents, 5000, heldout, special=SPECIAL | {"eod": EOD}))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("corpus"), random_documents(0, 60), random_documents(1, 20))
+
+
+def slowly(documents, order, end):
+    """The documents one after the other, as (token, number of its document) for each token."""
+    texts = [[token for sentence in document for token in sentence] for document in documents]
+    texts = [text for text in texts if text]
+    return [(token, number) for number, index in enumerate(order) for token in [*texts[index], end]]
+
+
+def joined(examples, steps, name="tokens"):
+    """What each row of the batch holds over some steps, one after the other: [batch_size, steps * length]."""
+    rows = np.arange(examples.batch_size)
+    return np.concatenate([examples.batch(step, rows)[name] for step in steps], axis=1)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(shape=SHAPES, length=st.integers(1, 9), batch_size=st.integers(1, 3), reset=st.booleans())
+def test_an_epoch_is_its_documents_in_its_order_cut_in_equal_runs(tmp_path_factory, shape, length, batch_size, reset):
+    documents = numbered(shape)
+    corpus = written(tmp_path_factory.mktemp("corpus"), documents)
+    examples = ContiguousStreams(corpus, "train", length, batch_size, 0, reset)
+    for epoch in range(2 * (examples.steps > 0)):
+        order = DocumentStream(corpus, "train", seed=0).order(epoch).documents
+        stream = np.array(slowly(documents, order, EOD)).reshape(-1, 2)
+        covered = batch_size * examples.steps * length
+        assert len(stream) - 1 - batch_size * length < covered < len(stream)
+        steps = range(epoch * examples.steps, (epoch + 1) * examples.steps)
+        assert joined(examples, steps).ravel().tolist() == stream[:covered, 0].tolist()
+        assert joined(examples, steps, "targets").ravel().tolist() == stream[1 : covered + 1, 0].tolist()
+        numbers = 1 + epoch * len(order) + stream[:covered, 1] if reset else np.ones(covered)
+        assert joined(examples, steps, "segments").ravel().tolist() == numbers.tolist()
+        assert (joined(examples, steps, "weights") == 1).all()
+
+
+def test_each_row_goes_on_where_it_ended_and_targets_are_the_next_tokens(corpus):
+    examples = ContiguousStreams(corpus, "train", 16, batch_size=4, seed=0)
+    steps = range(examples.steps)
+    assert np.array_equal(joined(examples, steps)[:, 1:], joined(examples, steps, "targets")[:, :-1])
+
+
+def test_every_epoch_has_another_order_and_drops_other_tokens(corpus):
+    examples = ContiguousStreams(corpus, "train", 64, batch_size=8, seed=3)
+    epochs = [joined(examples, range(e * examples.steps, (e + 1) * examples.steps)).ravel() for e in range(2)]
+    counts = [np.bincount(tokens, minlength=5000) for tokens in epochs]
+    everything = np.where(np.arange(5000) == EOD, 60, 0) + corpus.token_counts()
+    assert not np.array_equal(counts[0], counts[1])
+    for count in counts:
+        assert (count <= everything).all() and 0 < (everything - count).sum() < 1 + 64 * 8
+
+
+def test_a_document_has_another_number_in_the_next_epoch_whose_memory_may_still_hold_it(tmp_path):
+    examples = ContiguousStreams(written(tmp_path, numbered([[60]])), "train", 15, 2, seed=0, reset=True)
+    assert joined(examples, range(4), "segments").tolist() == [[1] * 30 + [2] * 30] * 2
+
+
+def test_numbers_of_documents_stay_within_32_bits(corpus):
+    examples = ContiguousStreams(corpus, "train", 32, 4, seed=0, reset=True)
+    segments = examples.build(10**9, np.arange(examples.number))["segments"]
+    assert segments.dtype == np.int32 and segments.min() >= 0 and (segments[:-1] > 0).all()
+
+
+def test_rows_built_together_are_those_built_apart(corpus):
+    examples = ContiguousStreams(corpus, "train", 16, batch_size=8, seed=5, reset=True)
+    for step in (0, examples.steps - 1):  # the rows from 8 on are those of the next step, in the next epoch
+        whole = examples.batch(step, np.arange(16))
+        assert {name: (array.shape[1:], array.dtype) for name, array in whole.items()} == spec(16)
+        for rows in (np.array([0]), np.arange(3, 12), np.array([15, 2, 7])):
+            assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
+        later = {name: array[8:] for name, array in whole.items()}
+        assert equal(ContiguousStreams(corpus, "train", 16, 8, 5, True).batch(step + 1, np.arange(8)), later)
+
+
+def test_a_worker_process_reads_the_same(corpus):
+    examples = ContiguousStreams(corpus, "train", 16, batch_size=8, seed=5)
+    batch = examples.batch(0, np.arange(8))
+    assert equal(pickle.loads(pickle.dumps(examples)).batch(0, np.arange(8)), batch)
+
+
+def test_without_an_end_of_document_token_sep_ends_documents(tmp_path):
+    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[2], [3]])))
+    assert np.count_nonzero(joined(ContiguousStreams(corpus, "train", 6, 1, 0), [0]) == SEP) == 1
+
+
+@pytest.mark.parametrize(
+    "length, batch_size, limit", [(16, 8, 10**6), (16, 8, 20), (7, 3, 50), (500, 64, 10), (9, 4, 1)]
+)
+def test_evaluation_is_contiguous_and_every_target_of_its_stretch_counts_once(corpus, length, batch_size, limit):
+    examples = ContiguousStreams(corpus, "heldout", length, batch_size, seed=0, reset=True)
+    batches = list(evaluation_batches(examples, limit))
+    assert {batch["tokens"].shape for batch in batches} == {(batch_size, length)}
+    order = DocumentStream(corpus, "heldout", seed=0).order(0).documents
+    stream = np.array(slowly(random_documents(1, 20), order, EOD))
+    covered = min(limit * length, len(stream) - 1)
+    whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in spec(length)}
+    real = whole["weights"] > 0
+    assert np.array_equal(whole["segments"] > 0, real) and not whole["tokens"][~real].any()
+    assert whole["tokens"][real].tolist() == stream[:covered, 0].tolist()
+    assert whole["targets"][real].tolist() == stream[1 : covered + 1, 0].tolist()
+    assert (real[:, :-1] >= real[:, 1:]).all()  # no row goes on after it has ended
+
+
+def test_too_little_text_and_no_end_token_are_errors(tmp_path, corpus):
+    few = written(tmp_path, numbered([[9], [9]]))
+    assert ContiguousStreams(few, "train", 19, 1, seed=0).batch(0, np.arange(1))["tokens"].shape == (1, 19)
+    with pytest.raises(UserError, match="20 tokens, a batch of 4 rows of 5 needs 21: lower the batch size"):
+        ContiguousStreams(few, "train", 5, 4, seed=0).batch(0, np.arange(4))
+    with pytest.raises(UserError, match="split 'heldout' .* has 0 tokens"):
+        ContiguousStreams(few, "heldout", 5, 4, seed=0).batch(0, np.arange(4))
+    assert list(evaluation_batches(ContiguousStreams(few, "heldout", 5, 4, seed=0), 100)) == []
+    with pytest.raises(UserError, match="length 0 leaves no room"):
+        ContiguousStreams(few, "train", 0, 4, seed=0)
+    corpus = Corpus(write_corpus(tmp_path / "bare", numbered([[9]]), special={"unk": 1}))
+    with pytest.raises(UserError, match="no eod and no sep token"):
+        ContiguousStreams(corpus, "train", 5, 4, seed=0)
