@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+
 from data_pipelines.cloud import in_cloud, is_file, local_folder
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -24,7 +26,7 @@ def load_weights(source: str, config, shapes: Params, corpus: Corpus) -> Params:
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path)
     restored = restore(directory)
-    return merge(restored.state.params, restored.frozen)
+    return jax.device_get(merge(restored.state.params, restored.frozen))  # the mesh of the new run is another
 
 
 def _check_same_model(source: str, theirs, ours) -> None:

@@ -17,7 +17,7 @@ from pretrain.placement import abstract_state
 from pretrain.recipe import phase_at
 from pretrain.run_directory import RunDirectory
 from pretrain.step import TrainState
-from tpu.mesh import choose_mesh
+from tpu.mesh import row_mesh
 
 
 class Restored(NamedTuple):
@@ -30,9 +30,13 @@ class Restored(NamedTuple):
 
 
 def restore(directory: RunDirectory, step: int | None = None) -> Restored:
-    """The state of a step, by default of the newest checkpoint; UserError when there is none that loads."""
-    assembly = assemble(directory.read_recipe(), programs.default())
-    mesh = choose_mesh(None, 0, jax.devices(), None)
+    """The state of a step, by default of the newest checkpoint; UserError when there is none that loads.
+
+    It lies whole on each of the mesh's devices: as many of this process's as divide the batches of the run's phases.
+    """
+    recipe = directory.read_recipe()
+    assembly = assemble(recipe, programs.default())
+    mesh = row_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases])
     checkpoints = Checkpoints(directory.checkpoints)
     try:
         state = checkpoints.restore(lambda at: state_after(assembly, at, mesh), step)

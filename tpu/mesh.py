@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Collection
 
 import jax
 import numpy as np
@@ -99,6 +100,19 @@ def make_mesh(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
         grid = mesh_utils.create_hybrid_device_mesh((1, *inner), (shape.slice, 1, 1, 1, 1), devices)
     else:
         grid = mesh_utils.create_device_mesh((1, *inner), devices, allow_split_physical_axes=True)
+    return _named(grid)
+
+
+def row_mesh(devices: list[jax.Device], batch_sizes: Collection[int]) -> Mesh:
+    """Data parallel over the first of the devices, as many as divide each of the batch sizes.
+
+    For what hardly uses the interconnect: their layout in it is not looked at.
+    """
+    number = max(n for n in range(1, len(devices) + 1) if not any(size % n for size in batch_sizes))
+    return _named(np.array(devices[:number]).reshape(1, number, 1, 1, 1))
+
+
+def _named(grid: np.ndarray) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

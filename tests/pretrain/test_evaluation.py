@@ -1,6 +1,9 @@
 """Held-out figures: a fixed set, the right arithmetic, and what guessing reaches."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -13,6 +16,7 @@ from models.program import Program
 from pretrain.__main__ import main
 from pretrain.assembly import assemble, initial_params
 from pretrain.evaluate import Evaluator
+from pretrain.export import export_run
 from pretrain.journal import read_metrics
 from pretrain.objectives.ranking import detection_report, score_histograms
 from pretrain.recipe import Phase
@@ -149,6 +153,27 @@ def test_export_writes_a_folder_for_the_step_that_is_asked_for(uninterrupted, tm
     assert (tmp_path / "newest" / "config.json").is_file() and (tmp_path / "newest" / "tokenizer.json").is_file()
     assert main(["export", str(uninterrupted), "--to", str(tmp_path / "none"), "--step", "5"]) == 2
     assert "no checkpoint of step 5: there are [32, 36, 40]" in capsys.readouterr().err
+
+
+def test_a_run_is_read_where_the_devices_do_not_divide_its_batches(uninterrupted, corpus_path, tmp_path):
+    """Batches of 8 rows, 3 devices; a run that begins with its weights has batches of 6 and uses all three."""
+    three = tmp_path / "three"
+    onwards = [*tiny.run_arguments(corpus_path, tmp_path / "next", "--phases.0.batch-size", 6, "--steps", 1)]
+    commands = [
+        ["eval", uninterrupted, "--examples", 16],
+        ["export", uninterrupted, "--to", three],
+        [*onwards, "--init-from", uninterrupted],
+    ]
+    code = f"from pretrain.__main__ import main\nfor command in {[[*map(str, one)] for one in commands]}: main(command)"
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (measured,) = read_metrics(RunDirectory(uninterrupted), "eval")
+    assert f"{measured['mlm_loss']:.4f}" in done.stdout and "on 3 x cpu as data=3" in done.stdout
+    assert "starting from --init-from" in done.stdout and "done: 1 steps" in done.stdout
+    export_run(uninterrupted, tmp_path / "one")
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "three")]
+    assert files[0] == files[1]
 
 
 def test_recipes_lists_them_all_with_their_sizes(capsys):
