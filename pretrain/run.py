@@ -51,6 +51,8 @@ def run(recipe: Recipe, options: Options) -> int:
             state, frozen, origin = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)
             with closing(journal_of(directory, int(state.step), recipe)) as journal, stop_request() as stop:
                 journal.say(describe(assembly, state.params, mesh))
+                if reason := why_plain(recipe, assembly.model.program, options):
+                    journal.say(reason)
                 journal.say(origin)
                 if before and before.steps != recipe.steps:
                     journal.say(_longer_or_shorter(before, recipe, int(state.step)))
@@ -68,7 +70,6 @@ def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | 
 
 def chosen_program(recipe: Recipe, options: Options, platform: str | None = None) -> Program:
     """The program of a platform (default: this one's) with what the options override."""
-    platform = platform or jax.default_backend()
     given = {field: getattr(options, field) for field in ("dtype", "depth", "remat", "attention")}
     try:
         program = dataclasses.replace(
@@ -76,6 +77,7 @@ def chosen_program(recipe: Recipe, options: Options, platform: str | None = None
         )
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
+    platform = platform or jax.default_backend()
     kernel = programs.KERNELS.get(platform)
     obstacles = _kernel_obstacles(recipe, program)
     if options.attention is None and kernel and not obstacles:
@@ -85,6 +87,14 @@ def chosen_program(recipe: Recipe, options: Options, platform: str | None = None
     if program.attention != "xla" and obstacles:
         raise UserError(f"--attention {program.attention} does not work here: {'; '.join(obstacles)}; or use xla")
     return program
+
+
+def why_plain(recipe: Recipe, program: Program, options: Options, platform: str | None = None) -> str | None:
+    """Why attention takes XLA on a platform (default: this one) that has a kernel, if nobody asked for it."""
+    kernel = programs.KERNELS.get(platform or jax.default_backend())
+    if kernel is None or program.attention == kernel or options.attention:
+        return None
+    return f"attention xla: {kernel} does not work here: {'; '.join(_kernel_obstacles(recipe, program))}"
 
 
 def _kernel_obstacles(recipe: Recipe, program: Program) -> list[str]:

@@ -12,13 +12,13 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from models.parameters import decays, leaves
-from models.program import Program
+from models.program import KERNELS, Program
 from pretrain import loop
 from pretrain.assembly import assemble, initial_params
 from pretrain.journal import read_metrics
 from pretrain.options import Options
 from pretrain.recipe import Phase, resolve
-from pretrain.run import chosen_program, run
+from pretrain.run import chosen_program, run, why_plain
 from pretrain.run_directory import RunDirectory, flat
 from pretrain.schedules import Schedule
 from tests.pretrain import tiny, toys
@@ -282,6 +282,29 @@ def kernel_recipe(length=128, rate=0.0):
 )
 def test_attention_is_the_platform_s_kernel_where_that_applies(recipe, platform, kind, tmp_path):
     assert chosen_program(recipe, tiny.options(tmp_path, tmp_path), platform).attention == kind
+
+
+@pytest.mark.parametrize(
+    "recipe, platform, changes, said",
+    [
+        (kernel_recipe(), "tpu", {}, None),
+        (kernel_recipe(rate=0.1), "tpu", {}, "attention xla: splash does not work here: set model.att"),
+        (kernel_recipe(length=64), "tpu", {}, "phases have length 64: choose a multiple of 128"),
+        (kernel_recipe(), "gpu", {"dtype": "float32"}, "cudnn does not work here: --dtype is float32: use bfloat16"),
+        (kernel_recipe(rate=0.1), "tpu", {"attention": "xla"}, None),  # as it was asked for
+        (kernel_recipe(rate=0.1), "cpu", {}, None),
+    ],
+)
+def test_why_attention_is_not_the_platform_s_kernel(recipe, platform, changes, said, tmp_path):
+    options = tiny.options(tmp_path, tmp_path, **changes)
+    reason = why_plain(recipe, chosen_program(recipe, options, platform), options, platform)
+    assert reason is None if said is None else said in reason
+
+
+def test_a_run_says_once_why_attention_is_not_the_kernel(toy_run, monkeypatch):
+    assert "does not work here" not in toy_run().log.read_text()
+    monkeypatch.setitem(KERNELS, "cpu", "splash")
+    assert toy_run().log.read_text().count("attention xla: splash does not work here: phases have length 16") == 1
 
 
 @pytest.mark.parametrize(
