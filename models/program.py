@@ -1,6 +1,7 @@
 """How a model is compiled: settings that change speed and memory, never the mathematics."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +42,19 @@ _ALLOWED = {
 KERNELS = {"tpu": "splash", "gpu": "cudnn"}  # platform -> its fused attention
 
 
-def default(platform: str | None = None) -> Program:
-    """The measured best for 'cpu', 'gpu' or 'tpu' (default: the platform that JAX runs on)."""
-    if (platform or jax.default_backend()) == "cpu":
+def default(platform: str | None = None, capability: str | None = None) -> Program:
+    """The measured best for 'cpu', 'gpu' or 'tpu'; without a platform, for the device that JAX runs on.
+
+    capability: of a GPU, as its vendor counts ('7.5'); None for a recent one.
+    """
+    if platform is None:
+        platform = jax.default_backend()
+        capability = getattr(jax.local_devices()[0], "compute_capability", None)
+    if platform == "cpu":
         # XLA:CPU runs a scanned layer slower: the loop's slices are copies, and it has no bfloat16 products.
         return Program(dtype="float32", depth="unroll")
+    # NVIDIA's GPUs have bfloat16 products from compute capability 8.0 on (Ampere): V100 and T4 have none.
+    old = platform == "gpu" and re.fullmatch(r"[1-7]\.\d", capability or "")
     # What lies between two products costs less to compute again than to keep: bert-large with 64 rows of 512 on a v5p
     # chip took 66 GB for activations and a fifth of its estimated time to write them.
-    return Program(dtype="bfloat16", depth="scan", remat="dots")
+    return Program(dtype="float32" if old else "bfloat16", depth="scan", remat="dots")
