@@ -150,7 +150,8 @@ def our_step(depth: str, family: str, size: str, vocab: int, batch: dict) -> Ste
     from tpu.mesh import choose_mesh
 
     recipe = find(f"{family}-{size}")
-    model, objective = dataclasses.replace(recipe.model, vocab_size=vocab), recipe.objective
+    model = dataclasses.replace(recipe.model, vocab_size=vocab, dropout=0.1, attention_dropout=0.1)
+    objective = recipe.objective
     if family == "bert":
         model = dataclasses.replace(model, pair_head=False)
         objective = dataclasses.replace(objective, next_sentence=False)

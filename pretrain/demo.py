@@ -19,8 +19,6 @@ from pretrain.run_directory import RunDirectory
 from pretrain.step import merge
 from pretrain.tables import print_evaluation
 
-STEPS = 600  # some four minutes on two slow cores
-
 
 def demo(folder: Path, steps: int | None) -> int:
     """Everything below `folder`; a second call goes on where the first stopped -> exit status."""
@@ -28,12 +26,13 @@ def demo(folder: Path, steps: int | None) -> int:
     corpus, workdir = folder / "corpus", folder / "run"
     step = lambda command: console.print(f"\n[bold]$ python -m {command}[/bold]")
 
-    step(f"data_pipelines prepare --source builtin --tokenizer wordpiece --vocab-size 8192 --out {corpus}")
-    prepare(Prepare(source=("builtin",), tokenizer="wordpiece", vocab_size=8192, out=corpus), console)
+    step(f"data_pipelines prepare --source builtin --tokenizer wordpiece --vocab-size 2048 --out {corpus}")
+    prepare(Prepare(source=("builtin",), tokenizer="wordpiece", vocab_size=2048, out=corpus), console)
 
-    recipe = dataclasses.replace(find("electra-tiny"), steps=steps or STEPS)
+    recipe = find("electra-tiny")
+    recipe = dataclasses.replace(recipe, steps=steps or recipe.steps)
     step(f"pretrain run {recipe.name} --corpus {corpus} --workdir {workdir} --steps {recipe.steps}")
-    options = Options(corpus=corpus, workdir=workdir, log_every=50, eval_every=200, checkpoint_every=200)
+    options = Options(corpus=corpus, workdir=workdir, log_every=100, eval_every=500, checkpoint_every=500)
     if status := run(recipe, options):
         return status
 
@@ -55,16 +54,20 @@ def fill_masks(directory: RunDirectory, console: Console, rows: int = 4, window:
     recipe, tokenizer = restored.assembly.recipe, Tokenizer.from_file(str(directory.tokenizer / "tokenizer.json"))
     phase = recipe.phases[-1]
     examples = recipe.objective.examples(corpus, "heldout", phase.length, phase.batch_size, seed=1)
-    batch = examples.build(0, np.arange(min(rows, examples.number)))
+    spread = np.linspace(0, examples.number - 1, min(8 * rows, examples.number)).astype(np.int64)
+    batch = examples.build(0, spread)
     inputs = (batch["tokens"], batch["types"], batch["segments"], batch["prediction_positions"])
     params = merge(restored.state.params, restored.frozen)
     logits = jax.jit(lambda *x: restored.assembly.model.apply({"params": params}, *x, method="generate"))(*inputs)
     best = np.argsort(-np.asarray(logits).reshape(*batch["prediction_positions"].shape, -1), axis=-1)[..., :5]
-    mask = corpus.special["mask"]
+    mask, shown_rows = corpus.special["mask"], 0
+    is_word = lambda token: tokenizer.id_to_token(int(token)).isalpha()
     for row, tokens in enumerate(batch["tokens"]):
-        slots = [s for s, at in enumerate(batch["prediction_positions"][row]) if tokens[at] == mask]
-        if not slots:
+        targets = zip(batch["prediction_positions"][row], batch["prediction_targets"][row], strict=True)
+        slots = [s for s, (at, target) in enumerate(targets) if tokens[at] == mask and is_word(target)]
+        if not slots or shown_rows == rows:
             continue
+        shown_rows += 1
         slot = slots[len(slots) // 2]
         at = batch["prediction_positions"][row][slot]
         near = range(max(0, at - window), min(len(tokens), at + window))
