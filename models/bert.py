@@ -95,29 +95,37 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention block with its residual and norm: x, mask -> norm(x + dropout(attend(x)))."""
+    """Multi-head self-attention block with its residual and norm: x, mask -> norm(x + dropout(attend(x))).
+
+    With positions i32[batch, n], queries at those alone: [batch, length, width] -> [batch, n, width].
+    """
 
     config: BertConfig
     program: Program
 
     @nn.compact
-    def __call__(self, x: Array, mask: Mask, keys: Keys) -> Array:
+    def __call__(self, x: Array, mask: Mask, keys: Keys, positions: Array | None = None) -> Array:
         config, dtype, kind = self.config, self.program.compute, self.program.attention
         if kind != "xla" and config.attention_dropout > 0:
             raise ValueError(f"program.attention={kind!r} has no dropout: set model.attention_dropout to 0")
-        y = self.by_kernel(x, mask) if kind == "splash" else self.by_heads(x, mask, keys)
-        y = Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 2)))
-        return constrain(y, "batch", "length", None)
+        if positions is None:
+            read, rows = x, "length"
+            y = self.by_kernel(x, mask) if kind == "splash" else self.by_heads(x, x, mask, keys, kind)
+        else:  # too few queries for a kernel's blocks
+            read, rows = gather_rows(x, positions), None
+            mask = mask._replace(queries=gather_rows(mask.segments, positions))
+            y = self.by_heads(read, x, mask, keys, "xla")
+        y = Norm(config.norm_epsilon, dtype, name="norm")(read + dropout(y, config.dropout, site(keys, 2)))
+        return constrain(y, "batch", rows, None)
 
-    def by_heads(self, x: Array, mask: Mask, keys: Keys) -> Array:
-        """Heads beside each other in [batch, length, heads, head_dim]."""
-        config, kind = self.config, self.program.attention
-        batch, length, width = x.shape
+    def by_heads(self, read: Array, x: Array, mask: Mask, keys: Keys, kind: str) -> Array:
+        """Queries of read [batch, n, width] to all of x; heads beside each other in [.., heads, head_dim]."""
+        config, width = self.config, x.shape[-1]
         dense = lambda name: Dense(width, config.init_std, self.program.compute, name=name)
-        split = lambda y: y.reshape(batch, length, config.heads, width // config.heads)
-        q, k, v = (split(dense(name)(x)) for name in ("query", "key", "value"))
+        split = lambda y: y.reshape(*y.shape[:2], config.heads, width // config.heads)
+        q, k, v = (split(dense(name)(y)) for name, y in (("query", read), ("key", x), ("value", x)))
         mixed = attention(q, k, v, mask, dropout_rate=config.attention_dropout, keys=site(keys, 1), kind=kind)
-        return dense("output")(mixed.reshape(batch, length, width))
+        return dense("output")(mixed.reshape(read.shape))
 
     def by_kernel(self, x: Array, mask: Mask) -> Array:
         """Heads one after the other in [batch, heads, length, head_dim], as splash attention takes them."""
@@ -127,23 +135,26 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Position-wise block with its residual and norm: x -> norm(x + dropout(down(activation(up(x)))))."""
+    """Position-wise block with its residual and norm: x -> norm(x + dropout(down(activation(up(x))))).
+
+    rows: the name of x's second axis, None where it is not the whole length.
+    """
 
     config: BertConfig
     program: Program
 
     @nn.compact
-    def __call__(self, x: Array, keys: Keys) -> Array:
+    def __call__(self, x: Array, keys: Keys, rows: str | None) -> Array:
         config, dtype = self.config, self.program.compute
         y = Dense(config.feed_forward, config.init_std, dtype, name="up")(x)
-        y = ACTIVATIONS[config.activation](constrain(y, "batch", "length", "feed_forward"))
+        y = ACTIVATIONS[config.activation](constrain(y, "batch", rows, "feed_forward"))
         y = Dense(x.shape[-1], config.init_std, dtype, name="down")(y)
         y = Norm(config.norm_epsilon, dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 3)))
-        return constrain(y, "batch", "length", None)
+        return constrain(y, "batch", rows, None)
 
 
 class BertLayer(nn.Module):
-    """One post-norm Transformer layer: x [batch, length, width] -> the same."""
+    """One post-norm Transformer layer: x [batch, length, width] -> the same, or at positions i32[batch, n] alone."""
 
     config: BertConfig
     program: Program
@@ -152,8 +163,9 @@ class BertLayer(nn.Module):
         self.attention = Attention(self.config, self.program)
         self.feed_forward = FeedForward(self.config, self.program)
 
-    def __call__(self, x: Array, mask: Mask, keys: Keys) -> Array:
-        return self.feed_forward(self.attention(x, mask, keys), keys)
+    def __call__(self, x: Array, mask: Mask, keys: Keys, positions: Array | None = None) -> Array:
+        rows = "length" if positions is None else None
+        return self.feed_forward(self.attention(x, mask, keys, positions), keys, rows)
 
 
 class TokenHead(nn.Module):
@@ -192,27 +204,29 @@ class Bert(nn.Module):
             self.pair = Dense(2, c.init_std, jnp.float32)
 
     @nn.compact
-    def encode(self, tokens: Array, types: Array, segments: Array, keys: Keys = None) -> Array:
-        """i32[batch, length] each; keys u32[batch, 2] switch dropout on -> [batch, length, width]."""
+    def encode(
+        self, tokens: Array, types: Array, segments: Array, keys: Keys = None, positions: Array | None = None
+    ) -> Array:
+        """i32[batch, length] each; keys u32[batch, 2] switch dropout on -> [batch, length, width].
+
+        positions: i32[batch, n], to compute these alone as far as the mathematics allows -> [batch, n, width].
+        """
         config = self.config
         x = dropout(self.embeddings(tokens, types), config.dropout, site(keys, 0)).astype(self.program.compute)
         layer = BertLayer(config, self.program, parent=None)
-        return stack(self, layer, config.depth, x, Mask(segments), site(keys, 1), self.program)
+        return stack(self, layer, config.depth, x, Mask(segments), site(keys, 1), self.program, positions)
 
-    def token_logits(self, hidden: Array, positions: Array) -> Array:
-        """hidden [batch, length, width], positions i32[batch, n] -> logits f32[batch * n, padded vocab]."""
-        return self.predictions(gather_rows(hidden, positions), self.embeddings.tokens)
+    def __call__(self, tokens: Array, types: Array, segments: Array, positions: Array, keys: Keys = None):
+        """i32[batch, length] each, positions i32[batch, n]; keys u32[batch, 2] switch dropout on.
 
-    def pair_logits(self, hidden: Array) -> Array:
-        """hidden [batch, length, width] -> next-sentence logits f32[batch, 2]; class 0: B follows A."""
-        pooled = jnp.tanh(self.pooler(hidden[:, 0]))
-        return self.pair(pooled)
-
-    def __call__(self, tokens: Array, types: Array, segments: Array, positions: Array):
-        """All parts once, for initialisation: (token logits, pair logits or None)."""
-        hidden = self.encode(tokens, types, segments)
-        pair = self.pair_logits(hidden) if self.config.pair_head else None
-        return self.token_logits(hidden, positions), pair
+        -> (token logits f32[batch * n, padded vocab], next-sentence logits f32[batch, 2] or None without pair head);
+        class 0: B follows A.
+        """
+        first = int(self.config.pair_head)  # the pooler reads position 0
+        hidden = self.encode(tokens, types, segments, keys, jnp.pad(positions, ((0, 0), (first, 0))))
+        pair = self.pair(jnp.tanh(self.pooler(hidden[:, 0]))) if self.config.pair_head else None
+        read = constrain(hidden[:, first:].reshape(-1, hidden.shape[-1]), "batch", None)
+        return self.predictions(read, self.embeddings.tokens), pair
 
 
 def site(keys: Keys, tag: int) -> Keys:
@@ -303,17 +317,22 @@ HF_SETTINGS = {
 }
 
 
-def encoder_flops(width: int, depth: int, feed_forward: int, batch: int, length: int) -> float:
-    """Forward FLOPs of a Transformer encoder: projections, attention products and feed-forward."""
-    per_token = 2 * (4 * width**2 + 2 * width * feed_forward) + 4 * length * width
-    return float(depth * batch * length * per_token)
+def encoder_flops(width: int, depth: int, feed_forward: int, batch: int, length: int, read: int) -> float:
+    """Forward FLOPs of a Transformer encoder: projections, attention products and feed-forward.
+
+    read: positions per row that the last layer computes; it needs keys and values of all.
+    """
+    keys_and_values = 2 * 2 * width**2
+    per_query = 2 * (2 * width**2 + 2 * width * feed_forward) + 4 * length * width
+    return float(batch * (depth * length * keys_and_values + ((depth - 1) * length + read) * per_query))
 
 
 def flops(config: BertConfig, batch: int, length: int, predictions: int) -> float:
-    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row."""
+    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row, as `Bert` computes them."""
+    read = predictions + int(config.pair_head)
     head = 2 * batch * predictions * (config.width**2 + config.width * config.vocab_size)
     pair = 2 * batch * (config.width**2 + 2 * config.width) if config.pair_head else 0
-    return encoder_flops(config.width, config.depth, config.feed_forward, batch, length) + head + pair
+    return encoder_flops(config.width, config.depth, config.feed_forward, batch, length, read) + head + pair
 
 
 def _size(depth: int, width: int) -> BertConfig:

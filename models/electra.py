@@ -27,10 +27,11 @@ from models.bert import (
     norm_parameters,
     site,
 )
-from models.layers import ACTIVATIONS, Dense, gather_rows, stack
+from models.layers import ACTIVATIONS, Dense, stack
 from models.noise import dropout
 from models.parameters import Family, HuggingFace, Keys, Parameter
 from models.program import Program
+from models.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,14 +84,17 @@ class Encoder(nn.Module):
     program: Program
 
     @nn.compact
-    def __call__(self, embedded: Array, segments: Array, keys: Keys) -> Array:
-        """embedded [batch, length, embedding], segments i32[batch, length] -> [batch, length, width]."""
+    def __call__(self, embedded: Array, segments: Array, keys: Keys, positions: Array | None = None) -> Array:
+        """embedded [batch, length, embedding], segments i32[batch, length] -> [batch, length, width].
+
+        With positions i32[batch, n] -> [batch, n, width].
+        """
         config, dtype = self.config, self.program.compute
         x = dropout(embedded, config.dropout, site(keys, 0)).astype(dtype)
         if x.shape[-1] != config.width:
             x = Dense(config.width, config.init_std, dtype, name="project")(x)
         layer = BertLayer(config, self.program, parent=None)
-        return stack(self, layer, config.depth, x, Mask(segments), site(keys, 1), self.program)
+        return stack(self, layer, config.depth, x, Mask(segments), site(keys, 1), self.program, positions)
 
 
 class Generator(nn.Module):
@@ -138,8 +142,9 @@ class Electra(nn.Module):
 
     def generate(self, tokens: Array, types: Array, segments: Array, positions: Array, keys: Keys = None) -> Array:
         """i32[batch, length] each, positions i32[batch, n] -> logits f32[batch * n, padded vocab]."""
-        hidden = self.generator.encoder(self.embeddings(tokens, types), segments, keys)
-        return self.generator.predictions(gather_rows(hidden, positions), self.embeddings.tokens)
+        hidden = self.generator.encoder(self.embeddings(tokens, types), segments, keys, positions)
+        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
+        return self.generator.predictions(read, self.embeddings.tokens)
 
     def discriminate(self, tokens: Array, types: Array, segments: Array, keys: Keys = None) -> Array:
         """i32[batch, length] each -> f32[batch, length], the logit that a token was replaced."""
@@ -188,8 +193,8 @@ def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, st
 def flops(config: ElectraConfig, batch: int, length: int, predictions: int) -> float:
     """Forward FLOPs: the generator with logits at `predictions` positions per row, the discriminator everywhere."""
     total = 0.0
-    for tower in (config.generator, config.discriminator):
-        total += encoder_flops(tower.width, tower.depth, tower.feed_forward, batch, length)
+    for tower, read in ((config.generator, predictions), (config.discriminator, length)):
+        total += encoder_flops(tower.width, tower.depth, tower.feed_forward, batch, length, read)
         if tower.width != config.embedding:
             total += 2 * batch * length * config.embedding * tower.width
     width, embedding = config.generator.width, config.embedding

@@ -114,11 +114,22 @@ class Norm(nn.Module):
         return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(self.dtype)
 
 
-def stack(parent: nn.Module, layer: nn.Module, depth: int, x: Array, mask, keys: Keys, program: Program) -> Array:
+def stack(
+    parent: nn.Module,
+    layer: nn.Module,
+    depth: int,
+    x: Array,
+    mask,
+    keys: Keys,
+    program: Program,
+    positions: Array | None = None,
+) -> Array:
     """Apply `depth` layers of equal shape to x [batch, length, width].
 
     The parameters are always stored stacked under 'layers' [depth, ...], whether the program scans or unrolls.
     layer: an unbound module, called as layer(x, mask, keys) -> x.
+    positions: i32[batch, n], where the last layer's output is read; that layer is then called as
+    layer(x, mask, keys, positions) -> [batch, n, width].
     """
 
     def init(key: Array) -> dict:
@@ -127,22 +138,26 @@ def stack(parent: nn.Module, layer: nn.Module, depth: int, x: Array, mask, keys:
 
     params = parent.param(LAYERS, init)
 
-    def apply(x: Array, params_and_index) -> tuple[Array, None]:
+    def apply(x: Array, params_and_index, *positions: Array) -> tuple[Array, None]:
         params, index = params_and_index
         layer_keys = None if keys is None else fold(keys, index)
-        return layer.apply({"params": params}, x, mask, layer_keys), None
+        return layer.apply({"params": params}, x, mask, layer_keys, *positions), None
 
     if program.remat != "none":
         policy = _products_and_kernels if program.remat == "dots" else None
         apply = jax.checkpoint(apply, policy=policy, prevent_cse=program.depth == "unroll")
 
+    whole = depth if positions is None else depth - 1  # layers that compute every position
     if program.depth == "scan":
-        return jax.lax.scan(apply, x, (params, jnp.arange(depth)))[0]
-    arrays, structure = jax.tree.flatten(params)
-    slices = zip(*(jnp.unstack(array) for array in arrays), strict=True)  # indexing w[i] in every layer copies more
-    for index, layer_arrays in enumerate(slices):
-        x, _ = apply(x, (structure.unflatten(layer_arrays), index))
-    return x
+        x, _ = jax.lax.scan(apply, x, (jax.tree.map(lambda w: w[:whole], params), jnp.arange(whole)))
+        last = jax.tree.map(lambda w: w[-1], params)
+    else:
+        arrays, structure = jax.tree.flatten(params)
+        slices = zip(*(jnp.unstack(array) for array in arrays), strict=True)  # indexing w[i] in every layer copies more
+        *layers, last = (structure.unflatten(layer_arrays) for layer_arrays in slices)
+        for index, layer_params in enumerate([*layers, last][:whole]):
+            x, _ = apply(x, (layer_params, index))
+    return x if positions is None else apply(x, (last, whole), positions)[0]
 
 
 def _products_and_kernels(primitive, *avals, **parameters) -> bool:
@@ -168,13 +183,13 @@ def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Ar
 
 
 def gather_rows(x: Array, positions: Array) -> Array:
-    """x [batch, length, width] at positions i32[batch, n] -> [batch * n, width]."""
+    """x [batch, length, ...] at positions i32[batch, n] -> [batch, n, ...]."""
     if current_rules() is None:
-        taken = jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, positions)
-    else:  # A product with ones and zeros takes each device's own rows; a gather sends rows to all devices.
-        chosen = (positions[..., None] == jnp.arange(x.shape[1])).astype(x.dtype)
-        taken = jnp.einsum("bnl,blw->bnw", chosen, x, precision="highest")
-    return constrain(taken.reshape(-1, x.shape[-1]), "batch", None)
+        return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, positions)
+    # A product with ones and zeros takes each device's own rows; a gather sends rows to all devices.
+    chosen = (positions[..., None] == jnp.arange(x.shape[1])).astype(x.dtype)
+    taken = jnp.einsum("bnl,bl...->bn...", chosen, x, precision="highest")
+    return constrain(taken, "batch", *(None,) * (x.ndim - 1))
 
 
 @jax.custom_vjp

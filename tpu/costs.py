@@ -69,14 +69,14 @@ def _has_product(module: Module, instruction: Instruction) -> bool:
 
 
 def short_source(source: str) -> str:
-    """'jit(step)/transpose(jvp(Bert.encode))/while/body/.../query/dot_general' -> 'backward BertLayer/.../query'.
+    """'jit(step)/transpose(jvp(Bert))/Bert.encode/while/body/.../query/dot_general' -> 'backward BertLayer/.../query'.
 
     The slices with which a loop keeps and fetches its arrays, and what belongs to no module, are named themselves.
     """
     parts = [part for part in source.split("/") if part not in ("while", "body", "closed_call", "checkpoint")]
     direction = "backward " if "transpose(" in source else "forward " if "jvp(" in source else ""
-    modules = [part for part in parts[1:-1] if "(" not in part]
-    if not modules or parts[-1] in ("dynamic_slice", "dynamic_update_slice"):
+    modules = [part for part in parts[1:-1] if "(" not in part and "." not in part]  # 'Bert.encode' is a method
+    if not modules or parts[-1] in ("slice", "dynamic_slice", "dynamic_update_slice"):
         modules.append(parts[-1])
     return direction + "/".join(modules)
 

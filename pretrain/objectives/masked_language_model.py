@@ -17,7 +17,7 @@ from pretrain.objectives.objective import Objective
 class MaskedLanguageModel(Objective):
     """layout: how rows are made, one of `layouts.LAYOUTS`.   next_sentence: also classify whether B follows A.
 
-    The model offers encode, token_logits and, for next_sentence, pair_logits, as `models.bert.Bert` does.
+    The model gives token logits and, for next_sentence, pair logits, as `models.bert.Bert` does.
     """
 
     layout: str = layouts.PAIRS
@@ -56,10 +56,8 @@ class MaskedLanguageModel(Objective):
         return {"mlm": 1.0, "next_sentence": 1.0} if self.next_sentence else {"mlm": 1.0}
 
     def loss(self, model, params, batch, carry, keys, train):
-        variables = {"params": params}
-        inputs = (batch["tokens"], batch["types"], batch["segments"], keys if train else None)
-        hidden = model.apply(variables, *inputs, method="encode")
-        logits = model.apply(variables, hidden, batch["prediction_positions"], method="token_logits")
+        inputs = (batch["tokens"], batch["types"], batch["segments"], batch["prediction_positions"])
+        logits, pair_logits = model.apply({"params": params}, *inputs, keys if train else None)
         losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
         weights = batch["prediction_weights"].reshape(-1)
         sums = {"mlm": jnp.sum(losses * weights)}
@@ -67,7 +65,7 @@ class MaskedLanguageModel(Objective):
         if self.next_sentence:
             labels = batch["next_sentence"]
             labelled = (labels >= 0).astype(jnp.float32)
-            losses, hits = cross_entropy(model.apply(variables, hidden, method="pair_logits"), labels)
+            losses, hits = cross_entropy(pair_logits, labels)
             sums["next_sentence"] = jnp.sum(losses * labelled)
             counts |= {"next_sentence_hits": jnp.sum(hits * labelled), "next_sentence_total": labelled.sum()}
         return sums, carry, counts

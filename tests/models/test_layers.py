@@ -58,8 +58,9 @@ def test_norm_in_bfloat16_computes_in_float32():
 def test_gather_rows_takes_each_rows_own_positions():
     x = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
     positions = np.array([[4, 0], [1, 1]])
-    expected = np.stack([x[0, 4], x[0, 0], x[1, 1], x[1, 1]])
+    expected = np.stack([[x[0, 4], x[0, 0]], [x[1, 1], x[1, 1]]])
     np.testing.assert_array_equal(gather_rows(x, positions), expected)
+    np.testing.assert_array_equal(gather_rows(x[..., 0], positions), expected[..., 0])
 
 
 @pytest.mark.parametrize(("vocab_size", "rows"), [(1, 128), (128, 128), (129, 256), (30522, 30592)])
@@ -81,10 +82,11 @@ def test_padding_rows_have_no_probability_and_no_gradient():
 
 
 class Toy(nn.Module):
-    """A layer that mixes positions, has two parameters and draws noise."""
+    """A layer that has two parameters and draws noise; only at the given positions, where there are some."""
 
     @nn.compact
-    def __call__(self, x, mask, keys):
+    def __call__(self, x, mask, keys, positions=None):
+        x = x if positions is None else gather_rows(x, positions)
         y = jnp.tanh(Dense(x.shape[-1], 0.5, x.dtype, name="dense")(x + mask))
         return y if keys is None else y + bits(keys, x.shape[1:]).astype(jnp.float32) * 2.0**-32
 
@@ -94,8 +96,8 @@ class Tower(nn.Module):
     depth: int = 3
 
     @nn.compact
-    def __call__(self, x, keys=None):
-        return stack(self, Toy(parent=None), self.depth, x, jnp.float32(0.1), keys, self.program)
+    def __call__(self, x, keys=None, positions=None):
+        return stack(self, Toy(parent=None), self.depth, x, jnp.float32(0.1), keys, self.program, positions)
 
 
 X = np.random.default_rng(0).normal(size=(2, 4, 8)).astype(np.float32)
@@ -128,6 +130,21 @@ def test_scan_unroll_and_remat_compute_the_same(program, keys):
     expected, expected_gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, Program())
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), gradient, expected_gradient)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: f"{program.depth}-{program.remat}")
+def test_the_last_layer_alone_gets_the_positions(program, depth):
+    params = Tower(program, depth).init(jax.random.key(0), X)["params"]
+    positions = np.array([[3, 0, 3], [1, 2, 2]])
+    outputs = lambda params, *positions: Tower(program, depth).apply({"params": params}, X, None, *positions)
+    value, pull = jax.vjp(jax.jit(lambda params: outputs(params, positions)), params)
+    expected, expected_pull = jax.vjp(lambda params: gather_rows(outputs(params), positions), params)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    gradients = (pull(np.cos(value))[0], expected_pull(np.cos(value))[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *gradients)
+    noisy = Tower(program, depth).apply({"params": params}, X, KEYS, positions)
+    assert noisy.shape == value.shape and not np.allclose(noisy, value)
 
 
 def test_every_layer_draws_its_own_noise():

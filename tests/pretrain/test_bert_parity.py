@@ -42,10 +42,8 @@ def our_loss(config, program, train):
 
 def our_logits(params, config, batch):
     model = FAMILY.module(config, reference.FLOAT32)
-    apply = lambda method, *inputs: model.apply({"params": params}, *inputs, method=method)
-    hidden = apply("encode", batch["tokens"], batch["types"], batch["segments"])
-    tokens = apply("token_logits", hidden, batch["prediction_positions"])
-    return tokens, apply("pair_logits", hidden) if config.pair_head else None
+    inputs = (batch[name] for name in ("tokens", "types", "segments", "prediction_positions"))
+    return model.apply({"params": params}, *inputs)
 
 
 def check(config, tmp_path, logit_bound, gradient_bound, batch, settings):

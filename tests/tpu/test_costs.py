@@ -37,7 +37,7 @@ LOOP = f"""HloModule step, num_partitions=1
   %one = s32[]{{:S(6)}} constant(1)
   %next = s32[]{{:S(6)}} add(%i, %one)
   %f = f32[10,128,128]{{2,1,0}} fusion(%ws, %i, %x, %os), kind=kOutput, calls=%layer, \
-metadata={{op_name="jit(step)/transpose(jvp(Bert.encode))/while/body/closed_call/Layer/up/dot_general"}}, {CYCLES % 300}
+metadata={{op_name="jit(step)/transpose(jvp(Bert))/Bert.encode/while/body/Layer/up/dot_general"}}, {CYCLES % 300}
   ROOT %t = (s32[], f32[10,128,128], f32[128,128]{{1,0:S(1)}}, f32[10,128,128]) tuple(%next, %ws, %x, %f)
 }}
 
