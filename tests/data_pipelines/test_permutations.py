@@ -125,6 +125,23 @@ def test_the_books_example(tmp_path):
     assert (sees | np.eye(4, dtype=bool)).astype(int).tolist() == content
 
 
+@settings(max_examples=60, deadline=None)
+@given(reuse=st.integers(0, 6), permuted=st.sets(st.integers(0, 9)), seed=st.integers(0, 99))
+def test_any_order_and_choice_of_those_that_see_themselves_can_be_asked_for(reuse, permuted, seed):
+    generator = np.random.default_rng(seed)
+    permuted = np.array(sorted(permuted, key=lambda at: (at >= reuse, generator.random())), np.int64)
+    predicted = generator.random(len(permuted)) < 0.5
+    ranks, thresholds = visibility(np.arange(len(permuted))[None], permuted[None], predicted, reuse, length=10)
+    sees = seen({"ranks": ranks, "thresholds": thresholds})[0]
+    turn = {at: number for number, at in enumerate(permuted.tolist())}
+    hidden = set(permuted[predicted].tolist())
+    for i in range(10):
+        for j in range(10):
+            same = (i < reuse) == (j < reuse)
+            earlier = j not in turn or (i in turn and turn[j] < turn[i]) or (i == j and i not in hidden)
+            assert sees[i, j] == (earlier if same else j < reuse)
+
+
 PERMUTING = st.builds(
     Permuting,
     reuse_len=st.integers(0, 40),
@@ -196,6 +213,15 @@ def test_spans_have_one_to_five_tokens_as_often_as_they_should_and_a_context_of_
     assert mark.mean() == pytest.approx(1 / 7, abs=0.001)
     _, first = _spans(6, noise.key(0, np.arange(6000)), 0, 100, wanted=1)
     assert np.bincount(first) == pytest.approx([1000] * 6, abs=120)  # anywhere in its context, at the same rate
+
+
+def test_the_context_spreads_the_spans(corpus):
+    reach = {}
+    for context in (1, 6):
+        examples = PermutedSpans(corpus, "train", 512, 4, 0, Permuting(context=context))
+        positions = examples.build(0, np.arange(examples.number))["prediction_positions"]
+        reach[context] = positions[:, :43].max(axis=1).mean()  # those in the reused part
+    assert reach[1] == pytest.approx(2 * 43, abs=5) and reach[6] > 230
 
 
 def test_most_predictions_come_in_spans_only_when_asked(corpus):

@@ -86,6 +86,24 @@ def test_numbers_of_documents_stay_within_32_bits(corpus):
     assert segments.dtype == np.int32 and segments.min() >= 0 and (segments[:-1] > 0).all()
 
 
+def test_a_stream_longer_than_32_bits_can_count():
+    class Huge:  # nine documents of a thousand million tokens, of which each is its place modulo 997
+        special, sizes = {"sep": 998}, np.arange(10) * 10**9
+        sentences, documents = (lambda self, split: self.sizes), (lambda self, split: np.arange(10))
+
+        def read(self, split, field, starts, length):
+            return (starts[:, None] + np.arange(length)) % 997
+
+    examples = ContiguousStreams(Huge(), "train", 512, 64, seed=0, reset=True)
+    batch = examples.batch(examples.steps - 1, np.arange(64))
+    order = DocumentStream(Huge(), "train", seed=0).order(0).documents
+    place = (np.arange(64)[:, None] + 1) * examples.steps * 512 - 512 + np.arange(512)
+    number, offset = np.divmod(place, 10**9 + 1)
+    assert place.max() > 2**33 and np.array_equal(batch["segments"], 1 + number)
+    expected = np.where(offset == 10**9, 998, (order[number] * 10**9 + offset) % 997)
+    assert np.array_equal(batch["tokens"], expected)
+
+
 def test_rows_built_together_are_those_built_apart(corpus):
     examples = ContiguousStreams(corpus, "train", 16, batch_size=8, seed=5, reset=True)
     for step in (0, examples.steps - 1):  # the rows from 8 on are those of the next step, in the next epoch
