@@ -7,7 +7,7 @@ own. The other side is `DataCollatorForLanguageModeling` alone (PyTorch, one thr
 ready in memory as lists with their special tokens marked, so reading, shuffling and packing are not counted. Both sides
 are pinned to the same core, take turns, and are timed by the processor time that they use; the best of the rounds
 counts. Rates are millions of non-padding tokens per second. The corpus is repeated up to --tokens, so that it does not
-sit in the processor's caches.
+sit in the processor's caches. Contiguous streams and permuted spans have no such counterpart: only ours is timed.
 """
 
 import itertools
@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,9 @@ from data_pipelines.command_line import parse
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import SegmentPairs
+from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.loader import Loader
 
 TOKENS_PER_ROUND = 131_072  # short, so that some rounds go undisturbed on a busy machine
@@ -52,19 +55,33 @@ class Options:
 def main(options: Options) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    table = Table("layout", "length", "batch", "masking", "plan s", "M tokens/s", "collator", "ratio", title="one core")
+    table = Table(
+        "layout", "length", "batch", "predicted", "plan s", "M tokens/s", "collator", "ratio", title="one core"
+    )
     with tempfile.TemporaryDirectory() as folder:
         corpus = repeated(Corpus(options.corpus), Path(folder), options.tokens)
         for length, batch_size in itertools.product((128, 512), (32, 256)):
-            for layout, whole_word in itertools.product((SegmentPairs, PackedSentences), (False, True)):
+            for layout, choice, choices in layouts(length):
                 begin = time.process_time()
-                examples = layout(corpus, "train", length, batch_size, 0, Masking(whole_word=whole_word))
+                examples = layout(corpus, "train", length, batch_size, 0, choices)
+                examples.batch(0, np.arange(1))  # streams work out an epoch's order at the first batch
                 plan = time.process_time() - begin
-                ours, theirs = rates(examples, options.rounds)
-                unit = "word" if whole_word else "token"
-                figures = f"{plan:.2f}", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.0f}x"
-                table.add_row(layout.__name__, str(length), str(batch_size), unit, *figures)
+                ours, theirs = rates(examples, options.rounds, layout in (SegmentPairs, PackedSentences))
+                figures = (f"{theirs:.1f}", f"{ours / theirs:.0f}x") if theirs else ("", "")
+                table.add_row(
+                    layout.__name__, str(length), str(batch_size), choice, f"{plan:.2f}", f"{ours:.1f}", *figures
+                )
     Console(width=100).print(table)
+
+
+def layouts(length: int) -> Iterator[tuple[type, str, object]]:
+    """(layout, what is predicted, the argument that says so) for each row of the table."""
+    for layout, whole_word in itertools.product((SegmentPairs, PackedSentences), (False, True)):
+        yield layout, "word" if whole_word else "token", Masking(whole_word=whole_word)
+    for reset in (False, True):
+        yield ContiguousStreams, "next, reset" if reset else "next", reset
+    for spans in (False, True):
+        yield PermutedSpans, "span" if spans else "token", Permuting(length // 2, perm_size=length // 2, spans=spans)
 
 
 def repeated(corpus: Corpus, folder: Path, tokens: int) -> Corpus:
@@ -83,15 +100,16 @@ def repeated(corpus: Corpus, folder: Path, tokens: int) -> Corpus:
     return Corpus(folder)
 
 
-def rates(examples, rounds: int) -> tuple[float, float]:
-    """(the loader's, the collator's) millions of non-padding tokens per second of processor time."""
+def rates(examples, rounds: int, compare: bool) -> tuple[float, float | None]:
+    """(the loader's, the collator's if they are to be compared) millions of non-padding tokens per second of processor
+    time."""
     steps = max(1, TOKENS_PER_ROUND // (examples.batch_size * examples.length))
     rows = np.arange(examples.batch_size)
     first = [examples.batch(step, rows) for step in range(steps)]
     tokens = sum(np.count_nonzero(batch["segments"]) for batch in first)
     tokenizer = AutoTokenizer.from_pretrained(examples.corpus.tokenizer_path)
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
-    prepared = [as_lists(batch, examples.corpus.special) for batch in first]
+    prepared = [as_lists(batch, examples.corpus.special) for batch in first] if compare else []
     ours, theirs = [], []
     with Loader(examples, 0, steps * rounds, rows, threads=0) as loader:
         batches = iter(loader)
@@ -104,7 +122,7 @@ def rates(examples, rounds: int) -> tuple[float, float]:
                 collator(batch)
             ours.append(middle - begin)
             theirs.append(time.process_time() - middle)
-    return tokens / min(ours) / 1e6, tokens / min(theirs) / 1e6
+    return tokens / min(ours) / 1e6, tokens / min(theirs) / 1e6 if compare else None
 
 
 def as_lists(batch: dict[str, np.ndarray], special: dict[str, int]) -> list[dict[str, list[int]]]:
