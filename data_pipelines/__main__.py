@@ -53,7 +53,7 @@ def show(arguments: list[str], console) -> None:
     tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
     show_statistics(corpus, tokenizer, console)
     if batch is not None:
-        show_examples(tokenizer, corpus.special["mask"], batch, console)
+        show_examples(tokenizer, corpus.special.get("mask", -1), batch, console)
 
 
 def _examples(corpus, options) -> dict:

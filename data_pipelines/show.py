@@ -76,35 +76,44 @@ def _histogram(title: str, lengths: np.ndarray) -> Table:
 def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray], console: Console) -> None:
     """Print each row of a batch: what the model reads, and at predicted positions what it should say instead.
 
-    mask: id of [MASK].   batch: tokens i32[n, length], segments i32[n, length] (0 = padding), prediction_positions and
-    prediction_targets i32[n, predictions], prediction_weights f32[n, predictions] (0 = unused), and perhaps
-    next_sentence i32[n].
+    mask: id of [MASK].   batch: tokens i32[n, length], segments i32[n, length] (0 = padding); either weights
+    f32[n, length] (each token predicts the next), or prediction_positions and prediction_targets i32[n, predictions],
+    prediction_weights f32[n, predictions] (0 = unused), and perhaps next_sentence i32[n], or ranks i32[n, length] (the
+    order in which tokens are predicted) and reversed i32[n].
     """
-    legend = [
-        (" masked ", MASKED),
-        " ",
-        (" replaced by a random token ", RANDOM),
-        " ",
-        (" kept, to be predicted ", KEPT),
-    ]
-    console.print(Text.assemble("\n", *legend, "   with the original after the arrow"))
+    if "prediction_positions" in batch:
+        legend = [
+            (" masked ", MASKED),
+            " ",
+            (" replaced by a random token ", RANDOM),
+            " ",
+            (" kept, to be predicted ", KEPT),
+        ]
+        console.print(Text.assemble("\n", *legend, "   with the original after the arrow"))
     for row in range(len(batch["tokens"])):
-        targets = {
-            int(position): int(target)
-            for position, target, weight in zip(
-                batch["prediction_positions"][row],
-                batch["prediction_targets"][row],
-                batch["prediction_weights"][row],
-                strict=True,
-            )
-            if weight
-        }
+        targets = _predicted(batch, row)
         real = batch["segments"][row] > 0
-        heading = f"\nexample {row}: {real.sum()} tokens of {len(real)}, {len(targets)} to predict"
+        predictions = len(targets) if "prediction_positions" in batch else int(batch["weights"][row].sum())
+        heading = f"\nexample {row}: {real.sum()} tokens of {len(real)}, {predictions} to predict"
         if "next_sentence" in batch:
             heading += {0: ", B follows A", 1: ", B is random"}.get(int(batch["next_sentence"][row]), ", one segment")
+        if "reversed" in batch and batch["reversed"][row]:
+            heading += ", runs backwards"
         console.print(heading, style="bold")
         console.print(_coloured(tokenizer, batch["tokens"][row][real], targets, mask))
+        if "ranks" in batch:
+            turns = sorted(targets, key=lambda position: batch["ranks"][row][position])
+            order = [(f"{at} {tokenizer.id_to_token(targets[at])}", KEPT) for at in turns]
+            console.print(Text("in the order ").append(Text("  ").join(Text(*turn) for turn in order)))
+
+
+def _predicted(batch: dict[str, np.ndarray], row: int) -> dict[int, int]:
+    """position -> target of a row's predictions at chosen positions, none where each token predicts the next."""
+    if "prediction_positions" not in batch:
+        return {}
+    used = batch["prediction_weights"][row] > 0
+    positions, targets = (batch[f"prediction_{name}"][row][used].tolist() for name in ("positions", "targets"))
+    return dict(zip(positions, targets, strict=True))
 
 
 def _coloured(tokenizer: Tokenizer, tokens: np.ndarray, targets: dict[int, int], mask: int) -> Text:

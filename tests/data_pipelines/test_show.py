@@ -66,6 +66,38 @@ def test_examples_show_what_was_done_to_each_predicted_token(corpus):
     assert "[PAD]" not in printed
 
 
+def test_permuted_rows_say_which_tokens_are_predicted_in_which_order(corpus):
+    found = tokenizer(corpus)
+    a, b, c = (found.token_to_id(token) for token in "abc")
+    batch = {
+        "tokens": np.array([[a, b, c, 3, b, 3, 2]], np.int32),
+        "segments": np.ones((1, 7), np.int32),
+        "ranks": np.array([[2, 0, 1, 5, 4, 7, 6]], np.int32),
+        "prediction_positions": np.array([[0, 2, 4, 0]], np.int32),
+        "prediction_targets": np.array([[a, c, b, 0]], np.int32),
+        "prediction_weights": np.array([[1, 1, 1, 0]], np.float32),
+        "reversed": np.array([1], np.int32),
+    }
+    screen = io.StringIO()
+    show_examples(found, 4, batch, Console(file=screen, width=120))
+    assert "7 tokens of 7, 3 to predict, runs backwards" in screen.getvalue()
+    assert "in the order 2 c  0 a  4 b" in screen.getvalue()
+
+
+def test_rows_of_a_stream_are_shown_as_text(corpus):
+    found = tokenizer(corpus)
+    a, b = (found.token_to_id(token) for token in "ab")
+    batch = {
+        "tokens": np.array([[a, b, 3, a, 0]], np.int32),
+        "targets": np.array([[b, 3, a, b, 0]], np.int32),
+        "segments": np.array([[1, 1, 1, 2, 0]], np.int32),
+        "weights": np.array([[1, 1, 1, 1, 0]], np.float32),
+    }
+    screen = io.StringIO()
+    show_examples(found, 4, batch, Console(file=screen, width=120))
+    assert screen.getvalue().splitlines() == ["", "example 0: 4 tokens of 5, 4 to predict", "a b [SEP] a"]
+
+
 def test_show_takes_a_recipe(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n\n".join("Some words here. And there." for _ in range(40)))
     run(tmp_path / "out", f"text:{tmp_path}/a.txt", documents="blank-line")
