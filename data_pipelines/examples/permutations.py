@@ -76,7 +76,8 @@ class PermutedSpans:
 
     A batch holds tokens; types (0 in the reused part and A SEP, 1 in B SEP, 2 at CLS); segments (1); ranks and
     thresholds (see the module); prediction_positions (ascending, 0 where unused), prediction_targets and
-    prediction_weights; reversed (1 where the row runs backwards). CLS and the two SEP are never predicted.
+    prediction_weights; reversed (1 where the row runs backwards). CLS and the two SEP are never predicted; the tokens
+    that end documents are text like any other.
 
     corpus: Corpus. split: 'train' or 'heldout'. length: tokens per row. batch_size: rows of the global batch.
     Raises UserError where lengths or batch size do not fit, or the corpus lacks a special token.
@@ -119,7 +120,7 @@ class PermutedSpans:
 
     def fixed(self, limit: int) -> Iterator[np.ndarray]:
         """The examples of each batch of a fixed set, at most `limit` in all, rows continuing each other: int64 [n].
-        With bidirectional data the rows run forwards and backwards by turns."""
+        With bidirectional data the rows run forwards and backwards by turns, at least one of each."""
         ways = self._pieces * np.arange(self._directions)
         for chosen in consecutive(self._pieces, max(limit // len(ways), 1), self.batch_size // len(ways)):
             yield (chosen[:, None] + ways).ravel()
