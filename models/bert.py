@@ -54,9 +54,12 @@ class BertConfig:
         check_encoder(self)
 
 
-def check_encoder(config) -> None:
+SIZES = ("vocab_size", "width", "depth", "heads", "feed_forward")
+
+
+def check_encoder(config, sizes: tuple[str, ...] = (*SIZES, "positions", "types")) -> None:
     """The checks that every encoder config of this shape shares; ValueError names the field."""
-    for field in ("vocab_size", "positions", "types", "width", "depth", "heads", "feed_forward"):
+    for field in sizes:
         if getattr(config, field) < 1:
             raise ValueError(f"model.{field}={getattr(config, field)}: must be at least 1")
     if config.width % config.heads:

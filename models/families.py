@@ -1,9 +1,13 @@
 """All model families, found by their config's type."""
 
-from models import bert, electra
+from models import bert, electra, transformer_xl
 from models.parameters import Family
 
-FAMILIES: dict[str, Family] = {"bert": bert.FAMILY, "electra": electra.FAMILY}
+FAMILIES: dict[str, Family] = {
+    "bert": bert.FAMILY,
+    "electra": electra.FAMILY,
+    "transformer-xl": transformer_xl.FAMILY,
+}
 
 
 def family_of(config) -> Family:

@@ -118,46 +118,54 @@ def stack(
     parent: nn.Module,
     layer: nn.Module,
     depth: int,
-    x: Array,
+    x,
     mask,
     keys: Keys,
     program: Program,
     positions: Array | None = None,
-) -> Array:
-    """Apply `depth` layers of equal shape to x [batch, length, width].
+    each=None,
+):
+    """Apply `depth` layers of equal shape to x, [batch, length, width] or a pytree of arrays like it -> the last's x.
 
     The parameters are always stored stacked under 'layers' [depth, ...], whether the program scans or unrolls.
     layer: an unbound module, called as layer(x, mask, keys) -> x.
     positions: i32[batch, n], where the last layer's output is read; that layer is then called as
     layer(x, mask, keys, positions) -> [batch, n, width].
+    each: arrays [depth, ...] of which each layer gets its slice, like a memory; it is then called as
+    layer(x, mask, keys, slice) -> (x, output), and the result is (x, the outputs stacked [depth, ...]).
     """
+    each = () if each is None else (each,)
 
     def init(key: Array) -> dict:
-        one = lambda k: layer.init(k, x, mask, None)["params"]
+        own = jax.tree.map(lambda array: array[0], each)
+        one = lambda k: layer.init(k, x, mask, None, *own)["params"]
         return jax.vmap(one)(jax.random.split(key, depth))
 
-    params = parent.param(LAYERS, init)
-
-    def apply(x: Array, params_and_index, *positions: Array) -> tuple[Array, None]:
-        params, index = params_and_index
+    def apply(x, of_layer, *positions: Array):
+        params, index, own = of_layer
         layer_keys = None if keys is None else fold(keys, index)
-        return layer.apply({"params": params}, x, mask, layer_keys, *positions), None
+        result = layer.apply({"params": params}, x, mask, layer_keys, *own, *positions)
+        return result if own else (result, None)
 
     if program.remat != "none":
         policy = _products_and_kernels if program.remat == "dots" else None
         apply = jax.checkpoint(apply, policy=policy, prevent_cse=program.depth == "unroll")
 
+    inputs = (parent.param(LAYERS, init), jnp.arange(depth), each)
     whole = depth if positions is None else depth - 1  # layers that compute every position
     if program.depth == "scan":
-        x, _ = jax.lax.scan(apply, x, (jax.tree.map(lambda w: w[:whole], params), jnp.arange(whole)))
-        last = jax.tree.map(lambda w: w[-1], params)
+        x, outputs = jax.lax.scan(apply, x, jax.tree.map(lambda array: array[:whole], inputs))
+        if positions is not None:
+            x, output = apply(x, jax.tree.map(lambda array: array[-1], inputs), positions)
+            outputs = jax.tree.map(lambda before, last: jnp.concatenate([before, last[None]]), outputs, output)
     else:
-        arrays, structure = jax.tree.flatten(params)
-        slices = zip(*(jnp.unstack(array) for array in arrays), strict=True)  # indexing w[i] in every layer copies more
-        *layers, last = (structure.unflatten(layer_arrays) for layer_arrays in slices)
-        for index, layer_params in enumerate([*layers, last][:whole]):
-            x, _ = apply(x, (layer_params, index))
-    return x if positions is None else apply(x, (last, whole), positions)[0]
+        arrays, structure = jax.tree.flatten(inputs)
+        outputs = []
+        for index, of_layer in enumerate(zip(*map(jnp.unstack, arrays), strict=True)):  # w[i] per layer copies more
+            x, output = apply(x, structure.unflatten(of_layer), *(() if index < whole else (positions,)))
+            outputs.append(output)
+        outputs = jax.tree.map(lambda *slices: jnp.stack(slices), *outputs)
+    return (x, outputs) if each else x
 
 
 def _products_and_kernels(primitive, *avals, **parameters) -> bool:

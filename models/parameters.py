@@ -62,6 +62,7 @@ class Family(NamedTuple):
     parameters: config -> the table, in a stable order.
     hf: checkpoint part -> HuggingFace.
     flops: (config, batch, length, predictions) -> FLOPs of one forward pass; a multiply-add counts as 2.
+    fused_attention: whether `Program.attention` may name a kernel, which knows segments and nothing else.
     """
 
     config: type
@@ -70,6 +71,7 @@ class Family(NamedTuple):
     parameters: Callable[[Any], list[Parameter]]
     hf: dict[str, HuggingFace]
     flops: Callable[[Any, int, int, int], float]
+    fused_attention: bool = True
 
 
 def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:

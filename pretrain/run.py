@@ -10,6 +10,7 @@ from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models import program as programs
+from models.families import family_of
 from models.kernels import LANES
 from models.parameters import Params, count
 from models.program import Program
@@ -99,6 +100,8 @@ def why_plain(recipe: Recipe, program: Program, options: Options, platform: str 
 
 def _kernel_obstacles(recipe: Recipe, program: Program) -> list[str]:
     """Why a recipe cannot use a fused attention kernel."""
+    if not family_of(recipe.model).fused_attention:
+        return ["attention by relative positions has no kernel"]
     obstacles = []
     if getattr(recipe.model, "attention_dropout", 0) > 0:
         obstacles.append(f"set model.attention_dropout={recipe.model.attention_dropout} to 0")

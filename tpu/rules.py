@@ -20,6 +20,7 @@ PARAMETER_AXES: Mapping[str, tuple[str, ...]] = {
     "layers": (),
     # The vocabulary, not the width: an all-gather along the first axis needs no change of layout.
     "vocab": ("tensor", "fsdp"),
+    "cluster": ("tensor", "fsdp"),
     "embedding": (),
     "position": (),
     "type": (),

@@ -57,6 +57,7 @@ def folders(source: str | Path, family: Family) -> dict[str, Path]:
 def check_same(source: str | Path, theirs, ours) -> None:
     """UserError listing each field that the weights depend on and that differs; dropout rates may."""
     if type(theirs) is not type(ours):
+        check_class(f"--init-from {source}", ours)
         kinds = [_model_type(family_of(config)) for config in (theirs, ours)]
         raise UserError(
             f"--init-from {source}: is {kinds[0]!r} and the recipe's model {kinds[1]!r}; take another recipe"
@@ -75,6 +76,13 @@ def check_same(source: str | Path, theirs, ours) -> None:
     raise UserError(f"--init-from {source}: {listed}; {' and '.join(cures)}, or give another folder")
 
 
+def check_class(setting: str, config) -> None:
+    """UserError where transformers has no class for models of this config's family."""
+    if not family_of(config).hf:
+        name = next(name for name, family in FAMILIES.items() if family is family_of(config))
+        raise UserError(f"{setting}: Hugging Face has no class for {name}; continue from the run, --init-from RUN")
+
+
 def architectures(folder: Path) -> list[str]:
     """The transformers classes that config.json names."""
     return _read(folder).get("architectures") or []
@@ -87,7 +95,7 @@ def _is_listing(source: str | Path) -> bool:
 def _family(folder: Path) -> Family:
     """The family that reads this folder's model type."""
     model_type = _read(folder).get("model_type")
-    families = {_model_type(family): family for family in FAMILIES.values()}
+    families = {_model_type(family): family for family in FAMILIES.values() if family.hf}
     if model_type not in families:
         raise UserError(
             f"--init-from {folder}: config.json has model_type={model_type!r}; use one of {', '.join(families)}"

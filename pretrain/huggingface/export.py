@@ -13,6 +13,7 @@ from data_pipelines import tokenizers
 from data_pipelines.cloud import entries, is_file
 from data_pipelines.errors import UserError
 from models.families import FAMILIES, family_of
+from pretrain.huggingface.config import check_class
 from pretrain.huggingface.tensors import architecture, field, views
 
 FILES = ("config.json", "model.safetensors", "generation_config.json", "added_tokens.json")
@@ -29,6 +30,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
     """
     folder = Path(folder)
     parts = family_of(config).hf
+    check_class(f"export --to {folder}", config)
     check_replaceable(folder)
     pad = tokenizers.load(tokenizer_path)[1]["pad"]
     arrays = jax.tree.map(np.asarray, params)

@@ -1,6 +1,7 @@
 """Parameters as shapes, without computing them."""
 
 import functools
+import inspect
 
 import jax
 import numpy as np
@@ -14,4 +15,5 @@ def parameter_shapes(config):
     """The nested parameter dict of a config's model, with jax.ShapeDtypeStructs as leaves."""
     row = jax.ShapeDtypeStruct((1, 8), np.int32)
     module = family_of(config).module(config, Program(dtype="float32", depth="scan"))
-    return jax.eval_shape(module.init, jax.random.key(0), *(row,) * 4)["params"]
+    inputs = len(inspect.signature(module.__call__).parameters)
+    return jax.eval_shape(module.init, jax.random.key(0), *(row,) * inputs)["params"]

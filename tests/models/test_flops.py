@@ -4,15 +4,17 @@ import dataclasses
 
 import pytest
 import torch
+import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from models import bert, electra
+from models import bert, electra, transformer_xl
 from tests.pretrain import reference
 
 SHARED = {"vocab_size": 1003, "positions": 64}
 BERT = dataclasses.replace(bert.FAMILY.sizes["tiny"], **SHARED)
 # FLOPs of one position of a BERT layer, but for its key and value, in rows of 32
 QUERY = 2 * (2 * BERT.width**2 + 2 * BERT.width * BERT.feed_forward) + 2 * 2 * 32 * BERT.width
+XL = dataclasses.replace(transformer_xl.FAMILY.sizes["tiny"], vocab_size=1003, memory=20)
 ELECTRA = dataclasses.replace(electra.FAMILY.sizes["tiny"], **SHARED)
 
 
@@ -35,6 +37,22 @@ def test_bert(pair_head):
 def test_electra_is_its_generator_and_its_discriminator():
     expected = sum(torch_flops(reference.torch_model(ELECTRA, part), 3, 32) for part in electra.FAMILY.hf)
     assert electra.FAMILY.flops(ELECTRA, 3, 32, predictions=32) == expected
+
+
+@pytest.mark.parametrize("cutoffs", [(), (100, 400)])
+def test_transformer_xl_is_a_causal_xlnet_and_its_softmax(cutoffs):
+    config = dataclasses.replace(XL, cutoffs=cutoffs)
+    model = transformers.XLNetModel(
+        transformers.XLNetConfig(
+            vocab_size=8, d_model=config.width, n_layer=config.depth, n_head=config.heads,
+            d_inner=config.feed_forward, attn_type="uni", ff_activation="relu",
+        )
+    )  # fmt: skip
+    tokens, memory = torch.zeros(3, 32, dtype=torch.long), torch.zeros(config.memory, 3, config.width)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=tokens, mems=[memory] * config.depth)
+    softmax = 2 * 3 * 32 * config.width * (config.vocab_size + len(cutoffs))
+    assert transformer_xl.FAMILY.flops(config, 3, 32, predictions=32) == counter.get_total_flops() + softmax
 
 
 def test_fewer_predictions_save_logits_and_queries_of_the_last_layer():

@@ -51,17 +51,17 @@ def test_axes_name_every_dimension(family, config):
 def test_every_parameter_has_names_in_a_checkpoint_and_no_name_twice(family, config):
     names = Counter()
     for parameter in family.parameters(config):
-        assert parameter.hf, parameter.path
+        assert bool(parameter.hf) == bool(family.hf), parameter.path
         assert set(parameter.hf) <= set(family.hf), parameter.path
         assert all(("{layer}" in name) == (parameter.axes[0] == LAYERS) for name in parameter.hf.values())
         names.update(parameter.hf.items())
-    assert max(names.values()) == 1
+    assert set(names.values()) <= {1}
 
 
 @pytest.mark.parametrize(("family", "config"), SIZES)
 def test_biases_and_norms_do_not_decay_and_everything_else_does(family, config):
     for parameter in family.parameters(config):
-        assert decays(parameter) == (parameter.path.split("/")[-1] not in ("bias", "scale")), parameter.path
+        assert decays(parameter) != parameter.path.endswith(("bias", "scale")), parameter.path
 
 
 def test_nest_is_the_inverse_of_leaves():

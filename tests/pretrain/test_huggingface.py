@@ -18,6 +18,7 @@ from models.bert import BertConfig
 from models.electra import ElectraConfig, Tower
 from models.families import FAMILIES, family_of
 from models.parameters import leaves
+from models.transformer_xl import TransformerXLConfig
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import config_fields, export
 from pretrain.huggingface.load import load
@@ -404,7 +405,14 @@ def test_a_model_of_another_kind_is_an_error(exported, configs, tokenizer_path):
     expect_load_error(exported("masked"), configs["electra"], tokenizer_path, "'bert'", "'electra'")
     folder = exported("pretraining")
     edit_config(folder, model_type="gpt2")
-    expect_load_error(folder, configs["pretraining"], tokenizer_path, "model_type='gpt2'", *FAMILIES)
+    expect_load_error(folder, configs["pretraining"], tokenizer_path, "model_type='gpt2'", "bert, electra")
+    expect_load_error(exported("masked"), TransformerXLConfig(), tokenizer_path, "no class for transformer-xl")
+
+
+def test_exporting_a_model_without_a_class_there_is_an_error(tokenizer_path, tmp_path):
+    with pytest.raises(UserError, match="no class for transformer-xl; continue from the run, --init-from RUN"):
+        export({}, TransformerXLConfig(), tokenizer_path, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
 
 
 def test_a_config_without_a_needed_field_or_with_an_impossible_value_is_an_error(exported, configs, tokenizer_path):

@@ -13,6 +13,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from models.parameters import decays, leaves
 from models.program import KERNELS, Program
+from models.transformer_xl import TransformerXLConfig
 from pretrain import loop
 from pretrain.assembly import assemble, initial_params
 from pretrain.journal import read_metrics
@@ -278,6 +279,7 @@ def kernel_recipe(length=128, rate=0.0):
         (kernel_recipe(), "cpu", "xla"),
         (kernel_recipe(rate=0.1), "tpu", "xla"),
         (kernel_recipe(length=64), "tpu", "xla"),
+        (dataclasses.replace(kernel_recipe(), model=TransformerXLConfig()), "tpu", "xla"),
     ],
 )
 def test_attention_is_the_platform_s_kernel_where_that_applies(recipe, platform, kind, tmp_path):

@@ -1,0 +1,272 @@
+"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860): a causal language model whose layers also attend to what they
+computed for the tokens before the row.
+
+The vocabulary may be cut into clusters of falling frequency (adaptive input and softmax: Baevski & Auli 2019,
+arXiv:1809.10853; Grave et al. 2017, arXiv:1609.04309). Hugging Face has no class for this model any more.
+"""
+
+import dataclasses
+from itertools import pairwise
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from models.bert import dense_parameters, norm_parameters, site
+from models.layers import padded_vocab, product, stack, tied_logits
+from models.noise import dropout
+from models.parameters import LAYERS, Family, Keys, Parameter
+from models.program import Program
+from models.relative_attention import (
+    Biases,
+    FeedForward,
+    Memory,
+    RelativeAttention,
+    attention_flops,
+    check_relative,
+    distance_table,
+    empty_memory,
+    projection_flops,
+    remember,
+    shift,
+    sinusoids,
+    visibility,
+)
+from models.sharding import constrain
+
+PROJECTION_STD = 0.01  # of the clusters' projections at the start, as in the original code
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerXLConfig:
+    """vocab_size: without padding rows; with cutoffs, tokens are numbered by falling frequency.
+    width: hidden size.   depth: layers.   feed_forward: width inside the feed-forward block.
+    dropout: of embeddings, distances, block outputs, inside the feed-forward block.   attention_dropout: of attention
+    probabilities.   memory: how many earlier tokens are remembered in training.
+    cutoffs: the first token of each cluster after the first, ascending; those that the vocabulary does not reach do
+    nothing.   divisor: each cluster's embeddings are narrower than those before it by this factor.
+    shared_biases: whether all layers have the same u and v.
+    """
+
+    vocab_size: int = 267735
+    width: int = 410
+    depth: int = 16
+    heads: int = 10
+    feed_forward: int = 2100
+    activation: str = "relu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    norm_epsilon: float = 1e-5
+    init_std: float = 0.02
+    memory: int = 150
+    cutoffs: tuple[int, ...] = (20000, 40000, 200000)
+    divisor: int = 1
+    shared_biases: bool = True
+
+    def __post_init__(self):
+        check_relative(self)
+        if list(self.cutoffs) != sorted(set(self.cutoffs)) or any(cutoff < 1 for cutoff in self.cutoffs):
+            raise ValueError(f"model.cutoffs={self.cutoffs}: must ascend from at least 1")
+        if self.divisor < 1:
+            raise ValueError(f"model.divisor={self.divisor}: must be at least 1")
+        if self.width < self.divisor ** len(self.clusters):
+            raise ValueError(f"model.divisor={self.divisor}: leaves the last cluster nothing of width {self.width}")
+
+    @property
+    def clusters(self) -> tuple[int, ...]:
+        """The cutoffs that the vocabulary reaches; none: a plain softmax."""
+        return tuple(cutoff for cutoff in self.cutoffs if cutoff < self.vocab_size)
+
+
+class Cluster(nn.Module):
+    """The embeddings of some tokens, which are also their softmax's weights, narrower than the model or not.
+
+    rows: of the table, tokens first.   projection: whether one leads from its width to the model's.
+    separate_output: whether the softmax has another one.
+    """
+
+    rows: int
+    narrow: int
+    width: int
+    init_std: float
+    projection: bool
+    separate_output: bool
+
+    def setup(self):
+        normal, small = nn.initializers.normal(self.init_std), nn.initializers.normal(PROJECTION_STD)
+        self.tokens = self.param("tokens", normal, (padded_vocab(self.rows), self.narrow))
+        self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(self.rows),))
+        if self.projection:
+            self.input_projection = self.param("projection", small, (self.narrow, self.width))
+            output = "output_projection"
+            self.output_projection = (
+                self.param(output, small, (self.narrow, self.width)) if self.separate_output else self.input_projection
+            )
+
+    def __call__(self, tokens: Array) -> Array:
+        """i32[batch, length], counted from the cluster's first -> f32[batch, length, width]."""
+        embedded = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
+        return product(embedded, self.input_projection) if self.projection else embedded
+
+    def logits(self, hidden: Array) -> Array:
+        """hidden [n, width] -> f32[n, padded rows]."""
+        if self.projection:
+            hidden = product(hidden, self.output_projection.T.astype(hidden.dtype))
+        return tied_logits(hidden, self.tokens, self.bias, self.rows)
+
+
+class TransformerXLLayer(nn.Module):
+    """One post-norm layer: x [batch, length, width] and its memory -> the same and the new memory."""
+
+    config: TransformerXLConfig
+    program: Program
+
+    @nn.compact
+    def __call__(self, x: Array, shared, keys: Keys, memory: Array) -> tuple[Array, Array]:
+        """shared: (table of distances, bool[batch, length, memory + length], shared Biases or None)."""
+        config, dtype = self.config, self.program.compute
+        table, visible, biases = shared
+        attention = RelativeAttention(config, dtype, name="attention")
+        context = attention.context(jnp.concatenate([memory, x], axis=1), table)
+        by_key = lambda scores: shift(scores, visible.shape[-1])
+        y = attention(x, context, biases or position_biases(self, config), visible, by_key, keys)
+        return FeedForward(config, dtype, name="feed_forward")(y, keys), remember(memory, x)
+
+
+def position_biases(module: nn.Module, config) -> Biases:
+    """u and v as parameters of a module."""
+    bias = lambda name: module.param(name, nn.initializers.normal(config.init_std), (config.width,))
+    return Biases(bias("content_bias"), bias("position_bias"))
+
+
+class TransformerXL(nn.Module):
+    """The layers between the embeddings and the softmax that shares them."""
+
+    config: TransformerXLConfig
+    program: Program
+
+    def setup(self):
+        c = self.config
+        self.cluster = [
+            Cluster(rows, narrow, c.width, c.init_std, c.divisor > 1, separate_output=number == 0)
+            for number, (rows, narrow) in enumerate(cluster_shapes(c))
+        ]
+
+    def empty_memory(self, batch: int, length: int | None = None) -> Memory:
+        """A memory of nothing, by default as long as in training."""
+        c = self.config
+        return empty_memory(c.depth, batch, c.memory if length is None else length, c.width, self.program.compute)
+
+    @nn.compact
+    def forward(self, tokens: Array, segments: Array, memory: Memory, keys: Keys = None) -> tuple[Array, Memory]:
+        """tokens, segments i32[batch, length]; keys u32[batch, 2] switch dropout on.
+
+        -> (hidden [batch, length, width], the memory of these and earlier tokens, as long as the one given).
+        """
+        c, dtype = self.config, self.program.compute
+        drop = lambda x, tag: dropout(x, c.dropout, site(keys, tag)).astype(dtype)
+        length, remembered = tokens.shape[1], memory.segments.shape[1]
+        x = constrain(drop(self.embed(tokens), 0), "batch", "length", None)
+        # One distance more than there are: `shift` needs it.
+        table = distance_table(sinusoids(remembered + length - 1, -1, c.width), c.dropout, site(keys, 2)).astype(dtype)
+        ranks = jnp.broadcast_to(jnp.arange(length), tokens.shape)
+        visible = visibility(ranks, ranks + 1, segments, segments, memory.segments)
+        shared = (table, visible, position_biases(self, c) if c.shared_biases else None)
+        layer = TransformerXLLayer(c, self.program, parent=None)
+        x, hidden = stack(self, layer, c.depth, x, shared, site(keys, 1), self.program, each=memory.hidden)
+        return drop(x, 3), Memory(hidden, remember(memory.segments, segments))
+
+    def embed(self, tokens: Array) -> Array:
+        """i32[batch, length] -> f32[batch, length, width], scaled by the root of the width."""
+        starts = (0, *self.config.clusters)
+        embedded = self.cluster[0](tokens)
+        for start, cluster in zip(starts[1:], self.cluster[1:], strict=True):
+            embedded = jnp.where((tokens >= start)[..., None], cluster(tokens - start), embedded)
+        return embedded * self.config.width**0.5
+
+    def logits(self, hidden: Array) -> tuple[Array, ...]:
+        """hidden [n, width] -> the next token's logits, f32[n, rows] of each cluster; padding rows are -inf.
+
+        Of several clusters, the first has after its tokens one row for each of the others.
+        """
+        return tuple(cluster.logits(hidden) for cluster in self.cluster)
+
+    def __call__(self, tokens: Array, segments: Array):
+        """All parts once, for initialisation."""
+        hidden, _ = self.forward(tokens, segments, self.empty_memory(len(tokens)))
+        return self.logits(hidden.reshape(-1, hidden.shape[-1]))
+
+
+def cluster_shapes(config: TransformerXLConfig) -> list[tuple[int, int]]:
+    """(rows, width of the embeddings) of each cluster; the first has a row for each of the others."""
+    ends = (*config.clusters, config.vocab_size)
+    rows = [ends[0] + len(config.clusters), *(end - start for start, end in pairwise(ends))]
+    return [(number, config.width // config.divisor**index) for index, number in enumerate(rows)]
+
+
+def parameters(config: TransformerXLConfig) -> list[Parameter]:
+    """Transformer-XL's parameter table."""
+    layer = lambda path, *axes: Parameter(f"layers/{path}", (LAYERS, *axes), {})
+    biases = ("content_bias", "position_bias")
+    rows = "cluster" if config.clusters else "vocab"
+    table = []
+    for number in range(len(config.clusters) + 1):
+        name = f"cluster_{number}"
+        table += [Parameter(f"{name}/tokens", (rows, "embedding"), {}), Parameter(f"{name}/bias", (rows,), {})]
+        if config.divisor > 1:
+            table.append(Parameter(f"{name}/projection", ("embedding", "width"), {}))
+            if number == 0:
+                table.append(Parameter(f"{name}/output_projection", ("embedding", "width"), {}))
+    if config.shared_biases:
+        table += [Parameter(name, ("heads",), {}) for name in biases]
+    else:
+        table += [layer(name, "heads") for name in biases]
+    for name in ("query", "key", "value", "position"):
+        table.append(layer(f"attention/{name}/kernel", "width", "heads"))
+    return [
+        *table,
+        layer("attention/output/kernel", "heads", "width"),
+        *norm_parameters("layers/attention/norm", (LAYERS, "width"), {}),
+        *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), {}),
+        *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), {}),
+        *norm_parameters("layers/feed_forward/norm", (LAYERS, "width"), {}),
+    ]
+
+
+def flops(config: TransformerXLConfig, batch: int, length: int, predictions: int) -> float:
+    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row."""
+    keys = config.memory + length
+    layer = projection_flops(config.width, config.feed_forward, length, keys, distances=keys + 1)
+    layer += attention_flops(config.width, length, keys, distances=keys + 1)
+    total = batch * config.depth * layer
+    for rows, narrow in cluster_shapes(config):
+        total += 2.0 * batch * predictions * narrow * rows
+        if config.divisor > 1:
+            total += 2.0 * batch * (length + predictions) * narrow * config.width
+    return total
+
+
+def _small(depth: int, width: int) -> TransformerXLConfig:
+    """A size that trains within minutes on a CPU, not a published one."""
+    return TransformerXLConfig(
+        width=width, depth=depth, heads=width // 64, feed_forward=4 * width, memory=64, cutoffs=()
+    )
+
+
+FAMILY = Family(
+    config=TransformerXLConfig,
+    sizes={
+        "tiny": _small(2, 128),
+        "mini": _small(4, 256),
+        # run_wt103_base.sh and run_wt103_large.sh of the original code (Dai et al. 2019, table 1)
+        "base": TransformerXLConfig(),
+        "large": TransformerXLConfig(
+            width=1024, depth=18, heads=16, feed_forward=4096, dropout=0.2, attention_dropout=0.2, memory=384, divisor=4
+        ),
+    },
+    module=TransformerXL,
+    parameters=parameters,
+    hf={},
+    flops=flops,
+    fused_attention=False,
+)

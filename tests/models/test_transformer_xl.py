@@ -1,0 +1,212 @@
+"""Transformer-XL: attention is the paper's equation, memory is a longer row cut in pieces, clusters are one softmax."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.bert import site
+from models.noise import row_keys
+from models.program import Program
+from models.relative_attention import Biases, Context, Memory, relative_attention, shift, sinusoids, visibility
+from models.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig, TransformerXLLayer
+from tests.models.shapes import parameter_shapes
+
+CONFIG = TransformerXLConfig(
+    vocab_size=60, width=16, depth=3, heads=2, feed_forward=24, dropout=0.0, memory=5, cutoffs=()
+)
+SCAN = Program()
+CLUSTERED = dataclasses.replace(CONFIG, cutoffs=(10, 30), divisor=2)
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, 60, (2, 24)).astype(np.int32)
+ONES = np.ones_like(TOKENS)
+KEYS = row_keys(0, 0, jnp.arange(2))
+
+
+def params_of(config):
+    draw = lambda leaf: np.random.default_rng(leaf.size).normal(0, 0.3, leaf.shape).astype(np.float32)
+    return jax.tree.map(draw, parameter_shapes(config))
+
+
+@functools.cache
+def compiled(config, program):
+    module = TransformerXL(config, program)
+    return jax.jit(lambda params, *inputs: module.apply({"params": params}, *inputs, method="forward"))
+
+
+def forward(config, tokens, segments, memory, keys=None, program=SCAN):
+    return compiled(config, program)(params_of(config), tokens, segments, memory, keys)
+
+
+def in_pieces(config, tokens, segments, length, remembered):
+    """Hidden states of a long row that is given `length` tokens at a time."""
+    memory = TransformerXL(config, SCAN).empty_memory(len(tokens), remembered)
+    hidden = []
+    for start in range(0, tokens.shape[1], length):
+        piece = slice(start, start + length)
+        new, memory = forward(config, tokens[:, piece], segments[:, piece], memory)
+        hidden.append(new)
+    return np.concatenate(hidden, axis=1)
+
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+def test_attention_is_the_papers_equation_position_by_position():
+    """(a) + (b) + (c) + (d): E_i Wq Wk E_j + E_i Wq Wr R_(i-j) + u Wk E_j + v Wr R_(i-j), for each i and j alone."""
+    length, remembered, width, heads = 5, 3, 8, 2
+    keys, size = length + remembered, width // heads
+    hidden = RNG.normal(size=(keys, width))
+    wq, wk, wv, wr = RNG.normal(size=(4, width, heads, size))
+    u, v = RNG.normal(size=(2, heads, size))
+    expected = np.zeros((length, heads, size))
+    for head in range(heads):
+        for i in range(length):
+            scores = []
+            for j in range(remembered + i + 1):
+                distance = remembered + i - j
+                angles = [distance / 10000 ** (2 * k / width) for k in range(width // 2)]
+                encoding = np.array([*np.sin(angles), *np.cos(angles)])
+                q, k = hidden[remembered + i] @ wq[:, head], hidden[j] @ wk[:, head]
+                r = encoding @ wr[:, head]
+                scores.append((q @ k + q @ r + u[head] @ k + v[head] @ r) / size**0.5)
+            values = [hidden[j] @ wv[:, head] for j in range(remembered + i + 1)]
+            expected[i, head] = softmax(np.array(scores)) @ np.stack(values)
+
+    heads_of = lambda x, w: jnp.einsum("lw,whd->lhd", x, w)[None].astype(jnp.float32)
+    context = Context(heads_of(hidden, wk), heads_of(hidden, wv), heads_of(sinusoids(keys - 1, -1, width), wr))
+    ranks = jnp.arange(length)[None]
+    ones = jnp.ones((1, length), jnp.int32)
+    visible = visibility(ranks, ranks + 1, ones, ones, jnp.ones((1, remembered), jnp.int32))
+    ours = relative_attention(
+        heads_of(hidden[remembered:], wq), context, Biases(u.reshape(-1), v.reshape(-1)), visible,
+        lambda scores: shift(scores, keys), dropout_rate=0.0, keys=None,
+    )  # fmt: skip
+    np.testing.assert_allclose(ours[0], expected, atol=2e-5)
+
+
+def test_pieces_with_a_memory_of_everything_are_the_whole_row():
+    whole = in_pieces(CONFIG, TOKENS, ONES, 24, 0)
+    for length in (1, 6, 24):
+        np.testing.assert_allclose(in_pieces(CONFIG, TOKENS, ONES, length, 24), whole, atol=2e-5)
+
+
+def test_pieces_with_a_short_memory_are_the_whole_row_under_a_band():
+    """A piece of 6 that remembers 8 sees up to 8 positions before its start, at every layer."""
+    params, x = params_of(CONFIG), None
+    query, key = np.arange(24)[:, None], np.arange(24)
+    band = (key <= query) & (key >= query // 6 * 6 - 8)
+    module = TransformerXL(CONFIG, SCAN)
+    x = module.apply({"params": params}, TOKENS, method="embed")
+    biases = Biases(params["content_bias"], params["position_bias"])
+    shared = (sinusoids(23, -1, 16)[None], jnp.broadcast_to(band, (2, 24, 24)), biases)
+    layer = jax.jit(TransformerXLLayer(CONFIG, SCAN).apply)
+    for index in range(CONFIG.depth):
+        weights = jax.tree.map(lambda leaf, index=index: leaf[index], params["layers"])
+        x, _ = layer({"params": weights}, x, shared, None, jnp.zeros((2, 0, 16)))
+    np.testing.assert_allclose(in_pieces(CONFIG, TOKENS, ONES, 6, 8), x, atol=2e-5)
+
+
+def test_memory_of_another_segment_is_not_seen():
+    segments = np.where(np.arange(24) < 12, 1, 2) * ONES
+    both = in_pieces(CONFIG, TOKENS, segments, 6, 12)
+    alone = in_pieces(CONFIG, TOKENS[:, 12:], segments[:, 12:], 6, 12)
+    np.testing.assert_allclose(both[:, 12:], alone, atol=2e-5)
+
+
+@pytest.mark.parametrize("remembered", [0, 4, 9])
+def test_a_token_changes_nothing_before_it_and_everything_that_sees_it(remembered):
+    rng = np.random.default_rng(remembered)
+    memory = Memory(rng.normal(size=(3, 2, remembered, 16)).astype(np.float32), np.ones((2, remembered), np.int32))
+    before, _ = forward(CONFIG, TOKENS[:, :12], ONES[:, :12], memory)
+    for at in (0, 5, 11):
+        tokens = TOKENS[:, :12].copy()
+        tokens[:, at] = (tokens[:, at] + 1) % 60
+        after, _ = forward(CONFIG, tokens, ONES[:, :12], memory)
+        changed = (np.asarray(before) != np.asarray(after)).any(axis=-1)
+        np.testing.assert_array_equal(changed, np.broadcast_to(np.arange(12) >= at, (2, 12)))
+
+
+def test_memory_keeps_its_length_its_latest_tokens_and_no_gradient():
+    rng = np.random.default_rng(1)
+    memory = Memory(rng.normal(size=(3, 2, 5, 16)).astype(np.float32), np.full((2, 5), 7, np.int32))
+    _, new = forward(CONFIG, TOKENS[:, :3], ONES[:, :3], memory)
+    np.testing.assert_array_equal(new.segments, [[7, 7, 1, 1, 1]] * 2)
+    np.testing.assert_array_equal(new.hidden[:, :, :2], memory.hidden[:, :, 3:])
+    embedded = TransformerXL(CONFIG, SCAN).apply({"params": params_of(CONFIG)}, TOKENS[:, :3], method="embed")
+    np.testing.assert_allclose(new.hidden[0, :, 2:], embedded, rtol=1e-6)
+
+    kept = lambda params: jnp.sum(compiled(CONFIG, SCAN)(params, TOKENS[:, :3], ONES[:, :3], memory, None)[1].hidden)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(jax.grad(kept)(params_of(CONFIG))))
+
+
+@pytest.mark.parametrize(("depth", "remat"), [("unroll", "none"), ("scan", "dots"), ("unroll", "full")])
+def test_scan_unroll_and_remat_compute_the_same(depth, remat):
+    config = dataclasses.replace(CONFIG, dropout=0.2, attention_dropout=0.2, shared_biases=False)
+    memory = Memory(np.ones((3, 2, 5, 16), np.float32), np.ones((2, 5), np.int32))
+    arguments = (config, TOKENS[:, :8], ONES[:, :8], memory, KEYS)
+    compare = lambda ours, expected: np.testing.assert_allclose(ours, expected, atol=2e-5)
+    jax.tree.map(compare, forward(*arguments, Program(depth=depth, remat=remat)), forward(*arguments))
+
+
+def test_bfloat16_is_near_float32():
+    memory = TransformerXL(CONFIG, Program("bfloat16")).empty_memory(2)
+    assert memory.hidden.dtype == jnp.bfloat16
+    hidden, new = forward(CONFIG, TOKENS, ONES, memory, program=Program("bfloat16"))
+    assert hidden.dtype == new.hidden.dtype == jnp.bfloat16
+    exact, _ = forward(CONFIG, TOKENS, ONES, TransformerXL(CONFIG, SCAN).empty_memory(2))
+    assert np.abs(np.asarray(hidden, np.float32) - exact).mean() < 0.05
+
+
+def test_clusters_embed_and_score_each_token_by_its_own_table():
+    module, params = TransformerXL(CLUSTERED, SCAN), params_of(CLUSTERED)
+    hidden = RNG.normal(size=(4, 16)).astype(np.float32)
+    head, *tails = module.apply({"params": params}, hidden, method="logits")
+    embedded = np.asarray(module.apply({"params": params}, np.arange(60)[None], method="embed"))[0] / 4
+    for number, (start, end) in enumerate([(0, 10), (10, 30), (30, 60)]):
+        tables = params[f"cluster_{number}"]
+        assert tables["tokens"].shape == (128, 16 // 2**number)
+        rows = tables["tokens"][: end - start]
+        np.testing.assert_allclose(embedded[start:end], rows @ tables["projection"], atol=1e-5)
+        narrow = hidden @ tables.get("output_projection", tables["projection"]).T
+        expected = narrow @ tables["tokens"].T + tables["bias"]
+        logits = (head, *tails)[number]
+        used = 12 if number == 0 else end - start  # the head's last two rows stand for the two other clusters
+        np.testing.assert_allclose(logits[:, :used], expected[:, :used], atol=1e-4)
+        assert (np.asarray(logits[:, used:]) == -np.inf).all()
+
+
+def test_cutoffs_beyond_the_vocabulary_do_nothing():
+    assert dataclasses.replace(CLUSTERED, vocab_size=30).clusters == (10,)
+    assert dataclasses.replace(CLUSTERED, vocab_size=10).clusters == ()
+
+
+BAD = {"cutoffs": (30, 10), "divisor": 0, "memory": -1, "width": 15, "heads": 3, "activation": "tanh"}
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_impossible_configs_are_refused_by_the_field_name(field):
+    with pytest.raises(ValueError, match=rf"model\.{field}="):
+        dataclasses.replace(CONFIG, **{field: BAD[field]})
+
+
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
+def test_noise_belongs_to_its_row(rate):
+    config = dataclasses.replace(CONFIG, **{rate: 0.3})
+    memory = TransformerXL(config, SCAN).empty_memory(2)
+    both, _ = forward(config, TOKENS, ONES, memory, KEYS)
+    assert not np.allclose(both, forward(config, TOKENS, ONES, memory, site(KEYS, 5))[0])
+    second = jax.tree.map(lambda leaf: leaf[..., 1:2, :] if leaf.ndim == 2 else leaf[:, 1:2], memory)
+    alone, _ = forward(config, TOKENS[1:], ONES[1:], second, KEYS[1:])
+    np.testing.assert_allclose(alone[0], both[1], atol=2e-5)
+
+
+def test_base_has_the_papers_hundred_and_fifty_million_parameters():
+    """151 million, Dai et al. 2019, table 1."""
+    total = sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(FAMILY.sizes["base"])))
+    assert abs(total / 151e6 - 1) < 0.01
