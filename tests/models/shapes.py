@@ -15,5 +15,6 @@ def parameter_shapes(config):
     """The nested parameter dict of a config's model, with jax.ShapeDtypeStructs as leaves."""
     row = jax.ShapeDtypeStruct((1, 8), np.int32)
     module = family_of(config).module(config, Program(dtype="float32", depth="scan"))
-    inputs = len(inspect.signature(module.__call__).parameters)
+    arguments = inspect.signature(module.__call__).parameters.values()
+    inputs = sum(argument.default is argument.empty for argument in arguments)
     return jax.eval_shape(module.init, jax.random.key(0), *(row,) * inputs)["params"]
