@@ -1,6 +1,6 @@
 """How fast `prepare` turns text into a stored corpus, beside the tokenizer's own `encode_batch_fast`.
 
-    python -m benchmarks.prepare_speed [TEXT_FILE_OR_DIR] [--megabytes 40] [--repeats 3]
+    python -m benchmarks.prepare_speed [TEXT_FILE_OR_DIR] [--tokenizer wordpiece] [--megabytes 40] [--repeats 3]
 
 Both sides use all cores and the same tokenizer, trained before on the text (not timed). One side is `prepare` from
 starting its processes to the finished manifest: reading, decoding, splitting sentences, tokens, word starts, hashes,
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from data_pipelines import sentences, sources, tokenizers
+from data_pipelines import sentences, sources
 from data_pipelines.command_line import parse
 from data_pipelines.prepare import Prepare, prepare
 from data_pipelines.records import Problems, read
@@ -36,6 +36,8 @@ class Options:
 
     text: Annotated[str | None, tyro.conf.Positional] = None
     """A text file or directory; the built-in corpus by default."""
+    tokenizer: str = "wordpiece"
+    """To train, as prepare's option."""
     megabytes: int = 40
     """Repeat the text up to this size."""
     repeats: int = 3
@@ -48,25 +50,24 @@ def main(options: Options) -> None:
     documents = [piece.text for part in parts for piece in read(source, part, Problems())]
     copies = max(1, options.megabytes * 1_000_000 // sum(map(len, documents)))
     with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder), documents, copies, options.repeats)
+        measure(Path(folder), documents, copies, options)
 
 
-def measure(folder: Path, documents: list[str], copies: int, repeats: int) -> None:
+def measure(folder: Path, documents: list[str], copies: int, options: Options) -> None:
     (folder / "text").mkdir()
     for copy in range(copies):
         for number in range(0, len(documents), 1000):
             text = "\n\n".join(documents[number : number + 1000])
             (folder / "text" / f"{copy:04}-{number:08}.txt").write_text(text)
-    made = tokenizers.train(documents, 8192)
-    tokenizers.save(made, dict(zip(tokenizers.ROLES, range(5), strict=True)), folder / "tokenizer")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+    source, quiet = (f"text:{folder / 'text'}",), Console(file=io.StringIO())
+    prepare(Prepare(source, folder / "trained", options.tokenizer, vocab_size=8192), quiet)
+    tokenizer = Tokenizer.from_file(str(folder / "trained" / "tokenizer" / "tokenizer.json"))
     found = [s for d in documents for s in sentences.split(d)] * copies
     characters = sum(map(len, found))
     seconds: dict[str, list[float]] = {"prepare, end to end": [], "encode_batch_fast alone": []}
-    for repeat in range(repeats):
+    for repeat in range(options.repeats):
         start = time.perf_counter()
-        settings = {"source": (f"text:{folder / 'text'}",), "tokenizer": str(folder / "tokenizer")}
-        prepare(Prepare(out=folder / f"corpus-{repeat}", **settings), Console(file=io.StringIO()))
+        prepare(Prepare(source, folder / f"corpus-{repeat}", str(folder / "trained" / "tokenizer")), quiet)
         seconds["prepare, end to end"].append(time.perf_counter() - start)
         start = time.perf_counter()
         for first in range(0, len(found), 1000):
@@ -74,7 +75,8 @@ def measure(folder: Path, documents: list[str], copies: int, repeats: int) -> No
         seconds["encode_batch_fast alone"].append(time.perf_counter() - start)
     rates = {name: characters / 1e6 / statistics.median(taken) for name, taken in seconds.items()}
     cores = len(os.sched_getaffinity(0))
-    table = Table("", "million characters/s", title=f"{characters / 1e6:.1f} million characters, {cores} cores")
+    title = f"{options.tokenizer}, {characters / 1e6:.1f} million characters, {cores} cores"
+    table = Table("", "million characters/s", title=title)
     for name, rate in rates.items():
         table.add_row(name, f"{rate:.2f}")
     table.add_row("ratio", f"{rates['prepare, end to end'] / rates['encode_batch_fast alone']:.2f}")

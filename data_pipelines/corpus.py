@@ -31,7 +31,8 @@ class Corpus:
 
     Attributes: `source` (the path as given, absolute), `path` (the local folder), `manifest` (the JSON as a dict),
     `fingerprint` (hex digest of the content), `vocab_size`, `special` (role -> token id; roles are pad, unk, cls,
-    sep, mask), `fields` (name -> (dtype, 'token')), `tokenizer_path`.
+    sep, mask, and eod, the end of a document, where the tokenizer has one), `fields` (name -> (dtype, 'token')),
+    `tokenizer_path`.
 
     Raises UserError when the folder is missing, is no corpus, is unfinished, has another version, or has a
     file whose size is not the manifest's.

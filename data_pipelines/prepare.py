@@ -9,6 +9,7 @@
 import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -27,7 +28,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from data_pipelines import records, shards, sources, store
+from data_pipelines import pieces, records, shards, sources, store, wordlevel
 from data_pipelines import tokenizers as ours
 from data_pipelines.encoding import Encoder
 from data_pipelines.errors import UserError
@@ -35,6 +36,7 @@ from data_pipelines.show import show_problems
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
 SAMPLE_PLACES = 64
+ADDED_SETTINGS = {"keep_accents": False}  # what they were before they could be set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +49,17 @@ class Prepare:
     out: Path
     """The corpus to make: a directory."""
     tokenizer: str = "wordpiece"
-    """wordpiece to train one, or a vocab.txt, a tokenizer.json or a Hugging Face folder to use."""
+    """wordpiece, sentencepiece-unigram, sentencepiece-bpe or wordlevel (whole words by frequency) to train one; or a
+    vocab.txt, a tokenizer.json, a spiece.model or a Hugging Face folder to use."""
     vocab_size: int = 30_522
-    """Tokens of a trained tokenizer, at most."""
+    """Tokens of a trained tokenizer, at most; with SentencePiece exactly."""
     cased: bool = False
-    """Keep case and accents, with a trained tokenizer or a vocab.txt."""
+    """Keep case and accents, with a trained tokenizer, a vocab.txt or a spiece.model. XLNet's loses accents all the
+    same, as its Hugging Face class does."""
+    keep_accents: bool = False
+    """Keep accents though case is not kept, or with XLNet's special tokens."""
+    specials: Literal["xlnet", "albert"] | None = None
+    """Whose special tokens a trained SentencePiece has, and where they go; xlnet unless told."""
     language: str = "en"
     """Of the text, for splitting sentences."""
     documents: Literal["file", "blank-line"] = "file"
@@ -97,6 +105,10 @@ def _settings(options: Prepare) -> dict:
         raise UserError(f"--processes {options.processes}: give at least 1, or leave it out for all cores")
     if not options.source:
         raise UserError("--source is missing; give at least one, such as text:DIR or builtin")
+    if options.specials and not options.tokenizer.startswith("sentencepiece-"):
+        raise UserError(
+            f"--specials {options.specials}: only sentencepiece-unigram and sentencepiece-bpe choose them; leave it out"
+        )
     settings = dataclasses.asdict(options) | {"source": list(options.source)}
     return {name: value for name, value in settings.items() if name not in ("out", "processes")}
 
@@ -110,7 +122,8 @@ def _finished(out: Path, settings: dict) -> dict | None:
 
 
 def _compare(out: Path, old: dict, new: dict) -> None:
-    changes = [f"{name} was {old.get(name)!r} and is {new[name]!r}" for name in new if old.get(name) != new[name]]
+    before = {name: old.get(name, ADDED_SETTINGS.get(name)) for name in new}
+    changes = [f"{name} was {before[name]!r} and is {new[name]!r}" for name in new if before[name] != new[name]]
     if changes:
         raise UserError(f"--out {out} holds a corpus of other settings: {'; '.join(changes)}; use another --out")
 
@@ -203,17 +216,36 @@ def _tokenizer(partial: Path) -> tokenizers.Tokenizer:
 
 def _make_tokenizer(options: Prepare, parsed, units, partial: Path, state: dict, console: Console) -> None:
     """Train or load the tokenizer. What fails here binds no settings: the state is written after it."""
-    if options.tokenizer == "wordpiece":
+    if options.tokenizer in ours.TRAINED:
         console.print("training a tokenizer")
-        made = ours.train(_sample(parsed, units), options.vocab_size, options.cased)
-        special = {role: made.token_to_id(token) for role, token in zip(ours.ROLES, ours.SPECIALS, strict=True)}
+        made = _train(options, parsed, units)
     else:
-        made, special = ours.load(Path(options.tokenizer).expanduser(), options.cased)
+        made = ours.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
     shutil.rmtree(partial / "tokenizer.new", ignore_errors=True)
-    ours.save(made, special, partial / "tokenizer.new")
-    store.write_json(partial / "special.json", special)
+    ours.save(made, partial / "tokenizer.new")
+    store.write_json(partial / "special.json", made.special)
     store.write_json(partial / "state.json", state)
     (partial / "tokenizer.new").rename(partial / "tokenizer")
+
+
+def _train(options: Prepare, parsed, units) -> ours.Made:
+    size, keep = options.vocab_size, (options.cased, options.keep_accents)
+    if options.tokenizer == "wordlevel":
+        trained = wordlevel.train(_texts(parsed, units), size, *keep), {}
+    elif options.tokenizer == "wordpiece":
+        trained = ours.train(_sample(parsed, units), size, *keep), {}
+    else:
+        kind, flavour = options.tokenizer.removeprefix("sentencepiece-"), pieces.FLAVOURS[options.specials or "xlnet"]
+        trained = pieces.train(_sample(parsed, units), kind, size, flavour, *keep)
+    tokenizer, config = trained
+    return ours.Made(tokenizer, ours.special_ids(tokenizer, {}, options.out), config)
+
+
+def _texts(parsed, units) -> Iterator[str]:
+    """All of the corpus, piece by piece."""
+    for part in itertools.chain.from_iterable(units):
+        for piece in records.read(parsed[part.source], part, records.Problems()):
+            yield piece.text
 
 
 def _sample(parsed, units) -> list[str]:

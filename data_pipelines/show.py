@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from data_pipelines.command_line import Place
 from data_pipelines.corpus import Corpus
+from data_pipelines.pieces import WORD
 
 FREQUENT = 40  # tokens listed
 BAR = 40  # characters of the longest bar of a histogram
@@ -119,12 +120,14 @@ def _predicted(batch: dict[str, np.ndarray], row: int) -> dict[int, int]:
 def _coloured(tokenizer: Tokenizer, tokens: np.ndarray, targets: dict[int, int], mask: int) -> Text:
     """The tokens as text; at each position in `targets` an arrow and the original, coloured by what was done."""
     text = Text()
+    specials = {index for index, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    marked = tokenizer.token_to_id(WORD) is not None  # SentencePiece marks what begins a word, WordPiece what goes on
+    begins = lambda piece: piece.startswith(WORD) if marked else not piece.startswith("##")
     for position, token in enumerate(tokens.tolist()):
         piece = tokenizer.id_to_token(token)
         if position not in targets:
-            special = position == 0 or piece.startswith("[")
-            text.append("" if not position or piece.startswith("##") else " ")
-            text.append(piece.removeprefix("##"), style="dim" if special else "")
+            text.append(" " if position and (token in specials or begins(piece)) else "")
+            text.append(piece.removeprefix("##").removeprefix(WORD), style="dim" if token in specials else "")
             continue
         target = targets[position]
         style = MASKED if token == mask else KEPT if token == target else RANDOM

@@ -32,7 +32,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
     parts = family_of(config).hf
     check_class(f"export --to {folder}", config)
     check_replaceable(folder)
-    pad = tokenizers.load(tokenizer_path)[1]["pad"]
+    pad = tokenizers.load(tokenizer_path).special["pad"]
     arrays = jax.tree.map(np.asarray, params)
     partial = folder.with_name(f".{folder.name}.partial")
     try:

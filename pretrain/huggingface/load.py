@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from data_pipelines import tokenizers
 from data_pipelines.errors import UserError
 from models.families import family_of
 from models.parameters import HuggingFace, Params, leaves, nest
@@ -75,6 +76,8 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
         if (folder / "vocab.txt").exists():
             lines = (folder / "vocab.txt").read_text("utf-8").removesuffix("\n").split("\n")
             return {token.rstrip("\r"): index for index, token in enumerate(lines)}
+        if (folder / "spiece.model").exists():
+            return tokenizers.load(folder).tokenizer.get_vocab()
     except Exception as error:  # the library raises bare Exception
         reason = str(error).splitlines()[0]
         raise UserError(

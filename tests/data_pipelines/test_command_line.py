@@ -45,7 +45,7 @@ def test_help_lists_commands_and_options(capsys):
 def test_every_option_arrives():
     given = ["--source", "text:a", "--source", "builtin", "--out", "c", "--tokenizer", "t", "--vocab-size", "5"]
     given += ["--cased", "--language", "no", "--documents", "blank-line", "--field", "f", "--undecodable", "skip"]
-    given += ["--heldout", "0.2", "--processes", "3", "--tfds-dir", "d"]
+    given += ["--keep-accents", "--specials", "albert", "--heldout", "0.2", "--processes", "3", "--tfds-dir", "d"]
     options = parse(Prepare, given, "prepare")
     assert options.source == ("text:a", "builtin")
     assert vars(options) | {"source": None, "out": str(options.out)} == {
@@ -54,6 +54,8 @@ def test_every_option_arrives():
         "tokenizer": "t",
         "vocab_size": 5,
         "cased": True,
+        "keep_accents": True,
+        "specials": "albert",
         "language": "no",
         "documents": "blank-line",
         "field": "f",

@@ -112,3 +112,16 @@ def test_show_takes_a_recipe(tmp_path, capsys):
 def test_show_of_no_corpus_is_an_error(tmp_path, capsys):
     assert main(["show", str(tmp_path / "none")]) == 2
     assert "does not exist; make it with" in capsys.readouterr().err
+
+
+def test_pieces_are_joined_to_words_and_special_tokens_stand_alone(tmp_path):
+    (tmp_path / "a.txt").write_text("a [b a [b ab")
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt", tokenizer="sentencepiece-unigram", vocab_size=13)
+    found = tokenizer(Corpus(tmp_path / "out"))
+    pieces = ["▁", "a", "[", "▁", "b", "<sep>", "a", "<cls>"]
+    tokens = np.array([[found.token_to_id(piece) for piece in pieces]], np.int32)
+    names = ("prediction_positions", "prediction_targets", "prediction_weights")
+    batch = {"tokens": tokens, "segments": np.ones_like(tokens), **dict.fromkeys(names, np.zeros((1, 0), np.int32))}
+    screen = io.StringIO()
+    show_examples(found, 6, batch, Console(file=screen, width=120))
+    assert screen.getvalue().splitlines()[-1] == "a[ b <sep>a <cls>"

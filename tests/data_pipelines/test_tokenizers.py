@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, BertTokenizer
 from data_pipelines import encoding, tokenizers
 from data_pipelines.encoding import Encoder
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import Made
 from tests.data_pipelines.prepared import documents, run, write_character_vocabulary
 
 TEXTS = [
@@ -42,7 +43,7 @@ def byte_level() -> Tokenizer:
 
 @pytest.mark.parametrize("cased", [False, True])
 def test_hugging_face_loads_the_trained_tokenizer_and_gives_the_same_ids(tmp_path, trained, cased):
-    tokenizers.save(trained[cased], IDS, tmp_path)
+    tokenizers.save(Made(trained[cased], IDS, {}), tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert isinstance(theirs, BertTokenizer)
     assert (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id) == (0, 1, 2)
@@ -95,16 +96,16 @@ def test_rare_characters_leave_room_for_words():
 @pytest.mark.parametrize("kind", ["vocab.txt", "tokenizer.json", "folder", "folder with vocab.txt"])
 @pytest.mark.parametrize("cased", [False, True])
 def test_a_taken_tokenizer_gives_the_ids_it_gave(tmp_path, trained, kind, cased):
-    tokenizers.save(trained[cased], IDS, tmp_path / "given")
+    tokenizers.save(Made(trained[cased], IDS, {}), tmp_path / "given")
     if kind == "folder with vocab.txt":
         (tmp_path / "given" / "tokenizer.json").unlink()
     path = tmp_path / "given" / ("" if kind.startswith("folder") else kind)
-    taken, special = tokenizers.load(path, cased if kind == "vocab.txt" else not cased)
-    assert special == IDS
-    tokenizers.save(taken, special, tmp_path / "saved")
+    made = tokenizers.load(path, cased if kind == "vocab.txt" else not cased)
+    assert made.special == IDS
+    tokenizers.save(made, tmp_path / "saved")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
     for text in TEXTS:
-        assert taken.encode(text).ids == theirs(text)["input_ids"] == trained[cased].encode(text).ids
+        assert made.tokenizer.encode(text).ids == theirs(text)["input_ids"] == trained[cased].encode(text).ids
 
 
 def test_a_byte_level_tokenizer_is_taken_as_it_is(tmp_path):
@@ -161,7 +162,7 @@ def test_a_tokenizer_without_a_special_token_is_an_error(tmp_path, role):
 def test_a_tokenizer_that_cannot_be_read_is_an_error(tmp_path):
     with pytest.raises(UserError, match="nothing.json does not exist"):
         tokenizers.load(tmp_path / "nothing.json")
-    with pytest.raises(UserError, match="no tokenizer.json or vocab.txt"):
+    with pytest.raises(UserError, match="no tokenizer.json, vocab.txt or spiece.model"):
         tokenizers.load(tmp_path)
     (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="vocab.txt cannot be read"):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import shutil
+from collections import Counter
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from data_pipelines import tokenizers
+from data_pipelines import pieces, tokenizers
 from data_pipelines.errors import UserError
 from models.bert import BertConfig
 from models.electra import ElectraConfig, Tower
@@ -21,7 +22,7 @@ from models.parameters import leaves
 from models.transformer_xl import TransformerXLConfig
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import config_fields, export
-from pretrain.huggingface.load import load
+from pretrain.huggingface.load import check_vocabulary, load
 from pretrain.huggingface.tensors import architecture, views
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
@@ -34,7 +35,7 @@ QUESTIONS = ["the lazy corpus", "Quick! naïve fox?", "日本 unknown"]
 def tokenizer_path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus") / "tokenizer"
     tokenizer = tokenizers.train(TEXTS, vocab_size=150)
-    tokenizers.save(tokenizer, tokenizers.special_ids(tokenizer, {}, folder), folder)
+    tokenizers.save(tokenizers.Made(tokenizer, tokenizers.special_ids(tokenizer, {}, folder), {}), folder)
     return folder
 
 
@@ -145,7 +146,7 @@ def test_load_then_export_gives_the_same_bits(configs, tokenizer_path, tmp_path,
 def test_the_exported_tokenizer_gives_the_corpus_ids(exported, tokenizer_path, kind, part):
     folder = exported(kind) / part
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    ours, special = tokenizers.load(tokenizer_path)
+    ours, special, _ = tokenizers.load(tokenizer_path)
     for text in QUESTIONS:
         assert theirs(text)["input_ids"] == ours.encode(text).ids
     pair = theirs(*QUESTIONS[:2])
@@ -313,6 +314,18 @@ def test_another_vocabulary_in_vocab_txt_is_an_error(exported, configs, tokenize
     load_like(folder, configs["masked"], tokenizer_path)
     words = (folder / "vocab.txt").read_text("utf-8")
     (folder / "vocab.txt").write_text(words.replace("\nfox\n", "\nwolf\n"), "utf-8")
+    expect_load_error(folder, configs["masked"], tokenizer_path, "prepare the corpus with --tokenizer")
+
+
+def test_another_vocabulary_in_a_spiece_model_is_an_error(tmp_path, exported, configs, tokenizer_path):
+    folder = exported("masked")
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / name).unlink()
+    _, model = pieces.learn(Counter({"fox": 2, "the": 1}), "unigram", 12, pieces.FLAVOURS["albert"])
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
+    (folder / "spiece.model").write_bytes(model)
+    tokenizers.save(tokenizers.load(folder), tmp_path / "same")
+    check_vocabulary(folder, tmp_path / "same")
     expect_load_error(folder, configs["masked"], tokenizer_path, "prepare the corpus with --tokenizer")
 
 

@@ -1,0 +1,249 @@
+"""SentencePiece vocabularies, tokenised as the Hugging Face classes of XLNet and ALBERT do.
+
+`sentencepiece` trains the vocabulary and describes a spiece.model. Text is encoded by `tokenizers`, in the pipeline
+that those classes build around a vocabulary: quotes, accents, case; then words between white space, ▁ before each.
+"""
+
+import base64
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from data_pipelines.errors import UserError
+
+WORD = "▁"  # begins every word
+COVERAGE = 0.99995  # share of the text's characters that get a piece; the others are <unk>. XLNet's
+THREADS = 16  # scores are summed per thread: the number is part of the result, so it is not the machine's
+DIGIT_COMMA = re.compile(r"(?<=\d)(?=,)")  # no piece spans it: the original code of both models cuts there as well
+CUT = "\x1f"  # white space, so in no word
+NUMBERED = {"unk_id": "<unk>", "bos_id": "<s>", "eos_id": "</s>", "pad_id": "<pad>"}  # the trainer names these itself
+USER_DEFINED = 4  # ModelProto.SentencePiece.Type
+INPUTS = ["input_ids", "token_type_ids", "attention_mask"]  # transformers 5 leaves the types out unless told
+ADDED_TOKEN = ("lstrip", "rstrip", "single_word", "normalized")
+
+
+class Flavour(NamedTuple):
+    """What a model expects of its tokenizer."""
+
+    tokenizer_class: str  # of Hugging Face; for unigram models
+    specials: tuple[str, ...]  # the pieces at ids 0, 1, ...
+    mask: AddedToken
+    single: str  # where special pieces go, and the token types
+    pair: str
+    config: dict  # of tokenizer_config.json
+    lower: bool  # what the class does unless its folder says otherwise
+    may_keep_accents: bool  # else the class strips them, whatever its folder says
+
+
+FLAVOURS = {
+    "xlnet": Flavour(
+        "XLNetTokenizer",
+        ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"),
+        AddedToken("<mask>", lstrip=True, normalized=False, special=True),
+        "$A:0 <sep>:0 <cls>:2",
+        "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
+        {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "additional_special_tokens": ["<eop>", "<eod>"],
+            "padding_side": "left",
+            "model_input_names": INPUTS,
+        },
+        lower=False,
+        may_keep_accents=False,
+    ),
+    "albert": Flavour(
+        "AlbertTokenizer",
+        ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
+        AddedToken("[MASK]", normalized=False, special=True),
+        "[CLS]:0 $A:0 [SEP]:0",
+        "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        {"bos_token": "[CLS]", "eos_token": "[SEP]", "model_input_names": INPUTS},
+        lower=True,
+        may_keep_accents=True,
+    ),
+}
+
+
+def train(
+    texts: Iterable[str], kind: str, vocab_size: int, flavour: Flavour, cased: bool = False, keep_accents: bool = False
+) -> tuple[Tokenizer, dict]:
+    """A tokenizer of `vocab_size` pieces, and its part of tokenizer_config.json. kind: 'unigram' or 'bpe'.
+
+    The same texts always give the same vocabulary. ALBERT keeps accents when case is kept, XLNet only with
+    `keep_accents`, which its Hugging Face class cannot: then, and for 'bpe', which neither class can, the class is the
+    generic one. UserError for a size that the text does not allow.
+    """
+    keep_accents = keep_accents or (cased and flavour.may_keep_accents)
+    own_class = kind == "unigram" and (flavour.may_keep_accents or not keep_accents)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **flavour.config}
+    if own_class:
+        config |= {"tokenizer_class": flavour.tokenizer_class, "do_lower_case": not cased, "keep_accents": keep_accents}
+    normalizer = _normalizer(not cased, keep_accents, compose=not own_class)
+    words = Counter()
+    for text in texts:
+        words.update(normalizer.normalize_str(text).split())
+    vocab = learn(words, kind, vocab_size, flavour)[0]
+    model = _unigram(vocab) if kind == "unigram" else _bpe([piece for piece, _ in vocab])
+    return _assemble(model, normalizer, flavour), config
+
+
+def learn(words: Counter, kind: str, vocab_size: int, flavour: Flavour) -> tuple[list[tuple[str, float]], bytes]:
+    """(piece, score) by id, from normalised words and how often they occur; and the content of the spiece.model, which
+    itself normalises nothing. Unigram: Kudo 2018; byte-pair encoding: Sennrich et al. 2016."""
+    if not words:
+        raise UserError("--source has no text to train a tokenizer on; give other sources, or a --tokenizer to use")
+    model = io.BytesIO()
+    ids = {name: flavour.specials.index(piece) if piece in flavour.specials else -1 for name, piece in NUMBERED.items()}
+    try:
+        _sentencepiece().SentencePieceTrainer.train(
+            sentence_iterator=(f"{DIGIT_COMMA.sub(CUT, word)}\t{count}" for word, count in sorted(words.items())),
+            input_format="tsv",
+            pretokenization_delimiter=CUT,
+            model_writer=model,
+            model_type=kind,
+            vocab_size=vocab_size,
+            control_symbols=[piece for piece in flavour.specials if piece not in NUMBERED.values()],
+            character_coverage=COVERAGE,
+            normalization_rule_name="identity",
+            max_sentence_length=1 << 30,
+            num_threads=THREADS,
+            minloglevel=2,
+            **ids,
+        )
+    except RuntimeError as error:
+        raise UserError(f"--vocab-size {vocab_size} {_reason(str(error))}") from error
+    return _pieces(_parse(model.getvalue())), model.getvalue()
+
+
+def _reason(error: str) -> str:
+    """What is wrong with a size, from the trainer's own words."""
+    small, large = re.search(r"smaller than required_chars\D*\d+ vs (\d+)", error), re.search(r"<= (\d+)", error)
+    if small:
+        return f"is too small for the characters of this text; use at least {small[1]}"
+    if large:
+        return f"is too large for this text; use at most {large[1]}"
+    return f"cannot be trained ({error.splitlines()[0]}); use another size"
+
+
+def _sentencepiece():
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise UserError("--tokenizer: SentencePiece is not installed; pip install -r requirements.txt") from error
+    return sentencepiece
+
+
+def _parse(content: bytes):
+    """A spiece.model as a ModelProto. Raises protobuf's DecodeError, or UserError where the package is missing."""
+    _sentencepiece()
+    from sentencepiece import sentencepiece_model_pb2
+
+    return sentencepiece_model_pb2.ModelProto.FromString(content)
+
+
+def _pieces(proto) -> list[tuple[str, float]]:
+    return [(piece.piece, piece.score) for piece in proto.pieces]
+
+
+def read_model(path: Path, config: dict) -> tuple[Tokenizer, dict]:
+    """The tokenizer of a spiece.model, as Hugging Face's XLNet or ALBERT class reads it, and its part of
+    tokenizer_config.json. config: what its folder says. ValueError for what neither class reads."""
+    proto = _parse(path.read_bytes())
+    vocab = _pieces(proto)
+    flavour = _find(config, [piece for piece, _ in vocab])
+    if flavour is None or proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
+        raise ValueError("it is not XLNet's or ALBERT's; convert it to a tokenizer.json with transformers")
+    added = [AddedToken(piece.piece, normalized=False) for piece in proto.pieces if piece.type == USER_DEFINED]
+    return _rebuild(flavour, vocab, proto.normalizer_spec.precompiled_charsmap, added, config)
+
+
+def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:
+    """The same of a tokenizer.json whose folder names one of the classes. They keep its vocabulary and its table of
+    characters, and take the rest from tokenizer_config.json. None for other folders."""
+    flavour = _find(config, [])
+    if flavour is None:
+        return None
+    written = json.loads(path.read_text("utf-8"))
+    normalizer = written["normalizer"] or {}
+    tables = [part.get("precompiled_charsmap") for part in normalizer.get("normalizers", [normalizer])]
+    table = base64.b64decode(next(filter(None, tables), ""))
+    added = [
+        AddedToken(token["content"], **{name: token[name] for name in ADDED_TOKEN})
+        for token in written["added_tokens"]
+        if not token["special"]
+    ]
+    return _rebuild(flavour, [(piece, score) for piece, score in written["model"]["vocab"]], table, added, config)
+
+
+def _find(config: dict, pieces: list[str]) -> Flavour | None:
+    """The flavour that a folder names by class or model; where it names neither, the one whose special pieces are all
+    among these."""
+    named = config.get("tokenizer_class", config.get("model_type"))
+    for name, flavour in FLAVOURS.items():
+        if named in (flavour.tokenizer_class, f"{flavour.tokenizer_class}Fast", name):
+            return flavour
+        if named is None and {*flavour.specials} <= {*pieces}:
+            return flavour
+    return None
+
+
+def _rebuild(flavour: Flavour, vocab, table: bytes, added: list[AddedToken], config: dict) -> tuple[Tokenizer, dict]:
+    """The flavour's tokenizer around a unigram vocabulary; table: SentencePiece's own map of characters, or nothing."""
+    lower = config.get("do_lower_case", flavour.lower)
+    keep = bool(config.get("keep_accents")) and flavour.may_keep_accents
+    normalizer = _normalizer(lower, keep, table=table)
+    tokenizer = _assemble(_unigram(vocab), normalizer, flavour)
+    tokenizer.add_tokens(added)
+    named = {"tokenizer_class": flavour.tokenizer_class, "do_lower_case": lower, "keep_accents": keep}
+    return tokenizer, flavour.config | named
+
+
+def _normalizer(lower: bool, keep_accents: bool, compose: bool = False, table: bytes = b"") -> normalizers.Normalizer:
+    """As transformers 5 has it for both models. compose: bring kept accents into one form, which it does not."""
+    parts = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not keep_accents:
+        parts += [normalizers.NFKD(), normalizers.StripAccents()]
+    elif compose:
+        parts += [normalizers.NFKC()]
+    if lower:
+        parts += [normalizers.Lowercase()]
+    if table:
+        parts += [normalizers.Precompiled(table)]
+    return normalizers.Sequence(parts)
+
+
+def _unigram(vocab: list[tuple[str, float]]) -> models.Model:
+    return models.Unigram(vocab, unk_id=[piece for piece, _ in vocab].index("<unk>"), byte_fallback=False)
+
+
+def _bpe(pieces: list[str]) -> models.Model:
+    """Pieces by id, which is their order of merging; each arises from any two pieces that make it up."""
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    merges = []
+    for piece in pieces:
+        halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        found = [(left, right) for left, right in halves if left in ids and right in ids]
+        merges += sorted(found, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+    return models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True)
+
+
+def _assemble(model: models.Model, normalizer: normalizers.Normalizer, flavour: Flavour) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(WORD, prepend_scheme="always")]
+    )
+    tokenizer.decoder = decoders.Metaspace(WORD, prepend_scheme="always")
+    plain = [AddedToken(piece, normalized=False, special=True) for piece in flavour.specials]
+    tokenizer.add_special_tokens([flavour.mask if token.content == flavour.mask.content else token for token in plain])
+    named = {*re.findall(r"\S+(?=:\d)", flavour.single)} - {"$A"}
+    places = [(piece, tokenizer.token_to_id(piece)) for piece in sorted(named)]
+    tokenizer.post_processor = processors.TemplateProcessing(flavour.single, flavour.pair, places)
+    return tokenizer

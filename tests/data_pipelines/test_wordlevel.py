@@ -1,0 +1,93 @@
+"""A vocabulary of whole words: the most frequent first, loaded by Hugging Face with the same ids."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from data_pipelines import tokenizers, wordlevel
+from data_pipelines.corpus import Corpus
+from data_pipelines.encoding import Encoder
+from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import Made
+from tests.data_pipelines.prepared import content, run
+
+TEXTS = ["the Cat <unk> sat , the cat SAT @-@ café\t的 猫", "the the a\u00a0b 猫 <pad> \u200b é e\u0301"]
+SPECIALS = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "<eod>"]
+AWKWARD = st.sampled_from(["the", "Cat", "İ", "猫", "café", "\u200b", *" \t\x0b\x1c\x00\u00a0\u2028\u0301"])
+SENTENCES = st.lists(st.lists(AWKWARD | st.text(max_size=4), max_size=12).map("".join), max_size=6)
+
+
+def make(**options) -> Made:
+    tokenizer = wordlevel.train(TEXTS, 100, **options)
+    return Made(tokenizer, tokenizers.special_ids(tokenizer, {}, None), {})
+
+
+def words(made: Made) -> list[str]:
+    return tokenizers.vocabulary(made.tokenizer)[len(SPECIALS) :]
+
+
+def test_words_come_by_falling_frequency_then_by_spelling_after_the_special_tokens():
+    made = make(cased=True)
+    assert tokenizers.vocabulary(made.tokenizer)[: len(SPECIALS)] == SPECIALS
+    assert made.special == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4, "eod": 5}
+    assert words(made) == ["the", "猫", ",", "@-@", "Cat", "SAT", "a", "b", "café", "cat", "e\u0301", "sat", "é", "的"]
+
+
+def test_case_and_accents_go_unless_kept():
+    assert words(make()) == ["the", "cat", "e", "sat", "猫", ",", "@-@", "a", "b", "cafe", "的"]
+    assert {"café", "cat", "é"} < {*words(make(keep_accents=True))}
+    assert "Cat" not in words(make(keep_accents=True))
+
+
+@pytest.mark.parametrize("cased", [False, True])
+@settings(max_examples=100, deadline=None)
+@given(SENTENCES)
+def test_the_encoder_gives_hugging_faces_ids(tmp_path_factory, cased, sentences):
+    sentences = [text.replace("<", "") for text in sentences]
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizers.save(make(cased=cased), folder)
+    theirs, encoder = AutoTokenizer.from_pretrained(folder), Encoder(tokenizers.load(folder).tokenizer)
+    expected = [theirs(text, add_special_tokens=False)["input_ids"] for text in sentences]
+    tokens, word_starts, lengths = encoder.encode(sentences)
+    assert tokens.tolist() == [index for ids in expected for index in ids]
+    assert lengths.tolist() == list(map(len, expected))
+    assert encoder.continues is not None
+    assert word_starts.all()
+    the, cat = theirs("the cat", add_special_tokens=False)["input_ids"]
+    assert theirs("the", "cat")["input_ids"] == [2, the, 3, cat, 3]
+
+
+def test_special_tokens_written_in_the_text_are_unknown_words():
+    tokens, _, _ = Encoder(make(cased=True).tokenizer).encode([" ".join(SPECIALS), "the"])
+    assert tokens.tolist() == [1] * len(SPECIALS) + [6]
+
+
+def test_prepare_counts_the_whole_text_and_keeps_to_the_size(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_pipelines.prepare.SAMPLE", 10)
+    (tmp_path / "a.txt").write_text("rare one .\n\n" + "many many two .\n\n" * 50)
+    options = {"tokenizer": "wordlevel", "documents": "blank-line", "vocab_size": len(SPECIALS) + 4}
+    manifest, _ = run(tmp_path / "one", f"text:{tmp_path}/a.txt", **options)
+    run(tmp_path / "two", f"text:{tmp_path}/a.txt", **options, processes=2)
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    corpus = Corpus(tmp_path / "one")
+    theirs = AutoTokenizer.from_pretrained(corpus.tokenizer_path)
+    assert theirs.convert_ids_to_tokens(range(6, 10)) == ["many", ".", "two", "one"]
+    assert theirs.decode(np.load(corpus.path / "train" / "tokens.npy")[:6]) == "<unk> one . many many two"
+    assert manifest["special"]["eod"] == theirs.convert_tokens_to_ids("<eod>") == 5
+    counts = corpus.token_counts()[6:]
+    assert counts.tolist() == sorted(counts, reverse=True)
+
+
+def test_a_size_without_words_is_an_error():
+    with pytest.raises(UserError, match="--vocab-size 6: use at least 7"):
+        wordlevel.train(TEXTS, 6)
+
+
+def test_memory_is_bounded_by_forgetting_rare_words(monkeypatch):
+    monkeypatch.setattr(wordlevel, "MOST_WORDS", 20)
+    texts = ["often often " + " ".join(f"w{number * 10 + one}" for one in range(10)) for number in range(100)]
+    tokens = tokenizers.vocabulary(wordlevel.train(texts, 1000))
+    assert tokens[6] == "often"
+    assert len(tokens) <= 6 + 20
