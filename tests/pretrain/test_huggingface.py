@@ -319,7 +319,7 @@ def test_another_vocabulary_in_vocab_txt_is_an_error(exported, configs, tokenize
 
 def test_another_vocabulary_in_a_spiece_model_is_an_error(tmp_path, exported, configs, tokenizer_path):
     folder = exported("masked")
-    for name in ("tokenizer.json", "vocab.txt"):
+    for name in ("tokenizer.json", "vocab.txt", "special_tokens_map.json"):
         (folder / name).unlink()
     _, model = pieces.learn(Counter({"fox": 2, "the": 1}), "unigram", 12, pieces.FLAVOURS["albert"])
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
