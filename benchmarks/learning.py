@@ -8,18 +8,12 @@ as there are cores; CPU minutes are those of the run's process, all threads.
 """
 
 import dataclasses
-import json
-import os
-import queue
-import re
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tyro
 
+from benchmarks.wikitext2 import Training, cadence, corpus, train
 from pretrain.plot import plot
 
 # Short rows and small batches: in so short a training the number of updates counts most, and with fewer positions the
@@ -56,56 +50,21 @@ class Learning:
 
 
 def main(options: Learning) -> None:
-    corpus = options.folder / "corpus"
-    _call("data_pipelines", "prepare", "--source", f"jsonl:{_articles(options)}", "--tokenizer", "wordpiece",
-          "--vocab-size", str(VOCABULARY), "--heldout", "0.03", "--out", str(corpus))  # fmt: skip
-    cores: queue.Queue[int] = queue.Queue()
-    for core in sorted(os.sched_getaffinity(0)):
-        cores.put(core)
-    runs = [(recipe, seed, options.folder / f"{recipe}-seed{seed}") for recipe in RUNS for seed in SEEDS]
-    with ThreadPoolExecutor(cores.qsize()) as pool:
-        minutes = list(pool.map(lambda run: _train(options, corpus, cores, *run), runs))
-    rows = [(*run[:2], spent, *_figures(run[2])) for run, spent in zip(runs, minutes, strict=True)]
+    folder = options.folder
+    prepared = corpus(options.wikitext2, folder, "wordpiece", VOCABULARY)
+    given = (*cadence(options.steps), *SHARED)
+    runs = [
+        Training(recipe, recipe, seed, (*given, *own), folder / f"{recipe}-seed{seed}")
+        for recipe, own in RUNS.items()
+        for seed in SEEDS
+    ]
+    minutes = train(runs, prepared)
+    rows = [(run.name, run.seed, spent, *_figures(run.workdir)) for run, spent in zip(runs, minutes, strict=True)]
     rows.sort(key=lambda row: row[:2])
-    workdirs = [workdir for _, _, workdir in runs]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".md").write_text(_table(rows, options))
     print(options.out.with_suffix(".md").read_text())
-    print(plot(workdirs, options.out.with_suffix(".png")))
-
-
-def _articles(options: Learning) -> Path:
-    """WikiText-2 as JSON lines, one article each."""
-    text = "".join((options.wikitext2 / f"{split}.txt").read_text() for split in ("train", "valid"))
-    articles = re.split(r"\n \n (?== [^=\n]+ = \n)", text)
-    path = options.folder / "articles.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"text": article}) + "\n" for article in articles if article.strip()))
-    return path
-
-
-def _train(options: Learning, corpus: Path, cores: queue.Queue, recipe: str, seed: int, workdir: Path) -> float:
-    """Train on a free core -> CPU minutes, kept beside the run."""
-    spent = workdir / "cpu_minutes.txt"
-    if spent.is_file():
-        return float(spent.read_text())
-    core = cores.get()
-    command = [
-        *(sys.executable, "-m", "pretrain", "run", recipe, "--corpus", str(corpus), "--workdir", str(workdir)),
-        *("--steps", str(options.steps), "--seed", str(seed), "--eval-every", str(max(1, options.steps // 9))),
-        *("--log-every", "50", "--checkpoint-every", str(max(1, options.steps // 3)), *SHARED, *RUNS[recipe]),
-    ]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, {core})
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    cores.put(core)
-    if status:
-        raise SystemExit(f"{' '.join(command)} ended with status {status}")
-    minutes = (usage.ru_utime + usage.ru_stime) / 60
-    print(f"{workdir}: {minutes:.1f} CPU minutes")
-    spent.write_text(f"{minutes}\n")
-    return minutes
+    print(plot([run.workdir for run in runs], options.out.with_suffix(".png")))
 
 
 def _figures(workdir: Path) -> tuple[dict, dict]:
@@ -151,10 +110,6 @@ def _table(rows: list, options: Learning) -> str:
             ]
         lines.append("| " + " | ".join(map(str, cells + [""] * (9 - len(cells)))) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _call(*command: str) -> None:
-    subprocess.run([sys.executable, "-m", *command], check=True)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,8 @@ class Eval:
     """Where the run's corpus is now, if it has moved."""
     examples: int = 1024
     """Rows of the held-out set."""
+    memory: int | None = None
+    """Positions that a language model remembers here, if not as many as in its recipe."""
 
 
 def _eval(arguments: list[str]) -> int:
@@ -89,7 +91,7 @@ def _eval(arguments: list[str]) -> int:
         raise UserError(f"--examples {options.examples}: must be at least 1")
     from pretrain.tables import print_evaluation
 
-    print_evaluation(options.run, options.all, options.corpus, options.examples)
+    print_evaluation(options.run, options.all, options.corpus, options.examples, options.memory)
     return 0
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 # The value takes single products away from YNNPACK and leaves it the reductions, which it vectorises.
 CPU_FLAGS = {"--xla_cpu_experimental_ynn_fusion_type": "-individual_dot"}
 
+# TPUs, NVIDIA's GPUs (dxg: those of Windows under WSL), AMD's
+DEVICE_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
+
 _ARENA_MAX, _MMAP_MAX, _TRIM_THRESHOLD = -8, -4, -1  # mallopt's parameters in glibc's malloc.h
 
 
@@ -17,7 +20,7 @@ def accelerators() -> list[str]:
     """Device files of TPUs and GPUs on this machine, found without opening any, unless JAX_PLATFORMS says cpu."""
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         return []
-    return [path for pattern in ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*") for path in glob.glob(pattern)]
+    return [path for pattern in DEVICE_FILES for path in glob.glob(pattern)]
 
 
 def prepare() -> None:
@@ -25,6 +28,8 @@ def prepare() -> None:
     if accelerators():
         keep_compiled()
     else:
+        # With a plug-in for devices that are not there, like libtpu to plan with, JAX would print errors.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
         prepare_cpu()
 
 

@@ -1,13 +1,15 @@
 """Tables on the screen."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
+from data_pipelines.errors import UserError
 from models.parameters import count
-from pretrain.assembly import assemble, initial_params
+from pretrain.assembly import Assembly, assemble, initial_params
 from pretrain.evaluate import Evaluator
 from pretrain.recipe import Recipe, phase_at
 from pretrain.recipes.registry import RECIPES
@@ -37,22 +39,40 @@ def parameters(recipe: Recipe) -> int:
     return count(jax.eval_shape(lambda: initial_params(assemble(recipe))))
 
 
-def print_evaluation(run: Path, every_checkpoint: bool, corpus: Path | None, examples: int) -> dict[str, float]:
-    """Held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures."""
+def print_evaluation(
+    run: Path, every_checkpoint: bool, corpus: Path | None, examples: int, memory: int | None = None
+) -> dict[str, float]:
+    """Held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures.
+
+    memory: positions remembered, None for the recipe's.
+    """
     directory = RunDirectory(run)
     newest = restore(directory)
     recipe = newest.assembly.recipe
+    assembly = newest.assembly if memory is None else _remembering(newest.assembly, memory)
     steps = directory.checkpoint_steps() if every_checkpoint else [int(newest.state.step)]
     columns, evaluator, phase = {}, None, None
     for step in steps:
         restored = newest if step == int(newest.state.step) else restore(directory, step)
         if phase != phase_at(recipe, step - 1):
             phase = phase_at(recipe, step - 1)
-            evaluator = Evaluator(newest.assembly, directory.open_corpus(corpus), phase, examples, newest.mesh)
+            evaluator = Evaluator(assembly, directory.open_corpus(corpus), phase, examples, newest.mesh)
         columns[f"step {step}"] = evaluator(restored.state.params, restored.frozen)
     columns["unigram"] = evaluator.baselines()
     _console().print(_figures_table(f"held-out figures of {run}", columns))
     return columns[f"step {steps[-1]}"]
+
+
+def _remembering(assembly: Assembly, memory: int) -> Assembly:
+    """The assembly with another memory in evaluation; UserError where the objective has none."""
+    recipe = assembly.recipe
+    if not hasattr(recipe.objective, "evaluation_memory"):
+        raise UserError(f"--memory {memory}: {recipe.name} has no memory in evaluation; leave it out")
+    try:
+        objective = dataclasses.replace(recipe.objective, evaluation_memory=memory)
+    except ValueError as error:
+        raise UserError(str(error).replace("objective.evaluation_memory=", "--memory ")) from None
+    return assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))
 
 
 def _figures_table(title: str, columns: dict[str, dict[str, float]]) -> Table:

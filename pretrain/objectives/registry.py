@@ -1,6 +1,9 @@
 """All objectives by the name that recipe.json stores."""
 
+from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 
-OBJECTIVES = {kind.__name__: kind for kind in (MaskedLanguageModel, ReplacedTokenDetection)}
+OBJECTIVES = {
+    kind.__name__: kind for kind in (MaskedLanguageModel, ReplacedTokenDetection, CausalLanguageModel)
+}

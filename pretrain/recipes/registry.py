@@ -4,9 +4,10 @@ import difflib
 
 from data_pipelines.errors import UserError
 from pretrain.recipe import Recipe
-from pretrain.recipes import bert, electra
+from pretrain.recipes import bert, electra, transformer_xl
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in (bert, electra) for recipe in paper.RECIPES}
+PAPERS = (bert, electra, transformer_xl)
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
 
 
 def find(name: str) -> Recipe:

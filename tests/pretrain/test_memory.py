@@ -1,0 +1,93 @@
+"""What models remember between batches: it goes on over stops, reaches evaluation, and ends where it is asked to."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import Corpus
+from models.program import Program
+from pretrain.__main__ import main
+from pretrain.assembly import assemble, initial_params
+from pretrain.evaluate import Evaluator
+from pretrain.journal import read_metrics
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from tests.pretrain import tiny
+from tpu.mesh import choose_mesh
+
+
+@pytest.fixture(scope="module")
+def trained(corpus_path, tmp_path_factory):
+    """The work directory of a Transformer-XL after 20 steps."""
+    workdir = tmp_path_factory.mktemp("memory") / "run"
+    assert run(tiny.transformer_xl(), tiny.options(corpus_path, workdir)) == 0
+    return workdir
+
+
+def evaluated(corpus_path, params, **objective):
+    recipe = tiny.transformer_xl()
+    recipe = dataclasses.replace(recipe, objective=dataclasses.replace(recipe.objective, **objective))
+    mesh = choose_mesh(None, 0, jax.devices(), None)
+    return Evaluator(assemble(recipe, Program()), Corpus(corpus_path), 0, 64, mesh)(params, {})
+
+
+def test_a_stopped_run_goes_on_with_its_memory_bit_for_bit(corpus_path, tmp_path):
+    constant = dataclasses.replace(tiny.transformer_xl().schedule, name="constant", warmup=0.0)  # knows no total
+    for workdir, stops in (("stopped", (10, 20)), ("whole", (20,))):
+        for steps in stops:
+            run(tiny.transformer_xl(steps=steps, schedule=constant), tiny.options(corpus_path, tmp_path / workdir))
+    stopped, whole = (tiny.final_state(tmp_path / workdir) for workdir in ("stopped", "whole"))
+    assert tiny.equal(stopped, whole)
+    halfway = tiny.final_state(tmp_path / "whole", 10).carry
+    assert whole.carry["hidden"].shape == (2, 8, 16, 32) and (whole.carry["segments"] == 1).all()
+    assert not np.array_equal(halfway["hidden"], whole.carry["hidden"])
+
+
+def test_without_memory_nothing_is_carried(corpus_path, tmp_path):
+    recipe = tiny.transformer_xl(model=dataclasses.replace(tiny.TRANSFORMER_XL, memory=0), steps=5)
+    assert run(recipe, tiny.options(corpus_path, tmp_path / "run")) == 0
+    assert tiny.final_state(tmp_path / "run").carry == {}
+
+
+def test_evaluation_remembers_as_much_as_it_is_told(corpus_path):
+    params = initial_params(assemble(tiny.transformer_xl(), Program()))
+    losses = {
+        memory: evaluated(corpus_path, params, evaluation_memory=memory)["lm_loss"] for memory in (None, 0, 16, 64)
+    }
+    assert losses[None] == losses[16]  # as in training
+    assert len(set(losses.values())) == 3
+
+
+def test_memory_ends_with_the_document_when_it_is_reset(corpus_path):
+    params = initial_params(assemble(tiny.transformer_xl(), Program()))
+    kept, reset = (evaluated(corpus_path, params, reset=reset)["lm_loss"] for reset in (False, True))
+    assert kept != reset
+
+
+def test_figures_are_perplexity_and_accuracy_beside_the_unigrams(trained, capsys):
+    (figures,) = read_metrics(RunDirectory(trained), "eval")
+    assert figures["perplexity"] == pytest.approx(np.exp(figures["lm_loss"]), rel=1e-5)
+    assert 0 < figures["lm_accuracy"] < 1
+    assert main(["eval", str(trained), "--memory", "64"]) == 0
+    said = capsys.readouterr().out
+    assert "unigram" in said and "perplexity" in said
+    assert f"{figures['lm_loss']:.4f}" not in said  # another memory, another loss
+
+
+def test_evaluation_memory_is_checked(trained, capsys):
+    assert main(["eval", str(trained), "--memory", "-1"]) == 2
+    assert "error: --memory -1: must be at least 0" in capsys.readouterr().err
+
+
+def test_an_adaptive_softmax_trains(corpus_path, tmp_path):
+    model = dataclasses.replace(tiny.TRANSFORMER_XL, cutoffs=(40, 100), divisor=2)
+    assert run(tiny.transformer_xl(model=model), tiny.options(corpus_path, tmp_path / "run")) == 0
+    losses = [entry["loss"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")]
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_export_says_that_hugging_face_has_no_such_class(trained, tmp_path, capsys):
+    assert main(["export", str(trained), "--to", str(tmp_path / "out")]) == 2
+    assert "Hugging Face has no class for transformer-xl" in capsys.readouterr().err
