@@ -73,9 +73,7 @@ def chosen_program(recipe: Recipe, options: Options, platform: str | None = None
     """The program of a platform (default: this one's) with what the options override."""
     given = {field: getattr(options, field) for field in ("dtype", "depth", "remat", "attention")}
     try:
-        program = dataclasses.replace(
-            programs.default(platform), **{k: v for k, v in given.items() if v is not None}
-        )
+        program = dataclasses.replace(programs.default(platform), **{k: v for k, v in given.items() if v is not None})
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
     platform = platform or jax.default_backend()

@@ -8,7 +8,7 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from models.electra import Tower
-from models.program import Program
+from models.program import Program, default
 from pretrain.assembly import assemble, initial_carry, state_shapes
 from pretrain.journal import read_metrics
 from pretrain.recipe import Phase, boundaries, from_json, phase_at, resolve, to_json
@@ -17,6 +17,7 @@ from pretrain.run import run
 from pretrain.run_directory import RunDirectory
 from pretrain.step import train_step
 from tests.pretrain import tiny, toys
+from tests.pretrain.test_options import replaced
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "feed_forward": 64}
 
@@ -46,15 +47,29 @@ def test_every_recipe_lowers_at_a_tiny_size_from_shapes_alone(name):
         assert metrics.loss.shape == ()
 
 
-@pytest.mark.parametrize("family", ["bert-tiny", "electra-tiny"])
-def test_a_recipe_of_each_kind_lowers_to_a_program(family):
-    recipe = shrunk(RECIPES[family])
-    assembly = assemble(recipe, Program())
+def lowered(recipe, program):
+    """The text of a recipe's train step in its first phase."""
+    assembly = assemble(recipe, program)
     state, frozen = state_shapes(assembly, 0)
-    spec = recipe.objective.spec(128)
-    batch = {key: jax.ShapeDtypeStruct((32, *one), dtype) for key, (one, dtype) in spec.items()}
-    lowered = jax.jit(train_step(recipe, assembly.model, assembly.optimizer, {})).lower(state, frozen, batch)
-    assert "stablehlo" in lowered.as_text()
+    shape = recipe.phases[0]
+    spec = recipe.objective.spec(shape.length)
+    batch = {key: jax.ShapeDtypeStruct((shape.batch_size, *one), dtype) for key, (one, dtype) in spec.items()}
+    step = train_step(recipe, assembly.model, assembly.optimizer, initial_carry(assembly, 0)[1])
+    return jax.jit(step).lower(state, frozen, batch).as_text()
+
+
+@pytest.mark.parametrize("name, towers", [("bert-tiny", [""]), ("electra-tiny", ["discriminator.", "generator."])])
+def test_the_program_of_an_accelerator_does_not_grow_with_depth(name, towers):
+    """So that a deep model compiles as quickly as a shallow one."""
+
+    def lines(depth, program):
+        recipe = shrunk(RECIPES[name])
+        for tower in towers:
+            recipe = replaced(recipe, f"model.{tower}depth", depth)
+        return lowered(recipe, program).count("\n")
+
+    # Depths that no other axis has: functions of equal shapes are written once.
+    assert lines(7, default("tpu")) == lines(3, default("tpu")) < lines(3, Program(depth="unroll"))
 
 
 @pytest.mark.parametrize("name", RECIPES)

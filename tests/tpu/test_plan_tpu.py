@@ -14,11 +14,14 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu: make setup-plan")
 
 
+def environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
 def planned(arguments):
     """A plan for each phase of a recipe."""
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "tests.tpu.planned", *arguments.split()]
-    done = run(command, env={**os.environ, "PYTHONPATH": paths}, cwd=ROOT, capture_output=True, text=True)
+    done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -75,6 +78,33 @@ def test_published_sizes_on_every_generation(recipe, topology):
         if "fsdp" in found["mesh"]:
             assert gathered(found) <= 2 * 4 * found["floats"]
             assert not [c for c in found["collectives"] if reduces_whole_matrices(c, found)]
+
+
+COMPILED = """
+import time
+from pretrain.planning import parse_plan, works
+from tpu.compiler import prepare
+from tpu.topologies import parse_topology
+
+prepare()
+for name in ("bert-tiny", "bert-base", "bert-large"):  # the first starts the compiler
+    settings = "--topology v5e:4x4 --mesh data=4,fsdp=4 --batch-size 256 --sequence-length 128"
+    recipe, target = parse_plan([name, *settings.split()])
+    work, _ = next(works(recipe, target, parse_topology(target.topology)))
+    lowered = work.step.trace(*work.arguments).lower()
+    began = time.process_time()
+    lowered.compile()
+    print(time.process_time() - began)
+"""
+
+
+@pytest.mark.slow
+def test_twice_the_layers_do_not_compile_twice_as_long():
+    """In seconds of all cores, which other work on the machine hardly changes."""
+    done = run([sys.executable, "-c", COMPILED], env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    _, base, large = map(float, done.stdout.split())
+    assert large < 2 * base, f"bert-base {base:.1f} s, bert-large {large:.1f} s"
 
 
 def carries_activations(collective, found):
