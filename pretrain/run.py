@@ -29,7 +29,7 @@ from pretrain.schedules import learning_rate
 from pretrain.signals import stop_request
 from pretrain.step import TrainState
 from tpu.cluster import is_first
-from tpu.mesh import choose_mesh, mesh_shape
+from tpu.mesh import MeshShape, choose_mesh, mesh_shape
 
 
 def run(recipe: Recipe, options: Options) -> int:
@@ -43,7 +43,7 @@ def run(recipe: Recipe, options: Options) -> int:
     _check_splits(corpus)
     assembly = assemble(recipe, chosen_program(recipe, options))
     mesh = chosen_mesh(assembly, options)
-    _check_batches(recipe, options, mesh)
+    check_batches(recipe, options.microbatches, mesh_shape(mesh))
     check_mesh(assembly, mesh, options.microbatches)
     weights = _initial_weights(assembly, corpus, options)
     with disk_errors(RunDirectory(options.workdir)):
@@ -136,14 +136,14 @@ def _check_splits(corpus: Corpus) -> None:
             raise UserError(f"--corpus {corpus.path}: its {split} split has no documents; prepare it {cure}")
 
 
-def _check_batches(recipe: Recipe, options: Options, mesh: Mesh) -> None:
-    parts = options.microbatches * mesh_shape(mesh).batch_parts
+def check_batches(recipe: Recipe, microbatches: int, shape: MeshShape) -> None:
+    """UserError unless a mesh of this shape cuts the microbatches of every phase evenly."""
+    parts = microbatches * shape.batch_parts
     for index, phase in enumerate(recipe.phases):
         if phase.batch_size % parts:
             raise UserError(
-                f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches "
-                f"{options.microbatches} x the {mesh_shape(mesh).batch_parts} parts of the mesh "
-                f"{mesh_shape(mesh)}: choose a multiple of {parts}"
+                f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches {microbatches} x "
+                f"the {shape.batch_parts} parts of the mesh {shape}: choose a multiple of {parts}"
             )
 
 

@@ -6,6 +6,7 @@ import sys
 from data_pipelines.command_line import parse, unknown
 from data_pipelines.errors import UserError
 from tpu import control
+from tpu.accelerators import parse_accelerator
 from tpu.launch import Launch, launch, run_arguments
 from tpu.local import Local, local
 
@@ -62,8 +63,15 @@ def _launch(arguments: list[str]) -> int:
     options = parse(Launch, own, "python -m tpu launch")
     run = run_arguments(options, further)
     from pretrain.arguments import parse_run
+    from pretrain.run import check_batches, chosen_program
+    from tpu.mesh import MeshShape, parse_mesh
 
-    parse_run(run)  # a mistake in the recipe or its options is said before a VM costs anything
+    # Mistakes are said before a VM costs anything. The automatic mesh cuts a batch for all devices.
+    recipe, settings = parse_run(run)
+    chosen_program(recipe, settings, "tpu")
+    devices = parse_accelerator(options.type).devices
+    shape = parse_mesh(settings.mesh, devices) if settings.mesh else MeshShape(data=devices)
+    check_batches(recipe, settings.microbatches, shape)
     return launch(options, run)
 
 

@@ -68,6 +68,11 @@ class Accelerator(NamedTuple):
     """Such as '4x4'; '' where the size has no usual shape."""
     runtime: str
 
+    @property
+    def devices(self) -> int:
+        """As JAX counts: the two cores of a v2 or v3 chip are a device each."""
+        return self.chips * (2 if self.generation in ("v2", "v3") else 1)
+
 
 def parse_accelerator(name: str) -> Accelerator:
     """`v2-8`, `v4-128`, `v5e-16` or `v5litepod-16`, `v6e-64` ... -> the slice. Raises UserError for any other name."""

@@ -9,8 +9,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from data_pipelines.errors import UserError
 from tpu.accelerators import parse_accelerator
@@ -49,7 +50,7 @@ class Launch:
     Interrupt it whenever you like: the run goes on, and the same command comes back to it.
     """
 
-    recipe: Positional[str]
+    recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """One of `python -m pretrain recipes`."""
     name: str
     """Of the slice, of its queued resource, and of the work directory."""
@@ -291,5 +292,3 @@ def show_commands(*commands: tuple[str, list[str]]) -> None:
     """Print (reason, command) pairs as a shell script."""
     for reason, command in commands:
         print(f"# {reason}\n{shlex.join(command)}")
-
-

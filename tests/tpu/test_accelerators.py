@@ -31,6 +31,10 @@ def test_a_name_says_how_many_chips_and_hosts(name, canonical, generation, chips
     assert found[:5] == (canonical, generation, chips, hosts, topology)
 
 
+def test_jax_counts_the_cores_of_old_chips():
+    assert [parse_accelerator(name).devices for name in ("v3-32", "v4-32", "v5e-32")] == [32, 16, 32]
+
+
 @pytest.mark.parametrize(
     "name, runtime",
     [

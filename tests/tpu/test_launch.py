@@ -265,6 +265,31 @@ def test_an_interrupt_leaves_the_run_alone(cloud, naps, capsys, monkeypatch):
     assert cloud.story() == ["storage ls", *NEW, "scp", "setup", "start"]
 
 
+@pytest.mark.parametrize(
+    "extra, said",
+    [
+        (["--phases.0.batch-size", "24"], "batch_size=24 is not a multiple of --microbatches 1 x the 16 parts"),
+        (["--type", "v3-64"], "batch_size=32 is not a multiple of --microbatches 1 x the 64 parts"),  # two to a chip
+        (["--microbatches", "4"], "the mesh data=16: choose a multiple of 64"),
+        (["--mesh", "data=3"], "--mesh data=3: it takes 3 devices, there are 16"),
+        (["--attention", "splash"], "--attention splash does not work here: set model.attention_dropout=0.1 to 0"),
+        (["--stepz", "5"], "unknown option --stepz; did you mean --steps?"),
+    ],
+)
+def test_what_could_not_run_there_is_said_before_anything_is_made(cloud, extra, said, capsys):
+    assert main([*LAUNCH, *extra]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not (cloud.folder / "calls").exists()
+
+
+@pytest.mark.parametrize("more", [["--mesh", "data=4,tensor=4", "--microbatches", "8"], ["--mesh", "fsdp=16"]])
+def test_a_mesh_of_the_run_is_that_of_the_slice(cloud, naps, more):
+    cloud.otherwise_healthy()
+    assert main([*LAUNCH, *more]) == 0
+    assert any(" ".join(more) in command for command in cloud.commands() if "worker.sh start" in command)
+
+
 @pytest.mark.parametrize("extra", [[], ["--queued"]])
 def test_a_dry_run_prints_the_commands_of_the_real_one_and_runs_none(cloud, naps, capsys, extra):
     assert main([*LAUNCH, *extra, "--dry-run", "--steps", "3"]) == 0
