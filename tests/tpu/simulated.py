@@ -1,6 +1,7 @@
 """A recipe trained on each of several meshes, in a process with 8 simulated devices; prints JSON. For test_meshes.py.
 
-Arguments: 'bert', 'electra' or 'toy', number of steps, meshes ('one' for a single device, MESH/4 for 4 microbatches).
+Arguments: 'bert', 'electra', 'transformer-xl' or 'toy', number of steps, meshes ('one' for a single device, MESH/4 for
+4 microbatches).
 """
 
 import json
@@ -29,11 +30,18 @@ def recipe(name):
     """Wide enough for 8 heads in every tower."""
     if name == "toy":
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
-    towers = {"bert": ("",), "electra": ("discriminator.", "generator.")}[name]
-    found = {"bert": tiny.bert, "electra": tiny.electra}[name](phases=(Phase(1.0, 32, ROWS),))
-    for tower in towers:
+    found = {"bert": tiny.bert, "electra": tiny.electra, "transformer-xl": tiny.transformer_xl}[name]
+    found = found(phases=(Phase(1.0, 32, ROWS),))
+    for tower in ("discriminator.", "generator.") if name == "electra" else ("",):
         found = replaced(found, f"model.{tower}heads", 8)
     return found
+
+
+def rows_of(name, number):
+    """A random global batch of the model's objective."""
+    batch = random_batch(tiny.BERT, number, rows=ROWS)
+    batch |= {"targets": np.roll(batch["tokens"], -1, axis=1), "weights": (batch["segments"] > 0).astype(np.float32)}
+    return {key: batch[key] for key in recipe(name).objective.spec(32)}
 
 
 def train(name, steps, text):
@@ -48,8 +56,7 @@ def train(name, steps, text):
     mine = host_rows(mesh, ROWS)
     step, losses = placement.jit_train_step(assembly, 0, mesh, int(parts or 1)), []
     for number in range(steps):
-        batch = random_batch(tiny.BERT, number, rows=ROWS)
-        batch = place_rows({key: batch[key] for key in recipe(name).objective.spec(32)}, mine, ROWS, mesh)
+        batch = place_rows(rows_of(name, number), mine, ROWS, mesh)
         if number == 0:
             step = step.lower(state, frozen, batch).compile(compiler_options=QUICK)
         state, metrics = step(state, frozen, batch)

@@ -30,7 +30,8 @@ def simulated(name, *meshes):
     params=[
         ("bert", *MESHES),
         ("electra", "fsdp=8", "data=2,fsdp=2,sequence=2/4"),
-        pytest.param(("electra", *MESHES), marks=pytest.mark.slow),
+        ("transformer-xl", "fsdp=8", "data=2,fsdp=2,tensor=2/4", "data=4,sequence=2"),
+        *(pytest.param((name, *MESHES), marks=pytest.mark.slow) for name in ("electra", "transformer-xl")),
     ],
     ids=lambda param: f"{param[0]} on {len(param) - 1}",
 )
@@ -67,6 +68,7 @@ SHARES = {
     "data=2,fsdp=2,tensor=2": (1 / 4, 1 / 2.5),
     "tensor=8": (1 / 8, 1 / 3),
     "data=2,fsdp=2,sequence=2/4": (1 / 2, 1 / 1.7),
+    "data=2,fsdp=2,tensor=2/4": (1 / 4, 1 / 2.5),
 }
 
 
