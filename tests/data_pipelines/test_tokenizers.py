@@ -67,6 +67,19 @@ def test_the_stored_tokens_are_hugging_faces_ids(tmp_path, cased):
     assert cased == ("The" in theirs.get_vocab())
 
 
+def test_accents_are_kept_without_case_where_that_is_asked_for(tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(TEXTS), "utf-8")
+    options = {"vocab_size": 300, "cased": False, "keep_accents": True}
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt", tokenizer="wordpiece", **options)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
+    assert theirs.decode(theirs("Café", add_special_tokens=False)["input_ids"]) == "café"
+    bare = tokenizers.load(tmp_path / "out" / "tokenizer" / "vocab.txt", cased=False, keep_accents=True)
+    (tmp_path / "out" / "tokenizer" / "tokenizer.json").unlink()
+    folder = tokenizers.load(tmp_path / "out" / "tokenizer")
+    for text in TEXTS:
+        assert bare.tokenizer.encode(text).ids == folder.tokenizer.encode(text).ids == theirs(text)["input_ids"]
+
+
 def test_training_again_in_another_process_gives_the_same_vocabulary(trained):
     program = (
         "import json, sys; from data_pipelines import tokenizers;"
