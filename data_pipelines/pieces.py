@@ -97,8 +97,8 @@ def train(
 def learn(words: Counter, kind: str, vocab_size: int, flavour: Flavour) -> tuple[list[tuple[str, float]], bytes]:
     """(piece, score) by id, from normalised words and how often they occur; and the content of the spiece.model, which
     itself normalises nothing. Unigram: Kudo 2018; byte-pair encoding: Sennrich et al. 2016."""
-    if not words:
-        raise UserError("--source has no text to train a tokenizer on; give other sources, or a --tokenizer to use")
+    if vocab_size <= len(flavour.specials):
+        raise UserError(f"--vocab-size {vocab_size} is too small; use more than {len(flavour.specials)}")
     model = io.BytesIO()
     ids = {name: flavour.specials.index(piece) if piece in flavour.specials else -1 for name, piece in NUMBERED.items()}
     try:
@@ -118,18 +118,20 @@ def learn(words: Counter, kind: str, vocab_size: int, flavour: Flavour) -> tuple
             **ids,
         )
     except RuntimeError as error:
-        raise UserError(f"--vocab-size {vocab_size} {_reason(str(error))}") from error
+        raise UserError(_reason(vocab_size, str(error))) from error
     return _pieces(_parse(model.getvalue())), model.getvalue()
 
 
-def _reason(error: str) -> str:
-    """What is wrong with a size, from the trainer's own words."""
+def _reason(vocab_size: int, error: str) -> str:
+    """Why there is no vocabulary, from the trainer's own words."""
     small, large = re.search(r"smaller than required_chars\D*\d+ vs (\d+)", error), re.search(r"<= (\d+)", error)
     if small:
-        return f"is too small for the characters of this text; use at least {small[1]}"
+        return f"--vocab-size {vocab_size} is too small for the characters of this text; use at least {small[1]}"
     if large:
-        return f"is too large for this text; use at most {large[1]}"
-    return f"cannot be trained ({error.splitlines()[0]}); use another size"
+        return f"--vocab-size {vocab_size} is too large for this text; use at most {large[1]}"
+    if "sentences_.empty()" in error:
+        return "--source has no text to train a tokenizer on; give other sources, or a --tokenizer to use"
+    return f"--tokenizer: SentencePiece cannot be trained ({error.splitlines()[0]}); use --tokenizer wordpiece"
 
 
 def _sentencepiece():

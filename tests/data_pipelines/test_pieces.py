@@ -179,6 +179,28 @@ def test_sizes_that_the_text_does_not_allow_are_errors_that_name_one_that_works(
         make(kind, "xlnet", vocab_size=most + 1)
 
 
+HOSTILE = st.sampled_from(["\x00", "▅", "▁▁", "\t", "\x1f", "<unk>", "<sep>", "1,", "\ufdd0", "\ufffe", "ab" * 3000])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(HOSTILE | AWKWARD | st.text(max_size=5), max_size=8).map("".join), max_size=4),
+    st.sampled_from(["unigram", "bpe"]),
+    st.sampled_from(sorted(pieces.FLAVOURS)),
+    st.integers(-1, 60),
+)
+def test_any_text_and_any_size_give_a_tokenizer_or_one_line(texts, kind, flavour, vocab_size):
+    try:
+        tokenizer, _ = pieces.train(texts, kind, vocab_size, pieces.FLAVOURS[flavour])
+    except UserError as error:
+        assert "\n" not in str(error)
+        assert "SentencePiece cannot" not in str(error)
+        return
+    assert tokenizer.get_vocab_size() == vocab_size
+    tokens, _, _ = Encoder(tokenizer).encode(texts)
+    assert {*tokens.tolist()} <= {*range(vocab_size)}
+
+
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match="not installed; pip install -r requirements.txt"):
