@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from data_pipelines.pieces import WORD
 
 NOTHING, BREAK = 0, 1  # indices of '' (between two spaces) and of the end of a sentence: no tokens
-SETTINGS = {"Metaspace": {"replacement": WORD, "prepend_scheme": "always", "split": True}}
-ALONE = {"Replace", "NFKD", "NFKC", "StripAccents", "Lowercase"}  # what these do ends at a space, before and after it
+METASPACE = {"type": "Metaspace", "replacement": WORD, "prepend_scheme": "always", "split": True}
+ALONE = {"NFKD", "NFKC", "StripAccents", "Lowercase"}  # what these do ends at a space, before and after it
 MOST_WORDS, MOST_CHARACTERS = 400_000, 16_000_000  # the table starts anew beyond these, to bound memory (~150 MB)
 
 
@@ -110,16 +110,17 @@ def _without_specials(tokenizer: Tokenizer, written: dict) -> Tokenizer:
 def _continuing(written: dict) -> np.ndarray | None:
     """bool [vocab]: the tokens that continue a word. None unless the tokenizer treats words between spaces alone.
     written: its tokenizer.json."""
-    model, splits = written["model"], _kinds(written["pre_tokenizer"], "pretokenizers")
-    changes = {*_kinds(written["normalizer"], "normalizers")}
+    model = written["model"]
+    splits, changes = _steps(written["pre_tokenizer"], "pretokenizers"), _steps(written["normalizer"], "normalizers")
+    kinds = model["type"], [step["type"] for step in splits], [step["type"] for step in changes]
     if not all(token["special"] for token in written["added_tokens"]):
         return None
-    if (model["type"], splits, changes) == ("WordPiece", ["BertPreTokenizer"], {"BertNormalizer"}):
+    if kinds == ("WordPiece", ["BertPreTokenizer"], ["BertNormalizer"]):
         prefix = model["continuing_subword_prefix"]
         begins = lambda token: not token.startswith(prefix) or token == prefix
-    elif (model["type"], splits, changes) == ("WordLevel", ["WhitespaceSplit"], {"BertNormalizer"}):
+    elif kinds == ("WordLevel", ["WhitespaceSplit"], ["BertNormalizer"]):
         begins = lambda token: True
-    elif splits == ["WhitespaceSplit", "Metaspace"] and changes <= ALONE:
+    elif splits == [{"type": "WhitespaceSplit"}, METASPACE] and all(map(_alone, changes)):
         begins = lambda token: token.startswith(WORD)
     else:
         return None
@@ -130,7 +131,12 @@ def _continuing(written: dict) -> np.ndarray | None:
     return continues
 
 
-def _kinds(part: dict | None, inside: str) -> list[str]:
-    """The steps of a normaliser or pre-tokeniser; one that may look across a space is told by its settings."""
-    steps = part.get(inside, [part]) if part else []
-    return [step["type"] if step.items() >= SETTINGS.get(step["type"], {}).items() else str(step) for step in steps]
+def _steps(part: dict | None, inside: str) -> list[dict]:
+    """Those of a normaliser or pre-tokeniser."""
+    return part.get(inside, [part]) if part else []
+
+
+def _alone(change: dict) -> bool:
+    """A step of normalising does the same to the text on either side of a space whatever is on the other."""
+    replaces_words = change["type"] == "Replace" and " " not in change["pattern"].get("String", " ")
+    return replaces_words or change["type"] in ALONE

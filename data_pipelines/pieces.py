@@ -129,7 +129,7 @@ def _reason(vocab_size: int, error: str) -> str:
         return f"--vocab-size {vocab_size} is too small for the characters of this text; use at least {small[1]}"
     if large:
         return f"--vocab-size {vocab_size} is too large for this text; use at most {large[1]}"
-    if "sentences_.empty()" in error:
+    if re.search(r"sentences_\.empty|all_chars_count", error):
         return "--source has no text to train a tokenizer on; give other sources, or a --tokenizer to use"
     return f"--tokenizer: SentencePiece cannot be trained ({error.splitlines()[0]}); use --tokenizer wordpiece"
 
