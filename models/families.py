@@ -1,12 +1,13 @@
 """All model families, found by their config's type."""
 
-from models import bert, electra, transformer_xl
+from models import bert, electra, transformer_xl, xlnet
 from models.parameters import Family
 
 FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,
     "electra": electra.FAMILY,
     "transformer-xl": transformer_xl.FAMILY,
+    "xlnet": xlnet.FAMILY,
 }
 
 

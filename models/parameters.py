@@ -22,12 +22,14 @@ class Parameter(NamedTuple):
     hf: checkpoint part -> name in that Hugging Face checkpoint; '{layer}' stands for the index along 'layers'.
         Several parts when a parameter is written to several checkpoints (embeddings that two models share).
     layout: '' when Hugging Face stores the same array, 'T' when it stores each layer's matrix transposed.
+    hf_shape: the shape there of each layer's array after that, where it differs: heads on an axis of their own.
     """
 
     path: str
     axes: tuple[str | None, ...]
     hf: Mapping[str, str]
     layout: str = ""
+    hf_shape: tuple[int, ...] | None = None
 
     @property
     def layer_axes(self) -> tuple[str | None, ...]:

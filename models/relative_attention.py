@@ -64,6 +64,15 @@ def shift(scores: Array, keys: int) -> Array:
     return flat.reshape(*leading, length, distances - 1)[..., :keys]
 
 
+def shift_to(positions: Array, length: int, scores: Array, keys: int) -> Array:
+    """`shift` for queries at chosen positions i32[batch, n] of the length: scores [batch, heads, n, distances].
+
+    A gather: shifting by powers of two, which needs none, took 2 to 9 times as long on a CPU.
+    """
+    numbers = (length - 1 - positions)[:, None, :, None] + jnp.arange(keys)
+    return jnp.take_along_axis(scores, numbers, axis=-1, mode="clip")
+
+
 def visibility(ranks: Array, thresholds: Array, queries: Array, segments: Array, memory: Array) -> Array:
     """Which keys each query sees: bool[batch, n, memory + length].
 
@@ -96,18 +105,30 @@ class Biases(NamedTuple):
     types: Array | None = None
 
 
-def relative_attention(
-    q: Array, context: Context, biases: Biases, visible: Array, by_key: Callable[[Array], Array], *,
-    other: Array | None = None, dropout_rate: float, keys: Keys,
-) -> Array:  # fmt: skip
-    """Attention by content and by distance (Dai et al. 2019, section 3.3, terms a to d) -> like q.
+class Queries(NamedTuple):
+    """How queries [batch, n, ...] stand to their keys.
 
-    q: [batch, n, heads, head_dim], any float dtype; softmax in float32.
     visible: bool[batch, n, memory + length].   by_key: scores by distance -> by key, like `shift`.
     other: bool[batch, n, memory + length], whether the key is of another type; needs the biases of types.
+    rows: the name of the axis n for the mesh, None where it is not the whole length.
+    """
+
+    visible: Array
+    by_key: Callable[[Array], Array]
+    other: Array | None = None
+    rows: str | None = "length"
+
+
+def relative_attention(
+    q: Array, context: Context, biases: Biases, queries: Queries, *, dropout_rate: float, keys: Keys
+) -> Array:
+    """Attention by content and by distance (Dai et al. 2019, section 3.3, terms a to d) -> like q.
+
+    q: [batch, n, heads, head_dim], any float dtype; softmax in float32. A query that sees nothing gets zeros.
     dropout_rate: on the probabilities, drawn from `keys` (u32[batch, 2] or None).
     """
-    add = lambda bias: constrain((q + bias.reshape(q.shape[2:])) * scale, "batch", "length", "heads", None)
+    visible, by_key, other, rows = queries
+    add = lambda bias: constrain((q + bias.reshape(q.shape[2:])) * scale, "batch", rows, "heads", None)
     scale = q.shape[-1] ** -0.5
     # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in context[:2])
@@ -125,7 +146,10 @@ def relative_attention(
     scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, keys)
-    return constrain(jnp.einsum("bhqk,bkhd->bqhd", probabilities, v), "batch", "length", "heads", None)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
+    # Of no visible key the softmax makes equal shares of all, which would tell a prediction its own token.
+    mixed = jnp.where(visible.any(axis=-1)[..., None, None], mixed, 0)
+    return constrain(mixed, "batch", rows, "heads", None)
 
 
 class Projection(nn.Module):
@@ -157,38 +181,36 @@ class RelativeAttention(nn.Module):
         """hidden [batch, memory + length, width] and a table of distances [batch or 1, distances, width]."""
         return Context(*map(self._split, (self.key(hidden), self.value(hidden), self.position(table))))
 
-    def __call__(
-        self, x: Array, context: Context, biases: Biases, visible: Array, by_key: Callable[[Array], Array],
-        keys: Keys, other: Array | None = None,
-    ) -> Array:  # fmt: skip
+    def __call__(self, x: Array, context: Context, biases: Biases, queries: Queries, keys: Keys) -> Array:
         """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
         config = self.config
         cast = Biases(*(bias if bias is None else bias.astype(self.dtype) for bias in biases))
-        mixed = relative_attention(
-            self._split(self.query(x)), context, cast, visible, by_key,
-            other=other, dropout_rate=config.attention_dropout, keys=site(keys, 1),
-        )  # fmt: skip
+        q, rate = self._split(self.query(x)), config.attention_dropout
+        mixed = relative_attention(q, context, cast, queries, dropout_rate=rate, keys=site(keys, 1))
         y = self.output(mixed.reshape(x.shape))
-        return constrain(self.norm(x + dropout(y, config.dropout, site(keys, 2))), "batch", "length", None)
+        return constrain(self.norm(x + dropout(y, config.dropout, site(keys, 2))), "batch", queries.rows, None)
 
     def _split(self, x: Array) -> Array:
         return x.reshape(*x.shape[:2], self.config.heads, -1)
 
 
 class FeedForward(nn.Module):
-    """Position-wise block with its residual and norm: x -> norm(x + dropout(down(dropout(activation(up(x))))))."""
+    """Position-wise block with its residual and norm: x -> norm(x + dropout(down(dropout(activation(up(x)))))).
+
+    rows: the name of x's second axis for the mesh.
+    """
 
     config: Any
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x: Array, keys: Keys) -> Array:
+    def __call__(self, x: Array, keys: Keys, rows: str | None = "length") -> Array:
         config = self.config
         y = Dense(config.feed_forward, config.init_std, self.dtype, name="up")(x)
-        y = ACTIVATIONS[config.activation](constrain(y, "batch", "length", "feed_forward"))
+        y = ACTIVATIONS[config.activation](constrain(y, "batch", rows, "feed_forward"))
         y = Dense(x.shape[-1], config.init_std, self.dtype, name="down")(dropout(y, config.dropout, site(keys, 3)))
         y = Norm(config.norm_epsilon, self.dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 4)))
-        return constrain(y, "batch", "length", None)
+        return constrain(y, "batch", rows, None)
 
 
 def check_relative(config) -> None:

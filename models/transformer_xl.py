@@ -21,6 +21,7 @@ from models.relative_attention import (
     Biases,
     FeedForward,
     Memory,
+    Queries,
     RelativeAttention,
     attention_flops,
     check_relative,
@@ -128,8 +129,8 @@ class TransformerXLLayer(nn.Module):
         table, visible, biases = shared
         attention = RelativeAttention(config, dtype, name="attention")
         context = attention.context(jnp.concatenate([memory, x], axis=1), table)
-        by_key = lambda scores: shift(scores, visible.shape[-1])
-        y = attention(x, context, biases or position_biases(self, config), visible, by_key, keys)
+        queries = Queries(visible, lambda scores: shift(scores, visible.shape[-1]))
+        y = attention(x, context, biases or position_biases(self, config), queries, keys)
         return FeedForward(config, dtype, name="feed_forward")(y, keys), remember(memory, x)
 
 

@@ -36,7 +36,8 @@ def _slices(parameter: Parameter, array: np.ndarray, vocab_size: int) -> list[np
     stacked = parameter.axes[:1] == (LAYERS,)
     unpadded = tuple(slice(vocab_size if axis == "vocab" else None) for axis in parameter.layer_axes)
     layers = [array[layer, ...] for layer in range(len(array))] if stacked else [array]
-    return [LAYOUTS[parameter.layout](layer[unpadded]) for layer in layers]
+    arrays = [LAYOUTS[parameter.layout](layer[unpadded]) for layer in layers]
+    return [array.reshape(parameter.hf_shape or array.shape, copy=False) for array in arrays]
 
 
 def field(config, path: str) -> Any:

@@ -27,6 +27,7 @@ def tables(family):
                 "axes": list(p.axes),
                 "hf": dict(p.hf),
                 "layout": p.layout,
+                **({"hf_shape": list(p.hf_shape)} if p.hf_shape else {}),
             }
             for p in family.parameters(config)
         ]

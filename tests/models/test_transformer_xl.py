@@ -11,7 +11,7 @@ import pytest
 from models.bert import site
 from models.noise import row_keys
 from models.program import Program
-from models.relative_attention import Biases, Context, Memory, relative_attention, shift, sinusoids, visibility
+from models.relative_attention import Biases, Context, Memory, Queries, relative_attention, shift, sinusoids, visibility
 from models.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig, TransformerXLLayer
 from tests.models.shapes import parameter_shapes
 
@@ -84,8 +84,8 @@ def test_attention_is_the_papers_equation_position_by_position():
     ones = jnp.ones((1, length), jnp.int32)
     visible = visibility(ranks, ranks + 1, ones, ones, jnp.ones((1, remembered), jnp.int32))
     ours = relative_attention(
-        heads_of(hidden[remembered:], wq), context, Biases(u.reshape(-1), v.reshape(-1)), visible,
-        lambda scores: shift(scores, keys), dropout_rate=0.0, keys=None,
+        heads_of(hidden[remembered:], wq), context, Biases(u.reshape(-1), v.reshape(-1)),
+        Queries(visible, lambda scores: shift(scores, keys)), dropout_rate=0.0, keys=None,
     )  # fmt: skip
     np.testing.assert_allclose(ours[0], expected, atol=2e-5)
 

@@ -20,6 +20,7 @@ from models.electra import ElectraConfig, Tower
 from models.families import FAMILIES, family_of
 from models.parameters import leaves
 from models.transformer_xl import TransformerXLConfig
+from models.xlnet import XLNetConfig
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import config_fields, export
 from pretrain.huggingface.load import check_vocabulary, load
@@ -51,6 +52,7 @@ def configs(tokenizer_path):
         "electra": ElectraConfig(
             embedding=16, discriminator=Tower(16, 2, 2, 24), generator=Tower(8, 2, 1, 12), **shared
         ),
+        "xlnet": XLNetConfig(vocab_size=vocab_size, width=16, depth=2, heads=2, feed_forward=24, dropout=0.2),
     }
 
 
@@ -91,6 +93,9 @@ LOADERS = [
     ("electra", "", "AutoModelForPreTraining"),
     ("electra", "generator", "ElectraForMaskedLM"),
     ("electra", "generator", "AutoModelForMaskedLM"),
+    ("xlnet", "", "XLNetLMHeadModel"),
+    ("xlnet", "", "AutoModelForPreTraining"),
+    ("xlnet", "", "AutoModelForCausalLM"),
 ]
 
 
@@ -103,7 +108,10 @@ def test_exports_load_with_no_missing_and_no_unexpected_tensor(exported, kind, p
     assert type(model).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
 
 
-@pytest.mark.parametrize(("kind", "heads"), [("pretraining", "cls."), ("electra", "discriminator_predictions.")])
+HEADS = [("pretraining", "cls."), ("electra", "discriminator_predictions."), ("xlnet", "lm_loss.")]
+
+
+@pytest.mark.parametrize(("kind", "heads"), HEADS)
 def test_the_bare_encoder_loads_and_only_the_heads_are_left_over(exported, kind, heads):
     _, info = transformers.AutoModel.from_pretrained(exported(kind), output_loading_info=True)
     assert not info["missing_keys"]
@@ -111,7 +119,7 @@ def test_the_bare_encoder_loads_and_only_the_heads_are_left_over(exported, kind,
     assert all(name.startswith(heads) for name in info["unexpected_keys"])
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "electra"])
+@pytest.mark.parametrize("kind", ["pretraining", "masked", "electra", "xlnet"])
 def test_export_then_load_gives_the_same_bits_and_zero_padding(exported, configs, tokenizer_path, kind):
     config = configs[kind]
     loaded = load_like(exported(kind), config, tokenizer_path)
@@ -124,7 +132,7 @@ def test_export_then_load_gives_the_same_bits_and_zero_padding(exported, configs
         assert not leaf[len(before[path]) :].any()
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "electra"])
+@pytest.mark.parametrize("kind", ["pretraining", "masked", "electra", "xlnet"])
 def test_load_then_export_gives_the_same_bits(configs, tokenizer_path, tmp_path, kind):
     config = configs[kind]
     parts = family_of(config).hf
@@ -157,7 +165,7 @@ def test_the_exported_tokenizer_gives_the_corpus_ids(exported, tokenizer_path, k
     assert json.loads((folder / "config.json").read_text())["pad_token_id"] == theirs.pad_token_id == special["pad"]
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "electra"])
+@pytest.mark.parametrize("kind", ["pretraining", "masked", "electra", "xlnet"])
 def test_the_config_is_read_from_the_folder(exported, configs, kind):
     assert config_from(exported(kind)) == configs[kind]
 
@@ -287,9 +295,9 @@ def test_a_tower_of_another_size_is_named_by_its_field(exported, configs, tokeni
     expect_load_error(exported("electra"), config, tokenizer_path, "--model.generator.depth 2")
 
 
-@pytest.mark.parametrize("kind", ["masked", "electra"])
+@pytest.mark.parametrize("kind", ["masked", "electra", "xlnet"])
 def test_every_architecture_field_is_compared(exported, configs, tokenizer_path, kind):
-    other = {"hidden_act": "relu", "layer_norm_eps": 1e-3}
+    other = {"hidden_act": "relu", "ff_activation": "relu", "layer_norm_eps": 1e-3}
     folder = exported(kind)
     for model in family_of(configs[kind]).hf.values():
         original = json.loads((folder / model.folder / "config.json").read_text())
@@ -418,7 +426,7 @@ def test_a_model_of_another_kind_is_an_error(exported, configs, tokenizer_path):
     expect_load_error(exported("masked"), configs["electra"], tokenizer_path, "'bert'", "'electra'")
     folder = exported("pretraining")
     edit_config(folder, model_type="gpt2")
-    expect_load_error(folder, configs["pretraining"], tokenizer_path, "model_type='gpt2'", "bert, electra")
+    expect_load_error(folder, configs["pretraining"], tokenizer_path, "model_type='gpt2'", "bert, electra, xlnet")
     expect_load_error(exported("masked"), TransformerXLConfig(), tokenizer_path, "no class for transformer-xl")
 
 

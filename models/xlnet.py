@@ -1,0 +1,247 @@
+"""XLNet (Yang et al. 2019, arXiv:1906.08237): a Transformer-XL that predicts tokens in any order.
+
+Two streams share all weights: the content stream computes every position with its token; the query stream computes the
+predicted positions without their tokens, which it may not know. Hugging Face: XLNetLMHeadModel.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from models.bert import dense_parameters, norm_parameters, site
+from models.layers import gather_rows, padded_vocab, stack, tied_logits
+from models.noise import dropout
+from models.parameters import LAYERS, Family, HuggingFace, Keys, Parameter
+from models.program import Program
+from models.relative_attention import (
+    Biases,
+    FeedForward,
+    Memory,
+    Queries,
+    RelativeAttention,
+    attention_flops,
+    check_relative,
+    empty_memory,
+    projection_flops,
+    remember,
+    shift,
+    shift_to,
+    sinusoids,
+    visibility,
+)
+from models.sharding import constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class XLNetConfig:
+    """vocab_size: without padding rows.   width: hidden size.   depth: layers.   feed_forward: width inside the
+    feed-forward block.   dropout: of embeddings, distances, block outputs, inside the feed-forward block.
+    attention_dropout: of attention probabilities.   memory: how many earlier tokens are remembered in training.
+    """
+
+    vocab_size: int = 32000
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    feed_forward: int = 3072
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    norm_epsilon: float = 1e-12
+    init_std: float = 0.02
+    memory: int = 384
+
+    def __post_init__(self):
+        check_relative(self)
+
+
+class XLNetLayer(nn.Module):
+    """One post-norm layer of both streams: ([batch, length, width], [batch, n, width]) and its memory -> the same.
+
+    With positions, as the last layer: the query stream alone, since nothing reads the other.
+    """
+
+    config: XLNetConfig
+    program: Program
+
+    @nn.compact
+    def __call__(self, streams: tuple[Array, Array], shared, keys: Keys, memory: Array, positions: Array | None = None):
+        """shared: (table of distances, the content stream's Queries, the query stream's, how many leading positions to
+        remember) -> (streams, new memory)."""
+        config, dtype = self.config, self.program.compute
+        (content, query), (table, of_content, of_query, reuse) = streams, shared
+        bias = lambda name, *rows: self.param(name, nn.initializers.normal(config.init_std), (*rows, config.width))
+        biases = Biases(bias("content_bias"), bias("position_bias"), bias("type_bias"), bias("types", 2))
+        attention = RelativeAttention(config, dtype, name="attention")
+        feed_forward = FeedForward(config, dtype, name="feed_forward")
+        context = attention.context(jnp.concatenate([memory, content], axis=1), table)
+
+        def advance(x: Array, queries: Queries, keys: Keys) -> Array:
+            return feed_forward(attention(x, context, biases, queries, keys), keys, queries.rows)
+
+        predicted = advance(query, of_query, site(keys, 0))
+        streams = (advance(content, of_content, keys), predicted) if positions is None else predicted
+        return streams, remember(memory, content[:, :reuse])
+
+
+class XLNet(nn.Module):
+    """The layers between the embeddings and the logits that share them."""
+
+    config: XLNetConfig
+    program: Program
+
+    def setup(self):
+        c = self.config
+        normal = nn.initializers.normal(c.init_std)
+        self.tokens = self.param("tokens", normal, (padded_vocab(c.vocab_size), c.width))
+        self.start = self.param("start", normal, (1, c.width))  # what the query stream knows of every token at first
+        self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
+
+    def empty_memory(self, batch: int, length: int | None = None) -> Memory:
+        """A memory of nothing, by default as long as in training."""
+        c = self.config
+        return empty_memory(c.depth, batch, c.memory if length is None else length, c.width, self.program.compute)
+
+    @nn.compact
+    def predict(
+        self, tokens: Array, types: Array, segments: Array, ranks: Array, thresholds: Array, reversed: Array,
+        positions: Array, memory: Memory, reuse: int | None, keys: Keys = None,
+    ) -> tuple[Array, Memory]:  # fmt: skip
+        """The distributions of the tokens at positions i32[batch, n], given what those may see.
+
+        tokens, types, segments, ranks, thresholds: i32[batch, length]; the query at i sees the key at j of its segment
+        where ranks[j] < thresholds[i], and all of its segment in the memory, whose tokens count as of type 0.
+        reversed: i32[batch], 1 where the row runs backwards.   reuse: the leading positions that are remembered, None
+        for all.   keys: u32[batch, 2] switch dropout on.
+        -> (logits f32[batch * n, padded vocab], the new memory, as long as the one given).
+        """
+        c, dtype = self.config, self.program.compute
+        drop = lambda x, tag: dropout(x, c.dropout, site(keys, tag)).astype(dtype)
+        batch, length = tokens.shape
+        embedded = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
+        content = constrain(drop(embedded, 0), "batch", "length", None)
+        query = drop(jnp.broadcast_to(self.start, (*positions.shape, c.width)), 2)
+        table = drop(signed_table(memory.segments.shape[1], length, c.width, reversed), 3)
+        shared = (table, *both_queries(types, segments, ranks, thresholds, positions, memory.segments), reuse)
+        layer = XLNetLayer(c, self.program, parent=None)
+        query, remembered = stack(
+            self, layer, c.depth, (content, query), shared, site(keys, 1), self.program, positions, memory.hidden
+        )
+        hidden = constrain(drop(query, 4).reshape(-1, c.width), "batch", None)
+        logits = tied_logits(hidden, self.tokens, self.bias, c.vocab_size)
+        return logits, Memory(remembered, remember(memory.segments, segments[:, :reuse]))
+
+    def __call__(self, tokens: Array, types: Array, segments: Array, positions: Array):
+        """All parts once, for initialisation."""
+        zeros, memory = jnp.zeros_like(tokens), self.empty_memory(len(tokens))
+        return self.predict(tokens, types, segments, zeros, zeros, zeros[:, 0], positions, memory, None)
+
+
+def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array:
+    """The encodings of the distances memory + length - 1, ..., -length for each row: f32[batch, distances, width].
+
+    reversed: i32[batch]; backwards all distances are negative ones, which changes the sign of the sines.
+    """
+    table = sinusoids(memory + length - 1, -length, width)
+    backwards = table * np.repeat(np.float32([-1.0, 1.0]), width // 2)
+    return jnp.where(reversed[:, None, None] > 0, backwards, table)
+
+
+def both_queries(
+    types: Array, segments: Array, ranks: Array, thresholds: Array, positions: Array, memory: Array
+) -> tuple[Queries, Queries]:
+    """The content stream's queries and the query stream's; arguments as in `XLNet.predict`, memory: its segments."""
+    length, remembered = segments.shape[1], memory.shape[1]
+    keys = remembered + length
+    key_types = jnp.concatenate([jnp.zeros_like(memory), types], axis=1)[:, None, :]
+    itself = jnp.eye(length, keys, k=remembered, dtype=bool)
+    at = lambda array: gather_rows(array, positions)
+    content = Queries(
+        visibility(ranks, thresholds, segments, segments, memory) | itself,
+        lambda scores: shift(scores, keys),
+        key_types != types[:, :, None],
+    )
+    query = Queries(
+        visibility(ranks, at(thresholds), at(segments), segments, memory),
+        lambda scores: shift_to(positions, length, scores, keys),
+        key_types != at(types)[:, :, None],
+        rows=None,
+    )
+    return content, query
+
+
+def parameters(config: XLNetConfig) -> list[Parameter]:
+    """XLNet's parameter table; the heads have an axis of their own in Hugging Face's."""
+    heads = (config.heads, config.width // config.heads)
+    model = lambda name: {"model": f"transformer.{name}"}
+    layer = lambda name: model(f"layer.{{layer}}.{name}")
+    table = [
+        Parameter("tokens", ("vocab", "embedding"), model("word_embedding.weight")),
+        Parameter("start", (None, "embedding"), model("mask_emb"), hf_shape=(1, 1, config.width)),
+        Parameter("bias", ("vocab",), {"model": "lm_loss.bias"}),
+    ]
+    for ours, theirs in {"query": "q", "key": "k", "value": "v", "position": "r", "output": "o"}.items():
+        axes, layout = (("heads", "width"), "T") if ours == "output" else (("width", "heads"), "")
+        path, name = f"layers/attention/{ours}/kernel", layer(f"rel_attn.{theirs}")
+        table.append(Parameter(path, (LAYERS, *axes), name, layout, (config.width, *heads)))
+    for ours, theirs in {"content": "w", "position": "r", "type": "s"}.items():
+        name = layer(f"rel_attn.r_{theirs}_bias")
+        table.append(Parameter(f"layers/{ours}_bias", (LAYERS, "heads"), name, hf_shape=heads))
+    return [
+        *table,
+        Parameter("layers/types", (LAYERS, "type", "heads"), layer("rel_attn.seg_embed"), hf_shape=(2, *heads)),
+        *norm_parameters("layers/attention/norm", (LAYERS, "width"), layer("rel_attn.layer_norm")),
+        *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), layer("ff.layer_1")),
+        *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), layer("ff.layer_2")),
+        *norm_parameters("layers/feed_forward/norm", (LAYERS, "width"), layer("ff.layer_norm")),
+    ]
+
+
+def flops(config: XLNetConfig, batch: int, length: int, predictions: int) -> float:
+    """Forward FLOPs of both streams; the last layer's content stream computes keys and values alone."""
+    width, depth, keys = config.width, config.depth, config.memory + length
+    distances, queries = keys + length, (depth - 1) * length + depth * predictions
+    total = projection_flops(width, config.feed_forward, queries, depth * keys, depth * distances)
+    total += attention_flops(width, queries, keys, distances) + 4.0 * width * queries  # the two types' scores
+    return batch * (total + 2.0 * predictions * width * config.vocab_size)
+
+
+def _size(depth: int, width: int, **changes) -> XLNetConfig:
+    return XLNetConfig(width=width, depth=depth, heads=width // 64, feed_forward=4 * width, **changes)
+
+
+FAMILY = Family(
+    config=XLNetConfig,
+    sizes={
+        # Trained within minutes on a CPU: not published ones.
+        "tiny": _size(2, 128, memory=64),
+        "mini": _size(4, 256, memory=64),
+        "base": _size(12, 768),  # Yang et al. 2019, appendix A.4 and the published checkpoints
+        "large": _size(24, 1024),
+    },
+    module=XLNet,
+    parameters=parameters,
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architectures={"XLNetLMHeadModel": {}},
+            constants={"model_type": "xlnet", "attn_type": "bi", "clamp_len": -1},
+            fields={
+                "vocab_size": "vocab_size",
+                "d_model": "width",
+                "n_layer": "depth",
+                "n_head": "heads",
+                "d_inner": "feed_forward",
+                "ff_activation": "activation",
+                "layer_norm_eps": "norm_epsilon",
+            },
+            settings={"dropout": "dropout", "initializer_range": "init_std"},
+            tied={"lm_loss.weight": "transformer.word_embedding.weight"},
+        )
+    },
+    flops=flops,
+    fused_attention=False,
+)
