@@ -184,7 +184,7 @@ def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Ar
     The padding rows get -inf, so that they carry no probability and no gradient.
     """
     table = constrain(table.astype(hidden.dtype), "vocab", None)
-    logits = constrain(_scores(hidden, table) + bias, "batch", "vocab")
+    logits = constrain(_scores(hidden, table, bias), "batch", "vocab")
     if table.shape[0] == vocab_size:
         return logits
     return jnp.where(jnp.arange(table.shape[0]) < vocab_size, logits, -jnp.inf)
@@ -201,20 +201,23 @@ def gather_rows(x: Array, positions: Array) -> Array:
 
 
 @jax.custom_vjp
-def _scores(hidden: Array, table: Array) -> Array:
-    """hidden [n, width], table [vocab, width], one dtype -> their dot products f32[n, vocab]."""
+def _scores(hidden: Array, table: Array, bias: Array) -> Array:
+    """hidden [n, width], table [vocab, width], one dtype -> their dot products plus bias f32[vocab]: f32[n, vocab]."""
     direct = lambda hidden, table: jnp.einsum("nw,vw->nv", hidden, table, preferred_element_type=jnp.float32)
     if hidden.shape[0] >= FEW_ROWS:
-        return direct(hidden, table)
+        return direct(hidden, table) + bias
     # With few rows Eigen is fast the other way round: 83 against 186 ms at [160, 768] x [30592, 768].
     exchanged = lambda hidden, table: jax.lax.optimization_barrier(direct(table, hidden)).T
-    return jax.lax.platform_dependent(hidden, table, cpu=exchanged, default=direct)
+    return jax.lax.platform_dependent(hidden, table, cpu=exchanged, default=direct) + bias
 
 
-def _scores_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _scores_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array, Array]:
     hidden, table = residuals
+    # XLA:CPU adds up wide rows at a thirtieth of the memory's speed: 85 against 3 ms at [640, 30592].
+    by_product = lambda g: jnp.ones(g.shape[0], g.dtype) @ g
+    bias = jax.lax.platform_dependent(g, cpu=by_product, default=lambda g: g.sum(0))
     g = g.astype(hidden.dtype)
-    return g @ table, row_product(g, hidden)
+    return g @ table, row_product(g, hidden), bias
 
 
-_scores.defvjp(lambda hidden, table: (_scores(hidden, table), (hidden, table)), _scores_gradients)
+_scores.defvjp(lambda hidden, table, bias: (_scores(hidden, table, bias), (hidden, table)), _scores_gradients)
