@@ -34,10 +34,13 @@ class Optimizer:
 
 
 def transformation(optimizer: Optimizer, table: list[Parameter]) -> optax.GradientTransformation:
-    """Gradients -> the update direction, before the learning rate; `table` lists exactly the trained parameters."""
+    """Gradients -> the update direction, before the learning rate; `table` lists exactly the trained parameters.
+
+    `update` takes finite: bool[] too; where it is False the state stays as it was and the direction means nothing.
+    """
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
     steps = [
-        optax.scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon),
+        _scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon),
         optax.add_decayed_weights(optimizer.decay, decayed),
     ]
     if optimizer.name == "lamb":
@@ -51,6 +54,28 @@ def clip(gradients: Params, norm: Array, limit: float) -> Params:
         return gradients
     scale = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-12))
     return jax.tree.map(lambda g: g * scale, gradients)
+
+
+def _scale_by_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformationExtraArgs:
+    """Adam's direction (Kingma & Ba 2015, algorithm 1), as `optax.scale_by_adam` with the same state.
+
+    XLA:CPU computes the moments again for each that reads them, and so keeps copies of the old ones. Behind a barrier
+    the direction reads the new ones, already selected: 27 instead of 61 ms for 28 million parameters.
+    """
+
+    def update(gradients: Params, state: optax.ScaleByAdamState, params: Params, *, finite: Array | bool = True):
+        decay = lambda rate, moments, x: jax.tree.map(
+            lambda m, x: jnp.where(finite, rate * m + (1 - rate) * x, m), moments, x
+        )
+        mu = decay(b1, state.mu, gradients)
+        nu = decay(b2, state.nu, jax.tree.map(jnp.square, gradients))
+        mu, nu = jax.lax.platform_dependent((mu, nu), cpu=jax.lax.optimization_barrier, default=lambda x: x)
+        count = state.count + jnp.where(finite, 1, 0)
+        debias1, debias2 = 1 - b1**count, 1 - b2**count
+        direction = jax.tree.map(lambda m, v: m / debias1 / (jnp.sqrt(v / debias2) + epsilon), mu, nu)
+        return direction, optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
 
 
 def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformation:

@@ -78,7 +78,7 @@ def train_step(
         rate = learning_rate(recipe.schedule, state.step, recipe.steps)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(
-            clip(gradients, norm, recipe.optimizer.clip), state.opt_state, state.params
+            clip(gradients, norm, recipe.optimizer.clip), state.opt_state, state.params, finite=finite
         )
         params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
         keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
@@ -87,7 +87,7 @@ def train_step(
         new = TrainState(
             state.step + 1,
             keep(params, state.params),
-            keep(opt_state, state.opt_state),
+            opt_state,
             keep(carry, state.carry),
             skipped,
         )
