@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from data_pipelines.corpus import Corpus
 from models.program import Program
@@ -33,11 +34,12 @@ def evaluated(corpus_path, params, **objective):
     return Evaluator(assemble(recipe, Program()), Corpus(corpus_path), 0, 64, mesh)(params, {})
 
 
-def test_a_stopped_run_goes_on_with_its_memory_bit_for_bit(corpus_path, tmp_path):
-    constant = dataclasses.replace(tiny.transformer_xl().schedule, name="constant", warmup=0.0)  # knows no total
+@pytest.mark.parametrize("recipe", [tiny.transformer_xl, tiny.xlnet])
+def test_a_stopped_run_goes_on_with_its_memory_bit_for_bit(recipe, corpus_path, tmp_path):
+    constant = dataclasses.replace(recipe().schedule, name="constant", warmup=0.0)  # knows no total
     for workdir, stops in (("stopped", (10, 20)), ("whole", (20,))):
         for steps in stops:
-            run(tiny.transformer_xl(steps=steps, schedule=constant), tiny.options(corpus_path, tmp_path / workdir))
+            run(recipe(steps=steps, schedule=constant), tiny.options(corpus_path, tmp_path / workdir))
     stopped, whole = (tiny.final_state(tmp_path / workdir) for workdir in ("stopped", "whole"))
     assert tiny.equal(stopped, whole)
     halfway = tiny.final_state(tmp_path / "whole", 10).carry
@@ -91,3 +93,14 @@ def test_an_adaptive_softmax_trains(corpus_path, tmp_path):
 def test_export_says_that_hugging_face_has_no_such_class(trained, tmp_path, capsys):
     assert main(["export", str(trained), "--to", str(tmp_path / "out")]) == 2
     assert "Hugging Face has no class for transformer-xl" in capsys.readouterr().err
+
+
+def test_an_xlnet_trains_evaluates_and_exports(corpus_path, tmp_path, capsys):
+    assert run(tiny.xlnet(steps=60), tiny.options(corpus_path, tmp_path / "run")) == 0
+    losses = [entry["plm_loss"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")]
+    assert losses[-1] < losses[0] - 0.5
+    assert main(["eval", str(tmp_path / "run")]) == 0
+    assert "plm accuracy" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "hf")]) == 0
+    _, found = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(found.values())

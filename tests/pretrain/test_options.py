@@ -47,6 +47,12 @@ CHANGES["transformer-xl"] = (
     | {"model.activation": "gelu", "model.memory": 24, "model.cutoffs": (50, 90), "model.divisor": 2}
     | {"model.shared_biases": False, "objective.reset": True}
 )
+PERMUTING = {"reuse_len": 10, "k": 5, "spans": False, "context": 3, "perm_size": 4, "bidirectional": False}
+CHANGES["xlnet"] = (
+    {f"model.{name}": value for name, value in (MODEL | SIZES).items() if name not in ("positions", "types")}
+    | {"model.memory": 24}
+    | {f"objective.permuting.{name}": value for name, value in PERMUTING.items()}
+)
 for changes in CHANGES.values():
     changes |= {f"phases.0.{name}": value for name, value in PHASE.items()} | {"seed": 3}
 
@@ -104,6 +110,7 @@ def observe(corpus_path):
 
 
 RECIPES = {"bert": tiny.bert(), "electra": tiny.electra(), "transformer-xl": tiny.transformer_xl()}
+RECIPES["xlnet"] = tiny.xlnet()
 
 
 @pytest.mark.parametrize("name, field", [(name, field) for name, changes in CHANGES.items() for field in changes])

@@ -9,11 +9,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from data_pipelines.examples.permutations import Permuting
 from models.bert import BertConfig
 from models.electra import ElectraConfig, Tower
 from models.transformer_xl import TransformerXLConfig
+from models.xlnet import XLNetConfig
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer
 from pretrain.options import Options
@@ -29,6 +32,7 @@ ELECTRA = ElectraConfig(
 TRANSFORMER_XL = TransformerXLConfig(
     vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, cutoffs=(), init_std=0.1
 )
+XLNET = XLNetConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, init_std=0.1)
 _COMMON = {
     "source": "test",
     "optimizer": Optimizer(),
@@ -50,6 +54,11 @@ def electra(**changes) -> Recipe:
 def transformer_xl(**changes) -> Recipe:
     recipe = Recipe(name="transformer-xl", model=TRANSFORMER_XL, objective=CausalLanguageModel(), **_COMMON)
     return dataclasses.replace(recipe, **changes)
+
+
+def xlnet(**changes) -> Recipe:
+    objective = PermutationLanguageModel(Permuting(reuse_len=8, perm_size=8, k=4))
+    return dataclasses.replace(Recipe(name="xlnet", model=XLNET, objective=objective, **_COMMON), **changes)
 
 
 def options(corpus: Path, workdir: Path, **changes) -> Options:

@@ -1,7 +1,7 @@
 """A recipe trained on each of several meshes, in a process with 8 simulated devices; prints JSON. For test_meshes.py.
 
-Arguments: 'bert', 'electra', 'transformer-xl' or 'toy', number of steps, meshes ('one' for a single device, MESH/4 for
-4 microbatches).
+Arguments: 'bert', 'electra', 'transformer-xl', 'xlnet' or 'toy', number of steps, meshes ('one' for a single device,
+MESH/4 for 4 microbatches).
 """
 
 import json
@@ -30,8 +30,8 @@ def recipe(name):
     """Wide enough for 8 heads in every tower."""
     if name == "toy":
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
-    found = {"bert": tiny.bert, "electra": tiny.electra, "transformer-xl": tiny.transformer_xl}[name]
-    found = found(phases=(Phase(1.0, 32, ROWS),))
+    recipes = {"bert": tiny.bert, "electra": tiny.electra, "transformer-xl": tiny.transformer_xl, "xlnet": tiny.xlnet}
+    found = recipes[name](phases=(Phase(1.0, 32, ROWS),))
     for tower in ("discriminator.", "generator.") if name == "electra" else ("",):
         found = replaced(found, f"model.{tower}heads", 8)
     return found
@@ -41,7 +41,12 @@ def rows_of(name, number):
     """A random global batch of the model's objective."""
     batch = random_batch(tiny.BERT, number, rows=ROWS)
     batch |= {"targets": np.roll(batch["tokens"], -1, axis=1), "weights": (batch["segments"] > 0).astype(np.float32)}
-    return {key: batch[key] for key in recipe(name).objective.spec(32)}
+    batch["reversed"] = np.arange(ROWS, dtype=np.int32) % 2
+    rng = np.random.default_rng(number)
+    batch["ranks"] = rng.permuted(np.tile(np.arange(32, dtype=np.int32), (ROWS, 1)), axis=1)
+    batch["thresholds"] = batch["ranks"]
+    spec = recipe(name).objective.spec(32)
+    return {key: batch[key][:, : shape[0]] if shape else batch[key] for key, (shape, _) in spec.items()}
 
 
 def train(name, steps, text):

@@ -31,7 +31,8 @@ def simulated(name, *meshes):
         ("bert", *MESHES),
         ("electra", "fsdp=8", "data=2,fsdp=2,sequence=2/4"),
         ("transformer-xl", "fsdp=8", "data=2,fsdp=2,tensor=2/4", "data=4,sequence=2"),
-        *(pytest.param((name, *MESHES), marks=pytest.mark.slow) for name in ("electra", "transformer-xl")),
+        ("xlnet", "fsdp=8", "data=2,fsdp=2,tensor=2/4"),
+        *(pytest.param((name, *MESHES), marks=pytest.mark.slow) for name in ("electra", "transformer-xl", "xlnet")),
     ],
     ids=lambda param: f"{param[0]} on {len(param) - 1}",
 )

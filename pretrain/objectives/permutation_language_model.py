@@ -1,0 +1,70 @@
+"""Permutation language modelling: predict tokens in a random order of factorisation (Yang et al. 2019, equation 3).
+
+Only the last 1 / K of the order are predicted (section 2.3), by a query stream that knows their positions and not
+their tokens; a row's memory is the reused part of the row before it.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.examples import permutations
+from data_pipelines.examples.permutations import Permuting
+from pretrain.objectives import baselines, layouts
+from pretrain.objectives.cross_entropy import cross_entropy
+from pretrain.objectives.initialise import initialise
+from pretrain.objectives.memory import carried, remembered
+from pretrain.objectives.objective import Objective
+
+INPUTS = ("tokens", "types", "segments", "ranks", "thresholds", "reversed", "prediction_positions")
+
+
+@dataclasses.dataclass(frozen=True)
+class PermutationLanguageModel(Objective):
+    """permuting: how rows are made, permuted and predicted.
+
+    The model offers predict and empty_memory, as `models.xlnet.XLNet` does.
+    """
+
+    permuting: Permuting = Permuting()
+
+    def check(self, model_config, corpus: Corpus) -> None:
+        permutations.check_corpus(corpus)
+
+    def spec(self, length):
+        return permutations.spec(length, self.permuting)
+
+    def examples(self, corpus, split, length, batch_size, seed):
+        return permutations.PermutedSpans(corpus, split, length, batch_size, seed, self.permuting)
+
+    def init(self, key, model, spec):
+        return initialise(key, model, spec, ("tokens", "types", "segments", "prediction_positions"))
+
+    def carry(self, model, batch_size, train):
+        return carried(model.empty_memory(batch_size))
+
+    def weights(self, batch):
+        return {"plm": batch["prediction_weights"].sum()}
+
+    def coefficients(self, step):
+        return {"plm": 1.0}
+
+    def loss(self, model, params, batch, carry, keys, train):
+        memory = remembered(carry, model, batch["tokens"].shape[0])
+        inputs = (*(batch[name] for name in INPUTS), memory, self.permuting.reuse_len or None, keys if train else None)
+        logits, memory = model.apply({"params": params}, *inputs, method="predict")
+        losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
+        weights = batch["prediction_weights"].reshape(-1)
+        counts = {"plm_hits": jnp.sum(hits * weights), "plm_total": weights.sum()}
+        return {"plm": jnp.sum(losses * weights)}, carried(memory)[0], counts
+
+    def predictions(self, length):
+        return permutations.predictions(length, self.permuting)
+
+    def baselines(self, batches, corpus):
+        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)
+        return {"plm_loss": loss, "plm_accuracy": accuracy}
+
+    def report(self, counts):
+        return {"plm_accuracy": float(counts["plm_hits"] / max(counts["plm_total"], 1))}

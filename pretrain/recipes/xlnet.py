@@ -1,0 +1,44 @@
+"""XLNet: permutation language modelling with two-stream attention and memory.
+
+Yang et al. 2019 (arXiv:1906.08237), table 8: large: length 512, batch 8192, 500k steps, rate 4e-4, 40k steps of
+warm-up, linear decay, Adam with epsilon 1e-6, decay 0.01, dropout 0.1, K = 6; memory 384, reused length and permutation
+blocks of 256 from its code. Base, "with the same hyperparameters as BERT base" (section 3.4): batch 256, 1M steps,
+rate 1e-4. Original hardware: 512 TPU v3 chips, 5.5 days (large). Expect on GLUE dev, single model: large MNLI 90.8,
+SST-2 97.0 (table 5).
+
+    python -m data_pipelines prepare --source SOURCE --tokenizer sentencepiece-unigram --vocab-size 32000 --out CORPUS
+    python -m pretrain run xlnet-base --corpus CORPUS --workdir RUN
+"""
+
+import dataclasses
+
+from data_pipelines.examples.permutations import Permuting
+from models.xlnet import FAMILY
+from pretrain.objectives.permutation_language_model import PermutationLanguageModel
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Phase, Recipe
+from pretrain.schedules import Schedule
+
+
+def _recipe(size: str, phase: Phase, permuting: Permuting, memory: int, schedule: Schedule, steps: int) -> Recipe:
+    return Recipe(
+        name=f"xlnet-{size}",
+        source="Yang et al. 2019",
+        model=dataclasses.replace(FAMILY.sizes[size], memory=memory),
+        objective=PermutationLanguageModel(permuting=permuting),
+        optimizer=Optimizer(),
+        schedule=schedule,
+        phases=(phase,),
+        steps=steps,
+    )
+
+
+_SMALL = Permuting(reuse_len=32, perm_size=32)
+
+RECIPES = [
+    # Set up to train within minutes on a CPU.
+    _recipe("tiny", Phase(1.0, 64, 16), _SMALL, 48, Schedule(peak=1e-3, warmup=0.1), 3000),
+    _recipe("mini", Phase(1.0, 64, 16), _SMALL, 48, Schedule(peak=5e-4, warmup=0.1), 3000),
+    _recipe("base", Phase(1.0, 512, 256), Permuting(), 384, Schedule(peak=1e-4, warmup=0.01), 1_000_000),
+    _recipe("large", Phase(1.0, 512, 8192), Permuting(), 384, Schedule(peak=4e-4, warmup=0.08), 500_000),
+]
