@@ -112,7 +112,7 @@ def test_four_processes_go_on_where_two_stopped(corpus_path, tmp_path, alone):
     cluster.until(r"train +3 ")
     os.kill(cluster.children()[0], signal.SIGTERM)
     assert cluster.end()[0] == EXIT_STOPPED
-    status, said = Cluster(corpus_path, tmp_path / "run", 4, 1, "--mesh", "fsdp=4").end()
+    status, said = Cluster(corpus_path, tmp_path / "run", 4, 1, "--mesh", "fsdp=4").end(timeout=400)
     assert status == 0 and "resuming from step" in said, said
     found = losses(tmp_path / "run")
     np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
