@@ -2,8 +2,8 @@
 
     python -m benchmarks.train_speed [--sizes tiny mini base] [--vocab 8192 30522] [--electra-sizes tiny mini]
 
-Every contestant is a process of its own on the same cores, and they take turns step by step, so that what else the
-machine does falls on all alike. The same random batches, dropout 0.1, float32, masked-token loss without pairs:
+Every contestant is a process of its own on the same cores; they take turns. The same random batches, dropout 0.1,
+float32, masked-token loss without pairs:
     scan, unroll       ours, the step that `pretrain run` takes, with the layers looped over or written out
     torch              Hugging Face's encoder with its head on the masked positions, as ours; torch's fused attention
     torch, all         BertForMaskedLM as it comes, with logits at every position
@@ -13,9 +13,7 @@ helps it too. The ratios are to the faster of ours. ELECTRA has no joint model t
 
 import dataclasses
 import functools
-import multiprocessing
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.turns import Step, milliseconds, ratio, take_turns
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from pretrain.platform import keep_memory, prepare_cpu
@@ -33,7 +32,6 @@ BATCH = {"tiny": 32, "mini": 32, "base": 8}
 ROUNDS = {"tiny": 30, "mini": 12, "base": 6}
 WARM_UP = {"tiny": 8, "mini": 8, "base": 3}  # steps until the heap has settled
 OURS, TORCH = ("scan", "unroll"), ("torch", "torch, all")
-Step = Callable[[], float]  # trains on a batch -> its loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,49 +75,19 @@ def main(arguments: list[str]) -> int:
 
 
 def row(times: dict[str, np.ndarray]) -> list[str]:
-    """Cells of a table row from side -> seconds [rounds, (wall, CPU)]; ratios are medians over rounds."""
-    milliseconds = lambda t: "{:.0f} ({:.0f})".format(*np.median(t, 0) * 1e3)
+    """Cells of a table row from side -> seconds [rounds, (wall, CPU)]."""
     best = min(OURS, key=lambda side: np.median(times[side][:, 0]))
-    ratio = lambda side: f"{statistics.median(times[side][:, 0] / times[best][:, 0]):.2f}"
     shown = [milliseconds(times[side]) if side in times else "-" for side in (*OURS, *TORCH)]
-    return shown + [ratio(side) if side in times else "-" for side in TORCH]
+    return shown + [ratio(times[side], times[best]) if side in times else "-" for side in TORCH]
 
 
 def measure(family: str, size: str, vocab: int, cores: list[int], rounds: int) -> dict[str, np.ndarray]:
-    """Side -> seconds [rounds, (wall, CPU)] of a step; the sides take turns within each round."""
-    sides = OURS + (TORCH if family == "bert" else ())
-    context, contestants = multiprocessing.get_context("spawn"), {}
-    for side in sides:
-        ends = context.Pipe()
-        process = context.Process(target=contest, args=(ends[1], side, family, size, vocab, cores), daemon=True)
-        process.start()
-        ends[1].close()  # so that a contestant's death is an EOFError here
-        ends[0].recv()  # it has compiled and warmed up, while nothing else runs
-        contestants[side] = ends[0], process
-    times = {side: [] for side in sides}
-    for _ in range(rounds or ROUNDS[size]):
-        for side, (end, _) in contestants.items():
-            end.send("step")
-            times[side].append(end.recv())
-    for end, process in contestants.values():
-        end.send("stop")
-        process.join()
-    return {side: np.array(seconds) for side, seconds in times.items()}
-
-
-def contest(end, side: str, family: str, size: str, vocab: int, cores: list[int]) -> None:
-    """A contestant's process: sends a sign when ready, then (wall, CPU) seconds for each request of a step."""
-    os.sched_setaffinity(0, cores)  # before JAX and torch size their thread pools
+    """Side -> seconds [rounds, (wall, CPU)] of a step."""
     batch = random_batch(vocab, BATCH[size])
-    step = our_step(side, family, size, vocab, batch) if side in OURS else torch_step(side, size, vocab, batch)
-    for _ in range(WARM_UP[size]):
-        step()
-    end.send("ready")
-    while end.recv() == "step":
-        step()  # untimed: fills the caches that the contestant before has emptied
-        wall, cpu = time.perf_counter(), time.process_time()
-        step()
-        end.send((time.perf_counter() - wall, time.process_time() - cpu))
+    makers = {depth: functools.partial(our_step, depth, family, size, vocab, batch) for depth in OURS}
+    if family == "bert":
+        makers |= {side: functools.partial(torch_step, side, size, vocab, batch) for side in TORCH}
+    return take_turns(makers, cores, rounds or ROUNDS[size], WARM_UP[size])
 
 
 def random_batch(vocab: int, rows: int) -> dict[str, np.ndarray]:
@@ -141,13 +109,7 @@ def random_batch(vocab: int, rows: int) -> dict[str, np.ndarray]:
 def our_step(depth: str, family: str, size: str, vocab: int, batch: dict) -> Step:
     """The recipe's step; BERT without its pair head."""
     prepare_cpu()
-    import jax
-
-    from models.program import default
-    from pretrain.assembly import assemble, initial_params, initial_state
-    from pretrain.placement import jit_train_step
     from pretrain.recipes.registry import find
-    from tpu.mesh import choose_mesh
 
     recipe = find(f"{family}-{size}")
     model = dataclasses.replace(recipe.model, vocab_size=vocab, dropout=0.1, attention_dropout=0.1)
@@ -155,7 +117,19 @@ def our_step(depth: str, family: str, size: str, vocab: int, batch: dict) -> Ste
     if family == "bert":
         model = dataclasses.replace(model, pair_head=False)
         objective = dataclasses.replace(objective, next_sentence=False)
-    recipe = dataclasses.replace(recipe, model=model, objective=objective)
+    return recipe_step(dataclasses.replace(recipe, model=model, objective=objective), depth, batch)
+
+
+def recipe_step(recipe, depth: str, batch: dict) -> Step:
+    """A recipe's step on one batch again and again."""
+    prepare_cpu()
+    import jax
+
+    from models.program import default
+    from pretrain.assembly import assemble, initial_params, initial_state
+    from pretrain.placement import jit_train_step
+    from tpu.mesh import choose_mesh
+
     assembly = assemble(recipe, dataclasses.replace(default("cpu"), depth=depth))
     state, frozen = initial_state(assembly, initial_params(assembly), 0)
     compiled = jit_train_step(assembly, 0, choose_mesh(None, 0, jax.devices(), None), microbatches=1)
@@ -170,7 +144,7 @@ def our_step(depth: str, family: str, size: str, vocab: int, batch: dict) -> Ste
 
 
 def torch_step(side: str, size: str, vocab: int, batch: dict) -> Step:
-    """Hugging Face's model with AdamW and clipping as in the recipe; the faster of torch's two AdamWs."""
+    """Hugging Face's model with AdamW and clipping as in the recipe."""
     keep_memory()
     import torch
     from transformers import BertForMaskedLM
@@ -191,6 +165,13 @@ def torch_step(side: str, size: str, vocab: int, batch: dict) -> Step:
         hidden = model.bert(**inputs).last_hidden_state
         logits = model.cls(hidden.reshape(rows * length, -1)[flat])
         return torch.nn.functional.cross_entropy(logits, targets)
+
+    return torch_adamw(model, loss)
+
+
+def torch_adamw(model, loss: Callable) -> Step:
+    """A step of a torch model with clipping, by the faster of torch's two AdamWs."""
+    import torch
 
     def step(optimizer) -> float:
         optimizer.zero_grad()
