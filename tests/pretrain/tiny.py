@@ -99,3 +99,13 @@ def run_arguments(corpus: Path, workdir: Path, *more) -> list:
         "--log-every", 1, "--eval-examples", 16, "--model.width", 32, "--model.heads", 2, "--model.feed-forward", 64,
         "--model.positions", 32, "--phases.0.length", 32, "--phases.0.batch-size", 8, *more,
     ]  # fmt: skip
+
+
+def memory_arguments(recipe: str, corpus: Path, workdir: Path, *more) -> list:
+    """Arguments of `run` for a tiny Transformer-XL or XLNet, 12 steps."""
+    shape = ["--phases.0.length", 32, "--phases.0.batch-size", 8, "--model.memory", 16]
+    shape += ["--objective.permuting.reuse-len", 8] if recipe.startswith("xlnet") else []
+    return [
+        "run", recipe, "--corpus", corpus, "--workdir", workdir, "--steps", 12, "--log-every", 1,
+        "--eval-examples", 16, "--model.width", 32, "--model.heads", 2, "--model.feed-forward", 64, *shape, *more,
+    ]  # fmt: skip

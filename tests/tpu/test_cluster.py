@@ -1,5 +1,6 @@
 """Real clusters on this machine: processes that train together, stop together, and whose run others go on with."""
 
+import functools
 import os
 import re
 import signal
@@ -23,10 +24,10 @@ STEPS = 40
 
 
 class Cluster:
-    """`python -m tpu local` around a run of the tiny BERT."""
+    """`python -m tpu local` around a run of the tiny BERT, or one with other arguments."""
 
-    def __init__(self, corpus, workdir, processes, devices, *more):
-        run = [sys.executable, "-m", "pretrain", *tiny.run_arguments(corpus, workdir, "--depth", "scan", *more)]
+    def __init__(self, corpus, workdir, processes, devices, *more, arguments=tiny.run_arguments):
+        run = [sys.executable, "-m", "pretrain", *arguments(corpus, workdir, "--depth", "scan", *more)]
         command = [sys.executable, "-m", "tpu", "local", "--processes", processes, "--devices", devices, "--", *run]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         self.process = subprocess.Popen([*map(str, command)], cwd=ROOT, start_new_session=True, **pipes)
@@ -116,6 +117,22 @@ def test_four_processes_go_on_where_two_stopped(corpus_path, tmp_path, alone):
     assert status == 0 and "resuming from step" in said, said
     found = losses(tmp_path / "run")
     np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["transformer-xl-tiny", pytest.param("xlnet-tiny", marks=pytest.mark.slow)])
+def test_a_memory_is_shared_out_over_processes(recipe, corpus_path, tmp_path):
+    arguments = functools.partial(tiny.memory_arguments, recipe)
+    cluster = Cluster(corpus_path, tmp_path / "two", 2, 2, "--mesh", "data=2,fsdp=2", arguments=arguments)
+    status, said = cluster.end()
+    assert status == 0, said
+    status, _, error = tiny.run_command(*arguments(corpus_path, tmp_path / "one", "--depth", "scan"))
+    assert status == 0, error
+    two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
+    np.testing.assert_allclose([two[step] for step in one], list(one.values()), rtol=1e-5)
+    evaluated = [read_metrics(RunDirectory(tmp_path / name), "eval")[-1]["loss"] for name in ("two", "one")]
+    np.testing.assert_allclose(*evaluated, rtol=1e-5)
+    saved = [tiny.final_state(tmp_path / name).carry["hidden"] for name in ("two", "one")]
+    np.testing.assert_allclose(*saved, atol=1e-4)
 
 
 @pytest.mark.parametrize(
