@@ -6,25 +6,29 @@ Hugging Face: BertForPreTraining, or BertForMaskedLM without the pair head.
 import dataclasses
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from models.attention import Mask, attention
-from models.kernels import splash
+from models.kernels import attend_rows, rows_fit, splash
 from models.layers import (
     ACTIVATIONS,
     Dense,
     FromHeads,
     Norm,
     ToHeads,
+    Weights,
     gather_rows,
     padded_vocab,
+    product,
     stack,
     tied_logits,
 )
 from models.noise import dropout, fold
 from models.parameters import Family, HuggingFace, Keys, Parameter
-from models.program import Program
+from models.program import Program, kept
+from models.row_attention import interleaved
 from models.sharding import constrain
 
 
@@ -126,15 +130,22 @@ class Attention(nn.Module):
         config, width = self.config, x.shape[-1]
         dense = lambda name: Dense(width, config.init_std, self.program.compute, name=name)
         split = lambda y: y.reshape(*y.shape[:2], config.heads, width // config.heads)
-        q, k, v = (split(dense(name)(y)) for name, y in (("query", read), ("key", x), ("value", x)))
+        q, k, v = (kept(split(dense(name)(y))) for name, y in (("query", read), ("key", x), ("value", x)))
         mixed = attention(q, k, v, mask, dropout_rate=config.attention_dropout, keys=site(keys, 1), kind=kind)
-        return dense("output")(mixed.reshape(read.shape))
+        return dense("output")(kept(mixed.reshape(read.shape)))
 
     def by_kernel(self, x: Array, mask: Mask) -> Array:
-        """Heads one after the other in [batch, heads, length, head_dim], as splash attention takes them."""
-        config, sizes = self.config, (x.shape[-1], self.config.init_std, self.program.compute)
-        q, k, v = (ToHeads(*sizes, heads=config.heads, name=name)(x) for name in ("query", "key", "value"))
-        return FromHeads(*sizes, name="output")(splash(q, k, v, mask.segments))
+        """By the TPU's kernels."""
+        config, width = self.config, x.shape[-1]
+        sizes = (width, config.init_std, self.program.compute)
+        names = ("query", "key", "value")
+        if not rows_fit(x.shape[1], width, config.heads):  # heads one after the other: [batch, heads, length, head_dim]
+            q, k, v = (kept(ToHeads(*sizes, heads=config.heads, name=name)(x)) for name in names)
+            return FromHeads(*sizes, name="output")(splash(q, k, v, mask.segments))
+        kernels, biases = zip(*(Weights(*sizes, name=name)(width) for name in names), strict=True)
+        # One product for all three. Without the barrier XLA:TPU transposes activations to take its gradient apart.
+        products = kept(product(x, jax.lax.optimization_barrier(interleaved(*kernels))))
+        return Dense(*sizes, name="output")(attend_rows(products, interleaved(*biases), mask.segments, config.heads))
 
 
 class FeedForward(nn.Module):

@@ -5,10 +5,35 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
+from models import row_attention
+from models.program import KEPT
 from models.sharding import current_rules
 
-LANES = 128  # splash attention cuts sequences into blocks of multiples of it
+LANES = row_attention.LANES  # splash attention cuts sequences into blocks of multiples of it
 BLOCKS = (512, 256, 128)
+
+
+def rows_fit(length: int, width: int, heads: int) -> bool:
+    """Whether `attend_rows` takes rows of this length, heads side by side in this width, as a mesh cuts them."""
+    rules = current_rules()
+    cut, shared = (None, None) if rules is None else rules.spec(("length", "heads"), (length, width))
+    parts = 1 if shared is None else rules.mesh.shape[shared]
+    return cut is None and row_attention.fits(length, width // parts, width // heads)
+
+
+def attend_rows(products: Array, biases: Array, segments: Array, heads: int, interpret: bool = False) -> Array:
+    """`row_attention` (TPU) on a mesh: each device attends with its rows and heads."""
+    head_dim = products.shape[-1] // 3 // heads
+
+    def attend(products: Array, biases: Array, segments: Array) -> Array:
+        return row_attention.row_attention(products, biases, segments, head_dim, interpret)
+
+    rules = current_rules()
+    if rules is not None:
+        spec = lambda x, *axes: rules.spec(axes, x.shape)
+        specs = (spec(products, "batch", None, "heads"), spec(biases, "heads"), spec(segments, "batch", None))
+        attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return attend(products, biases, segments)
 
 
 def splash(q: Array, k: Array, v: Array, segments: Array, interpret: bool = False) -> Array:
@@ -22,7 +47,12 @@ def splash(q: Array, k: Array, v: Array, segments: Array, interpret: bool = Fals
         heads, length, width = q.shape[1], q.shape[2], q.shape[3]
         everything = splash_mask.MultiHeadMask([splash_mask.FullMask((length, k.shape[2]))] * heads)
         kernel = splash_kernel.make_splash_mha(
-            everything, block_sizes=_blocks(length, k.shape[2]), head_shards=1, q_seq_shards=1, interpret=interpret
+            everything,
+            block_sizes=_blocks(length, k.shape[2]),
+            head_shards=1,
+            q_seq_shards=1,
+            residual_checkpoint_name=KEPT,
+            interpret=interpret,
         )
         return jax.vmap(kernel)(q * width**-0.5, k, v, splash_kernel.SegmentIds(queries, keys))
 

@@ -1,5 +1,7 @@
 """The blocks that families share: dense, norm, embeddings, the layer stack."""
 
+import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -9,13 +11,30 @@ from jax import Array
 
 from models.noise import fold
 from models.parameters import LAYERS, Keys
-from models.program import Program
+from models.program import KEPT, Program, kept
 from models.sharding import constrain, current_rules
 
+
+@jax.custom_vjp
+def gelu(x: Array) -> Array:
+    """x times the standard normal distribution function (Hendrycks & Gimpel 2016), computed in float32."""
+    return _gelu_and_slope(x)[0]
+
+
+def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
+    wide = x.astype(jnp.float32)
+    below = 0.5 * (1.0 + jax.lax.erf(wide * 0.5**0.5))
+    slope = below + wide * jnp.exp(-0.5 * jnp.square(wide)) * (2.0 * math.pi) ** -0.5
+    return (wide * below).astype(x.dtype), slope.astype(x.dtype)
+
+
+# The derivative shares its work with the value, so both are kept: the backward pass is one multiplication.
+gelu.defvjp(lambda x: tuple(map(kept, _gelu_and_slope(x))), lambda slope, g: (g * slope,))
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # Hendrycks & Gimpel 2016, by the error function
-    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
-    "relu": jax.nn.relu,
+    "gelu": gelu,
+    "gelu_new": lambda x: jax.nn.gelu(kept(x), approximate=True),
+    "relu": lambda x: jax.nn.relu(kept(x)),
 }
 
 
@@ -32,13 +51,21 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         kernel, bias = self.parameters(x.shape[-1])
-        return product(x.astype(self.dtype), kernel) + bias
+        return _add_bias(product(x.astype(self.dtype), kernel), bias)
 
     def parameters(self, inputs: int) -> tuple[Array, Array]:
         """Kernel and bias in `dtype`."""
         kernel = self.param("kernel", nn.initializers.normal(self.init_std), (inputs, self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return kernel.astype(self.dtype), bias.astype(self.dtype)
+        return kernel.astype(self.dtype), bias
+
+
+class Weights(Dense):
+    """A dense layer's kernel and bias themselves, to be used together with those of others."""
+
+    @nn.compact
+    def __call__(self, inputs: int) -> tuple[Array, Array]:
+        return self.parameters(inputs)
 
 
 class ToHeads(Dense):
@@ -53,7 +80,7 @@ class ToHeads(Dense):
     def __call__(self, x: Array) -> Array:
         kernel, bias = self.parameters(x.shape[-1])
         cut = lambda array: array.reshape(*array.shape[:-1], self.heads, -1)
-        return jnp.einsum("blw,whd->bhld", x.astype(self.dtype), cut(kernel)) + cut(bias)[:, None, :]
+        return _add_bias(jnp.einsum("blw,whd->bhld", x.astype(self.dtype), cut(kernel)), cut(bias)[:, None, :])
 
 
 class FromHeads(Dense):
@@ -63,7 +90,12 @@ class FromHeads(Dense):
     def __call__(self, x: Array) -> Array:
         heads, head_dim = x.shape[1], x.shape[3]
         kernel, bias = self.parameters(heads * head_dim)
-        return jnp.einsum("bhld,hdw->blw", x.astype(self.dtype), kernel.reshape(heads, head_dim, -1)) + bias
+        return _add_bias(jnp.einsum("bhld,hdw->blw", x.astype(self.dtype), kernel.reshape(heads, head_dim, -1)), bias)
+
+
+def _add_bias(y: Array, bias: Array) -> Array:
+    """In float32, so that the bias's gradient, a sum over all rows, is too."""
+    return (y.astype(jnp.float32) + bias).astype(y.dtype)
 
 
 def product(x: Array, w: Array) -> Array:
@@ -108,10 +140,36 @@ class Norm(nn.Module):
     def __call__(self, x: Array) -> Array:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        x = x.astype(jnp.float32)
-        centred = x - x.mean(-1, keepdims=True)
-        variance = jnp.square(centred).mean(-1, keepdims=True)
-        return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(self.dtype)
+        return _normalised(x, scale, bias, self.epsilon, self.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _normalised(x: Array, scale: Array, bias: Array, epsilon: float, dtype: jnp.dtype) -> Array:
+    return _norm_forward(x, scale, bias, epsilon, dtype)[0]
+
+
+def _norm_forward(x, scale, bias, epsilon, dtype):
+    x = kept(x)
+    wide = x.astype(jnp.float32)
+    mean = kept(wide.mean(-1, keepdims=True))
+    if x.dtype == jnp.bfloat16:  # both sums in one pass; x's rounding hides more digits than the difference loses
+        variance = jnp.maximum(jnp.square(wide).mean(-1, keepdims=True) - jnp.square(mean), 0.0)
+    else:
+        variance = jnp.square(wide - mean).mean(-1, keepdims=True)
+    inverse = kept(jax.lax.rsqrt(variance + epsilon))
+    return ((wide - mean) * inverse * scale + bias).astype(dtype), (x, mean, inverse, scale)
+
+
+def _norm_backward(epsilon, dtype, residuals, g):
+    x, mean, inverse, scale = residuals
+    g, leading = g.astype(jnp.float32), tuple(range(g.ndim - 1))
+    hat = (x.astype(jnp.float32) - mean) * inverse
+    scaled = g * scale
+    dx = inverse * (scaled - scaled.mean(-1, keepdims=True) - hat * (scaled * hat).mean(-1, keepdims=True))
+    return dx.astype(x.dtype), (g * hat).sum(leading), g.sum(leading)
+
+
+_normalised.defvjp(_norm_forward, _norm_backward)
 
 
 def stack(
@@ -148,7 +206,7 @@ def stack(
         return result if own else (result, None)
 
     if program.remat != "none":
-        policy = _products_and_kernels if program.remat == "dots" else None
+        policy = _is_kept if program.remat == "dots" else None
         apply = jax.checkpoint(apply, policy=policy, prevent_cse=program.depth == "unroll")
 
     inputs = (parent.param(LAYERS, init), jnp.arange(depth), each)
@@ -168,9 +226,9 @@ def stack(
     return (x, outputs) if each else x
 
 
-def _products_and_kernels(primitive, *avals, **parameters) -> bool:
-    """What rematerialisation keeps: the results of matrix products and of kernels, which are made of products."""
-    return primitive.name == "pallas_call" or jax.checkpoint_policies.checkpoint_dots(primitive, *avals, **parameters)
+def _is_kept(primitive, *avals, **parameters) -> bool:
+    """The policy of remat 'dots'. JAX would keep a kernel in the recomputation although nothing there reads it."""
+    return primitive.name == "pallas_call" or primitive.name == "name" and parameters["name"] == KEPT
 
 
 def padded_vocab(vocab_size: int) -> int:

@@ -5,15 +5,18 @@ import re
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
     """dtype: of activations and matrix products (parameters, losses and softmax stay float32).
     depth: 'scan' compiles one layer and loops over it, 'unroll' compiles every layer.
-    attention: 'xla', or a fused kernel without dropout: 'splash' on TPUs, 'cudnn' on GPUs.
-    remat: 'none' keeps all activations for the backward pass, 'dots' only matrix products and what attention kernels
-        give, 'full' each layer's input.
+    attention: 'xla', or fused kernels without dropout: 'splash' on TPUs (where a row fits on a chip, `row_attention`
+        in its place), 'cudnn' on GPUs.
+    remat: 'none' keeps all activations for the backward pass, 'dots' only what is marked as `kept`, from which no large
+        matrix product has to be computed again, 'full' each layer's input.
     """
 
     dtype: str = "float32"
@@ -37,6 +40,14 @@ _ALLOWED = {
     "remat": ("none", "dots", "full"),
     "attention": ("xla", "splash", "cudnn"),
 }
+
+
+KEPT = "kept"
+
+
+def kept(x: Array) -> Array:
+    """x, marked as what rematerialisation 'dots' keeps."""
+    return checkpoint_name(x, KEPT)
 
 
 KERNELS = {"tpu": "splash", "gpu": "cudnn"}  # platform -> its fused attention

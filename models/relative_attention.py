@@ -15,6 +15,7 @@ from models.bert import SIZES, check_encoder, site
 from models.layers import ACTIVATIONS, Dense, Norm, product
 from models.noise import dropout
 from models.parameters import Keys
+from models.program import kept
 from models.sharding import constrain
 
 
@@ -187,11 +188,11 @@ class RelativeAttention(nn.Module):
         cast = Biases(*(bias if bias is None else bias.astype(self.dtype) for bias in biases))
         q, rate = self._split(self.query(x)), config.attention_dropout
         mixed = relative_attention(q, context, cast, queries, dropout_rate=rate, keys=site(keys, 1))
-        y = self.output(mixed.reshape(x.shape))
+        y = self.output(kept(mixed.reshape(x.shape)))
         return constrain(self.norm(x + dropout(y, config.dropout, site(keys, 2))), "batch", queries.rows, None)
 
     def _split(self, x: Array) -> Array:
-        return x.reshape(*x.shape[:2], self.config.heads, -1)
+        return kept(x.reshape(*x.shape[:2], self.config.heads, -1))
 
 
 class FeedForward(nn.Module):

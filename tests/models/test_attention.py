@@ -12,9 +12,10 @@ import torch
 from models import bert
 from models.attention import Mask, attention
 from models.bert import Bert, BertConfig
-from models.kernels import splash
+from models.kernels import attend_rows, rows_fit, splash
 from models.noise import row_keys
 from models.program import Program
+from models.row_attention import interleaved
 
 SMALL = BertConfig(vocab_size=50, positions=128, width=16, depth=2, heads=2, feed_forward=32)
 BATCH, LENGTH, HEADS, HEAD_DIM = 3, 10, 2, 4
@@ -89,16 +90,28 @@ def test_dropout_falls_on_the_probabilities():
     assert abs((heads[0] == heads[1]).mean() - (0.75**2 + 0.25**2)) < 0.02  # every head draws its own
 
 
+def by_splash(q, k, v, segments):
+    swap = lambda x: jnp.swapaxes(x, 1, 2)  # heads first
+    return swap(splash(*map(swap, (q, k, v)), segments, interpret=True))
+
+
+def by_rows(q, k, v, segments):
+    flat = interleaved(*(x.reshape(*x.shape[:2], -1) for x in (q, k, v)))
+    biases = jnp.arange(float(flat.shape[-1])) % 4 / 2  # exact in bfloat16
+    products = (flat.astype(jnp.float32) - biases).astype(q.dtype)
+    return attend_rows(products, biases, segments, q.shape[2], interpret=True).reshape(q.shape)
+
+
+@pytest.mark.parametrize("attend_by, head_dim", [(by_splash, 64), (by_rows, 64), (by_rows, 32), (by_rows, 128)])
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 2e-6), (jnp.bfloat16, 0.03)])
-def test_splash_attention_gives_the_same_outputs_and_gradients(dtype, tolerance):
+def test_kernels_give_the_same_outputs_and_gradients(attend_by, head_dim, dtype, tolerance):
     length = 256
     rng = np.random.default_rng(0)
-    q, k, v, weights = (jnp.asarray(rng.normal(size=(2, length, HEADS, 64)), dtype) for _ in range(4))
+    q, k, v, weights = (jnp.asarray(rng.normal(size=(2, length, 256 // head_dim, head_dim)), dtype) for _ in range(4))
     segments = np.ones((2, length), np.int32)
     segments[0, 100:180], segments[1, 40:] = 2, 0  # two documents; padding
     weights = jnp.where((segments > 0)[..., None, None], weights, 0)
-    swap = lambda x: jnp.swapaxes(x, 1, 2)  # heads first
-    kernel = lambda *x: swap(splash(*map(swap, x), jnp.asarray(segments), interpret=True))
+    kernel = lambda *x: attend_by(*x, jnp.asarray(segments))
     plain = lambda *x: attend(*x, segments)
     real = segments > 0
     low = lambda x: np.asarray(x, np.float32)
@@ -118,9 +131,14 @@ def test_kernels_have_no_dropout(kind):
         jax.eval_shape(module.init, jax.random.key(0), *jnp.ones((4, 1, 128), jnp.int32))
 
 
-def test_a_model_with_splash_attention_is_the_same_model(monkeypatch):
-    config = dataclasses.replace(SMALL, attention_dropout=0.0)
+WIDE = dataclasses.replace(SMALL, width=128)  # two heads of 64 fill a block's lanes
+
+
+@pytest.mark.parametrize("config", [SMALL, WIDE], ids=["splash", "rows"])
+def test_a_model_with_a_kernel_is_the_same_model(monkeypatch, config):
+    config = dataclasses.replace(config, attention_dropout=0.0)
     monkeypatch.setattr(bert, "splash", functools.partial(splash, interpret=True))
+    monkeypatch.setattr(bert, "attend_rows", functools.partial(attend_rows, interpret=True))
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 50, (2, 128))
     segments = (np.arange(128) < np.array([[128], [90]])).astype(np.int32)
@@ -134,14 +152,23 @@ def test_a_model_with_splash_attention_is_the_same_model(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
 
 
+@pytest.mark.parametrize("config, name", [(SMALL, "splash_mha_fwd"), (WIDE, "row_attention_forward")])
 @pytest.mark.parametrize("remat, runs", [("none", 1), ("dots", 1), ("full", 2)])
-def test_rematerialisation_of_all_but_products_does_not_run_a_kernel_twice(remat, runs):
-    config = dataclasses.replace(SMALL, attention_dropout=0.0)
+def test_rematerialisation_of_all_but_products_does_not_run_a_kernel_twice(config, name, remat, runs):
+    config = dataclasses.replace(config, attention_dropout=0.0)
     model, ones = Bert(config, Program(attention="splash", remat=remat)), jnp.ones((1, 128), jnp.int32)
     inputs = (ones, ones, ones, ones[:, :8])
     params = jax.eval_shape(model.init, jax.random.key(0), *inputs)
     traced = jax.make_jaxpr(jax.grad(lambda params: model.apply(params, *inputs)[0].sum()))(params)
-    assert str(traced).count("name=splash_mha_fwd") == runs
+    assert str(traced).count(f"name={name}") == runs
+
+
+@pytest.mark.parametrize(
+    "length, width, heads, fit",
+    [(512, 1024, 16, True), (128, 128, 2, True), (1024, 1024, 16, False), (192, 128, 2, False), (128, 64, 1, False)],
+)
+def test_rows_fit_up_to_512_tokens_and_in_blocks_of_128_lanes(length, width, heads, fit):
+    assert rows_fit(length, width, heads) == fit
 
 
 def test_a_length_that_the_kernel_cannot_cut_is_a_clear_error():

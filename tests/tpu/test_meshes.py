@@ -88,7 +88,8 @@ def test_no_array_is_gathered_because_the_compiler_saw_no_other_way(trained):
 KERNEL = """
 import jax, jax.numpy as jnp, numpy as np
 from models.attention import Mask, attention
-from models.kernels import splash
+from models.kernels import attend_rows, rows_fit, splash
+from models.row_attention import interleaved
 from models.sharding import placed_by
 from tpu.mesh import make_mesh, parse_mesh
 from tpu.rules import activation_rules
@@ -107,10 +108,26 @@ def placed(q, k, v):
 plain = lambda q, k, v: (attention(q, k, v, Mask(segments), dropout_rate=0.0, keys=None) * w).sum()
 for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(q, k, v) for f in (placed, plain))):
     np.testing.assert_allclose(ours, expected, atol=5e-6)
+
+def by_rows(q, k, v, w):
+    flat = interleaved(*(x.reshape(*x.shape[:2], -1) for x in (q, k, v)))
+    out = attend_rows(flat, jnp.zeros(flat.shape[-1]), segments, q.shape[2], interpret=True)
+    return (out.reshape(q.shape) * w).sum()
+
+def rows_placed(*x):
+    with placed_by(activation_rules(make_mesh(parse_mesh("data=2,fsdp=1,tensor=2", 4), jax.devices()[:4]))):
+        assert rows_fit(256, 256, 4) and not rows_fit(256, 128, 2)  # 128 lanes on each device
+        return by_rows(*x)
+
+wide = [jnp.concatenate([x, x[::-1]], 2) for x in (q, k, v, w)]  # 4 heads
+for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(*wide) for f in (rows_placed, by_rows))):
+    np.testing.assert_allclose(ours, expected, atol=5e-6)
+with placed_by(rules):
+    assert not rows_fit(256, 256, 4)  # the mesh cuts rows
 """
 
 
-def test_the_kernel_attends_across_a_cut_sequence():
+def test_the_kernels_attend_across_a_cut_sequence_and_cut_heads():
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     environment |= {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", KERNEL], env={**os.environ, **environment}, capture_output=True)
