@@ -28,8 +28,8 @@ from tpu.topologies import Topology, parse_topology
 CACHE = Path.home() / ".cache" / "pretrain-plans"
 
 
-def _attention_flops(products: int):
-    """FLOPs of an attention kernel with this many products of [queries, head_dim] and [keys, head_dim]."""
+def _block_flops(products: int):
+    """FLOPs of splash attention with this many products of [queries, head_dim] and [keys, head_dim]."""
 
     def flops(arguments: list, results: list) -> float:
         q, k = [a for a in arguments if len(a.shape) == 4][:2]  # [batch, heads, head_dim, length]
@@ -38,13 +38,26 @@ def _attention_flops(products: int):
     return flops
 
 
-# Nobody has published splash attention's share of the peak, and none was measured here. Heads of 64 fill half of a
-# matrix unit 128 wide, and the softmax between the products is the vector unit's: assumed.
-_SPLASH = 0.3
-# The backward kernel computes scores again, then the gradients of values, probabilities, queries and keys.
+def _row_flops(products: int):
+    """FLOPs of `row_attention` with this many of them."""
+
+    def flops(arguments: list, results: list) -> float:
+        batch, length, tripled = arguments[2].shape
+        return 2.0 * products * batch * length**2 * tripled / 3
+
+    return flops
+
+
+# Shares of the peak with heads of 64 in rows of 512, from the instruction bundles that XLA:TPU scheduled for a turn of
+# the kernel's loop, one a cycle (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel
+# waits for is not in them; its transfers take a third of the HBM's time. On v5p a turn of row_attention, two heads, is
+# 2630 bundles forward and 4203 backward; one of splash attention, one head, 1922 and 3134.
+# The backward kernels compute scores again, then the gradients of values, probabilities, queries and keys.
 KERNELS: Mapping[str, Kernel] = {
-    "splash_mha_fwd": Kernel(_attention_flops(2), _SPLASH),
-    "splash_mha_dkv": Kernel(_attention_flops(5), _SPLASH),
+    "row_attention_forward": Kernel(_row_flops(2), {"v4": 0.25, "v5e": 0.39, "v5p": 0.39, "v6e": 0.12}),
+    "row_attention_backward": Kernel(_row_flops(5), {"v4": 0.45, "v5e": 0.62, "v5p": 0.61, "v6e": 0.20}),
+    "splash_mha_fwd": Kernel(_block_flops(2), {"v4": 0.17, "v5e": 0.25, "v5p": 0.27, "v6e": 0.10}),
+    "splash_mha_dkv": Kernel(_block_flops(5), {"v4": 0.33, "v5e": 0.45, "v5p": 0.41, "v6e": 0.17}),
 }
 
 

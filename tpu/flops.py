@@ -10,12 +10,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 class Kernel(NamedTuple):
     """A Pallas kernel, into which no compiler looks.
 
-    flops: (arguments, results), each with shape and dtype -> FLOPs of one call.   efficiency: share of the chip's peak
-    that it reaches.
+    flops: (arguments, results), each with shape and dtype -> FLOPs of one call.
+    efficiency: generation -> share of the chip's peak that it reaches.
     """
 
     flops: Callable[[list, list], float]
-    efficiency: float
+    efficiency: Mapping[str, float]
 
 
 class Flops(NamedTuple):

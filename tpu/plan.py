@@ -120,7 +120,7 @@ def estimate(
     """
     chip = TPUS[topology.generation]
     needed = max(counted.total, work.model_flops) / work.chips
-    inside = sum(total / kernels[name].efficiency for name, total in counted.kernels.items())
+    inside = sum(n / kernels[name].efficiency[topology.generation] for name, n in counted.kernels.items())
     inside /= work.chips * chip.peak_flops
     compute = found.cycles / chip.clock + found.lookups / chip.hbm_bandwidth + inside
     memory = found.traffic / chip.hbm_bandwidth

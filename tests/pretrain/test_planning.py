@@ -113,7 +113,7 @@ def test_the_attention_kernel_counts_by_arithmetic(on_cpu):
     work, title = next(works(recipe, Target("v5e:1x1", remat="none"), V5E))
     counted = plans.flops(work.step.trace(*work.arguments).jaxpr, planning.KERNELS)
     product = 3 * 2 * 8 * 128 * 128 * 256  # layers but the last, FLOPs of a multiply-add, rows, queries, keys, width
-    assert counted.kernels == {"splash_mha_fwd": 2 * product, "splash_mha_dkv": 5 * product}
+    assert counted.kernels == {"row_attention_forward": 2 * product, "row_attention_backward": 5 * product}
     assert counted.unknown == () and title.endswith("attention splash")
     assert work.model_flops < counted.total < 1.04 * work.model_flops  # scores are computed again
 

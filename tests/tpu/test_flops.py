@@ -59,7 +59,7 @@ def kernel(x):
 
 
 def test_kernels_count_by_their_own_arithmetic():
-    known = {"attend": Kernel(lambda arguments, results: 10.0 * arguments[0].size * results[0].size, 0.5)}
+    known = {"attend": Kernel(lambda arguments, results: 10.0 * arguments[0].size * results[0].size, {"v5e": 0.5})}
     twice = lambda x: jax.lax.scan(lambda x, _: (kernel(x), None), x, None, length=2)[0]
     found = count(twice, X, kernels=known)
     assert found.kernels == {"attend": pytest.approx(2 * 10 * 32 * 32)} and found.unknown == ()

@@ -42,7 +42,7 @@ def test_lookups_take_their_traffic():
 
 def test_a_kernel_takes_its_flops_at_its_efficiency():
     inside = Flops(16 * 1e12, {"attend": 16 * 1.97e12})
-    kernel = {"attend": Kernel(lambda arguments, results: 0.0, 0.5)}
+    kernel = {"attend": Kernel(lambda arguments, results: 0.0, {"v5e": 0.5})}
     assert ms(BUSY._replace(kernels=3), flops=inside, kernels=kernel) == (pytest.approx(30), "")
 
 
