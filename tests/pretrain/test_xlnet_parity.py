@@ -14,7 +14,7 @@ from models.xlnet import FAMILY
 from tests.pretrain import reference
 
 TINY = dataclasses.replace(FAMILY.sizes["tiny"], vocab_size=1003, dropout=0.0, attention_dropout=0.0)
-BASE = dataclasses.replace(FAMILY.sizes["base"], dropout=0.0, attention_dropout=0.0)
+BASE = dataclasses.replace(FAMILY.sizes["base"], vocab_size=31990, dropout=0.0, attention_dropout=0.0)
 SCAN, TIGHT = Program(depth="scan"), (1e-5, 2e-5)
 PROGRAMS = [SCAN, Program(depth="unroll"), Program(remat="dots"), Program(depth="unroll", remat="full")]
 
