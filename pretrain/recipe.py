@@ -60,7 +60,7 @@ def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
     """The recipe with the corpus's vocabulary size, checked: UserError on the first thing that cannot train."""
     resolved = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=corpus.vocab_size))
     check(resolved)
-    resolved.objective.check(resolved.model, corpus)
+    resolved.objective.check(resolved.model, corpus, resolved.phases)
     return resolved
 
 

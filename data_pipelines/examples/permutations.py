@@ -104,15 +104,19 @@ class PermutedSpans:
         """Examples in an epoch: those that run forwards, then as many backwards if bidirectional."""
         return self._pieces * self._directions
 
-    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]. Raises UserError where the split is
-        too small for a step."""
+    def check_size(self) -> None:
+        """Raises UserError where the split is too small for a step."""
         if not self.steps:
             raise UserError(
                 f"split '{self.split}' of corpus {self.corpus.path} has {self._stream.total} tokens, too few for a "
                 f"batch of {self.batch_size} rows of {self.length}: lower the batch size or the length, or prepare "
                 "more text"
             )
+
+    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]. Raises UserError as
+        `check_size` does."""
+        self.check_size()
         later, row = np.divmod(rows, self.batch_size)
         epoch, place = np.divmod(step + later, self.steps)
         direction, row = np.divmod(row, self.batch_size // self._directions)

@@ -49,15 +49,19 @@ class ContiguousStreams:
         """Examples in the stream of an epoch; the last may be shorter."""
         return -(-self._targets // self.length)
 
-    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]. Raises UserError where the split is
-        too small for a step."""
+    def check_size(self) -> None:
+        """Raises UserError where the split is too small for a step."""
         if not self.steps:
             raise UserError(
                 f"split '{self.split}' of corpus {self.corpus.path} has {self._stream.total} tokens, a batch of "
                 f"{self.batch_size} rows of {self.length} needs {self.batch_size * self.length + 1}: "
                 "lower the batch size or the length, or prepare more text"
             )
+
+    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]. Raises UserError as
+        `check_size` does."""
+        self.check_size()
         later, row = np.divmod(rows, self.batch_size)
         epoch, place = np.divmod(step + later, self.steps)
         return by_epoch(self.build, epoch, row * self.steps + place)

@@ -32,6 +32,10 @@ class CausalLanguageModel(Objective):
         if self.evaluation_memory is not None and self.evaluation_memory < 0:
             raise ValueError(f"objective.evaluation_memory={self.evaluation_memory}: must be at least 0")
 
+    def check(self, model_config, corpus, phases):
+        for phase in phases:
+            self.examples(corpus, "train", phase.length, phase.batch_size, seed=0).check_size()
+
     def spec(self, length):
         return streams.spec(length)
 

@@ -4,7 +4,6 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
 from pretrain.objectives import baselines, layouts
@@ -27,7 +26,7 @@ class MaskedLanguageModel(Objective):
     def __post_init__(self):
         layouts.check_layout(self.layout, self.next_sentence)
 
-    def check(self, model_config, corpus: Corpus) -> None:
+    def check(self, model_config, corpus, phases):
         layouts.check_corpus(corpus)
         if self.next_sentence != model_config.pair_head:
             raise UserError(

@@ -1,7 +1,7 @@
 """What an objective is: the device half of what is learned. The host half are its examples."""
 
 import abc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import flax.linen as nn
@@ -38,8 +38,8 @@ class Objective(abc.ABC):
     change nothing but rounding.
     """
 
-    def check(self, model_config, corpus: Corpus) -> None:
-        """UserError when this objective cannot train this model on this corpus."""
+    def check(self, model_config, corpus: Corpus, phases: Sequence) -> None:
+        """UserError when this objective cannot train this model on this corpus in these `recipe.Phase`s."""
         return
 
     @abc.abstractmethod

@@ -8,7 +8,6 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from data_pipelines.corpus import Corpus
 from data_pipelines.examples import permutations
 from data_pipelines.examples.permutations import Permuting
 from pretrain.objectives import baselines, layouts
@@ -29,8 +28,9 @@ class PermutationLanguageModel(Objective):
 
     permuting: Permuting = Permuting()
 
-    def check(self, model_config, corpus: Corpus) -> None:
-        permutations.check_corpus(corpus)
+    def check(self, model_config, corpus, phases):
+        for phase in phases:
+            self.examples(corpus, "train", phase.length, phase.batch_size, seed=0).check_size()
 
     def spec(self, length):
         return permutations.spec(length, self.permuting)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from data_pipelines.corpus import Corpus
 from data_pipelines.examples.masking import Masking
 from models.noise import fold, gumbel
 from pretrain.objectives import baselines, layouts
@@ -32,7 +31,7 @@ class ReplacedTokenDetection(Objective):
     def __post_init__(self):
         layouts.check_layout(self.layout, next_sentence=False)
 
-    def check(self, model_config, corpus: Corpus) -> None:
+    def check(self, model_config, corpus, phases):
         layouts.check_corpus(corpus)
 
     def spec(self, length):

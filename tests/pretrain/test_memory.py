@@ -8,11 +8,13 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from models.program import Program
 from pretrain.__main__ import main
 from pretrain.assembly import assemble, initial_params
 from pretrain.evaluate import Evaluator
 from pretrain.journal import read_metrics
+from pretrain.recipe import Phase
 from pretrain.run import run
 from pretrain.run_directory import RunDirectory
 from tests.pretrain import tiny
@@ -104,3 +106,18 @@ def test_an_xlnet_trains_evaluates_and_exports(corpus_path, tmp_path, capsys):
     assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "hf")]) == 0
     _, found = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(found.values())
+
+
+@pytest.mark.parametrize(
+    "recipe, phase, said",
+    [
+        (tiny.xlnet, Phase(1.0, 12, 8), "length 12 leaves no room .* reuse_len 8"),
+        (tiny.xlnet, Phase(1.0, 32, 7), "batch size 7 is odd"),
+        (tiny.xlnet, Phase(1.0, 32, 10**6), "too few for a batch of 1000000 rows of 32"),
+        (tiny.transformer_xl, Phase(1.0, 32, 10**6), "a batch of 1000000 rows of 32 needs 32000001"),
+    ],
+)
+def test_streams_that_do_not_fit_are_said_before_anything_is_written(recipe, phase, said, corpus_path, tmp_path):
+    with pytest.raises(UserError, match=said):
+        run(recipe(phases=(phase,)), tiny.options(corpus_path, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
