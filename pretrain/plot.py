@@ -35,8 +35,10 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
         _draw(panel, name, curves)
     for panel in axes.flat[len(names) :]:
         panel.axis("off")
-    axes.flat[0].legend(fontsize="small")
-    figure.tight_layout()
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    lines_of_legend = -(-len(labels) // columns)
+    figure.tight_layout(rect=(0, 0.22 * lines_of_legend / figure.get_figheight(), 1, 1))
+    figure.legend(handles, labels, loc="lower center", ncols=columns, fontsize="small", frameon=False)
     temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -58,6 +60,8 @@ def _draw(panel, name: str, curves: dict) -> None:
             label = run.name if kind == "train" else f"{run.name} held-out"
             if points:
                 panel.plot(*zip(*points, strict=True), color=f"C{index}", label=label, **style)
+    if name == "perplexity":
+        panel.set_yscale("log")
     panel.set_title(name.replace("_", " "), fontsize="medium")
     panel.set_xlabel("step", fontsize="small")
     panel.grid(alpha=0.3)
