@@ -42,9 +42,9 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-        # On a CPU the writer would read the very buffers that the next step is given to overwrite.
-        item = {"state": jax.tree.map(jnp.copy, state), "checksums": checksums(state)}
-        self._manager.save(step, args=ocp.args.StandardSave(item))
+        # Copies: on a CPU the writer would read the very buffers that the next step is given to overwrite.
+        stored = jax.tree.map(lambda leaf: jnp.array(leaf, _stored_dtype(leaf), copy=True), state)
+        self._manager.save(step, args=ocp.args.StandardSave({"state": stored, "checksums": checksums(stored)}))
 
     def wait(self) -> None:
         """Return when everything is on disk."""
@@ -93,14 +93,15 @@ class Checkpoints:
     def _read(self, step: int, like: TrainState) -> TrainState:
         one = jax.ShapeDtypeStruct((), jnp.uint32, sharding=like.step.sharding)
         sums = [one] * len(jax.tree.leaves(like))
-        restored = self._manager.restore(step, args=ocp.args.StandardRestore({"state": like, "checksums": sums}))
+        stored = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, _stored_dtype(s), sharding=s.sharding), like)
+        restored = self._manager.restore(step, args=ocp.args.StandardRestore({"state": stored, "checksums": sums}))
         state = restored["state"]
         for path_and_leaf, expected, actual in zip(
             jax.tree.leaves_with_path(state), restored["checksums"], checksums(state), strict=True
         ):
             if int(expected) != int(actual):
                 raise ValueError(f"the checksum of {jax.tree_util.keystr(path_and_leaf[0])} differs")
-        return state
+        return jax.tree.map(lambda leaf, s: leaf if leaf.dtype == s.dtype else leaf.astype(s.dtype), state, like)
 
     def _set_aside(self, damaged: dict[int, str], good: int) -> None:
         for step, reason in damaged.items():
@@ -114,6 +115,11 @@ class Checkpoints:
         if damaged:
             barrier("damaged checkpoints are set aside")
             self._manager.reload()
+
+
+def _stored_dtype(leaf) -> jnp.dtype:
+    """Floats are stored as float32, so that a memory in bfloat16 can be read where the program has another dtype."""
+    return jnp.dtype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
 
 
 def checksums(state: TrainState) -> list[Array]:

@@ -34,8 +34,9 @@ def _check_same_model(source: str, theirs, ours) -> None:
         kinds = f"it is a {type(theirs).__name__}, the recipe has a {type(ours).__name__}"
         raise UserError(f"--init-from {source}: {kinds}; give a run of the same family")
     old, new = flat(dataclasses.asdict(theirs)), flat(dataclasses.asdict(ours))
-    # Dropout may change from run to run: no array depends on it.
-    differing = [name for name in new if old[name] != new[name] and not name.endswith("dropout")]
+    # Dropout and memory may change from run to run: no parameter depends on them.
+    free = lambda name: name.endswith("dropout") or name == "memory"
+    differing = [name for name in new if old[name] != new[name] and not free(name)]
     if differing:
         listed = ", ".join(f"model.{name} is {old[name]} there and {new[name]} here" for name in differing)
         raise UserError(f"--init-from {source}: {listed}; give the recipe the same values, or another --init-from")

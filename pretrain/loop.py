@@ -78,11 +78,11 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
 def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: Evaluator) -> TrainState:
     """Steps up to `end` or to a stop request."""
     options, recipe = run.options, run.assembly.recipe
-    carry = first_carry(run.assembly, phase, run.mesh)
-    if jax.tree.map(np.shape, carry) != jax.tree.map(np.shape, state.carry):
+    first, carry = int(state.step), first_carry(run.assembly, phase, run.mesh)
+    begins = first == (0, *boundaries(recipe))[phase]  # the rows of another phase's batches do not continue these
+    if begins or jax.tree.map(np.shape, carry) != jax.tree.map(np.shape, state.carry):
         state = state._replace(carry=carry)
     step_function = jit_train_step(run.assembly, phase, run.mesh, options.microbatches)
-    first = int(state.step)
     meter = Meter(run, phase, first)
     for step, batch in _batches(run, phase, first, end):
         if run.stop.reached(step):

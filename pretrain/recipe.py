@@ -85,6 +85,7 @@ def check(recipe: Recipe) -> None:
             raise UserError(
                 f"phases.{index}: length={phase.length} must be at least 8, batch_size={phase.batch_size} at least 1"
             )
+        recipe.objective.check_phase(phase)
 
 
 def to_json(recipe: Recipe) -> str:

@@ -64,10 +64,10 @@ def print_evaluation(
 
 
 def _remembering(assembly: Assembly, memory: int) -> Assembly:
-    """The assembly with another memory in evaluation; UserError where the objective has none."""
+    """The assembly with another memory in evaluation; UserError where the objective does not let it be chosen."""
     recipe = assembly.recipe
     if not hasattr(recipe.objective, "evaluation_memory"):
-        raise UserError(f"--memory {memory}: {recipe.name} has no memory in evaluation; leave it out")
+        raise UserError(f"--memory {memory}: {recipe.name} has no memory whose length could be chosen; leave it out")
     try:
         objective = dataclasses.replace(recipe.objective, evaluation_memory=memory)
     except ValueError as error:

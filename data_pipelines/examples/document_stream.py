@@ -21,7 +21,7 @@ class Order(NamedTuple):
 
 
 class DocumentStream:
-    """The documents of a split, each followed by one end token: the special token 'eod', or 'sep' without one.
+    """The documents of a split, each followed by its `end_token`.
 
     longest: a longer sentence counts as several; None where sentences are not asked for, then a document counts as
     one. total: tokens of the stream, end tokens included.
@@ -32,12 +32,7 @@ class DocumentStream:
 
     def __init__(self, corpus: Corpus, split: str, seed: int, longest: int | None = None):
         self.corpus, self.split, self.seed = corpus, split, seed
-        if not {"eod", "sep"} & set(corpus.special):
-            raise UserError(
-                f"corpus {corpus.path} has no eod and no sep token, one of which has to end documents; "
-                "prepare it with a tokenizer that has one"
-            )
-        self.end = corpus.special.get("eod", corpus.special.get("sep"))
+        self.end = end_token(corpus)
         sentences = corpus.sentences(split)
         self._offsets = chunks.document_starts(sentences, corpus.documents(split))
         self._units = chunks.units(sentences, longest, piece=-(-longest // 2)) if longest else self._offsets
@@ -90,6 +85,17 @@ class DocumentStream:
         document = order.documents[place]
         offset = self._units[self._first[document] + number - order.units[place]] - self._offsets[document]
         return np.where(number < order.units[-1], order.starts[place] + offset, self.total)
+
+
+def end_token(corpus: Corpus) -> int:
+    """The token that ends a document: the special token 'eod', or 'sep' without one. UserError for neither."""
+    for role in ("eod", "sep"):
+        if role in corpus.special:
+            return corpus.special[role]
+    raise UserError(
+        f"corpus {corpus.path} has no eod and no sep token, one of which has to end documents; "
+        "prepare it with a tokenizer that has one"
+    )
 
 
 def by_epoch(build: Callable, epoch: np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:

@@ -7,13 +7,18 @@ import numpy as np
 from data_pipelines.corpus import Corpus
 
 
-def unigram(predictions: Iterable[tuple[np.ndarray, np.ndarray]], corpus: Corpus) -> tuple[float, float]:
+def unigram(
+    predictions: Iterable[tuple[np.ndarray, np.ndarray]], corpus: Corpus, end: int | None = None
+) -> tuple[float, float]:
     """(cross-entropy in nats, accuracy) of the train split's unigram distribution.
 
-    predictions: (targets, weights) of each batch, of one shape.   Frequencies are smoothed by one count per token; the
+    predictions: (targets, weights) of each batch, of one shape.   end: the token that ends each document in what is
+    predicted, None where none does; no corpus holds it.   Frequencies are smoothed by one count per token; the
     guess is the most frequent token.
     """
     counts = corpus.token_counts().astype(np.float64) + 1.0
+    if end is not None:
+        counts[end] += len(corpus.documents("train")) - 1
     nats, best = -np.log(counts / counts.sum()), int(counts.argmax())
     loss = hits = total = 0.0
     for targets, weights in predictions:

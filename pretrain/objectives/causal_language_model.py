@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.examples import streams
+from data_pipelines.examples.document_stream import end_token
 from pretrain.objectives import baselines
 from pretrain.objectives.cross_entropy import clustered_cross_entropy, cross_entropy
 from pretrain.objectives.initialise import initialise
@@ -75,7 +76,8 @@ class CausalLanguageModel(Objective):
         return length
 
     def baselines(self, batches, corpus):
-        loss, accuracy = baselines.unigram(((batch["targets"], batch["weights"]) for batch in batches), corpus)
+        targets = ((batch["targets"], batch["weights"]) for batch in batches)
+        loss, accuracy = baselines.unigram(targets, corpus, end_token(corpus))
         return {"lm_loss": loss, "lm_accuracy": accuracy, "perplexity": float(np.exp(loss))}
 
     def report(self, counts):

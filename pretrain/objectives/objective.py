@@ -38,6 +38,10 @@ class Objective(abc.ABC):
     change nothing but rounding.
     """
 
+    def check_phase(self, phase) -> None:
+        """UserError when the rows of a `recipe.Phase` cannot be made, whatever the corpus."""
+        return
+
     def check(self, model_config, corpus: Corpus, phases: Sequence) -> None:
         """UserError when this objective cannot train this model on this corpus in these `recipe.Phase`s."""
         return

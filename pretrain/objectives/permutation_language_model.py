@@ -8,7 +8,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from data_pipelines.errors import UserError
 from data_pipelines.examples import permutations
+from data_pipelines.examples.document_stream import end_token
 from data_pipelines.examples.permutations import Permuting
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import cross_entropy
@@ -28,9 +30,17 @@ class PermutationLanguageModel(Objective):
 
     permuting: Permuting = Permuting()
 
+    def check_phase(self, phase):
+        permutations.check_shape(phase.length, phase.batch_size, self.permuting)
+
     def check(self, model_config, corpus, phases):
         for phase in phases:
             self.examples(corpus, "train", phase.length, phase.batch_size, seed=0).check_size()
+            if not self.examples(corpus, "heldout", phase.length, phase.batch_size, seed=0).number:
+                raise UserError(
+                    f"--corpus {corpus.path}: its held-out split is shorter than a row of {phase.length}; prepare it "
+                    "with a larger --heldout, or lower the length"
+                )
 
     def spec(self, length):
         return permutations.spec(length, self.permuting)
@@ -63,7 +73,7 @@ class PermutationLanguageModel(Objective):
         return permutations.predictions(length, self.permuting)
 
     def baselines(self, batches, corpus):
-        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)
+        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus, end_token(corpus))
         return {"plm_loss": loss, "plm_accuracy": accuracy}
 
     def report(self, counts):

@@ -164,6 +164,19 @@ def test_a_checksum_sees_changed_and_swapped_elements():
     assert len(sums | {one([[3.0, 4.0], [1.0, 2.0]])}) == 4
 
 
+def test_bfloat16_is_read_as_it_was_and_as_float32(tmp_path):
+    half = lambda dtype: state_at(1, 30)._replace(
+        params={"x": jnp.asarray([0.25, -0.5, 3e-3], jnp.bfloat16).astype(dtype)}
+    )
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = lambda state: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(half(jnp.bfloat16))
+    checkpoints.wait()
+    for dtype in (jnp.bfloat16, jnp.float32):
+        assert tiny.equal(reopened(tmp_path).restore(lambda _, dtype=dtype: shapes(half(dtype))), half(dtype))
+
+
 def test_any_error_of_the_disk_is_one_line_and_no_other_error_is(tmp_path):
     directory = RunDirectory(tmp_path)
     saved(directory.checkpoints, [1, 2])

@@ -113,6 +113,7 @@ def test_an_xlnet_trains_evaluates_and_exports(corpus_path, tmp_path, capsys):
     [
         (tiny.xlnet, Phase(1.0, 12, 8), "length 12 leaves no room .* reuse_len 8"),
         (tiny.xlnet, Phase(1.0, 32, 7), "batch size 7 is odd"),
+        (tiny.xlnet, Phase(1.0, 800, 2), "its held-out split is shorter than a row of 800"),
         (tiny.xlnet, Phase(1.0, 32, 10**6), "too few for a batch of 1000000 rows of 32"),
         (tiny.transformer_xl, Phase(1.0, 32, 10**6), "a batch of 1000000 rows of 32 needs 32000001"),
     ],
@@ -121,3 +122,29 @@ def test_streams_that_do_not_fit_are_said_before_anything_is_written(recipe, pha
     with pytest.raises(UserError, match=said):
         run(recipe(phases=(phase,)), tiny.options(corpus_path, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("recipe", [tiny.transformer_xl, pytest.param(tiny.xlnet, marks=pytest.mark.slow)])
+def test_a_memory_in_bfloat16_is_read_and_gone_on_with_in_float32(recipe, corpus_path, tmp_path):
+    """As after a run on a TPU, on a machine without one."""
+    workdir = tmp_path / "run"
+    run(recipe(steps=5), tiny.options(corpus_path, workdir, dtype="bfloat16"))
+    carry = tiny.final_state(workdir).carry
+    assert carry["hidden"].dtype == np.float32 and carry["hidden"].any()
+    assert main(["eval", str(workdir)]) == 0
+    assert run(recipe(steps=10), tiny.options(corpus_path, workdir, dtype="float32")) == 0
+
+
+def test_a_memory_ends_with_its_phase(corpus_path, tmp_path):
+    """Of the same shape or not: the rows of the next phase do not continue these."""
+    longer = tiny.transformer_xl(model=dataclasses.replace(tiny.TRANSFORMER_XL, memory=64), steps=4)
+    longer = dataclasses.replace(longer, phases=(Phase(0.75, 32, 8), Phase(0.25, 16, 8)))
+    run(longer, tiny.options(corpus_path, tmp_path / "longer", checkpoint_every=3))
+    segments = tiny.final_state(tmp_path / "longer").carry["segments"]
+    assert (segments[:, -16:] == 1).all() and not segments[:, :-16].any()
+
+
+def test_training_goes_on_from_another_run_with_another_memory(corpus_path, trained, tmp_path):
+    recipe = tiny.transformer_xl(model=dataclasses.replace(tiny.TRANSFORMER_XL, memory=24), steps=2)
+    assert run(recipe, tiny.options(corpus_path, tmp_path / "next", init_from=str(trained))) == 0
+    assert tiny.final_state(tmp_path / "next").carry["hidden"].shape == (2, 8, 24, 32)

@@ -30,8 +30,8 @@ def simulated(name, *meshes):
     params=[
         ("bert", *MESHES),
         ("electra", "fsdp=8", "data=2,fsdp=2,sequence=2/4"),
-        ("transformer-xl", "fsdp=8", "data=2,fsdp=2,tensor=2/4", "data=4,sequence=2"),
-        ("xlnet", "fsdp=8", "data=2,fsdp=2,tensor=2/4"),
+        ("transformer-xl", "data=4,sequence=2"),
+        ("xlnet", "data=2,fsdp=2,tensor=2/4"),
         *(pytest.param((name, *MESHES), marks=pytest.mark.slow) for name in ("electra", "transformer-xl", "xlnet")),
     ],
     ids=lambda param: f"{param[0]} on {len(param) - 1}",
