@@ -217,8 +217,8 @@ FAMILY = Family(
     config=XLNetConfig,
     sizes={
         # Trained within minutes on a CPU: not published ones.
-        "tiny": _size(2, 128, memory=64),
-        "mini": _size(4, 256, memory=64),
+        "tiny": _size(2, 128, memory=48),
+        "mini": _size(4, 256, memory=48),
         "base": _size(12, 768),  # Yang et al. 2019, appendix A.4 and the published checkpoints
         "large": _size(24, 1024),
     },

@@ -13,8 +13,6 @@ A run's held-out rows are shared out over a batch: with large ones raise --eval-
     python -m pretrain run xlnet-base --corpus CORPUS --workdir RUN
 """
 
-import dataclasses
-
 from data_pipelines.examples.permutations import Permuting
 from models.xlnet import FAMILY
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
@@ -23,11 +21,11 @@ from pretrain.recipe import Phase, Recipe
 from pretrain.schedules import Schedule
 
 
-def _recipe(size: str, phase: Phase, permuting: Permuting, memory: int, schedule: Schedule, steps: int) -> Recipe:
+def _recipe(size: str, phase: Phase, permuting: Permuting, schedule: Schedule, steps: int) -> Recipe:
     return Recipe(
         name=f"xlnet-{size}",
         source="Yang et al. 2019",
-        model=dataclasses.replace(FAMILY.sizes[size], memory=memory),
+        model=FAMILY.sizes[size],
         objective=PermutationLanguageModel(permuting=permuting),
         optimizer=Optimizer(),
         schedule=schedule,
@@ -40,8 +38,8 @@ _SMALL = Permuting(reuse_len=32, perm_size=32)
 
 RECIPES = [
     # Set up to train within minutes on a CPU.
-    _recipe("tiny", Phase(1.0, 64, 16), _SMALL, 48, Schedule(peak=1e-3, warmup=0.1), 3000),
-    _recipe("mini", Phase(1.0, 64, 16), _SMALL, 48, Schedule(peak=5e-4, warmup=0.1), 3000),
-    _recipe("base", Phase(1.0, 512, 256), Permuting(), 384, Schedule(peak=1e-4, warmup=0.01), 1_000_000),
-    _recipe("large", Phase(1.0, 512, 8192), Permuting(), 384, Schedule(peak=4e-4, warmup=0.08), 500_000),
+    _recipe("tiny", Phase(1.0, 64, 16), _SMALL, Schedule(peak=1e-3, warmup=0.1), 3000),
+    _recipe("mini", Phase(1.0, 64, 16), _SMALL, Schedule(peak=5e-4, warmup=0.1), 3000),
+    _recipe("base", Phase(1.0, 512, 256), Permuting(), Schedule(peak=1e-4, warmup=0.01), 1_000_000),
+    _recipe("large", Phase(1.0, 512, 8192), Permuting(), Schedule(peak=4e-4, warmup=0.08), 500_000),
 ]
