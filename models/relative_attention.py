@@ -2,7 +2,6 @@
 it that Transformer-XL and XLNet share."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -65,31 +64,67 @@ def shift(scores: Array, keys: int) -> Array:
     return flat.reshape(*leading, length, distances - 1)[..., :keys]
 
 
-def shift_to(positions: Array, length: int, scores: Array, keys: int) -> Array:
-    """`shift` for queries at chosen positions i32[batch, n] of the length: scores [batch, heads, n, distances].
+def shift_to(starts: Array, scores: Array, keys: int) -> Array:
+    """`shift` for chosen queries: scores [batch, heads, n, distances]; the first key's number i32[batch, n] of each.
 
     A gather: shifting by powers of two, which needs none, took 2 to 9 times as long on a CPU.
     """
-    numbers = (length - 1 - positions)[:, None, :, None] + jnp.arange(keys)
+    numbers = starts[:, None, :, None] + jnp.arange(keys)
     return jnp.take_along_axis(scores, numbers, axis=-1, mode="clip")
 
 
-def visibility(ranks: Array, thresholds: Array, queries: Array, segments: Array, memory: Array) -> Array:
-    """Which keys each query sees: bool[batch, n, memory + length].
+class Tokens(NamedTuple):
+    """What decides which keys a query sees, i32[batch, memory + length] of keys, i32[batch, n] of queries.
 
-    ranks, segments: i32[batch, length] of the keys.   thresholds, queries: i32[batch, n], the queries' thresholds and
-    segments.   memory: i32[batch, memory], its segments.   A query sees the keys of its segment in the memory, and
-    those in the row whose rank is below its threshold.
+    A query sees the keys of its segment whose rank is below its own, its threshold.
+    types: for the scores by types; needs their biases.
     """
-    reached = ranks[:, None, :] < thresholds[:, :, None]
-    reached = jnp.pad(reached, ((0, 0), (0, 0), (memory.shape[1], 0)), constant_values=True)
-    keys = jnp.concatenate([memory, segments], axis=1)
-    return reached & (keys[:, None, :] == queries[:, :, None])
+
+    ranks: Array
+    segments: Array
+    types: Array | None = None
+
+
+class Queries(NamedTuple):
+    """How queries [batch, n, ...] stand to their keys, without an array [batch, n, memory + length].
+
+    own, keys: the queries and the keys.   itself: whether queries, the whole row, see themselves whatever their rank.
+    starts: i32[batch, n], of chosen queries; each finds key j at the distance number j + start. None: the queries are
+    the whole row, and start at length - 1, length - 2, ..., 0.
+    """
+
+    own: Tokens
+    keys: Tokens
+    itself: bool = False
+    starts: Array | None = None
+
+    @property
+    def rows(self) -> str | None:
+        """The name of the axis n for the mesh, None where it is not the whole length."""
+        return "length" if self.starts is None else None
+
+
+def remembered_keys(memory: Array, row: Tokens) -> Tokens:
+    """The keys: a memory of these segments, i32[batch, memory], whose types are 0 and ranks below all others, then the
+    row's."""
+    lowest, types = jnp.iinfo(jnp.int32).min, None if row.types is None else jnp.zeros_like(memory)
+    before = Tokens(jnp.full_like(memory, lowest), memory, types)
+    return jax.tree.map(lambda *both: jnp.concatenate(both, axis=1), before, row)
+
+
+def visibility(queries: Queries) -> Array:
+    """Which keys each query sees: bool[batch, n, memory + length]."""
+    own, keys = queries.own, queries.keys
+    reached = keys.ranks[:, None, :] < own.ranks[:, :, None]
+    if queries.itself:
+        length, total = own.ranks.shape[1], keys.ranks.shape[1]
+        reached |= jnp.eye(length, total, k=total - length, dtype=bool)
+    return reached & (keys.segments[:, None, :] == own.segments[:, :, None])
 
 
 class Context(NamedTuple):
-    """What queries attend to: k, v [batch, memory + length, heads, head_dim], r [batch or 1, distances, heads,
-    head_dim], the keys of the distances."""
+    """What queries attend to, heads side by side: k, v [batch, memory + length, width], r [batch or 1, distances,
+    width], the keys of the distances."""
 
     k: Array
     v: Array
@@ -106,51 +141,39 @@ class Biases(NamedTuple):
     types: Array | None = None
 
 
-class Queries(NamedTuple):
-    """How queries [batch, n, ...] stand to their keys.
-
-    visible: bool[batch, n, memory + length].   by_key: scores by distance -> by key, like `shift`.
-    other: bool[batch, n, memory + length], whether the key is of another type; needs the biases of types.
-    rows: the name of the axis n for the mesh, None where it is not the whole length.
-    """
-
-    visible: Array
-    by_key: Callable[[Array], Array]
-    other: Array | None = None
-    rows: str | None = "length"
-
-
 def relative_attention(
-    q: Array, context: Context, biases: Biases, queries: Queries, *, dropout_rate: float, keys: Keys
+    q: Array, context: Context, biases: Biases, queries: Queries, heads: int, *, dropout_rate: float, keys: Keys
 ) -> Array:
     """Attention by content and by distance (Dai et al. 2019, section 3.3, terms a to d) -> like q.
 
-    q: [batch, n, heads, head_dim], any float dtype; softmax in float32. A query that sees nothing gets zeros.
+    q: [batch, n, width], heads side by side, any float dtype; softmax in float32. A query that sees nothing gets zeros.
     dropout_rate: on the probabilities, drawn from `keys` (u32[batch, 2] or None).
     """
-    visible, by_key, other, rows = queries
-    add = lambda bias: constrain((q + bias.reshape(q.shape[2:])) * scale, "batch", rows, "heads", None)
-    scale = q.shape[-1] ** -0.5
+    split = lambda x: x.reshape(*x.shape[:-1], heads, -1)
+    (k, v, r), rows, scale = map(split, context), queries.rows, split(q).shape[-1] ** -0.5
+    add = lambda bias: constrain((split(q) + split(bias)) * scale, "batch", rows, "heads", None)
     # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
-    k, v = (constrain(x, "batch", None, "heads", None) for x in context[:2])
+    k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
     product32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     scores = product32("bqhd,bkhd->bhqk", add(biases.content), k)
-    if context.r.shape[0] == 1:
-        distances = product32("bqhd,rhd->bhqr", add(biases.position), context.r[0])
+    if r.shape[0] == 1:
+        distances = product32("bqhd,rhd->bhqr", add(biases.position), r[0])
     else:
-        distances = product32("bqhd,brhd->bhqr", add(biases.position), context.r)
-    scores += by_key(distances)
-    if other is not None:
-        types = biases.types.reshape(2, *q.shape[2:])
-        same, different = jnp.moveaxis(product32("bqhd,thd->bhqt", add(biases.type), types), -1, 0)
-        scores += jnp.where(other[:, None], different[..., None], same[..., None])
+        distances = product32("bqhd,brhd->bhqr", add(biases.position), r)
+    number = k.shape[1]
+    scores += shift(distances, number) if queries.starts is None else shift_to(queries.starts, distances, number)
+    if queries.own.types is not None:
+        other = queries.own.types[:, None, :, None] != queries.keys.types[:, None, None, :]
+        same, different = jnp.moveaxis(product32("bqhd,thd->bhqt", add(biases.type), split(biases.types)), -1, 0)
+        scores += jnp.where(other, different[..., None], same[..., None])
+    visible = visibility(queries)
     scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, keys)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
     # Of no visible key the softmax makes equal shares of all, which would tell a prediction its own token.
     mixed = jnp.where(visible.any(axis=-1)[..., None, None], mixed, 0)
-    return constrain(mixed, "batch", rows, "heads", None)
+    return constrain(mixed, "batch", rows, "heads", None).reshape(q.shape)
 
 
 class Projection(nn.Module):
@@ -180,19 +203,16 @@ class RelativeAttention(nn.Module):
 
     def context(self, hidden: Array, table: Array) -> Context:
         """hidden [batch, memory + length, width] and a table of distances [batch or 1, distances, width]."""
-        return Context(*map(self._split, (self.key(hidden), self.value(hidden), self.position(table))))
+        return Context(*map(kept, (self.key(hidden), self.value(hidden), self.position(table))))
 
     def __call__(self, x: Array, context: Context, biases: Biases, queries: Queries, keys: Keys) -> Array:
         """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
         config = self.config
         cast = Biases(*(bias if bias is None else bias.astype(self.dtype) for bias in biases))
-        q, rate = self._split(self.query(x)), config.attention_dropout
-        mixed = relative_attention(q, context, cast, queries, dropout_rate=rate, keys=site(keys, 1))
-        y = self.output(kept(mixed.reshape(x.shape)))
+        q, rate = kept(self.query(x)), config.attention_dropout
+        mixed = relative_attention(q, context, cast, queries, config.heads, dropout_rate=rate, keys=site(keys, 1))
+        y = self.output(kept(mixed))
         return constrain(self.norm(x + dropout(y, config.dropout, site(keys, 2))), "batch", queries.rows, None)
-
-    def _split(self, x: Array) -> Array:
-        return kept(x.reshape(*x.shape[:2], self.config.heads, -1))
 
 
 class FeedForward(nn.Module):

@@ -23,15 +23,15 @@ from models.relative_attention import (
     Memory,
     Queries,
     RelativeAttention,
+    Tokens,
     attention_flops,
     check_relative,
     distance_table,
     empty_memory,
     projection_flops,
     remember,
-    shift,
+    remembered_keys,
     sinusoids,
-    visibility,
 )
 from models.sharding import constrain
 
@@ -124,12 +124,11 @@ class TransformerXLLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, shared, keys: Keys, memory: Array) -> tuple[Array, Array]:
-        """shared: (table of distances, bool[batch, length, memory + length], shared Biases or None)."""
+        """shared: (table of distances, how x's tokens stand to memory and x, shared Biases or None)."""
         config, dtype = self.config, self.program.compute
-        table, visible, biases = shared
+        table, queries, biases = shared
         attention = RelativeAttention(config, dtype, name="attention")
         context = attention.context(jnp.concatenate([memory, x], axis=1), table)
-        queries = Queries(visible, lambda scores: shift(scores, visible.shape[-1]))
         y = attention(x, context, biases or position_biases(self, config), queries, keys)
         return FeedForward(config, dtype, name="feed_forward")(y, keys), remember(memory, x)
 
@@ -171,8 +170,9 @@ class TransformerXL(nn.Module):
         # One distance more than there are: `shift` needs it.
         table = distance_table(sinusoids(remembered + length - 1, -1, c.width), c.dropout, site(keys, 2)).astype(dtype)
         ranks = jnp.broadcast_to(jnp.arange(length), tokens.shape)
-        visible = visibility(ranks, ranks + 1, segments, segments, memory.segments)
-        shared = (table, visible, position_biases(self, c) if c.shared_biases else None)
+        keys_of = remembered_keys(memory.segments, Tokens(ranks, segments))
+        queries = Queries(Tokens(ranks + 1, segments), keys_of)
+        shared = (table, queries, position_biases(self, c) if c.shared_biases else None)
         layer = TransformerXLLayer(c, self.program, parent=None)
         x, hidden = stack(self, layer, c.depth, x, shared, site(keys, 1), self.program, each=memory.hidden)
         return drop(x, 3), Memory(hidden, remember(memory.segments, segments))

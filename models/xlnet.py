@@ -22,15 +22,14 @@ from models.relative_attention import (
     Memory,
     Queries,
     RelativeAttention,
+    Tokens,
     attention_flops,
     check_relative,
     empty_memory,
     projection_flops,
     remember,
-    shift,
-    shift_to,
+    remembered_keys,
     sinusoids,
-    visibility,
 )
 from models.sharding import constrain
 
@@ -154,23 +153,10 @@ def both_queries(
     types: Array, segments: Array, ranks: Array, thresholds: Array, positions: Array, memory: Array
 ) -> tuple[Queries, Queries]:
     """The content stream's queries and the query stream's; arguments as in `XLNet.predict`, memory: its segments."""
-    length, remembered = segments.shape[1], memory.shape[1]
-    keys = remembered + length
-    key_types = jnp.concatenate([jnp.zeros_like(memory), types], axis=1)[:, None, :]
-    itself = jnp.eye(length, keys, k=remembered, dtype=bool)
-    at = lambda array: gather_rows(array, positions)
-    content = Queries(
-        visibility(ranks, thresholds, segments, segments, memory) | itself,
-        lambda scores: shift(scores, keys),
-        key_types != types[:, :, None],
-    )
-    query = Queries(
-        visibility(ranks, at(thresholds), at(segments), segments, memory),
-        lambda scores: shift_to(positions, length, scores, keys),
-        key_types != at(types)[:, :, None],
-        rows=None,
-    )
-    return content, query
+    keys = remembered_keys(memory, Tokens(ranks, segments, types))
+    own = Tokens(thresholds, segments, types)
+    chosen = Tokens(*(gather_rows(array, positions) for array in own))
+    return Queries(own, keys, itself=True), Queries(chosen, keys, starts=segments.shape[1] - 1 - positions)
 
 
 def parameters(config: XLNetConfig) -> list[Parameter]:

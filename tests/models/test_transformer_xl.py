@@ -8,10 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import relative_attention as attention
 from models.bert import site
 from models.noise import row_keys
 from models.program import Program
-from models.relative_attention import Biases, Context, Memory, Queries, relative_attention, shift, sinusoids, visibility
+from models.relative_attention import (
+    Biases,
+    Context,
+    Memory,
+    Queries,
+    Tokens,
+    relative_attention,
+    remembered_keys,
+    sinusoids,
+)
 from models.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig, TransformerXLLayer
 from tests.models.shapes import parameter_shapes
 
@@ -78,16 +88,17 @@ def test_attention_is_the_papers_equation_position_by_position():
             values = [hidden[j] @ wv[:, head] for j in range(remembered + i + 1)]
             expected[i, head] = softmax(np.array(scores)) @ np.stack(values)
 
-    heads_of = lambda x, w: jnp.einsum("lw,whd->lhd", x, w)[None].astype(jnp.float32)
+    heads_of = lambda x, w: jnp.einsum("lw,whd->lhd", x, w).reshape(1, len(x), -1).astype(jnp.float32)
     context = Context(heads_of(hidden, wk), heads_of(hidden, wv), heads_of(sinusoids(keys - 1, -1, width), wr))
     ranks = jnp.arange(length)[None]
     ones = jnp.ones((1, length), jnp.int32)
-    visible = visibility(ranks, ranks + 1, ones, ones, jnp.ones((1, remembered), jnp.int32))
+    of_keys = remembered_keys(jnp.ones((1, remembered), jnp.int32), Tokens(ranks, ones))
+    queries = Queries(Tokens(ranks + 1, ones), of_keys)
     ours = relative_attention(
-        heads_of(hidden[remembered:], wq), context, Biases(u.reshape(-1), v.reshape(-1)),
-        Queries(visible, lambda scores: shift(scores, keys)), dropout_rate=0.0, keys=None,
+        heads_of(hidden[remembered:], wq), context, Biases(u.reshape(-1), v.reshape(-1)), queries, heads,
+        dropout_rate=0.0, keys=None,
     )  # fmt: skip
-    np.testing.assert_allclose(ours[0], expected, atol=2e-5)
+    np.testing.assert_allclose(ours[0].reshape(expected.shape), expected, atol=2e-5)
 
 
 def test_pieces_with_a_memory_of_everything_are_the_whole_row():
@@ -96,20 +107,22 @@ def test_pieces_with_a_memory_of_everything_are_the_whole_row():
         np.testing.assert_allclose(in_pieces(CONFIG, TOKENS, ONES, length, 24), whole, atol=2e-5)
 
 
-def test_pieces_with_a_short_memory_are_the_whole_row_under_a_band():
+def test_pieces_with_a_short_memory_are_the_whole_row_under_a_band(monkeypatch):
     """A piece of 6 that remembers 8 sees up to 8 positions before its start, at every layer."""
-    params, x = params_of(CONFIG), None
+    ours, params = in_pieces(CONFIG, TOKENS, ONES, 6, 8), params_of(CONFIG)
     query, key = np.arange(24)[:, None], np.arange(24)
     band = (key <= query) & (key >= query // 6 * 6 - 8)
     module = TransformerXL(CONFIG, SCAN)
     x = module.apply({"params": params}, TOKENS, method="embed")
     biases = Biases(params["content_bias"], params["position_bias"])
-    shared = (sinusoids(23, -1, 16)[None], jnp.broadcast_to(band, (2, 24, 24)), biases)
-    layer = jax.jit(TransformerXLLayer(CONFIG, SCAN).apply)
+    monkeypatch.setattr(attention, "visibility", lambda queries: jnp.broadcast_to(band, (2, 24, 24)))
+    everything = Tokens(jnp.zeros((2, 24), jnp.int32), jnp.ones((2, 24), jnp.int32))
+    shared = (sinusoids(23, -1, 16)[None], Queries(everything, everything), biases)
+    layer = TransformerXLLayer(CONFIG, SCAN).apply
     for index in range(CONFIG.depth):
         weights = jax.tree.map(lambda leaf, index=index: leaf[index], params["layers"])
         x, _ = layer({"params": weights}, x, shared, None, jnp.zeros((2, 0, 16)))
-    np.testing.assert_allclose(in_pieces(CONFIG, TOKENS, ONES, 6, 8), x, atol=2e-5)
+    np.testing.assert_allclose(ours, x, atol=2e-5)
 
 
 def test_memory_of_another_segment_is_not_seen():

@@ -10,7 +10,7 @@ import pytest
 
 from models.noise import row_keys
 from models.program import Program
-from models.relative_attention import Memory, shift, shift_to
+from models.relative_attention import Memory, shift, shift_to, visibility
 from models.xlnet import FAMILY, XLNet, XLNetConfig, both_queries
 from tests.models.shapes import parameter_shapes
 
@@ -72,8 +72,8 @@ def test_the_book_s_order_3_2_4_1_gives_its_two_masks():
     ones = np.ones((1, 4), np.int32)
     everywhere = np.arange(4, dtype=np.int32)[None]
     content, query = both_queries(ones, ones, ranks, ranks, everywhere, jnp.zeros((1, 0), jnp.int32))
-    np.testing.assert_array_equal(content.visible[0], [[1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0], [0, 1, 1, 1]])
-    np.testing.assert_array_equal(query.visible[0], [[0, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]])
+    np.testing.assert_array_equal(visibility(content)[0], [[1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0], [0, 1, 1, 1]])
+    np.testing.assert_array_equal(visibility(query)[0], [[0, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]])
 
 
 @pytest.mark.parametrize("remembered", [0, 5])
@@ -144,7 +144,7 @@ def test_shifting_to_positions_takes_rows_of_the_whole_shift():
     whole = np.asarray(shift(scores, 12))
     some = np.stack([scores[row][:, at] for row, at in enumerate(positions)])
     expected = np.stack([whole[row][:, at] for row, at in enumerate(positions)])
-    np.testing.assert_array_equal(shift_to(positions, 7, some, 12), expected)
+    np.testing.assert_array_equal(shift_to(6 - positions, some, 12), expected)
     for i, j in np.ndindex(7, 12):
         np.testing.assert_array_equal(whole[..., i, j], scores[..., i, j + 6 - i])
 
