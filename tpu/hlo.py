@@ -225,23 +225,28 @@ def collectives(module: Module) -> list[Collective]:
         kind = instruction.opcode.removesuffix("-start")
         group = _group(instruction, module.devices) if kind in KINDS else 1
         channel = re.search(r"channel_id=(\d+)", instruction.rest)
-        if group == 1 or run.fused and channel and channel[1] in channels:
+        scattered = kind == "all-reduce" and run.fused and _keeps_slices(run)
+        beside = run.fused > scattered  # inside a fusion that does other work
+        if group == 1 or beside and channel and channel[1] in channels:
             continue
-        if run.fused and channel:
+        if beside and channel:
             channels.add(channel[1])
-        scattered = kind == "all-reduce" and run.fused and _keeps_a_slice(run)
         kind = "reduce-scatter" if scattered else kind
-        overlapped = run.fused > scattered or instruction.opcode == "send" or instruction.opcode.endswith("-start")
+        overlapped = beside or instruction.opcode == "send" or instruction.opcode.endswith("-start")
         source = re.search(r'op_name="([^"]*)"', instruction.rest)
         moved = _moved(instruction, group)
         found.append(Collective(kind, moved, group, run.times, overlapped, source[1] if source else ""))
     return found
 
 
-def _keeps_a_slice(run: Run) -> bool:
-    """Whether a computation's result is a slice of this instruction's."""
+def _keeps_slices(run: Run) -> bool:
+    """Whether a computation results in a slice of each of this instruction's results."""
+    value = lambda name: run.computation[name]
     root = next(i for i in run.computation.values() if i.root)
-    return root.opcode == "dynamic-slice" and root.operands[0] == run.instruction.name
+    kept = list(map(value, root.operands)) if root.opcode == "tuple" else [root]
+    sources = [value(i.operands[0]) for i in kept if i.opcode == "dynamic-slice"]
+    whole = [value(i.operands[0]) if i.opcode == "get-tuple-element" else i for i in sources]
+    return len(whole) == len(kept) and all(i.name == run.instruction.name for i in whole)
 
 
 def _moved(instruction: Instruction, group: int) -> tuple[Array, ...]:
