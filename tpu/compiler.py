@@ -17,7 +17,7 @@ from jax.experimental import topologies
 
 from data_pipelines.errors import UserError
 from tpu.topologies import OPTIONS, Topology
-from tpu.xla import COMPILER_OPTIONS
+from tpu.xla import platform_options
 
 INSTALL = "make setup-plan (or pip install -r requirements-plan.txt)"
 # Of an environment that a Cloud TPU VM has; without them libtpu looks for such a machine and waits.
@@ -98,7 +98,7 @@ def compile_for_tpu(lowered: jax.stages.Lowered, topology: Topology, cache: Path
 
 def program_hash(lowered: jax.stages.Lowered, topology: Topology) -> str:
     """Of the StableHLO (shapes and shardings are in it), the slice, XLA's settings and the compiler's version."""
-    options = str(sorted(COMPILER_OPTIONS["tpu"].items()))
+    options = str(sorted(platform_options("tpu").items()))
     parts = (lowered.as_text(), str(topology), options, version("libtpu"), version("jaxlib"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

@@ -5,11 +5,12 @@ Settings of the whole process (the CPU's, the compilation cache) are in `pretrai
 
 import contextlib
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 
 import jax
 from jax.sharding import Mesh
 
-COMPILER_OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
+_OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
     # Gathers of parameters and reductions of gradients run beside the products of other layers; off by default.
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
     # XLA:TPU schedules its collectives that way by itself. With 16 MiB of vector memory, as is usual, the tiles of a
@@ -18,12 +19,28 @@ COMPILER_OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
     "tpu": {"xla_tpu_scoped_vmem_limit_kib": "49152"},
     "cpu": {},
 }
+_VECTOR_MEMORY_SINCE = (0, 0, 48)  # libtpu 0.0.42 crashes on many programs with any other limit than its own
+
+
+def platform_options(platform: str) -> dict[str, str | bool]:
+    """XLA's settings for 'cpu', 'gpu' or 'tpu', with the compiler that is installed."""
+    if platform == "tpu" and _libtpu() < _VECTOR_MEMORY_SINCE:
+        return {}
+    return dict(_OPTIONS[platform])
+
+
+def _libtpu() -> tuple[int, ...]:
+    """Its version; () where no package tells it."""
+    try:
+        return tuple(int(part) for part in version("libtpu").split(".")[:3] if part.isdigit())
+    except PackageNotFoundError:
+        return ()
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """For `jax.jit` of a program on the mesh."""
     platform = mesh.devices.flat[0].platform
-    return dict(COMPILER_OPTIONS["gpu" if platform in ("cuda", "rocm") else platform])
+    return platform_options("gpu" if platform in ("cuda", "rocm") else platform)
 
 
 def matmul_precision(dtype: str) -> contextlib.AbstractContextManager:

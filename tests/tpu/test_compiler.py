@@ -42,7 +42,7 @@ def test_another_program_slice_or_compiler_is_compiled_anew(compiled, tmp_path, 
     asked = [ask(lowered(), V5E), ask(lowered(rows=8), V5E), ask(lowered(times=3.0), V5E), ask(lowered(), V6E)]
     monkeypatch.setattr(compiler, "version", lambda package: f"{package} 2")
     asked.append(ask(lowered(), V5E))
-    monkeypatch.setattr(compiler, "COMPILER_OPTIONS", {"tpu": {"xla_tpu_some_setting": True}})
+    monkeypatch.setattr(compiler, "platform_options", lambda platform: {"xla_tpu_some_setting": True})
     assert [*asked, ask(lowered(), V5E)] == [False] * 6 and len(compiled) == 6
 
 

@@ -1,5 +1,7 @@
 """XLA's settings: names that the compiler knows, and float32 that is float32."""
 
+from importlib.metadata import PackageNotFoundError
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,16 +10,31 @@ from models.program import Program
 from pretrain import placement
 from pretrain.assembly import assemble
 from tests.pretrain import tiny
+from tpu import xla
 from tpu.mesh import MeshShape, make_mesh
-from tpu.xla import COMPILER_OPTIONS, compiler_options, matmul_precision
+from tpu.xla import compiler_options, matmul_precision, platform_options
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])  # the TPU's are compiled by the tests of the plan
 def test_the_compiler_knows_every_option(platform):
-    double = jax.jit(lambda x: 2 * x, compiler_options=dict(COMPILER_OPTIONS[platform]))
+    double = jax.jit(lambda x: 2 * x, compiler_options=platform_options(platform))
     assert double(jnp.ones(2)).sum() == 4
     with pytest.raises(Exception, match="No such compile option"):
         jax.jit(lambda x: 2 * x, compiler_options={"xla_no_such_option": True})(jnp.ones(2))
+
+
+VERSIONS = [("0.0.42.1", False), ("0.0.48", True), ("0.1.2", True), ("0.0.52.dev20261101", True), (None, False)]
+
+
+@pytest.mark.parametrize("installed, takes", VERSIONS)
+def test_an_old_compiler_for_tpus_does_not_get_what_it_crashes_on(installed, takes, monkeypatch):
+    def version(package):
+        if installed is None:
+            raise PackageNotFoundError(package)
+        return installed
+
+    monkeypatch.setattr(xla, "version", version)
+    assert ("xla_tpu_scoped_vmem_limit_kib" in platform_options("tpu")) == takes
 
 
 @pytest.mark.parametrize("dtype, precise", [("float32", True), ("bfloat16", False)])
