@@ -19,6 +19,8 @@ from tpu.cluster import barrier, is_first
 
 log = logging.getLogger(__name__)
 
+NOT_READ = ocp.PLACEHOLDER  # in place of an array that is to stay in the file
+
 
 class Checkpoints:
     """The checkpoints of one run, `folder`/STEP each.
@@ -44,7 +46,7 @@ class Checkpoints:
         self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
         # Copies: on a CPU the writer would read the very buffers that the next step is given to overwrite.
         stored = jax.tree.map(lambda leaf: jnp.array(leaf, _stored_dtype(leaf), copy=True), state)
-        self._manager.save(step, args=ocp.args.StandardSave({"state": stored, "checksums": checksums(stored)}))
+        self._manager.save(step, args=ocp.args.PyTreeSave({"state": stored, "checksums": checksums(stored)}))
 
     def wait(self) -> None:
         """Return when everything is on disk."""
@@ -56,7 +58,7 @@ class Checkpoints:
     def restore(self, like: Callable[[int], TrainState], step: int | None = None) -> TrainState | None:
         """The newest state that loads, or that of a step; None when there is no checkpoint at all.
 
-        like: step -> a state of shapes, dtypes and shardings.
+        like: step -> a state of shapes, dtypes and shardings; NOT_READ for what is not wanted.
         Newer checkpoints that do not load are set aside as STEP.damaged, and the log says so.
         UserError when none loads: a run must never start again at 0 by itself.
         """
@@ -92,16 +94,19 @@ class Checkpoints:
 
     def _read(self, step: int, like: TrainState) -> TrainState:
         one = jax.ShapeDtypeStruct((), jnp.uint32, sharding=like.step.sharding)
-        sums = [one] * len(jax.tree.leaves(like))
-        stored = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, _stored_dtype(s), sharding=s.sharding), like)
-        restored = self._manager.restore(step, args=ocp.args.StandardRestore({"state": stored, "checksums": sums}))
-        state = restored["state"]
-        for path_and_leaf, expected, actual in zip(
-            jax.tree.leaves_with_path(state), restored["checksums"], checksums(state), strict=True
-        ):
-            if int(expected) != int(actual):
-                raise ValueError(f"the checksum of {jax.tree_util.keystr(path_and_leaf[0])} differs")
-        return jax.tree.map(lambda leaf, s: leaf if leaf.dtype == s.dtype else leaf.astype(s.dtype), state, like)
+        wanted = lambda tree, get: jax.tree.map(lambda s: s if s is NOT_READ else get(s), tree)
+        stored = wanted(like, lambda s: jax.ShapeDtypeStruct(s.shape, _stored_dtype(s), sharding=s.sharding))
+        sums = jax.tree.leaves(wanted(like, lambda _: one))
+        item = {"state": stored, "checksums": sums}
+        arguments = ocp.checkpoint_utils.construct_restore_args(item)
+        restored = self._manager.restore(step, args=ocp.args.PyTreeRestore(item, restore_args=arguments))
+        read = [(path, leaf) for path, leaf in jax.tree.leaves_with_path(restored["state"]) if leaf is not NOT_READ]
+        expected = [int(one) for one in restored["checksums"] if one is not NOT_READ]
+        for (path, _), before, now in zip(read, expected, checksums([leaf for _, leaf in read]), strict=True):
+            if before != int(now):
+                raise ValueError(f"the checksum of {jax.tree_util.keystr(path)} differs")
+        cast = lambda leaf, s: leaf if leaf is NOT_READ or leaf.dtype == s.dtype else leaf.astype(s.dtype)
+        return jax.tree.map(cast, restored["state"], like)
 
     def _set_aside(self, damaged: dict[int, str], good: int) -> None:
         for step, reason in damaged.items():
@@ -122,9 +127,9 @@ def _stored_dtype(leaf) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
 
 
-def checksums(state: TrainState) -> list[Array]:
+def checksums(tree) -> list[Array]:
     """A u32[] per array, which a changed, lost or moved element changes; the files have none for array data."""
-    return _checksums(jax.tree.leaves(state))
+    return _checksums(jax.tree.leaves(tree))
 
 
 @jax.jit

@@ -57,7 +57,7 @@ def fill_masks(directory: RunDirectory, console: Console, rows: int = 4, window:
     spread = np.linspace(0, examples.number - 1, min(8 * rows, examples.number)).astype(np.int64)
     batch = examples.build(0, spread)
     inputs = (batch["tokens"], batch["types"], batch["segments"], batch["prediction_positions"])
-    params = merge(restored.state.params, restored.frozen)
+    params = merge(restored.params, restored.frozen)
     logits = jax.jit(lambda *x: restored.assembly.model.apply({"params": params}, *x, method="generate"))(*inputs)
     best = np.argsort(-np.asarray(logits).reshape(*batch["prediction_positions"].shape, -1), axis=-1)[..., :5]
     mask, shown_rows = corpus.special["mask"], 0

@@ -15,7 +15,7 @@ def export_run(run: Path, to: Path, step: int | None = None) -> list[Path]:
     """Write the model of a checkpoint, by default the newest -> the folders that transformers loads."""
     directory = RunDirectory(run)
     restored = restore(directory, step)
-    params, config = merge(restored.state.params, restored.frozen), restored.assembly.recipe.model
+    params, config = merge(restored.params, restored.frozen), restored.assembly.recipe.model
     with local_folder(directory.tokenizer) as tokenizer:
         if in_cloud(to):
             _export_to_cloud(params, config, tokenizer, to)

@@ -26,7 +26,7 @@ def load_weights(source: str, config, shapes: Params, corpus: Corpus) -> Params:
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path)
     restored = restore(directory)
-    return jax.device_get(merge(restored.state.params, restored.frozen))  # the mesh of the new run is another
+    return jax.device_get(merge(restored.params, restored.frozen))  # the mesh of the new run is another
 
 
 def _check_same_model(source: str, theirs, ours) -> None:

@@ -1,4 +1,4 @@
-"""A run's state for reading: evaluation, export, starting another run from it."""
+"""A run's parameters for reading: evaluation, export, starting another run from it."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from data_pipelines.errors import UserError
 from models import program as programs
 from models.parameters import Params
 from pretrain.assembly import Assembly, assemble
-from pretrain.checkpoints import Checkpoints
+from pretrain.checkpoints import NOT_READ, Checkpoints
 from pretrain.placement import abstract_state
 from pretrain.recipe import phase_at
 from pretrain.run_directory import RunDirectory
@@ -21,36 +21,44 @@ from tpu.mesh import row_mesh
 
 
 class Restored(NamedTuple):
-    """A finished or running run, read from its directory."""
+    """What a finished or running run has learned by a step, read from its directory."""
 
     assembly: Assembly
-    state: TrainState
+    step: int
+    params: Params
     frozen: Params
     mesh: Mesh
 
 
 def restore(directory: RunDirectory, step: int | None = None) -> Restored:
-    """The state of a step, by default of the newest checkpoint; UserError when there is none that loads.
+    """The parameters of a step, by default of the newest checkpoint; UserError when there is none that loads.
 
-    It lies whole on each of the mesh's devices: as many of this process's as divide the batches of the run's phases.
+    They lie whole on each of the mesh's devices: as many of this process's as divide the batches of the run's phases.
     """
     recipe = directory.read_recipe()
     assembly = assemble(recipe, programs.default())
     mesh = row_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases])
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        state = checkpoints.restore(lambda at: state_after(assembly, at, mesh), step)
+        state = checkpoints.restore(lambda at: _parameters_after(assembly, at, mesh), step)
     finally:
         checkpoints.close()
     if state is None:
         raise UserError(f"{directory.path} has no checkpoint yet: let `python -m pretrain run` write one")
-    return Restored(assembly, state, load_frozen(assembly, directory, mesh), mesh)
+    return Restored(assembly, int(state.step), state.params, load_frozen(assembly, directory, mesh), mesh)
 
 
 def state_after(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state after `step` steps."""
     phase = phase_at(assembly.recipe, max(step - 1, 0))  # the carry is that of the last batch
     return abstract_state(assembly, phase, mesh)[0]
+
+
+def _parameters_after(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
+    """`state_after` without what only training needs: moments and memories may be many times the parameters."""
+    state = state_after(assembly, step, mesh)
+    unread = jax.tree.map(lambda _: NOT_READ, (state.opt_state, state.carry))
+    return state._replace(opt_state=unread[0], carry=unread[1])
 
 
 def save_frozen(directory: RunDirectory, frozen: Params) -> None:

@@ -50,14 +50,14 @@ def print_evaluation(
     newest = restore(directory)
     recipe = newest.assembly.recipe
     assembly = newest.assembly if memory is None else _remembering(newest.assembly, memory)
-    steps = directory.checkpoint_steps() if every_checkpoint else [int(newest.state.step)]
+    steps = directory.checkpoint_steps() if every_checkpoint else [newest.step]
     columns, evaluator, phase = {}, None, None
     for step in steps:
-        restored = newest if step == int(newest.state.step) else restore(directory, step)
+        restored = newest if step == newest.step else restore(directory, step)
         if phase != phase_at(recipe, step - 1):
             phase = phase_at(recipe, step - 1)
             evaluator = Evaluator(assembly, directory.open_corpus(corpus), phase, examples, newest.mesh)
-        columns[f"step {step}"] = evaluator(restored.state.params, restored.frozen)
+        columns[f"step {step}"] = evaluator(restored.params, restored.frozen)
     columns["unigram"] = evaluator.baselines()
     _console().print(_figures_table(f"held-out figures of {run}", columns))
     return columns[f"step {steps[-1]}"]

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from data_pipelines.errors import UserError
-from pretrain.checkpoints import Checkpoints, checksums
+from pretrain.checkpoints import NOT_READ, Checkpoints, checksums
 from pretrain.run import run
 from pretrain.run_directory import RunDirectory, disk_errors
 from pretrain.step import TrainState
@@ -92,6 +92,15 @@ def test_a_step_that_is_not_there_is_named_beside_those_that_are(tmp_path):
 
 def test_no_checkpoint_at_all_is_none(tmp_path):
     assert reopened(tmp_path).restore(like) is None
+
+
+def test_what_is_not_wanted_stays_in_the_file(tmp_path):
+    saved(tmp_path, [4])
+    wanted = like()._replace(opt_state=jax.tree.map(lambda _: NOT_READ, like().opt_state))
+    checkpoints = reopened(tmp_path)
+    state = checkpoints.restore(lambda _: wanted)
+    assert tiny.equal(state.params, state_at(4).params)
+    assert set(map(type, jax.tree.leaves(state.opt_state))) == {type(NOT_READ)}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

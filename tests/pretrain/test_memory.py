@@ -12,9 +12,11 @@ from data_pipelines.errors import UserError
 from models.program import Program
 from pretrain.__main__ import main
 from pretrain.assembly import assemble, initial_params
+from pretrain.checkpoints import NOT_READ, Checkpoints
 from pretrain.evaluate import Evaluator
 from pretrain.journal import read_metrics
 from pretrain.recipe import Phase
+from pretrain.restore import restore
 from pretrain.run import run
 from pretrain.run_directory import RunDirectory
 from tests.pretrain import tiny
@@ -90,6 +92,15 @@ def test_an_adaptive_softmax_trains(corpus_path, tmp_path):
     assert run(tiny.transformer_xl(model=model), tiny.options(corpus_path, tmp_path / "run")) == 0
     losses = [entry["loss"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")]
     assert losses[-1] < losses[0] - 0.05
+
+
+def test_reading_a_run_leaves_memory_and_moments_in_the_file(trained, monkeypatch):
+    asked, read = [], Checkpoints._read
+    monkeypatch.setattr(Checkpoints, "_read", lambda self, step, like: asked.append(like) or read(self, step, like))
+    restored = restore(RunDirectory(trained))
+    assert restored.step == 20 and tiny.equal(restored.params, tiny.final_state(trained).params)
+    left = jax.tree.leaves((asked[0].carry, asked[0].opt_state))
+    assert len(left) > 2 and all(leaf is NOT_READ for leaf in left)
 
 
 def test_export_says_that_hugging_face_has_no_such_class(trained, tmp_path, capsys):

@@ -118,10 +118,10 @@ def test_a_frozen_part_stays_as_it_began_and_comes_back_on_resume(corpus_path, t
     for steps in (10, 20):
         run(toys.recipe(steps=steps, frozen=("words",)), tiny.options(corpus_path, tmp_path / "run"))
     restored = restore(RunDirectory(tmp_path / "run"))
-    assert set(restored.state.params) == {"out", "bias"} and set(restored.frozen) == {"words"}
+    assert set(restored.params) == {"out", "bias"} and set(restored.frozen) == {"words"}
     start = initial_params(restored.assembly)
     assert tiny.equal(restored.frozen["words"], start["words"])
-    assert not tiny.equal(restored.state.params["out"], start["out"])
+    assert not tiny.equal(restored.params["out"], start["out"])
 
 
 def test_a_toy_recipe_survives_json(corpus_path):

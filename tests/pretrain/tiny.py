@@ -14,6 +14,8 @@ from models.bert import BertConfig
 from models.electra import ElectraConfig, Tower
 from models.transformer_xl import TransformerXLConfig
 from models.xlnet import XLNetConfig
+from pretrain.assembly import assemble
+from pretrain.checkpoints import Checkpoints
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
@@ -21,9 +23,10 @@ from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer
 from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe
-from pretrain.restore import restore
+from pretrain.restore import state_after
 from pretrain.run_directory import RunDirectory
 from pretrain.schedules import Schedule
+from tpu.mesh import row_mesh
 
 BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=2, heads=2, feed_forward=64)
 ELECTRA = ElectraConfig(
@@ -75,7 +78,13 @@ def equal(one, other) -> bool:
 
 def final_state(workdir: Path, step: int | None = None):
     """The train state of a checkpoint, by default the newest, as NumPy arrays."""
-    return jax.device_get(restore(RunDirectory(workdir), step).state)
+    directory = RunDirectory(workdir)
+    assembly, mesh = assemble(directory.read_recipe()), row_mesh(jax.local_devices()[:1], [1])
+    checkpoints = Checkpoints(directory.checkpoints)
+    try:
+        return jax.device_get(checkpoints.restore(lambda at: state_after(assembly, at, mesh), step))
+    finally:
+        checkpoints.close()
 
 
 def start(*arguments, **environment) -> subprocess.Popen:
