@@ -41,7 +41,11 @@ def bits(keys: Array, shape: tuple[int, ...]) -> Array:
         index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         stride *= shape[axis]
     ones = (1,) * len(shape)
-    first, second = keys[:, 0].reshape(-1, *ones), keys[:, 1].reshape(-1, *ones)
+    return bits_at(index, keys[:, 0].reshape(-1, *ones), keys[:, 1].reshape(-1, *ones))
+
+
+def bits_at(index: Array, first: Array, second: Array) -> Array:
+    """32 random bits for each element's index in its row u32[...]; the two words of the row's key."""
     x = index * jnp.uint32(_GOLDEN) + first
     x = (x ^ (x >> 16)) * jnp.uint32(_M1)
     x = x ^ second  # between the rounds, or two keys whose first words are near would share shifted streams
@@ -49,12 +53,21 @@ def bits(keys: Array, shape: tuple[int, ...]) -> Array:
     return x ^ (x >> 16)
 
 
+def ahead(keys: Array, number: Array | int) -> Array:
+    """Keys whose elements are those of keys u32[batch, 2] from this number on."""
+    return keys.at[:, 0].add(jnp.asarray(number).astype(jnp.uint32) * jnp.uint32(_GOLDEN))
+
+
+def stays(bits: Array, rate: float) -> Array:
+    """Whether dropout at this rate keeps the elements with these bits."""
+    return bits >= jnp.uint32(round(rate * 2**32))
+
+
 def dropout(x: Array, rate: float, keys: Array | None) -> Array:
     """Zero a share `rate` of x [batch, ...] and scale the rest by 1 / (1 - rate); without keys, x itself."""
     if keys is None or rate == 0.0:
         return x
-    keep = bits(keys, x.shape[1:]) >= jnp.uint32(round(rate * 2**32))
-    return jnp.where(keep, x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
+    return jnp.where(stays(bits(keys, x.shape[1:]), rate), x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
 
 
 def gumbel(keys: Array, shape: tuple[int, ...]) -> Array:

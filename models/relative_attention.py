@@ -2,6 +2,7 @@
 it that Transformer-XL and XLNet share."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,10 +13,11 @@ from jax import Array
 
 from models.bert import SIZES, check_encoder, site
 from models.layers import ACTIVATIONS, Dense, Norm, product
-from models.noise import dropout
+from models.noise import ahead, dropout
 from models.parameters import Keys
 from models.program import kept
-from models.sharding import constrain
+from models.relative_kernel import LANES, Inputs, Setting, fits, relative_kernel
+from models.sharding import constrain, current_rules
 
 
 class Memory(NamedTuple):
@@ -174,6 +176,75 @@ def relative_attention(
     # Of no visible key the softmax makes equal shares of all, which would tell a prediction its own token.
     mixed = jnp.where(visible.any(axis=-1)[..., None, None], mixed, 0)
     return constrain(mixed, "batch", rows, "heads", None).reshape(q.shape)
+
+
+def kernel_fits(n: int, heads: int, context: Context, queries: Queries) -> bool:
+    """Whether `by_kernel` takes n queries to this context, as a mesh cuts them."""
+    _, keys, width = context.k.shape
+    rules = current_rules()
+    cut, shared = (None, None) if rules is None else rules.spec((queries.rows, "heads"), (n, width))
+    parts = 1 if shared is None else rules.mesh.shape[shared]
+    whole = queries.starts is not None or n % LANES == 0
+    return cut is None and whole and fits(keys, context.r.shape[1], width // parts, width // heads)
+
+
+def by_kernel(
+    q: Array, context: Context, biases: Biases, queries: Queries, heads: int, *, dropout_rate: float, keys: Keys,
+    interpret: bool = False,
+) -> Array:  # fmt: skip
+    """`relative_attention` by a TPU kernel, on a mesh each device with its rows and heads; sizes as `kernel_fits`
+    takes them.   interpret: run as plain operations, on any platform."""
+    setting = Setting(
+        head_dim=q.shape[2] // heads,
+        n=q.shape[1],
+        rate=0.0 if keys is None else dropout_rate,
+        chosen=queries.starts is not None,
+        types=biases.types is not None,
+        itself=queries.itself,
+        interpret=interpret,
+    )
+    inputs = packed(q, context, biases, queries, keys)
+    rules = current_rules()
+    if rules is None:
+        return relative_kernel(inputs, setting)[:, : setting.n]
+    of_row = ("batch", None, "heads")
+    axes = Inputs(*[of_row] * 4, (None, "heads"), ("batch", None, None), ("batch", None, None), ("batch", None))
+    axes = axes._replace(r=(None if inputs.r.shape[0] == 1 else "batch", None, "heads"))
+    specs = Inputs(*(rules.spec(names, x.shape) for names, x in zip(axes, inputs, strict=True)))
+
+    def attend(own: Inputs) -> Array:
+        shared, local = specs.q[2], own.q.shape[2] // setting.head_dim
+        first = 0 if shared is None else jax.lax.axis_index(shared) * local  # of this device's heads
+        drawn = ahead(own.noise, first * setting.n * own.k.shape[1])
+        return relative_kernel(own._replace(noise=drawn), setting)
+
+    attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=(specs,), out_specs=specs.q, check_vma=False)
+    return attend(inputs)[:, : setting.n]
+
+
+def packed(q: Array, context: Context, biases: Biases, queries: Queries, keys: Keys) -> Inputs:
+    """The kernel's inputs, padded to whole blocks of lanes."""
+    (batch, n, _), number = q.shape, context.k.shape[1]
+    own, of_keys, fill = queries.own, queries.keys, lambda x, like: jnp.zeros_like(like) if x is None else x
+    own = [own.ranks, own.segments, fill(own.types, own.ranks), fill(queries.starts, own.ranks)]
+    of_keys = [of_keys.ranks, of_keys.segments, fill(of_keys.types, of_keys.ranks)]
+    content, position, kind, types = (x if x is None else x.astype(jnp.float32) for x in biases)
+    types = None if types is None else types[1] - types[0]  # the softmax does not see what both have
+    length, reach = -(-n // LANES) * LANES, n
+    if queries.starts is not None:
+        reach = LANES * 2 ** math.ceil(math.log2((context.r.shape[1] - number) / LANES))
+    long = lambda x, size: jnp.pad(x, ((0, 0), (0, size - x.shape[1]), (0, 0)))
+    return Inputs(
+        q=long(q, length),
+        k=context.k,
+        v=context.v,
+        r=long(context.r, number + reach),
+        biases=jnp.stack([content, position, fill(kind, content), fill(types, content)]),
+        # No key is of segment -1: added queries see nothing.
+        queries=jnp.pad(jnp.stack(own, axis=1), ((0, 0), (0, 0), (0, length - n)), constant_values=-1),
+        keys=jnp.stack(of_keys, axis=1),
+        noise=jnp.zeros((batch, 2), jnp.uint32) if keys is None else keys,
+    )
 
 
 class Projection(nn.Module):

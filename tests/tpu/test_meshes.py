@@ -126,9 +126,42 @@ with placed_by(rules):
     assert not rows_fit(256, 256, 4)  # the mesh cuts rows
 """
 
+RELATIVE = """
+import jax, jax.numpy as jnp, numpy as np
+from models.noise import row_keys
+from models.relative_attention import Biases, Context, by_kernel, kernel_fits, relative_attention
+from models.sharding import placed_by
+from models.xlnet import both_queries
+from tpu.mesh import make_mesh, parse_mesh
+from tpu.rules import activation_rules
 
-def test_the_kernels_attend_across_a_cut_sequence_and_cut_heads():
+rng = np.random.default_rng(0)
+draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+ranks = jnp.asarray(np.argsort(rng.random((2, 128)), axis=1).astype(np.int32))
+ones, positions = jnp.ones_like(ranks), jnp.asarray([[3, 8, 70], [0, 5, 127]])
+streams = both_queries(ones, ones, ranks, ranks, positions, jnp.ones((2, 128), jnp.int32))
+keys = row_keys(0, 0, jnp.arange(2))
+rules = lambda mesh, devices: activation_rules(make_mesh(parse_mesh(mesh, devices), jax.devices()[:devices]))
+for queries, n, table in zip(streams, (128, 3), (1, 2)):
+    def loss(attend, x, rules, **more):
+        with placed_by(rules):
+            assert rules is None or kernel_fits(n, 4, x[1], queries)
+            return (attend(*x, queries, 4, dropout_rate=0.2, keys=keys, **more) ** 2).sum()
+    context = Context(draw(2, 256, 256), draw(2, 256, 256), draw(table, 384, 256))
+    x = draw(2, n, 256), context, Biases(draw(256), draw(256), draw(256), draw(2, 256))
+    placed = jax.jit(jax.grad(lambda x: loss(by_kernel, x, rules("data=2,tensor=2", 4), interpret=True)))(x)
+    plain = jax.jit(jax.grad(lambda x: loss(relative_attention, x, None)))(x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max()), placed, plain)
+    with placed_by(rules("data=2,tensor=4", 8)):
+        assert not kernel_fits(n, 4, context, queries)  # 64 lanes on each device
+    with placed_by(rules("data=2,sequence=2,tensor=2", 8)):
+        assert kernel_fits(n, 4, context, queries) == (n == 3)  # the mesh cuts rows
+"""
+
+
+@pytest.mark.parametrize("script", [KERNEL, RELATIVE], ids=["plain", "relative"])
+def test_the_kernels_attend_across_a_cut_sequence_and_cut_heads(script):
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     environment |= {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", KERNEL], env={**os.environ, **environment}, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-3000:]

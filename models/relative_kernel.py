@@ -1,0 +1,324 @@
+"""Relative attention as one TPU kernel: scores, their shift by distance, masks and dropout never leave the chip.
+
+A turn of the loop has 128 queries of a row and 128 lanes of whole heads, as the projections write them. Scores lie as
+[queries, keys]. Of the distances only the window that these queries can reach is multiplied; each query's scores are
+then moved to the keys by whole blocks of 128 lanes and, inside of a block, by a lookup among lanes.
+"""
+
+import functools
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from models import noise
+from models.program import kept
+
+LANES = 128
+_BITS = 7  # of a lane's number
+LONGEST = 2048  # distances; scores of 128 queries are then 1 MiB
+_HIDDEN = float(jnp.finfo(jnp.float32).min)
+
+
+class Inputs(NamedTuple):
+    """One step of relative attention, heads side by side in the width.
+
+    q [batch, n, width], k, v [batch, keys, width], r [batch or 1, distances, width].
+    biases: f32[4, width], u, v, that of types, and the key of 'other' less that of 'same'.
+    queries: i32[batch, 4, n], thresholds, segments, types, starts.   keys: i32[batch, 3, keys], ranks, segments, types.
+    noise: u32[batch, 2].
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    r: Array
+    biases: Array
+    queries: Array
+    keys: Array
+    noise: Array
+
+
+class Setting(NamedTuple):
+    """head_dim.   n: queries per row, without padding.   rate: of dropout.   chosen: whether queries have starts, else
+    they are the whole row.   types: whether keys are scored by type.   itself: whether queries see themselves.
+    interpret: run as plain operations, on any platform."""
+
+    head_dim: int
+    n: int
+    rate: float
+    chosen: bool
+    types: bool
+    itself: bool
+    interpret: bool = False
+
+
+def fits(keys: int, distances: int, width: int, head_dim: int) -> bool:
+    """Whether keys, and heads of this size in this width, fill whole lanes, and all fits into vector memory."""
+    whole = keys % LANES == 0 and width % LANES == 0 and LANES % head_dim == 0
+    return whole and distances <= LONGEST
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def relative_kernel(inputs: Inputs, setting: Setting) -> Array:
+    """`relative_attention.relative_attention` -> [batch, n, width].
+
+    n and keys are multiples of 128, as is distances: of chosen queries at least the largest start and keys, otherwise
+    keys + n.
+    """
+    return _forward(inputs, setting)[0]
+
+
+def _forward(inputs: Inputs, setting: Setting):
+    batch, n, width = inputs.q.shape
+    statistics = (batch, width // LANES, LANES // setting.head_dim, n)
+    out = jax.ShapeDtypeStruct(inputs.q.shape, inputs.q.dtype), _OF_QUERIES
+    spread = jax.ShapeDtypeStruct(statistics, jnp.float32), _statistics(statistics)
+    results = _call(_forward_kernel, "relative_attention_forward", setting, inputs, [], [out, spread], [])
+    out, spread = map(kept, results)
+    return out, (inputs, out, spread)
+
+
+def _backward(setting: Setting, residuals, g: Array):
+    inputs, out, spread = residuals
+    q, k, v, r, biases = inputs[:5]
+    batch, keys, width = k.shape
+    more = [(out, _OF_QUERIES), (g, _OF_QUERIES), (spread, _statistics(spread.shape))]
+    per_row = jax.ShapeDtypeStruct((batch, *r.shape[1:]), r.dtype)
+    sums = jax.ShapeDtypeStruct((batch, *biases.shape), jnp.float32)
+    results = [(q, _OF_QUERIES), *((x, _whole(x.shape)) for x in (k, v, per_row, sums))]
+    scratch = [pltpu.VMEM((LANES, rows), jnp.float32) for rows in (keys, keys, r.shape[1])]
+    name = "relative_attention_backward"
+    dq, dk, dv, dr, sums = _call(_backward_kernel, name, setting, inputs, more, results, scratch)
+    if r.shape[0] == 1:
+        dr = dr.astype(jnp.float32).sum(0, keepdims=True).astype(r.dtype)
+    return (Inputs(dq, dk, dv, dr, sums.sum(0), None, None, None),)
+
+
+relative_kernel.defvjp(_forward, _backward)
+
+
+# Which part of an array a turn of (row, 128 lanes, 128 queries) has.
+_OF_QUERIES = pl.BlockSpec((None, LANES, LANES), lambda row, block, part: (row, part, block))
+
+
+def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
+    """All of a row, or of the one for all rows."""
+    return pl.BlockSpec((None, shape[1], LANES), lambda row, block, part: (row if shape[0] > 1 else 0, 0, block))
+
+
+def _statistics(shape: tuple[int, ...]) -> pl.BlockSpec:
+    return pl.BlockSpec((None, None, shape[2], LANES), lambda row, block, part: (row, block, 0, part))
+
+
+def _call(kernel, name: str, setting: Setting, inputs: Inputs, more: list, results: list, scratch: list):
+    """The kernel with its inputs, `more` of them and its results, the last two with their specs."""
+    batch, n, width = inputs.q.shape
+    specs = Inputs(
+        q=_OF_QUERIES,
+        k=_whole(inputs.k.shape),
+        v=_whole(inputs.v.shape),
+        r=_whole(inputs.r.shape),
+        biases=pl.BlockSpec((4, LANES), lambda row, block, part: (0, block)),
+        queries=pl.BlockSpec((None, 4, LANES), lambda row, block, part: (row, 0, part)),
+        keys=pl.BlockSpec((None, *inputs.keys.shape[1:]), lambda row, block, part: (row, 0, 0)),
+        noise=pl.BlockSpec(memory_space=pltpu.SMEM),
+    )
+    return pl.pallas_call(
+        functools.partial(kernel, setting=setting),
+        grid=(batch, width // LANES, n // LANES),
+        in_specs=[*specs, *(spec for _, spec in more)],
+        out_specs=[spec for _, spec in results],
+        out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a, _ in results],
+        scratch_shapes=scratch,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        name=name,
+        interpret=setting.interpret,
+    )(*inputs, *(a for a, _ in more))
+
+
+def _forward_kernel(*refs, setting: Setting):
+    inputs, (out, spread) = Inputs(*refs[:8]), refs[8:]
+    stand, q, r = _standing(inputs, setting), _biased(inputs, setting), inputs.r[_window(inputs, setting), :]
+    mixed = jnp.zeros((LANES, LANES), jnp.float32)
+    statistics = jnp.zeros((LANES, LANES), jnp.float32)  # a column for each head
+    for head in range(LANES // setting.head_dim):
+        scores = _scores(inputs, q, r, stand, head, setting)
+        most = scores.max(1, keepdims=True)
+        p = jnp.exp(scores - most)
+        total = p.sum(1, keepdims=True)
+        p = jnp.where(_keep(inputs, head, setting), p, 0.0) if setting.rate else p
+        seen = most > _HIDDEN
+        own = _along(p.astype(out.dtype), _only(inputs.v[...], head, setting))
+        mixed += jnp.where(seen, own / (total * (1.0 - setting.rate)), 0.0)
+        column = _iota(statistics.shape, 1) == head
+        statistics = jnp.where(column, jnp.where(seen, most + jnp.log(total), 0.0), statistics)
+    out[...] = mixed.astype(out.dtype)
+    spread[...] = statistics.T[: LANES // setting.head_dim]
+
+
+def _backward_kernel(*refs, setting: Setting):
+    inputs, (out, g, spread, dq, dk, dv, dr, sums, dkt, dvt, drt) = Inputs(*refs[:8]), refs[8:]
+
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        for total in (sums, dkt, dvt, drt):
+            total[...] = jnp.zeros_like(total)
+
+    stand, q, window = _standing(inputs, setting), _biased(inputs, setting), _window(inputs, setting)
+    k, v, r, g = inputs.k[...], inputs.v[...], inputs.r[window, :], g[...]
+    transposed = [x.T for x in (*q[:2], g)]
+    weighted = g.astype(jnp.float32) * out[...].astype(jnp.float32)
+    spreads = jnp.tile(spread[...], (setting.head_dim, 1)).T  # [queries, lanes], the heads' columns in turns
+    by_kind = [jnp.zeros((LANES, LANES), jnp.float32) for _ in range(3)]
+    types = jnp.zeros((1, LANES), jnp.float32)
+    for head in range(LANES // setting.head_dim):
+        only, rows = functools.partial(_only, head=head, setting=setting), _rows(head, setting)
+        p = jnp.exp(_scores(inputs, q, r, stand, head, setting) - spreads[:, head : head + 1])
+        dp, dropped = _across(only(g), v), p
+        if setting.rate:
+            keep = _keep(inputs, head, setting)
+            dp, dropped = jnp.where(keep, dp * (1.0 / (1.0 - setting.rate)), 0.0), jnp.where(keep, p, 0.0)
+        ds = p * (dp - only(weighted).sum(1, keepdims=True))
+        at_distances = _to_distances(ds, stand.starts, r.shape[0]).astype(g.dtype)
+        low = ds.astype(g.dtype)
+        by_kind[0] += _along(low, only(k))
+        by_kind[1] += _along(at_distances, only(r))
+        dkt[rows, :] += _along(transposed[0][rows], low)
+        dvt[rows, :] += _along(transposed[2][rows], dropped.astype(g.dtype))
+        drt[rows, window] += _along(transposed[1][rows], at_distances)
+        if setting.types:
+            dt = jnp.where(stand.other, ds, 0.0).sum(1, keepdims=True)
+            by_kind[2] += dt * only(inputs.biases[3:4, :])
+            types += (dt * only(q[2])).sum(0, keepdims=True)
+    by_kind = [x * setting.head_dim**-0.5 for x in by_kind]
+    dq[...] = sum(by_kind).astype(dq.dtype)
+    for kind, x in enumerate(by_kind):
+        sums[kind : kind + 1, :] += x.sum(0, keepdims=True)
+    sums[3:4, :] += types
+
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def _():
+        dk[...] = dkt[...].T.astype(dk.dtype)
+        dv[...] = (dvt[...] * (1.0 / (1.0 - setting.rate))).T.astype(dv.dtype)
+        dr[...] = drt[...].T.astype(dr.dtype)
+
+
+class _Standing(NamedTuple):
+    """How queries stand to keys.   starts: i32[queries, 1], in the window.   visible, other: bool[queries, keys]."""
+
+    starts: Array
+    visible: Array
+    other: Array | None
+
+
+def _standing(inputs: Inputs, setting: Setting) -> _Standing:
+    columns = jnp.tile(inputs.queries[...], (LANES // 4, 1)).T  # [queries, lanes], the four in turns
+    thresholds, segments, types, starts = (columns[:, index : index + 1] for index in range(4))
+    ranks, key_segments, key_types = (inputs.keys[index : index + 1, :] for index in range(3))
+    visible = ranks < thresholds
+    if setting.itself:
+        shape, memory = (LANES, ranks.shape[1]), ranks.shape[1] - setting.n
+        visible |= _iota(shape, 1) - _iota(shape, 0) == memory + pl.program_id(2) * LANES
+    visible &= key_segments == segments
+    if not setting.chosen:
+        starts = LANES - 1 - _iota((LANES, 1), 0)
+    return _Standing(starts, visible, key_types != types if setting.types else None)
+
+
+def _biased(inputs: Inputs, setting: Setting) -> tuple[Array, Array, Array]:
+    """The queries for scores by content, position and type, scaled."""
+    q, scale = inputs.q[...], setting.head_dim**-0.5
+    wide = q.astype(jnp.float32)
+    content, position, kind = ((wide + inputs.biases[index : index + 1, :]) * scale for index in range(3))
+    return content.astype(q.dtype), position.astype(q.dtype), kind
+
+
+def _window(inputs: Inputs, setting: Setting) -> slice | pl.Slice:
+    """The distances that these queries reach."""
+    if setting.chosen:
+        return slice(None)
+    later = pl.num_programs(2) - 1 - pl.program_id(2)
+    return pl.ds(pl.multiple_of(later * LANES, LANES), inputs.k.shape[0] + LANES)
+
+
+def _scores(inputs: Inputs, q, r: Array, stand: _Standing, head: int, setting: Setting) -> Array:
+    """f32[queries, keys]"""
+    content, position, kind = (_only(x, head, setting) for x in q)
+    k = inputs.k[...]
+    scores = _across(content, k) + _to_keys(_across(position, r), stand.starts, k.shape[0])
+    if setting.types:
+        scores += jnp.where(stand.other, (kind * inputs.biases[3:4, :]).sum(1, keepdims=True), 0.0)
+    return jnp.where(stand.visible, scores, _HIDDEN)
+
+
+def _keep(inputs: Inputs, head: int, setting: Setting) -> Array:
+    """bool[queries, keys]: what `noise.dropout` keeps of these elements of [heads, n, keys]."""
+    shape = (LANES, inputs.k.shape[0])
+    row, block, part = (pl.program_id(axis) for axis in range(3))
+    first = (block * (LANES // setting.head_dim) + head) * setting.n + part * LANES
+    index = (first + _iota(shape, 0)) * shape[1] + _iota(shape, 1)
+    bits = noise.bits_at(index.astype(jnp.uint32), inputs.noise[row, 0], inputs.noise[row, 1])
+    return noise.stays(bits, setting.rate)
+
+
+def _to_keys(x: Array, starts: Array, keys: int) -> Array:
+    """x [queries, distances] -> [queries, keys], of each query those from its start on."""
+    blocks, lanes = starts >> _BITS, starts & LANES - 1
+    step = (x.shape[1] - keys) // LANES // 2
+    while step:
+        size = keys + step * LANES
+        x = jnp.where(blocks & step != 0, x[:, step * LANES : step * LANES + size], x[:, :size])
+        step //= 2
+    lane = _iota((LANES, LANES), 1)
+    parts = [x[:, first : first + LANES] for first in range(0, keys + LANES, LANES)]
+    both = [jnp.where(lane >= lanes, *pair) for pair in pairwise(parts)]
+    return jnp.concatenate([_at_lanes(part, lane + lanes & LANES - 1) for part in both], axis=1)
+
+
+def _to_distances(x: Array, starts: Array, distances: int) -> Array:
+    """The transpose of `_to_keys`: x [queries, keys] -> [queries, distances], zero where no key is."""
+    blocks, lanes, keys = starts >> _BITS, starts & LANES - 1, x.shape[1]
+    lane, zeros = _iota((LANES, LANES), 1), jnp.zeros((LANES, LANES), x.dtype)
+    parts = [x[:, first : first + LANES] for first in range(0, keys, LANES)]
+    turned = [zeros, *(_at_lanes(part, lane - lanes & LANES - 1) for part in parts), zeros]
+    x = jnp.concatenate([jnp.where(lane >= lanes, own, before) for before, own in pairwise(turned)], axis=1)
+    while x.shape[1] < distances:
+        step = (x.shape[1] - keys) // LANES
+        more = jnp.tile(zeros, (1, step))
+        later, sooner = jnp.concatenate([more, x], axis=1), jnp.concatenate([x, more], axis=1)
+        x = jnp.where(blocks & step != 0, later, sooner)
+    return x
+
+
+def _at_lanes(x: Array, lanes: Array) -> Array:
+    """x [queries, lanes] at lanes i32[queries, lanes]."""
+    return jnp.take_along_axis(x, lanes, axis=1, mode="promise_in_bounds")
+
+
+def _only(x: Array, head: int, setting: Setting) -> Array:
+    """x [n, lanes] with the other heads' lanes 0: a product over all lanes is then one head's."""
+    lane, own = _iota(x.shape, 1), _rows(head, setting)
+    return jnp.where((lane >= own.start) & (lane < own.stop), x, jnp.zeros_like(x))
+
+
+def _rows(head: int, setting: Setting) -> slice:
+    return slice(head * setting.head_dim, (head + 1) * setting.head_dim)
+
+
+def _iota(shape: tuple[int, ...], axis: int) -> Array:
+    return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
+def _along(x: Array, y: Array) -> Array:
+    """x [m, n] @ y [n, p]"""
+    return jnp.dot(x, y, preferred_element_type=jnp.float32)
+
+
+def _across(x: Array, y: Array) -> Array:
+    """x [m, n] @ y [p, n].T"""
+    return jax.lax.dot_general(x, y, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

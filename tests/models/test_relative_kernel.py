@@ -1,0 +1,116 @@
+"""The kernel of relative attention gives the numbers, the gradients and the noise of the plain operations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.noise import row_keys
+from models.relative_attention import (
+    Biases,
+    Context,
+    Queries,
+    Tokens,
+    by_kernel,
+    kernel_fits,
+    relative_attention,
+    remembered_keys,
+)
+from models.xlnet import both_queries
+
+BATCH, WIDTH = 2, 128
+KEYS = row_keys(0, 0, jnp.arange(BATCH))
+
+
+def xlnet_queries(rng, length, memory, n):
+    """Two segments, three types, a random order, some of the memory empty; one prediction that sees nothing."""
+    ranks = np.argsort(rng.random((BATCH, length)), axis=1).astype(np.int32)
+    segments = np.ones((BATCH, length), np.int32)
+    segments[1, length // 3 :] = 2
+    types = np.sort(rng.integers(0, 3, (BATCH, length)), axis=1).astype(np.int32)
+    positions = np.sort(np.argsort(rng.random((BATCH, length)), axis=1)[:, :n], axis=1).astype(np.int32)
+    thresholds = ranks.copy()
+    remembered = (np.arange(memory) >= np.array([[0], [memory // 2]])).astype(np.int32)
+    thresholds[0, positions[0, 0]] = 0
+    remembered[0] = 7
+    return both_queries(types, segments, ranks, thresholds, positions, jnp.asarray(remembered))
+
+
+def case(kind, head_dim, dtype, length=256, memory=128, n=30):
+    """(q, context, biases) and how the queries stand."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+    content, query = xlnet_queries(rng, length, memory, n)
+    causal = jnp.arange(length)[None].repeat(BATCH, 0)
+    ones = jnp.ones_like(causal)
+    before = remembered_keys(jnp.ones((BATCH, memory), jnp.int32), Tokens(causal, ones))
+    of_kind = {"content": content, "query": query, "causal": Queries(Tokens(causal + 1, ones), before)}
+    queries = of_kind[kind]
+    keys, typed = length + memory, kind != "causal"
+    distances = keys + (length if typed else 1)
+    number = n if kind == "query" else length
+    context = Context(draw(BATCH, keys, WIDTH), draw(BATCH, keys, WIDTH), draw(BATCH if typed else 1, distances, WIDTH))
+    biases = Biases(draw(WIDTH), draw(WIDTH), *((draw(WIDTH), draw(2, WIDTH)) if typed else ()))
+    return draw(BATCH, number, WIDTH), context, biases, queries, WIDTH // head_dim
+
+
+def compare(arguments, tolerance, rate=0.0):
+    q, context, biases, queries, heads = arguments
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=q.shape), jnp.float32)
+    noise = {"dropout_rate": rate, "keys": KEYS if rate else None}
+    both = []
+    for attend in (relative_attention, functools.partial(by_kernel, interpret=True)):
+        loss = lambda x, attend=attend: (attend(*x, queries, heads, **noise).astype(jnp.float32) * weights).sum()
+        both.append((attend(q, context, biases, queries, heads, **noise), jax.grad(loss)((q, context, biases))))
+    (expected, expected_gradients), (ours, gradients) = both
+    near(ours, expected, tolerance)
+    jax.tree.map(lambda a, b: near(a, b, 3 * tolerance), gradients, expected_gradients)
+    return np.asarray(ours, np.float32)
+
+
+def near(ours, expected, tolerance):
+    assert ours.dtype == expected.dtype
+    ours, expected = (np.asarray(x, np.float32) for x in (ours, expected))
+    np.testing.assert_allclose(ours, expected, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", ["content", "query", "causal"])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_outputs_and_gradients_are_those_of_the_plain_operations(kind, rate):
+    out = compare(case(kind, 64, jnp.float32), 1e-5, rate)
+    if kind == "query":
+        assert not out[0, 0].any() and out[0, 1].any()  # the first prediction sees nothing
+
+
+@pytest.mark.parametrize("head_dim", [32, 128])
+def test_heads_of_other_sizes(head_dim):
+    compare(case("content", head_dim, jnp.float32), 1e-5, 0.3)
+
+
+@pytest.mark.parametrize("kind", ["content", "query"])
+def test_bfloat16_is_near(kind):
+    compare(case(kind, 64, jnp.bfloat16), 0.02, 0.3)
+
+
+@pytest.mark.parametrize(("length", "memory", "n"), [(384, 0, 200), (128, 384, 128)])
+def test_a_reach_of_any_number_of_blocks(length, memory, n):
+    compare(case("query", 64, jnp.float32, length, memory, n), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("n", "keys", "distances", "heads", "chosen", "fit"),
+    [
+        (512, 896, 1408, 2, False, True),
+        (86, 896, 1408, 2, True, True),
+        (86, 896, 1408, 2, False, False),
+        (512, 900, 1412, 2, False, False),
+        (512, 896, 1408, 3, False, False),
+        (1024, 1152, 2176, 2, False, False),
+    ],
+)
+def test_which_shapes_fit(n, keys, distances, heads, chosen, fit):
+    context = Context(*(jnp.zeros((1, number, WIDTH)) for number in (keys, keys, distances)))
+    queries = Queries(None, None, starts=jnp.zeros((1, n)) if chosen else None)
+    assert kernel_fits(n, heads, context, queries) == fit
