@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 from jax import Array
 
-from models.program import Program
+from models.program import KERNELS, Program
 
 LAYERS = "layers"  # the axis that stacks the parameters of equal layers: [depth, ...]
 
@@ -64,7 +64,7 @@ class Family(NamedTuple):
     parameters: config -> the table, in a stable order.
     hf: checkpoint part -> HuggingFace.
     flops: (config, batch, length, predictions) -> FLOPs of one forward pass; a multiply-add counts as 2.
-    fused_attention: whether `Program.attention` may name a kernel, which knows segments and nothing else.
+    kernels: platform -> which kernel `Program.attention` may name there.
     """
 
     config: type
@@ -73,7 +73,7 @@ class Family(NamedTuple):
     parameters: Callable[[Any], list[Parameter]]
     hf: dict[str, HuggingFace]
     flops: Callable[[Any, int, int, int], float]
-    fused_attention: bool = True
+    kernels: Mapping[str, str] = KERNELS
 
 
 def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:

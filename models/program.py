@@ -14,7 +14,7 @@ class Program:
     """dtype: of activations and matrix products (parameters, losses and softmax stay float32).
     depth: 'scan' compiles one layer and loops over it, 'unroll' compiles every layer.
     attention: 'xla', or fused kernels without dropout: 'splash' on TPUs (where a row fits on a chip, `row_attention`
-        in its place), 'cudnn' on GPUs.
+        in its place), 'cudnn' on GPUs; or for attention by relative positions, with dropout, 'relative' on TPUs.
     remat: 'none' keeps all activations for the backward pass, 'dots' only what is marked as `kept`, from which no large
         matrix product has to be computed again, 'full' each layer's input.
     """
@@ -38,7 +38,7 @@ _ALLOWED = {
     "dtype": ("float32", "bfloat16"),
     "depth": ("scan", "unroll"),
     "remat": ("none", "dots", "full"),
-    "attention": ("xla", "splash", "cudnn"),
+    "attention": ("xla", "splash", "cudnn", "relative"),
 }
 
 
@@ -50,7 +50,7 @@ def kept(x: Array) -> Array:
     return checkpoint_name(x, KEPT)
 
 
-KERNELS = {"tpu": "splash", "gpu": "cudnn"}  # platform -> its fused attention
+KERNELS = {"tpu": "splash", "gpu": "cudnn"}  # platform -> its fused attention, which knows segments and nothing else
 
 
 def default(platform: str | None = None, capability: str | None = None) -> Program:

@@ -15,7 +15,7 @@ from models.bert import SIZES, check_encoder, site
 from models.layers import ACTIVATIONS, Dense, Norm, product
 from models.noise import ahead, dropout
 from models.parameters import Keys
-from models.program import kept
+from models.program import Program, kept
 from models.relative_kernel import LANES, Inputs, Setting, fits, relative_kernel
 from models.sharding import constrain, current_rules
 
@@ -185,7 +185,14 @@ def kernel_fits(n: int, heads: int, context: Context, queries: Queries) -> bool:
     cut, shared = (None, None) if rules is None else rules.spec((queries.rows, "heads"), (n, width))
     parts = 1 if shared is None else rules.mesh.shape[shared]
     whole = queries.starts is not None or n % LANES == 0
-    return cut is None and whole and fits(keys, context.r.shape[1], width // parts, width // heads)
+    return cut is None and whole and fits(keys, keys + _reach(n, context, queries), width // parts, width // heads)
+
+
+def _reach(n: int, context: Context, queries: Queries) -> int:
+    """How many distances the kernel has besides one for each key."""
+    if queries.starts is None:
+        return n
+    return LANES * 2 ** math.ceil(math.log2((context.r.shape[1] - context.k.shape[1]) / LANES))
 
 
 def by_kernel(
@@ -224,21 +231,19 @@ def by_kernel(
 
 def packed(q: Array, context: Context, biases: Biases, queries: Queries, keys: Keys) -> Inputs:
     """The kernel's inputs, padded to whole blocks of lanes."""
-    (batch, n, _), number = q.shape, context.k.shape[1]
+    batch, n, _ = q.shape
     own, of_keys, fill = queries.own, queries.keys, lambda x, like: jnp.zeros_like(like) if x is None else x
     own = [own.ranks, own.segments, fill(own.types, own.ranks), fill(queries.starts, own.ranks)]
     of_keys = [of_keys.ranks, of_keys.segments, fill(of_keys.types, of_keys.ranks)]
     content, position, kind, types = (x if x is None else x.astype(jnp.float32) for x in biases)
     types = None if types is None else types[1] - types[0]  # the softmax does not see what both have
-    length, reach = -(-n // LANES) * LANES, n
-    if queries.starts is not None:
-        reach = LANES * 2 ** math.ceil(math.log2((context.r.shape[1] - number) / LANES))
+    length = -(-n // LANES) * LANES
     long = lambda x, size: jnp.pad(x, ((0, 0), (0, size - x.shape[1]), (0, 0)))
     return Inputs(
         q=long(q, length),
         k=context.k,
         v=context.v,
-        r=long(context.r, number + reach),
+        r=long(context.r, context.k.shape[1] + _reach(n, context, queries)),
         biases=jnp.stack([content, position, fill(kind, content), fill(types, content)]),
         # No key is of segment -1: added queries see nothing.
         queries=jnp.pad(jnp.stack(own, axis=1), ((0, 0), (0, 0), (0, length - n)), constant_values=-1),
@@ -264,13 +269,13 @@ class RelativeAttention(nn.Module):
     """Multi-head relative attention with its residual and norm; the config's fields are those of its family."""
 
     config: Any
-    dtype: jnp.dtype
+    program: Program
 
     def setup(self):
-        config = self.config
-        project = lambda: Projection(config.width, config.init_std, self.dtype)
+        config, dtype = self.config, self.program.compute
+        project = lambda: Projection(config.width, config.init_std, dtype)
         self.query, self.key, self.value, self.position, self.output = (project() for _ in range(5))
-        self.norm = Norm(config.norm_epsilon, self.dtype)
+        self.norm = Norm(config.norm_epsilon, dtype)
 
     def context(self, hidden: Array, table: Array) -> Context:
         """hidden [batch, memory + length, width] and a table of distances [batch or 1, distances, width]."""
@@ -279,9 +284,11 @@ class RelativeAttention(nn.Module):
     def __call__(self, x: Array, context: Context, biases: Biases, queries: Queries, keys: Keys) -> Array:
         """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
         config = self.config
-        cast = Biases(*(bias if bias is None else bias.astype(self.dtype) for bias in biases))
+        cast = Biases(*(bias if bias is None else bias.astype(self.program.compute) for bias in biases))
         q, rate = kept(self.query(x)), config.attention_dropout
-        mixed = relative_attention(q, context, cast, queries, config.heads, dropout_rate=rate, keys=site(keys, 1))
+        fused = self.program.attention == "relative" and kernel_fits(x.shape[1], config.heads, context, queries)
+        attend = by_kernel if fused else relative_attention
+        mixed = attend(q, context, cast, queries, config.heads, dropout_rate=rate, keys=site(keys, 1))
         y = self.output(kept(mixed))
         return constrain(self.norm(x + dropout(y, config.dropout, site(keys, 2))), "batch", queries.rows, None)
 

@@ -78,7 +78,7 @@ def _forward(inputs: Inputs, setting: Setting):
     statistics = (batch, width // LANES, LANES // setting.head_dim, n)
     out = jax.ShapeDtypeStruct(inputs.q.shape, inputs.q.dtype), _OF_QUERIES
     spread = jax.ShapeDtypeStruct(statistics, jnp.float32), _statistics(statistics)
-    results = _call(_forward_kernel, "relative_attention_forward", setting, inputs, [], [out, spread], [])
+    results = _call(_forward_kernel, "forward", setting, inputs, [], [out, spread], [])
     out, spread = map(kept, results)
     return out, (inputs, out, spread)
 
@@ -92,8 +92,7 @@ def _backward(setting: Setting, residuals, g: Array):
     sums = jax.ShapeDtypeStruct((batch, *biases.shape), jnp.float32)
     results = [(q, _OF_QUERIES), *((x, _whole(x.shape)) for x in (k, v, per_row, sums))]
     scratch = [pltpu.VMEM((LANES, rows), jnp.float32) for rows in (keys, keys, r.shape[1])]
-    name = "relative_attention_backward"
-    dq, dk, dv, dr, sums = _call(_backward_kernel, name, setting, inputs, more, results, scratch)
+    dq, dk, dv, dr, sums = _call(_backward_kernel, "backward", setting, inputs, more, results, scratch)
     if r.shape[0] == 1:
         dr = dr.astype(jnp.float32).sum(0, keepdims=True).astype(r.dtype)
     return (Inputs(dq, dk, dv, dr, sums.sum(0), None, None, None),)
@@ -136,7 +135,7 @@ def _call(kernel, name: str, setting: Setting, inputs: Inputs, more: list, resul
         out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a, _ in results],
         scratch_shapes=scratch,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
-        name=name,
+        name=f"relative_{'chosen' if setting.chosen else 'whole'}_{name}",
         interpret=setting.interpret,
     )(*inputs, *(a for a, _ in more))
 

@@ -127,7 +127,7 @@ class TransformerXLLayer(nn.Module):
         """shared: (table of distances, how x's tokens stand to memory and x, shared Biases or None)."""
         config, dtype = self.config, self.program.compute
         table, queries, biases = shared
-        attention = RelativeAttention(config, dtype, name="attention")
+        attention = RelativeAttention(config, self.program, name="attention")
         context = attention.context(jnp.concatenate([memory, x], axis=1), table)
         y = attention(x, context, biases or position_biases(self, config), queries, keys)
         return FeedForward(config, dtype, name="feed_forward")(y, keys), remember(memory, x)
@@ -264,5 +264,5 @@ FAMILY = Family(
     parameters=parameters,
     hf={},
     flops=flops,
-    fused_attention=False,
+    kernels={"tpu": "relative"},
 )

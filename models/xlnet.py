@@ -74,7 +74,7 @@ class XLNetLayer(nn.Module):
         (content, query), (table, of_content, of_query, reuse) = streams, shared
         bias = lambda name, *rows: self.param(name, nn.initializers.normal(config.init_std), (*rows, config.width))
         biases = Biases(bias("content_bias"), bias("position_bias"), bias("type_bias"), bias("types", 2))
-        attention = RelativeAttention(config, dtype, name="attention")
+        attention = RelativeAttention(config, self.program, name="attention")
         feed_forward = FeedForward(config, dtype, name="feed_forward")
         context = attention.context(jnp.concatenate([memory, content], axis=1), table)
 
@@ -229,5 +229,5 @@ FAMILY = Family(
         )
     },
     flops=flops,
-    fused_attention=False,
+    kernels={"tpu": "relative"},
 )

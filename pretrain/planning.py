@@ -48,6 +48,17 @@ def _row_flops(products: int):
     return flops
 
 
+def _relative_flops(by_key: int, by_distance: int, chosen: bool = False):
+    """FLOPs of `relative_kernel` with this many products over keys and over the distances of 128 queries."""
+
+    def flops(arguments: list, results: list) -> float:
+        (batch, n, width), keys, distances = arguments[0].shape, arguments[1].shape[1], arguments[3].shape[1]
+        window = distances if chosen else keys + 128
+        return 2.0 * batch * n * width * (by_key * keys + by_distance * window)
+
+    return flops
+
+
 # Shares of the peak with heads of 64 in rows of 512, from the instruction bundles that XLA:TPU scheduled for a turn of
 # the kernel's loop, one a cycle (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel
 # waits for is not in them; its transfers take a third of the HBM's time. On v5p a turn of row_attention, two heads, is
@@ -56,6 +67,10 @@ def _row_flops(products: int):
 KERNELS: Mapping[str, Kernel] = {
     "row_attention_forward": Kernel(_row_flops(2), {"v4": 0.25, "v5e": 0.39, "v5p": 0.39, "v6e": 0.12}),
     "row_attention_backward": Kernel(_row_flops(5), {"v4": 0.45, "v5e": 0.62, "v5p": 0.61, "v6e": 0.20}),
+    "relative_whole_forward": Kernel(_relative_flops(2, 1), {"v4": 0.05, "v5e": 0.20, "v5p": 0.19, "v6e": 0.05}),
+    "relative_whole_backward": Kernel(_relative_flops(5, 3), {"v4": 0.11, "v5e": 0.29, "v5p": 0.28, "v6e": 0.08}),
+    "relative_chosen_forward": Kernel(_relative_flops(2, 1, True), {"v4": 0.06, "v5e": 0.21, "v5p": 0.20, "v6e": 0.06}),
+    "relative_chosen_backward": Kernel(_relative_flops(5, 3, True), {"v4": 0.12, "v5e": 0.33, "v5p": 0.32, "v6e": 0.1}),
     "splash_mha_fwd": Kernel(_block_flops(2), {"v4": 0.17, "v5e": 0.25, "v5p": 0.27, "v6e": 0.10}),
     "splash_mha_dkv": Kernel(_block_flops(5), {"v4": 0.33, "v5e": 0.45, "v5p": 0.41, "v6e": 0.17}),
 }
@@ -76,7 +91,7 @@ class Target:
     depth: str | None = None
     """scan or unroll the layers."""
     attention: str | None = None
-    """xla or splash. By default splash where it applies: no attention dropout, phases of a multiple of 128 tokens."""
+    """xla, splash or relative; as of `pretrain run`."""
     remat: str | None = None
     """What the backward pass computes again instead of keeping: none, dots or full."""
     batch_size: int | None = None

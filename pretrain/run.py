@@ -77,12 +77,13 @@ def chosen_program(recipe: Recipe, options: Options, platform: str | None = None
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
     platform = platform or jax.default_backend()
-    kernel = programs.KERNELS.get(platform)
-    obstacles = _kernel_obstacles(recipe, program)
+    kernel = family_of(recipe.model).kernels.get(platform)
+    obstacles = _kernel_obstacles(recipe, program, kernel)
     if options.attention is None and kernel and not obstacles:
         return dataclasses.replace(program, attention=kernel)
     if program.attention != "xla" and program.attention != kernel:
-        raise UserError(f"--attention {program.attention}: not on {platform}; use xla" + f" or {kernel}" * bool(kernel))
+        others = f" or {kernel}" * bool(kernel)
+        raise UserError(f"--attention {program.attention}: not for {recipe.name} on {platform}; use xla{others}")
     if program.attention != "xla" and obstacles:
         raise UserError(f"--attention {program.attention} does not work here: {'; '.join(obstacles)}; or use xla")
     return program
@@ -90,19 +91,22 @@ def chosen_program(recipe: Recipe, options: Options, platform: str | None = None
 
 def why_plain(recipe: Recipe, program: Program, options: Options, platform: str | None = None) -> str | None:
     """Why attention takes XLA on a platform (default: this one) that has a kernel, if nobody asked for it."""
-    kernel = programs.KERNELS.get(platform or jax.default_backend())
+    kernel = family_of(recipe.model).kernels.get(platform or jax.default_backend())
     if kernel is None or program.attention == kernel or options.attention:
         return None
-    return f"attention xla: {kernel} does not work here: {'; '.join(_kernel_obstacles(recipe, program))}"
+    return f"attention xla: {kernel} does not work here: {'; '.join(_kernel_obstacles(recipe, program, kernel))}"
 
 
-def _kernel_obstacles(recipe: Recipe, program: Program) -> list[str]:
+def _kernel_obstacles(recipe: Recipe, program: Program, kernel: str | None) -> list[str]:
     """Why a recipe cannot use a fused attention kernel."""
-    if not family_of(recipe.model).fused_attention:
-        return ["attention by relative positions has no kernel"]
-    obstacles = []
-    if getattr(recipe.model, "attention_dropout", 0) > 0:
-        obstacles.append(f"set model.attention_dropout={recipe.model.attention_dropout} to 0")
+    model, obstacles = recipe.model, []
+    if kernel == "relative":
+        if model.memory % LANES:
+            obstacles.append(f"model.memory={model.memory}: choose a multiple of {LANES}")
+        if model.width % LANES or LANES % (model.width // model.heads):
+            obstacles.append(f"model.heads={model.heads} in model.width={model.width} do not fill blocks of {LANES}")
+    elif getattr(model, "attention_dropout", 0) > 0:
+        obstacles.append(f"set model.attention_dropout={model.attention_dropout} to 0")
     if odd := [phase.length for phase in recipe.phases if phase.length % LANES]:
         obstacles.append(f"phases have length {odd[0]}: choose a multiple of {LANES}")
     if program.dtype != "bfloat16":

@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import relative_attention as relative
 from models.noise import row_keys
+from models.program import Program
 from models.relative_attention import (
     Biases,
     Context,
+    Memory,
     Queries,
     Tokens,
     by_kernel,
@@ -18,7 +21,9 @@ from models.relative_attention import (
     relative_attention,
     remembered_keys,
 )
-from models.xlnet import both_queries
+from models.transformer_xl import TransformerXL, TransformerXLConfig
+from models.xlnet import XLNet, XLNetConfig, both_queries
+from tests.models.shapes import parameter_shapes
 
 BATCH, WIDTH = 2, 128
 KEYS = row_keys(0, 0, jnp.arange(BATCH))
@@ -114,3 +119,45 @@ def test_which_shapes_fit(n, keys, distances, heads, chosen, fit):
     context = Context(*(jnp.zeros((1, number, WIDTH)) for number in (keys, keys, distances)))
     queries = Queries(None, None, starts=jnp.zeros((1, n)) if chosen else None)
     assert kernel_fits(n, heads, context, queries) == fit
+
+
+XLNET = XLNetConfig(vocab_size=60, width=128, depth=2, heads=2, feed_forward=32, memory=128)
+TRANSFORMER_XL = TransformerXLConfig(60, 128, 2, 2, 32, dropout=0.0, attention_dropout=0.1, memory=128, cutoffs=())
+
+
+def loss_of(config, attention, remat="none"):
+    """(a model's loss as a function of its parameters, parameters)"""
+    rng, shapes = np.random.default_rng(0), parameter_shapes(config)
+    tokens, ones = rng.integers(0, 60, (BATCH, 128)), jnp.ones((BATCH, 128), jnp.int32)
+    program = Program(attention=attention, remat=remat)
+    hidden = jnp.asarray(rng.normal(size=(2, BATCH, 128, 128)), jnp.float32)
+    memory = Memory(hidden, ones)
+    if isinstance(config, XLNetConfig):
+        ranks = jnp.asarray(np.argsort(rng.random((BATCH, 128)), axis=1).astype(np.int32))
+        positions, backwards = jnp.asarray([[3, 9, 70], [0, 5, 127]]), jnp.asarray([0, 1])
+        inputs = (tokens, ones, ones, ranks, ranks, backwards, positions, memory, 64, KEYS)
+        model, method = XLNet(config, program), "predict"
+    else:
+        inputs, model, method = (tokens, ones, memory, KEYS), TransformerXL(config, program), "forward"
+    draw = lambda leaf: np.random.default_rng(leaf.size).normal(0, 0.1, leaf.shape).astype(np.float32)
+    loss = lambda params: model.apply({"params": params}, *inputs, method=method)[0][..., :5].sum()
+    return loss, jax.tree.map(draw, shapes)
+
+
+@pytest.mark.parametrize("config", [XLNET, TRANSFORMER_XL], ids=["xlnet", "transformer-xl"])
+def test_a_model_with_the_kernel_is_the_same_model(monkeypatch, config):
+    """With dropout, a memory and rows that run backwards."""
+    monkeypatch.setattr(relative, "by_kernel", functools.partial(by_kernel, interpret=True))
+    results = []
+    for attention in ("relative", "xla"):
+        loss, params = loss_of(config, attention, remat="dots")
+        results.append(jax.jit(jax.value_and_grad(loss))(params))
+    (one, ours), (other, theirs) = results
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    jax.tree.map(lambda a, b: near(a, b, 2e-5), ours, theirs)
+
+
+@pytest.mark.parametrize("remat, runs", [("none", 1), ("dots", 1), ("full", 2)])
+def test_rematerialisation_of_all_but_products_does_not_run_a_kernel_twice(remat, runs):
+    loss, params = loss_of(TRANSFORMER_XL, "relative", remat)
+    assert str(jax.make_jaxpr(jax.grad(loss))(params)).count("name=relative_whole_forward") == runs

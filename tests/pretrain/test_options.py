@@ -288,6 +288,12 @@ def kernel_recipe(length=128, rate=0.0):
     return tiny.bert(model=model, phases=(Phase(1.0, length, 8),))
 
 
+def relative_recipe(length=128, **changes):
+    """A model whose kernel has dropout."""
+    model = TransformerXLConfig(**{"width": 128, "heads": 2, "memory": 128, "attention_dropout": 0.1} | changes)
+    return dataclasses.replace(kernel_recipe(length), name="transformer-xl", model=model)
+
+
 @pytest.mark.parametrize(
     "recipe, platform, kind",
     [
@@ -296,7 +302,9 @@ def kernel_recipe(length=128, rate=0.0):
         (kernel_recipe(), "cpu", "xla"),
         (kernel_recipe(rate=0.1), "tpu", "xla"),
         (kernel_recipe(length=64), "tpu", "xla"),
-        (dataclasses.replace(kernel_recipe(), model=TransformerXLConfig()), "tpu", "xla"),
+        (relative_recipe(), "tpu", "relative"),
+        (relative_recipe(), "gpu", "xla"),
+        (relative_recipe(memory=100), "tpu", "xla"),
     ],
 )
 def test_attention_is_the_platform_s_kernel_where_that_applies(recipe, platform, kind, tmp_path):
@@ -309,6 +317,10 @@ def test_attention_is_the_platform_s_kernel_where_that_applies(recipe, platform,
         (kernel_recipe(), "tpu", {}, None),
         (kernel_recipe(rate=0.1), "tpu", {}, "attention xla: splash does not work here: set model.att"),
         (kernel_recipe(length=64), "tpu", {}, "phases have length 64: choose a multiple of 128"),
+        (relative_recipe(length=64), "tpu", {}, "phases have length 64: choose a multiple of 128"),
+        (relative_recipe(memory=100), "tpu", {}, "relative does not work here: model.memory=100: choose a multiple"),
+        (relative_recipe(width=192), "tpu", {}, "model.heads=2 in model.width=192 do not fill blocks of 128"),
+        (relative_recipe(width=384), "tpu", {}, "model.heads=2 in model.width=384 do not fill blocks of 128"),
         (kernel_recipe(), "gpu", {"dtype": "float32"}, "cudnn does not work here: --dtype is float32: use bfloat16"),
         (kernel_recipe(rate=0.1), "tpu", {"attention": "xla"}, None),  # as it was asked for
         (kernel_recipe(rate=0.1), "cpu", {}, None),
@@ -332,8 +344,10 @@ def test_a_run_says_once_why_attention_is_not_the_kernel(toy_run, monkeypatch):
         (kernel_recipe(rate=0.1), "tpu", {}, "set model.attention_dropout=0.1 to 0"),
         (kernel_recipe(length=64), "tpu", {}, "phases have length 64: choose a multiple of 128"),
         (kernel_recipe(), "tpu", {"dtype": "float32"}, "--dtype is float32: use bfloat16"),
-        (kernel_recipe(), "cpu", {}, "--attention splash: not on cpu; use xla$"),
-        (kernel_recipe(), "gpu", {}, "--attention splash: not on gpu; use xla or cudnn"),
+        (kernel_recipe(), "cpu", {}, "--attention splash: not for bert on cpu; use xla$"),
+        (kernel_recipe(), "gpu", {}, "--attention splash: not for bert on gpu; use xla or cudnn"),
+        (relative_recipe(), "tpu", {}, "--attention splash: not for transformer-xl on tpu; use xla or relative"),
+        (relative_recipe(), "gpu", {}, "--attention splash: not for transformer-xl on gpu; use xla$"),
     ],
 )
 def test_a_kernel_that_does_not_apply_is_an_error_when_named(recipe, platform, changes, said, tmp_path):

@@ -118,6 +118,20 @@ def test_the_attention_kernel_counts_by_arithmetic(on_cpu):
     assert work.model_flops < counted.total < 1.04 * work.model_flops  # scores are computed again
 
 
+def test_the_kernel_of_relative_attention_counts_by_arithmetic(on_cpu):
+    recipe = RECIPES["xlnet-mini"]
+    for field, value in {"memory": 128, "depth": 3}.items():
+        recipe = replaced(recipe, f"model.{field}", value)
+    work, title = next(works(shaped(recipe, 8, 128), Target("v5e:1x1", remat="none"), V5E))
+    counted = plans.flops(work.step.trace(*work.arguments).jaxpr, planning.KERNELS)
+    product = 2 * 8 * 128 * 256  # FLOPs of a multiply-add, rows, queries, width
+    # Two layers of content queries, three of chosen ones; 256 keys, and as many distances and a block of 128 more.
+    expected = {"whole_forward": 2 * 2 * 256 + 2 * 384, "whole_backward": 2 * 5 * 256 + 2 * 3 * 384}
+    expected |= {"chosen_forward": 3 * 2 * 256 + 3 * 384, "chosen_backward": 3 * 5 * 256 + 3 * 3 * 384}
+    assert counted.kernels == {f"relative_{name}": product * times for name, times in expected.items()}
+    assert counted.unknown == () and title.endswith("attention relative")
+
+
 def test_microbatches_reach_the_step(on_cpu):
     one, four = (next(works(tiny.bert(), target(microbatches=n), V5E))[0] for n in (1, 4))
     scans = lambda work: str(work.step.trace(*work.arguments).jaxpr).count("scan[")
