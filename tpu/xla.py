@@ -19,14 +19,16 @@ _OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
     "tpu": {"xla_tpu_scoped_vmem_limit_kib": "49152"},
     "cpu": {},
 }
-_VECTOR_MEMORY_SINCE = (0, 0, 48)  # libtpu 0.0.42 crashes on many programs with any other limit than its own
+# libtpu 0.0.42 crashes while it weighs to fuse a product into another, as in attention that is computed again for the
+# backward pass, on v6e and wherever there is more than 16 MiB of vector memory.
+_PRODUCTS_FUSED_SINCE = (0, 0, 48)
+_PRODUCTS_APART = {"xla_tpu_dot_dot_fusion": False}
 
 
 def platform_options(platform: str) -> dict[str, str | bool]:
     """XLA's settings for 'cpu', 'gpu' or 'tpu', with the compiler that is installed."""
-    if platform == "tpu" and _libtpu() < _VECTOR_MEMORY_SINCE:
-        return {}
-    return dict(_OPTIONS[platform])
+    old = platform == "tpu" and _libtpu() < _PRODUCTS_FUSED_SINCE
+    return {**_OPTIONS[platform], **(_PRODUCTS_APART if old else {})}
 
 
 def _libtpu() -> tuple[int, ...]:
