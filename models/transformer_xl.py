@@ -111,9 +111,15 @@ class Cluster(nn.Module):
 
     def logits(self, hidden: Array) -> Array:
         """hidden [n, width] -> f32[n, padded rows]."""
-        if self.projection:
-            hidden = product(hidden, self.output_projection.T.astype(hidden.dtype))
-        return tied_logits(hidden, self.tokens, self.bias, self.rows)
+        return tied_logits(self._narrowed(hidden), self.tokens, self.bias, self.rows)
+
+    def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
+        """The factors of these logits: hidden [n, narrow], table [padded rows, narrow], bias f32[padded rows]."""
+        bias = jnp.where(jnp.arange(len(self.bias)) < self.rows, self.bias, -jnp.inf)
+        return self._narrowed(hidden), self.tokens.astype(hidden.dtype), bias
+
+    def _narrowed(self, hidden: Array) -> Array:
+        return product(hidden, self.output_projection.T.astype(hidden.dtype)) if self.projection else hidden
 
 
 class TransformerXLLayer(nn.Module):
@@ -185,12 +191,16 @@ class TransformerXL(nn.Module):
             embedded = jnp.where((tokens >= start)[..., None], cluster(tokens - start), embedded)
         return embedded * self.config.width**0.5
 
-    def logits(self, hidden: Array) -> tuple[Array, ...]:
-        """hidden [n, width] -> the next token's logits, f32[n, rows] of each cluster; padding rows are -inf.
+    def logits(self, hidden: Array) -> Array:
+        """hidden [n, width] -> the next token's logits, f32[n, padded vocab]; padding rows are -inf.
 
-        Of several clusters, the first has after its tokens one row for each of the others.
+        With clusters those of the first, which has after its tokens one row for each of the others.
         """
-        return tuple(cluster.logits(hidden) for cluster in self.cluster)
+        return self.cluster[0].logits(hidden)
+
+    def tails(self, hidden: Array) -> tuple[tuple[Array, Array, Array], ...]:
+        """hidden [n, width] -> for each cluster but the first, the factors of its logits: `Cluster.softmax`."""
+        return tuple(cluster.softmax(hidden) for cluster in self.cluster[1:])
 
     def __call__(self, tokens: Array, segments: Array):
         """All parts once, for initialisation."""
@@ -235,16 +245,18 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
 
 
 def flops(config: TransformerXLConfig, batch: int, length: int, predictions: int) -> float:
-    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row."""
+    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row.
+
+    Of clusters, the first one's: few tokens need the others'.
+    """
     keys = config.memory + length
     layer = projection_flops(config.width, config.feed_forward, length, keys, distances=keys + 1)
     layer += attention_flops(config.width, length, keys, distances=keys + 1)
     total = batch * config.depth * layer
-    for rows, narrow in cluster_shapes(config):
-        total += 2.0 * batch * predictions * narrow * rows
-        if config.divisor > 1:
-            total += 2.0 * batch * (length + predictions) * narrow * config.width
-    return total
+    rows, narrow = cluster_shapes(config)[0]
+    if config.divisor > 1:
+        total += 2.0 * batch * (length + predictions) * narrow * config.width
+    return total + 2.0 * batch * predictions * narrow * rows
 
 
 FAMILY = Family(

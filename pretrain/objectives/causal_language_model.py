@@ -12,7 +12,8 @@ import numpy as np
 from data_pipelines.examples import streams
 from data_pipelines.examples.document_stream import end_token
 from pretrain.objectives import baselines
-from pretrain.objectives.cross_entropy import clustered_cross_entropy, cross_entropy
+from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
+from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.initialise import initialise
 from pretrain.objectives.memory import carried, remembered
 from pretrain.objectives.objective import Objective
@@ -23,7 +24,7 @@ class CausalLanguageModel(Objective):
     """reset: whether memory ends at the end of a document; else the next one sees the tail of the last.
     evaluation_memory: positions remembered in evaluation, None for as many as in training.
 
-    The model offers forward, logits and empty_memory, as `models.transformer_xl.TransformerXL` does.
+    The model offers forward, logits, tails and empty_memory, as `models.transformer_xl.TransformerXL` does.
     """
 
     reset: bool = False
@@ -61,14 +62,16 @@ class CausalLanguageModel(Objective):
         memory = remembered(carry, model, tokens.shape[0])
         inputs = (tokens, batch["segments"], memory, keys if train else None)
         hidden, memory = model.apply(variables, *inputs, method="forward")
-        logits = model.apply(variables, hidden.reshape(-1, hidden.shape[-1]), method="logits")
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        logits = model.apply(variables, hidden, method="logits")
         targets, weights = batch["targets"].reshape(-1), batch["weights"].reshape(-1)
         counts = {"lm_total": weights.sum()}
-        if len(logits) == 1:
-            losses, hits = cross_entropy(logits[0], targets)
-            counts["lm_hits"] = jnp.sum(hits * weights)
+        if model.config.clusters:
+            tails = model.apply(variables, hidden, method="tails")
+            losses = adaptive_cross_entropy(logits, tails, targets, model.config.clusters)
         else:
-            losses = clustered_cross_entropy(logits, targets, model.config.clusters)
+            losses, hits = cross_entropy(logits, targets)
+            counts["lm_hits"] = jnp.sum(hits * weights)
         total = jnp.sum(losses * weights)
         return {"lm": total}, carried(memory)[0], counts | {"lm_nats": total}
 

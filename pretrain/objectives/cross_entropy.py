@@ -1,7 +1,5 @@
 """Losses per prediction, in float32."""
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -46,21 +44,6 @@ def _gradients(residuals, cotangents):
 
 
 _negative_log_likelihood.defvjp(_with_residuals, _gradients)
-
-
-def clustered_cross_entropy(logits: Sequence[Array], targets: Array, cutoffs: Sequence[int]) -> Array:
-    """-log p(target) in nats f32[n] under an adaptive softmax (Grave et al. 2017, arXiv:1609.04309, section 4).
-
-    logits: (head f32[n, shortlist + clusters], then f32[n, size] of each cluster).   targets: i32[n], by falling
-    frequency.   cutoffs: the first token of each cluster, ascending; p(token) = p(its cluster) * p(token in there).
-    """
-    head, *tails = logits
-    cluster = sum((targets >= start).astype(jnp.int32) for start in cutoffs)  # 0: the shortlist
-    losses, _ = cross_entropy(head, jnp.where(cluster == 0, targets, cutoffs[0] + cluster - 1))
-    for number, (tail, start) in enumerate(zip(tails, cutoffs, strict=True), 1):
-        inside, _ = cross_entropy(tail, jnp.clip(targets - start, 0, tail.shape[-1] - 1))
-        losses += jnp.where(cluster == number, inside, 0.0)
-    return losses
 
 
 def binary_cross_entropy(logits: Array, labels: Array) -> Array:

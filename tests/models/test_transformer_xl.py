@@ -179,7 +179,8 @@ def test_bfloat16_is_near_float32():
 def test_clusters_embed_and_score_each_token_by_its_own_table():
     module, params = TransformerXL(CLUSTERED, SCAN), params_of(CLUSTERED)
     hidden = RNG.normal(size=(4, 16)).astype(np.float32)
-    head, *tails = module.apply({"params": params}, hidden, method="logits")
+    tails = module.apply({"params": params}, hidden, method="tails")
+    pieces = [module.apply({"params": params}, hidden, method="logits"), *(h @ table.T + b for h, table, b in tails)]
     embedded = np.asarray(module.apply({"params": params}, np.arange(60)[None], method="embed"))[0] / 4
     for number, (start, end) in enumerate([(0, 10), (10, 30), (30, 60)]):
         tables = params[f"cluster_{number}"]
@@ -188,7 +189,7 @@ def test_clusters_embed_and_score_each_token_by_its_own_table():
         np.testing.assert_allclose(embedded[start:end], rows @ tables["projection"], atol=1e-5)
         narrow = hidden @ tables.get("output_projection", tables["projection"]).T
         expected = narrow @ tables["tokens"].T + tables["bias"]
-        logits = (head, *tails)[number]
+        logits = pieces[number]
         used = 12 if number == 0 else end - start  # the head's last two rows stand for the two other clusters
         np.testing.assert_allclose(logits[:, :used], expected[:, :used], atol=1e-4)
         assert (np.asarray(logits[:, used:]) == -np.inf).all()

@@ -13,7 +13,7 @@ from models.parameters import nest
 from models.program import Program
 from models.relative_attention import Memory
 from models.transformer_xl import FAMILY
-from pretrain.objectives.cross_entropy import clustered_cross_entropy
+from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
 
 TINY = dataclasses.replace(
     FAMILY.sizes["tiny"], vocab_size=1003, width=64, heads=4, feed_forward=96, dropout=0.0, memory=12
@@ -153,9 +153,10 @@ def check(config, program, bound, gradient_bound, rows=3, length=16, remembered=
         logits = apply(ours.reshape(-1, config.width), method="logits")
         flat = jnp.asarray(np.int32(targets)).reshape(-1)
         if config.clusters:
-            losses = clustered_cross_entropy(logits, flat, config.clusters)
+            tails = apply(ours.reshape(-1, config.width), method="tails")
+            losses = adaptive_cross_entropy(logits, tails, flat, config.clusters)
         else:
-            losses = -jnp.take_along_axis(jax.nn.log_softmax(logits[0]), flat[:, None], axis=1)
+            losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), flat[:, None], axis=1)
         return losses.mean(), (ours, new)
 
     (value, (ours, new)), gradients = jax.jit(jax.value_and_grad(our_loss, has_aux=True))(params)

@@ -1,7 +1,7 @@
 """A recipe trained on each of several meshes, in a process with 8 simulated devices; prints JSON. For test_meshes.py.
 
-Arguments: 'bert', 'electra', 'transformer-xl', 'xlnet' or 'toy', number of steps, meshes ('one' for a single device,
-MESH/4 for 4 microbatches).
+Arguments: 'bert', 'electra', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number of steps,
+meshes ('one' for a single device, MESH/4 for 4 microbatches).
 """
 
 import json
@@ -30,8 +30,10 @@ def recipe(name):
     """Wide enough for 8 heads in every tower."""
     if name == "toy":
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
-    recipes = {"bert": tiny.bert, "electra": tiny.electra, "transformer-xl": tiny.transformer_xl, "xlnet": tiny.xlnet}
-    found = recipes[name](phases=(Phase(1.0, 32, ROWS),))
+    recipes = {"bert": tiny.bert, "electra": tiny.electra, "xlnet": tiny.xlnet}
+    found = recipes.get(name, tiny.transformer_xl)(phases=(Phase(1.0, 32, ROWS),))
+    if name == "adaptive":
+        found = replaced(found, "model.cutoffs", (40, 100))
     for tower in ("discriminator.", "generator.") if name == "electra" else ("",):
         found = replaced(found, f"model.{tower}heads", 8)
     return found

@@ -14,6 +14,7 @@ from tests.pretrain import tiny
 ROOT = Path(__file__).parent.parent.parent
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,sequence=2", "tensor=8")
 STEPS = 20
+SLOW = ("electra", "transformer-xl", "adaptive", "xlnet")
 
 
 def simulated(name, *meshes):
@@ -30,9 +31,9 @@ def simulated(name, *meshes):
     params=[
         ("bert", *MESHES),
         ("electra", "fsdp=8", "data=2,fsdp=2,sequence=2/4"),
-        ("transformer-xl", "data=4,sequence=2"),
+        ("adaptive", "data=4,sequence=2"),
         ("xlnet", "data=2,fsdp=2,tensor=2/4"),
-        *(pytest.param((name, *MESHES), marks=pytest.mark.slow) for name in ("electra", "transformer-xl", "xlnet")),
+        *(pytest.param((name, *MESHES), marks=pytest.mark.slow) for name in SLOW),
     ],
     ids=lambda param: f"{param[0]} on {len(param) - 1}",
 )
