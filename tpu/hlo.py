@@ -143,7 +143,7 @@ class Run(NamedTuple):
 def runs(module: Module) -> Iterator[Run]:
     """Every instruction that runs, loops' bodies multiplied, every branch of a conditional counted.
 
-    ValueError for a loop whose trip count cannot be read.
+    Of a loop that the data end, one turn counts.   ValueError for another whose trip count cannot be read.
     """
     yield from _runs(module, module.entry, 1, 0)
 
@@ -154,7 +154,7 @@ def _runs(module: Module, name: str, times: int, fused: int) -> Iterator[Run]:
         yield Run(instruction, computation, times, fused)
         if instruction.opcode not in _CALLED:
             continue
-        inner = times * trips(module, computation, instruction) if instruction.opcode == "while" else times
+        inner = times * (trips(module, computation, instruction) or 1) if instruction.opcode == "while" else times
         deeper = fused + (instruction.opcode in ("fusion", "async-start"))
         for name in _called(instruction):
             yield from _runs(module, name, inner, deeper)
@@ -173,28 +173,41 @@ def _called(instruction: Instruction) -> list[str]:
     return names
 
 
-def trips(module: Module, computation: dict[str, Instruction], loop: Instruction) -> int:
-    """How often a while loop runs: as XLA noted it, or from its counter's first value, step and bound."""
+def loops_ended_by_data(module: Module) -> int:
+    """How many loops run as often as the program computes."""
+    loops = (run for run in runs(module) if run.instruction.opcode == "while")
+    return sum(trips(module, run.computation, run.instruction) is None for run in loops)
+
+
+def trips(module: Module, computation: dict[str, Instruction], loop: Instruction) -> int | None:
+    """How often a while loop runs: as XLA noted it, or from its counter's first value, step and bound.
+
+    None where the bound is a number that the program computes.
+    """
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest):
         return int(noted[1])
     condition, body = (module.computations[name] for name in _called(loop))
     bound = [value for i in condition.values() if (value := _constant(i)) is not None]
     root = next(i for i in condition.values() if i.root)
-    counter = next((condition[o] for o in root.operands if condition[o].opcode == "get-tuple-element"), None)
-    if len(bound) != 1 or counter is None or "direction=" in root.rest and "direction=LT" not in root.rest:
+    counters = [condition[o] for o in root.operands if condition[o].opcode == "get-tuple-element"]
+    index = [int(re.search(r"index=(\d+)", counter.rest)[1]) for counter in counters]
+    if not bound and len(index) == 2:  # both are carried
+        bound = [_first(computation, loop, index[1])]
+    if len(bound) != 1 or not index or "direction=" in root.rest and "direction=LT" not in root.rest:
         raise ValueError(f"cannot tell how often the loop {loop.name} runs")
-    index = int(re.search(r"index=(\d+)", counter.rest)[1])
-    first = _start(computation, loop, index)
-    return -(-(bound[0] - first) // _step(body, index))
+    if bound[0] is None:
+        return None
+    first = _first(computation, loop, index[0]) or 0  # as `lax.scan` has it
+    return -(-(bound[0] - first) // _step(body, index[0]))
 
 
-def _start(computation: dict[str, Instruction], loop: Instruction, index: int) -> int:
-    """The first value of a loop's counter; 0, as `lax.scan` has it, where it is not a constant in the text."""
+def _first(computation: dict[str, Instruction], loop: Instruction, index: int) -> int | None:
+    """What a loop carries at first in one place, None where it is not a constant in the text."""
     state = computation[loop.operands[0]]
     value = computation.get(state.operands[index]) if state.opcode == "tuple" else None
     while value is not None and value.opcode in ("copy", "copy-done", "copy-start", "bitcast"):
         value = computation.get(value.operands[0])
-    return (_constant(value) or 0) if value is not None else 0
+    return _constant(value) if value is not None else None
 
 
 def _step(body: dict[str, Instruction], index: int) -> int:

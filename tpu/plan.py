@@ -51,7 +51,10 @@ class Estimate(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Per chip, sizes in bytes.   parts: of the arguments.   costs, collectives, estimate: None if it does not fit."""
+    """Per chip, sizes in bytes.   parts: of the arguments.   costs, collectives, estimate: None if it does not fit.
+
+    data_loops: loops that the data end, of which one turn is counted.
+    """
 
     topology: Topology
     work: Work
@@ -61,6 +64,7 @@ class Plan(NamedTuple):
     costs: Costs | None
     collectives: list[Collective]
     estimate: Estimate | None
+    data_loops: int = 0
 
     @property
     def capacity(self) -> float:
@@ -97,7 +101,7 @@ def plan(work: Work, topology: Topology, kernels: Mapping[str, Kernel], cache: P
     except ValueError as error:  # a loop of unknown length
         return Plan(topology, work, report, parts, counted, None, [], _no_estimate(str(error)))
     estimated = estimate(found, moved, counted, work, topology, kernels)
-    return Plan(topology, work, report, parts, counted, found, moved, estimated)
+    return Plan(topology, work, report, parts, counted, found, moved, estimated, hlo.loops_ended_by_data(module))
 
 
 def shard_bytes(tree) -> int:

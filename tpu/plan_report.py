@@ -80,6 +80,8 @@ def _work(planned: Plan) -> Table:
         table.add_row("bytes to and from HBM per chip", f"{planned.costs.traffic:.3e}")
     for name, text in figures(planned).items():
         table.add_row(name, text)
+    if planned.data_loops:
+        table.add_row("loops that the data end, counted as one turn each", str(planned.data_loops))
     compiled = f"{planned.report.seconds:.0f} s" + (" (kept from an earlier plan)" if planned.report.cached else "")
     table.add_row("compilation", compiled)
     return table

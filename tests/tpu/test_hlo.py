@@ -105,9 +105,19 @@ def test_turns_of_a_loop_from_its_counter(settings, turns):
     assert (found.times, found.group, found.bytes) == (turns, 4, turns * 16)
 
 
-def test_a_loop_of_unknown_length_is_an_error():
+@pytest.mark.parametrize("bound, turns, by_data", [("constant(24)", 24, 0), ("reduce(%a)", 1, 1)])
+def test_a_loop_with_a_carried_bound_takes_one_turn_if_the_program_computes_it(bound, turns, by_data):
+    text = loop().replace("constant(24)", "get-tuple-element(%p.1), index=2").replace("%copied, %a", "%copied, %a, %n")
+    module = hlo.parse(text.replace("  %start =", f"  %n = s32[] {bound}\n  %start ="))
+    (found,) = hlo.collectives(module)
+    assert (found.times, hlo.loops_ended_by_data(module)) == (turns, by_data)
+
+
+@pytest.mark.parametrize("bound", ["constant(24)", "get-tuple-element(%p.1), index=0"])
+def test_a_loop_of_unknown_length_is_an_error(bound):
+    text = loop(condition="compare(%i, %bound), direction=GT").replace("constant(24)", bound)
     with pytest.raises(ValueError, match="how often the loop w runs"):
-        hlo.collectives(hlo.parse(loop(condition="compare(%i, %i), direction=GT")))
+        hlo.collectives(hlo.parse(text))
 
 
 # XLA:TPU's forms: groups as axes of a mesh, asynchronous pairs, and one gather copied into two fusions beside work.
