@@ -41,12 +41,16 @@ def bits(keys: Array, shape: tuple[int, ...]) -> Array:
         index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         stride *= shape[axis]
     ones = (1,) * len(shape)
-    return bits_at(index, keys[:, 0].reshape(-1, *ones), keys[:, 1].reshape(-1, *ones))
+    return hashed(spread(index) + keys[:, 0].reshape(-1, *ones), keys[:, 1].reshape(-1, *ones))
 
 
-def bits_at(index: Array, first: Array, second: Array) -> Array:
-    """32 random bits for each element's index in its row u32[...]; the two words of the row's key."""
-    x = index * jnp.uint32(_GOLDEN) + first
+def spread(index: Array) -> Array:
+    """Elements' indices in their row u32[...] -> where they begin, but for the first word of the row's key."""
+    return index * jnp.uint32(_GOLDEN)
+
+
+def hashed(x: Array, second: Array) -> Array:
+    """32 random bits for each element of u32[...] that begins at x; the second word of the row's key."""
     x = (x ^ (x >> 16)) * jnp.uint32(_M1)
     x = x ^ second  # between the rounds, or two keys whose first words are near would share shifted streams
     x = (x ^ (x >> 15)) * jnp.uint32(_M2)
@@ -55,7 +59,7 @@ def bits_at(index: Array, first: Array, second: Array) -> Array:
 
 def ahead(keys: Array, number: Array | int) -> Array:
     """Keys whose elements are those of keys u32[batch, 2] from this number on."""
-    return keys.at[:, 0].add(jnp.asarray(number).astype(jnp.uint32) * jnp.uint32(_GOLDEN))
+    return keys.at[:, 0].add(spread(jnp.asarray(number).astype(jnp.uint32)))
 
 
 def stays(bits: Array, rate: float) -> Array:

@@ -145,13 +145,13 @@ def _forward_kernel(*refs, setting: Setting):
     stand, q, r = _standing(inputs, setting), _biased(inputs, setting), inputs.r[_window(inputs, setting), :]
     mixed = jnp.zeros((LANES, LANES), jnp.float32)
     statistics = jnp.zeros((LANES, LANES), jnp.float32)  # a column for each head
-    for head in range(LANES // setting.head_dim):
-        scores = _scores(inputs, q, r, stand, head, setting)
+    every = [_scores(inputs, q, r, stand, head, setting) for head in range(LANES // setting.head_dim)]
+    for head, scores in enumerate(every):
         most = scores.max(1, keepdims=True)
         p = jnp.exp(scores - most)
         total = p.sum(1, keepdims=True)
         p = jnp.where(_keep(inputs, head, setting), p, 0.0) if setting.rate else p
-        seen = most > _HIDDEN
+        seen = most > 0.5 * _HIDDEN
         own = _along(p.astype(out.dtype), _only(inputs.v[...], head, setting))
         mixed += jnp.where(seen, own / (total * (1.0 - setting.rate)), 0.0)
         column = _iota(statistics.shape, 1) == head
@@ -175,13 +175,14 @@ def _backward_kernel(*refs, setting: Setting):
     spreads = jnp.tile(spread[...], (setting.head_dim, 1)).T  # [queries, lanes], the heads' columns in turns
     by_kind = [jnp.zeros((LANES, LANES), jnp.float32) for _ in range(3)]
     types = jnp.zeros((1, LANES), jnp.float32)
-    for head in range(LANES // setting.head_dim):
+    every = [_scores(inputs, q, r, stand, head, setting) for head in range(LANES // setting.head_dim)]
+    for head, scores in enumerate(every):
         only, rows = functools.partial(_only, head=head, setting=setting), _rows(head, setting)
-        p = jnp.exp(_scores(inputs, q, r, stand, head, setting) - spreads[:, head : head + 1])
+        p = jnp.exp(scores - spreads[:, head : head + 1])
         dp, dropped = _across(only(g), v), p
         if setting.rate:
-            keep = _keep(inputs, head, setting)
-            dp, dropped = jnp.where(keep, dp * (1.0 / (1.0 - setting.rate)), 0.0), jnp.where(keep, p, 0.0)
+            factor = jnp.where(_keep(inputs, head, setting), 1.0 / (1.0 - setting.rate), 0.0)
+            dp, dropped = dp * factor, p * factor
         ds = p * (dp - only(weighted).sum(1, keepdims=True))
         at_distances = _to_distances(ds, stand.starts, r.shape[0]).astype(g.dtype)
         low = ds.astype(g.dtype)
@@ -191,7 +192,7 @@ def _backward_kernel(*refs, setting: Setting):
         dvt[rows, :] += _along(transposed[2][rows], dropped.astype(g.dtype))
         drt[rows, window] += _along(transposed[1][rows], at_distances)
         if setting.types:
-            dt = jnp.where(stand.other, ds, 0.0).sum(1, keepdims=True)
+            dt = (stand.other * ds).sum(1, keepdims=True)
             by_kind[2] += dt * only(inputs.biases[3:4, :])
             types += (dt * only(q[2])).sum(0, keepdims=True)
     by_kind = [x * setting.head_dim**-0.5 for x in by_kind]
@@ -203,15 +204,16 @@ def _backward_kernel(*refs, setting: Setting):
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _():
         dk[...] = dkt[...].T.astype(dk.dtype)
-        dv[...] = (dvt[...] * (1.0 / (1.0 - setting.rate))).T.astype(dv.dtype)
+        dv[...] = dvt[...].T.astype(dv.dtype)
         dr[...] = drt[...].T.astype(dr.dtype)
 
 
 class _Standing(NamedTuple):
-    """How queries stand to keys.   starts: i32[queries, 1], in the window.   visible, other: bool[queries, keys]."""
+    """How the queries stand to the keys.   starts: i32[queries, 1], in the window.   hidden, other: f32[queries, keys],
+    what is added to scores, and 1 where a key is of another type: masks of bits would be unpacked for every head."""
 
     starts: Array
-    visible: Array
+    hidden: Array
     other: Array | None
 
 
@@ -226,7 +228,8 @@ def _standing(inputs: Inputs, setting: Setting) -> _Standing:
     visible &= key_segments == segments
     if not setting.chosen:
         starts = LANES - 1 - _iota((LANES, 1), 0)
-    return _Standing(starts, visible, key_types != types if setting.types else None)
+    other = jnp.where(key_types != types, 1.0, 0.0) if setting.types else None
+    return _Standing(starts, jnp.where(visible, 0.0, _HIDDEN), other)
 
 
 def _biased(inputs: Inputs, setting: Setting) -> tuple[Array, Array, Array]:
@@ -251,18 +254,17 @@ def _scores(inputs: Inputs, q, r: Array, stand: _Standing, head: int, setting: S
     k = inputs.k[...]
     scores = _across(content, k) + _to_keys(_across(position, r), stand.starts, k.shape[0])
     if setting.types:
-        scores += jnp.where(stand.other, (kind * inputs.biases[3:4, :]).sum(1, keepdims=True), 0.0)
-    return jnp.where(stand.visible, scores, _HIDDEN)
+        scores += stand.other * (kind * inputs.biases[3:4, :]).sum(1, keepdims=True)
+    return scores + stand.hidden
 
 
 def _keep(inputs: Inputs, head: int, setting: Setting) -> Array:
     """bool[queries, keys]: what `noise.dropout` keeps of these elements of [heads, n, keys]."""
-    shape = (LANES, inputs.k.shape[0])
-    row, block, part = (pl.program_id(axis) for axis in range(3))
+    keys, (row, block, part) = inputs.k.shape[0], (pl.program_id(axis) for axis in range(3))
     first = (block * (LANES // setting.head_dim) + head) * setting.n + part * LANES
-    index = (first + _iota(shape, 0)) * shape[1] + _iota(shape, 1)
-    bits = noise.bits_at(index.astype(jnp.uint32), inputs.noise[row, 0], inputs.noise[row, 1])
-    return noise.stays(bits, setting.rate)
+    lines = noise.spread(((first + _iota((LANES, 1), 0)) * keys).astype(jnp.uint32))
+    columns = noise.spread(_iota((1, keys), 1).astype(jnp.uint32)) + inputs.noise[row, 0]
+    return noise.stays(noise.hashed(lines + columns, inputs.noise[row, 1]), setting.rate)
 
 
 def _to_keys(x: Array, starts: Array, keys: int) -> Array:

@@ -91,15 +91,15 @@ def test_outputs_and_gradients_are_those_of_the_plain_operations(kind, rate):
 
 @pytest.mark.parametrize("head_dim", [32, 128])
 def test_heads_of_other_sizes(head_dim):
-    compare(case("content", head_dim, jnp.float32), 1e-5, 0.3)
+    compare(case("content", head_dim, jnp.float32, length=128, memory=0), 1e-5, 0.3)
 
 
 @pytest.mark.parametrize("kind", ["content", "query"])
 def test_bfloat16_is_near(kind):
-    compare(case(kind, 64, jnp.bfloat16), 0.02, 0.3)
+    compare(case(kind, 64, jnp.bfloat16, length=128), 0.02, 0.3)
 
 
-@pytest.mark.parametrize(("length", "memory", "n"), [(384, 0, 200), (128, 384, 128)])
+@pytest.mark.parametrize(("length", "memory", "n"), [(384, 0, 200), (128, 128, 128)])
 def test_a_reach_of_any_number_of_blocks(length, memory, n):
     compare(case("query", 64, jnp.float32, length, memory, n), 1e-5)
 
