@@ -5,10 +5,12 @@ batch before ended, so what the model remembers of that row is the text just rea
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
+from data_pipelines.errors import UserError
 from data_pipelines.examples import streams
 from data_pipelines.examples.document_stream import end_token
 from pretrain.objectives import baselines
@@ -37,6 +39,7 @@ class CausalLanguageModel(Objective):
     def check(self, model_config, corpus, phases):
         for phase in phases:
             self.examples(corpus, "train", phase.length, phase.batch_size, seed=0).check_size()
+        _check_order(model_config.clusters, corpus.token_counts())
 
     def spec(self, length):
         return streams.spec(length)
@@ -87,3 +90,15 @@ class CausalLanguageModel(Objective):
         total = max(counts["lm_total"], 1)
         report = {"perplexity": float(np.exp(counts["lm_nats"] / total))}
         return report | ({"lm_accuracy": float(counts["lm_hits"] / total)} if "lm_hits" in counts else {})
+
+
+def _check_order(cutoffs: Sequence[int], counts: np.ndarray) -> None:
+    """UserError where the clusters that begin at these tokens are not ones of falling frequency."""
+    means = [cluster.mean() for cluster in np.split(counts, cutoffs)]
+    for cutoff, before, after in zip(cutoffs, means[:-1], means[1:], strict=True):
+        if after > before:
+            raise UserError(
+                f"model.cutoffs={tuple(cutoffs)}: the tokens from {cutoff} on are more frequent in the corpus "
+                f"({after:.1f} times on average) than those before them ({before:.1f}), where clusters need tokens by "
+                "falling frequency; prepare it with --tokenizer wordlevel, or give --model.cutoffs no numbers"
+            )

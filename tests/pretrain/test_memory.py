@@ -1,14 +1,17 @@
 """What models remember between batches: it goes on over stops, reaches evaluation, and ends where it is asked to."""
 
 import dataclasses
+import io
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.prepare import Prepare, prepare
 from models.program import Program
 from pretrain.__main__ import main
 from pretrain.assembly import assemble, initial_params
@@ -20,6 +23,7 @@ from pretrain.restore import restore
 from pretrain.run import run
 from pretrain.run_directory import RunDirectory
 from tests.pretrain import tiny
+from tests.texts import write_texts
 from tpu.mesh import choose_mesh
 
 
@@ -87,11 +91,19 @@ def test_evaluation_memory_is_checked(trained, capsys):
     assert "error: --memory -1: must be at least 0" in capsys.readouterr().err
 
 
-def test_an_adaptive_softmax_trains(corpus_path, tmp_path):
-    model = dataclasses.replace(tiny.TRANSFORMER_XL, cutoffs=(40, 100), divisor=2)
-    assert run(tiny.transformer_xl(model=model), tiny.options(corpus_path, tmp_path / "run")) == 0
+def test_an_adaptive_softmax_trains_on_words_by_falling_frequency(corpus_path, tmp_path):
+    source = write_texts(tmp_path / "texts", documents=200, seed=0)
+    options = Prepare((f"text:{source}",), tmp_path / "words", tokenizer="wordlevel", heldout=0.1, processes=1)
+    prepare(options, Console(file=io.StringIO()))
+    size = Corpus(tmp_path / "words").vocab_size
+    model = dataclasses.replace(tiny.TRANSFORMER_XL, vocab_size=size, cutoffs=(size // 3, size // 2), divisor=2)
+    assert run(tiny.transformer_xl(model=model), tiny.options(tmp_path / "words", tmp_path / "run")) == 0
     losses = [entry["loss"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")]
     assert losses[-1] < losses[0] - 0.05
+    model = dataclasses.replace(model, vocab_size=195, cutoffs=(40, 100))  # WordPiece: characters first
+    with pytest.raises(UserError, match=r"the tokens from \d+ on are more frequent .* --tokenizer wordlevel"):
+        run(tiny.transformer_xl(model=model), tiny.options(corpus_path, tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
 
 
 def test_reading_a_run_leaves_memory_and_moments_in_the_file(trained, monkeypatch):
