@@ -107,6 +107,47 @@ def test_twice_the_layers_do_not_compile_twice_as_long():
     assert large < 2 * base, f"bert-base {base:.1f} s, bert-large {large:.1f} s"
 
 
+KERNEL = """
+import sys
+import jax, jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+from models.relative_attention import Biases, Context, by_kernel
+from models.xlnet import both_queries
+from tpu.compiler import devices, prepare
+from tpu.topologies import parse_topology
+
+prepare()
+batch, length, memory, width = 2, 512, 384, 128
+
+def loss(x, row, positions, memory, keys, number):
+    queries = both_queries(*row, positions, memory)[number]
+    return by_kernel(*x, queries, 2, dropout_rate=0.1, keys=keys).astype(jnp.float32).sum()
+
+for topology in sys.argv[1:]:
+    place = SingleDeviceSharding(devices(parse_topology(topology))[0])
+    array = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    integers = lambda *shape: array(jnp.int32, batch, *shape)
+    sizes = (memory + length, memory + length, memory + 2 * length)
+    context = Context(*(array(jnp.bfloat16, batch, size, width) for size in sizes))
+    biases = Biases(*[array(jnp.bfloat16, width)] * 3, array(jnp.bfloat16, 2, width))
+    for number, n in enumerate((length, 86)):
+        x = (array(jnp.bfloat16, batch, n, width), context, biases)
+        rest = [integers(length)] * 4, integers(86), integers(memory), array(jnp.uint32, batch, 2)
+        lowered = jax.jit(jax.grad(loss), static_argnums=5).lower(x, *rest, number)
+        lowered.compile()
+        print(topology, lowered.as_text().count("tpu_custom_call"))
+"""
+
+
+@pytest.mark.slow
+def test_relative_attention_of_both_streams_compiles_for_every_generation():
+    topologies = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"]
+    command = [sys.executable, "-c", KERNEL, *topologies]
+    done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == [f"{topology} 2" for topology in topologies for _ in range(2)]
+
+
 def carries_activations(collective, found):
     """Whether a collective moves [batch, length, ...] or logits, in whole or a chip's share of it.
 
