@@ -64,6 +64,19 @@ def initial_carry(assembly: Assembly, phase: int, train: bool = True) -> tuple[A
     return assembly.recipe.objective.carry(assembly.model, batch_size, train)
 
 
+def carry_axes(assembly: Assembly, phase: int, train: bool = True):
+    """The axes of that carry alone, without computing anything: a memory of many rows fits on no single device."""
+    axes = []
+
+    def carry():
+        made, of_made = initial_carry(assembly, phase, train)
+        axes.append(of_made)
+        return made
+
+    jax.eval_shape(carry)
+    return axes[0]
+
+
 def state_shapes(assembly: Assembly, phase: int) -> tuple[TrainState, Params]:
     """`initial_state` as shapes, without computing anything."""
     return jax.eval_shape(lambda: initial_state(assembly, initial_params(assembly), phase))

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from data_pipelines.errors import UserError
 from models.parameters import Params
 from models.sharding import placed_by
-from pretrain.assembly import Assembly, initial_carry, split_frozen, state_shapes
+from pretrain.assembly import Assembly, carry_axes, initial_carry, split_frozen, state_shapes
 from pretrain.step import TrainState, evaluation_step, merge, train_step
 from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
 from tpu.xla import compiler_options, matmul_precision
@@ -26,8 +26,8 @@ def state_shardings(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainSt
         assembly.optimizer, lambda _, sharding: sharding, state.opt_state, trained,
         transform_non_params=lambda _: everywhere,
     )  # fmt: skip
-    _, axes = initial_carry(assembly, phase)
-    return TrainState(everywhere, trained, moments, carry_shardings(axes, mesh), everywhere), held
+    carry = carry_shardings(carry_axes(assembly, phase), mesh)
+    return TrainState(everywhere, trained, moments, carry, everywhere), held
 
 
 def abstract_state(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainState, Params]:
@@ -38,9 +38,8 @@ def abstract_state(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainSta
 
 def first_carry(assembly: Assembly, phase: int, mesh: Mesh, train: bool = True):
     """The objective's carry before a phase's first batch, on the devices."""
-    _, axes = initial_carry(assembly, phase, train)
     make = lambda: initial_carry(assembly, phase, train)[0]
-    return jax.jit(make, out_shardings=carry_shardings(axes, mesh))()
+    return jax.jit(make, out_shardings=carry_shardings(carry_axes(assembly, phase, train), mesh))()
 
 
 def abstract_batch(assembly: Assembly, phase: int, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -54,7 +53,7 @@ def abstract_batch(assembly: Assembly, phase: int, mesh: Mesh) -> dict[str, jax.
 
 def jit_train_step(assembly: Assembly, phase: int, mesh: Mesh, microbatches: int) -> Callable:
     """The train step of a phase, jitted: (state, frozen, batch) -> (state, metrics); the old state is given up."""
-    _, axes = initial_carry(assembly, phase)
+    axes = carry_axes(assembly, phase)
     step = train_step(assembly.recipe, assembly.model, assembly.optimizer, axes, microbatches)
 
     def placed(state, frozen, batch):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from models.noise import row_keys
 from models.program import Program
@@ -186,7 +187,7 @@ def products(jaxpr) -> float:
             sizes = [equation.invars[0].aval.shape[axis] for axis in contracted]
             total += 2.0 * np.prod([*equation.outvars[0].aval.shape, *sizes])
         inner = [branch.jaxpr for branch in equation.params.get("branches", ())][:1]
-        for jaxpr in inner or jax.core.jaxprs_in_params(equation.params):
+        for jaxpr in inner or jaxprs_in_params(equation.params):
             total += products(jaxpr)
     return total
 

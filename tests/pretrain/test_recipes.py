@@ -9,8 +9,9 @@ import pytest
 from data_pipelines.corpus import Corpus
 from models.electra import Tower
 from models.program import Program, default
-from pretrain.assembly import assemble, initial_carry, state_shapes
+from pretrain.assembly import assemble, carry_axes, state_shapes
 from pretrain.journal import read_metrics
+from pretrain.placement import abstract_state
 from pretrain.recipe import Phase, boundaries, from_json, phase_at, resolve, to_json
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.run import run
@@ -18,6 +19,7 @@ from pretrain.run_directory import RunDirectory
 from pretrain.step import train_step
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import replaced
+from tpu.mesh import MeshShape, make_mesh
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "feed_forward": 64}
 
@@ -39,12 +41,16 @@ def test_every_recipe_lowers_at_a_tiny_size_from_shapes_alone(name):
         state, frozen = state_shapes(assembly, phase)
         spec = recipe.objective.spec(shape.length)
         batch = {key: jax.ShapeDtypeStruct((shape.batch_size, *one), dtype) for key, (one, dtype) in spec.items()}
-        _, axes = initial_carry(assembly, phase)
-        after, metrics = jax.eval_shape(
-            train_step(recipe, assembly.model, assembly.optimizer, axes), state, frozen, batch
-        )
+        step = train_step(recipe, assembly.model, assembly.optimizer, carry_axes(assembly, phase))
+        after, metrics = jax.eval_shape(step, state, frozen, batch)
         assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
         assert metrics.loss.shape == ()
+
+
+def test_nothing_is_allocated_to_place_a_memory_that_fits_on_no_single_device():
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    state, _ = abstract_state(assemble(RECIPES["xlnet-large"], Program()), 0, mesh)
+    assert state.carry["hidden"].shape == (24, 8192, 384, 1024)  # 309 GB
 
 
 def lowered(recipe, program):
@@ -54,7 +60,7 @@ def lowered(recipe, program):
     shape = recipe.phases[0]
     spec = recipe.objective.spec(shape.length)
     batch = {key: jax.ShapeDtypeStruct((shape.batch_size, *one), dtype) for key, (one, dtype) in spec.items()}
-    step = train_step(recipe, assembly.model, assembly.optimizer, initial_carry(assembly, 0)[1])
+    step = train_step(recipe, assembly.model, assembly.optimizer, carry_axes(assembly, 0))
     return jax.jit(step).lower(state, frozen, batch).as_text()
 
 
