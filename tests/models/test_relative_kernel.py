@@ -84,25 +84,34 @@ def near(ours, expected, tolerance):
     np.testing.assert_allclose(ours, expected, atol=tolerance * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", ["content", "query", "causal"])
-@pytest.mark.parametrize("rate", [0.0, 0.3])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"),
+    [
+        *(pytest.param(kind, 0.0, marks=SLOW) for kind in ("content", "query")),
+        ("causal", 0.0),
+        *((kind, 0.3) for kind in ("content", "query", "causal")),
+    ],
+)
 def test_outputs_and_gradients_are_those_of_the_plain_operations(kind, rate):
     out = compare(case(kind, 64, jnp.float32), 1e-5, rate)
     if kind == "query":
         assert not out[0, 0].any() and out[0, 1].any()  # the first prediction sees nothing
 
 
-@pytest.mark.parametrize("head_dim", [32, 128])
+@pytest.mark.parametrize("head_dim", [pytest.param(32, marks=SLOW), 128])
 def test_heads_of_other_sizes(head_dim):
     compare(case("content", head_dim, jnp.float32, length=128, memory=0), 1e-5, 0.3)
 
 
-@pytest.mark.parametrize("kind", ["content", "query"])
+@pytest.mark.parametrize("kind", [pytest.param("content", marks=SLOW), "query"])
 def test_bfloat16_is_near(kind):
     compare(case(kind, 64, jnp.bfloat16, length=128), 0.02, 0.3)
 
 
-@pytest.mark.parametrize(("length", "memory", "n"), [(384, 0, 200), (128, 128, 128)])
+@pytest.mark.parametrize(("length", "memory", "n"), [pytest.param(384, 0, 200, marks=SLOW), (128, 128, 128)])
 def test_a_reach_of_any_number_of_blocks(length, memory, n):
     compare(case("query", 64, jnp.float32, length, memory, n), 1e-5)
 
