@@ -48,7 +48,7 @@ def test_the_dearest_branch_counts():
 
 
 def test_every_device_of_a_shard_map_counts():
-    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     mapped = jax.shard_map(lambda x, w: x @ w, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
     assert count(mapped, X, W).total == PRODUCT
 
