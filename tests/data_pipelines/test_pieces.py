@@ -314,7 +314,7 @@ def test_prepare_stores_hugging_faces_ids_with_any_number_of_processes(tmp_path,
     theirs = AutoTokenizer.from_pretrained(tmp_path / "one" / "tokenizer")
     assert manifest["special"]["cls"] == theirs.cls_token_id == 2
     corpus = Corpus(tmp_path / "one")
-    stored = [tuple(np.load(corpus.path / split / "tokens.npy")) for split in ("train", "heldout")]
+    stored = [tuple(np.load(corpus.path / part / "tokens.npy")) for part in ("train", "heldout")]
     stored = np.concatenate(stored)
     found = [sentence for text in TEXTS for sentence in split(text)]
     whole = [index for sentence in found for index in theirs(sentence, add_special_tokens=False)["input_ids"]]
