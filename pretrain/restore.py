@@ -57,8 +57,8 @@ def state_after(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
 def _parameters_after(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
     """`state_after` without what only training needs: moments and memories may be many times the parameters."""
     state = state_after(assembly, step, mesh)
-    unread = jax.tree.map(lambda _: NOT_READ, (state.opt_state, state.carry))
-    return state._replace(opt_state=unread[0], carry=unread[1])
+    unread = lambda tree: jax.tree.map(lambda _: NOT_READ, tree)
+    return state._replace(opt_state=unread(state.opt_state), carry=unread(state.carry))
 
 
 def save_frozen(directory: RunDirectory, frozen: Params) -> None:

@@ -120,6 +120,18 @@ def test_a_loop_of_unknown_length_is_an_error(bound):
         hlo.collectives(hlo.parse(text))
 
 
+PAIR = """%all-reduce-scatter.NUMBER (p: f32[64,32], q: f32[64,32]) -> (f32[32,32], f32[32,32]) {
+  %p = f32[64,32]{1,0} parameter(0)
+  %q = f32[64,32]{1,0} parameter(1)
+  %both = (f32[64,32]{1,0}, f32[64,32]{1,0}) all-reduce(%p, %q), channel_id=1, replica_groups=[8,2]<=[16], to_apply=%add
+  %id = u32[] partition-id()
+  %first = f32[64,32]{1,0} get-tuple-element(%both), index=0
+  %kept.1 = f32[32,32]{1,0} dynamic-slice(%first, %id), dynamic_slice_sizes={32,32}
+  %second = f32[64,32]{1,0} get-tuple-element(%both), index=1
+  %kept.2 = f32[32,32]{1,0} dynamic-slice(%second, %id), dynamic_slice_sizes={32,32}
+  ROOT %pair = (f32[32,32]{1,0}, f32[32,32]{1,0}) tuple(%kept.1, %kept.2)
+}
+"""
 # XLA:TPU's forms: groups as axes of a mesh, asynchronous pairs, and one gather copied into two fusions beside work.
 TPU = """HloModule step, is_scheduled=true, num_partitions=16
 
@@ -148,30 +160,7 @@ to_apply=%add
   ROOT %kept = f32[8,128]{1,0} dynamic-slice(%r, %id), dynamic_slice_sizes={8,128}
 }
 
-%all-reduce-scatter.1 (p: f32[64,32], q: f32[64,32]) -> (f32[32,32], f32[32,32]) {
-  %p = f32[64,32]{1,0} parameter(0)
-  %q = f32[64,32]{1,0} parameter(1)
-  %both = (f32[64,32]{1,0}, f32[64,32]{1,0}) all-reduce(%p, %q), channel_id=1, replica_groups=[8,2]<=[16], to_apply=%add
-  %id = u32[] partition-id()
-  %first = f32[64,32]{1,0} get-tuple-element(%both), index=0
-  %kept.1 = f32[32,32]{1,0} dynamic-slice(%first, %id), dynamic_slice_sizes={32,32}
-  %second = f32[64,32]{1,0} get-tuple-element(%both), index=1
-  %kept.2 = f32[32,32]{1,0} dynamic-slice(%second, %id), dynamic_slice_sizes={32,32}
-  ROOT %pair = (f32[32,32]{1,0}, f32[32,32]{1,0}) tuple(%kept.1, %kept.2)
-}
-
-%all-reduce-scatter.2 (p: f32[64,32], q: f32[64,32]) -> (f32[32,32], f32[32,32]) {
-  %p = f32[64,32]{1,0} parameter(0)
-  %q = f32[64,32]{1,0} parameter(1)
-  %both = (f32[64,32]{1,0}, f32[64,32]{1,0}) all-reduce(%p, %q), channel_id=1, replica_groups=[8,2]<=[16], to_apply=%add
-  %id = u32[] partition-id()
-  %first = f32[64,32]{1,0} get-tuple-element(%both), index=0
-  %kept.1 = f32[32,32]{1,0} dynamic-slice(%first, %id), dynamic_slice_sizes={32,32}
-  %second = f32[64,32]{1,0} get-tuple-element(%both), index=1
-  %kept.2 = f32[32,32]{1,0} dynamic-slice(%second, %id), dynamic_slice_sizes={32,32}
-  ROOT %pair = (f32[32,32]{1,0}, f32[32,32]{1,0}) tuple(%kept.1, %kept.2)
-}
-
+PAIRS
 ENTRY %main (a: bf16[2,128], b: f32[64,128]) -> f32[] {
   %a = bf16[2,128]{1,0} parameter(0)
   %b = f32[64,128]{1,0} parameter(1)
@@ -193,7 +182,7 @@ replica_groups=mesh['x'=2,'y'=8] {'x','y':(1)2}
   %alone = f32[64,128]{1,0} all-reduce(%b), replica_groups=mesh['a'=16,'b'=1] {'b'}, to_apply=%add
   ROOT %z = f32[] constant(0)
 }
-"""
+""".replace("PAIRS\n", PAIR.replace("NUMBER", "1") + "\n" + PAIR.replace("NUMBER", "2") + "\n")
 
 
 def test_the_forms_of_the_tpu_compiler():
