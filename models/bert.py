@@ -24,6 +24,7 @@ from models.layers import (
     product,
     stack,
     tied_logits,
+    token_table,
 )
 from models.noise import dropout, fold
 from models.parameters import Family, HuggingFace, Keys, Parameter
@@ -87,7 +88,7 @@ class Embeddings(nn.Module):
 
     def setup(self):
         normal = nn.initializers.normal(self.init_std)
-        self.tokens = self.param("tokens", normal, (padded_vocab(self.vocab_size), self.width))
+        self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
         self.position_table = self.param("positions", normal, (self.positions, self.width))
         self.type_table = self.param("types", normal, (self.types, self.width))
         self.norm = Norm(self.norm_epsilon, jnp.float32)

@@ -236,6 +236,20 @@ def padded_vocab(vocab_size: int) -> int:
     return -(-vocab_size // 128) * 128
 
 
+def token_table(module: nn.Module, vocab_size: int, width: int, init_std: float) -> Array:
+    """The parameter 'tokens' of a module, an embedding table f32[padded, width]; its padding rows are 0.
+
+    They stay so: `tied_logits` gives them no gradient, and a decay of 0 is 0. So no norm over the table, such as that
+    of LAMB's trust ratio, counts them. Those of a checkpoint that has others are kept, decay, and are counted.
+    """
+
+    def init(key: Array, shape: tuple[int, ...]) -> Array:
+        drawn = nn.initializers.normal(init_std)(key, shape)
+        return jnp.where(jnp.arange(shape[0])[:, None] < vocab_size, drawn, 0)
+
+    return module.param("tokens", init, (padded_vocab(vocab_size), width))
+
+
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:
     """hidden [n, width], embedding table f32[padded, width], bias f32[padded] -> logits f32[n, padded].
 

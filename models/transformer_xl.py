@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.bert import dense_parameters, norm_parameters, site
-from models.layers import padded_vocab, product, stack, tied_logits
+from models.layers import padded_vocab, product, stack, tied_logits, token_table
 from models.noise import dropout
 from models.parameters import LAYERS, Family, Keys, Parameter
 from models.program import Program
@@ -94,8 +94,8 @@ class Cluster(nn.Module):
     separate_output: bool
 
     def setup(self):
-        normal, small = nn.initializers.normal(self.init_std), nn.initializers.normal(PROJECTION_STD)
-        self.tokens = self.param("tokens", normal, (padded_vocab(self.rows), self.narrow))
+        small = nn.initializers.normal(PROJECTION_STD)
+        self.tokens = token_table(self, self.rows, self.narrow, self.init_std)
         self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(self.rows),))
         if self.projection:
             self.input_projection = self.param("projection", small, (self.narrow, self.width))

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from models.bert import dense_parameters, norm_parameters, site
-from models.layers import gather_rows, padded_vocab, stack, tied_logits
+from models.layers import gather_rows, padded_vocab, stack, tied_logits, token_table
 from models.noise import dropout
 from models.parameters import LAYERS, Family, HuggingFace, Keys, Parameter
 from models.program import Program
@@ -94,9 +94,9 @@ class XLNet(nn.Module):
 
     def setup(self):
         c = self.config
-        normal = nn.initializers.normal(c.init_std)
-        self.tokens = self.param("tokens", normal, (padded_vocab(c.vocab_size), c.width))
-        self.start = self.param("start", normal, (1, c.width))  # what the query stream knows of every token at first
+        self.tokens = token_table(self, c.vocab_size, c.width, c.init_std)
+        # What the query stream knows of every token at first.
+        self.start = self.param("start", nn.initializers.normal(c.init_std), (1, c.width))
         self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
 
     def empty_memory(self, batch: int, length: int | None = None) -> Memory:

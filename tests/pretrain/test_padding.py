@@ -1,0 +1,104 @@
+"""The vocabulary's padding rows: a table without them trains alike."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from models import bert, layers, transformer_xl, xlnet
+from models.noise import row_keys
+from models.parameters import leaves
+from models.program import Program
+from pretrain.assembly import assemble, initial_carry, initial_params
+from pretrain.optimizers import NAMES, Optimizer, transformation
+from tests.pretrain import tiny
+from tests.pretrain.reference import random_batch
+from tests.pretrain.test_options import replaced
+
+RECIPES = {
+    "bert": tiny.bert(),
+    "electra": tiny.electra(),
+    "transformer-xl": tiny.transformer_xl(),
+    "adaptive": replaced(tiny.transformer_xl(), "model.cutoffs", (10, 20)),
+    "xlnet": tiny.xlnet(),
+}
+QUICK = {"xla_backend_optimization_level": 0}  # to compile
+
+
+@pytest.fixture(params=RECIPES)
+def recipe(request):
+    return replaced(RECIPES[request.param], "model.vocab_size", 30)
+
+
+@pytest.fixture
+def unpadded(monkeypatch):
+    """f -> f's result where tables have no padding rows."""
+
+    def call(function):
+        with monkeypatch.context() as patch:
+            for module in (layers, bert, xlnet, transformer_xl):
+                patch.setattr(module, "padded_vocab", lambda vocab_size: vocab_size)
+            return function()
+
+    return call
+
+
+@pytest.fixture
+def first(recipe, unpadded):
+    """(initial parameters, those of them that are not padding)."""
+    draw = functools.partial(initial_params, assemble(recipe, Program(depth="scan")))
+    shapes = unpadded(lambda: jax.eval_shape(lambda: draw()))
+    params = jax.jit(draw, compiler_options=QUICK)()
+    return params, real_rows(params, shapes)
+
+
+def real_rows(params, like):
+    """The leading part of each array, as long as like's; all that is outside must be 0."""
+
+    def cut(array, like):
+        part = array[tuple(map(slice, like.shape))]
+        assert np.count_nonzero(array) == np.count_nonzero(part)
+        return part
+
+    return jax.tree.map(cut, jax.device_get(params), like)
+
+
+def trained(recipe, params):
+    """Parameters after a few large steps with each optimiser."""
+    assembly = assemble(recipe, Program(depth="scan"))
+    carry, _ = initial_carry(assembly, 0)
+    loss = lambda params, batch: sum(
+        recipe.objective.loss(assembly.model, params, batch, carry, row_keys(0, 0, np.arange(8)), True)[0].values()
+    )
+    gradient = jax.jit(jax.grad(loss), compiler_options=QUICK)
+    found = {}
+    for name in NAMES:
+        optimizer = transformation(Optimizer(name, epsilon=1e-3), assembly.table)  # a small one magnifies rounding
+        update = jax.jit(optimizer.update, compiler_options=QUICK)
+        moved, state = params, optimizer.init(params)
+        for number in range(3):
+            updates, state = update(gradient(moved, batch_of(recipe, number)), state, moved)
+            moved = jax.tree.map(lambda p, u: p - 0.01 * u, moved, updates)
+        found[name] = moved
+    return found
+
+
+def batch_of(recipe, number):
+    batch = random_batch(recipe.model, number)
+    batch |= {"targets": np.roll(batch["tokens"], -1, axis=1), "weights": (batch["segments"] > 0).astype(np.float32)}
+    return {name: batch[name] for name in recipe.objective.spec(32)}
+
+
+def test_padding_rows_start_at_zero_and_no_other_row_does(first):
+    for path, array in leaves(first[1]):
+        assert "tokens" not in path or np.abs(array).sum(axis=1).all(), path
+
+
+@pytest.mark.parametrize("recipe", ["bert", "adaptive"], indirect=True)
+def test_with_every_optimizer_padding_rows_stay_zero_and_change_no_other(recipe, first, unpadded):
+    params, real = first
+    expected = unpadded(lambda: trained(recipe, real))
+    for optimizer, moved in trained(recipe, params).items():
+        for (path, array), (_, other) in zip(leaves(real_rows(moved, real)), leaves(expected[optimizer]), strict=True):
+            np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-6, err_msg=f"{optimizer}: {path}")
