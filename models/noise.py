@@ -5,12 +5,15 @@ all draw the same noise, on every platform. `jax.random` cannot promise that che
 where this hash is two, and vmapped `rbg` keys draw other numbers than single ones.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 _GOLDEN = 0x9E3779B9  # 2**32 / golden ratio, odd: steps through all of 2**32
 _M1, _M2 = 0x7FEB352D, 0x846CA68B  # the 'lowbias32' multipliers of C. Wellons' hash prospector (2018)
+COUNTED = 2**32  # elements of a row that `spread` tells apart
 
 
 def _mix(x: Array) -> Array:
@@ -34,14 +37,21 @@ def row_keys(seed: Array | int, step: Array | int, rows: Array) -> Array:
 
 
 def bits(keys: Array, shape: tuple[int, ...]) -> Array:
-    """32 random bits per element: keys u32[batch, 2] -> u32[batch, *shape]."""
-    index = jnp.zeros(shape, jnp.uint32)
+    """32 random bits per element: keys u32[batch, 2] -> u32[batch, *shape].
+
+    A row of more elements than can be counted is cut along its first axes into slices with a key each.
+    """
+    cut = next(axis for axis in range(len(shape) + 1) if math.prod(shape[axis:]) <= COUNTED)
+    leading, counted = shape[:cut], shape[cut:]
+    index = jnp.zeros(counted, jnp.uint32)
     stride = 1
-    for axis in reversed(range(len(shape))):
-        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
-        stride *= shape[axis]
-    ones = (1,) * len(shape)
-    return hashed(spread(index) + keys[:, 0].reshape(-1, *ones), keys[:, 1].reshape(-1, *ones))
+    for axis in reversed(range(len(counted))):
+        index = index + jax.lax.broadcasted_iota(jnp.uint32, counted, axis) * jnp.uint32(stride)
+        stride *= counted[axis]
+    if leading:
+        keys = jax.vmap(fold, (None, 0), 1)(keys, jnp.arange(math.prod(leading)))  # [batch, slices, 2]
+    word = lambda number: keys[..., number].reshape(-1, *leading, *(1,) * len(counted))
+    return hashed(spread(index) + word(0), word(1))
 
 
 def spread(index: Array) -> Array:
@@ -58,7 +68,7 @@ def hashed(x: Array, second: Array) -> Array:
 
 
 def ahead(keys: Array, number: Array | int) -> Array:
-    """Keys whose elements are those of keys u32[batch, 2] from this number on."""
+    """Keys whose elements are those of keys u32[batch, 2] from this number on, in a row of at most COUNTED."""
     return keys.at[:, 0].add(spread(jnp.asarray(number).astype(jnp.uint32)))
 
 

@@ -259,7 +259,10 @@ def _scores(inputs: Inputs, q, r: Array, stand: _Standing, head: int, setting: S
 
 
 def _keep(inputs: Inputs, head: int, setting: Setting) -> Array:
-    """bool[queries, keys]: what `noise.dropout` keeps of these elements of [heads, n, keys]."""
+    """bool[queries, keys]: what `noise.dropout` keeps of these elements of [heads, n, keys].
+
+    LONGEST keeps them far below the number that `noise.bits` counts, so all have the row's own key.
+    """
     keys, (row, block, part) = inputs.k.shape[0], (pl.program_id(axis) for axis in range(3))
     first = (block * (LANES // setting.head_dim) + head) * setting.n + part * LANES
     lines = noise.spread(((first + _iota((LANES, 1), 0)) * keys).astype(jnp.uint32))

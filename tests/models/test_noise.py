@@ -85,6 +85,27 @@ def test_no_row_repeats_within_a_long_run():
     assert len(np.unique(np.asarray(keys), axis=0)) == len(keys)
 
 
+@pytest.mark.parametrize("shape", [(4, 2**15, 2**16), (2, 2**16, 2**16)])
+def test_no_two_slices_of_a_row_share_noise_however_long_the_row(shape):
+    heads, queries, _ = shape
+    thin = jax.jit(lambda keys: noise.bits(keys, shape)[:, :: heads // 2, :: queries // 2, :512]).lower(KEYS).compile()
+    assert thin.memory_analysis().temp_size_in_bytes < 2**20  # nothing else is computed
+    slices = np.moveaxis(np.asarray(thin(KEYS)).reshape(64, 4, 512), 1, 0)
+    for i, one in enumerate(slices):
+        for other in slices[:i]:
+            assert abs(agreement(one, other) - 0.5) < 2e-3
+
+
+def test_a_row_that_can_be_counted_is_hashed_as_one_and_a_longer_one_by_slices(monkeypatch):
+    index = np.arange(30, dtype=np.uint32).reshape(2, 3, 5)
+    first, second = (KEYS[:, word].reshape(-1, 1, 1, 1) for word in (0, 1))
+    monkeypatch.setattr(noise, "COUNTED", 30)
+    np.testing.assert_array_equal(noise.bits(KEYS, (2, 3, 5)), noise.hashed(noise.spread(index) + first, second))
+    monkeypatch.setattr(noise, "COUNTED", 14)
+    slices = [noise.bits(noise.fold(KEYS, number), (5,)) for number in range(6)]
+    np.testing.assert_array_equal(noise.bits(KEYS, (2, 3, 5)).reshape(64, 6, 5), np.stack(slices, axis=1))
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_zeroes_its_share_and_scales_the_rest(rate):
     x = jnp.full((64, 100, 40), 3.0)
