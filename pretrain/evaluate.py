@@ -10,7 +10,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.examples.evaluation import evaluation_batches
 from models.parameters import Params
 from pretrain.assembly import Assembly
-from pretrain.placement import first_carry, jit_evaluation_step
+from pretrain.placement import jit_evaluation_step, jit_first_carry
 from tpu.batches import place_rows
 
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
@@ -20,19 +20,19 @@ class Evaluator:
     """The fixed held-out set of one phase, and the compiled step."""
 
     def __init__(self, assembly: Assembly, corpus: Corpus, phase: int, examples: int, mesh: Mesh):
-        self.assembly, self.corpus, self.phase_index, self.mesh = assembly, corpus, phase, mesh
-        phase = assembly.recipe.phases[phase]
-        self._step = jit_evaluation_step(assembly, EVALUATION_SEED, mesh)
+        self.assembly, self.corpus, self.mesh = assembly, corpus, mesh
+        self._step = jit_evaluation_step(assembly, phase, EVALUATION_SEED, mesh)
+        self._first_carry = jit_first_carry(assembly, phase, mesh, train=False)
+        shape = assembly.recipe.phases[phase]
         held_out = assembly.recipe.objective.examples(
-            corpus, "heldout", phase.length, phase.batch_size, EVALUATION_SEED
+            corpus, "heldout", shape.length, shape.batch_size, EVALUATION_SEED
         )
         self.batches = list(evaluation_batches(held_out, examples))
 
     def __call__(self, params: Params, frozen: Params) -> dict[str, float]:
         """loss, each term in nats per prediction, and the objective's report."""
         objective = self.assembly.recipe.objective
-        carry = first_carry(self.assembly, self.phase_index, self.mesh, train=False)
-        total = None
+        carry, total = self._first_carry(), None
         for index, batch in enumerate(self.batches):
             size = len(next(iter(batch.values())))
             placed = place_rows(batch, np.arange(size), size, self.mesh)

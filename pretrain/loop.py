@@ -22,7 +22,7 @@ from pretrain.checkpoints import Checkpoints
 from pretrain.evaluate import Evaluator
 from pretrain.journal import Journal, Silence, read_metrics
 from pretrain.options import Options
-from pretrain.placement import first_carry, jit_train_step
+from pretrain.placement import jit_first_carry, jit_train_step
 from pretrain.recipe import boundaries, phase_at
 from pretrain.run_directory import RunDirectory
 from pretrain.signals import EXIT_STOPPED, StopRequest
@@ -78,7 +78,7 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
 def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: Evaluator) -> TrainState:
     """Steps up to `end` or to a stop request."""
     options, recipe = run.options, run.assembly.recipe
-    first, carry = int(state.step), first_carry(run.assembly, phase, run.mesh)
+    first, carry = int(state.step), jit_first_carry(run.assembly, phase, run.mesh)()
     begins = first == (0, *boundaries(recipe))[phase]  # the rows of another phase's batches do not continue these
     if begins or jax.tree.map(np.shape, carry) != jax.tree.map(np.shape, state.carry):
         state = state._replace(carry=carry)

@@ -36,10 +36,10 @@ def abstract_state(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainSta
     return jax.tree.map(place, state_shapes(assembly, phase), state_shardings(assembly, phase, mesh))
 
 
-def first_carry(assembly: Assembly, phase: int, mesh: Mesh, train: bool = True):
-    """The objective's carry before a phase's first batch, on the devices."""
+def jit_first_carry(assembly: Assembly, phase: int, mesh: Mesh, train: bool = True) -> Callable:
+    """() -> the objective's carry before a phase's first batch, jitted."""
     make = lambda: initial_carry(assembly, phase, train)[0]
-    return jax.jit(make, out_shardings=carry_shardings(carry_axes(assembly, phase, train), mesh))()
+    return jax.jit(make, out_shardings=carry_shardings(carry_axes(assembly, phase, train), mesh))
 
 
 def abstract_batch(assembly: Assembly, phase: int, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -77,12 +77,13 @@ def check_mesh(assembly: Assembly, mesh: Mesh, microbatches: int) -> None:
             raise UserError(str(error)) from None
 
 
-def jit_evaluation_step(assembly: Assembly, seed: int, mesh: Mesh) -> Callable:
-    """`step.evaluation_step` of a recipe, jitted."""
+def jit_evaluation_step(assembly: Assembly, phase: int, seed: int, mesh: Mesh) -> Callable:
+    """`step.evaluation_step` of a phase, jitted; the carry comes back as it lies in `jit_first_carry`."""
     step = evaluation_step(assembly.recipe.objective, assembly.model, seed)
 
     def placed(*arguments):
         with placed_by(activation_rules(mesh)), matmul_precision(assembly.model.program.dtype):
             return step(*arguments)
 
-    return jax.jit(placed, out_shardings=(replicated(mesh), None), compiler_options=compiler_options(mesh))
+    carry = carry_shardings(carry_axes(assembly, phase, train=False), mesh)
+    return jax.jit(placed, out_shardings=(replicated(mesh), carry), compiler_options=compiler_options(mesh))

@@ -20,6 +20,7 @@ from pretrain.export import export_run
 from pretrain.journal import read_metrics
 from pretrain.objectives.ranking import detection_report, score_histograms
 from pretrain.recipe import Phase
+from pretrain.run import run
 from pretrain.run_directory import RunDirectory
 from tests.pretrain import tiny
 from tests.pretrain.reference import random_batch
@@ -182,3 +183,66 @@ def test_recipes_lists_them_all_with_their_sizes(capsys):
     assert "electra-large" in out
     row = next(line for line in out.splitlines() if " bert-base " in line)
     assert "110.2M" in row and "256 x 128, 256 x 512" in row and "Devlin et al. 2019" in row
+
+
+@pytest.fixture
+def compilations():
+    """Grows with each program that XLA compiles."""
+    seen = []
+
+    def listen(event, duration, **about):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(about)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("recipe", [tiny.transformer_xl, tiny.bert])
+def test_a_run_compiles_nothing_after_its_first_evaluation(recipe, corpus_path, tmp_path, monkeypatch, compilations):
+    after, evaluate = [], Evaluator.__call__
+
+    def counted(self, *parameters):
+        figures = evaluate(self, *parameters)
+        after.append(len(compilations))
+        return figures
+
+    monkeypatch.setattr(Evaluator, "__call__", counted)
+    run(recipe(steps=15), tiny.options(corpus_path, tmp_path / "run", eval_every=5))
+    assert len(after) == 3 and after[0] == after[-1] == len(compilations) > 0
+
+
+ON_A_MESH = """
+import sys
+from pathlib import Path
+import jax
+from pretrain import evaluate
+from pretrain.run import run
+from tests.pretrain import tiny
+
+compiled, during, make = [], [], evaluate.jit_evaluation_step
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compiled.append(event) if event.endswith("backend_compile_duration") else None)
+
+def counted(*of):
+    def step(*arguments, jitted=make(*of)):
+        before = len(compiled)
+        result = jitted(*arguments)
+        during.append(len(compiled) - before)
+        return result
+    return step
+
+evaluate.jit_evaluation_step = counted
+corpus, workdir = map(Path, sys.argv[1:])
+run(tiny.transformer_xl(steps=2), tiny.options(corpus, workdir, eval_every=1, mesh="data=2,sequence=2"))
+assert during == [1, 0, 0, 0], during
+"""
+
+
+def test_the_second_batch_of_an_evaluation_finds_the_memory_as_the_first_did(corpus_path, tmp_path):
+    """Where the compiler would have laid it otherwise by itself."""
+    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", ON_A_MESH, str(corpus_path), str(tmp_path / "run")]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
