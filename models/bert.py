@@ -29,6 +29,7 @@ from models.layers import (
 from models.noise import dropout, fold
 from models.parameters import Family, HuggingFace, Keys, Parameter
 from models.program import Program, kept
+from models.ranges import COUNT, POSITIVE, RATE, check_ranges
 from models.row_attention import interleaved
 from models.sharding import constrain
 
@@ -56,24 +57,23 @@ class BertConfig:
     pair_head: bool = True
 
     def __post_init__(self):
+        check_ranges(self, TABLES, "model.")
         check_encoder(self)
 
 
-SIZES = ("vocab_size", "width", "depth", "heads", "feed_forward")
+TABLES = {"positions": COUNT, "types": COUNT}
+SIZES = dict.fromkeys(("width", "depth", "heads", "feed_forward"), COUNT)
+SHARED = {"vocab_size": COUNT, "dropout": RATE, "attention_dropout": RATE}
+SHARED |= {"norm_epsilon": POSITIVE, "init_std": POSITIVE}
 
 
-def check_encoder(config, sizes: tuple[str, ...] = (*SIZES, "positions", "types")) -> None:
+def check_encoder(config) -> None:
     """The checks that every encoder config of this shape shares; ValueError names the field."""
-    for field in sizes:
-        if getattr(config, field) < 1:
-            raise ValueError(f"model.{field}={getattr(config, field)}: must be at least 1")
+    check_ranges(config, SHARED | SIZES, "model.")
     if config.width % config.heads:
         raise ValueError(f"model.width={config.width} is not a multiple of model.heads={config.heads}")
     if config.activation not in ACTIVATIONS:
         raise ValueError(f"model.activation={config.activation!r}: use one of {', '.join(ACTIVATIONS)}")
-    for field in ("dropout", "attention_dropout"):
-        if not 0.0 <= getattr(config, field) < 1.0:
-            raise ValueError(f"model.{field}={getattr(config, field)}: must be in [0, 1)")
 
 
 class Embeddings(nn.Module):

@@ -15,6 +15,8 @@ from models.bert import (
     HF_FIELDS,
     HF_SETTINGS,
     HF_SIZES,
+    SHARED,
+    TABLES,
     BertConfig,
     BertLayer,
     Embeddings,
@@ -31,6 +33,7 @@ from models.layers import ACTIVATIONS, Dense, stack
 from models.noise import dropout
 from models.parameters import Family, HuggingFace, Keys, Parameter
 from models.program import Program
+from models.ranges import COUNT, check_ranges
 from models.sharding import constrain
 
 
@@ -61,8 +64,7 @@ class ElectraConfig:
     init_std: float = 0.02
 
     def __post_init__(self):
-        if self.embedding < 1:
-            raise ValueError(f"model.embedding={self.embedding}: must be at least 1")
+        check_ranges(self, TABLES | SHARED | {"embedding": COUNT}, "model.")
         for tower in ("discriminator", "generator"):
             try:
                 check_encoder(self.encoder(tower))

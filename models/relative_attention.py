@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.bert import SIZES, check_encoder, site
+from models.bert import check_encoder, site
 from models.layers import ACTIVATIONS, Dense, Norm, product
 from models.noise import ahead, dropout
 from models.parameters import Keys
 from models.program import Program, kept
+from models.ranges import COUNT_OR_NONE, check_ranges
 from models.relative_kernel import LANES, Inputs, Setting, fits, relative_kernel
 from models.sharding import constrain, current_rules
 
@@ -314,11 +315,10 @@ class FeedForward(nn.Module):
 
 def check_relative(config) -> None:
     """The checks that the configs of this shape share; ValueError names the field."""
-    check_encoder(config, SIZES)
+    check_encoder(config)
+    check_ranges(config, {"memory": COUNT_OR_NONE}, "model.")
     if config.width % 2:
         raise ValueError(f"model.width={config.width}: must be even, for sines and cosines")
-    if config.memory < 0:
-        raise ValueError(f"model.memory={config.memory}: must be at least 0")
 
 
 def projection_flops(width: int, feed_forward: int, queries: int, keys: int, distances: int) -> float:

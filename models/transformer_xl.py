@@ -17,6 +17,7 @@ from models.layers import padded_vocab, product, stack, tied_logits, token_table
 from models.noise import dropout
 from models.parameters import LAYERS, Family, Keys, Parameter
 from models.program import Program
+from models.ranges import COUNT, check_ranges
 from models.relative_attention import (
     Biases,
     FeedForward,
@@ -66,10 +67,9 @@ class TransformerXLConfig:
 
     def __post_init__(self):
         check_relative(self)
-        if list(self.cutoffs) != sorted(set(self.cutoffs)) or any(cutoff < 1 for cutoff in self.cutoffs):
-            raise ValueError(f"model.cutoffs={self.cutoffs}: must ascend from at least 1")
-        if self.divisor < 1:
-            raise ValueError(f"model.divisor={self.divisor}: must be at least 1")
+        check_ranges(self, {"divisor": COUNT}, "model.")
+        if list(self.cutoffs) != sorted(set(self.cutoffs)) or not all(map(COUNT.holds, self.cutoffs)):
+            raise ValueError(f"model.cutoffs={self.cutoffs}: must ascend, each {COUNT.words}")
         if self.width < self.divisor ** len(self.clusters):
             raise ValueError(f"model.divisor={self.divisor}: leaves the last cluster nothing of width {self.width}")
 

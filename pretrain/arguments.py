@@ -18,6 +18,12 @@ Own = TypeVar("Own")
 def parse_run(arguments: Sequence[str]) -> tuple[Recipe, Options]:
     """`bert-tiny --corpus DIR --workdir DIR --model.depth 3` -> the recipe with its changes, and the options."""
     usage = "python -m pretrain run bert-tiny --corpus DIR --workdir DIR"
+    for index, argument in enumerate(arguments):
+        if argument.split("=")[0].replace("_", "-") == "--model.vocab-size":
+            given = " ".join(arguments[index : index + 1 + ("=" not in argument)])
+            raise UserError(
+                f"{given}: the vocabulary is the corpus's; leave this out, and prepare the corpus with --vocab-size"
+            )
     return parse_recipe(arguments, Options, usage, "Train {}, or go on in the same --workdir.")
 
 

@@ -8,8 +8,10 @@ import optax
 from jax import Array
 
 from models.parameters import LAYERS, Parameter, Params, decays, nest
+from models.ranges import NOT_NEGATIVE, POSITIVE, RATE, check_ranges
 
 NAMES = ("adamw", "lamb")
+RANGES = {"b1": RATE, "b2": RATE, "epsilon": POSITIVE, "decay": NOT_NEGATIVE, "clip": NOT_NEGATIVE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +31,7 @@ class Optimizer:
     def __post_init__(self):
         if self.name not in NAMES:
             raise ValueError(f"optimizer.name={self.name!r}: use one of {', '.join(NAMES)}")
-        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1 and self.epsilon > 0 and self.decay >= 0 and self.clip >= 0):
-            raise ValueError(f"optimizer: a field is out of range in {self}")
+        check_ranges(self, RANGES, "optimizer.")
 
 
 def transformation(optimizer: Optimizer, table: list[Parameter]) -> optax.GradientTransformation:

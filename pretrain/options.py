@@ -4,6 +4,11 @@ import dataclasses
 
 from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
+from models.ranges import COUNT, COUNT_OR_NONE
+
+AT_LEAST_1 = "microbatches", "log_every", "eval_examples", "checkpoint_every", "keep", "max_skipped", "processes"
+AT_LEAST_0 = "workers", "eval_every", "keep_every", "process"
+RANGES = dict.fromkeys(AT_LEAST_1, COUNT) | dict.fromkeys(AT_LEAST_0, COUNT_OR_NONE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +62,9 @@ class Options:
     """Write a trace of ten steps to WORKDIR/profile, for TensorBoard or Perfetto."""
 
     def __post_init__(self):
-        for field in ("microbatches", "log_every", "eval_examples", "checkpoint_every", "keep", "max_skipped"):
-            if getattr(self, field) < 1:
-                raise UserError(f"--{field.replace('_', '-')} {getattr(self, field)}: must be at least 1")
-        for field in ("workers", "eval_every", "keep_every"):
-            if getattr(self, field) < 0:
-                raise UserError(f"--{field.replace('_', '-')} {getattr(self, field)}: must be at least 0")
+        for field, allowed in RANGES.items():
+            value = getattr(self, field)
+            if value is not None and not allowed.holds(value):
+                raise UserError(f"--{field.replace('_', '-')} {value}: must be {allowed.words}")
+        if None not in (self.process, self.processes) and self.process >= self.processes:
+            raise UserError(f"--process {self.process}: must be below --processes {self.processes}")

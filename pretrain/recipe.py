@@ -8,10 +8,14 @@ from typing import Any
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.families import FAMILIES
+from models.ranges import COUNT, SHARE, Range, check_ranges
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule
+
+SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 2**32)
+LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +62,11 @@ def phase_at(recipe: Recipe, step: int) -> int:
 
 def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
     """The recipe with the corpus's vocabulary size, checked: UserError on the first thing that cannot train."""
-    resolved = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=corpus.vocab_size))
+    try:
+        model = dataclasses.replace(recipe.model, vocab_size=corpus.vocab_size)
+    except ValueError as error:  # sizes that do not go with this vocabulary
+        raise UserError(str(error)) from None
+    resolved = dataclasses.replace(recipe, model=model)
     check(resolved)
     resolved.objective.check(resolved.model, corpus, resolved.phases)
     return resolved
@@ -66,10 +74,12 @@ def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
 
 def check(recipe: Recipe) -> None:
     """UserError on a setting out of range."""
-    if recipe.steps < 1:
-        raise UserError(f"steps={recipe.steps}: must be at least 1")
-    if not 0 <= recipe.seed < 2**32:
-        raise UserError(f"seed={recipe.seed}: must be at least 0 and below 2**32")
+    try:
+        check_ranges(recipe, {"steps": COUNT, "seed": SEED}, "")
+        for index, phase in enumerate(recipe.phases):
+            check_ranges(phase, {"share": SHARE, "length": LENGTH, "batch_size": COUNT}, f"phases.{index}.")
+    except ValueError as error:
+        raise UserError(str(error)) from None
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
         raise UserError(f"phases: the shares are {[p.share for p in recipe.phases]}, they must add up to 1")
     for index, phase in enumerate(recipe.phases):
@@ -78,12 +88,6 @@ def check(recipe: Recipe) -> None:
             raise UserError(
                 f"phases.{index}.length={phase.length} is longer than model.positions={longest}: "
                 "lower the one or raise the other"
-            )
-        if phase.share < 0:
-            raise UserError(f"phases.{index}.share={phase.share}: must be at least 0")
-        if phase.length < 8 or phase.batch_size < 1:
-            raise UserError(
-                f"phases.{index}: length={phase.length} must be at least 8, batch_size={phase.batch_size} at least 1"
             )
         recipe.objective.check_phase(phase)
 

@@ -5,7 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
+from models.ranges import NOT_NEGATIVE, SHARE, check_ranges
+
 NAMES = ("linear", "cosine", "inverse-sqrt", "warmup-stable-decay", "constant")
+RANGES = {"peak": NOT_NEGATIVE, "warmup": SHARE, "final": SHARE, "decay": SHARE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Schedule:
     def __post_init__(self):
         if self.name not in NAMES:
             raise ValueError(f"schedule.name={self.name!r}: use one of {', '.join(NAMES)}")
-        if not (0 <= self.warmup <= 1 and 0 <= self.decay <= 1 and self.warmup + self.decay <= 1):
+        check_ranges(self, RANGES, "schedule.")
+        if self.warmup + self.decay > 1:
             raise ValueError(f"schedule.warmup={self.warmup}, decay={self.decay}: shares, together at most 1")
 
     @property

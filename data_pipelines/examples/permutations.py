@@ -47,8 +47,9 @@ class Permuting:
     def __post_init__(self):
         lowest = {"reuse_len": 0, "k": 1, "context": 1, "perm_size": 1}
         for name, least in lowest.items():
-            if getattr(self, name) < least:
-                raise UserError(f"permuting {name} {getattr(self, name)} must be at least {least}")
+            value = getattr(self, name)
+            if not least <= value < 2**31:
+                raise UserError(f"permuting.{name}={value}: must be at least {least} and below 2**31")
 
 
 XLNET = Permuting()

@@ -13,6 +13,7 @@ import numpy as np
 from data_pipelines.errors import UserError
 from data_pipelines.examples import streams
 from data_pipelines.examples.document_stream import end_token
+from models.ranges import COUNT_OR_NONE, check_ranges
 from pretrain.objectives import baselines
 from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
 from pretrain.objectives.cross_entropy import cross_entropy
@@ -33,8 +34,8 @@ class CausalLanguageModel(Objective):
     evaluation_memory: int | None = None
 
     def __post_init__(self):
-        if self.evaluation_memory is not None and self.evaluation_memory < 0:
-            raise ValueError(f"objective.evaluation_memory={self.evaluation_memory}: must be at least 0")
+        if self.evaluation_memory is not None:
+            check_ranges(self, {"evaluation_memory": COUNT_OR_NONE}, "objective.")
 
     def check(self, model_config, corpus, phases):
         for phase in phases:

@@ -8,6 +8,7 @@ from jax import Array
 
 from data_pipelines.examples.masking import Masking
 from models.noise import fold, gumbel
+from models.ranges import NOT_NEGATIVE, check_ranges
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import binary_cross_entropy, cross_entropy
 from pretrain.objectives.initialise import initialise
@@ -30,6 +31,7 @@ class ReplacedTokenDetection(Objective):
 
     def __post_init__(self):
         layouts.check_layout(self.layout, next_sentence=False)
+        check_ranges(self, {"discriminator_weight": NOT_NEGATIVE}, "objective.")
 
     def check(self, model_config, corpus, phases):
         layouts.check_corpus(corpus)

@@ -280,7 +280,7 @@ def test_what_does_not_fit_is_said(tmp_path, corpus):
         PermutedSpans(corpus, "train", 512, 3, 0)
     with pytest.raises(UserError, match="has .* tokens, too few for a batch of 4000 rows of 512"):
         PermutedSpans(corpus, "train", 512, 4000, 0).batch(0, np.arange(4))
-    with pytest.raises(UserError, match="permuting k 0 must be at least 1"):
+    with pytest.raises(UserError, match="permuting.k=0: must be at least 1"):
         Permuting(k=0)
     bare = Corpus(write_corpus(tmp_path / "c", numbered([[9]]), special={"unk": 1, "sep": 2}))
     with pytest.raises(UserError, match="has no cls token"):

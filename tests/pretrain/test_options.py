@@ -70,11 +70,13 @@ ELSEWHERE = {
 
 
 def replaced(value, path, new):
-    """A frozen dataclass (or tuple of them) with the field at a dotted path changed."""
+    """A frozen dataclass (or a tuple) with the field at a dotted path changed."""
+    if not path:
+        return new
     name, _, rest = path.partition(".")
     if isinstance(value, tuple):
         return tuple(replaced(item, rest, new) if str(index) == name else item for index, item in enumerate(value))
-    return dataclasses.replace(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
+    return dataclasses.replace(value, **{name: replaced(getattr(value, name), rest, new)})
 
 
 def observed(recipe, corpus, part):

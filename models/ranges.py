@@ -1,0 +1,29 @@
+"""What a number in a config may be."""
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import NamedTuple
+
+
+class Range(NamedTuple):
+    """words: for the message.   holds: whether a number lies in it; nan lies in none."""
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+# Sizes and steps are int32 on devices.
+COUNT = Range("at least 1 and below 2**31", lambda x: 1 <= x < 2**31)
+COUNT_OR_NONE = Range("at least 0 and below 2**31", lambda x: 0 <= x < 2**31)
+POSITIVE = Range("above 0 and finite", lambda x: 0 < x < inf)
+NOT_NEGATIVE = Range("at least 0 and finite", lambda x: 0 <= x < inf)
+SHARE = Range("in [0, 1]", lambda x: 0 <= x <= 1)
+RATE = Range("in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def check_ranges(config, ranges: Mapping[str, Range], prefix: str) -> None:
+    """ValueError for the first field that is out of its range.   prefix: what stands before its name: 'model.'."""
+    for field, allowed in ranges.items():
+        value = getattr(config, field)
+        if not allowed.holds(value):
+            raise ValueError(f"{prefix}{field}={value}: must be {allowed.words}")
