@@ -107,6 +107,8 @@ class Plot:
 
 def _plot(arguments: list[str]) -> int:
     options = parse(Plot, arguments, "python -m pretrain plot")
+    if not options.runs:
+        raise UserError("plot: name the --workdir of a run or several, as in `python -m pretrain plot RUN --out x.png`")
     from pretrain.plot import plot
 
     print(plot(options.runs, options.out))

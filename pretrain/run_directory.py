@@ -95,6 +95,7 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
     if is_file(directory.recipe) and is_file(directory.run):
         before = directory.read_recipe()
         _check_same(directory, before, recipe)
+        _check_steps(directory, recipe)
         directory.open_corpus(corpus.path)
         old_init = directory.read_run()["init_from"]
         if init_from is not None and init_from != old_init:
@@ -190,6 +191,15 @@ def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe) -> None
         listed = "; ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed)
         raise UserError(
             f"{directory.path} was started with another recipe ({listed}): give the old values to resume, "
+            "or use another --workdir"
+        )
+
+
+def _check_steps(directory: RunDirectory, recipe: Recipe) -> None:
+    done = max(directory.checkpoint_steps(), default=0)
+    if recipe.steps < done:
+        raise UserError(
+            f"--steps {recipe.steps}: {directory.path} has done {done} already: give {done} or more, "
             "or use another --workdir"
         )
 

@@ -110,6 +110,13 @@ def test_a_missing_option_is_named(corpus_path, capsys):
     assert "--out" in mistake(capsys, "plot", "somewhere")
 
 
+def test_a_missing_run_is_asked_for(tmp_path, capsys):
+    assert "name the --workdir of a run or several" in mistake(capsys, "plot", "--out", tmp_path / "x.png")
+    assert "run" in mistake(capsys, "eval").lower()
+    assert "run" in mistake(capsys, "export", "--to", tmp_path).lower()
+    assert not list(tmp_path.iterdir())
+
+
 def altered(corpus_path, folder, **changes):
     """A copy of the corpus with another manifest."""
     shutil.copytree(corpus_path, folder)

@@ -186,11 +186,25 @@ def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, ca
     assert "steps: 10 -> 20\n" in said  # nothing else changes
 
 
-def test_a_shorter_total_ends_at_once_and_says_where(corpus_path, tmp_path, capsys):
-    run(toys.recipe(steps=20), tiny.options(corpus_path, tmp_path / "run"))
-    capsys.readouterr()
-    assert run(toys.recipe(steps=10), tiny.options(corpus_path, tmp_path / "run")) == 0
-    assert "done: 20 steps" in capsys.readouterr().out
+def contents(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_fewer_steps_than_are_done_are_refused_and_nothing_is_written(started):
+    workdir, recipe, corpus = started
+    for step in (5, 10):
+        (workdir / "checkpoints" / str(step)).mkdir(parents=True)
+    before = contents(workdir)
+    said = refusal(workdir, dataclasses.replace(recipe, steps=9), corpus, None)
+    assert "--steps 9: " in said and "has done 10 already: give 10 or more" in said
+    assert contents(workdir) == before
+    run_directory.start(workdir, dataclasses.replace(recipe, steps=10), corpus, None)  # all of them are done
+
+
+def test_as_many_steps_as_are_done_are_done(corpus_path, tmp_path, capsys):
+    for _ in range(2):
+        assert run(toys.recipe(steps=10), tiny.options(corpus_path, tmp_path / "run")) == 0
+    assert capsys.readouterr().out.count("done: 10 steps") == 2
 
 
 def test_half_a_line_of_figures_is_dropped_and_later_ones_go_with_their_steps(corpus_path, tmp_path):
