@@ -4,14 +4,13 @@ The data position is the step, so nothing here is state: a loader for steps 100 
 0 .. 199 yields from step 100 on, whatever the threads, processes or hosts.
 """
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import grain
 import numpy as np
-from absl import flags
+
+from data_pipelines.workers import Workers
 
 # Small batches are built several steps at a time: below some 256 rows the cost is in NumPy's calls, not in the data
 ROWS = 256
@@ -34,13 +33,13 @@ class Loader:
     ):
         self._first, self._last, self._rows = first, last, len(rows)
         self._group = max(1, ROWS // len(rows))  # steps built at a time
-        self._processes = processes
         build = partial(_steps, examples, rows, first, last, self._group)
-        groups = grain.MapDataset.range(-(-(last - first) // self._group)).map(build)
-        built = groups.to_iter_dataset(grain.ReadOptions(threads, 2 * threads))
+        count = -(-(last - first) // self._group)
         if processes:
-            built = built.mp_prefetch(grain.MultiprocessingOptions(processes, per_worker_buffer_size=2))
-        self._built = iter(built)
+            self._built = Workers(build, count, processes)
+        else:
+            groups = grain.MapDataset.range(count).map(build)
+            self._built = iter(groups.to_iter_dataset(grain.ReadOptions(threads, 2 * threads)))
 
     def __enter__(self):
         return self
@@ -54,13 +53,9 @@ class Loader:
         self._built = None  # Grain complains where its iterator outlives the interpreter
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        for first in range(self._first, self._last, self._group):
-            with _ready_to_spawn() if self._processes and first == self._first else nullcontext():
-                arrays = next(self._built)
+        for first, arrays in zip(range(self._first, self._last, self._group), self._built, strict=True):
             if isinstance(arrays, Exception):
                 raise arrays
-            if self._processes:  # out of the shared memory, which the workers' next batches need
-                arrays = {name: np.array(array) for name, array in arrays.items()}
             for step in range(first, min(first + self._group, self._last)):
                 begin = (step - first) * self._rows
                 yield step, {name: array[begin : begin + self._rows] for name, array in arrays.items()}
@@ -75,18 +70,3 @@ def _steps(examples, rows, first, last, group, index):
         return examples.batch(step, (later + rows).ravel())
     except Exception as error:
         return error
-
-
-@contextmanager
-def _ready_to_spawn():
-    """Grain's worker processes read absl's flags and import JAX, which must not claim the accelerator there."""
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()
-    before = os.environ.get("JAX_PLATFORMS")
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    try:
-        yield
-    finally:
-        del os.environ["JAX_PLATFORMS"]
-        if before is not None:
-            os.environ["JAX_PLATFORMS"] = before

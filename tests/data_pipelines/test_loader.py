@@ -21,7 +21,7 @@ def examples(tmp_path_factory):
     return SegmentPairs(Corpus(write_corpus(path, random_documents(0, 30))), "train", 16, batch_size=8, seed=0)
 
 
-@pytest.mark.parametrize("workers", [{"threads": 0}, {"threads": 1}, {"threads": 4}, {"processes": 2}])
+@pytest.mark.parametrize("workers", [{"threads": 0}, {"threads": 1}, {"threads": 4}, {"processes": 3}])
 def test_batches_do_not_depend_on_who_prepares_them(examples, workers):
     first, last = 3, 200  # several groups of steps, the last not full, over an epoch's end
     with Loader(examples, first, last, ROWS, **workers) as loader:
