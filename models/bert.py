@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models import kernels
 from models.attention import Mask, attention
 from models.kernels import attend_rows, rows_fit, splash
 from models.layers import (
@@ -114,10 +115,10 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x: Array, mask: Mask, keys: Keys, positions: Array | None = None) -> Array:
         config, dtype, kind = self.config, self.program.compute, self.program.attention
-        if kind != "xla" and config.attention_dropout > 0:
-            raise ValueError(f"program.attention={kind!r} has no dropout: set model.attention_dropout to 0")
         if positions is None:
             read, rows = x, "length"
+            if kind != "xla":
+                kernels.require(kind, attention_of(config, x.shape[1]))
             y = self.by_kernel(x, mask) if kind == "splash" else self.by_heads(x, x, mask, keys, kind)
         else:  # too few queries for a kernel's blocks
             read, rows = gather_rows(x, positions), None
@@ -137,15 +138,15 @@ class Attention(nn.Module):
 
     def by_kernel(self, x: Array, mask: Mask) -> Array:
         """By the TPU's kernels."""
-        config, width = self.config, x.shape[-1]
+        config, (_, length, width) = self.config, x.shape
         sizes = (width, config.init_std, self.program.compute)
         names = ("query", "key", "value")
-        if not rows_fit(x.shape[1], width, config.heads):  # heads one after the other: [batch, heads, length, head_dim]
+        if not rows_fit(attention_of(config, length)):  # heads one after the other: [batch, heads, length, head_dim]
             q, k, v = (kept(ToHeads(*sizes, heads=config.heads, name=name)(x)) for name in names)
             return FromHeads(*sizes, name="output")(splash(q, k, v, mask.segments))
-        kernels, biases = zip(*(Weights(*sizes, name=name)(width) for name in names), strict=True)
+        matrices, biases = zip(*(Weights(*sizes, name=name)(width) for name in names), strict=True)
         # One product for all three. Without the barrier XLA:TPU transposes activations to take its gradient apart.
-        products = kept(product(x, jax.lax.optimization_barrier(interleaved(*kernels))))
+        products = kept(product(x, jax.lax.optimization_barrier(interleaved(*matrices))))
         return Dense(*sizes, name="output")(attend_rows(products, interleaved(*biases), mask.segments, config.heads))
 
 
@@ -242,6 +243,16 @@ class Bert(nn.Module):
         pair = self.pair(jnp.tanh(self.pooler(hidden[:, 0]))) if self.config.pair_head else None
         read = constrain(hidden[:, first:].reshape(-1, hidden.shape[-1]), "batch", None)
         return self.predictions(read, self.embeddings.tokens), pair
+
+
+def attention_of(config: BertConfig, length: int, part: str = "") -> kernels.Attention:
+    """What a layer's attention asks of a kernel."""
+    return kernels.Attention(length, config.width, config.heads, config.attention_dropout, part=part)
+
+
+def attentions(config: BertConfig, length: int, memory: int) -> list[kernels.Attention]:
+    """For kernels: all layers but the last, which is read at few positions."""
+    return [attention_of(config, length)] * (config.depth > 1)
 
 
 def site(keys: Keys, tag: int) -> Keys:
@@ -380,4 +391,6 @@ FAMILY = Family(
         )
     },
     flops=flops,
+    kernels=("splash", "cudnn"),
+    attentions=attentions,
 )

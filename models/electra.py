@@ -21,6 +21,7 @@ from models.bert import (
     BertLayer,
     Embeddings,
     TokenHead,
+    attention_of,
     check_encoder,
     dense_parameters,
     embedding_parameters,
@@ -29,6 +30,7 @@ from models.bert import (
     norm_parameters,
     site,
 )
+from models.kernels import Attention
 from models.layers import ACTIVATIONS, Dense, stack
 from models.noise import dropout
 from models.parameters import Family, HuggingFace, Keys, Parameter
@@ -204,6 +206,11 @@ def flops(config: ElectraConfig, batch: int, length: int, predictions: int) -> f
     return total + 2 * batch * length * (config.discriminator.width**2 + config.discriminator.width)
 
 
+def attentions(config: ElectraConfig, length: int, memory: int) -> list[Attention]:
+    """For kernels: all layers of both but the generator's last, which is read at few positions."""
+    return [attention_of(config.encoder(tower), length, tower) for tower in ("discriminator", "generator")]
+
+
 FAMILY = Family(
     config=ElectraConfig,
     sizes={
@@ -229,4 +236,6 @@ FAMILY = Family(
         ),
     },
     flops=flops,
+    kernels=("splash", "cudnn"),
+    attentions=attentions,
 )

@@ -1,11 +1,20 @@
-"""Fused attention kernels: the same numbers as `attention`'s plain form, without its [length, length] arrays."""
+"""Fused attention kernels: the same numbers as `attention`'s plain form, without its [length, length] arrays.
+
+`KERNELS` says of each where it runs and what keeps it from an attention; who chooses a kernel and who traces it ask
+there. A kernel that is named and cannot run is an error, never the plain form in silence. By rule the plain form are
+the last layer of an encoder that is read at few positions, and an evaluation whose memory a kernel does not take
+(`pretrain/kernel_choice.py`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from models import row_attention
+from models import relative_kernel, row_attention
 from models.program import KEPT
 from models.sharding import current_rules
 
@@ -13,12 +22,110 @@ LANES = row_attention.LANES  # splash attention cuts sequences into blocks of mu
 BLOCKS = (512, 256, 128)
 
 
-def rows_fit(length: int, width: int, heads: int) -> bool:
-    """Whether `attend_rows` takes rows of this length, heads side by side in this width, as a mesh cuts them."""
-    rules = current_rules()
-    cut, shared = (None, None) if rules is None else rules.spec(("length", "heads"), (length, width))
-    parts = 1 if shared is None else rules.mesh.shape[shared]
-    return cut is None and row_attention.fits(length, width // parts, width // heads)
+class Attention(NamedTuple):
+    """An attention that a kernel is asked to compute, whole; how a mesh cuts it say the rules in force.
+
+    length: tokens of a row.   width, heads: of its layer.   dropout: of the probabilities.   memory: keys before the
+    row's own.   chosen: whether the queries are chosen positions of the row, else all.
+    part: of a model of several, as its settings name it.
+    """
+
+    length: int
+    width: int
+    heads: int
+    dropout: float
+    memory: int = 0
+    chosen: bool = False
+    part: str = ""
+
+
+class Kernel(NamedTuple):
+    """platforms: where it runs.   obstacles: of an attention -> why it cannot compute that, nothing where it can;
+    ValueError where a mesh does not divide it."""
+
+    platforms: tuple[str, ...]
+    obstacles: Callable[[Attention], list[str]]
+
+
+def require(kernel: str, attention: Attention) -> None:
+    """ValueError with the reasons where a kernel that is named cannot compute an attention."""
+    if obstacles := KERNELS[kernel].obstacles(attention):
+        raise ValueError(f"attention {kernel} does not work here: {'; '.join(obstacles)}; or use xla")
+
+
+def _splash_obstacles(attention: Attention) -> list[str]:
+    length, (cut, _) = attention.length, _cuts(attention)
+    obstacles = _of_dropout(attention) + _of_length(attention)
+    if length % LANES == 0 and length // cut % LANES:
+        obstacles.append(f"--mesh sequence={cut} cuts length={length} into parts that are no multiple of {LANES}")
+    return obstacles
+
+
+def _cudnn_obstacles(attention: Attention) -> list[str]:
+    head_dim, (cut, _) = attention.width // attention.heads, _cuts(attention)
+    obstacles = _of_dropout(attention) + _of_length(attention)
+    if head_dim % 8 or head_dim > 128:
+        obstacles.append(f"{_heads(attention)} have {head_dim} numbers each: choose a multiple of 8 up to 128")
+    if cut > 1:
+        obstacles.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
+    return obstacles
+
+
+def _relative_obstacles(attention: Attention) -> list[str]:
+    length, memory, width, heads = attention.length, attention.memory, attention.width, attention.heads
+    (cut, shared), obstacles = _cuts(attention), _of_length(attention)
+    if memory % LANES:
+        obstacles.append(f"memory={memory}: choose a multiple of {LANES}")
+    distances = memory + length + relative_kernel.reach(length, attention.chosen)
+    if distances > relative_kernel.LONGEST:
+        obstacles.append(
+            f"length={length} with memory={memory} has {distances} distances, more than {relative_kernel.LONGEST}: "
+            "lower them"
+        )
+    if width % LANES or LANES % (width // heads):
+        obstacles.append(f"{_heads(attention)} do not fill blocks of {LANES}")
+    elif width // shared % LANES:
+        obstacles.append(f"--mesh tensor={shared} cuts {_heads(attention)}: its parts do not fill blocks of {LANES}")
+    if cut > 1:
+        obstacles.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
+    return obstacles
+
+
+def _of_dropout(attention: Attention) -> list[str]:
+    return [f"set model.attention_dropout={attention.dropout} to 0"] if attention.dropout > 0 else []
+
+
+def _of_length(attention: Attention) -> list[str]:
+    return [f"length={attention.length}: choose a multiple of {LANES}"] if attention.length % LANES else []
+
+
+def _heads(attention: Attention) -> str:
+    part = f"model.{attention.part}." if attention.part else "model."
+    return f"{part}heads={attention.heads} in {part}width={attention.width}"
+
+
+def _cuts(attention: Attention) -> tuple[int, int]:
+    """Into how many parts the mesh cuts a row's queries and the heads; chosen queries are never cut."""
+    if (rules := current_rules()) is None:
+        return 1, 1
+    rows = None if attention.chosen else "length"
+    axes = rules.spec((rows, "heads"), (attention.length, attention.heads))
+    cut, shared = (1 if axis is None else rules.mesh.shape[axis] for axis in axes)
+    return cut, shared
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "splash": Kernel(("tpu",), _splash_obstacles),  # where a row fits on a chip, `row_attention` in its place
+    "cudnn": Kernel(("gpu",), _cudnn_obstacles),
+    "relative": Kernel(("tpu",), _relative_obstacles),
+}
+
+
+def rows_fit(attention: Attention) -> bool:
+    """Whether `attend_rows` takes an attention, as a mesh cuts it."""
+    length, width, heads = attention[:3]
+    cut, shared = _cuts(attention)
+    return cut == 1 and row_attention.fits(length, width // shared, width // heads)
 
 
 def attend_rows(products: Array, biases: Array, segments: Array, heads: int, interpret: bool = False) -> Array:
@@ -73,8 +180,6 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
     Positions are the minor axis, because a head's 64 numbers would be padded to 128 in memory.
     """
     minor = splash_kernel.QKVLayout.SEQ_MINOR
-    if queries % LANES or keys % LANES:
-        raise ValueError(f"splash attention of {queries} positions per device: choose a multiple of {LANES}, or xla")
     q, kv = (next(size for size in BLOCKS if length % size == 0) for length in (queries, keys))
     return splash_kernel.BlockSizes(
         block_q=q, block_kv=kv, block_kv_compute=kv, block_q_dkv=q, block_kv_dkv=kv, block_kv_dkv_compute=kv,

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 from jax import Array
 
-from models.program import KERNELS, Program
+from models.kernels import Attention
+from models.program import Program
 
 LAYERS = "layers"  # the axis that stacks the parameters of equal layers: [depth, ...]
 
@@ -64,7 +65,8 @@ class Family(NamedTuple):
     parameters: config -> the table, in a stable order.
     hf: checkpoint part -> HuggingFace.
     flops: (config, batch, length, predictions) -> FLOPs of one forward pass; a multiply-add counts as 2.
-    kernels: platform -> which kernel `Program.attention` may name there.
+    kernels: which of `kernels.KERNELS` its attention may take.
+    attentions: (config, length, memory) -> what they then compute, memory the earlier tokens that are remembered.
     """
 
     config: type
@@ -73,7 +75,8 @@ class Family(NamedTuple):
     parameters: Callable[[Any], list[Parameter]]
     hf: dict[str, HuggingFace]
     flops: Callable[[Any, int, int, int], float]
-    kernels: Mapping[str, str] = KERNELS
+    kernels: tuple[str, ...] = ()
+    attentions: Callable[[Any, int, int], list[Attention]] = lambda config, length, memory: []
 
 
 def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:

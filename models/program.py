@@ -50,9 +50,6 @@ def kept(x: Array) -> Array:
     return checkpoint_name(x, KEPT)
 
 
-KERNELS = {"tpu": "splash", "gpu": "cudnn"}  # platform -> its fused attention, which knows segments and nothing else
-
-
 def default(platform: str | None = None, capability: str | None = None) -> Program:
     """The measured best for 'cpu', 'gpu' or 'tpu'; without a platform, for the device that JAX runs on.
 

@@ -2,7 +2,6 @@
 it that Transformer-XL and XLNet share."""
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,12 +11,13 @@ import numpy as np
 from jax import Array
 
 from models.bert import check_encoder, site
+from models.kernels import Attention, require
 from models.layers import ACTIVATIONS, Dense, Norm, product
 from models.noise import ahead, dropout
 from models.parameters import Keys
 from models.program import Program, kept
 from models.ranges import COUNT_OR_NONE, check_ranges
-from models.relative_kernel import LANES, Inputs, Setting, fits, relative_kernel
+from models.relative_kernel import LANES, Inputs, Setting, reach, relative_kernel
 from models.sharding import constrain, current_rules
 
 
@@ -179,29 +179,21 @@ def relative_attention(
     return constrain(mixed, "batch", rows, "heads", None).reshape(q.shape)
 
 
-def kernel_fits(n: int, heads: int, context: Context, queries: Queries) -> bool:
-    """Whether `by_kernel` takes n queries to this context, as a mesh cuts them."""
+def asked(n: int, heads: int, dropout_rate: float, context: Context, queries: Queries) -> Attention:
+    """What `by_kernel` is asked for with n queries to this context."""
     _, keys, width = context.k.shape
-    rules = current_rules()
-    cut, shared = (None, None) if rules is None else rules.spec((queries.rows, "heads"), (n, width))
-    parts = 1 if shared is None else rules.mesh.shape[shared]
-    whole = queries.starts is not None or n % LANES == 0
-    return cut is None and whole and fits(keys, keys + _reach(n, context, queries), width // parts, width // heads)
-
-
-def _reach(n: int, context: Context, queries: Queries) -> int:
-    """How many distances the kernel has besides one for each key."""
-    if queries.starts is None:
-        return n
-    return LANES * 2 ** math.ceil(math.log2((context.r.shape[1] - context.k.shape[1]) / LANES))
+    chosen = queries.starts is not None
+    length = context.r.shape[1] - keys if chosen else n  # chosen queries find distances up to that of the row's end
+    return Attention(length, width, heads, dropout_rate, keys - length, chosen)
 
 
 def by_kernel(
     q: Array, context: Context, biases: Biases, queries: Queries, heads: int, *, dropout_rate: float, keys: Keys,
     interpret: bool = False,
 ) -> Array:  # fmt: skip
-    """`relative_attention` by a TPU kernel, on a mesh each device with its rows and heads; sizes as `kernel_fits`
-    takes them.   interpret: run as plain operations, on any platform."""
+    """`relative_attention` by a TPU kernel, on a mesh each device with its rows and heads; ValueError for what it has
+    not.   interpret: run as plain operations, on any platform."""
+    require("relative", asked(q.shape[1], heads, dropout_rate, context, queries))
     setting = Setting(
         head_dim=q.shape[2] // heads,
         n=q.shape[1],
@@ -238,16 +230,17 @@ def packed(q: Array, context: Context, biases: Biases, queries: Queries, keys: K
     of_keys = [of_keys.ranks, of_keys.segments, fill(of_keys.types, of_keys.ranks)]
     content, position, kind, types = (x if x is None else x.astype(jnp.float32) for x in biases)
     types = None if types is None else types[1] - types[0]  # the softmax does not see what both have
-    length = -(-n // LANES) * LANES
+    whole = -(-n // LANES) * LANES
+    length = n if queries.starts is None else context.r.shape[1] - context.k.shape[1]
     long = lambda x, size: jnp.pad(x, ((0, 0), (0, size - x.shape[1]), (0, 0)))
     return Inputs(
-        q=long(q, length),
+        q=long(q, whole),
         k=context.k,
         v=context.v,
-        r=long(context.r, context.k.shape[1] + _reach(n, context, queries)),
+        r=long(context.r, context.k.shape[1] + reach(length, queries.starts is not None)),
         biases=jnp.stack([content, position, fill(kind, content), fill(types, content)]),
         # No key is of segment -1: added queries see nothing.
-        queries=jnp.pad(jnp.stack(own, axis=1), ((0, 0), (0, 0), (0, length - n)), constant_values=-1),
+        queries=jnp.pad(jnp.stack(own, axis=1), ((0, 0), (0, 0), (0, whole - n)), constant_values=-1),
         keys=jnp.stack(of_keys, axis=1),
         noise=jnp.zeros((batch, 2), jnp.uint32) if keys is None else keys,
     )
@@ -287,8 +280,7 @@ class RelativeAttention(nn.Module):
         config = self.config
         cast = Biases(*(bias if bias is None else bias.astype(self.program.compute) for bias in biases))
         q, rate = kept(self.query(x)), config.attention_dropout
-        fused = self.program.attention == "relative" and kernel_fits(x.shape[1], config.heads, context, queries)
-        attend = by_kernel if fused else relative_attention
+        attend = by_kernel if self.program.attention == "relative" else relative_attention
         mixed = attend(q, context, cast, queries, config.heads, dropout_rate=rate, keys=site(keys, 1))
         y = self.output(kept(mixed))
         return constrain(self.norm(x + dropout(y, config.dropout, site(keys, 2))), "batch", queries.rows, None)

@@ -6,6 +6,7 @@ then moved to the keys by whole blocks of 128 lanes and, inside of a block, by a
 """
 
 import functools
+import math
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -57,18 +58,16 @@ class Setting(NamedTuple):
     interpret: bool = False
 
 
-def fits(keys: int, distances: int, width: int, head_dim: int) -> bool:
-    """Whether keys, and heads of this size in this width, fill whole lanes, and all fits into vector memory."""
-    whole = keys % LANES == 0 and width % LANES == 0 and LANES % head_dim == 0
-    return whole and distances <= LONGEST
+def reach(length: int, chosen: bool) -> int:
+    """How many distances the kernel has besides one for each key; chosen: for chosen queries of such a row."""
+    return LANES * 2 ** max(0, math.ceil(math.log2(length / LANES))) if chosen else length
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def relative_kernel(inputs: Inputs, setting: Setting) -> Array:
     """`relative_attention.relative_attention` -> [batch, n, width].
 
-    n and keys are multiples of 128, as is distances: of chosen queries at least the largest start and keys, otherwise
-    keys + n.
+    n, keys and the distances, keys and their `reach`, are multiples of 128; `kernels` says which others fit.
     """
     return _forward(inputs, setting)[0]
 

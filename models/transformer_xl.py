@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.bert import dense_parameters, norm_parameters, site
+from models.kernels import Attention
 from models.layers import padded_vocab, product, stack, tied_logits, token_table
 from models.noise import dropout
 from models.parameters import LAYERS, Family, Keys, Parameter
@@ -276,5 +277,8 @@ FAMILY = Family(
     parameters=parameters,
     hf={},
     flops=flops,
-    kernels={"tpu": "relative"},
+    kernels=("relative",),
+    attentions=lambda config, length, memory: [
+        Attention(length, config.width, config.heads, config.attention_dropout, memory)
+    ],
 )

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from models.bert import dense_parameters, norm_parameters, site
+from models.kernels import Attention
 from models.layers import gather_rows, padded_vocab, stack, tied_logits, token_table
 from models.noise import dropout
 from models.parameters import LAYERS, Family, HuggingFace, Keys, Parameter
@@ -195,6 +196,12 @@ def flops(config: XLNetConfig, batch: int, length: int, predictions: int) -> flo
     return batch * (total + 2.0 * predictions * width * config.vocab_size)
 
 
+def attentions(config: XLNetConfig, length: int, memory: int) -> list[Attention]:
+    """For the kernel: those of the content stream and of the query stream, which has the predicted positions alone."""
+    sizes = (length, config.width, config.heads, config.attention_dropout, memory)
+    return [Attention(*sizes), Attention(*sizes, chosen=True)]
+
+
 def _size(depth: int, width: int, **changes) -> XLNetConfig:
     return XLNetConfig(width=width, depth=depth, heads=width // 64, feed_forward=4 * width, **changes)
 
@@ -229,5 +236,6 @@ FAMILY = Family(
         )
     },
     flops=flops,
-    kernels={"tpu": "relative"},
+    kernels=("relative",),
+    attentions=attentions,
 )

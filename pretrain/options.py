@@ -28,8 +28,8 @@ class Options:
     depth: str | None = None
     """scan or unroll the layers; by default what suits the platform."""
     attention: str | None = None
-    """xla, splash or relative (TPU), cudnn (GPU). By default the model's and platform's kernel where it applies: no
-    attention dropout (but for relative), phases of a multiple of 128 positions, bfloat16."""
+    """xla, splash or relative (TPU), cudnn (GPU); an error where that cannot run. By default the model's and platform's
+    kernel where it can: no attention dropout (but for relative), phases of a multiple of 128 positions, bfloat16."""
     remat: str | None = None
     """What the backward pass computes again instead of keeping: none, dots (all but products) or full; by default what
     suits the platform."""

@@ -10,6 +10,7 @@ from data_pipelines.errors import UserError
 from models.parameters import Params
 from models.sharding import placed_by
 from pretrain.assembly import Assembly, carry_axes, initial_carry, split_frozen, state_shapes
+from pretrain.attention_choice import for_evaluation
 from pretrain.step import TrainState, evaluation_step, merge, train_step
 from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
 from tpu.xla import compiler_options, matmul_precision
@@ -79,6 +80,7 @@ def check_mesh(assembly: Assembly, mesh: Mesh, microbatches: int) -> None:
 
 def jit_evaluation_step(assembly: Assembly, phase: int, seed: int, mesh: Mesh) -> Callable:
     """`step.evaluation_step` of a phase, jitted; the carry comes back as it lies in `jit_first_carry`."""
+    assembly = for_evaluation(assembly, phase, mesh)
     step = evaluation_step(assembly.recipe.objective, assembly.model, seed)
 
     def placed(*arguments):

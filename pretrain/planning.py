@@ -13,10 +13,10 @@ from data_pipelines.errors import UserError
 from models.parameters import count
 from pretrain.arguments import parse_recipe
 from pretrain.assembly import Assembly, assemble, state_shapes
+from pretrain.attention_choice import chosen_program
 from pretrain.placement import abstract_batch, abstract_state, jit_train_step
 from pretrain.recipe import Recipe, check
 from pretrain.recipes.registry import RECIPES, find
-from pretrain.run import chosen_program
 from tpu import plan_report
 from tpu.chips import TPUS
 from tpu.compiler import devices, prepare
@@ -143,7 +143,7 @@ def parse_plan(arguments: Sequence[str]) -> tuple[Recipe, Target]:
     recipe, target = parse_recipe(arguments, Target, usage, purpose)
     recipe = shaped(recipe, target.batch_size, target.sequence_length)
     check(recipe)
-    chosen_program(recipe, target, "tpu")
+    chosen_program(recipe, target, platform="tpu")
     return recipe, target
 
 
@@ -160,13 +160,14 @@ def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe
 
 def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[Work, str]]:
     """(the real train step of each phase, its title); UserError where the mesh and the batch do not agree."""
-    program = chosen_program(recipe, target, "tpu")
-    assembly = assemble(recipe, program)
+    plain = assemble(recipe)
     named = re.search(r"slice=(\d+)", target.mesh or "")
     slices = int(named[1]) if named else 1
     chips = devices(topology, slices)
-    parameters = count(state_shapes(assembly, 0)[0].params)
+    parameters = count(state_shapes(plain, 0)[0].params)
     mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm)
+    program = chosen_program(recipe, target, mesh, "tpu")
+    assembly = assemble(recipe, program)
     where = f"{slices} x {topology}" if slices > 1 else str(topology)
     for index, phase in enumerate(recipe.phases):
         yield _work(assembly, index, mesh, target.microbatches), (

@@ -1,6 +1,5 @@
 """Start or resume a run: check everything that can be checked, build or restore the state, train."""
 
-import dataclasses
 from contextlib import closing
 
 import jax
@@ -9,13 +8,10 @@ from jax.sharding import Mesh
 from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from models import program as programs
-from models.families import family_of
-from models.kernels import LANES
 from models.parameters import Params, count
-from models.program import Program
 from pretrain import run_directory
 from pretrain.assembly import Assembly, assemble, initial_params, initial_state, state_shapes
+from pretrain.attention_choice import chosen_program, why_plain
 from pretrain.checkpoints import Checkpoints
 from pretrain.initial_weights import load_weights
 from pretrain.journal import Journal, Silence
@@ -41,8 +37,8 @@ def run(recipe: Recipe, options: Options) -> int:
     corpus = Corpus(options.corpus)
     recipe = resolve(recipe, corpus)
     _check_splits(corpus)
-    assembly = assemble(recipe, chosen_program(recipe, options))
-    mesh = chosen_mesh(assembly, options)
+    mesh = chosen_mesh(assemble(recipe), options)
+    assembly = assemble(recipe, chosen_program(recipe, options, mesh))
     check_batches(recipe, options.microbatches, mesh_shape(mesh))
     check_mesh(assembly, mesh, options.microbatches)
     weights = _initial_weights(assembly, corpus, options)
@@ -52,7 +48,7 @@ def run(recipe: Recipe, options: Options) -> int:
             state, frozen, origin = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)
             with closing(journal_of(directory, int(state.step), recipe)) as journal, stop_request() as stop:
                 journal.say(describe(assembly, state.params, mesh))
-                if reason := why_plain(recipe, assembly.model.program, options):
+                for reason in why_plain(assembly, options, mesh):
                     journal.say(reason)
                 journal.say(origin)
                 if before and before.steps != recipe.steps:
@@ -67,51 +63,6 @@ def run(recipe: Recipe, options: Options) -> int:
 def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | Silence:
     """The first process writes for all."""
     return Journal(directory, step, recipe.steps) if is_first() else Silence()
-
-
-def chosen_program(recipe: Recipe, options: Options, platform: str | None = None) -> Program:
-    """The program of a platform (default: this one's) with what the options override."""
-    given = {field: getattr(options, field) for field in ("dtype", "depth", "remat", "attention")}
-    try:
-        program = dataclasses.replace(programs.default(platform), **{k: v for k, v in given.items() if v is not None})
-    except ValueError as error:
-        raise UserError(str(error).replace("program.", "--", 1)) from None
-    platform = platform or jax.default_backend()
-    kernel = family_of(recipe.model).kernels.get(platform)
-    obstacles = _kernel_obstacles(recipe, program, kernel)
-    if options.attention is None and kernel and not obstacles:
-        return dataclasses.replace(program, attention=kernel)
-    if program.attention != "xla" and program.attention != kernel:
-        others = f" or {kernel}" * bool(kernel)
-        raise UserError(f"--attention {program.attention}: not for {recipe.name} on {platform}; use xla{others}")
-    if program.attention != "xla" and obstacles:
-        raise UserError(f"--attention {program.attention} does not work here: {'; '.join(obstacles)}; or use xla")
-    return program
-
-
-def why_plain(recipe: Recipe, program: Program, options: Options, platform: str | None = None) -> str | None:
-    """Why attention takes XLA on a platform (default: this one) that has a kernel, if nobody asked for it."""
-    kernel = family_of(recipe.model).kernels.get(platform or jax.default_backend())
-    if kernel is None or program.attention == kernel or options.attention:
-        return None
-    return f"attention xla: {kernel} does not work here: {'; '.join(_kernel_obstacles(recipe, program, kernel))}"
-
-
-def _kernel_obstacles(recipe: Recipe, program: Program, kernel: str | None) -> list[str]:
-    """Why a recipe cannot use a fused attention kernel."""
-    model, obstacles = recipe.model, []
-    if kernel == "relative":
-        if model.memory % LANES:
-            obstacles.append(f"model.memory={model.memory}: choose a multiple of {LANES}")
-        if model.width % LANES or LANES % (model.width // model.heads):
-            obstacles.append(f"model.heads={model.heads} in model.width={model.width} do not fill blocks of {LANES}")
-    elif getattr(model, "attention_dropout", 0) > 0:
-        obstacles.append(f"set model.attention_dropout={model.attention_dropout} to 0")
-    if odd := [phase.length for phase in recipe.phases if phase.length % LANES]:
-        obstacles.append(f"phases have length {odd[0]}: choose a multiple of {LANES}")
-    if program.dtype != "bfloat16":
-        obstacles.append(f"--dtype is {program.dtype}: use bfloat16")
-    return obstacles
 
 
 def chosen_mesh(assembly: Assembly, options: Options) -> Mesh:

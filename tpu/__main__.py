@@ -63,12 +63,13 @@ def _launch(arguments: list[str]) -> int:
     options = parse(Launch, own, "python -m tpu launch")
     run = run_arguments(options, further)
     from pretrain.arguments import parse_run
-    from pretrain.run import check_batches, chosen_program
+    from pretrain.attention_choice import chosen_program
+    from pretrain.run import check_batches
     from tpu.mesh import MeshShape, parse_mesh
 
     # Mistakes are said before a VM costs anything. The automatic mesh cuts a batch for all devices.
     recipe, settings = parse_run(run)
-    chosen_program(recipe, settings, "tpu")
+    chosen_program(recipe, settings, platform="tpu")
     devices = parse_accelerator(options.type).devices
     shape = parse_mesh(settings.mesh, devices) if settings.mesh else MeshShape(data=devices)
     check_batches(recipe, settings.microbatches, shape)

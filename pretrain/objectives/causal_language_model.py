@@ -51,9 +51,11 @@ class CausalLanguageModel(Objective):
     def init(self, key, model, spec):
         return initialise(key, model, spec, ("tokens", "segments"))
 
+    def memory(self, model_config, train):
+        return model_config.memory if train or self.evaluation_memory is None else self.evaluation_memory
+
     def carry(self, model, batch_size, train):
-        length = model.config.memory if train or self.evaluation_memory is None else self.evaluation_memory
-        return carried(model.empty_memory(batch_size, length))
+        return carried(model.empty_memory(batch_size, self.memory(model.config, train)))
 
     def weights(self, batch):
         return {"lm": batch["weights"].sum()}

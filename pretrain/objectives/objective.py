@@ -58,6 +58,10 @@ class Objective(abc.ABC):
     def init(self, key: Array, model: nn.Module, spec: Spec) -> Params:
         """Random parameters, a nested dict."""
 
+    def memory(self, model_config, train: bool) -> int:
+        """Positions before a row that a model remembers, in training or in evaluation."""
+        return getattr(model_config, "memory", 0)
+
     def carry(self, model: nn.Module, batch_size: int, train: bool) -> tuple[Any, Any]:
         """State that passes between batches, and the axes of each leaf ('batch' where rows are)."""
         return {}, {}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from models import relative_attention as relative
+from models.kernels import require
 from models.noise import row_keys
 from models.program import Program
 from models.relative_attention import (
@@ -16,8 +17,8 @@ from models.relative_attention import (
     Memory,
     Queries,
     Tokens,
+    asked,
     by_kernel,
-    kernel_fits,
     relative_attention,
     remembered_keys,
 )
@@ -117,20 +118,29 @@ def test_a_reach_of_any_number_of_blocks(length, memory, n):
 
 
 @pytest.mark.parametrize(
-    ("n", "keys", "distances", "heads", "chosen", "fit"),
+    ("n", "keys", "distances", "heads", "chosen", "said"),
     [
-        (512, 896, 1408, 2, False, True),
-        (86, 896, 1408, 2, True, True),
-        (86, 896, 1408, 2, False, False),
-        (512, 900, 1412, 2, False, False),
-        (512, 896, 1408, 3, False, False),
-        (1024, 1152, 2176, 2, False, False),
+        (512, 896, 1408, 2, False, None),
+        (86, 896, 1408, 2, True, None),
+        (86, 896, 1408, 2, False, "length=86: choose a multiple of 128"),
+        (512, 900, 1412, 2, False, "memory=388: choose a multiple of 128"),
+        (512, 896, 1408, 3, False, "model.heads=3 in model.width=128 do not fill blocks of 128"),
+        (1024, 1152, 2176, 2, False, "length=1024 with memory=128 has 2176 distances, more than 2048"),
+        # Chosen queries reach a power of two: 896 keys and 1024 distances more are few enough, 1152 and 1024 are not.
+        (86, 896, 1664, 2, True, None),
+        (86, 1152, 1920, 2, True, "length=768 with memory=384 has 2176 distances"),
     ],
 )
-def test_which_shapes_fit(n, keys, distances, heads, chosen, fit):
+def test_what_does_not_fit_is_an_error_with_the_reason(n, keys, distances, heads, chosen, said):
     context = Context(*(jnp.zeros((1, number, WIDTH)) for number in (keys, keys, distances)))
     queries = Queries(None, None, starts=jnp.zeros((1, n)) if chosen else None)
-    assert kernel_fits(n, heads, context, queries) == fit
+    attention = asked(n, heads, 0.3, context, queries)
+    assert (attention.length + attention.memory, attention.chosen) == (keys, chosen)
+    if said is None:
+        require("relative", attention)
+        return
+    with pytest.raises(ValueError, match=f"attention relative does not work here: .*{said}.*; or use xla"):
+        by_kernel(jnp.zeros((1, n, WIDTH)), context, None, queries, heads, dropout_rate=0.3, keys=None)
 
 
 XLNET = XLNetConfig(vocab_size=60, width=128, depth=2, heads=2, feed_forward=32, memory=128)

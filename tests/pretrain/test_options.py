@@ -12,14 +12,14 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from models.parameters import decays, leaves
-from models.program import KERNELS, Program
-from models.transformer_xl import TransformerXLConfig
+from models.program import Program
 from pretrain import loop
 from pretrain.assembly import assemble, initial_params
+from pretrain.attention_choice import chosen_program
 from pretrain.journal import read_metrics
 from pretrain.options import Options
-from pretrain.recipe import Phase, resolve
-from pretrain.run import chosen_program, run, why_plain
+from pretrain.recipe import resolve
+from pretrain.run import run
 from pretrain.run_directory import RunDirectory, flat
 from pretrain.schedules import Schedule
 from tests.pretrain import tiny, toys
@@ -283,78 +283,6 @@ def test_the_program_can_be_chosen(field, value, tmp_path):
     options = tiny.options(tmp_path, tmp_path)
     chosen = chosen_program(tiny.bert(), dataclasses.replace(options, **{field: value}))
     assert getattr(chosen, field) == value != getattr(chosen_program(tiny.bert(), options), field)
-
-
-def kernel_recipe(length=128, rate=0.0):
-    model = dataclasses.replace(tiny.BERT, attention_dropout=rate, positions=256)
-    return tiny.bert(model=model, phases=(Phase(1.0, length, 8),))
-
-
-def relative_recipe(length=128, **changes):
-    """A model whose kernel has dropout."""
-    model = TransformerXLConfig(**{"width": 128, "heads": 2, "memory": 128, "attention_dropout": 0.1} | changes)
-    return dataclasses.replace(kernel_recipe(length), name="transformer-xl", model=model)
-
-
-@pytest.mark.parametrize(
-    "recipe, platform, kind",
-    [
-        (kernel_recipe(), "tpu", "splash"),
-        (kernel_recipe(), "gpu", "cudnn"),
-        (kernel_recipe(), "cpu", "xla"),
-        (kernel_recipe(rate=0.1), "tpu", "xla"),
-        (kernel_recipe(length=64), "tpu", "xla"),
-        (relative_recipe(), "tpu", "relative"),
-        (relative_recipe(), "gpu", "xla"),
-        (relative_recipe(memory=100), "tpu", "xla"),
-    ],
-)
-def test_attention_is_the_platform_s_kernel_where_that_applies(recipe, platform, kind, tmp_path):
-    assert chosen_program(recipe, tiny.options(tmp_path, tmp_path), platform).attention == kind
-
-
-@pytest.mark.parametrize(
-    "recipe, platform, changes, said",
-    [
-        (kernel_recipe(), "tpu", {}, None),
-        (kernel_recipe(rate=0.1), "tpu", {}, "attention xla: splash does not work here: set model.att"),
-        (kernel_recipe(length=64), "tpu", {}, "phases have length 64: choose a multiple of 128"),
-        (relative_recipe(length=64), "tpu", {}, "phases have length 64: choose a multiple of 128"),
-        (relative_recipe(memory=100), "tpu", {}, "relative does not work here: model.memory=100: choose a multiple"),
-        (relative_recipe(width=192), "tpu", {}, "model.heads=2 in model.width=192 do not fill blocks of 128"),
-        (relative_recipe(width=384), "tpu", {}, "model.heads=2 in model.width=384 do not fill blocks of 128"),
-        (kernel_recipe(), "gpu", {"dtype": "float32"}, "cudnn does not work here: --dtype is float32: use bfloat16"),
-        (kernel_recipe(rate=0.1), "tpu", {"attention": "xla"}, None),  # as it was asked for
-        (kernel_recipe(rate=0.1), "cpu", {}, None),
-    ],
-)
-def test_why_attention_is_not_the_platform_s_kernel(recipe, platform, changes, said, tmp_path):
-    options = tiny.options(tmp_path, tmp_path, **changes)
-    reason = why_plain(recipe, chosen_program(recipe, options, platform), options, platform)
-    assert reason is None if said is None else said in reason
-
-
-def test_a_run_says_once_why_attention_is_not_the_kernel(toy_run, monkeypatch):
-    assert "does not work here" not in toy_run().log.read_text()
-    monkeypatch.setitem(KERNELS, "cpu", "splash")
-    assert toy_run().log.read_text().count("attention xla: splash does not work here: phases have length 16") == 1
-
-
-@pytest.mark.parametrize(
-    "recipe, platform, changes, said",
-    [
-        (kernel_recipe(rate=0.1), "tpu", {}, "set model.attention_dropout=0.1 to 0"),
-        (kernel_recipe(length=64), "tpu", {}, "phases have length 64: choose a multiple of 128"),
-        (kernel_recipe(), "tpu", {"dtype": "float32"}, "--dtype is float32: use bfloat16"),
-        (kernel_recipe(), "cpu", {}, "--attention splash: not for bert on cpu; use xla$"),
-        (kernel_recipe(), "gpu", {}, "--attention splash: not for bert on gpu; use xla or cudnn"),
-        (relative_recipe(), "tpu", {}, "--attention splash: not for transformer-xl on tpu; use xla or relative"),
-        (relative_recipe(), "gpu", {}, "--attention splash: not for transformer-xl on gpu; use xla$"),
-    ],
-)
-def test_a_kernel_that_does_not_apply_is_an_error_when_named(recipe, platform, changes, said, tmp_path):
-    with pytest.raises(UserError, match=said):
-        chosen_program(recipe, tiny.options(tmp_path, tmp_path, attention="splash", **changes), platform)
 
 
 def test_no_run_option_is_without_a_test():

@@ -89,7 +89,7 @@ def test_no_array_is_gathered_because_the_compiler_saw_no_other_way(trained):
 KERNEL = """
 import jax, jax.numpy as jnp, numpy as np
 from models.attention import Mask, attention
-from models.kernels import attend_rows, rows_fit, splash
+from models.kernels import KERNELS, Attention, attend_rows, rows_fit, splash
 from models.row_attention import interleaved
 from models.sharding import placed_by
 from tpu.mesh import make_mesh, parse_mesh
@@ -117,20 +117,27 @@ def by_rows(q, k, v, w):
 
 def rows_placed(*x):
     with placed_by(activation_rules(make_mesh(parse_mesh("data=2,fsdp=1,tensor=2", 4), jax.devices()[:4]))):
-        assert rows_fit(256, 256, 4) and not rows_fit(256, 128, 2)  # 128 lanes on each device
+        assert rows_fit(Attention(256, 256, 4, 0.0))
+        assert not rows_fit(Attention(256, 128, 2, 0.0))  # 64 lanes on each device
         return by_rows(*x)
 
 wide = [jnp.concatenate([x, x[::-1]], 2) for x in (q, k, v, w)]  # 4 heads
 for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(*wide) for f in (rows_placed, by_rows))):
     np.testing.assert_allclose(ours, expected, atol=5e-6)
 with placed_by(rules):
-    assert not rows_fit(256, 256, 4)  # the mesh cuts rows
+    cut, parts = Attention(256, 256, 4, 0.0), Attention(384, 256, 4, 0.0)
+    assert not rows_fit(cut) and KERNELS["splash"].obstacles(cut) == []
+    assert KERNELS["splash"].obstacles(parts) == [
+        "--mesh sequence=2 cuts length=384 into parts that are no multiple of 128"
+    ]
+    assert KERNELS["cudnn"].obstacles(cut) == ["--mesh sequence=2 cuts rows: leave sequence out"]
 """
 
 RELATIVE = """
 import jax, jax.numpy as jnp, numpy as np
 from models.noise import row_keys
-from models.relative_attention import Biases, Context, by_kernel, kernel_fits, relative_attention
+from models.kernels import KERNELS
+from models.relative_attention import Biases, Context, asked, by_kernel, relative_attention
 from models.sharding import placed_by
 from models.xlnet import both_queries
 from tpu.mesh import make_mesh, parse_mesh
@@ -146,17 +153,18 @@ rules = lambda mesh, devices: activation_rules(make_mesh(parse_mesh(mesh, device
 for queries, n, table in zip(streams, (128, 3), (1, 2)):
     def loss(attend, x, rules, **more):
         with placed_by(rules):
-            assert rules is None or kernel_fits(n, 4, x[1], queries)
             return (attend(*x, queries, 4, dropout_rate=0.2, keys=keys, **more) ** 2).sum()
     context = Context(draw(2, 256, 256), draw(2, 256, 256), draw(table, 384, 256))
     x = draw(2, n, 256), context, Biases(draw(256), draw(256), draw(256), draw(2, 256))
     placed = jax.jit(jax.grad(lambda x: loss(by_kernel, x, rules("data=2,tensor=2", 4), interpret=True)))(x)
     plain = jax.jit(jax.grad(lambda x: loss(relative_attention, x, None)))(x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max()), placed, plain)
+    obstacles = lambda: KERNELS["relative"].obstacles(asked(n, 4, 0.2, context, queries))
     with placed_by(rules("data=2,tensor=4", 8)):
-        assert not kernel_fits(n, 4, context, queries)  # 64 lanes on each device
+        heads = "model.heads=4 in model.width=256"
+        assert obstacles() == [f"--mesh tensor=4 cuts {heads}: its parts do not fill blocks of 128"]
     with placed_by(rules("data=2,sequence=2,tensor=2", 8)):
-        assert kernel_fits(n, 4, context, queries) == (n == 3)  # the mesh cuts rows
+        assert obstacles() == ([] if n == 3 else ["--mesh sequence=2 cuts rows: leave sequence out"])
 """
 
 

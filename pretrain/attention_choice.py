@@ -1,0 +1,101 @@
+"""Which attention a run takes: its platform's kernel where that can compute every attention of every phase, else XLA's.
+
+A kernel that --attention names and that cannot is an error. An evaluation that remembers another number of positions
+than training takes XLA's where the kernel does not take those.
+"""
+
+import dataclasses
+
+import jax
+from jax.sharding import Mesh
+
+from data_pipelines.errors import UserError
+from models import program as programs
+from models.families import family_of
+from models.kernels import KERNELS
+from models.program import Program
+from models.sharding import placed_by
+from pretrain.assembly import Assembly
+from pretrain.options import Options
+from pretrain.recipe import Recipe
+from tpu.rules import activation_rules
+
+
+def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, platform: str | None = None) -> Program:
+    """The program of a platform (default: this one's) with what the options override.   mesh: None for one device.
+
+    UserError where --attention names a kernel that cannot run.
+    """
+    given = {field: getattr(options, field) for field in ("dtype", "depth", "remat", "attention")}
+    try:
+        program = dataclasses.replace(programs.default(platform), **{k: v for k, v in given.items() if v is not None})
+    except ValueError as error:
+        raise UserError(str(error).replace("program.", "--", 1)) from None
+    kernel, named = _kernel(recipe, platform), program.attention != "xla"
+    if named and program.attention != kernel:
+        others = f" or {kernel}" * bool(kernel)
+        where = f"{recipe.name} on {platform or jax.default_backend()}"
+        raise UserError(f"--attention {program.attention}: not for {where}; use xla{others}")
+    if kernel is None or options.attention == "xla":
+        return program
+    obstacles = _obstacles(recipe, program, kernel, mesh)
+    if named and obstacles:
+        raise UserError(f"--attention {kernel} does not work here: {'; '.join(obstacles)}; or use xla")
+    return program if obstacles else dataclasses.replace(program, attention=kernel)
+
+
+def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, platform: str | None = None) -> list[str]:
+    """What to say of attention that takes XLA on a platform that has a kernel, unless that was asked for."""
+    recipe, program = assembly.recipe, assembly.model.program
+    kernel = _kernel(recipe, platform)
+    if kernel is None or options.attention == "xla":
+        return []
+    if program.attention != kernel:
+        obstacles = _obstacles(recipe, program, kernel, mesh)
+        return [f"attention xla: {kernel} does not work here: {'; '.join(obstacles)}"]
+    evaluated = dict.fromkeys(
+        obstacle for phase in range(len(recipe.phases)) for obstacle in _of_evaluation(recipe, kernel, phase, mesh)
+    )
+    return [f"evaluation takes attention xla: {'; '.join(evaluated)}"] if evaluated else []
+
+
+def for_evaluation(assembly: Assembly, phase: int, mesh: Mesh) -> Assembly:
+    """The assembly with XLA's attention where its kernel does not take what evaluation remembers."""
+    recipe, program = assembly.recipe, assembly.model.program
+    if program.attention == "xla" or not _of_evaluation(recipe, program.attention, phase, mesh):
+        return assembly
+    plain = dataclasses.replace(program, attention="xla")
+    return assembly._replace(model=assembly.family.module(recipe.model, plain))
+
+
+def _kernel(recipe: Recipe, platform: str | None) -> str | None:
+    """The kernel of the recipe's model on a platform."""
+    platform = platform or jax.default_backend()
+    return next((name for name in family_of(recipe.model).kernels if platform in KERNELS[name].platforms), None)
+
+
+def _obstacles(recipe: Recipe, program: Program, kernel: str, mesh: Mesh | None) -> list[str]:
+    """Why a recipe cannot be trained with a kernel."""
+    memory = recipe.objective.memory(recipe.model, train=True)
+    obstacles = [o for phase in recipe.phases for o in _of_rows(recipe, kernel, phase.length, memory, mesh)]
+    if program.dtype != "bfloat16":
+        obstacles.append(f"--dtype is {program.dtype}: use bfloat16")
+    return list(dict.fromkeys(obstacles))
+
+
+def _of_evaluation(recipe: Recipe, kernel: str, phase: int, mesh: Mesh | None) -> list[str]:
+    """Why a kernel that trains a phase cannot evaluate it."""
+    memory = recipe.objective.memory(recipe.model, train=False)
+    return _of_rows(recipe, kernel, recipe.phases[phase].length, memory, mesh)
+
+
+def _of_rows(recipe: Recipe, kernel: str, length: int, memory: int, mesh: Mesh | None) -> list[str]:
+    """Why a kernel cannot compute the attentions of rows of this length with such a memory."""
+    attentions = family_of(recipe.model).attentions(recipe.model, length, memory)
+    if not attentions:
+        return ["the only layer is read at few positions"]
+    with placed_by(activation_rules(mesh) if mesh else None):
+        try:
+            return [obstacle for attention in attentions for obstacle in KERNELS[kernel].obstacles(attention)]
+        except ValueError as error:  # the mesh does not divide them
+            raise UserError(str(error)) from None

@@ -1,0 +1,160 @@
+"""A run takes its platform's attention kernel where that can run, and says why where it cannot; nothing falls back."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from data_pipelines.errors import UserError
+from models import attention
+from models.families import FAMILIES
+from models.kernels import KERNELS, Attention, Kernel
+from models.program import Program
+from models.transformer_xl import TransformerXLConfig
+from pretrain.assembly import assemble
+from pretrain.attention_choice import chosen_program, for_evaluation, why_plain
+from pretrain.placement import abstract_batch, abstract_state, jit_evaluation_step, jit_first_carry, jit_train_step
+from pretrain.recipe import Phase
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from tests.pretrain import tiny, toys
+from tpu.mesh import row_mesh
+
+
+def bert(length=128, rate=0.0, **changes):
+    model = dataclasses.replace(tiny.BERT, attention_dropout=rate, positions=512, **changes)
+    return tiny.bert(model=model, phases=(Phase(1.0, length, 8),))
+
+
+def electra(heads=1):
+    generator = dataclasses.replace(tiny.ELECTRA.generator, depth=2, width=48, heads=heads)
+    model = dataclasses.replace(tiny.ELECTRA, attention_dropout=0.0, positions=128, generator=generator)
+    return tiny.electra(model=model, phases=(Phase(1.0, 128, 8),))
+
+
+def transformer_xl(length=128, evaluation_memory=None, **changes):
+    """A model whose kernel has dropout."""
+    model = TransformerXLConfig(**{"width": 128, "heads": 2, "memory": 128, "attention_dropout": 0.1} | changes)
+    recipe = tiny.transformer_xl(model=model, phases=(Phase(1.0, length, 8),))
+    objective = dataclasses.replace(recipe.objective, evaluation_memory=evaluation_memory)
+    return dataclasses.replace(recipe, objective=objective)
+
+
+def xlnet(length, memory):
+    model = dataclasses.replace(tiny.XLNET, width=128, memory=memory)
+    return tiny.xlnet(model=model, phases=(Phase(1.0, length, 8),))
+
+
+# (recipe, platform, what keeps its kernel from it)
+REASONS = [
+    (bert(), "tpu", {}, None),
+    (bert(rate=0.1), "tpu", {}, "splash does not work here: set model.attention_dropout=0.1 to 0"),
+    (bert(64), "tpu", {}, "splash does not work here: length=64: choose a multiple of 128"),
+    (bert(depth=1), "tpu", {}, "splash does not work here: the only layer is read at few positions"),
+    (bert(), "tpu", {"dtype": "float32"}, "splash does not work here: --dtype is float32: use bfloat16"),
+    (bert(), "gpu", {}, None),
+    (bert(width=24), "gpu", {}, "model.heads=2 in model.width=24 have 12 numbers each: choose a multiple of 8"),
+    (electra(), "gpu", {}, None),
+    (electra(4), "gpu", {}, "model.generator.heads=4 in model.generator.width=48 have 12 numbers each"),
+    (transformer_xl(), "tpu", {}, None),
+    (transformer_xl(64), "tpu", {}, "relative does not work here: length=64: choose a multiple of 128"),
+    (transformer_xl(memory=100), "tpu", {}, "relative does not work here: memory=100: choose a multiple of 128"),
+    (transformer_xl(width=192), "tpu", {}, "model.heads=2 in model.width=192 do not fill blocks of 128"),
+    (transformer_xl(1024), "tpu", {}, "length=1024 with memory=128 has 2176 distances, more than 2048: lower them"),
+    (xlnet(768, 512), "tpu", {}, "length=768 with memory=512 has 2304 distances"),  # of the predicted positions
+    (xlnet(512, 384), "tpu", {}, None),
+]
+
+
+@pytest.mark.parametrize("recipe, platform, changes, said", REASONS)
+def test_a_kernel_is_taken_by_itself_where_it_can_run_else_the_run_says_why(recipe, platform, changes, said, tmp_path):
+    options = tiny.options(tmp_path, tmp_path, **changes)
+    program = chosen_program(recipe, options, platform=platform)
+    reasons = why_plain(assemble(recipe, program), options, platform=platform)
+    kernel = next(name for name in assemble(recipe).family.kernels if platform in KERNELS[name].platforms)
+    if said is None:
+        assert program.attention == kernel and reasons == []
+    else:
+        assert program.attention == "xla" and "attention xla: " in reasons[0] and said in reasons[0]
+        with pytest.raises(UserError, match=rf"--attention {kernel} does not work here: .*; or use xla$"):
+            chosen_program(recipe, dataclasses.replace(options, attention=kernel), platform=platform)
+
+
+@pytest.mark.parametrize(
+    "recipe, platform, said",
+    [
+        (bert(), "cpu", "--attention {}: not for bert on cpu; use xla$"),
+        (bert(), "gpu", "--attention {}: not for bert on gpu; use xla or cudnn"),
+        (transformer_xl(), "tpu", "--attention {}: not for transformer-xl on tpu; use xla or relative"),
+        (transformer_xl(), "gpu", "--attention {}: not for transformer-xl on gpu; use xla$"),
+    ],
+)
+def test_a_kernel_of_another_platform_or_model_is_an_error(recipe, platform, said, tmp_path):
+    with pytest.raises(UserError, match=said.format("splash")):
+        chosen_program(recipe, tiny.options(tmp_path, tmp_path, attention="splash"), platform=platform)
+
+
+def test_what_asks_for_xla_gets_it_in_silence(tmp_path):
+    options = tiny.options(tmp_path, tmp_path, attention="xla")
+    program = chosen_program(transformer_xl(), options, platform="tpu")
+    assert program.attention == "xla"
+    assert why_plain(assemble(transformer_xl(64), program), options, platform="tpu") == []
+
+
+def test_every_phase_is_asked_for(tmp_path):
+    recipe = dataclasses.replace(bert(), phases=(Phase(0.9, 128, 8), Phase(0.1, 200, 8)))
+    options = tiny.options(tmp_path, tmp_path, attention="splash")
+    with pytest.raises(UserError, match="length=200: choose a multiple of 128"):
+        chosen_program(recipe, options, platform="tpu")
+
+
+def test_an_evaluation_that_the_kernel_cannot_run_is_plain_and_the_run_says_so(tmp_path):
+    recipe, options = transformer_xl(evaluation_memory=100), tiny.options(tmp_path, tmp_path, attention="relative")
+    program = chosen_program(recipe, options, platform="tpu")
+    assembly = assemble(recipe, program)
+    said = why_plain(assembly, options, platform="tpu")
+    assert said == ["evaluation takes attention xla: memory=100: choose a multiple of 128"]
+    mesh = row_mesh(jax.devices(), [1])
+    assert program.attention == "relative"
+    assert for_evaluation(assembly, 0, mesh).model.program == dataclasses.replace(program, attention="xla")
+    same = assembly._replace(recipe=transformer_xl(evaluation_memory=256))
+    assert for_evaluation(same, 0, mesh) is same and why_plain(same, options, platform="tpu") == []
+    (state, frozen), batch = abstract_state(assembly, 0, mesh), abstract_batch(assembly, 0, mesh)
+    for of, kernels in ((assembly, 0), (same, 1)):
+        carry = jax.eval_shape(jit_first_carry(of, 0, mesh, train=False))
+        traced = jit_evaluation_step(of, 0, 0, mesh).trace(state.params, frozen, batch, 0, carry)
+        assert str(traced.jaxpr).count("name=relative_whole_forward") == kernels
+
+
+def test_a_run_says_once_why_attention_is_not_the_kernel(corpus_path, tmp_path, monkeypatch):
+    toys.register(monkeypatch)
+    attentions = lambda config, length, memory: [Attention(length, 128, 1, 0.0)]
+    monkeypatch.setitem(FAMILIES, "bag", toys.FAMILY._replace(kernels=("splash",), attentions=attentions))
+    monkeypatch.setitem(KERNELS, "splash", KERNELS["splash"]._replace(platforms=("cpu",)))
+    run(toys.recipe(steps=1), tiny.options(corpus_path, tmp_path))
+    log = RunDirectory(tmp_path).log.read_text()
+    assert log.count("attention xla: splash does not work here: length=16: choose a multiple of 128") == 1
+
+
+@pytest.mark.parametrize(
+    "recipe, kernel",
+    [
+        (bert(), "splash"),
+        (electra(), "splash"),
+        (bert(), "cudnn"),
+        (transformer_xl(), "relative"),
+        (xlnet(384, 128), "relative"),
+    ],
+)
+def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):
+    """Neither accepts what the other refuses."""
+    asked, family = set(), assemble(recipe).family
+    recording = lambda of: asked.add(of._replace(part="")) or []
+    monkeypatch.setitem(KERNELS, kernel, Kernel((), recording))
+    monkeypatch.setattr(attention, "cudnn", lambda q, k, v, segments: q)  # JAX's traces on a machine with a GPU alone
+    assembly, mesh = assemble(recipe, Program(dtype="bfloat16", attention=kernel)), row_mesh(jax.devices(), [1])
+    arguments = (*abstract_state(assembly, 0, mesh), abstract_batch(assembly, 0, mesh))
+    asked.clear()  # of the initialisation
+    jit_train_step(assembly, 0, mesh, 1).trace(*arguments)
+    length, memory = recipe.phases[0].length, recipe.objective.memory(recipe.model, train=True)
+    assert asked == {of._replace(part="") for of in family.attentions(recipe.model, length, memory)}
