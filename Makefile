@@ -1,12 +1,14 @@
 # make pretrain | make test | make setup ACCELERATOR=cpu|tpu|cuda
+# Versions are those of constraints.txt; `make lock` takes the newest, to be done with Python 3.11 and a newer one.
 PYTHON ?= python3
 ACCELERATOR ?= cpu
 VENV ?= .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet -c constraints.txt
 JAX_EXTRA := $(if $(filter tpu,$(ACCELERATOR)),[tpu],$(if $(filter cuda,$(ACCELERATOR)),[cuda12],))
 MORE := $(if $(filter tpu,$(ACCELERATOR)),-r requirements-gcs.txt,)
 
-.PHONY: pretrain test test-all lint setup setup-dev setup-plan
+.PHONY: pretrain test test-all lint lock setup setup-dev setup-plan
 
 pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate, plot, export
 	$(BIN)/python -m pretrain demo
@@ -21,22 +23,27 @@ test-all: setup-dev  ## also what is marked slow
 lint: setup-dev
 	$(BIN)/ruff check .
 
+lock:  ## the newest versions that the requirements allow, also into constraints.txt; then make test
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade --upgrade-strategy eager -r requirements.txt -r requirements-dev.txt
+	$(BIN)/python .ci/lock.py
+
 setup: $(VENV)/installed-$(ACCELERATOR)
 setup-dev: $(VENV)/installed-dev
 setup-plan: $(VENV)/installed-plan  ## for `python -m tpu plan`
 
-$(VENV)/installed-%: requirements.txt requirements-gcs.txt
+$(VENV)/installed-%: requirements.txt requirements-gcs.txt constraints.txt
 	@case "$(ACCELERATOR)" in cpu|tpu|cuda) ;; *) echo "ACCELERATOR=$(ACCELERATOR): use cpu, tpu or cuda" >&2; exit 2;; esac
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make setup PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -r requirements.txt $(MORE) $(if $(JAX_EXTRA),"jax$(JAX_EXTRA)",)
+	$(INSTALL) -r requirements.txt $(MORE) $(if $(JAX_EXTRA),"jax$(JAX_EXTRA)",)
 	touch $@
 
-$(VENV)/installed-dev: requirements-dev.txt requirements-gcs.txt $(VENV)/installed-$(ACCELERATOR)
-	$(BIN)/pip install --quiet -r requirements-dev.txt
+$(VENV)/installed-dev: requirements-dev.txt requirements-gcs.txt constraints.txt $(VENV)/installed-$(ACCELERATOR)
+	$(INSTALL) -r requirements-dev.txt
 	touch $@
 
-$(VENV)/installed-plan: requirements-plan.txt $(VENV)/installed-$(ACCELERATOR)
-	$(BIN)/pip install --quiet -r requirements-plan.txt
+$(VENV)/installed-plan: requirements-plan.txt constraints.txt $(VENV)/installed-$(ACCELERATOR)
+	$(INSTALL) -r requirements-plan.txt
 	touch $@

@@ -190,7 +190,7 @@ def test_the_set_up_installs_what_the_device_needs_in_an_environment_of_its_own(
         "pip install --quiet virtualenv",
         "virtualenv --quiet .venv",
         "pip install --quiet --upgrade pip",
-        f"pip install --quiet -r requirements.txt{jax}",
+        f"pip install --quiet -c constraints.txt -r requirements.txt{jax}",
     ]
 
 

@@ -1,0 +1,65 @@
+"""constraints.txt names the one version of everything that set-up and launch install, for both lines of Pythons."""
+
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+LOCK = ROOT / "constraints.txt"
+PYTHONS = ("3.11", "3.12", "3.13")
+HERE = ".".join(map(str, sys.version_info[:2]))
+REQUIREMENTS = sorted(ROOT.glob("requirements*.txt"))
+ACCELERATORS = "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt"
+
+
+def read(path: Path, python: str) -> list[Requirement]:
+    """What a file asks for on a version of Python."""
+    lines = [line for line in path.read_text().splitlines() if line[:1] not in ("", "#", "-")]
+    every = [Requirement(line) for line in lines]
+    return [one for one in every if one.marker is None or one.marker.evaluate({"python_version": python})]
+
+
+def locked(python: str) -> dict[str, str]:
+    """Name -> version; each once."""
+    pinned = [(one.name, re.fullmatch("==([^*]+)", str(one.specifier))[1]) for one in read(LOCK, python)]
+    assert len(dict(pinned)) == len(pinned)
+    return dict(pinned)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda path: path.stem)
+def test_every_requirement_is_locked_at_a_version_that_it_allows(path, python):
+    wanted, versions = read(path, python), locked(python)
+    assert len(wanted) > 0
+    assert [str(one) for one in wanted if not one.specifier.contains(versions[canonicalize_name(one.name)])] == []
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_what_accelerators_need_is_locked_with_its_jax(python):
+    versions = locked(python)
+    assert set(ACCELERATORS) <= set(versions)
+    assert versions["jaxlib"] == versions["jax-cuda12-plugin"] == versions["jax-cuda12-pjrt"] == versions["jax"]
+
+
+def test_set_up_installs_nothing_but_locked_versions():
+    makefile = (ROOT / "Makefile").read_text()
+    assert "INSTALL := $(BIN)/pip install --quiet -c constraints.txt\n" in makefile
+    others = [line.strip() for line in makefile.splitlines() if line.startswith("\t$(BIN)/pip")]
+    assert [line for line in others if line.split()[-1] != "pip" and "--upgrade-strategy" not in line] == []
+    assert makefile.count("\t$(INSTALL) ") == 3
+    for rule in re.findall(r"^\$\(VENV\)/installed-.*", makefile, re.M):
+        assert "constraints.txt" in rule  # a new version is installed where the old one is
+
+
+@pytest.mark.skipif(not (Path(sys.prefix) / "installed-dev").exists(), reason="not an environment that make made")
+def test_what_is_installed_is_what_is_locked():
+    for name, wanted in locked(HERE).items():
+        try:
+            assert version(name).partition("+")[0] == wanted, name
+        except PackageNotFoundError:
+            continue  # of another extra
