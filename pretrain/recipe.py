@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
-import typing
+from collections.abc import Mapping
 from typing import Any
 
+from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.families import FAMILIES
 from models.ranges import COUNT, SHARE, Range, check_ranges
+from pretrain.json_values import KIND, make, plain
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
@@ -16,6 +18,8 @@ from pretrain.schedules import Schedule
 
 SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 2**32)
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
+
+FAMILY = "family"  # names the config's class in JSON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,29 +98,33 @@ def check(recipe: Recipe) -> None:
 
 def to_json(recipe: Recipe) -> str:
     """Readable JSON; `from_json` gives the equal recipe back."""
-    fields = dataclasses.asdict(recipe)
-    fields["model"] = {"family": type(recipe.model).__name__, **fields["model"]}
-    fields["objective"] = {"kind": type(recipe.objective).__name__, **fields["objective"]}
+    fields = plain(Recipe, recipe)
+    fields["model"] = {FAMILY: type(recipe.model).__name__, **fields["model"]}
+    fields["objective"] = {KIND: type(recipe.objective).__name__, **fields["objective"]}
     return json.dumps(fields, indent=2) + "\n"
 
 
 def from_json(text: str) -> Recipe:
-    """The inverse of `to_json`; UserError for a recipe that this version does not know."""
-    configs = {family.config.__name__: family.config for family in FAMILIES.values()}
+    """The inverse of `to_json`; UserError naming the field that is unknown, missing or of another type."""
     try:
         fields = json.loads(text)
-        model = _build(configs[fields["model"].pop("family")], fields.pop("model"))
-        objective = _build(OBJECTIVES[fields["objective"].pop("kind")], fields.pop("objective"))
-        return _build(Recipe, fields | {"model": model, "objective": objective})
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"not a recipe of this version ({error!r}): use the version that wrote it") from None
+    except ValueError as error:
+        raise UserError(f"is not JSON ({error}); write it anew") from None
+    if not isinstance(fields, dict):
+        raise UserError("is no recipe, which is a JSON object; write it anew")
+    configs = {family.config.__name__: family.config for family in FAMILIES.values()}
+    model = _of_class(fields, "model", FAMILY, configs)
+    objective = _of_class(fields, "objective", KIND, OBJECTIVES)
+    rest = {name: value for name, value in fields.items() if name not in ("model", "objective")}
+    return make(Recipe, rest, "", model=model, objective=objective)
 
 
-def _build(kind, value):
-    """JSON -> the dataclass, tuple or scalar that the annotation `kind` names."""
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: _build(hints[name], field) for name, field in value.items()})
-    if typing.get_origin(kind) is tuple:
-        return tuple(_build(typing.get_args(kind)[0], item) for item in value)
-    return value
+def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type]) -> Any:
+    """The field of a recipe whose class stands in its `tag`."""
+    value = fields.get(name)
+    if not isinstance(value, dict):
+        raise UserError(f"{name}={value!r}: must be an object with {tag} and fields")
+    if value.get(tag) not in classes:
+        raise UserError(unknown(f"{name}.{tag}: this version has no", str(value.get(tag)), classes))
+    inside = {field: item for field, item in value.items() if field != tag}
+    return make(classes[value[tag]], inside, f"{name}.")

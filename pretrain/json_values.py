@@ -1,0 +1,102 @@
+"""Frozen dataclasses as JSON and back, by their annotations: numbers, text, tuples, nested dataclasses, unions."""
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+from data_pipelines.command_line import unknown
+from data_pipelines.errors import UserError
+
+KIND = "kind"  # names the class where an annotation leaves it open
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+
+
+def plain(kind, value):
+    """What `json.dumps` takes, for a value of the annotation `kind`."""
+    if dataclasses.is_dataclass(value):
+        hints = typing.get_type_hints(type(value))
+        fields = {name: plain(hints[name], getattr(value, name)) for name in _names(type(value))}
+        return {KIND: type(value).__name__, **fields} if len(_classes(kind)) > 1 else fields
+    if isinstance(value, tuple):
+        return [plain(of, item) for of, item in zip(_of_items(kind, len(value)), value, strict=True)]
+    return value
+
+
+def build(kind, value, path: str) -> Any:
+    """The value that `plain` gave this, anything that JSON can hold.
+
+    UserError naming the field at `path`, its value and what it may be, for anything else.
+    """
+    options = _options(kind)
+    if isinstance(value, dict) and (classes := _classes(kind)):
+        return _dataclass(classes, value, path)
+    if isinstance(value, list) and (kinds := _of_items(kind, len(value))) is not None:
+        return tuple(build(of, item, f"{path}.{i}") for i, (of, item) in enumerate(zip(kinds, value, strict=True)))
+    if type(value) in options:
+        return value
+    if float in options and type(value) is int:
+        return float(value)
+    raise UserError(f"{path}={value!r}: must be {' or '.join(map(_words, options))}")
+
+
+def _dataclass(classes: list[type], value: dict, path: str) -> Any:
+    """One of the classes, which `KIND` names where there are several."""
+    cls = classes[0]
+    if len(classes) > 1:
+        named = {cls.__name__: cls for cls in classes}
+        if value.get(KIND) not in named:
+            raise UserError(unknown(f"{path}.{KIND}: unknown kind", str(value.get(KIND)), named))
+        cls, value = named[value[KIND]], {name: field for name, field in value.items() if name != KIND}
+    return make(cls, value, f"{path}.")
+
+
+def make(cls: type, value: dict, prefix: str, **made) -> Any:
+    """A dataclass from its fields, some already made; prefix: what stands before their names in a message."""
+    hints = typing.get_type_hints(cls)
+    for name in value:
+        if name not in _names(cls):
+            raise UserError(unknown(f"{prefix}{name}: this version has no field", name, _names(cls)))
+    for field in dataclasses.fields(cls):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in value and field.name not in made:
+            raise UserError(f"{prefix}{field.name} is missing; give it {_words(hints[field.name])}")
+    fields = {name: build(hints[name], field, f"{prefix}{name}") for name, field in value.items()}
+    try:
+        return cls(**fields, **made)
+    except ValueError as error:  # of the dataclass's own checks, which name the field
+        raise UserError(str(error)) from None
+
+
+def _names(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _options(kind) -> tuple:
+    """The members of a union; of anything else, itself."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+
+
+def _classes(kind) -> list[type]:
+    return [option for option in _options(kind) if dataclasses.is_dataclass(option)]
+
+
+def _of_items(kind, length: int) -> tuple | None:
+    """The annotations of a tuple's items, of the first tuple in `kind` that can have so many."""
+    for option in _options(kind):
+        if typing.get_origin(option) is tuple:
+            args = typing.get_args(option)
+            args = args[:1] * length if args[1:] == (Ellipsis,) else args
+            if len(args) == length:
+                return args
+    return None
+
+
+def _words(kind) -> str:
+    """An annotation in words."""
+    if typing.get_origin(kind) is tuple:
+        args = typing.get_args(kind)
+        return f"a list of {_words(args[0])}" if args[1:] == (Ellipsis,) else f"a list of {len(args)}"
+    if dataclasses.is_dataclass(kind):
+        return f"an object with {', '.join(_names(kind))}"
+    return WORDS.get(kind) or " or ".join(map(_words, _options(kind)))
