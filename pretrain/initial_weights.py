@@ -15,7 +15,10 @@ from pretrain.step import merge
 
 
 def load_weights(source: str, config, shapes: Params, corpus: Corpus) -> Params:
-    """Parameters for a config, shaped like `shapes`; UserError when the source has another model or vocabulary."""
+    """Parameters for a config in this host's memory, a nested dict of NumPy arrays like `shapes`.
+
+    UserError when the source has another model or vocabulary.
+    """
     directory = RunDirectory(source)
     if not is_file(directory.recipe):
         if not in_cloud(source):
@@ -25,8 +28,17 @@ def load_weights(source: str, config, shapes: Params, corpus: Corpus) -> Params:
     _check_same_model(source, directory.read_recipe().model, config)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path)
-    restored = restore(directory)
-    return jax.device_get(merge(restored.params, restored.frozen))  # the mesh of the new run is another
+    restored = restore(directory, devices=_host())
+    return jax.device_get(merge(restored.params, restored.frozen))
+
+
+def _host() -> list[jax.Device]:
+    """This host's memory as a device, so that no chip has to hold all parameters; where JAX was told to leave CPUs
+    alone (JAX_PLATFORMS), one chip."""
+    try:
+        return jax.local_devices(backend="cpu")[:1]
+    except RuntimeError:
+        return jax.local_devices()[:1]
 
 
 def _check_same_model(source: str, theirs, ours) -> None:

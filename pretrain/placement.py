@@ -37,6 +37,13 @@ def abstract_state(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainSta
     return jax.tree.map(place, state_shapes(assembly, phase), state_shardings(assembly, phase, mesh))
 
 
+def place_parameters(params: Params, assembly: Assembly, mesh: Mesh) -> Params:
+    """Parameters that every host has whole, trained and frozen, on a mesh: a device is given only its part."""
+    state, held = state_shardings(assembly, 0, mesh)
+    place = lambda array, sharding: jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return jax.tree.map(place, params, merge(state.params, held))
+
+
 def jit_first_carry(assembly: Assembly, phase: int, mesh: Mesh, train: bool = True) -> Callable:
     """() -> the objective's carry before a phase's first batch, jitted."""
     make = lambda: initial_carry(assembly, phase, train)[0]

@@ -30,14 +30,15 @@ class Restored(NamedTuple):
     mesh: Mesh
 
 
-def restore(directory: RunDirectory, step: int | None = None) -> Restored:
+def restore(directory: RunDirectory, step: int | None = None, devices: list[jax.Device] | None = None) -> Restored:
     """The parameters of a step, by default of the newest checkpoint; UserError when there is none that loads.
 
-    They lie whole on each of the mesh's devices: as many of this process's as divide the batches of the run's phases.
+    They lie whole on each of the mesh's devices: as many as divide the batches of the run's phases.
+    devices: to choose from, by default this process's.
     """
     recipe = directory.read_recipe()
     assembly = assemble(recipe, programs.default())
-    mesh = row_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases])
+    mesh = row_mesh(devices or jax.local_devices(), [phase.batch_size for phase in recipe.phases])
     checkpoints = Checkpoints(directory.checkpoints)
     try:
         state = checkpoints.restore(lambda at: _parameters_after(assembly, at, mesh), step)

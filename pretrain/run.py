@@ -17,7 +17,7 @@ from pretrain.initial_weights import load_weights
 from pretrain.journal import Journal, Silence
 from pretrain.loop import Run, describe, train
 from pretrain.options import Options
-from pretrain.placement import check_mesh, state_shardings
+from pretrain.placement import check_mesh, place_parameters, state_shardings
 from pretrain.recipe import Recipe, resolve
 from pretrain.restore import load_frozen, save_frozen, state_after
 from pretrain.run_directory import RunDirectory, disk_errors
@@ -128,6 +128,6 @@ def _first_state(
         lambda weights: initial_state(assembly, initial_params(assembly) if weights is None else weights, 0),
         out_shardings=state_shardings(assembly, 0, mesh),
     )
-    state, frozen = first(weights)
+    state, frozen = first(None if weights is None else place_parameters(weights, assembly, mesh))
     save_frozen(directory, frozen)
     return state, frozen, "starting from random weights" if weights is None else "starting from --init-from"
