@@ -13,6 +13,7 @@ from pretrain import run_directory
 from pretrain.assembly import Assembly, assemble, initial_params, initial_state, state_shapes
 from pretrain.attention_choice import chosen_program, why_plain
 from pretrain.checkpoints import Checkpoints
+from pretrain.environment import changed, versions
 from pretrain.initial_weights import load_weights
 from pretrain.journal import Journal, Silence
 from pretrain.loop import Run, describe, train
@@ -42,6 +43,7 @@ def run(recipe: Recipe, options: Options) -> int:
     check_batches(recipe, options.microbatches, mesh_shape(mesh))
     check_mesh(assembly, mesh, options.microbatches)
     weights = _initial_weights(assembly, corpus, options)
+    renewed = _renewed(RunDirectory(options.workdir))
     with disk_errors(RunDirectory(options.workdir)):
         directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
@@ -51,6 +53,8 @@ def run(recipe: Recipe, options: Options) -> int:
                 for reason in why_plain(assembly, options, mesh):
                     journal.say(reason)
                 journal.say(origin)
+                if renewed:
+                    journal.say(renewed)
                 if before and before.steps != recipe.steps:
                     journal.say(_longer_or_shorter(before, recipe, int(state.step)))
                 whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop)
@@ -83,6 +87,12 @@ def _initial_weights(assembly: Assembly, corpus: Corpus, options: Options) -> Pa
         return None
     shapes = jax.eval_shape(lambda: initial_params(assembly))
     return load_weights(source, assembly.recipe.model, shapes, corpus)
+
+
+def _renewed(directory: RunDirectory) -> str | None:
+    """What has another version than when a work directory was last started in."""
+    before = directory.read_run().get("versions") if is_file(directory.run) else None
+    return changed(before, versions()) if before else None
 
 
 def _check_splits(corpus: Corpus) -> None:

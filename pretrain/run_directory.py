@@ -1,7 +1,7 @@
 """A work directory: everything that a run was and did, so that resuming, plotting and exporting need nothing else.
 
     recipe.json     what is trained (identity: only `steps` may change)
-    run.json        the corpus's path and fingerprint, --init-from, the versions and platform of the last start
+    run.json        the corpus's path and fingerprint, --init-from, the versions, commit and platform of the last start
     tokenizer/      a copy of the corpus's
     checkpoints/    STEP/ each
     metrics.jsonl   one JSON object per line: {"kind": "train" | "eval", "step": ..., figures}
@@ -16,7 +16,6 @@ import contextlib
 import errno
 import json
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ import jax
 from data_pipelines.cloud import cloud_errors, entries, in_cloud, is_file, place, refusal, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from pretrain.environment import versions
 from pretrain.recipe import Recipe, from_json, to_json
 from tpu.cluster import barrier, is_first
 
@@ -113,8 +113,7 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
         "corpus": corpus.source,
         "fingerprint": corpus.fingerprint,
         "init_from": init_from,
-        "jax": jax.__version__,
-        "python": platform.python_version(),
+        "versions": versions(),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     }
     write_whole(directory.run, json.dumps(about, indent=2) + "\n")

@@ -1,6 +1,7 @@
 """Launch a run on a TPU slice and stay with it: what is preempted starts again, with the same work directory."""
 
 import dataclasses
+import io
 import re
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ from tyro.conf import Positional, arg
 
 from data_pipelines.errors import UserError
 from tpu.accelerators import parse_accelerator
+from tpu.commit import COMMIT_FILE, commit
 from tpu.gcloud import GcloudError, call
 from tpu.machine import (
     ALL,
@@ -199,7 +201,10 @@ def install(machine: Machine) -> None:
 
 
 def pack(root: Path, archive: Path) -> Path:
-    """The files that git tracks, as they are in the working tree -> a tar, compressed. UserError without git."""
+    """The files that git tracks, as they are in the working tree, and which commit that is -> a tar, compressed.
+
+    UserError without git.
+    """
     done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"{root}: launch copies the files that git tracks, and git says: {done.stderr.strip()}")
@@ -207,6 +212,10 @@ def pack(root: Path, archive: Path) -> Path:
         for name in filter(None, done.stdout.split("\0")):
             if (root / name).exists():  # a file may be deleted and not yet removed from the index
                 tar.add(root / name, name, recursive=False)
+        code = (commit(root) or "").encode()
+        entry = tarfile.TarInfo(COMMIT_FILE)
+        entry.size = len(code)
+        tar.addfile(entry, io.BytesIO(code))
     return archive
 
 

@@ -9,6 +9,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain import run_directory
+from pretrain.environment import versions
 from pretrain.initial_weights import load_weights
 from pretrain.journal import read_metrics
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
@@ -46,6 +47,7 @@ def test_the_directory_holds_all_that_the_run_was(started):
     assert directory.read_recipe() == recipe
     about = directory.read_run()
     assert about["corpus"] == str(corpus.path) and about["fingerprint"] == corpus.fingerprint
+    assert about["versions"] == versions()
     for name in ("tokenizer.json", "vocab.txt"):
         assert (directory.tokenizer / name).read_bytes() == (corpus.tokenizer_path / name).read_bytes()
 

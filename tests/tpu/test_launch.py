@@ -50,7 +50,7 @@ def test_corpus_workdir_and_image_can_be_named(cloud, naps):
 
 def test_what_git_tracks_is_copied_and_nothing_else(checkout, tmp_path):
     with tarfile.open(launch.pack(checkout, tmp_path / "code.tar.gz")) as tar:
-        assert sorted(tar.getnames()) == ["Makefile", "tpu/worker.sh"]
+        assert sorted(tar.getnames()) == [".commit", "Makefile", "tpu/worker.sh"]
 
 
 def test_without_git_there_is_nothing_to_copy(cloud, naps, tmp_path, monkeypatch, capsys):
