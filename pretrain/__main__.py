@@ -8,14 +8,17 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from data_pipelines.cloud import in_cloud
 from data_pipelines.command_line import Place, parse
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.platform import prepare
 
 USAGE = """python -m pretrain COMMAND ...
 
-  recipes                                   what can be trained
-  run RECIPE --corpus DIR --workdir DIR     train, or go on in the same directory
+  recipes [--json RECIPE]                   what can be trained; one recipe as a file to edit
+  run RECIPE --corpus DIR --workdir DIR     train, or go on in the same directory; `--recipe FILE.json` in place of a
+                                            name takes a saved or an edited recipe
   eval RUN [--all]                          figures on the held-out set, beside what guessing reaches
   plot RUN [RUN ...] --out FILE.png         learning curves
   export RUN --to DIR [--step N]            files that Hugging Face loads
@@ -45,22 +48,33 @@ def main(arguments: list[str]) -> int:
 
 
 def _recipes(arguments: list[str]) -> int:
-    from pretrain.tables import print_recipes
+    options = parse(Recipes, arguments, "python -m pretrain recipes")
+    if options.json is not None:
+        from pretrain.recipe import to_json
+        from pretrain.recipes.registry import find
 
-    parse(_Nothing, arguments, "python -m pretrain recipes")
+        print(to_json(find(options.json)), end="")
+        return 0
+    from pretrain.recipes.table import print_recipes
+
     print_recipes()
     return 0
 
 
 @dataclasses.dataclass(frozen=True)
-class _Nothing:
+class Recipes:
     """List the recipes: model, parameters, objective, source."""
+
+    json: str | None = None
+    """Print this recipe as a file for `run --recipe`, to be edited."""
 
 
 def _run(arguments: list[str]) -> int:
     from pretrain.arguments import parse_run
 
     recipe, options = parse_run(arguments)
+    if not in_cloud(options.corpus):
+        Corpus(options.corpus)  # a mistaken path is said before the imports that follow, which take seconds
     from tpu.cluster import join
 
     join(options.coordinator, options.processes, options.process)

@@ -1,4 +1,4 @@
-"""The command line of `run`: a recipe's name, then any field of the recipe or of the options."""
+"""The command line of `run`: a recipe's name or file, then any field of the recipe or of the options."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ from typing import Annotated, TypeVar
 
 from tyro.conf import arg
 
+from data_pipelines.cloud import place
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from pretrain.options import Options
-from pretrain.recipe import Recipe
+from pretrain.recipe import Recipe, read_recipe
 from pretrain.recipes.registry import RECIPES, find
 
 Own = TypeVar("Own")
@@ -28,7 +29,7 @@ def parse_run(arguments: Sequence[str]) -> tuple[Recipe, Options]:
 
 
 def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpose: str) -> tuple[Recipe, Own]:
-    """A recipe's name, then any of its fields and of a command's own options -> the recipe and the options.
+    """A recipe's name, or --recipe and its file, then any of its fields and of a command's own options -> both.
 
     usage: an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: for --help, with {} for the recipe.
     """
@@ -36,9 +37,13 @@ def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpo
     name, *rest = arguments or [""]
     if name in ("-h", "--help"):
         name, rest = next(iter(RECIPES)), ["--help"]
-    if not name or name.startswith("-"):
-        raise UserError(f"{program.split()[-1]}: name a recipe first, as in `{usage}`")
-    recipe = find(name)
+    if name == "--recipe" and rest:
+        file, *rest = rest
+        name, recipe = f"--recipe {file}", read_recipe(place(file))
+    elif not name or name.startswith("-"):
+        raise UserError(f"{program.split()[-1]}: name a recipe first, or give --recipe FILE.json, as in `{usage}`")
+    else:
+        recipe = find(name)
     unnamed = arg(name="")  # --steps, not --recipe.steps
     both = dataclasses.make_dataclass(
         "Arguments",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from tensorboardX import SummaryWriter
 
 from data_pipelines.cloud import cloud_errors, in_cloud, is_file, upload_file
 from data_pipelines.errors import UserError
@@ -19,6 +18,8 @@ class Journal:
     """Writes one run's figures; what an interrupted run wrote beyond `step`, its last checkpoint, is dropped."""
 
     def __init__(self, directory: RunDirectory, step: int, total: int):
+        from tensorboardX import SummaryWriter  # imports torch where there is one, which takes seconds
+
         _forget_after(directory, step)
         self._mirror = _Mirror(directory) if in_cloud(directory.path) else None
         written = self._mirror.local if self._mirror else directory

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from data_pipelines.command_line import unknown
@@ -117,6 +118,17 @@ def from_json(text: str) -> Recipe:
     objective = _of_class(fields, "objective", KIND, OBJECTIVES)
     rest = {name: value for name, value in fields.items() if name not in ("model", "objective")}
     return make(Recipe, rest, "", model=model, objective=objective)
+
+
+def read_recipe(file: Path) -> Recipe:
+    """The recipe in a JSON file, local or gs://; UserError where there is none."""
+    try:
+        return from_json(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{file}: cannot be read ({reason}); give the path of a recipe.json") from None
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
 
 
 def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type]) -> Any:

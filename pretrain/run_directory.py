@@ -26,7 +26,7 @@ from data_pipelines.cloud import cloud_errors, entries, in_cloud, is_file, place
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.environment import versions
-from pretrain.recipe import Recipe, from_json, to_json
+from pretrain.recipe import Recipe, read_recipe, to_json
 from tpu.cluster import barrier, is_first
 
 COMMITTED = "commit_success.txt"  # what Orbax writes last into a checkpoint in the cloud; elsewhere it renames
@@ -49,10 +49,7 @@ class RunDirectory:
         """UserError when this is no work directory."""
         if not is_file(self.recipe):
             raise UserError(f"{self.path} is no run: it has no recipe.json; make one with `python -m pretrain run`")
-        try:
-            return from_json(self.recipe.read_text())
-        except UserError as error:
-            raise UserError(f"{self.recipe}: {error}") from None
+        return read_recipe(self.recipe)
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of the finished checkpoints, ascending."""

@@ -3,40 +3,15 @@
 import dataclasses
 from pathlib import Path
 
-import jax
-from rich.console import Console
 from rich.table import Table
 
 from data_pipelines.errors import UserError
-from models.parameters import count
-from pretrain.assembly import Assembly, assemble, initial_params
+from pretrain.assembly import Assembly
 from pretrain.evaluate import Evaluator
-from pretrain.recipe import Recipe, phase_at
-from pretrain.recipes.registry import RECIPES
+from pretrain.recipe import phase_at
+from pretrain.recipes.table import wide_console
 from pretrain.restore import restore
 from pretrain.run_directory import RunDirectory
-
-
-def print_recipes() -> None:
-    """One line per recipe."""
-    table = Table("recipe", "model", "parameters", "objective", "phases", "steps", "source")
-    for recipe in RECIPES.values():
-        phases = ", ".join(f"{phase.batch_size} x {phase.length}" for phase in recipe.phases)
-        model, objective = type(recipe.model).__name__.removesuffix("Config"), type(recipe.objective).__name__
-        size = f"{parameters(recipe) / 1e6:.1f}M"
-        table.add_row(recipe.name, model, size, objective, phases, f"{recipe.steps:,}", recipe.source)
-    _console().print(table)
-
-
-def _console() -> Console:
-    """Wide where nobody set a width, so that a pipe or a log gets whole rows."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
-
-
-def parameters(recipe: Recipe) -> int:
-    """Scalars of a recipe's model, counted from shapes alone."""
-    return count(jax.eval_shape(lambda: initial_params(assemble(recipe))))
 
 
 def print_evaluation(
@@ -59,7 +34,7 @@ def print_evaluation(
             evaluator = Evaluator(assembly, directory.open_corpus(corpus), phase, examples, newest.mesh)
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen)
     columns["unigram"] = evaluator.baselines()
-    _console().print(_figures_table(f"held-out figures of {run}", columns))
+    wide_console().print(_figures_table(f"held-out figures of {run}", columns))
     return columns[f"step {steps[-1]}"]
 
 

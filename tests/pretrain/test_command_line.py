@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -115,6 +117,43 @@ def test_a_missing_run_is_asked_for(tmp_path, capsys):
     assert "run" in mistake(capsys, "eval").lower()
     assert "run" in mistake(capsys, "export", "--to", tmp_path).lower()
     assert not list(tmp_path.iterdir())
+
+
+def loaded_by(*arguments) -> set[str]:
+    """The packages that a command has imported when it ends."""
+    script = "import sys; from pretrain.__main__ import main; main(sys.argv[1:]); print(*sys.modules)"
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return {name.split(".")[0] for name in out.splitlines()[-1].split()}
+
+
+def test_what_needs_no_model_imports_none(tmp_path):
+    """The recipes are listed in less than a second, a mistaken option or path is answered within two."""
+    assert not {"jax", "flax"} & loaded_by("recipes")
+    slow = {"orbax", "tensorboardX"}
+    assert not slow & loaded_by("run", "bert-tiny", "--corpus", tmp_path / "no", "--workdir", tmp_path / "run")
+
+
+def test_a_saved_recipe_is_trained_with_what_is_given_after_it(tmp_path, capsys):
+    assert main(["recipes", "--json", "xlnet-mini"]) == 0
+    (tmp_path / "mine.json").write_text(capsys.readouterr().out)
+    more = ["--corpus", "c", "--workdir", "w", "--schedule.peak", "0.5"]
+    parsed, options = parse_run(["--recipe", str(tmp_path / "mine.json"), *more])
+    expected = RECIPES["xlnet-mini"]
+    assert parsed == dataclasses.replace(expected, schedule=dataclasses.replace(expected.schedule, peak=0.5))
+    assert options == Options(Path("c"), Path("w"))
+
+
+def test_a_file_that_is_no_recipe_is_one_line(tmp_path, capsys):
+    missing, broken = tmp_path / "missing.json", tmp_path / "broken.json"
+    broken.write_text('{"name": "mine"')
+    assert "missing.json: cannot be read (No such file" in mistake(capsys, "run", "--recipe", missing)
+    assert "cannot be read" in mistake(capsys, "run", "--recipe", tmp_path)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
+    assert "cannot be read" in mistake(capsys, "run", "--recipe", tmp_path / "binary.json")
+    assert "broken.json: " in mistake(capsys, "run", "--recipe", broken)
+    assert "--recipe FILE.json" in mistake(capsys, "run", "--recipe")
+    assert "no recipe 'mine'" in mistake(capsys, "recipes", "--json", "mine")
 
 
 def altered(corpus_path, folder, **changes):

@@ -1,6 +1,7 @@
 """Every registered recipe builds, lowers and survives JSON; phases share one run."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -13,6 +14,7 @@ from pretrain.assembly import assemble, carry_axes, state_shapes
 from pretrain.journal import read_metrics
 from pretrain.placement import abstract_state
 from pretrain.recipe import Phase, boundaries, from_json, phase_at, resolve, to_json
+from pretrain.recipes import table
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.run import run
 from pretrain.run_directory import RunDirectory
@@ -76,6 +78,19 @@ def test_the_program_of_an_accelerator_does_not_grow_with_depth(name, towers):
 
     # Depths that no other axis has: functions of equal shapes are written once.
     assert lines(3, default("tpu")) == lines(7, default("tpu")) < lines(7, Program(depth="unroll"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_table_says_what_a_recipe_is(name):
+    kept = {kept["recipe"]: kept for kept in json.loads(table.FILE.read_text())}
+    assert list(kept) == list(RECIPES)
+    assert kept[name] == table.row(RECIPES[name]), "make it anew: python -m pretrain.recipes.table"
+
+
+def test_the_table_counts_what_grows_with_the_vocabulary_apart():
+    small, large = (table.row(replaced(RECIPES["bert-base"], "model.vocab_size", size)) for size in (128, 30522))
+    assert small["body"] == large["body"] == "86.6M"  # 12 layers of 7.09M, positions, types, pooler, heads
+    assert (small["published"], large["published"]) == ("86.7M (128)", "110.2M (30,522)")
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -9,6 +9,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain import run_directory
+from pretrain.__main__ import main
 from pretrain.environment import versions
 from pretrain.initial_weights import load_weights
 from pretrain.journal import read_metrics
@@ -228,6 +229,15 @@ def test_a_run_stopped_after_its_last_step_is_evaluated_when_it_is_started_again
         assert [entry["step"] for entry in read_metrics(directory, "eval")] == [10]
         lines = directory.metrics.read_text().splitlines(keepends=True)
         directory.metrics.write_text("".join(line for line in lines if '"eval"' not in line))
+
+
+def test_its_recipe_alone_makes_the_same_run_again(corpus_path, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    run(toys.recipe(steps=10, seed=3), tiny.options(corpus_path, first))
+    recipe = str(first / "recipe.json")
+    assert main(["run", "--recipe", recipe, "--corpus", str(corpus_path), "--workdir", str(again)]) == 0
+    assert (again / "recipe.json").read_bytes() == (first / "recipe.json").read_bytes()
+    assert tiny.equal(tiny.final_state(again).params, tiny.final_state(first).params)
 
 
 def test_a_recipe_survives_json():
