@@ -168,6 +168,16 @@ def special_ids(tokenizer: Tokenizer, names: dict[str, str], path: Path) -> dict
     return ids
 
 
+def token_ids(made: Made) -> dict[str, int | None]:
+    """'bos_token_id', ... -> the id of that token, None where the tokenizer has none."""
+    ids = {role: made.special[role] for role in ("pad", "cls", "sep", "mask")}
+    for role in ("bos", "eos"):
+        token = made.config.get(f"{role}_token")
+        token = token["content"] if isinstance(token, dict) else token
+        ids[role] = None if token is None else made.tokenizer.token_to_id(token)
+    return {f"{role}_token_id": index for role, index in ids.items()}
+
+
 def vocabulary(tokenizer: Tokenizer) -> list[str]:
     """The tokens by id; an id that no token has gives ''."""
     ids = tokenizer.get_vocab()

@@ -1,6 +1,7 @@
 """Write parameters as folders that transformers' AutoModel and AutoTokenizer load."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
     parts = family_of(config).hf
     check_class(f"export --to {folder}", config)
     check_replaceable(folder)
-    pad = tokenizers.load(tokenizer_path).special["pad"]
+    ids = tokenizers.token_ids(tokenizers.load(tokenizer_path))
     arrays = jax.tree.map(np.asarray, params)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -43,9 +44,10 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
             tensors = {
                 name: np.ascontiguousarray(view, np.float32) for name, (_, view) in views(arrays, config, part).items()
             }
-            save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-            fields = config_fields(config, part, pad)
+            fields, weights = config_fields(config, part, ids), target / "model.safetensors"
             (target / "config.json").write_text(_json(fields), "utf-8")
+            save_file(tensors, weights, metadata={"format": "pt"})
+            shutil.copymode(target / "config.json", weights)  # the library makes it for its owner alone
             _write_tokenizer(Path(tokenizer_path), target, fields.get("max_position_embeddings"))
         _replace(folder, partial)
     except OSError as error:
@@ -55,15 +57,15 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
         ) from error
 
 
-def config_fields(config, part: str, pad: int) -> dict:
-    """config.json of one part; pad: id of the padding token."""
+def config_fields(config, part: str, ids: Mapping[str, int | None]) -> dict:
+    """config.json of one part; ids: `tokenizers.token_ids`, also where null: transformers' defaults are others'."""
     model = family_of(config).hf[part]
     fields = {name: field(config, path) for name, path in {**model.fields, **model.settings}.items()}
     return {
         "architectures": [architecture(config, part)],
         **model.constants,
         **fields,
-        "pad_token_id": pad,
+        **ids,
         "dtype": "float32",
     }
 
@@ -99,10 +101,22 @@ def _check_only(folder: Path, parts: set[str]) -> None:
 
 
 def _replace(folder: Path, new: Path) -> None:
-    """Put the folder `new` in the place of `folder`."""
+    """Put the folder `new` in the place of `folder`; a power cut leaves the one or the other."""
+    for entry in (new, *new.rglob("*")):
+        _sync(entry)
     previous = folder.with_name(f".{folder.name}.previous")
     shutil.rmtree(previous, ignore_errors=True)
     if folder.exists():
         folder.rename(previous)
     new.rename(folder)
+    _sync(folder.parent)
     shutil.rmtree(previous, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Write a file's or a folder's content to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

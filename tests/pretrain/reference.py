@@ -22,7 +22,7 @@ torch.set_num_threads(1)  # on matrices this small, threads wait for each other 
 def torch_model(config, part, seed=0):
     """A torch model of this config with biases and norms moved away from 0 and 1; attention without fused kernels."""
     torch.manual_seed(seed)
-    fields = config_fields(config, part, PAD)
+    fields = config_fields(config, part, {"pad_token_id": PAD})
     cls = getattr(transformers, architecture(config, part))
     model = cls(cls.config_class(**fields, attn_implementation="eager"))
     with torch.no_grad():

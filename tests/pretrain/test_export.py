@@ -1,0 +1,116 @@
+"""An export is whole on disk before it is seen, as readable as other files, and names its tokenizer's tokens."""
+
+import dataclasses
+import os
+import stat
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import transformers
+
+from data_pipelines import pieces, tokenizers
+from models.bert import BertConfig
+from models.electra import ElectraConfig, Tower
+from models.xlnet import XLNetConfig
+from pretrain.huggingface.export import export
+from tests.models.shapes import parameter_shapes
+
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog",
+    "a corpus of small texts, for tests only",
+    "naïve words which very quickly become judgements",
+] * 5
+SIZES = {"width": 16, "depth": 2, "heads": 2, "feed_forward": 24}
+CONFIGS = {
+    "bert": BertConfig(positions=64, **SIZES),
+    "electra": ElectraConfig(
+        positions=64, embedding=16, discriminator=Tower(16, 2, 2, 24), generator=Tower(8, 2, 1, 12)
+    ),
+    "xlnet": XLNetConfig(**SIZES, memory=0),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer_paths(tmp_path_factory):
+    """Kind of tokenizer -> its folder."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    made = {"wordpiece": (tokenizers.train(TEXTS, vocab_size=80), {})}
+    for name, flavour in pieces.FLAVOURS.items():
+        made[name] = pieces.train(TEXTS, "unigram", 42, flavour)
+    for name, (tokenizer, config) in made.items():
+        special = tokenizers.special_ids(tokenizer, {}, folder)
+        tokenizers.save(tokenizers.Made(tokenizer, special, config), folder / name)
+    return {name: folder / name for name in made}
+
+
+@pytest.fixture
+def exported(tokenizer_paths, tmp_path):
+    """(family, tokenizer) -> the folder of an export of random weights."""
+
+    def write(family, tokenizer="wordpiece"):
+        path = tokenizer_paths[tokenizer]
+        size = tokenizers.load(path).tokenizer.get_vocab_size()
+        config = dataclasses.replace(CONFIGS[family], vocab_size=size)
+        rng = np.random.default_rng(0)
+        draw = lambda leaf: rng.normal(0, 0.02, leaf.shape).astype(np.float32)
+        export(jax.tree.map(draw, parameter_shapes(config)), config, path, tmp_path / "export")
+        return tmp_path / "export"
+
+    return write
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_every_file_of_an_export_follows_the_umask(exported, mask):
+    before = os.umask(mask)
+    try:
+        folder = exported("electra")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
+    assert modes["model.safetensors"] == 0o666 & ~mask and len(set(modes.values())) == 1
+
+
+def test_everything_is_on_disk_before_the_export_takes_its_place_and_its_place_is_then(exported, monkeypatch):
+    events, fsync, rename = [], os.fsync, Path.rename
+    resolve = lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    monkeypatch.setattr(os, "fsync", lambda file: events.append(("sync", resolve(file))) or fsync(file))
+    monkeypatch.setattr(Path, "rename", lambda self, to: events.append(("rename", self)) or rename(self, to))
+    folder = exported("electra")
+    before = events[: events.index(("rename", folder.with_name(".export.partial")))]
+    synced = {path.relative_to(folder.with_name(".export.partial")) for kind, path in before if kind == "sync"}
+    assert synced == {path.relative_to(folder) for path in (folder, *folder.rglob("*"))}
+    assert events[-1] == ("sync", folder.parent)
+
+
+PAIRS = [(family, tokenizer) for family in CONFIGS for tokenizer in ("wordpiece", "albert", "xlnet")]
+
+
+@pytest.mark.parametrize("family, tokenizer", PAIRS)
+def test_the_config_names_the_tokenizer_s_tokens_and_no_others(exported, family, tokenizer):
+    folder = exported(family, tokenizer)
+    config, theirs = transformers.AutoConfig.from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    for role in ("pad", "bos", "eos", "cls", "sep", "mask"):
+        assert getattr(config, f"{role}_token_id") == getattr(theirs, f"{role}_token_id"), role
+    ids = {config.pad_token_id, config.bos_token_id, config.eos_token_id}
+    assert ids == {"wordpiece": {0, None}, "albert": {0, 2, 3}, "xlnet": {5, 1, 2}}[tokenizer]
+
+
+@pytest.mark.parametrize("tokenizer", ["wordpiece", "albert"])
+def test_an_exported_bert_fills_masks_also_in_padded_pairs(exported, tokenizer):
+    pipeline = transformers.pipeline("fill-mask", model=str(exported("bert", tokenizer)), device=-1)
+    mask = pipeline.tokenizer.mask_token
+    answers = pipeline([f"the {mask} fox", f"a corpus of small {mask} for the lazy dog"], batch_size=2)
+    alone = pipeline(f"the {mask} fox")
+    assert [answer["token"] for answer in answers[0]] == [answer["token"] for answer in alone]
+    np.testing.assert_allclose([a["score"] for a in answers[0]], [a["score"] for a in alone], rtol=1e-4)
+
+
+@pytest.mark.parametrize("tokenizer", ["xlnet", "albert", "wordpiece"])
+def test_an_exported_xlnet_generates_until_its_own_end(exported, tokenizer):
+    pipeline = transformers.pipeline("text-generation", model=str(exported("xlnet", tokenizer)), device=-1)
+    told, tokens = pipeline.model.generation_config, pipeline.tokenizer
+    named = (told.bos_token_id, told.eos_token_id, told.pad_token_id)
+    assert named == (tokens.bos_token_id, tokens.eos_token_id, tokens.pad_token_id)
+    assert pipeline("the quick", max_new_tokens=2, do_sample=False)[0]["generated_text"].startswith("the quick")
