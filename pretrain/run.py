@@ -36,7 +36,7 @@ def run(recipe: Recipe, options: Options) -> int:
     UserError before anything is compiled for whatever the user can put right.
     """
     corpus = Corpus(options.corpus)
-    recipe = resolve(recipe, corpus)
+    recipe = run_directory.extended(options.workdir, resolve(recipe, corpus))
     _check_splits(corpus)
     mesh = chosen_mesh(assemble(recipe), options)
     assembly = assemble(recipe, chosen_program(recipe, options, mesh))
@@ -117,7 +117,9 @@ def _longer_or_shorter(before: Recipe, recipe: Recipe, step: int) -> str:
     said = f"steps: {before.steps} -> {recipe.steps}"
     if not recipe.schedule.depends_on_total:
         return said
-    old, new = (float(learning_rate(recipe.schedule, step, steps)) for steps in (before.steps, recipe.steps))
+    old, new = (float(learning_rate(one.schedule, step, one.steps)) for one in (before, recipe))
+    if recipe.schedule.from_here:
+        return f"{said}; from here {recipe.schedule.from_here}: rate {old:.3g} -> {new:.3g}"
     return f"{said}; the {recipe.schedule.name} schedule is evaluated for the new total: rate {old:.3g} -> {new:.3g}"
 
 

@@ -1,6 +1,6 @@
 """A work directory: everything that a run was and did, so that resuming, plotting and exporting need nothing else.
 
-    recipe.json     what is trained (identity: only `steps` may change)
+    recipe.json     what is trained (identity: only `steps` may change, and with it how the schedule goes on)
     run.json        the corpus's path and fingerprint, --init-from, the versions, commit and platform of the last start
     tokenizer/      a copy of the corpus's
     checkpoints/    STEP/ each
@@ -13,6 +13,7 @@ on this machine and uploaded before each checkpoint, see `journal`.
 """
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -27,9 +28,11 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.environment import versions
 from pretrain.recipe import Recipe, read_recipe, to_json
+from pretrain.schedules import extend
 from tpu.cluster import barrier, is_first
 
 COMMITTED = "commit_success.txt"  # what Orbax writes last into a checkpoint in the cloud; elsewhere it renames
+WITH_STEPS = ("steps", "schedule.from_here", "schedule.stretches")  # what may change, the rest together with steps
 
 
 class RunDirectory:
@@ -118,6 +121,28 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
     return directory, before
 
 
+def extended(path: Path, recipe: Recipe) -> Recipe:
+    """The recipe with a schedule that goes on from where the run at `path` is, if its `from_here` says so.
+
+    UserError where there is nothing to go on from.
+    """
+    directory, schedule = RunDirectory(path), recipe.schedule
+    known = is_file(directory.recipe)
+    if schedule.from_here is None or not known and schedule.stretches:  # or all of it is in a file that was given
+        return recipe
+    before = directory.read_recipe() if known else recipe
+    schedule = dataclasses.replace(schedule, stretches=before.schedule.stretches)
+    if before.steps != recipe.steps or not known:
+        done = max(directory.checkpoint_steps(), default=0)
+        if not done:
+            raise UserError(
+                f"--schedule.from-here {schedule.from_here}: {path} has no checkpoint to go on from: leave this out "
+                "until you give a run more --steps"
+            )
+        schedule = extend(schedule, done, before.steps)
+    return dataclasses.replace(recipe, schedule=schedule)
+
+
 @contextlib.contextmanager
 def disk_errors(directory: RunDirectory) -> Iterator[None]:
     """Where the disk or cloud fails while the work directory is written: UserError says what is safe."""
@@ -182,7 +207,8 @@ def _make(path: Path) -> None:
 
 def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe) -> None:
     old, new = (flat(json.loads(to_json(one))) for one in (before, recipe))
-    changed = [name for name in sorted(old | new) if old.get(name) != new.get(name) and name != "steps"]
+    may_change = WITH_STEPS if before.steps != recipe.steps else ()
+    changed = [name for name in sorted(old | new) if old.get(name) != new.get(name) and not name.startswith(may_change)]
     if changed:
         listed = "; ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed)
         raise UserError(

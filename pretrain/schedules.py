@@ -1,14 +1,36 @@
 """Learning rates as functions of the step."""
 
 import dataclasses
+from typing import Annotated
 
 import jax.numpy as jnp
 from jax import Array
+from tyro.conf import Suppress
 
-from models.ranges import NOT_NEGATIVE, SHARE, check_ranges
+from models.ranges import COUNT, NOT_NEGATIVE, SHARE, check_ranges
 
 NAMES = ("linear", "cosine", "inverse-sqrt", "warmup-stable-decay", "constant")
 RANGES = {"peak": NOT_NEGATIVE, "warmup": SHARE, "final": SHARE, "decay": SHARE}
+
+ONWARD = ("constant", "decay")
+LEAST = 0.1  # of the peak: what a run goes on with at least, since a schedule that ended at 0 would learn nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """Steps that a run was given later: from step `since` on, at `rate` or falling from it, as `kind` says.
+
+    before: how many steps the run had in all until then.
+    """
+
+    kind: str
+    since: int
+    before: int
+    rate: float
+
+    def __post_init__(self):
+        _check_onward(self.kind, "schedule.stretches: kind")
+        check_ranges(self, {"since": COUNT, "before": COUNT, "rate": NOT_NEGATIVE}, "schedule.stretches: ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +43,11 @@ class Schedule:
     warmup-stable-decay: stays at peak, then falls linearly to `final` x peak over the last `decay` share
         of the steps (Hu et al. 2024, arXiv:2404.06395).
     constant: stays at peak.
+
+    from_here: when a run is given more steps, the schedule is evaluated for the new total, and the rate may rise again.
+        Not so with `constant`, which holds the rate of the last step done, nor with `decay`, which falls linearly from
+        that rate to `final` x peak at the new last step. Both go on with a tenth of the peak where the rate was lower.
+    stretches: where that has been done; the run writes it.
     """
 
     name: str = "linear"
@@ -28,6 +55,8 @@ class Schedule:
     warmup: float = 0.01
     final: float = 0.0
     decay: float = 0.1
+    from_here: str | None = None
+    stretches: Annotated[tuple[Stretch, ...], Suppress] = ()
 
     def __post_init__(self):
         if self.name not in NAMES:
@@ -35,6 +64,8 @@ class Schedule:
         check_ranges(self, RANGES, "schedule.")
         if self.warmup + self.decay > 1:
             raise ValueError(f"schedule.warmup={self.warmup}, decay={self.decay}: shares, together at most 1")
+        if self.from_here is not None:
+            _check_onward(self.from_here, "schedule.from_here")
 
     @property
     def depends_on_total(self) -> bool:
@@ -42,8 +73,39 @@ class Schedule:
         return self.name not in ("constant", "inverse-sqrt") or self.warmup > 0
 
 
+def _check_onward(kind: str, name: str) -> None:
+    if kind not in ONWARD:
+        raise ValueError(f"{name}={kind!r}: use one of {', '.join(ONWARD)}")
+
+
+def extend(schedule: Schedule, since: int, before: int) -> Schedule:
+    """The schedule of a run that is made longer than the steps that it had `before`, when `since` of them are done."""
+    stretches = tuple(stretch for stretch in schedule.stretches if stretch.since < since)
+    if unused := schedule.stretches[len(stretches) :]:  # nothing was trained in them
+        before = unused[0].before
+    done = dataclasses.replace(schedule, stretches=stretches)
+    rate = max(float(learning_rate(done, since - 1, before)), LEAST * schedule.peak)
+    return dataclasses.replace(schedule, stretches=(*stretches, Stretch(schedule.from_here, since, before, rate)))
+
+
 def learning_rate(schedule: Schedule, step: Array | int, steps: int) -> Array:
     """f32[] rate for the update number step + 1 of `steps`; step is 0-based."""
+    totals = [*(stretch.before for stretch in schedule.stretches), steps]
+    rate = _planned(schedule, step, totals[0])
+    for stretch, total in zip(schedule.stretches, totals[1:], strict=True):
+        rate = jnp.where(jnp.asarray(step) < stretch.since, rate, _onward(schedule, stretch, step, total))
+    return rate
+
+
+def _onward(schedule: Schedule, stretch: Stretch, step: Array | int, steps: int) -> Array:
+    """f32[] rate in a stretch that ends at `steps`."""
+    span = max(1.0, steps - stretch.since) if stretch.kind == "decay" else jnp.inf
+    progress = jnp.clip((jnp.asarray(step, jnp.float32) + 1.0 - stretch.since) / span, 0.0, 1.0)
+    return (stretch.rate + (schedule.final * schedule.peak - stretch.rate) * progress).astype(jnp.float32)
+
+
+def _planned(schedule: Schedule, step: Array | int, steps: int) -> Array:
+    """f32[] rate of a run that was never made longer."""
     update = jnp.asarray(step, jnp.float32) + 1.0
     warmup = max(1.0, round(schedule.warmup * steps))
     rise = jnp.minimum(update / warmup, 1.0)

@@ -189,6 +189,48 @@ def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, ca
     assert "steps: 10 -> 20\n" in said  # nothing else changes
 
 
+def onward(kind, steps=20, **changes):
+    schedule = Schedule("warmup-stable-decay", peak=0.1, final=0.5, from_here=kind)
+    return toys.recipe(steps=steps, schedule=schedule, **changes)
+
+
+def rates(workdir):
+    """Step -> learning rate."""
+    return {entry["step"]: entry["learning_rate"] for entry in read_metrics(RunDirectory(workdir), "train")}
+
+
+def test_a_run_made_longer_goes_on_from_its_rate_however_often_it_is_killed_and_anew_in_another_place(
+    corpus_path, tmp_path, capsys
+):
+    workdir = tmp_path / "run"
+    go = lambda recipe, folder=workdir: run(recipe, tiny.options(corpus_path, folder, keep=9))
+    go(onward(None, 10))
+    go(onward("constant"))
+    assert "steps: 10 -> 20; from here constant: rate 0.05 -> 0.05" in capsys.readouterr().out
+    found = rates(workdir)
+    assert found[10] == found[11] == found[15] == found[20] == pytest.approx(0.05)
+    whole = tiny.final_state(workdir)
+    for gone in ("20", "15"):  # as if killed before these were written
+        shutil.rmtree(workdir / "checkpoints" / gone)
+    go(onward("constant"))
+    assert tiny.equal(tiny.final_state(workdir), whole)
+    go(RunDirectory(workdir).read_recipe(), tmp_path / "anew")
+    assert tiny.equal(tiny.final_state(tmp_path / "anew"), whole)
+    go(onward("decay", 30))
+    assert rates(workdir)[15] == rates(workdir)[20] == pytest.approx(0.05)
+    assert [one.since for one in RunDirectory(workdir).read_recipe().schedule.stretches] == [10, 20]
+
+
+def test_how_a_schedule_goes_on_is_chosen_together_with_more_steps(started):
+    workdir, recipe, corpus = started
+    longer = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, from_here="decay"))
+    assert "schedule.from_here: None -> decay" in refusal(workdir, longer, corpus, None)
+    with pytest.raises(UserError, match="--schedule.from-here decay: .* has no checkpoint to go on from: leave this"):
+        run_directory.extended(workdir, dataclasses.replace(longer, steps=30))
+    with pytest.raises(UserError, match="no checkpoint to go on from"):
+        run_directory.extended(workdir.parent / "new", longer)
+
+
 def contents(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from pretrain.schedules import NAMES, Schedule, learning_rate
+from pretrain.schedules import NAMES, Schedule, Stretch, extend, learning_rate
 
 STEPS, PEAK = 1000, 2e-3
 
@@ -70,11 +70,49 @@ def test_a_field_out_of_range_is_refused_by_name(fields):
         Schedule(**fields)
 
 
+def onward(kind, since, before, **fields):
+    """A schedule, made longer after `since` of its `before` steps."""
+    return extend(Schedule(**{"peak": PEAK, "warmup": 0.1} | fields, from_here=kind), since, before)
+
+
+def all_rates(schedule, steps):
+    return np.asarray(learning_rate(schedule, np.arange(steps), steps)) / PEAK
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_from_here_constant_holds_the_rate_of_the_last_step_done(name):
+    found = all_rates(onward("constant", 700, STEPS, name=name, final=0.2), 3 * STEPS)
+    np.testing.assert_array_equal(found[:700], (rates(name, final=0.2) / PEAK)[:700])  # what was done stays as it was
+    np.testing.assert_array_equal(found[700:], found[699])
+
+
+def test_from_here_decay_falls_linearly_from_that_rate_to_the_final_one_at_the_new_last_step():
+    found = all_rates(onward("decay", 700, STEPS, final=0.2), 1500)
+    np.testing.assert_allclose(found[700:], found[699] + (0.2 - found[699]) * np.arange(1, 801) / 800, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind, end", [("constant", 0.1), ("decay", 0.0)])
+def test_from_here_goes_on_with_a_tenth_of_the_peak_where_the_rate_had_come_to_0(kind, end):
+    found = all_rates(onward(kind, STEPS, STEPS), 1500)
+    assert found[STEPS - 1] == 0 and found[STEPS] == pytest.approx(0.1, rel=0.01) and found[-1] == pytest.approx(end)
+
+
+def test_a_run_is_made_longer_twice():
+    once = onward("decay", 1000, STEPS, final=0.5)
+    twice = extend(dataclasses.replace(once, from_here="constant"), 1200, 1400)
+    found = all_rates(twice, 2000)
+    np.testing.assert_array_equal(found[:1200], all_rates(once, 1400)[:1200])
+    np.testing.assert_array_equal(found[1200:], found[1199])
+    again = extend(dataclasses.replace(once, from_here="constant"), 1000, 1400)  # before a step of it was done
+    assert [(stretch.kind, stretch.before) for stretch in again.stretches] == [("constant", STEPS)]
+
+
 CHANGES = {"name": "cosine", "peak": 1.0, "warmup": 0.5, "final": 0.5, "decay": 0.7}
+CHANGES["stretches"] = (Stretch("constant", 50, 100, PEAK / 3),)
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Schedule)])
-def test_every_field_changes_the_rate(field):
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Schedule) if field.name != "from_here"])
+def test_every_field_changes_the_rate(field):  # but from_here, which says how a run that is made longer gets stretches
     start = Schedule("warmup-stable-decay", peak=PEAK, warmup=0.1, decay=0.2)
     changed = dataclasses.replace(start, **{field: CHANGES[field]})
     steps = np.arange(100)
