@@ -1,4 +1,7 @@
-"""All model families, found by their config's type."""
+"""All model families, found by their config's type; and what of a config a model's weights depend on."""
+
+import dataclasses
+from typing import Any
 
 from models import bert, electra, transformer_xl, xlnet
 from models.parameters import Family
@@ -14,3 +17,30 @@ FAMILIES: dict[str, Family] = {
 def family_of(config) -> Family:
     """The family whose config this is."""
     return next(family for family in FAMILIES.values() if family.config is type(config))
+
+
+# Fields of any config that belong to a training: a model goes on with others.
+SETTINGS = ("dropout", "attention_dropout", "init_std", "memory")
+
+
+def weight_fields(config, prefix: str = "") -> dict[str, Any]:
+    """The fields that decide which weights a model has or what they mean: path -> value, dots into nested configs.
+
+    All but SETTINGS, and but those that add or take away whole heads, which the parameters themselves show.
+    """
+    hf = family_of(config).hf.values() if not prefix else ()
+    heads = {name for model in hf for fields in model.architectures.values() for name in fields}
+    found = {}
+    for field in dataclasses.fields(config):
+        value, path = getattr(config, field.name), prefix + field.name
+        if dataclasses.is_dataclass(value):
+            found |= weight_fields(value, f"{path}.")
+        elif field.name not in SETTINGS and field.name not in heads:
+            found[path] = value
+    return found
+
+
+def differing_fields(theirs, ours) -> dict[str, tuple[Any, Any]]:
+    """Path -> (their value, ours) of the weight fields of two configs of one family that differ."""
+    old, new = weight_fields(theirs), weight_fields(ours)
+    return {path: (old[path], new[path]) for path in new if old[path] != new[path]}

@@ -1,17 +1,20 @@
 """The weights that --init-from names: a Hugging Face folder or another run's work directory."""
 
-import dataclasses
+import logging
 
 import jax
 
 from data_pipelines.cloud import in_cloud, is_file, local_folder
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from models.parameters import Params
+from models.families import differing_fields, family_of
+from models.parameters import Params, leaves, nest
 from pretrain.huggingface.load import check_vocabulary, load
 from pretrain.restore import restore
-from pretrain.run_directory import RunDirectory, flat
+from pretrain.run_directory import RunDirectory
 from pretrain.step import merge
+
+log = logging.getLogger(__name__)
 
 
 def load_weights(source: str, config, shapes: Params, corpus: Corpus) -> Params:
@@ -25,11 +28,15 @@ def load_weights(source: str, config, shapes: Params, corpus: Corpus) -> Params:
             return load(source, config, shapes, corpus.tokenizer_path)
         with local_folder(directory.path) as folder:
             return load(folder, config, shapes, corpus.tokenizer_path)
-    _check_same_model(source, directory.read_recipe().model, config)
+    model = directory.read_recipe().model
+    _check_same_model(source, model, config)
+    ours = [parameter.path for parameter in family_of(config).parameters(config)]
+    _check_heads(source, [parameter.path for parameter in family_of(model).parameters(model)], ours)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path)
     restored = restore(directory, devices=_host())
-    return jax.device_get(merge(restored.params, restored.frozen))
+    params = dict(leaves(merge(restored.params, restored.frozen)))
+    return jax.device_get(nest({path: params[path] for path in ours}))
 
 
 def _host() -> list[jax.Device]:
@@ -45,10 +52,14 @@ def _check_same_model(source: str, theirs, ours) -> None:
     if type(theirs) is not type(ours):
         kinds = f"it is a {type(theirs).__name__}, the recipe has a {type(ours).__name__}"
         raise UserError(f"--init-from {source}: {kinds}; give a run of the same family")
-    old, new = flat(dataclasses.asdict(theirs)), flat(dataclasses.asdict(ours))
-    # Dropout and memory may change from run to run: no parameter depends on them.
-    free = lambda name: name.endswith("dropout") or name == "memory"
-    differing = [name for name in new if old[name] != new[name] and not free(name)]
-    if differing:
-        listed = ", ".join(f"model.{name} is {old[name]} there and {new[name]} here" for name in differing)
+    if differing := differing_fields(theirs, ours):
+        listed = ", ".join(f"model.{path} is {old} there and {new} here" for path, (old, new) in differing.items())
         raise UserError(f"--init-from {source}: {listed}; give the recipe the same values, or another --init-from")
+
+
+def _check_heads(source: str, theirs: list[str], ours: list[str]) -> None:
+    """UserError where there are no weights for a head; heads of which this model has none are left out."""
+    if missing := sorted(set(ours) - set(theirs)):
+        raise UserError(f"--init-from {source}: has no {', '.join(missing)}; give the recipe the heads that it has")
+    if others := sorted(set(theirs) - set(ours)):
+        log.warning("%s: left out %s, which this model does not use", source, ", ".join(others))

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.errors import UserError
-from models.families import FAMILIES, family_of
+from models.families import FAMILIES, differing_fields, family_of
 from models.parameters import Family, HuggingFace, nest
-from pretrain.huggingface.tensors import field
 
 
 def config_from(source: str | Path) -> Any:
@@ -55,21 +54,18 @@ def folders(source: str | Path, family: Family) -> dict[str, Path]:
 
 
 def check_same(source: str | Path, theirs, ours) -> None:
-    """UserError listing each field that the weights depend on and that differs; dropout rates may."""
+    """UserError listing each field that the weights depend on and that differs."""
     if type(theirs) is not type(ours):
         check_class(f"--init-from {source}", ours)
         kinds = [_model_type(family_of(config)) for config in (theirs, ours)]
         raise UserError(
             f"--init-from {source}: is {kinds[0]!r} and the recipe's model {kinds[1]!r}; take another recipe"
         )
-    paths = dict.fromkeys(path for model in family_of(ours).hf.values() for path in model.fields.values())
-    differing = [path for path in paths if field(theirs, path) != field(ours, path)]
+    differing = differing_fields(theirs, ours)
     if not differing:
         return
-    listed = ", ".join(
-        f"model.{path} is {field(theirs, path)} there and {field(ours, path)} here" for path in differing
-    )
-    flags = " ".join(f"--model.{path} {field(theirs, path)}" for path in differing if path != "vocab_size")
+    listed = ", ".join(f"model.{path} is {old} there and {new} here" for path, (old, new) in differing.items())
+    flags = " ".join(f"--model.{path} {old}" for path, (old, _) in differing.items() if path != "vocab_size")
     cures = [f"set {flags}"] if flags else []
     if "vocab_size" in differing:
         cures.append("prepare the corpus with --tokenizer and that model's tokenizer")

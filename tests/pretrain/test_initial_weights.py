@@ -1,9 +1,26 @@
-"""Weights to start from reach the devices in parts: a model that a chip cannot hold whole can be gone on with."""
+"""Weights to start from are of the same model, whichever way they come, and reach the devices in parts."""
 
+import dataclasses
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from models.families import family_of
+from pretrain import run_directory
+from pretrain.huggingface.export import export
+from pretrain.huggingface.load import load
+from pretrain.initial_weights import load_weights
+from tests.models.shapes import parameter_shapes
+from tests.pretrain import tiny
+from tests.pretrain.test_options import replaced
 
 ROOT = Path(__file__).parent.parent.parent
 ON_FOUR_DEVICES = """
@@ -45,3 +62,65 @@ def test_a_device_is_given_its_part_of_the_weights_alone(uninterrupted, corpus_p
     command = [sys.executable, "-c", ON_FOUR_DEVICES, corpus_path, uninterrupted, tmp_path / "run"]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+RECIPES = {recipe.name: recipe for recipe in (tiny.bert(), tiny.electra(), tiny.transformer_xl(), tiny.xlnet())}
+VALUES = {"activation": "gelu_new", "cutoffs": (50,), "vocab_size": 196}
+FREE = {"dropout", "attention_dropout", "init_std", "memory"}  # no weight depends on them
+FREE |= {"pair_head"}  # weights that are not needed are left out
+FIELDS = [
+    (name, path)
+    for name, recipe in RECIPES.items()
+    for path in run_directory.flat(dataclasses.asdict(recipe.model))
+]
+
+
+def changed(name, path):
+    """The model of a recipe with another value of a field."""
+    recipe = RECIPES[name]
+    old = run_directory.flat(dataclasses.asdict(recipe.model))
+    other = VALUES.get(path) or (not old[path] if isinstance(old[path], bool) else old[path] * 2)
+    return replaced(recipe, f"model.{path}", other).model
+
+
+@pytest.fixture(scope="module")
+def sources(corpus_path, tmp_path_factory):
+    """Family -> (a run's work directory, an export or None)."""
+    corpus, found = Corpus(corpus_path), {}
+    for name, recipe in RECIPES.items():
+        run, folder = tmp_path_factory.mktemp(name) / "run", None
+        run_directory.start(run, recipe, corpus, None)
+        if family_of(recipe.model).hf:
+            folder = run.parent / "export"
+            zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), parameter_shapes(recipe.model))
+            export(zeros, recipe.model, corpus.tokenizer_path, folder)
+        found[name] = run, folder
+    return found
+
+
+@pytest.mark.parametrize("name, path", FIELDS)
+def test_every_field_is_free_or_refused_from_a_run_and_from_a_folder(name, path, sources, corpus_path):
+    (run, folder), model, corpus, free = sources[name], changed(name, path), Corpus(corpus_path), path in FREE
+    shapes = parameter_shapes(model)
+    with pytest.raises(UserError) as refused:
+        load_weights(str(run), model, shapes, corpus)
+    assert (f"model.{path} is " in str(refused.value)) != free
+    assert ("no checkpoint" in str(refused.value)) == free  # nothing else is amiss
+    if folder is None:
+        return
+    if free:
+        load(folder, model, shapes, corpus.tokenizer_path)
+    else:
+        with pytest.raises(UserError, match=f"model.{path} is "):
+            load(folder, model, shapes, corpus.tokenizer_path)
+
+
+def test_a_head_that_a_run_lacks_is_refused_and_one_too_many_left_out(uninterrupted, corpus_path, tmp_path, caplog):
+    corpus, without = Corpus(corpus_path), dataclasses.replace(tiny.BERT, pair_head=False)
+    with caplog.at_level(logging.WARNING):
+        params = load_weights(str(uninterrupted), without, {}, corpus)
+    assert "left out pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, parameter_shapes(without))
+    run_directory.start(tmp_path / "run", dataclasses.replace(tiny.bert(), model=without), corpus, None)
+    with pytest.raises(UserError, match="has no pair/bias, pair/kernel, pooler/bias, pooler/kernel; give the recipe"):
+        load_weights(str(tmp_path / "run"), tiny.BERT, {}, corpus)
