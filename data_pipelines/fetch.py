@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipelines.cloud import SCHEME, cloud_errors, filesystem
+from data_pipelines.durable import put
 from data_pipelines.errors import UserError
 from data_pipelines.manifest import parse_manifest
 
@@ -158,7 +159,7 @@ def _write_whole(path: Path, blocks) -> None:
     with open(partial, "wb") as file:
         for block in blocks:
             file.write(block)
-    os.replace(partial, path)
+    put(partial, path)
 
 
 def _progress(total: int) -> Callable[[int], None]:

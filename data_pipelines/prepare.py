@@ -30,6 +30,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from data_pipelines import pieces, records, shards, sources, store, wordlevel
 from data_pipelines import tokenizers as ours
+from data_pipelines.durable import put, sync
 from data_pipelines.encoding import Encoder
 from data_pipelines.errors import UserError
 from data_pipelines.show import show_problems
@@ -225,7 +226,7 @@ def _make_tokenizer(options: Prepare, parsed, units, partial: Path, state: dict,
     ours.save(made, partial / "tokenizer.new")
     store.write_json(partial / "special.json", made.special)
     store.write_json(partial / "state.json", state)
-    (partial / "tokenizer.new").rename(partial / "tokenizer")
+    put(partial / "tokenizer.new", partial / "tokenizer")
 
 
 def _train(options: Prepare, parsed, units) -> ours.Made:
@@ -329,6 +330,10 @@ def _publish(out: Path, partial: Path, manifest: dict) -> None:
     for made, place in [*places, (partial / "tokenizer", out / "tokenizer")]:
         if place.exists():
             shutil.rmtree(place)
-        shutil.copytree(made, place) if made.name == "tokenizer" else made.rename(place)
+        if made.name == "tokenizer":
+            shutil.copytree(made, place)
+            sync(place)
+        else:
+            put(made, place)
     store.write_json(out / "manifest.json", manifest)
     shutil.rmtree(partial)

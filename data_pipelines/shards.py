@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipelines import records, sentences
+from data_pipelines.durable import put
 from data_pipelines.encoding import Encoder
 from data_pipelines.sources import Range, Source
 
@@ -48,7 +49,7 @@ def write(folder: Path, unit: tuple[Range, ...], sources: list[Source], encoder:
             problems.note(records.EMPTY, unit[index].path)
     (temporary / "summary.json").write_text(json.dumps({"characters": arrays.characters, "problems": problems}))
     try:
-        temporary.rename(folder)
+        put(temporary, folder)
     except OSError:  # another worker, left over from a run that was killed, was faster
         shutil.rmtree(temporary, ignore_errors=True)
         if not folder.exists():

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_pipelines.durable import put
 from data_pipelines.shards import DOCUMENT
 
 SPLITS = ("train", "heldout")
@@ -151,4 +152,4 @@ def write_json(path: Path, content: dict) -> None:
     """Atomically."""
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    temporary.replace(path)
+    put(temporary, path)

@@ -25,6 +25,7 @@ import jax
 
 from data_pipelines.cloud import cloud_errors, entries, in_cloud, is_file, place, refusal, upload
 from data_pipelines.corpus import Corpus
+from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
 from pretrain.environment import versions
 from pretrain.recipe import Recipe, read_recipe, to_json
@@ -178,6 +179,7 @@ def copy_folder(source: Path, target: Path) -> None:
         upload(source, target)
     else:
         shutil.copytree(source, target, dirs_exist_ok=True)
+        sync(target)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -187,7 +189,7 @@ def write_whole(path: Path, text: str) -> None:
         return
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text(text)
-    os.replace(temporary, path)
+    put(temporary, path)
 
 
 def _make(path: Path) -> None:

@@ -1,7 +1,6 @@
 """Write parameters as folders that transformers' AutoModel and AutoTokenizer load."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors.numpy import save_file
 
 from data_pipelines import tokenizers
 from data_pipelines.cloud import entries, is_file
+from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
 from models.families import FAMILIES, family_of
 from pretrain.huggingface.config import check_class
@@ -102,21 +102,10 @@ def _check_only(folder: Path, parts: set[str]) -> None:
 
 def _replace(folder: Path, new: Path) -> None:
     """Put the folder `new` in the place of `folder`; a power cut leaves the one or the other."""
-    for entry in (new, *new.rglob("*")):
-        _sync(entry)
+    sync(new)
     previous = folder.with_name(f".{folder.name}.previous")
     shutil.rmtree(previous, ignore_errors=True)
     if folder.exists():
         folder.rename(previous)
-    new.rename(folder)
-    _sync(folder.parent)
+    put(new, folder)
     shutil.rmtree(previous, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Write a file's or a folder's content to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,25 @@
+"""Files that a power cut leaves whole: on disk before they have their name, which is there before one goes on."""
+
+import os
+from pathlib import Path
+
+
+def put(new: Path, place: Path) -> None:
+    """Give a file or folder that was written under a temporary name its own, replacing what a file had there."""
+    sync(new)
+    os.replace(new, place)
+    _sync(place.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder with all that is in it, is on disk."""
+    for entry in (*path.rglob("*"), path):
+        _sync(entry)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

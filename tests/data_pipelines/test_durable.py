@@ -1,0 +1,74 @@
+"""A power cut leaves whole files: content is on disk before a file gets its name, the name before anything goes on."""
+
+import io
+import os
+
+import pytest
+from rich.console import Console
+
+from data_pipelines import fetch, store
+from data_pipelines.durable import put
+from data_pipelines.prepare import Prepare, prepare
+from pretrain import run_directory
+from tests.texts import write_texts
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """What is synced and renamed, in order: ("sync", path) and ("name", new, place)."""
+    seen, fsync, replace = [], os.fsync, os.replace
+
+    def synced(descriptor):
+        seen.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def named(new, place):
+        seen.append(("name", str(new), str(place)))
+        replace(new, place)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named)
+    return seen
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
+@pytest.mark.parametrize(
+    ("write", "name", "suffix"),
+    [
+        (lambda path: run_directory.write_whole(path, "text"), "run.json", ".partial"),
+        (lambda path: fetch._write_whole(path, [b"te", b"xt"]), "tokens.npy", ".partial"),
+        (lambda path: store.write_json(path, {}), "manifest.json", ".new"),
+    ],
+)
+def test_a_file_is_on_disk_before_it_is_named_and_its_name_after(tmp_path, order, write, name, suffix):
+    write(tmp_path / name)
+    new, place = f"{tmp_path / name}{suffix}", str(tmp_path / name)
+    assert order == [("sync", new), ("name", new, place), ("sync", str(tmp_path))]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
+def test_a_folder_is_on_disk_with_all_that_is_in_it(tmp_path, order):
+    (tmp_path / "new" / "in").mkdir(parents=True)
+    (tmp_path / "new" / "in" / "file").write_text("text")
+    put(tmp_path / "new", tmp_path / "place")
+    *before, named, after = order
+    new = str(tmp_path / "new")
+    assert {path for _, path in before} == {new, f"{new}/in", f"{new}/in/file"}
+    assert (named, after) == (("name", new, str(tmp_path / "place")), ("sync", str(tmp_path)))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
+def test_all_of_a_corpus_is_on_disk_before_its_manifest(tmp_path, order):
+    source, out = write_texts(tmp_path / "texts", documents=20, seed=0), tmp_path / "corpus"
+    prepare(Prepare((f"text:{source}",), out, vocab_size=200, heldout=0.2, processes=1), Console(file=io.StringIO()))
+    names = {str(place): at for at, (kind, *rest) in enumerate(order) if kind == "name" for place in rest[1:]}
+    synced = lambda path, first, last: ("sync", str(path)) in order[first:last]
+    manifest = names[str(out / "manifest.json")]
+    for split in ("train", "heldout"):
+        assert synced(out, names[str(out / split)], manifest)
+        for file in (out / split).iterdir():
+            made = next(new for kind, new, place in (e for e in order if e[0] == "name") if place == str(out / split))
+            assert synced(f"{made}/{file.name}", 0, names[str(out / split)])
+    assert any(path.endswith("/tokens.bin") for kind, path, *_ in order if kind == "sync")  # of a shard
+    for file in (out / "tokenizer").iterdir():
+        assert synced(file, 0, manifest)
