@@ -37,25 +37,21 @@ from models.sharding import constrain
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """vocab_size: without padding rows.   positions: the longest sequence.   types: segment types (A, B).
-    width: hidden size.   depth: layers.   feed_forward: width inside the feed-forward block.
-    dropout: of embeddings and block outputs.   attention_dropout: of attention probabilities.
-    pair_head: whether there are a pooler and a next-sentence classifier.
-    """
+    """Sizes and rates of an encoder with its heads."""
 
-    vocab_size: int = 30522
-    positions: int = 512
-    types: int = 2
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    feed_forward: int = 3072
-    activation: str = "gelu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    norm_epsilon: float = 1e-12
-    init_std: float = 0.02
-    pair_head: bool = True
+    vocab_size: int = 30522  # without padding rows
+    positions: int = 512  # the longest sequence
+    types: int = 2  # segment types (A, B)
+    width: int = 768  # hidden size
+    depth: int = 12  # layers
+    heads: int = 12  # of attention, in each layer
+    feed_forward: int = 3072  # width inside the feed-forward block
+    activation: str = "gelu"  # inside the feed-forward block
+    dropout: float = 0.1  # of embeddings and block outputs
+    attention_dropout: float = 0.1  # of attention probabilities
+    norm_epsilon: float = 1e-12  # added to the variance in norms
+    init_std: float = 0.02  # of the random weights at the start
+    pair_head: bool = True  # whether there are a pooler and a next-sentence classifier
 
     def __post_init__(self):
         check_ranges(self, TABLES, "model.")

@@ -43,27 +43,27 @@ from models.sharding import constrain
 class Tower:
     """Sizes of one of the two encoders."""
 
-    width: int
-    depth: int
-    heads: int
-    feed_forward: int
+    width: int  # hidden size
+    depth: int  # layers
+    heads: int  # of attention, in each layer
+    feed_forward: int  # width inside the feed-forward block
 
 
 @dataclasses.dataclass(frozen=True)
 class ElectraConfig:
-    """embedding: width of the shared embeddings; the other fields as in BertConfig."""
+    """Sizes and rates of both encoders, which share embeddings."""
 
-    vocab_size: int = 30522
-    positions: int = 512
-    types: int = 2
-    embedding: int = 768
+    vocab_size: int = 30522  # without padding rows
+    positions: int = 512  # the longest sequence
+    types: int = 2  # segment types (A, B)
+    embedding: int = 768  # width of the shared embeddings
     discriminator: Tower = Tower(768, 12, 12, 3072)
     generator: Tower = Tower(256, 12, 4, 1024)
-    activation: str = "gelu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    norm_epsilon: float = 1e-12
-    init_std: float = 0.02
+    activation: str = "gelu"  # inside the feed-forward block
+    dropout: float = 0.1  # of embeddings and block outputs
+    attention_dropout: float = 0.1  # of attention probabilities
+    norm_epsilon: float = 1e-12  # added to the variance in norms
+    init_std: float = 0.02  # of the random weights at the start
 
     def __post_init__(self):
         check_ranges(self, TABLES | SHARED | {"embedding": COUNT}, "model.")

@@ -42,29 +42,24 @@ PROJECTION_STD = 0.01  # of the clusters' projections at the start, as in the or
 
 @dataclasses.dataclass(frozen=True)
 class TransformerXLConfig:
-    """vocab_size: without padding rows; with cutoffs, tokens are numbered by falling frequency.
-    width: hidden size.   depth: layers.   feed_forward: width inside the feed-forward block.
-    dropout: of embeddings, distances, block outputs, inside the feed-forward block.   attention_dropout: of attention
-    probabilities.   memory: how many earlier tokens are remembered in training.
-    cutoffs: the first token of each cluster after the first, ascending; those that the vocabulary does not reach do
-    nothing.   divisor: each cluster's embeddings are narrower than those before it by this factor.
-    shared_biases: whether all layers have the same u and v.
-    """
+    """Sizes and rates of the model."""
 
-    vocab_size: int = 267735
-    width: int = 410
-    depth: int = 16
-    heads: int = 10
-    feed_forward: int = 2100
-    activation: str = "relu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    norm_epsilon: float = 1e-5
-    init_std: float = 0.02
-    memory: int = 150
+    vocab_size: int = 267735  # without padding rows; with cutoffs, tokens are numbered by falling frequency
+    width: int = 410  # hidden size
+    depth: int = 16  # layers
+    heads: int = 10  # of attention, in each layer
+    feed_forward: int = 2100  # width inside the feed-forward block
+    activation: str = "relu"  # inside the feed-forward block
+    dropout: float = 0.1  # of embeddings, distances, block outputs, inside the feed-forward block
+    attention_dropout: float = 0.0  # of attention probabilities
+    norm_epsilon: float = 1e-5  # added to the variance in norms
+    init_std: float = 0.02  # of the random weights at the start
+    memory: int = 150  # how many earlier tokens are remembered in training
     cutoffs: tuple[int, ...] = (20000, 40000, 200000)
-    divisor: int = 1
-    shared_biases: bool = True
+    """The first token of each cluster after the first, ascending; those that the vocabulary does not reach do
+    nothing."""
+    divisor: int = 1  # each cluster's embeddings are narrower than those before it by this factor
+    shared_biases: bool = True  # whether all layers have the same u and v
 
     def __post_init__(self):
         check_relative(self)

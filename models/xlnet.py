@@ -37,22 +37,19 @@ from models.sharding import constrain
 
 @dataclasses.dataclass(frozen=True)
 class XLNetConfig:
-    """vocab_size: without padding rows.   width: hidden size.   depth: layers.   feed_forward: width inside the
-    feed-forward block.   dropout: of embeddings, distances, block outputs, inside the feed-forward block.
-    attention_dropout: of attention probabilities.   memory: how many earlier tokens are remembered in training.
-    """
+    """Sizes and rates of the model."""
 
-    vocab_size: int = 32000
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    feed_forward: int = 3072
-    activation: str = "gelu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    norm_epsilon: float = 1e-12
-    init_std: float = 0.02
-    memory: int = 384
+    vocab_size: int = 32000  # without padding rows
+    width: int = 768  # hidden size
+    depth: int = 12  # layers
+    heads: int = 12  # of attention, in each layer
+    feed_forward: int = 3072  # width inside the feed-forward block
+    activation: str = "gelu"  # inside the feed-forward block
+    dropout: float = 0.1  # of embeddings, distances, block outputs, inside the feed-forward block
+    attention_dropout: float = 0.1  # of attention probabilities
+    norm_epsilon: float = 1e-12  # added to the variance in norms
+    init_std: float = 0.02  # of the random weights at the start
+    memory: int = 384  # how many earlier tokens are remembered in training
 
     def __post_init__(self):
         check_relative(self)

@@ -16,17 +16,14 @@ RANGES = {"b1": RATE, "b2": RATE, "epsilon": POSITIVE, "decay": NOT_NEGATIVE, "c
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """adamw: Adam with decoupled decay (Loshchilov & Hutter 2019).   lamb: You et al. 2020, algorithm 2.
+    """adamw: Adam with decoupled decay (Loshchilov & Hutter 2019).   lamb: You et al. 2020, algorithm 2."""
 
-    decay: of matrices and embeddings, never of biases and norms.   clip: global gradient norm, 0 for none.
-    """
-
-    name: str = "adamw"
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-6
-    decay: float = 0.01
-    clip: float = 1.0
+    name: str = "adamw"  # adamw or lamb
+    b1: float = 0.9  # how much of the gradients' mean a step keeps
+    b2: float = 0.999  # how much of the squared gradients' mean a step keeps
+    epsilon: float = 1e-6  # added to the root of that mean
+    decay: float = 0.01  # of matrices and embeddings, never of biases and norms
+    clip: float = 1.0  # global gradient norm, 0 for none
 
     def __post_init__(self):
         if self.name not in NAMES:

@@ -25,30 +25,27 @@ FAMILY = "family"  # names the config's class in JSON
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A stretch of training at one shape: BERT's is 90% of the steps at length 128, then 10% at 512.
+    """A stretch of training at one shape: BERT's is 90% of the steps at length 128, then 10% at 512."""
 
-    share: of the run's steps.   length: tokens per row.   batch_size: rows per step, over all devices.
-    """
-
-    share: float
-    length: int
-    batch_size: int
+    share: float  # of the run's steps
+    length: int  # tokens per row
+    batch_size: int  # rows per step, over all devices
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """source: paper.   steps: of all phases together.   frozen: parameter path prefixes that are not trained."""
+    """What is trained."""
 
-    name: str
-    source: str
+    name: str  # what the log calls it
+    source: str  # paper
     model: Any
     objective: Objective
     optimizer: Optimizer
     schedule: Schedule
     phases: tuple[Phase, ...]
-    steps: int
-    seed: int = 0
-    frozen: tuple[str, ...] = ()
+    steps: int  # of all phases together
+    seed: int = 0  # of weights, batches and noise
+    frozen: tuple[str, ...] = ()  # parameter path prefixes that are not trained
 
 
 def boundaries(recipe: Recipe) -> list[int]:

@@ -35,28 +35,28 @@ class Stretch:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """peak: the highest learning rate.   warmup: share of the steps that rise linearly from 0 to it. Then
+    """linear: falls linearly to `final` x peak at the last step (Devlin et al. 2019).
 
-    linear: falls linearly to `final` x peak at the last step (Devlin et al. 2019).
     cosine: falls as half a cosine to `final` x peak (Loshchilov & Hutter 2017, equation 5).
-    inverse-sqrt: peak x sqrt(warmup steps / step) (Vaswani et al. 2017, equation 3).
-    warmup-stable-decay: stays at peak, then falls linearly to `final` x peak over the last `decay` share
-        of the steps (Hu et al. 2024, arXiv:2404.06395).
-    constant: stays at peak.
 
-    from_here: when a run is given more steps, the schedule is evaluated for the new total, and the rate may rise again.
-        Not so with `constant`, which holds the rate of the last step done, nor with `decay`, which falls linearly from
-        that rate to `final` x peak at the new last step. Both go on with a tenth of the peak where the rate was lower.
-    stretches: where that has been done; the run writes it.
+    inverse-sqrt: peak x sqrt(warmup steps / step) (Vaswani et al. 2017, equation 3).
+
+    warmup-stable-decay: stays at peak, then falls linearly to `final` x peak over the last `decay` share of the steps
+    (Hu et al. 2024, arXiv:2404.06395).
+
+    constant: stays at peak.
     """
 
-    name: str = "linear"
-    peak: float = 1e-4
-    warmup: float = 0.01
-    final: float = 0.0
-    decay: float = 0.1
+    name: str = "linear"  # how the rate goes on after warmup, one of those above
+    peak: float = 1e-4  # the highest learning rate
+    warmup: float = 0.01  # share of the steps in which it rises linearly from 0 to the peak
+    final: float = 0.0  # share of the peak that is left at the last step
+    decay: float = 0.1  # share of the steps, the last ones, in which warmup-stable-decay falls
     from_here: str | None = None
-    stretches: Annotated[tuple[Stretch, ...], Suppress] = ()
+    """With more steps, the schedule is evaluated for the new total, and the rate may rise again. Not so with constant,
+    which holds the rate of the last step done, nor with decay, which falls linearly from there to final x peak at the
+    new last step. Both go on with a tenth of the peak where the rate was lower."""
+    stretches: Annotated[tuple[Stretch, ...], Suppress] = ()  # where that has been done; the run writes it
 
     def __post_init__(self):
         if self.name not in NAMES:

@@ -23,17 +23,12 @@ LAST = np.uint32(0xFFFFFFFF)  # sorts after every token that may be chosen
 
 @dataclass(frozen=True)
 class Masking:
-    """rate: share of the tokens that is predicted. mask, random: shares of those that become [MASK] and a
-    random token.
+    """Which tokens are predicted. Raises UserError for shares that are none."""
 
-    whole_word: choose words, not tokens; then fewer than k may be chosen where no word left is small enough.
-    Raises UserError for shares that are none.
-    """
-
-    rate: float = 0.15
-    mask: float = 0.8
-    random: float = 0.1
-    whole_word: bool = False
+    rate: float = 0.15  # share of the tokens that is predicted
+    mask: float = 0.8  # share of those that become [MASK]
+    random: float = 0.1  # share of those that become a random token
+    whole_word: bool = False  # choose words, not tokens; then fewer may be chosen where no word left is small enough
 
     def __post_init__(self):
         if not 0 < self.rate <= 1:

@@ -29,20 +29,16 @@ SLOT = np.uint64(20)  # bits for a permuted token's number
 
 @dataclass(frozen=True)
 class Permuting:
-    """reuse_len: leading tokens of a row that the next step's row continues from; 0: none, and the streams go on by
-    whole rows. k: one in k positions is predicted. spans: predict runs of 1 to 5 tokens, each somewhere in a context
-    of `context` times as many others, else single tokens. perm_size: positions that are permuted together.
-    bidirectional: the second half of the rows runs backwards through the text.
-
-    Raises UserError for a value out of range.
-    """
+    """How rows are permuted and predicted. Raises UserError for a value out of range."""
 
     reuse_len: int = 256
-    k: int = 6
-    spans: bool = True
-    context: int = 6
-    perm_size: int = 256
-    bidirectional: bool = True
+    """Leading tokens of a row that the next step's row continues from; 0: none, and the streams go on by whole
+    rows."""
+    k: int = 6  # one in k positions is predicted
+    spans: bool = True  # predict runs of 1 to 5 tokens, each somewhere in a context, else single tokens
+    context: int = 6  # how many times as many others there are in a span's context
+    perm_size: int = 256  # positions that are permuted together
+    bidirectional: bool = True  # the second half of the rows runs backwards through the text
 
     def __post_init__(self):
         lowest = {"reuse_len": 0, "k": 1, "context": 1, "perm_size": 1}

@@ -24,14 +24,10 @@ from pretrain.objectives.objective import Objective
 
 @dataclasses.dataclass(frozen=True)
 class CausalLanguageModel(Objective):
-    """reset: whether memory ends at the end of a document; else the next one sees the tail of the last.
-    evaluation_memory: positions remembered in evaluation, None for as many as in training.
+    """The model offers forward, logits, tails and empty_memory, as `models.transformer_xl.TransformerXL` does."""
 
-    The model offers forward, logits, tails and empty_memory, as `models.transformer_xl.TransformerXL` does.
-    """
-
-    reset: bool = False
-    evaluation_memory: int | None = None
+    reset: bool = False  # whether memory ends at the end of a document; else the next one sees the tail of the last
+    evaluation_memory: int | None = None  # positions remembered in evaluation, None for as many as in training
 
     def __post_init__(self):
         if self.evaluation_memory is not None:

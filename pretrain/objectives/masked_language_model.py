@@ -14,13 +14,10 @@ from pretrain.objectives.objective import Objective
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLanguageModel(Objective):
-    """layout: how rows are made, one of `layouts.LAYOUTS`.   next_sentence: also classify whether B follows A.
+    """The model gives token logits and, for next_sentence, pair logits, as `models.bert.Bert` does."""
 
-    The model gives token logits and, for next_sentence, pair logits, as `models.bert.Bert` does.
-    """
-
-    layout: str = layouts.PAIRS
-    next_sentence: bool = True
+    layout: str = layouts.PAIRS  # how rows are made: segment-pairs, packed-sentences or packed-across-documents
+    next_sentence: bool = True  # also classify whether B follows A
     masking: Masking = Masking()
 
     def __post_init__(self):

@@ -23,12 +23,9 @@ INPUTS = ("tokens", "types", "segments", "ranks", "thresholds", "reversed", "pre
 
 @dataclasses.dataclass(frozen=True)
 class PermutationLanguageModel(Objective):
-    """permuting: how rows are made, permuted and predicted.
+    """The model offers predict and empty_memory, as `models.xlnet.XLNet` does."""
 
-    The model offers predict and empty_memory, as `models.xlnet.XLNet` does.
-    """
-
-    permuting: Permuting = Permuting()
+    permuting: Permuting = Permuting()  # how rows are made, permuted and predicted
 
     def check_phase(self, phase):
         permutations.check_shape(phase.length, phase.batch_size, self.permuting)

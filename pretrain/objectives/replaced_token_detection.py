@@ -20,14 +20,11 @@ GENERATOR_NOISE, DISCRIMINATOR_NOISE, SAMPLING_NOISE = range(3)
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokenDetection(Objective):
-    """discriminator_weight: lambda, the weight of its loss beside the generator's.
+    """The model offers generate and discriminate, as `models.electra.Electra` does."""
 
-    The model offers generate and discriminate, as `models.electra.Electra` does.
-    """
-
-    layout: str = layouts.PAIRS
+    layout: str = layouts.PAIRS  # how rows are made: segment-pairs, packed-sentences or packed-across-documents
     masking: Masking = Masking(mask=0.85, random=0.0)
-    discriminator_weight: float = 50.0
+    discriminator_weight: float = 50.0  # lambda, the weight of its loss beside the generator's
 
     def __post_init__(self):
         layouts.check_layout(self.layout, next_sentence=False)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -295,6 +296,19 @@ def test_help_says_what_there_is(capsys):
     assert done.value.code in (0, None)
     said = capsys.readouterr().out
     assert "--keep-every" in said and "--model.attention-dropout" in said
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "electra-tiny", "transformer-xl-tiny", "xlnet-tiny"])
+def test_every_option_has_its_own_help(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["run", name, "--help"])
+    options = re.split(r"^\W*(?=--\w)", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    assert len(options) > 40
+    for option in options:
+        before_default = re.split(r"\((?:default|required)", option)[0]
+        said = [word for word in before_default.split() if word.islower() and not word.startswith(("--", "{", "["))]
+        assert said, option
 
 
 def test_a_mistake_in_a_real_process_exits_with_2_and_one_line(tmp_path):
