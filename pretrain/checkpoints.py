@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -44,8 +45,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
-        # Copies: on a CPU the writer would read the very buffers that the next step is given to overwrite.
-        stored = jax.tree.map(lambda leaf: jnp.array(leaf, _stored_dtype(leaf), copy=True), state)
+        stored = jax.tree.map(lambda leaf: jnp.array(leaf, _stored_dtype(leaf), copy=_needs_copy(leaf)), state)
         self._manager.save(step, args=ocp.args.PyTreeSave({"state": stored, "checksums": checksums(stored)}))
 
     def wait(self) -> None:
@@ -125,6 +125,30 @@ class Checkpoints:
 def _stored_dtype(leaf) -> jnp.dtype:
     """Floats are stored as float32, so that a memory in bfloat16 can be read where the program has another dtype."""
     return jnp.dtype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
+
+
+def _needs_copy(leaf) -> bool:
+    """On a CPU the writer would read the very buffers that the next step is given to overwrite. From an accelerator
+    Orbax has everything in the host's memory when `save` returns (`transfer_arrays_to_host`)."""
+    return _stored_dtype(leaf) != leaf.dtype or _on_cpu(leaf.sharding)
+
+
+def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
+    return next(iter(sharding.device_set)).platform == "cpu"
+
+
+def checkpoint_bytes(state: TrainState) -> int:
+    """Bytes that saving a state takes on each device beside it; the state as shapes with shardings.
+
+    Copies, and of what several devices hold the part that each of them hands over (Orbax's replica-parallel writing).
+    """
+    total = 0
+    for leaf in jax.tree.leaves(state):
+        elements = math.prod(leaf.sharding.shard_shape(leaf.shape))
+        replicas = elements * len(leaf.sharding.device_set) // leaf.size
+        stored = elements * _stored_dtype(leaf).itemsize
+        total += stored * _needs_copy(leaf) + (stored // replicas if replicas > 1 else 0)
+    return total
 
 
 def checksums(tree) -> list[Array]:

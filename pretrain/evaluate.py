@@ -1,6 +1,7 @@
 """Held-out evaluation on a fixed set: the same rows with the same corruption at every call."""
 
 import operator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -17,11 +18,19 @@ EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, 
 
 
 class Evaluator:
-    """The fixed held-out set of one phase, and the compiled step."""
+    """The fixed held-out set of one phase, and the step: given, or jitted here."""
 
-    def __init__(self, assembly: Assembly, corpus: Corpus, phase: int, examples: int, mesh: Mesh):
+    def __init__(
+        self,
+        assembly: Assembly,
+        corpus: Corpus,
+        phase: int,
+        examples: int,
+        mesh: Mesh,
+        step: Callable | None = None,
+    ):
         self.assembly, self.corpus, self.mesh = assembly, corpus, mesh
-        self._step = jit_evaluation_step(assembly, phase, EVALUATION_SEED, mesh)
+        self._step = step or jit_evaluation_step(assembly, phase, EVALUATION_SEED, mesh)
         self._first_carry = jit_first_carry(assembly, phase, mesh, train=False)
         shape = assembly.recipe.phases[phase]
         held_out = assembly.recipe.objective.examples(

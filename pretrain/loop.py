@@ -17,12 +17,13 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from models.parameters import Params, count
+from pretrain.ahead import EVALUATE, TRAIN, Program, compile_phases, compiles_ahead
 from pretrain.assembly import Assembly
 from pretrain.checkpoints import Checkpoints
 from pretrain.evaluate import Evaluator
 from pretrain.journal import Journal, Silence, read_metrics
 from pretrain.options import Options
-from pretrain.placement import jit_first_carry, jit_train_step
+from pretrain.placement import jit_first_carry
 from pretrain.recipe import boundaries, phase_at
 from pretrain.run_directory import RunDirectory
 from pretrain.signals import EXIT_STOPPED, StopRequest
@@ -46,6 +47,7 @@ class Run(NamedTuple):
     mesh: Mesh
     frozen: Params
     stop: StopRequest
+    programs: list[dict[str, Program]]
 
 
 def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
@@ -55,11 +57,11 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
     """
     ends, recipe = boundaries(run.assembly.recipe), run.assembly.recipe
     evaluated = {entry["step"] for entry in read_metrics(run.directory, "eval")}
-    evaluator = None
+    evaluator, run = None, _compiled(run, int(state.step))
     while (step := int(state.step)) < recipe.steps:
         phase = phase_at(recipe, step)
         run.journal.say(f"phase {phase + 1} of {len(ends)}: {recipe.phases[phase]}, steps {step} to {ends[phase]}")
-        evaluator = Evaluator(run.assembly, run.corpus, phase, run.options.eval_examples, run.mesh)
+        evaluator = _evaluator(run, phase)
         state = _train_phase(run, state, phase, ends[phase], evaluator)
         if run.stop:
             _save(run, state)
@@ -69,7 +71,7 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
     _save(run, state)
     if int(state.step) not in evaluated:
         last = phase_at(recipe, int(state.step) - 1)
-        evaluator = evaluator or Evaluator(run.assembly, run.corpus, last, run.options.eval_examples, run.mesh)
+        evaluator = evaluator or _evaluator(run, last)
         _evaluate(run, state, evaluator)
     run.checkpoints.wait()
     return state, 0
@@ -82,7 +84,7 @@ def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: E
     begins = first == (0, *boundaries(recipe))[phase]  # the rows of another phase's batches do not continue these
     if begins or jax.tree.map(np.shape, carry) != jax.tree.map(np.shape, state.carry):
         state = state._replace(carry=carry)
-    step_function = jit_train_step(run.assembly, phase, run.mesh, options.microbatches)
+    step_function = run.programs[phase][TRAIN].run
     meter = Meter(run, phase, first)
     for step, batch in _batches(run, phase, first, end):
         if run.stop.reached(step):
@@ -100,6 +102,22 @@ def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: E
             _evaluate(run, state, evaluator)
             meter.restart()
     return state
+
+
+def _compiled(run: Run, step: int) -> Run:
+    """The run with what is still to come compiled, where that is done ahead."""
+    recipe = run.assembly.recipe
+    if step >= recipe.steps or not compiles_ahead(run.mesh):
+        return run
+    last = len(recipe.phases) - 1
+    names = lambda phase: [TRAIN, EVALUATE] if run.options.eval_every or phase == last else [TRAIN]
+    wanted = {phase: names(phase) for phase in range(phase_at(recipe, step), len(recipe.phases))}
+    return run._replace(programs=compile_phases(run.programs, wanted, run.mesh, run.journal.say))
+
+
+def _evaluator(run: Run, phase: int) -> Evaluator:
+    step = run.programs[phase][EVALUATE].run
+    return Evaluator(run.assembly, run.corpus, phase, run.options.eval_examples, run.mesh, step)
 
 
 def _batches(run: Run, phase: int, first: int, end: int) -> Iterator[tuple[int, dict]]:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import jax
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
-from data_pipelines.errors import UserError
 from models.parameters import Params
 from models.sharding import placed_by
 from pretrain.assembly import Assembly, carry_axes, initial_carry, split_frozen, state_shapes
@@ -33,8 +32,11 @@ def state_shardings(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainSt
 
 def abstract_state(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainState, Params]:
     """(state, frozen parameters) as shapes, dtypes and shardings."""
-    place = lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding)
-    return jax.tree.map(place, state_shapes(assembly, phase), state_shardings(assembly, phase, mesh))
+    return jax.tree.map(_placed, state_shapes(assembly, phase), state_shardings(assembly, phase, mesh))
+
+
+def _placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
 def place_parameters(params: Params, assembly: Assembly, mesh: Mesh) -> Params:
@@ -48,6 +50,12 @@ def jit_first_carry(assembly: Assembly, phase: int, mesh: Mesh, train: bool = Tr
     """() -> the objective's carry before a phase's first batch, jitted."""
     make = lambda: initial_carry(assembly, phase, train)[0]
     return jax.jit(make, out_shardings=carry_shardings(carry_axes(assembly, phase, train), mesh))
+
+
+def abstract_carry(assembly: Assembly, phase: int, mesh: Mesh, train: bool = True):
+    """What `jit_first_carry` gives as shapes, dtypes and shardings."""
+    shapes = jax.eval_shape(lambda: initial_carry(assembly, phase, train)[0])
+    return jax.tree.map(_placed, shapes, carry_shardings(carry_axes(assembly, phase, train), mesh))
 
 
 def abstract_batch(assembly: Assembly, phase: int, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -71,18 +79,6 @@ def jit_train_step(assembly: Assembly, phase: int, mesh: Mesh, microbatches: int
     shardings, _ = state_shardings(assembly, phase, mesh)
     outputs = (shardings, replicated(mesh))
     return jax.jit(placed, donate_argnums=0, out_shardings=outputs, compiler_options=compiler_options(mesh))
-
-
-def check_mesh(assembly: Assembly, mesh: Mesh, microbatches: int) -> None:
-    """UserError where a mesh does not divide the parameters or a phase's activations evenly; nothing is compiled."""
-    if mesh.size == 1:
-        return
-    for phase in range(len(assembly.recipe.phases)):
-        arguments = (*abstract_state(assembly, phase, mesh), abstract_batch(assembly, phase, mesh))
-        try:
-            jit_train_step(assembly, phase, mesh, microbatches).trace(*arguments)
-        except ValueError as error:
-            raise UserError(str(error)) from None
 
 
 def jit_evaluation_step(assembly: Assembly, phase: int, seed: int, mesh: Mesh) -> Callable:

@@ -14,6 +14,7 @@ from models.parameters import count
 from pretrain.arguments import parse_recipe
 from pretrain.assembly import Assembly, assemble, state_shapes
 from pretrain.attention_choice import chosen_program
+from pretrain.checkpoints import checkpoint_bytes
 from pretrain.placement import abstract_batch, abstract_state, jit_train_step
 from pretrain.recipe import Recipe, check
 from pretrain.recipes.registry import RECIPES, find
@@ -206,6 +207,7 @@ def _work(assembly: Assembly, index: int, mesh: Mesh, microbatches: int) -> Work
         length=phase.length,
         # The backward pass costs two forward passes.
         model_flops=3 * assembly.family.flops(recipe.model, phase.batch_size, phase.length, predictions),
+        checkpoint=checkpoint_bytes(state),
     )
 
 
@@ -215,7 +217,7 @@ def _largest(recipe: Recipe, target: Target, topology: Topology, planned: Plan):
     def total(rows: int) -> float:
         alone = shaped(recipe, rows, planned.work.length)
         work, _ = next(works(alone, target, topology))
-        return plan(work, topology, KERNELS, target.cache).report.total
+        return plan(work, topology, KERNELS, target.cache).needed
 
     fixed = sum(size for name, size in planned.parts.items() if name != "batch")
     return largest_batch(total, fixed, planned.work.rows, planned.work.rows_multiple, planned.capacity)

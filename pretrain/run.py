@@ -10,6 +10,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.parameters import Params, count
 from pretrain import run_directory
+from pretrain.ahead import trace
 from pretrain.assembly import Assembly, assemble, initial_params, initial_state, state_shapes
 from pretrain.attention_choice import chosen_program, why_plain
 from pretrain.checkpoints import Checkpoints
@@ -18,7 +19,7 @@ from pretrain.initial_weights import load_weights
 from pretrain.journal import Journal, Silence
 from pretrain.loop import Run, describe, train
 from pretrain.options import Options
-from pretrain.placement import check_mesh, place_parameters, state_shardings
+from pretrain.placement import place_parameters, state_shardings
 from pretrain.recipe import Recipe, resolve
 from pretrain.restore import load_frozen, save_frozen, state_after
 from pretrain.run_directory import RunDirectory, disk_errors
@@ -33,7 +34,8 @@ def run(recipe: Recipe, options: Options) -> int:
     """Train a recipe in a work directory, from its newest checkpoint if it has one -> exit status.
 
     0: all steps are done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.
-    UserError before anything is compiled for whatever the user can put right.
+    UserError before anything is compiled for whatever the user can put right, before the first step for what does not
+    compile or fit.
     """
     corpus = Corpus(options.corpus)
     recipe = run_directory.extended(options.workdir, resolve(recipe, corpus))
@@ -41,7 +43,7 @@ def run(recipe: Recipe, options: Options) -> int:
     mesh = chosen_mesh(assemble(recipe), options)
     assembly = assemble(recipe, chosen_program(recipe, options, mesh))
     check_batches(recipe, options.microbatches, mesh_shape(mesh))
-    check_mesh(assembly, mesh, options.microbatches)
+    programs = trace(assembly, mesh, options.microbatches)
     weights = _initial_weights(assembly, corpus, options)
     renewed = _renewed(RunDirectory(options.workdir))
     with disk_errors(RunDirectory(options.workdir)):
@@ -57,7 +59,7 @@ def run(recipe: Recipe, options: Options) -> int:
                     journal.say(renewed)
                 if before and before.steps != recipe.steps:
                     journal.say(_longer_or_shorter(before, recipe, int(state.step)))
-                whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop)
+                whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop, programs)
                 state, status = train(whole, state)
                 if status == 0:
                     journal.say(f"done: {int(state.step)} steps in {directory.path}")

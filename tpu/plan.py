@@ -5,14 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from tpu import hlo
 from tpu.chips import TPUS
 from tpu.compiler import Report, compile_for_tpu
 from tpu.costs import Costs, collective_seconds, costs
 from tpu.flops import Flops, Kernel, flops
 from tpu.hlo import Collective
+from tpu.rules import shard_bytes
 from tpu.topologies import Topology
 
 
@@ -22,6 +21,7 @@ class Work(NamedTuple):
     step: jitted.   arguments: of it, shapes with shardings.   parts: 'parameters', 'optimizer', 'batch', ... -> the
     arguments' leaves that they name.   mesh, chips: its shape in words and its size.   rows: of a batch, a multiple of
     rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all chips.
+    checkpoint: bytes per chip that writing a checkpoint takes beside the arguments, between two steps.
     """
 
     step: Any
@@ -33,6 +33,7 @@ class Work(NamedTuple):
     rows_multiple: int
     length: int
     model_flops: float
+    checkpoint: int
 
 
 class Estimate(NamedTuple):
@@ -71,8 +72,18 @@ class Plan(NamedTuple):
         return TPUS[self.topology.generation].hbm
 
     @property
+    def during_checkpoint(self) -> int:
+        """What a chip holds while a checkpoint is written."""
+        return sum(self.parts.values()) + self.work.checkpoint
+
+    @property
+    def needed(self) -> float:
+        """The most that a chip has to hold, in a step or between two."""
+        return max(self.report.total, self.during_checkpoint)
+
+    @property
     def fits(self) -> bool:
-        return self.report.needed is None and self.report.total <= self.capacity
+        return self.report.needed is None and self.needed <= self.capacity
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -102,12 +113,6 @@ def plan(work: Work, topology: Topology, kernels: Mapping[str, Kernel], cache: P
         return Plan(topology, work, report, parts, counted, None, [], _no_estimate(str(error)))
     estimated = estimate(found, moved, counted, work, topology, kernels)
     return Plan(topology, work, report, parts, counted, found, moved, estimated, hlo.loops_ended_by_data(module))
-
-
-def shard_bytes(tree) -> int:
-    """Bytes that one device holds of a tree of shapes with shardings."""
-    shard = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    return sum(shard(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def estimate(

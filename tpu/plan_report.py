@@ -62,11 +62,11 @@ def _memory(planned: Plan) -> Table:
         rows["program"] = report.code
     for name, size in rows.items():
         table.add_row(name, f"{size / GIB:.3f}", f"{size / planned.capacity:.1%}")
-    verdict = "fits" if planned.fits else "DOES NOT FIT"
     table.add_section()
-    total = planned.report.total
-    all_of = f"all, of {planned.capacity / GIB:.2f}: {verdict}"
-    table.add_row(all_of, f"{total / GIB:.3f}", f"{total / planned.capacity:.1%}")
+    for name, size in (("all", planned.report.total), ("while a checkpoint is written", planned.during_checkpoint)):
+        verdict = "fits" if size <= planned.capacity else "DOES NOT FIT"
+        all_of = f"{name}, of {planned.capacity / GIB:.2f}: {verdict}"
+        table.add_row(all_of, f"{size / GIB:.3f}", f"{size / planned.capacity:.1%}")
     return table
 
 
@@ -142,7 +142,7 @@ _COLUMNS = {
     "slice": lambda p: f"{p.topology} ({p.topology.cloud})",
     "mesh": lambda p: p.work.mesh,
     "batch": lambda p: f"{p.work.rows} x {p.work.length}",
-    "HBM, GiB": lambda p: f"{p.report.total / GIB:.2f} of {p.capacity / GIB:.2f}" + ("" if p.fits else ": too much"),
+    "HBM, GiB": lambda p: f"{p.needed / GIB:.2f} of {p.capacity / GIB:.2f}" + ("" if p.fits else ": too much"),
     "TFLOPs/chip": lambda p: f"{p.flops.total / p.work.chips / 1e12:.2f}",
     "collectives, MB/chip": lambda p: f"{sum(c.bytes for c in p.collectives) / 1e6:.0f}",
     "step, ms": lambda p: _or_none(p, lambda: f"{1000 * p.estimate.seconds:.3g}"),
@@ -191,7 +191,7 @@ def _picture(rows: list[tuple[str, Plan]], out: Path) -> None:
     phases = list(dict.fromkeys((recipe, p.work.rows, p.work.length) for recipe, p in rows))
     slices = list(dict.fromkeys(str(p.topology) for _, p in rows))
     panels = {
-        "HBM, share of the chip's": lambda p: p.report.total / p.capacity,
+        "HBM, share of the chip's": lambda p: p.needed / p.capacity,
         "estimated MFU": lambda p: p.mfu or 0.0,
     }
     figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 1.5 + 0.35 * len(phases)), sharey=True)

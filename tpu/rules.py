@@ -89,6 +89,12 @@ def activation_rules(mesh: Mesh) -> Rules | None:
     return Rules(mesh, lambda axes, shape: spec(axes, shape, ACTIVATION_AXES, mesh))
 
 
+def shard_bytes(tree) -> int:
+    """Bytes that one device holds of a tree of shapes with shardings."""
+    shard = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    return sum(shard(leaf) for leaf in jax.tree.leaves(tree))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """The same array on every device."""
     return NamedSharding(mesh, PartitionSpec())

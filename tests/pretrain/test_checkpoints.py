@@ -14,7 +14,8 @@ import optax
 import pytest
 
 from data_pipelines.errors import UserError
-from pretrain.checkpoints import NOT_READ, Checkpoints, checksums
+from pretrain import checkpoints as module
+from pretrain.checkpoints import NOT_READ, Checkpoints, checkpoint_bytes, checksums
 from pretrain.run import run
 from pretrain.run_directory import RunDirectory, disk_errors
 from pretrain.step import TrainState
@@ -228,3 +229,35 @@ def test_a_real_run_that_cannot_write_its_checkpoint_ends_with_2_and_keeps_the_o
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "cannot write there" in line and "File too large" in line and "safe: 4." in line
     assert tiny.final_state(tmp_path / "run").step == 4
+
+
+def test_only_what_changes_its_dtype_is_copied_but_on_a_cpu(tmp_path, monkeypatch):
+    """Whose writer reads the buffers that the next step overwrites."""
+    state, handed = state_at(1)._replace(carry=jnp.ones((2, 4), jnp.bfloat16)), []
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(checkpoints._manager, "save", lambda step, args, **_: handed.append(args.item["state"]))
+    for on_cpu in (True, False):
+        monkeypatch.setattr(module, "_on_cpu", lambda sharding, on_cpu=on_cpu: on_cpu)
+        checkpoints.save(state)
+    place = lambda leaf: leaf.unsafe_buffer_pointer()
+    copied, kept = (jax.tree.map(lambda a, b: place(a) != place(b), stored, state) for stored in handed)
+    assert all(jax.tree.leaves(copied))
+    assert kept.carry and sum(jax.tree.leaves(kept)) == 1 and handed[1].carry.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    "platform, dtype, cut, extra",
+    [
+        ("cpu", jnp.float32, (2, 4), 32),
+        ("tpu", jnp.float32, (2, 4), 0),
+        ("tpu", jnp.bfloat16, (2, 4), 32),  # stored in float32
+        ("tpu", jnp.float32, (8, 4), 32),  # each of the four devices hands over a quarter
+        ("tpu", jnp.float32, (4, 4), 32),
+        ("tpu", jnp.bfloat16, (8, 4), 128 + 32),
+    ],
+)
+def test_what_a_checkpoint_takes_on_a_device(platform, dtype, cut, extra):
+    devices = [types.SimpleNamespace(platform=platform)] * 4
+    sharding = types.SimpleNamespace(device_set=devices, shard_shape=lambda shape: cut)
+    array = types.SimpleNamespace(shape=(8, 4), size=32, dtype=jnp.dtype(dtype), sharding=sharding)
+    assert checkpoint_bytes({"array": array}) == extra

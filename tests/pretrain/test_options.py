@@ -13,7 +13,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from models.parameters import decays, leaves
 from models.program import Program
-from pretrain import loop
+from pretrain import ahead, loop
 from pretrain.assembly import assemble, initial_params
 from pretrain.attention_choice import chosen_program
 from pretrain.journal import read_metrics
@@ -236,8 +236,8 @@ def test_max_skipped(corpus_path, tmp_path, monkeypatch, toy_run):
 
 
 def test_microbatches(toy_run, monkeypatch):
-    parts, step = [], loop.jit_train_step
-    monkeypatch.setattr(loop, "jit_train_step", lambda *rest: parts.append(rest[3]) or step(*rest))
+    parts, step = [], ahead.jit_train_step
+    monkeypatch.setattr(ahead, "jit_train_step", lambda *rest: parts.append(rest[3]) or step(*rest))
     toy_run(microbatches=4)
     assert parts == [4]
 

@@ -15,7 +15,8 @@ from tests.pretrain.test_options import replaced
 from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
-from tpu.plan import plan, shard_bytes
+from tpu.plan import plan
+from tpu.rules import shard_bytes
 from tpu.topologies import parse_topology
 
 V5E = parse_topology("v5e:1x1")

@@ -4,16 +4,17 @@ import math
 
 import pytest
 
+from tpu.compiler import Report
 from tpu.costs import Costs
 from tpu.flops import Flops, Kernel
 from tpu.hlo import Array, Collective
-from tpu.plan import Largest, Work, estimate, largest_batch
+from tpu.plan import Largest, Plan, Work, estimate, largest_batch
 from tpu.topologies import parse_topology
 
 V5E = parse_topology("v5e:4x4")
 # On v5e 15e6 cycles are 10 ms, 8.19e9 bytes of HBM are 10 ms, and 1.97e12 FLOPs per chip are 10 ms at the peak.
 BUSY = Costs(cycles=15e6, sources={}, traffic=8.19e8, lookups=0.0, kernels=0, unknown=())
-WORK = Work(None, (), {}, "data=16", 16, rows=32, rows_multiple=16, length=128, model_flops=16 * 1e12)
+WORK = Work(None, (), {}, "data=16", 16, rows=32, rows_multiple=16, length=128, model_flops=16 * 1e12, checkpoint=0)
 FLOPS = Flops(16 * 1e12, {})
 HUNDRED_MB = Array("f32", (25_000_000,))  # 1 ms on one axis of v5e, for one pass
 
@@ -95,6 +96,14 @@ def test_a_bend_is_followed_once():
     found = largest_batch(total, 4e9, 64, 4, 16e9)
     assert found.full and 0.95 * 1033 < found.rows <= 1033  # 4e9 + 7e9 + 1.5e7 per row above 700
     assert len(asked) == 4
+
+
+def test_room_for_a_checkpoint_between_two_steps_is_part_of_fitting():
+    report = Report(1.0, 11 << 30, 11 << 30, 11 << 30, 1 << 30, 0, "")
+    planned = Plan(V5E, WORK, report, {"parameters": 11 << 30}, FLOPS, None, [], None)
+    assert planned.fits and planned.needed == 12 << 30
+    planned = planned._replace(work=WORK._replace(checkpoint=6 << 30))
+    assert not planned.fits and planned.needed == 17 << 30
 
 
 def test_nothing_fits():

@@ -1,0 +1,109 @@
+"""What would fail in a later phase fails before the first step, and what was compiled for that is what trains."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from data_pipelines.errors import UserError
+from models.program import Program
+from pretrain import ahead, loop
+from pretrain.__main__ import main
+from pretrain.ahead import EVALUATE, TRAIN, compile_phases, trace
+from pretrain.assembly import assemble
+from pretrain.journal import read_metrics
+from pretrain.recipe import Phase
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from tests.pretrain import tiny, toys
+from tpu.mesh import choose_mesh
+from tpu.rules import shard_bytes
+
+PHASES = (Phase(0.5, 32, 8), Phase(0.5, 16, 8))
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    toys.register(monkeypatch)
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """What is done ahead on accelerators is done here."""
+    monkeypatch.setattr(loop, "compiles_ahead", lambda mesh: True)
+
+
+class Uncalled:
+    """A jitted function that may be compiled, but not called: that would compile it once more."""
+
+    def __init__(self, jitted):
+        self.trace, self.lower = jitted.trace, jitted.lower
+
+
+def test_a_second_phase_without_room_ends_the_run_before_the_first_step(
+    accelerator, corpus_path, tmp_path, monkeypatch, capfd
+):
+    sizes = ("argument", "temp", "output", "alias", "generated_code")
+    nothing = SimpleNamespace(**{f"{size}_size_in_bytes": 0 for size in sizes})
+
+    def compile_(lowered):
+        _, _, batch = lowered.in_avals[0][:3]
+        if batch["tokens"].shape[1] == 16:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.\nUsed 17.2G")
+        return SimpleNamespace(memory_analysis=lambda: nothing)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_)
+    shape = ["--model.width", "32", "--model.heads", "2", "--model.depth", "1", "--model.feed-forward", "64"]
+    phases = ["--phases.0.length", "32", "--phases.1.length", "16"]
+    phases += ["--phases.0.batch-size", "8", "--phases.1.batch-size", "8", "--steps", "10"]
+    places = ["--corpus", str(corpus_path), "--workdir", str(tmp_path / "run")]
+    assert main(["run", "bert-base", *places, *shape, *phases]) == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: phase 2: its train step does not fit a device's memory; raise --microbatches")
+    assert all(cure in error for cure in ("--remat full", "--mesh", "phases.1.batch_size"))
+    assert read_metrics(RunDirectory(tmp_path / "run"), "train") == []
+
+
+def test_what_is_compiled_ahead_trains_and_evaluates(accelerator, corpus_path, tmp_path, monkeypatch, capsys):
+    for name in ("jit_train_step", "jit_evaluation_step"):
+        make = getattr(ahead, name)
+        monkeypatch.setattr(ahead, name, lambda *of, make=make: Uncalled(make(*of)))
+    recipe = toys.recipe(steps=4, phases=PHASES)
+    options = tiny.options(corpus_path, tmp_path / "run", eval_every=1)
+    assert run(recipe, options) == 0
+    assert len(read_metrics(RunDirectory(tmp_path / "run"), "eval")) == 4
+    said = capsys.readouterr().out
+    assert said.count("compiling phase") == 2 and "compiling phase 2 of 2: train step, evaluation\n" in said
+    assert said.index("compiling phase 2") < said.index("phase 1 of 2: Phase(")
+    capsys.readouterr()
+    run(recipe, dataclasses.replace(options, keep=1))
+    assert "compiling" not in capsys.readouterr().out  # nothing is left to do
+
+
+def test_a_phase_that_cannot_be_traced_fails_before_anything_is_written(corpus_path, tmp_path, monkeypatch):
+    loss = toys.NextWord.loss
+
+    def short(self, model, params, batch, *rest):
+        assert batch["tokens"].shape[1] == 32, "too short"
+        return loss(self, model, params, batch, *rest)
+
+    monkeypatch.setattr(toys.NextWord, "loss", short)
+    with pytest.raises(AssertionError, match="too short"):
+        run(toys.recipe(phases=PHASES), tiny.options(corpus_path, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name, names", [(TRAIN, [TRAIN]), (EVALUATE, [EVALUATE]), ("checkpoint", [])])
+def test_a_device_needs_room_for_the_state_beside_whatever_is_done(name, names):
+    mesh = choose_mesh(None, 0, jax.devices(), None)
+    programs = trace(assemble(toys.recipe(), Program()), mesh, 1)
+    state, frozen, batch = programs[0][TRAIN].arguments
+    stood_in = lambda memory: SimpleNamespace(
+        local_devices=[SimpleNamespace(memory_stats=lambda: memory and {"bytes_limit": memory})]
+    )
+    room = shard_bytes((state, frozen, batch))
+    with pytest.raises(UserError, match=f"phase 1: its {name} takes .* GiB of a device that has .*phases.0.batch_size"):
+        compile_phases(programs, {0: names}, stood_in(room), print)
+    for memory in (3 * room + 2**20, None):
+        compile_phases(programs, {0: names}, stood_in(memory), print)
