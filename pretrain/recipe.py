@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipelines import tokenizers
 from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -16,6 +17,7 @@ from pretrain.objectives.objective import Objective
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule
+from pretrain.tokenizer_fit import check_types
 
 SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 2**32)
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
@@ -70,6 +72,7 @@ def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
         raise UserError(str(error)) from None
     resolved = dataclasses.replace(recipe, model=model)
     check(resolved)
+    check_types(f"--corpus {corpus.source}", model, tokenizers.load(corpus.tokenizer_path))
     resolved.objective.check(resolved.model, corpus, resolved.phases)
     return resolved
 

@@ -5,6 +5,7 @@ from contextlib import closing
 import jax
 from jax.sharding import Mesh
 
+from data_pipelines import tokenizers
 from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -26,6 +27,7 @@ from pretrain.run_directory import RunDirectory, disk_errors
 from pretrain.schedules import learning_rate
 from pretrain.signals import stop_request
 from pretrain.step import TrainState
+from pretrain.tokenizer_fit import misfits
 from tpu.cluster import is_first
 from tpu.mesh import MeshShape, choose_mesh, mesh_shape
 
@@ -54,6 +56,8 @@ def run(recipe: Recipe, options: Options) -> int:
                 journal.say(describe(assembly, state.params, mesh))
                 for reason in why_plain(assembly, options, mesh):
                     journal.say(reason)
+                for misfit in misfits(recipe.model, tokenizers.load(corpus.tokenizer_path)):
+                    journal.say(f"--corpus {corpus.source}: {misfit}")
                 journal.say(origin)
                 if renewed:
                     journal.say(renewed)

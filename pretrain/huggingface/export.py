@@ -1,6 +1,7 @@
 """Write parameters as folders that transformers' AutoModel and AutoTokenizer load."""
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,12 @@ from data_pipelines.errors import UserError
 from models.families import FAMILIES, family_of
 from pretrain.huggingface.config import check_class
 from pretrain.huggingface.tensors import architecture, field, views
+from pretrain.tokenizer_fit import check_types, misfits
 
 FILES = ("config.json", "model.safetensors", "generation_config.json", "added_tokens.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+
+log = logging.getLogger(__name__)
 
 
 def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
@@ -33,7 +37,11 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
     parts = family_of(config).hf
     check_class(f"export --to {folder}", config)
     check_replaceable(folder)
-    ids = tokenizers.token_ids(tokenizers.load(tokenizer_path))
+    made = tokenizers.load(tokenizer_path)
+    check_types(f"export --to {folder}", config, made)
+    for misfit in misfits(config, made):
+        log.warning("export --to %s: %s", folder, misfit)
+    ids = tokenizers.token_ids(made)
     arrays = jax.tree.map(np.asarray, params)
     partial = folder.with_name(f".{folder.name}.partial")
     try:

@@ -1,6 +1,8 @@
 """An export is whole on disk before it is seen, as readable as other files, and names its tokenizer's tokens."""
 
 import dataclasses
+import io
+import logging
 import os
 import stat
 from pathlib import Path
@@ -9,13 +11,23 @@ import jax
 import numpy as np
 import pytest
 import transformers
+from rich.console import Console
 
 from data_pipelines import pieces, tokenizers
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.prepare import Prepare, prepare
 from models.bert import BertConfig
 from models.electra import ElectraConfig, Tower
 from models.xlnet import XLNetConfig
+from pretrain import run as runs
 from pretrain.huggingface.export import export
+from pretrain.recipe import resolve
+from pretrain.run_directory import RunDirectory
+from pretrain.tokenizer_fit import EXPECTED, misfits
 from tests.models.shapes import parameter_shapes
+from tests.pretrain import tiny
+from tests.texts import write_texts
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dog",
@@ -53,6 +65,8 @@ def exported(tokenizer_paths, tmp_path):
         path = tokenizer_paths[tokenizer]
         size = tokenizers.load(path).tokenizer.get_vocab_size()
         config = dataclasses.replace(CONFIGS[family], vocab_size=size)
+        if tokenizer == "xlnet" and family != "xlnet":
+            config = dataclasses.replace(config, types=3)  # as many as it gives
         rng = np.random.default_rng(0)
         draw = lambda leaf: rng.normal(0, 0.02, leaf.shape).astype(np.float32)
         export(jax.tree.map(draw, parameter_shapes(config)), config, path, tmp_path / "export")
@@ -73,10 +87,10 @@ def test_every_file_of_an_export_follows_the_umask(exported, mask):
 
 
 def test_everything_is_on_disk_before_the_export_takes_its_place_and_its_place_is_then(exported, monkeypatch):
-    events, fsync, rename = [], os.fsync, Path.rename
+    events, fsync, replace = [], os.fsync, os.replace
     resolve = lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     monkeypatch.setattr(os, "fsync", lambda file: events.append(("sync", resolve(file))) or fsync(file))
-    monkeypatch.setattr(Path, "rename", lambda self, to: events.append(("rename", self)) or rename(self, to))
+    monkeypatch.setattr(os, "replace", lambda *paths: events.append(("rename", paths[0])) or replace(*paths))
     folder = exported("electra")
     before = events[: events.index(("rename", folder.with_name(".export.partial")))]
     synced = {path.relative_to(folder.with_name(".export.partial")) for kind, path in before if kind == "sync"}
@@ -114,3 +128,47 @@ def test_an_exported_xlnet_generates_until_its_own_end(exported, tokenizer):
     named = (told.bos_token_id, told.eos_token_id, told.pad_token_id)
     assert named == (tokens.bos_token_id, tokens.eos_token_id, tokens.pad_token_id)
     assert pipeline("the quick", max_new_tokens=2, do_sample=False)[0]["generated_text"].startswith("the quick")
+
+
+def test_a_tokenizer_with_more_token_types_than_the_model_is_refused_before_it_trains(tmp_path):
+    source = write_texts(tmp_path / "texts", documents=40, seed=0)
+    options = {"tokenizer": "sentencepiece-unigram", "vocab_size": 60, "heldout": 0.1, "processes": 1}
+    prepare(Prepare((f"text:{source}",), tmp_path / "corpus", **options), Console(file=io.StringIO()))
+    corpus = Corpus(tmp_path / "corpus")
+    said = "--corpus .*: its tokenizer gives token types up to 2, which model.types=2 has not; prepare it with"
+    for recipe in (tiny.bert(), tiny.electra()):
+        with pytest.raises(UserError, match=f"{said} --tokenizer wordpiece, or give --model.types 3"):
+            resolve(recipe, corpus)
+        resolve(dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, types=3)), corpus)
+    resolve(tiny.xlnet(), corpus)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_nor_is_such_a_model_exported(tokenizer_paths, tmp_path, family):
+    config = dataclasses.replace(CONFIGS[family], vocab_size=42)
+    with pytest.raises(UserError, match="export --to .*: its tokenizer gives token types up to 2, which model.types=2"):
+        export({}, config, tokenizer_paths["xlnet"], tmp_path / "export")
+    assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize("family, tokenizer", PAIRS)
+def test_a_tokenizer_that_writes_other_rows_than_the_model_reads_is_warned_of(exported, caplog, family, tokenizer):
+    fits = (tokenizer == "xlnet") == (family == "xlnet")
+    with caplog.at_level(logging.WARNING):
+        exported(family, tokenizer)
+    assert (EXPECTED[family].prepare in caplog.text) != fits
+    assert (f"this model is trained on '{EXPECTED[family].pair}'" in caplog.text) != fits
+
+
+def test_what_the_options_that_are_named_make_fits(tokenizer_paths):
+    for family, expected in EXPECTED.items():
+        made = tokenizers.load(tokenizer_paths["xlnet" if "xlnet" in expected.prepare else "wordpiece"])
+        assert misfits(CONFIGS[family], made) == []
+
+
+def test_a_run_says_at_its_start_that_its_export_will_not_fit(corpus_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "train", lambda run, state: (state, 0))
+    runs.run(tiny.xlnet(), tiny.options(corpus_path, tmp_path))
+    log = RunDirectory(tmp_path).log.read_text()
+    assert f"--corpus {corpus_path}: the tokenizer writes two texts as 'cls A sep B sep', this model is" in log
+    assert "prepare the corpus with --tokenizer sentencepiece-unigram --specials xlnet" in log

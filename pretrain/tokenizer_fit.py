@@ -1,0 +1,66 @@
+"""What a model needs of its corpus's tokenizer, and what whoever loads its export expects of it, for all families.
+
+A tokenizer writes special tokens around a text and token types beside it. Training puts in its own, so it is only in
+the exported model that the tokenizer's reach it.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import Made
+from models.families import family_of
+
+
+class Expected(NamedTuple):
+    """pair: two texts, A and B, as the model is trained on them, with the roles of the special tokens around them.
+    prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that."""
+
+    pair: str
+    prepare: str
+
+
+EXPECTED: Mapping[str, Expected] = {  # model type in Hugging Face's config.json -> what fits
+    "bert": Expected("cls A sep B sep", "--tokenizer wordpiece"),
+    "electra": Expected("cls A sep B sep", "--tokenizer wordpiece"),
+    "xlnet": Expected("A sep B sep cls", "--tokenizer sentencepiece-unigram --specials xlnet"),
+}
+
+
+def check_types(setting: str, config, made: Made) -> None:
+    """UserError where a tokenizer gives token types for which a model has no embeddings."""
+    expected, types = _expected(config), getattr(config, "types", None)
+    if expected is None or types is None:
+        return
+    largest = max(made.tokenizer.encode("a").type_ids + made.tokenizer.encode("a", "b").type_ids)
+    if largest >= types:
+        raise UserError(
+            f"{setting}: its tokenizer gives token types up to {largest}, which model.types={types} has not; prepare "
+            f"it with {expected.prepare}, or give --model.types {largest + 1}"
+        )
+
+
+def misfits(config, made: Made) -> list[str]:
+    """What to say where an exported tokenizer will not write texts as the model was trained on them."""
+    expected, written = _expected(config), _pair(made)
+    if expected is None or written == expected.pair:
+        return []
+    return [
+        f"the tokenizer writes two texts as '{written}', this model is trained on '{expected.pair}': whoever loads its "
+        f"export would have to write them so; prepare the corpus with {expected.prepare}"
+    ]
+
+
+def _expected(config) -> Expected | None:
+    """None for a family that is not exported."""
+    return next((EXPECTED[model.constants["model_type"]] for model in family_of(config).hf.values()), None)
+
+
+def _pair(made: Made) -> str:
+    """Two texts as a tokenizer writes them, in the words of `Expected.pair`."""
+    roles = {index: role for role, index in made.special.items()}
+    encoded = made.tokenizer.encode("a", "b")
+    of_text = lambda text, index: "AB"[text] if text is not None else roles.get(index, str(index))
+    tokens = list(map(of_text, encoded.sequence_ids, encoded.ids))
+    repeated = lambda i: tokens[i] in ("A", "B") and tokens[i] == tokens[i - 1]  # a text of several tokens
+    return " ".join(token for i, token in enumerate(tokens) if i == 0 or not repeated(i))
