@@ -54,10 +54,14 @@ class Dense(nn.Module):
         return _add_bias(product(x.astype(self.dtype), kernel), bias)
 
     def parameters(self, inputs: int) -> tuple[Array, Array]:
-        """Kernel and bias in `dtype`."""
+        """Kernel and bias, float32 both."""
         kernel = self.param("kernel", nn.initializers.normal(self.init_std), (inputs, self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return kernel.astype(self.dtype), bias
+        return kernel, bias
+
+    def contraction(self, equation: str, x: Array, kernel: Array) -> Array:
+        """`contraction` in `dtype`."""
+        return contraction(equation, x.astype(self.dtype), kernel).astype(self.dtype)
 
 
 class Weights(Dense):
@@ -80,7 +84,7 @@ class ToHeads(Dense):
     def __call__(self, x: Array) -> Array:
         kernel, bias = self.parameters(x.shape[-1])
         cut = lambda array: array.reshape(*array.shape[:-1], self.heads, -1)
-        return _add_bias(jnp.einsum("blw,whd->bhld", x.astype(self.dtype), cut(kernel)), cut(bias)[:, None, :])
+        return _add_bias(self.contraction("blw,whd->bhld", x, cut(kernel)), cut(bias)[:, None, :])
 
 
 class FromHeads(Dense):
@@ -90,7 +94,7 @@ class FromHeads(Dense):
     def __call__(self, x: Array) -> Array:
         heads, head_dim = x.shape[1], x.shape[3]
         kernel, bias = self.parameters(heads * head_dim)
-        return _add_bias(jnp.einsum("bhld,hdw->blw", x.astype(self.dtype), kernel.reshape(heads, head_dim, -1)), bias)
+        return _add_bias(self.contraction("bhld,hdw->blw", x, kernel.reshape(heads, head_dim, -1)), bias)
 
 
 def _add_bias(y: Array, bias: Array) -> Array:
@@ -99,7 +103,11 @@ def _add_bias(y: Array, bias: Array) -> Array:
 
 
 def product(x: Array, w: Array) -> Array:
-    """x [..., in] @ w [in, out] -> [..., out], with a weight gradient that is also fast on CPUs."""
+    """x [..., in] @ w f32[in, out] -> [..., out] in x's dtype, with a weight gradient that is also fast on CPUs.
+
+    The weight's gradient leaves the product in float32, here as in `contraction` and `tied_logits`: devices and
+    microbatches add such gradients up, and a sum in bfloat16 would round at every addition.
+    """
     if current_rules() is not None:  # rows and positions may be cut over different axes of the mesh
         return _product(x, w)
     # One [rows, in] x [in, out] product: XLA:CPU is slower on [batch, length, in].
@@ -108,26 +116,56 @@ def product(x: Array, w: Array) -> Array:
 
 @jax.custom_vjp
 def _product(x: Array, w: Array) -> Array:
-    return x @ w
+    return _product_forward(x, w)[0]
+
+
+def _product_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    w = w.astype(x.dtype)
+    return x @ w, (x, w)
 
 
 def _product_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     x, w = residuals
     leading = tuple(range(x.ndim - 1))
-    return g @ w.T, row_product(x, g) if x.ndim == 2 else jnp.tensordot(x, g, (leading, leading))
+    if x.ndim == 2:
+        return g @ w.T, row_product(x, g)
+    return g @ w.T, jnp.tensordot(x, g, (leading, leading), preferred_element_type=jnp.float32)
 
 
-_product.defvjp(lambda x, w: (x @ w, (x, w)), _product_gradients)
+_product.defvjp(_product_forward, _product_gradients)
 
 
 def row_product(x: Array, g: Array) -> Array:
-    """x [rows, in], g [rows, out] -> x.T @ g [in, out], the gradient of a weight."""
+    """x [rows, in], g [rows, out] -> x.T @ g f32[in, out], the gradient of a weight."""
+    direct = lambda x, g: jnp.matmul(x.T, g, preferred_element_type=jnp.float32)
     if x.shape[1] <= g.shape[1] or x.shape[0] < FEW_ROWS:
-        return x.T @ g
+        return direct(x, g)
     # XLA:CPU's Eigen runs a tall x.T at half speed (48 against 98 GFLOP/s at 4096 x [512, 128]); the barrier keeps
     # XLA from undoing the exchange. With fewer rows the transposed copy costs more than it saves.
-    exchanged = lambda x, g: jax.lax.optimization_barrier(g.T @ x).T
-    return jax.lax.platform_dependent(x, g, cpu=exchanged, default=lambda x, g: x.T @ g)
+    exchanged = lambda x, g: jax.lax.optimization_barrier(direct(g, x)).T
+    return jax.lax.platform_dependent(x, g, cpu=exchanged, default=direct)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def contraction(equation: str, x: Array, w: Array) -> Array:
+    """jnp.einsum(equation, x, w) as float32, multiplied in x's dtype; w float32, its gradient as in `product`."""
+    return _contraction_forward(equation, x, w)[0]
+
+
+def _contraction_forward(equation: str, x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    w = w.astype(x.dtype)
+    return jnp.einsum(equation, x, w, preferred_element_type=jnp.float32), (x, w)
+
+
+def _contraction_gradients(equation: str, residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    of_x, of_w, of_g = equation.replace("->", ",").split(",")
+    x, w = residuals
+    g = g.astype(x.dtype)
+    wide = jnp.einsum(f"{of_x},{of_g}->{of_w}", x, g, preferred_element_type=jnp.float32)
+    return jnp.einsum(f"{of_g},{of_w}->{of_x}", g, w), wide
+
+
+contraction.defvjp(_contraction_forward, _contraction_gradients)
 
 
 class Norm(nn.Module):
@@ -255,7 +293,6 @@ def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Ar
 
     The padding rows get -inf, so that they carry no probability and no gradient.
     """
-    table = constrain(table.astype(hidden.dtype), "vocab", None)
     logits = constrain(_scores(hidden, table, bias), "batch", "vocab")
     if table.shape[0] == vocab_size:
         return logits
@@ -274,13 +311,19 @@ def gather_rows(x: Array, positions: Array) -> Array:
 
 @jax.custom_vjp
 def _scores(hidden: Array, table: Array, bias: Array) -> Array:
-    """hidden [n, width], table [vocab, width], one dtype -> their dot products plus bias f32[vocab]: f32[n, vocab]."""
+    """hidden [n, width], table f32[vocab, width] -> their dot products plus bias f32[vocab]: f32[n, vocab]."""
+    return _scores_forward(hidden, table, bias)[0]
+
+
+def _scores_forward(hidden: Array, table: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
+    table = constrain(table.astype(hidden.dtype), "vocab", None)  # gathered after the cast: half the bytes
     direct = lambda hidden, table: jnp.einsum("nw,vw->nv", hidden, table, preferred_element_type=jnp.float32)
     if hidden.shape[0] >= FEW_ROWS:
-        return direct(hidden, table) + bias
+        return direct(hidden, table) + bias, (hidden, table)
     # With few rows Eigen is fast the other way round: 83 against 186 ms at [160, 768] x [30592, 768].
     exchanged = lambda hidden, table: jax.lax.optimization_barrier(direct(table, hidden)).T
-    return jax.lax.platform_dependent(hidden, table, cpu=exchanged, default=direct) + bias
+    scores = jax.lax.platform_dependent(hidden, table, cpu=exchanged, default=direct)
+    return scores + bias, (hidden, table)
 
 
 def _scores_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array, Array]:
@@ -292,4 +335,4 @@ def _scores_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, 
     return g @ table, row_product(g, hidden), bias
 
 
-_scores.defvjp(lambda hidden, table, bias: (_scores(hidden, table, bias), (hidden, table)), _scores_gradients)
+_scores.defvjp(_scores_forward, _scores_gradients)

@@ -12,7 +12,7 @@ from jax import Array
 
 from models.bert import check_encoder, site
 from models.kernels import Attention, require
-from models.layers import ACTIVATIONS, Dense, Norm, product
+from models.layers import ACTIVATIONS, Dense, Norm, contraction, product
 from models.noise import ahead, dropout
 from models.parameters import Keys
 from models.program import Program, kept
@@ -135,8 +135,9 @@ class Context(NamedTuple):
 
 
 class Biases(NamedTuple):
-    """What is added to a query for each kind of score, [heads * head_dim] each: u and v of Dai et al. 2019; for types
-    (Yang et al. 2019, section 2.5) also `type`, and `types` [2, heads * head_dim], the keys of 'same' and 'other'."""
+    """What is added to a query for each kind of score, f32[heads * head_dim] each: u and v of Dai et al. 2019; for
+    types (Yang et al. 2019, section 2.5) also `type`, and `types` [2, heads * head_dim], the keys of 'same' and
+    'other'."""
 
     content: Array
     position: Array
@@ -154,20 +155,22 @@ def relative_attention(
     """
     split = lambda x: x.reshape(*x.shape[:-1], heads, -1)
     (k, v, r), rows, scale = map(split, context), queries.rows, split(q).shape[-1] ** -0.5
-    add = lambda bias: constrain((split(q) + split(bias)) * scale, "batch", rows, "heads", None)
+    # In float32, so that the biases' gradients, sums over all rows, are too.
+    added = lambda bias: ((split(q).astype(jnp.float32) + split(bias)) * scale).astype(q.dtype)
+    add = lambda bias: constrain(added(bias), "batch", rows, "heads", None)
     # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
     product32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     scores = product32("bqhd,bkhd->bhqk", add(biases.content), k)
     if r.shape[0] == 1:
-        distances = product32("bqhd,rhd->bhqr", add(biases.position), r[0])
+        distances = contraction("bqhd,rhd->bhqr", add(biases.position), r[0].astype(jnp.float32))
     else:
         distances = product32("bqhd,brhd->bhqr", add(biases.position), r)
     number = k.shape[1]
     scores += shift(distances, number) if queries.starts is None else shift_to(queries.starts, distances, number)
     if queries.own.types is not None:
         other = queries.own.types[:, None, :, None] != queries.keys.types[:, None, None, :]
-        same, different = jnp.moveaxis(product32("bqhd,thd->bhqt", add(biases.type), split(biases.types)), -1, 0)
+        same, different = jnp.moveaxis(contraction("bqhd,thd->bhqt", add(biases.type), split(biases.types)), -1, 0)
         scores += jnp.where(other, different[..., None], same[..., None])
     visible = visibility(queries)
     scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
@@ -216,10 +219,11 @@ def by_kernel(
         shared, local = specs.q[2], own.q.shape[2] // setting.head_dim
         first = 0 if shared is None else jax.lax.axis_index(shared) * local  # of this device's heads
         drawn = ahead(own.noise, first * setting.n * own.k.shape[1])
-        return relative_kernel(own._replace(noise=drawn), setting)
+        return relative_kernel(own._replace(noise=drawn, r=own.r.astype(q.dtype)), setting)
 
     attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=(specs,), out_specs=specs.q, check_vma=False)
-    return attend(inputs)[:, : setting.n]
+    # Devices add up the gradient of distances that all rows share: in float32.
+    return attend(inputs._replace(r=inputs.r.astype(jnp.float32)))[:, : setting.n]
 
 
 def packed(q: Array, context: Context, biases: Biases, queries: Queries, keys: Keys) -> Inputs:
@@ -228,7 +232,7 @@ def packed(q: Array, context: Context, biases: Biases, queries: Queries, keys: K
     own, of_keys, fill = queries.own, queries.keys, lambda x, like: jnp.zeros_like(like) if x is None else x
     own = [own.ranks, own.segments, fill(own.types, own.ranks), fill(queries.starts, own.ranks)]
     of_keys = [of_keys.ranks, of_keys.segments, fill(of_keys.types, of_keys.ranks)]
-    content, position, kind, types = (x if x is None else x.astype(jnp.float32) for x in biases)
+    content, position, kind, types = biases
     types = None if types is None else types[1] - types[0]  # the softmax does not see what both have
     whole = -(-n // LANES) * LANES
     length = n if queries.starts is None else context.r.shape[1] - context.k.shape[1]
@@ -256,7 +260,7 @@ class Projection(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         kernel = self.param("kernel", nn.initializers.normal(self.init_std), (x.shape[-1], self.features))
-        return product(x.astype(self.dtype), kernel.astype(self.dtype))
+        return product(x.astype(self.dtype), kernel)
 
 
 class RelativeAttention(nn.Module):
@@ -278,10 +282,9 @@ class RelativeAttention(nn.Module):
     def __call__(self, x: Array, context: Context, biases: Biases, queries: Queries, keys: Keys) -> Array:
         """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
         config = self.config
-        cast = Biases(*(bias if bias is None else bias.astype(self.program.compute) for bias in biases))
         q, rate = kept(self.query(x)), config.attention_dropout
         attend = by_kernel if self.program.attention == "relative" else relative_attention
-        mixed = attend(q, context, cast, queries, config.heads, dropout_rate=rate, keys=site(keys, 1))
+        mixed = attend(q, context, biases, queries, config.heads, dropout_rate=rate, keys=site(keys, 1))
         y = self.output(kept(mixed))
         return constrain(self.norm(x + dropout(y, config.dropout, site(keys, 2))), "batch", queries.rows, None)
 

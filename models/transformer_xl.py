@@ -110,12 +110,12 @@ class Cluster(nn.Module):
         return tied_logits(self._narrowed(hidden), self.tokens, self.bias, self.rows)
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
-        """The factors of these logits: hidden [n, narrow], table [padded rows, narrow], bias f32[padded rows]."""
+        """The factors of these logits: hidden [n, narrow], table f32[padded rows, narrow], bias f32[padded rows]."""
         bias = jnp.where(jnp.arange(len(self.bias)) < self.rows, self.bias, -jnp.inf)
-        return self._narrowed(hidden), self.tokens.astype(hidden.dtype), bias
+        return self._narrowed(hidden), self.tokens, bias
 
     def _narrowed(self, hidden: Array) -> Array:
-        return product(hidden, self.output_projection.T.astype(hidden.dtype)) if self.projection else hidden
+        return product(hidden, self.output_projection.T) if self.projection else hidden
 
 
 class TransformerXLLayer(nn.Module):

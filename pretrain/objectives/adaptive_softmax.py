@@ -22,8 +22,8 @@ def adaptive_cross_entropy(
 ) -> Array:
     """-log p(target) in nats f32[n]; p(token) = p(its cluster) * p(token in there).
 
-    head: logits f32[n, shortlist + clusters].   tails: of each cluster (hidden [n, width], table [rows, width] in the
-    same dtype, bias f32[rows], -inf in padding rows), whose logits are hidden @ table.T + bias.
+    head: logits f32[n, shortlist + clusters].   tails: of each cluster (hidden [n, width], table f32[rows, width],
+    bias f32[rows], -inf in padding rows), whose logits are hidden @ table.T + bias.
     targets: i32[n], by falling frequency.   cutoffs: the first token of each cluster, ascending.
     """
     cluster = sum((targets >= start).astype(jnp.int32) for start in cutoffs)  # 0: the shortlist
@@ -52,6 +52,8 @@ def _member_losses(hidden: Array, table: Array, bias: Array, targets: Array, mem
 
 
 def _forward(hidden, table, bias, targets, members):
+    table = table.astype(hidden.dtype)
+
     def block(rows: Array, losses: Array) -> Array:
         of_rows, _ = cross_entropy(_logits(_taken(hidden, rows), table, bias), _taken(targets, rows))
         return losses.at[rows].set(of_rows, mode="drop")
@@ -77,7 +79,7 @@ def _backward(residuals, g):
 
     zeros = jnp.zeros_like(hidden), jnp.zeros(table.shape, jnp.float32), jnp.zeros_like(bias)
     d_hidden, d_table, d_bias = _over_blocks(members, block, zeros)
-    return d_hidden, d_table.astype(table.dtype), d_bias, None, None
+    return d_hidden, d_table, d_bias, None, None
 
 
 _member_losses.defvjp(_forward, _backward)

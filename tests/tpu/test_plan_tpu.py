@@ -55,6 +55,8 @@ def test_parameters_are_gathered_and_gradients_reduced(tiny):
     kinds = {collective["kind"] for collective in tiny["collectives"]}
     assert "all-gather" in kinds and kinds & {"reduce-scatter", "all-reduce"}
     assert {collective["group"] for collective in tiny["collectives"]} <= {2, 4}
+    sums = [collective for collective in tiny["collectives"] if collective["kind"] in ("reduce-scatter", "all-reduce")]
+    assert {dtype for collective in sums for dtype, _ in collective["arrays"]} == {"f32", "s32"}
 
 
 @pytest.mark.slow

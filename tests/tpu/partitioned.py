@@ -1,0 +1,37 @@
+"""Recipes' steps in bfloat16, as XLA partitions them for 2 simulated devices; prints JSON. For test_gradient_sums.py.
+
+Arguments: names as `simulated.py` takes them, each with a mesh: 'bert:data=2'. Found: what devices exchange, as
+[kind, dtype, dims, source], before the CPU's compiler widens what it cannot add in bfloat16.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+
+from models.program import Program
+from pretrain import placement
+from pretrain.assembly import assemble
+from tests.tpu import simulated
+from tpu import hlo
+from tpu.mesh import make_mesh, parse_mesh
+
+
+def exchanged(name, text):
+    mesh = make_mesh(parse_mesh(text, 2), jax.devices())
+    assembly = assemble(simulated.recipe(name), Program(dtype="bfloat16"))
+    arguments = (*placement.abstract_state(assembly, 0, mesh), placement.abstract_batch(assembly, 0, mesh))
+    lowered = placement.jit_train_step(assembly, 0, mesh, 1).lower(*arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        dump = {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd-partitioning"}
+        lowered.compile(compiler_options={**simulated.QUICK, **dump})
+        (file,) = Path(folder).glob("*placed*.after_spmd-partitioning*.txt")
+        module = hlo.parse(file.read_text())
+    found = [collective for collective in hlo.collectives(module) if collective.group > 1]
+    return [[c.kind, array.dtype, array.dims, c.source] for c in found for array in c.arrays]
+
+
+if __name__ == "__main__":
+    print(json.dumps({which: exchanged(*which.split(":")) for which in sys.argv[1:]}))
