@@ -33,6 +33,7 @@ from data_pipelines import tokenizers as ours
 from data_pipelines.durable import put, sync
 from data_pipelines.encoding import Encoder
 from data_pipelines.errors import UserError
+from data_pipelines.progress import busy
 from data_pipelines.show import show_problems
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
@@ -219,7 +220,8 @@ def _make_tokenizer(options: Prepare, parsed, units, partial: Path, state: dict,
     """Train or load the tokenizer. What fails here binds no settings: the state is written after it."""
     if options.tokenizer in ours.TRAINED:
         console.print("training a tokenizer")
-        made = _train(options, parsed, units)
+        with busy("training a tokenizer", console):
+            made = _train(options, parsed, units)
     else:
         made = ours.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
     shutil.rmtree(partial / "tokenizer.new", ignore_errors=True)

@@ -7,11 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from data_pipelines.cloud import cloud_errors, in_cloud, is_file, upload_file
 from data_pipelines.errors import UserError
 from pretrain.run_directory import RunDirectory, write_whole
+
+TRAINING = "training"
 
 
 class Journal:
@@ -28,10 +40,11 @@ class Journal:
         self._events = SummaryWriter(str(written.tensorboard), purge_step=step + 1)
         self.console = Console(highlight=False)
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            console=self.console, disable=not self.console.is_terminal,
+            TextColumn("{task.description}"), BarColumn(16), TextColumn("step"), MofNCompleteColumn(), _Rate(),
+            TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left"),
+            console=self.console, transient=True, disable=not self.console.is_terminal,
         )  # fmt: skip
-        self._task = self._bar.add_task("training", total=total, completed=step)
+        self._task = self._bar.add_task(TRAINING, total=total, completed=step)
         self._bar.start()
 
     def say(self, line: str) -> None:
@@ -48,8 +61,13 @@ class Journal:
             self._events.add_scalar(f"{kind}/{name}", value, step)
         self.say(f"{kind:>5} {step:>7}  " + "  ".join(f"{name} {value:.5g}" for name, value in figures.items()))
 
-    def progress(self, step: int, eta: str) -> None:
-        self._bar.update(self._task, completed=step, description=f"training, {eta} left")
+    def doing(self, what: str) -> None:
+        """On a terminal, what is done until the next step has begun."""
+        self._bar.update(self._task, description=what)
+
+    def progress(self, step: int) -> None:
+        """On a terminal, how many steps have been handed to the devices, which may still be at earlier ones."""
+        self._bar.update(self._task, completed=step, description=TRAINING)
 
     def sync(self) -> None:
         """To be called before a checkpoint is saved, so that what led to it is in the work directory, and after an
@@ -69,6 +87,13 @@ class Journal:
         self._log.close()
         if self._mirror is not None:
             self._mirror.close()
+
+
+class _Rate(ProgressColumn):
+    """Steps per second in the last half minute."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.3g}/s" if task.speed else "")
 
 
 class _Mirror:
@@ -107,7 +132,9 @@ class Silence:
 
     def figures(self, kind: str, step: int, figures: Mapping[str, float]) -> None: ...
 
-    def progress(self, step: int, eta: str) -> None: ...
+    def doing(self, what: str) -> None: ...
+
+    def progress(self, step: int) -> None: ...
 
     def sync(self) -> None: ...
 

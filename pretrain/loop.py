@@ -86,6 +86,7 @@ def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: E
         state = state._replace(carry=carry)
     step_function = run.programs[phase][TRAIN].run
     meter = Meter(run, phase, first)
+    run.journal.doing(f"compiling phase {phase + 1}")
     for step, batch in _batches(run, phase, first, end):
         if run.stop.reached(step):
             break
@@ -93,6 +94,7 @@ def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: E
         with jax.transfer_guard("disallow"):
             state, metrics = step_function(state, run.frozen, batch)
         done = step + 1
+        run.journal.progress(done)
         meter.add(metrics)
         if done % options.log_every == 0 or done == end or done == first + 1:
             meter.report(done)
@@ -138,6 +140,7 @@ def _save(run: Run, state: TrainState) -> None:
 
 
 def _evaluate(run: Run, state: TrainState, evaluator: Evaluator) -> None:
+    run.journal.doing("evaluating")
     run.journal.figures("eval", int(state.step), evaluator(state.params, run.frozen))
     run.journal.sync()
 
@@ -209,7 +212,6 @@ class Meter:
 
     def _speed(self, seconds: float, step: int) -> dict[str, float]:
         left = datetime.timedelta(seconds=round(seconds * (self.run.assembly.recipe.steps - step)))
-        self.run.journal.progress(step, str(left))
         figures = {
             "step_ms": 1000 * seconds,
             "tokens_per_s": self.phase.batch_size * self.phase.length / seconds,

@@ -9,6 +9,7 @@ from data_pipelines import tokenizers
 from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.progress import busy
 from models.parameters import Params, count
 from pretrain import run_directory
 from pretrain.ahead import trace
@@ -129,6 +130,7 @@ def _longer_or_shorter(before: Recipe, recipe: Recipe, step: int) -> str:
     return f"{said}; the {recipe.schedule.name} schedule is evaluated for the new total: rate {old:.3g} -> {new:.3g}"
 
 
+@busy("making or restoring the state")
 def _first_state(
     assembly: Assembly,
     before: Recipe,

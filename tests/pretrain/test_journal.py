@@ -1,0 +1,84 @@
+"""What a terminal shows between two lines of figures, and a pipe does not."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from data_pipelines.progress import busy
+from pretrain import journal
+from pretrain.journal import Journal
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from tests.pretrain import tiny, toys
+
+
+@pytest.fixture
+def shown(monkeypatch, tmp_path):
+    """(terminal or pipe) -> (a journal of 10 steps, what it writes to the screen)."""
+    opened = []
+
+    def open_journal(terminal: bool):
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=terminal, width=120)
+        monkeypatch.setattr(journal, "Console", lambda **_: console)
+        opened.append(Journal(RunDirectory(tmp_path), 0, 10))
+        return opened[-1], screen
+
+    yield open_journal
+    for one in opened:
+        one.close()
+
+
+def new_text(screen) -> str:
+    """What was written to the screen since the last call."""
+    text = screen.getvalue()
+    screen.seek(0)
+    screen.truncate()
+    return text
+
+
+def test_a_terminal_is_told_what_is_done_and_for_how_long_while_nothing_returns(shown):
+    writer, screen = shown(True)
+    writer.doing("compiling phase 1")
+    time.sleep(1.3)  # as in one long call
+    said = new_text(screen)
+    assert "compiling phase 1" in said and "0:00:00" in said and "0:00:01" in said
+
+
+def test_a_terminal_counts_steps_between_lines_of_figures_with_their_rate_and_the_time_left(shown):
+    writer, screen = shown(True)
+    for step in (1, 2, 3):
+        writer.progress(step)
+        time.sleep(0.2)
+    said = new_text(screen)
+    assert "training" in said and "3/10" in said and "/s" in said and "left" in said
+
+
+def test_a_pipe_gets_no_bar(shown):
+    writer, screen = shown(False)
+    writer.doing("compiling phase 1")
+    writer.progress(3)
+    writer.say("a line")
+    assert new_text(screen) == "a line\n"
+
+
+def test_a_run_tells_every_step_when_it_is_handed_to_the_devices_and_what_comes_between(
+    corpus_path, tmp_path, monkeypatch
+):
+    told = []
+    toys.register(monkeypatch)
+    monkeypatch.setattr(Journal, "doing", lambda self, what: told.append(what))
+    monkeypatch.setattr(Journal, "progress", lambda self, step: told.append(step))
+    run(toys.recipe(steps=4), tiny.options(corpus_path, tmp_path / "run", log_every=4, eval_every=2))
+    assert told == ["compiling phase 1", 1, 2, "evaluating", 3, 4, "evaluating"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_busy_shows_a_line_that_goes_away_on_a_terminal_alone(terminal):
+    screen = io.StringIO()
+    with busy("training a tokenizer", Console(file=screen, force_terminal=terminal)):
+        time.sleep(0.3)
+    assert ("training a tokenizer" in screen.getvalue()) == terminal
+    assert not terminal or screen.getvalue().endswith("\x1b[2K")  # erased
