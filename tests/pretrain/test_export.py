@@ -19,9 +19,12 @@ from data_pipelines.errors import UserError
 from data_pipelines.prepare import Prepare, prepare
 from models.bert import BertConfig
 from models.electra import ElectraConfig, Tower
+from models.families import family_of
+from models.parameters import leaves
 from models.xlnet import XLNetConfig
 from pretrain import run as runs
-from pretrain.huggingface.export import export
+from pretrain.huggingface.export import config_fields, export
+from pretrain.huggingface.tensors import views
 from pretrain.recipe import resolve
 from pretrain.run_directory import RunDirectory
 from pretrain.tokenizer_fit import EXPECTED, misfits
@@ -172,3 +175,43 @@ def test_a_run_says_at_its_start_that_its_export_will_not_fit(corpus_path, tmp_p
     log = RunDirectory(tmp_path).log.read_text()
     assert f"--corpus {corpus_path}: the tokenizer writes two texts as 'cls A sep B sep', this model is" in log
     assert "prepare the corpus with --tokenizer sentencepiece-unigram --specials xlnet" in log
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_every_kernel_is_stored_as_torch_multiplies_by_it(family):
+    """Square ones, too, which no shape gives away: torch has [out, in]."""
+    config = dataclasses.replace(CONFIGS[family], vocab_size=10)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), parameter_shapes(config))
+    flat, seen = dict(leaves(params)), 0
+    for part in family_of(config).hf:
+        for name, (path, view) in views(params, config, part).items():
+            if path.endswith("/kernel"):
+                kernel = flat[path] if flat[path].ndim == 2 else flat[path][int(name.split(".layer.")[1].split(".")[0])]
+                np.testing.assert_array_equal(view, kernel.T, err_msg=name)
+                seen += view.shape[0] == view.shape[1]
+    assert seen >= 2 * 4  # queries, keys, values and outputs of two layers
+
+
+def test_xlnet_s_projections_are_stored_as_torch_multiplies_by_them():
+    """`XLNetRelativeAttention`: q, k, v, r by 'ibh,hnd->ibnd', o by 'ibnd,hnd->ibh'."""
+    config = dataclasses.replace(CONFIGS["xlnet"], vocab_size=10)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), parameter_shapes(config))
+    tensors, ours = views(params, config, "model"), params["layers"]["attention"]
+    x = rng.normal(size=(3, config.width)).astype(np.float32)
+    for name, theirs in {"query": "q", "key": "k", "value": "v", "position": "r"}.items():
+        _, view = tensors[f"transformer.layer.1.rel_attn.{theirs}"]
+        expected = np.einsum("bh,hnd->bnd", x, view).reshape(3, -1)
+        np.testing.assert_allclose(x @ ours[name]["kernel"][1], expected, rtol=1e-5, atol=1e-5)
+    _, view = tensors["transformer.layer.1.rel_attn.o"]
+    expected = np.einsum("bnd,hnd->bh", x.reshape(3, *view.shape[1:]), view)
+    np.testing.assert_allclose(x @ ours["output"]["kernel"][1], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_each_dropout_rate_keeps_its_name(family):
+    config = dataclasses.replace(CONFIGS[family], dropout=0.2, attention_dropout=0.3)
+    for part in family_of(config).hf:
+        theirs = config_fields(config, part, {})
+        assert (theirs["hidden_dropout_prob"], theirs["attention_probs_dropout_prob"]) == (0.2, 0.3)

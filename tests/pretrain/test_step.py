@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from data_pipelines.errors import UserError
 from models.parameters import leaves
 from models.program import Program
-from pretrain.assembly import assemble, initial_carry, initial_params, initial_state
+from pretrain.assembly import assemble, initial_carry, initial_params, initial_state, split_frozen
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule, learning_rate
 from pretrain.step import train_step
@@ -162,6 +163,14 @@ def test_frozen_parameters_get_no_update_and_no_moments():
     _, unfrozen = trained(tiny.bert(), [batch])
     np.testing.assert_allclose(metrics.loss, unfrozen.loss, rtol=1e-6)  # the model is the same, only less of it moves
     assert metrics.gradient_norm < unfrozen.gradient_norm
+
+
+def test_a_name_to_freeze_is_a_whole_name():
+    params = {"pool": {"kernel": 1}, "pooler": {"kernel": 2}, "layers": {"pool": 3}}
+    trained, frozen = split_frozen(params, ("pool",))
+    assert frozen == {"pool": {"kernel": 1}} and trained == {"pooler": {"kernel": 2}, "layers": {"pool": 3}}
+    with pytest.raises(UserError, match="frozen: no parameters are below predict; did you mean predictions"):
+        assemble(tiny.bert(frozen=("predict",)))
 
 
 def test_the_update_is_the_rate_times_the_direction_of_the_clipped_gradient():
