@@ -12,7 +12,7 @@ from data_pipelines.cloud import in_cloud
 from data_pipelines.command_line import Place, parse
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from pretrain.platform import prepare
+from pretrain.platform import keep_compiled_with, prepare
 
 USAGE = """python -m pretrain COMMAND ...
 
@@ -78,6 +78,7 @@ def _run(arguments: list[str]) -> int:
     from tpu.cluster import join
 
     join(options.coordinator, options.processes, options.process)
+    keep_compiled_with(options.workdir)
     from pretrain.run import run
 
     return run(recipe, options)

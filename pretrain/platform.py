@@ -1,10 +1,14 @@
 """Settings of the whole process, to be applied before JAX opens its backend; those of a program are in `tpu/xla.py`."""
 
+import contextlib
 import ctypes
 import glob
 import os
 import sys
+import time
 from pathlib import Path
+
+from data_pipelines.cloud import in_cloud, place
 
 # In float32 on AVX-512, Eigen's products run at 95 to 107 GFLOP/s a core, YNNPACK's at 73 to 98.
 # The value takes single products away from YNNPACK and leaves it the reductions, which it vectorises.
@@ -12,6 +16,8 @@ CPU_FLAGS = {"--xla_cpu_experimental_ynn_fusion_type": "-individual_dot"}
 
 # TPUs, NVIDIA's GPUs (dxg: those of Windows under WSL), AMD's
 DEVICE_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
+
+KEPT_SECONDS = 90 * 24 * 3600  # of a compiled program since it was read
 
 _ARENA_MAX, _MMAP_MAX, _TRIM_THRESHOLD = -8, -4, -1  # mallopt's parameters in glibc's malloc.h
 
@@ -39,8 +45,34 @@ def keep_compiled() -> None:
     A large model compiles for minutes, and a preempted run starts often. Not on CPUs: programs compile in seconds
     there, and one that another machine compiled may not run.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pretrain" / "xla"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache())
+        _forget_old(_cache())
+
+
+def keep_compiled_with(workdir: Path) -> None:
+    """Keep them in a work directory that is in a bucket instead: process 0 writes them for all hosts, and they outlive
+    a preempted machine. To be called before the first program is compiled.
+    """
+    if not in_cloud(workdir) or os.environ.get("JAX_COMPILATION_CACHE_DIR") != str(_cache()):
+        return
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(place(workdir) / "compiled"))
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # XLA's own code knows no gs:// paths
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pretrain" / "xla"
+
+
+def _forget_old(cache: Path) -> None:
+    """Remove the programs that no start has read for long: JAX's own limit fails for good after a kill at the wrong
+    time, because it wants two files of each program."""
+    for file in cache.glob("*-cache"):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - max(file.stat().st_atime, file.stat().st_mtime) > KEPT_SECONDS:
+                file.unlink()
 
 
 def prepare_cpu() -> None:

@@ -7,6 +7,7 @@
     metrics.jsonl   one JSON object per line: {"kind": "train" | "eval", "step": ..., figures}
     tensorboard/    the same for TensorBoard
     log.txt         what was printed
+    compiled/       in the cloud: programs for the next start, see `platform`
 
 It may be a gs:// path: then every file is written as a whole object, and what grows (figures, log, events) is written
 on this machine and uploaded before each checkpoint, see `journal`.

@@ -102,6 +102,24 @@ def test_every_file_of_a_work_directory_is_in_the_bucket_and_none_beside_it(buck
     assert not (tmp_path / "gs:").exists()
 
 
+def test_a_new_machine_takes_compiled_programs_from_the_bucket(bucket, corpus_path, tmp_path):
+    for machine in ("first", "second"):
+        home = tmp_path / machine
+        status, _, err = tiny.run_command(
+            *tiny.run_arguments(corpus_path, "gs://bucket/runs/a", "--keep", 20, "--steps", 12),
+            XDG_CACHE_HOME=str(home), JAX_COMPILATION_CACHE_DIR=str(home / "pretrain" / "xla"),  # as on accelerators
+            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_DEBUG_LOG_MODULES="jax._src.compiler",
+        )  # fmt: skip
+        assert status == 0 and "Error" not in err, err
+        assert not home.exists()
+        missed, found = (re.findall(f"{what} for '([^']*)'", err) for what in ("CACHE MISS", "cache hit"))
+        assert (len(missed) > 10) == (machine == "first") and (len(found) > 10) == (machine == "second"), err
+        assert RunDirectory(WORKDIR).checkpoint_steps() == [4, 8, 12]
+        for name in [name for name in bucket.names("bucket") if re.match("runs/a/checkpoints/(8|12)/", name)]:
+            del bucket.objects["bucket", name]  # as if it had been stopped after step 4
+    assert missed == []
+
+
 def test_resumed_in_the_bucket_and_on_a_disk_the_figures_are_the_same(bucket, registered, corpus_path, tmp_path):
     for steps in (10, 10, 20):
         assert train(steps) == train(steps, corpus_path, tmp_path / "run") == 0

@@ -107,6 +107,38 @@ def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_
     assert RunDirectory(tmp_path / "run").checkpoint_steps()
 
 
+# Elsewhere a cluster has one fingerprint; the CPU backend's is another one in each process.
+ONE_FINGERPRINT = """
+import os
+if os.environ.get("JAX_PROCESS_ID"):
+    from jax._src import cache_key
+    cache_key._hash_accelerator_config = lambda *_: None
+"""
+
+
+@pytest.mark.slow
+def test_new_machines_compile_nothing_that_the_cluster_compiled_before(corpus_path, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(ONE_FINGERPRINT)
+    settings = {
+        "PYTHONPATH": tmp_path, "JAX_COMPILATION_CACHE_DIR": tmp_path / "shared", "HOME": tmp_path / "home",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0, "JAX_DEBUG_LOG_MODULES": "jax._src.compiler",
+    }  # fmt: skip
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+    for machines in ("first", "second"):
+        status, said = Cluster(corpus_path, tmp_path / machines, 2, 1, "--steps", 8).end()
+        assert status == 0, said
+    programs = {}
+    for process in "01":
+        for what in ("CACHE MISS", "cache hit"):
+            lines = re.findall(rf"^\[{process}\] .*{what} for '([^']*)'", said, re.MULTILINE)
+            programs[process, what] = sorted(lines)
+    assert programs["0", "CACHE MISS"] == []
+    assert programs["1", "cache hit"].count("jit_placed") == 2  # the steps of training and evaluation
+    local = {"jit_slice", "jit_convert_element_type", "jit__lambda"}  # small, on a device of its own
+    assert set(programs["1", "CACHE MISS"]) <= local
+
+
 @pytest.mark.slow
 def test_four_processes_go_on_where_two_stopped(corpus_path, tmp_path, alone):
     cluster = Cluster(corpus_path, tmp_path / "run", 2, 2)
