@@ -66,6 +66,14 @@ def test_large_scores_do_not_overflow():
     assert np.isfinite(attend(1e4 * q, 1e4 * k, v, SEGMENTS["ragged"])).all()
 
 
+def test_scores_of_bfloat16_are_float32():
+    q, k, v = ([[32.0, 1.0, 0.0, 0.0]], [[8.0, 0.0, 0.0, 0.0], [8.0, 0.5, 0.0, 0.0]], [[0.0] * 4, [1.0] * 4])
+    q, k, v = (jnp.asarray(x, jnp.bfloat16)[None, :, None] for x in (q, k, v))
+    mask = Mask(jnp.ones((1, 2), jnp.int32), jnp.ones((1, 1), jnp.int32))
+    mixed = attention(q, k, v, mask, dropout_rate=0.0, keys=None)  # of scores 128 and 128.25, both 128 in bfloat16
+    np.testing.assert_allclose(mixed.astype(np.float32), 1 / (1 + np.exp(-0.25)), atol=0.005)
+
+
 def test_bfloat16_stays_near_float32():
     q, k, v = random_qkv()
     low = attend(*(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), SEGMENTS["ragged"])

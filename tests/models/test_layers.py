@@ -1,5 +1,7 @@
 """The shared blocks compute what torch's do, and the stack computes the same scanned, unrolled and rematerialised."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.layers import ACTIVATIONS, Dense, Norm, gather_rows, padded_vocab, stack, tied_logits
+from models.layers import ACTIVATIONS, Dense, Norm, contraction, gather_rows, padded_vocab, product, stack, tied_logits
 from models.noise import bits, row_keys
 from models.program import Program
 
@@ -47,12 +49,32 @@ def test_norm_is_torch_layer_norm_also_far_from_zero(offset):
     )
 
 
+def test_norm_adds_its_epsilon_to_the_variance():
+    x = np.array([[-1.0, 1.0, -1.0, 1.0]], np.float32)
+    params = {"scale": jnp.ones(4), "bias": jnp.zeros(4)}
+    np.testing.assert_allclose(Norm(3.0, jnp.float32).apply({"params": params}, x), x / 2, rtol=1e-6)
+
+
+def test_dense_kernels_start_with_their_deviation_however_wide():
+    kernel = Dense(64, 0.02, jnp.float32).init(jax.random.key(0), jnp.zeros((1, 400)))["params"]["kernel"]
+    assert kernel.std() == pytest.approx(0.02, rel=0.05)
+
+
 def test_norm_in_bfloat16_computes_in_float32():
     x = jnp.full((1, 64), 300.0, jnp.bfloat16).at[0, 0].set(302.0)
     params = {"scale": jnp.ones(64), "bias": jnp.zeros(64)}
     y = Norm(1e-12, jnp.bfloat16).apply({"params": params}, x)
     assert y.dtype == jnp.bfloat16
     np.testing.assert_allclose(float(y[0, 0]), 63**0.5, rtol=0.01)
+
+
+def test_logits_and_gradients_of_weights_are_sums_in_float32_of_products_of_bfloat16():
+    ones, small = jnp.ones((3, 256), jnp.bfloat16), jnp.ones((256, 128)).at[0].set(2.0**-7)
+    np.testing.assert_array_equal(tied_logits(ones, small.T, jnp.zeros(128), 128), 255 + 2.0**-7)  # bfloat16: 255
+    g = jnp.ones((256, 128), jnp.bfloat16).at[0].set(2.0**-7)
+    for function in (product, functools.partial(contraction, "rw,wo->ro")):
+        y, pull = jax.vjp(function, ones[:1].T, jnp.ones((1, 128)))
+        np.testing.assert_array_equal(pull(g.astype(y.dtype))[1], [[255 + 2.0**-7] * 128])
 
 
 def test_gather_rows_takes_each_rows_own_positions():
