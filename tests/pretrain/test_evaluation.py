@@ -18,6 +18,7 @@ from pretrain.assembly import assemble, initial_params
 from pretrain.evaluate import Evaluator
 from pretrain.export import export_run
 from pretrain.journal import read_metrics
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.ranking import detection_report, score_histograms
 from pretrain.recipe import Phase
 from pretrain.run import run
@@ -53,6 +54,13 @@ def test_the_batch_size_changes_only_how_the_set_is_cut(corpus_path):
         for size in (8, 16)  # 20 rows do not fill the last batch of either
     ]
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+
+
+def test_the_set_is_of_the_held_out_split(corpus_path, monkeypatch):
+    asked, examples = [], MaskedLanguageModel.examples
+    monkeypatch.setattr(MaskedLanguageModel, "examples", lambda *of: asked.append(of[2]) or examples(*of))
+    evaluator(tiny.bert(), corpus_path)
+    assert asked == ["heldout"]
 
 
 def test_more_examples_are_more_of_the_set(corpus_path):
