@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines import noise
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking, SpecialTokens, mask, predictions
-from tests.data_pipelines.corpora import unmasked
+from tests.data_pipelines.corpora import unmasked, write_corpus
 
 VOCAB = 1000
 SPECIAL = SpecialTokens(pad=0, cls=2, sep=3, mask=4, ordinary=np.arange(5, VOCAB, dtype=np.int32))
@@ -154,3 +155,9 @@ def test_a_row_without_text_predicts_nothing():
 def test_shares_that_are_none_are_errors(setting):
     with pytest.raises(UserError, match="must be"):
         Masking(**setting)
+
+
+def test_random_tokens_are_drawn_from_all_but_the_special_ones(tmp_path):
+    corpus = Corpus(write_corpus(tmp_path / "corpus", [[[7, 8]]], vocab_size=20))
+    ordinary = SpecialTokens.of(corpus).ordinary
+    assert ordinary.tolist() == sorted(set(range(20)) - set(corpus.special.values()))

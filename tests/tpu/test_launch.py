@@ -1,5 +1,6 @@
 """Launching: what is run, in which order, and what starts again. gcloud is a stand-in that fails as gcloud does."""
 
+import shlex
 import tarfile
 
 import pytest
@@ -46,6 +47,20 @@ def test_corpus_workdir_and_image_can_be_named(cloud, naps):
     assert "gs://c/d/manifest.json" in cloud.commands()[0]
     assert "--version=image" in cloud.commands()[2]
     assert any("--corpus gs://c/d --workdir gs://e/f" in command for command in cloud.commands())
+
+
+def test_arguments_arrive_as_they_were_given(cloud, naps):
+    cloud.otherwise_healthy()
+    given = ["--init-from", "gs://b/it's $HOME; *"]
+    assert main([*LAUNCH, *given]) == 0
+    start = next(command for command in cloud.commands() if "worker.sh start" in command)
+    remote = next(argument for argument in shlex.split(start) if "worker.sh start" in argument)
+    assert shlex.split(remote)[-2:] == given  # as the host's shell takes it apart
+
+
+def test_no_restarts_are_one_start(cloud, naps):
+    cloud.otherwise_healthy()
+    assert main([*LAUNCH, "--restarts", "0"]) == 0
 
 
 def test_what_git_tracks_is_copied_and_nothing_else(checkout, tmp_path):
