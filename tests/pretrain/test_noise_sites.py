@@ -1,0 +1,30 @@
+"""No two places of a step draw the same noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import noise
+from models.program import Program
+from pretrain.assembly import assemble, initial_carry, initial_params
+from tests.tpu import simulated
+
+
+@pytest.mark.parametrize(("name", "places"), [("bert", 7), ("electra", 12), ("transformer-xl", 9), ("xlnet", 16)])
+def test_every_place_has_keys_of_its_own(name, places, monkeypatch):
+    recipe = simulated.recipe(name)
+    assembly = assemble(recipe, Program(depth="unroll"))
+    carry, _ = initial_carry(assembly, 0)
+    bits, drawn = noise.bits, []
+    monkeypatch.setattr(noise, "bits", lambda keys, shape: drawn.append(keys) or bits(keys, shape))
+
+    def keys_of_places(params, batch, keys):
+        recipe.objective.loss(assembly.model, params, batch, carry, keys, True)
+        return jnp.stack(drawn)
+
+    params = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(lambda: initial_params(assembly)))
+    keys = noise.row_keys(0, 0, jnp.arange(simulated.ROWS))
+    found = np.asarray(jax.jit(keys_of_places)(params, simulated.rows_of(name, 0), keys))
+    assert len(found) == places
+    assert len(np.unique(found.reshape(-1, 2), axis=0)) == places * simulated.ROWS
