@@ -38,6 +38,7 @@ from data_pipelines.show import show_problems
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
 SAMPLE_PLACES = 64
+LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
 ADDED_SETTINGS = {"keep_accents": False}  # what they were before they could be set
 
 
@@ -103,6 +104,8 @@ def _settings(options: Prepare) -> dict:
     """What the result depends on, as JSON has it."""
     if not 0 <= options.heldout <= 0.5:
         raise UserError(f"--heldout {options.heldout}: give a share from 0 to 0.5")
+    if options.vocab_size > LARGEST_VOCABULARY:
+        raise UserError(f"--vocab-size {options.vocab_size}: use at most {LARGEST_VOCABULARY}")
     if options.processes is not None and options.processes < 1:
         raise UserError(f"--processes {options.processes}: give at least 1, or leave it out for all cores")
     if not options.source:

@@ -163,6 +163,8 @@ class Demo:
 
 def _demo(arguments: list[str]) -> int:
     options = parse(Demo, arguments, "python -m pretrain demo")
+    if options.steps is not None and options.steps < 1:
+        raise UserError(f"--steps {options.steps}: must be at least 1")
     from pretrain.demo import demo
 
     return demo(options.folder, options.steps)

@@ -30,7 +30,7 @@ def demo(folder: Path, steps: int | None) -> int:
     prepare(Prepare(source=("builtin",), tokenizer="wordpiece", vocab_size=2048, out=corpus), console)
 
     recipe = find("electra-tiny")
-    recipe = dataclasses.replace(recipe, steps=steps or recipe.steps)
+    recipe = dataclasses.replace(recipe, steps=recipe.steps if steps is None else steps)
     step(f"pretrain run {recipe.name} --corpus {corpus} --workdir {workdir} --steps {recipe.steps}")
     options = Options(corpus=corpus, workdir=workdir, log_every=100, eval_every=500, checkpoint_every=500)
     if status := run(recipe, options):

@@ -125,6 +125,16 @@ def test_a_finished_corpus_is_left_alone_and_other_settings_are_an_error(tmp_pat
         run(tmp_path / "out", f"text:{tmp_path}/a.txt", language="de", undecodable="skip")
 
 
+@pytest.mark.parametrize(
+    "option, value", [("heldout", float("nan")), ("heldout", -1), ("processes", 0), ("vocab_size", 10**12)]
+)
+def test_a_number_out_of_range_is_refused_by_name_before_anything_is_made(option, value, tmp_path):
+    (tmp_path / "a.txt").write_text("Some text.")
+    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} {value}: (give|use) a"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt", **{option: value})
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_unfinished_corpus_of_other_settings_or_changed_sources_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("Some text.")
     monkeypatch.setattr(store, "join", None)

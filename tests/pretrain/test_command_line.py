@@ -113,6 +113,11 @@ def test_a_missing_option_is_named(corpus_path, capsys):
     assert "--out" in mistake(capsys, "plot", "somewhere")
 
 
+def test_a_demo_of_no_steps_is_one_line_before_it_begins(tmp_path, capsys):
+    assert "--steps 0: must be at least 1" in mistake(capsys, "demo", "--folder", tmp_path / "demo", "--steps", 0)
+    assert not (tmp_path / "demo").exists()
+
+
 def test_a_missing_run_is_asked_for(tmp_path, capsys):
     assert "name the --workdir of a run or several" in mistake(capsys, "plot", "--out", tmp_path / "x.png")
     assert "run" in mistake(capsys, "eval").lower()
