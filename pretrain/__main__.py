@@ -75,13 +75,16 @@ def _run(arguments: list[str]) -> int:
     recipe, options = parse_run(arguments)
     if not in_cloud(options.corpus):
         Corpus(options.corpus)  # a mistaken path is said before the imports that follow, which take seconds
-    from tpu.cluster import join
+    from pretrain.signals import stop_request
+    from tpu.cluster import ending_together, join
 
-    join(options.coordinator, options.processes, options.process)
-    keep_compiled_with(options.workdir)
-    from pretrain.run import run
+    with stop_request() as stop:
+        join(options.coordinator, options.processes, options.process)
+        with ending_together():
+            keep_compiled_with(options.workdir)
+            from pretrain.run import run
 
-    return run(recipe, options)
+            return run(recipe, options, stop)
 
 
 @dataclasses.dataclass(frozen=True)

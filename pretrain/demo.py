@@ -16,6 +16,7 @@ from pretrain.recipes.registry import find
 from pretrain.restore import restore
 from pretrain.run import run
 from pretrain.run_directory import RunDirectory
+from pretrain.signals import stop_request
 from pretrain.step import merge
 from pretrain.tables import print_evaluation
 
@@ -33,7 +34,9 @@ def demo(folder: Path, steps: int | None) -> int:
     recipe = dataclasses.replace(recipe, steps=recipe.steps if steps is None else steps)
     step(f"pretrain run {recipe.name} --corpus {corpus} --workdir {workdir} --steps {recipe.steps}")
     options = Options(corpus=corpus, workdir=workdir, log_every=100, eval_every=500, checkpoint_every=500)
-    if status := run(recipe, options):
+    with stop_request() as stop:
+        status = run(recipe, options, stop)
+    if status:
         return status
 
     step(f"pretrain eval {workdir}")

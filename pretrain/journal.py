@@ -1,6 +1,7 @@
 """What a run says of itself: lines on the screen and in log.txt, metrics.jsonl, TensorBoard events."""
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -72,9 +73,11 @@ class Journal:
     def sync(self) -> None:
         """To be called before a checkpoint is saved, so that what led to it is in the work directory, and after an
         evaluation, which is not repeated."""
-        if self._mirror is None:
-            return
         self._events.flush()
+        if self._mirror is None:
+            for file in (self._metrics, self._log):
+                os.fsync(file.fileno())
+            return
         try:
             self._mirror.upload()
         except UserError as error:

@@ -30,6 +30,7 @@ from pretrain.signals import EXIT_STOPPED, StopRequest
 from pretrain.step import Metrics, TrainState
 from tpu.batches import host_rows, place_rows
 from tpu.chips import peak_flops
+from tpu.cluster import from_first
 from tpu.mesh import mesh_shape
 
 PROFILED = range(5, 15)  # steps after the start, when compilation and warm-up are over
@@ -50,46 +51,50 @@ class Run(NamedTuple):
     programs: list[dict[str, Program]]
 
 
-def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
+def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
     """Train from a state to the recipe's last step -> (state, exit status: 0 or EXIT_STOPPED).
 
+    carried: the phase whose carry the state holds.
     UserError when too many updates in a row were not finite, or the disk is full.
     """
     ends, recipe = boundaries(run.assembly.recipe), run.assembly.recipe
-    evaluated = {entry["step"] for entry in read_metrics(run.directory, "eval")}
-    evaluator, run = None, _compiled(run, int(state.step))
+    step, every = int(state.step), run.options.eval_every
+    evaluated = from_first("evaluations", lambda: [entry["step"] for entry in read_metrics(run.directory, "eval")])
+    run = _compiled(run, step)
+    if step and every and step % every == 0 and step < recipe.steps and step not in evaluated:
+        _evaluate(run, state, _evaluator(run, phase_at(recipe, step - 1)))  # which a kill has cut off
+    evaluator = None
     while (step := int(state.step)) < recipe.steps:
         phase = phase_at(recipe, step)
         run.journal.say(f"phase {phase + 1} of {len(ends)}: {recipe.phases[phase]}, steps {step} to {ends[phase]}")
         evaluator = _evaluator(run, phase)
-        state = _train_phase(run, state, phase, ends[phase], evaluator)
-        if run.stop:
-            _save(run, state)
+        if phase != carried:  # the rows of another phase's batches do not continue these
+            state, carried = state._replace(carry=jit_first_carry(run.assembly, phase, run.mesh)()), phase
+        state, stopped = _train_phase(run, state, phase, ends[phase], evaluator)
+        if stopped:
+            _save(run, state, carried)
             run.checkpoints.wait()
             run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
             return state, EXIT_STOPPED
-    _save(run, state)
-    if int(state.step) not in evaluated:
-        last = phase_at(recipe, int(state.step) - 1)
-        evaluator = evaluator or _evaluator(run, last)
-        _evaluate(run, state, evaluator)
+    _save(run, state, carried)
+    if step not in evaluated:
+        _evaluate(run, state, evaluator or _evaluator(run, phase_at(recipe, step - 1)))
     run.checkpoints.wait()
     return state, 0
 
 
-def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: Evaluator) -> TrainState:
-    """Steps up to `end` or to a stop request."""
+def _train_phase(
+    run: Run, state: TrainState, phase: int, end: int, evaluator: Evaluator
+) -> tuple[TrainState, bool]:
+    """Steps up to `end` or to a stop request -> (state, whether it was one)."""
     options, recipe = run.options, run.assembly.recipe
-    first, carry = int(state.step), jit_first_carry(run.assembly, phase, run.mesh)()
-    begins = first == (0, *boundaries(recipe))[phase]  # the rows of another phase's batches do not continue these
-    if begins or jax.tree.map(np.shape, carry) != jax.tree.map(np.shape, state.carry):
-        state = state._replace(carry=carry)
+    first = int(state.step)
     step_function = run.programs[phase][TRAIN].run
     meter = Meter(run, phase, first)
     run.journal.doing(f"compiling phase {phase + 1}")
     for step, batch in _batches(run, phase, first, end):
         if run.stop.reached(step):
-            break
+            return state, True
         _profile(run, step - first, end - first)
         with jax.transfer_guard("disallow"):
             state, metrics = step_function(state, run.frozen, batch)
@@ -99,11 +104,11 @@ def _train_phase(run: Run, state: TrainState, phase: int, end: int, evaluator: E
         if done % options.log_every == 0 or done == end or done == first + 1:
             meter.report(done)
         if done % options.checkpoint_every == 0 and done < recipe.steps:
-            _save(run, state)
+            _save(run, state, phase)
         if options.eval_every and done % options.eval_every == 0 and done < recipe.steps:
             _evaluate(run, state, evaluator)
             meter.restart()
-    return state
+    return state, False
 
 
 def _compiled(run: Run, step: int) -> Run:
@@ -134,9 +139,9 @@ def _batches(run: Run, phase: int, first: int, end: int) -> Iterator[tuple[int, 
             yield step, place_rows(batch, mine, shape.batch_size, run.mesh)
 
 
-def _save(run: Run, state: TrainState) -> None:
+def _save(run: Run, state: TrainState, phase: int) -> None:
     run.journal.sync()
-    run.checkpoints.save(state)
+    run.checkpoints.save(state, phase)
 
 
 def _evaluate(run: Run, state: TrainState, evaluator: Evaluator) -> None:

@@ -1,5 +1,10 @@
-"""A run's parameters for reading: evaluation, export, starting another run from it."""
+"""A run's parameters for reading: evaluation, export, starting another run from it. The work directory stays as it is.
 
+The run may go on meanwhile: what it has deleted since its checkpoints were listed is no damage.
+"""
+
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +17,15 @@ from data_pipelines.errors import UserError
 from models import program as programs
 from models.parameters import Params
 from pretrain.assembly import Assembly, assemble
-from pretrain.checkpoints import NOT_READ, Checkpoints
+from pretrain.checkpoints import newest_intact
 from pretrain.placement import abstract_state
-from pretrain.recipe import phase_at
+from pretrain.recipe import Recipe, phase_at
 from pretrain.run_directory import RunDirectory
 from pretrain.step import TrainState
+from pretrain.stored_state import NOT_READ, load, verified
 from tpu.mesh import row_mesh
+
+log = logging.getLogger(__name__)
 
 
 class Restored(NamedTuple):
@@ -39,20 +47,39 @@ def restore(directory: RunDirectory, step: int | None = None, devices: list[jax.
     recipe = directory.read_recipe()
     assembly = assemble(recipe, programs.default())
     mesh = row_mesh(devices or jax.local_devices(), [phase.batch_size for phase in recipe.phases])
-    checkpoints = Checkpoints(directory.checkpoints)
-    try:
-        state = checkpoints.restore(lambda at: _parameters_after(assembly, at, mesh), step)
-    finally:
-        checkpoints.close()
+
+    def read(at: int) -> TrainState:
+        like = _parameters_after(assembly, at, mesh)
+        return verified(*load(directory.checkpoints / str(at), like), like)
+
+    state = _newest(directory, step, read)
     if state is None:
         raise UserError(f"{directory.path} has no checkpoint yet: let `python -m pretrain run` write one")
     return Restored(assembly, int(state.step), state.params, load_frozen(assembly, directory, mesh), mesh)
 
 
+def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], TrainState]) -> TrainState | None:
+    steps = directory.checkpoint_steps()
+    try:
+        state, damaged = newest_intact(directory.checkpoints, steps, step, read)
+    except UserError:
+        if step is None and not set(steps) & set(directory.checkpoint_steps()):
+            return _newest(directory, step, read)  # a running run has replaced them all
+        raise
+    for at, reason in damaged.items():
+        if at in directory.checkpoint_steps():
+            log.warning("checkpoint of step %d is damaged (%s): that of step %d is read", at, reason, state.step)
+    return state
+
+
 def state_after(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state after `step` steps."""
-    phase = phase_at(assembly.recipe, max(step - 1, 0))  # the carry is that of the last batch
-    return abstract_state(assembly, phase, mesh)[0]
+    return abstract_state(assembly, phase_after(assembly.recipe, step), mesh)[0]
+
+
+def phase_after(recipe: Recipe, step: int) -> int:
+    """The phase of the last batch of `step` steps, whose carry the state then holds."""
+    return phase_at(recipe, max(step - 1, 0))
 
 
 def _parameters_after(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:

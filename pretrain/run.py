@@ -1,5 +1,7 @@
 """Start or resume a run: check everything that can be checked, build or restore the state, train."""
 
+import dataclasses
+import json
 from contextlib import closing
 
 import jax
@@ -21,27 +23,28 @@ from pretrain.initial_weights import load_weights
 from pretrain.journal import Journal, Silence
 from pretrain.loop import Run, describe, train
 from pretrain.options import Options
-from pretrain.placement import place_parameters, state_shardings
-from pretrain.recipe import Recipe, resolve
-from pretrain.restore import load_frozen, save_frozen, state_after
-from pretrain.run_directory import RunDirectory, disk_errors
+from pretrain.placement import abstract_state, place_parameters, state_shardings
+from pretrain.recipe import Recipe, resolve, to_json
+from pretrain.restore import load_frozen, phase_after, save_frozen
+from pretrain.run_directory import RunDirectory, disk_errors, flat
 from pretrain.schedules import learning_rate
-from pretrain.signals import stop_request
+from pretrain.signals import StopRequest
 from pretrain.step import TrainState
 from pretrain.tokenizer_fit import misfits
-from tpu.cluster import is_first
+from tpu.cluster import agree, from_first, gather, is_first
 from tpu.mesh import MeshShape, choose_mesh, mesh_shape
 
 
-def run(recipe: Recipe, options: Options) -> int:
+def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> int:
     """Train a recipe in a work directory, from its newest checkpoint if it has one -> exit status.
 
     0: all steps are done.   75 (`signals.EXIT_STOPPED`): stopped by a signal, with a checkpoint.
     UserError before anything is compiled for whatever the user can put right, before the first step for what does not
     compile or fit.
     """
-    corpus = Corpus(options.corpus)
+    corpus = _corpus(options)
     recipe = run_directory.extended(options.workdir, resolve(recipe, corpus))
+    agree("the recipe and its options", lambda: _shared_settings(recipe, options))
     _check_splits(corpus)
     mesh = chosen_mesh(assemble(recipe), options)
     assembly = assemble(recipe, chosen_program(recipe, options, mesh))
@@ -52,8 +55,9 @@ def run(recipe: Recipe, options: Options) -> int:
     with disk_errors(RunDirectory(options.workdir)):
         directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
-            state, frozen, origin = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)
-            with closing(journal_of(directory, int(state.step), recipe)) as journal, stop_request() as stop:
+            first = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)
+            state, carried, frozen, origin = first
+            with closing(journal_of(directory, int(state.step), recipe)) as journal:
                 journal.say(describe(assembly, state.params, mesh))
                 for reason in why_plain(assembly, options, mesh):
                     journal.say(reason)
@@ -64,11 +68,33 @@ def run(recipe: Recipe, options: Options) -> int:
                     journal.say(renewed)
                 if before and before.steps != recipe.steps:
                     journal.say(_longer_or_shorter(before, recipe, int(state.step)))
+                stop = stop or StopRequest()
                 whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop, programs)
-                state, status = train(whole, state)
+                state, status = train(whole, state, carried)
                 if status == 0:
                     journal.say(f"done: {int(state.step)} steps in {directory.path}")
     return status
+
+
+def _corpus(options: Options) -> Corpus:
+    """The corpus, of which each host may have a copy of its own."""
+    opened = []
+
+    def fingerprint() -> str:
+        opened.append(Corpus(options.corpus))
+        return opened[0].fingerprint
+
+    agree("the fingerprint of --corpus", fingerprint)
+    return opened[0]
+
+
+OF_A_HOST = ("corpus", "workdir", "coordinator", "processes", "process", "workers", "profile")
+
+
+def _shared_settings(recipe: Recipe, options: Options) -> dict:
+    """What all processes must have been given alike, as flat JSON."""
+    of_run = {name: value for name, value in dataclasses.asdict(options).items() if name not in OF_A_HOST}
+    return flat(json.loads(to_json(recipe))) | of_run
 
 
 def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | Silence:
@@ -85,15 +111,21 @@ def chosen_mesh(assembly: Assembly, options: Options) -> Mesh:
 
 def _initial_weights(assembly: Assembly, corpus: Corpus, options: Options) -> Params | None:
     """What --init-from names, unless the work directory has checkpoints to go on from."""
-    directory, source = RunDirectory(options.workdir), options.init_from
-    if directory.checkpoint_steps():
-        return None
-    if source is None and is_file(directory.recipe):  # killed before its first checkpoint
-        source = directory.read_run()["init_from"]
+    source = from_first("--init-from", lambda: _init_from(RunDirectory(options.workdir), options.init_from))
     if source is None:
         return None
-    shapes = jax.eval_shape(lambda: initial_params(assembly))
-    return load_weights(source, assembly.recipe.model, shapes, corpus)
+    shapes, weights = jax.eval_shape(lambda: initial_params(assembly)), []
+    load = lambda: weights.append(load_weights(source, assembly.recipe.model, shapes, corpus))
+    gather(f"--init-from {source}", load)
+    return weights[0]
+
+
+def _init_from(directory: RunDirectory, given: str | None) -> str | None:
+    if directory.checkpoint_steps():
+        return None
+    if given is None and is_file(directory.recipe):  # killed before its first checkpoint
+        return directory.read_run()["init_from"]
+    return given
 
 
 def _renewed(directory: RunDirectory) -> str | None:
@@ -138,16 +170,24 @@ def _first_state(
     checkpoints: Checkpoints,
     weights: Params | None,
     mesh: Mesh,
-) -> tuple[TrainState, Params, str]:
-    """(state, frozen parameters, where they come from).   before: the recipe, with the steps that it had so far."""
-    written = assembly._replace(recipe=before)  # another number of steps moves the phases
-    state = checkpoints.restore(lambda step: state_after(written, step, mesh))
+) -> tuple[TrainState, int, Params, str]:
+    """(state, the phase of its carry, frozen parameters, where they come from).
+
+    before: the recipe, with the steps that it had so far: another number moves the phases.
+    """
+
+    def phase_of(step: int) -> int:
+        recorded = checkpoints.phase(step)
+        return phase_after(before, step) if recorded is None else recorded
+
+    state = checkpoints.restore(lambda step: abstract_state(assembly, phase_of(step), mesh)[0])
     if state is not None:
-        return state, load_frozen(assembly, directory, mesh), f"resuming from step {int(state.step)}"
+        step = int(state.step)
+        return state, phase_of(step), load_frozen(assembly, directory, mesh), f"resuming from step {step}"
     first = jax.jit(
         lambda weights: initial_state(assembly, initial_params(assembly) if weights is None else weights, 0),
         out_shardings=state_shardings(assembly, 0, mesh),
     )
     state, frozen = first(None if weights is None else place_parameters(weights, assembly, mesh))
     save_frozen(directory, frozen)
-    return state, frozen, "starting from random weights" if weights is None else "starting from --init-from"
+    return state, 0, frozen, "starting from random weights" if weights is None else "starting from --init-from"

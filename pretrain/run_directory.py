@@ -15,10 +15,12 @@ on this machine and uploaded before each checkpoint, see `journal`.
 
 import contextlib
 import dataclasses
+import datetime
 import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,10 +31,11 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
 from pretrain.environment import versions
-from pretrain.recipe import Recipe, read_recipe, to_json
+from pretrain.recipe import Recipe, from_json, read_recipe, to_json
 from pretrain.schedules import extend
-from tpu.cluster import barrier, is_first
+from tpu.cluster import from_first, gather
 
+SHARED_SECONDS = 30  # until a file that one host has written shows on all, over a network that keeps old answers
 COMMITTED = "commit_success.txt"  # what Orbax writes last into a checkpoint in the cloud; elsewhere it renames
 WITH_STEPS = ("steps", "schedule.from_here", "schedule.stretches")  # what may change, the rest together with steps
 
@@ -88,12 +91,19 @@ class RunDirectory:
 def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> tuple[RunDirectory, Recipe | None]:
     """Create a work directory, or check that this recipe may go on in it -> (directory, the recipe that it had).
 
-    UserError when it holds another recipe, another corpus or another start, listing what differs.
+    The first process decides for all. UserError when it holds another recipe, another corpus or another start, listing
+    what differs, or when not all hosts see it.
     """
     directory = RunDirectory(path)
-    if is_first():
-        _make(directory.path)
-    before = None
+    before, about = from_first("--workdir", lambda: _start(directory, recipe, corpus, init_from))
+    gather("whether all hosts see --workdir", lambda: _check_shared(directory, about))
+    return directory, from_json(before) if before else None
+
+
+def _start(directory: RunDirectory, recipe: Recipe, corpus: Corpus, init_from: str | None) -> tuple[str | None, str]:
+    """(recipe.json as it was, run.json as it is now)."""
+    path, before = directory.path, None
+    _make(path)
     if is_file(directory.recipe) and is_file(directory.run):
         before = directory.read_recipe()
         _check_same(directory, before, recipe)
@@ -106,10 +116,7 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
         init_from = old_init
     elif entries(directory.checkpoints):
         raise UserError(f"{path} has checkpoints but no recipe.json: it is damaged; use another --workdir")
-    barrier("every process has read the work directory")
-    if not is_first():
-        return directory, before
-    if before is None:
+    else:
         copy_folder(corpus.tokenizer_path, directory.tokenizer)
     about = {
         "corpus": corpus.source,
@@ -117,10 +124,24 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
         "init_from": init_from,
         "versions": versions(),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "started": datetime.datetime.now(datetime.UTC).isoformat(),
     }
-    write_whole(directory.run, json.dumps(about, indent=2) + "\n")
+    text = json.dumps(about, indent=2) + "\n"
+    write_whole(directory.run, text)
     write_whole(directory.recipe, to_json(recipe))
-    return directory, before
+    return before and to_json(before), text
+
+
+def _check_shared(directory: RunDirectory, about: str) -> None:
+    """UserError unless this host comes to see the run.json that the first process has just written."""
+    end = time.monotonic() + SHARED_SECONDS
+    while not is_file(directory.run) or directory.run.read_text() != about:
+        if time.monotonic() > end:
+            raise UserError(
+                f"--workdir {directory.path}: this host does not see what the first one writes there; "
+                "give a folder that all hosts share, or a gs:// path"
+            )
+        time.sleep(0.5)
 
 
 def extended(path: Path, recipe: Recipe) -> Recipe:

@@ -1,54 +1,118 @@
-"""The one module that owns signals: SIGTERM and SIGINT ask the run to stop after its step.
+"""The one module that owns how a run is stopped: SIGTERM and SIGINT, here or in another of its processes.
 
-Of several processes, JAX's preemption service hears SIGTERM and names a step at which all of them stop; a Python
-handler beside it would keep it from hearing.
+A thread hears them, whatever the main thread does. Before the first step there is nothing to save and the process ends
+at once; from then on all processes stop before the same step: each names the step that it is at, through the key-value
+store of JAX's cluster, and goes no further until it has heard of all.
 """
 
 import contextlib
+import os
+import select
 import signal
+import threading
+import time
 from collections.abc import Iterator
 
 import jax
 
-from tpu.cluster import preempted
+from tpu import cluster
 
-EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a checkpoint is written, the same command goes on from it
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on from the last checkpoint
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT)
+_POLL_SECONDS = 0.5  # between two looks at what other processes say
+_SAME_SECONDS = 1  # in which a signal that comes again is the same one, as from two programs that pass it on
 
 
 class StopRequest:
-    """Set by the first signal; a second one ends the process at once. signal: its name."""
+    """Set by the first signal to any process of a run; a second one ends the process at once. signal: its name."""
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self._step: int | None = None  # the one at hand
+        self._before: int | None = None
+        self._lock = threading.Lock()  # held while the processes settle on a step
+        self.heard, self._settled = threading.Event(), threading.Event()
 
     def reached(self, step: int) -> bool:
         """Whether to stop before this step; every process of a run asks at every step."""
-        if jax.process_count() > 1 and self.signal is None and preempted(step):
-            self.signal = "SIGTERM"
-        return bool(self)
+        with self._lock:
+            self._step = step
+        if self.heard.is_set():  # the main thread may have known it first
+            self._settled.wait()
+        with self._lock:
+            return self._before is not None and step >= self._before
 
-    def __bool__(self) -> bool:
-        return self.signal is not None
+    def settle(self, name: str) -> None:
+        """Stop all processes before the same step, at once if one of them has not begun its first."""
+        with self._lock:
+            steps = [self._step]
+            if cluster.several():
+                cluster.notify("stop", f"{name} {self._step}")
+                steps = _steps_of_all()
+            if None in steps:
+                if cluster.is_first():
+                    print(f"{name}: before the first step, so nothing is to be saved; the same command goes on")
+                cluster.leave(EXIT_STOPPED)
+            self.signal, self._before = name, max(steps) + 1
+        self._settled.set()
+
+
+def _steps_of_all() -> list[int | None]:
+    """The step at hand in each process."""
+    while len(said := cluster.notices("stop")) < cluster.size():
+        cluster.end_with_others()
+        time.sleep(0.05)
+    steps = [text.split()[1] for text in said.values()]
+    return [None if step == "None" else int(step) for step in steps]
 
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """While the context lasts, signals set the request that it yields; then the old handlers are back."""
+    """While the context lasts, signals set the request that it yields; then the old handlers are back.
+
+    To be entered in the main thread, before `cluster.join`.
+    """
     request = StopRequest()
-    if jax.process_count() > 1:
-        yield request
-        return
-
-    def handle(number: int, frame) -> None:
-        request.signal = signal.Signals(number).name
-        for handled in _HANDLED:
-            signal.signal(handled, signal.SIG_DFL)
-
-    old = {handled: signal.signal(handled, handle) for handled in _HANDLED}
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    old = {handled: signal.signal(handled, lambda number, frame: request.heard.set()) for handled in _HANDLED}
+    old_writer = signal.set_wakeup_fd(writer)  # where the interpreter writes the numbers of signals
+    watcher = threading.Thread(target=_watch, args=(request, reader), daemon=True)
+    watcher.start()
     try:
         yield request
     finally:
+        signal.set_wakeup_fd(old_writer)
         for handled, handler in old.items():
             signal.signal(handled, handler)
+        os.close(writer)
+        watcher.join()
+        os.close(reader)
+
+
+def _watch(request: StopRequest, reader: int) -> None:
+    """Until the other end of the pipe is closed."""
+    heard_at = 0.0
+    while True:
+        if select.select([reader], [], [], _POLL_SECONDS)[0]:
+            numbers = os.read(reader, 64)
+            if not numbers:
+                return
+            for number in set(numbers).intersection(_HANDLED):
+                if request.signal is None:
+                    heard_at = time.monotonic()
+                    request.settle(signal.Signals(number).name)
+                elif time.monotonic() > heard_at + _SAME_SECONDS:
+                    os._exit(128 + number)
+        elif cluster.several():
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # JAX ends a process that has lost the others
+                _look_around(request)
+
+
+def _look_around(request: StopRequest) -> None:
+    if cluster.notices("ended"):
+        time.sleep(cluster.FAREWELL_SECONDS)  # the main thread may be about to say why by itself
+        cluster.end_with_others()
+    if request.signal is None and (said := cluster.notices("stop")):
+        request.settle(next(iter(said.values())).split()[0])

@@ -4,18 +4,28 @@ Who starts the processes tells them of each other: explicit options, JAX_COORDIN
 JAX_PROCESS_ID, Slurm, Open MPI, GKE or a Cloud TPU VM.
 """
 
+import contextlib
 import glob
+import itertools
+import json
 import os
+import sys
+import threading
+import time
+import traceback
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 from data_pipelines.errors import UserError
+from tpu import chatter
 
 HEARTBEAT_SECONDS = 30  # after so long without a sign of life, the other processes end (JAX's default: 100)
 JOIN_SECONDS = 300
+ABORTED = 134  # the exit status of a process that JAX aborts because another is gone
+FAREWELL_SECONDS = 5  # for the other processes to hear why this one ends, which the first one's end would cut off
 WORKERS_URL = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 
@@ -34,6 +44,9 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
         if found is None and not detected(os.environ, _cloud_tpu_workers):
             return
         coordinator, processes, process = found or (None, None, None)
+    chatter.sort_out()
+    # Its handler would take SIGTERM from `pretrain.signals`, and it forgets what comes before the first step.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator, processes, process,
@@ -45,6 +58,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
             f"the processes did not find each other ({reason}): start the same command on every host, "
             "and let the hosts reach process 0's port"
         ) from None
+    _joined.set()
 
 
 def explicit(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -83,15 +97,148 @@ def _cloud_tpu_workers() -> int:
 
 def is_first() -> bool:
     """Whether this process writes what is written once."""
-    return jax.process_index() == 0
+    return _here().process_id == 0
 
 
-def barrier(name: str) -> None:
-    """Return when all processes are here."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
+def size() -> int:
+    """Processes of the run."""
+    return _here().num_processes or 1
 
 
-def preempted(step: int) -> bool:
-    """Whether all processes stop after this step, because one of them got SIGTERM; to be asked at every step."""
-    return multihost_utils.reached_preemption_sync_point(step)
+def several() -> bool:
+    """Whether this process has joined others, so that it can hear and be heard."""
+    return _joined.is_set() and size() > 1
+
+
+def gather(what: str, decide: Callable[[], Any]) -> list:
+    """What decide(), a JSON value, gives in each process, by their numbers. All ask the same in the same order.
+
+    Where it raises, all raise: that process its own error, the others a UserError which names the process.
+    """
+    if not several():
+        return [decide()]
+    store, number, me, failure = _here().client, next(_numbers), _here().process_id, None
+    try:
+        said = {"value": decide()}
+    except Exception as error:
+        failure, said = error, {"error": str(error) or type(error).__name__}
+    store.key_value_set(f"{_GATHERED}/{number}/{me}", json.dumps({"what": what, **said}))
+    heard = [json.loads(_wait_for(f"{_GATHERED}/{number}/{other}")) for other in range(size())]
+    if number:  # what everybody has read, since everybody is here
+        store.key_value_delete(f"{_GATHERED}/{number - 1}/{me}")
+    if failure is not None:
+        raise failure
+    for other, one in enumerate(heard):
+        if one["what"] != what:
+            raise RuntimeError(f"process {other} is at {one['what']!r}, process {me} at {what!r}")
+        if "error" in one:
+            raise UserError(f"process {other}: {one['error']}")
+    return [one["value"] for one in heard]
+
+
+def agree(what: str, decide: Callable[[], Any]) -> Any:
+    """decide(), a JSON value, where it gives the same in all processes; UserError where one fails or differs."""
+    values = gather(what, decide)
+    for other, value in enumerate(values):
+        if value != values[0]:
+            raise UserError(f"{what}: process {other} has {_difference(value, values[0])}; give all hosts the same")
+    return values[0]
+
+
+def from_first(what: str, decide: Callable[[], Any]) -> Any:
+    """decide() of the first process, a JSON value, in all of them; where it raises there, all raise."""
+    return gather(what, decide if is_first() else lambda: None)[0]
+
+
+def _difference(theirs, firsts) -> str:
+    if isinstance(theirs, dict) and isinstance(firsts, dict):
+        names = [name for name in sorted(theirs | firsts) if theirs.get(name) != firsts.get(name)]
+        return ", ".join(f"{name}={theirs.get(name)} where process 0 has {firsts.get(name)}" for name in names)
+    return f"{theirs} where process 0 has {firsts}"
+
+
+@contextlib.contextmanager
+def ending_together() -> Iterator[None]:
+    """An error that leaves this context ends this process at once, and the others hear of it by `notices`.
+
+    JAX would wait at exit for the others, which wait for this process in a computation.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not several():
+            raise
+        if _tells_of_a_lost_process(error):
+            time.sleep(FAREWELL_SECONDS / 2)  # for its own last words to arrive
+            end_with_others()
+            print(chatter.LOST, file=sys.stderr)
+            leave(ABORTED)
+        if isinstance(error, UserError):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+        notify("ended", str(error) or type(error).__name__)
+        leave(2 if isinstance(error, UserError) else 1)
+
+
+def end_with_others() -> None:
+    """End this process where another one has ended with an error, saying which and why."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first process, which holds the notices, is gone
+        for process, reason in notices("ended").items():
+            if process != _here().process_id:
+                print(f"error: process {process} ended, and this one with it: {reason}", file=sys.stderr)
+                leave(2)
+
+
+def _tells_of_a_lost_process(error: Exception) -> bool:
+    """Whether a computation over several processes broke off in the middle."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and any(name in str(error) for name in ("Gloo", "UNAVAILABLE"))
+
+
+def notify(kind: str, text: str) -> None:
+    """Tell the other processes, which read it from `notices`."""
+    _here().client.key_value_set(f"{_NOTICES}/{kind}/{_here().process_id}", text, allow_overwrite=True)
+
+
+def notices(kind: str) -> dict[int, str]:
+    """The latest notice of this kind from each process that gave one."""
+    return {int(key.rsplit("/", 1)[1]): text for key, text in _here().client.key_value_dir_get(f"{_NOTICES}/{kind}")}
+
+
+def leave(status: int) -> None:
+    """End this process at once; the first one, which holds the notices, when the others have left or a while later."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if several():
+        with contextlib.suppress(Exception):  # without the first process there is nobody to tell
+            notify("left", "")
+            end = time.monotonic() + FAREWELL_SECONDS
+            while is_first() and len(notices("left")) < size() and time.monotonic() < end:
+                time.sleep(0.1)
+    os._exit(status)
+
+
+def _wait_for(key: str) -> str:
+    """The value of a key as soon as there is one; a process that died ends this one, see `join`."""
+    while True:
+        try:
+            return _here().client.blocking_key_value_get(key, 10_000)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                reason = " ".join(str(error).split())[:200]
+                raise UserError(f"the first process cannot be reached ({reason})") from error
+
+
+def _here():
+    """This process's place in JAX's cluster: process_id, num_processes, client (the key-value store that all share).
+
+    JAX has no public name for it; `jax.process_index()` would open the backend, which a TPU does in its own time.
+    """
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+_GATHERED, _NOTICES = "pretrain/gathered", "pretrain/notices"
+_numbers = itertools.count()
+_joined = threading.Event()

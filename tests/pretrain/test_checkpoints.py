@@ -15,10 +15,11 @@ import pytest
 
 from data_pipelines.errors import UserError
 from pretrain import checkpoints as module
-from pretrain.checkpoints import NOT_READ, Checkpoints, checkpoint_bytes, checksums
+from pretrain.checkpoints import Checkpoints, checkpoint_bytes
 from pretrain.run import run
 from pretrain.run_directory import RunDirectory, disk_errors
 from pretrain.step import TrainState
+from pretrain.stored_state import NOT_READ, checksums
 from tests.pretrain import tiny, toys
 
 # Orbax leaves coroutines behind where a file does not load.
@@ -110,7 +111,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_which_is_said(d
     DAMAGES[damage](tmp_path / "3")
     checkpoints = reopened(tmp_path)
     assert tiny.equal(checkpoints.restore(like), state_at(2))
-    assert "checkpoint of step 3 does not load" in caplog.text and "going on from step 2" in caplog.text
+    assert "checkpoint of step 3 is damaged" in caplog.text and "going on from step 2" in caplog.text
     assert (tmp_path / "3.damaged").is_dir() and checkpoints.steps() == [1, 2]
     checkpoints.save(state_at(3))  # training reaches that step again
     checkpoints.wait()

@@ -13,9 +13,9 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import Prepare, prepare
 from models.program import Program
+from pretrain import stored_state
 from pretrain.__main__ import main
 from pretrain.assembly import assemble, initial_params
-from pretrain.checkpoints import NOT_READ, Checkpoints
 from pretrain.evaluate import Evaluator
 from pretrain.journal import read_metrics
 from pretrain.recipe import Phase
@@ -107,12 +107,12 @@ def test_an_adaptive_softmax_trains_on_words_by_falling_frequency(corpus_path, t
 
 
 def test_reading_a_run_leaves_memory_and_moments_in_the_file(trained, monkeypatch):
-    asked, read = [], Checkpoints._read
-    monkeypatch.setattr(Checkpoints, "_read", lambda self, step, like: asked.append(like) or read(self, step, like))
+    asked, load = [], stored_state.load
+    monkeypatch.setattr("pretrain.restore.load", lambda folder, like: asked.append(like) or load(folder, like))
     restored = restore(RunDirectory(trained))
     assert restored.step == 20 and tiny.equal(restored.params, tiny.final_state(trained).params)
     left = jax.tree.leaves((asked[0].carry, asked[0].opt_state))
-    assert len(left) > 2 and all(leaf is NOT_READ for leaf in left)
+    assert len(left) > 2 and all(leaf is stored_state.NOT_READ for leaf in left)
 
 
 def test_export_says_that_hugging_face_has_no_such_class(trained, tmp_path, capsys):

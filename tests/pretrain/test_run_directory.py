@@ -8,7 +8,7 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from pretrain import run_directory
+from pretrain import loop, run_directory
 from pretrain.__main__ import main
 from pretrain.environment import versions
 from pretrain.initial_weights import load_weights
@@ -285,3 +285,37 @@ def test_its_recipe_alone_makes_the_same_run_again(corpus_path, tmp_path):
 def test_a_recipe_survives_json():
     for recipe in (tiny.bert(frozen=("embeddings",)), tiny.electra()):
         assert from_json(to_json(recipe)) == recipe
+
+
+def test_an_evaluation_that_a_kill_cuts_off_after_its_checkpoint_is_made_up_for(corpus_path, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(run, state, evaluator):
+        run.checkpoints.wait()
+        raise Killed
+
+    settings = {"eval_every": 5, "checkpoint_every": 5}
+    recipe = toys.recipe(steps=15)
+    run(recipe, tiny.options(corpus_path, tmp_path / "whole", **settings))
+    for step in (5, 10, 15):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(loop, "_evaluate", killed)
+            run(recipe, tiny.options(corpus_path, tmp_path / "run", **settings))
+        assert RunDirectory(tmp_path / "run").checkpoint_steps()[-1] == step
+        if step < 15:  # makes up for it, and is killed in the next
+            with monkeypatch.context() as patch, pytest.raises(Killed):
+                patch.setattr(loop, "_train_phase", lambda *_: killed(_[0], None, None))
+                run(recipe, tiny.options(corpus_path, tmp_path / "run", **settings))
+    run(recipe, tiny.options(corpus_path, tmp_path / "run", **settings))
+    evaluations = lambda name: read_metrics(RunDirectory(tmp_path / name), "eval")
+    assert evaluations("run") == evaluations("whole") and len(evaluations("whole")) == 3
+
+
+def test_a_work_directory_that_this_host_does_not_share_is_an_error(corpus_path, tmp_path, monkeypatch):
+    corpus, recipe = Corpus(corpus_path), toys.recipe()
+    monkeypatch.setattr(run_directory, "SHARED_SECONDS", 0)
+    # As on a second host: the first one has written elsewhere.
+    monkeypatch.setattr(run_directory, "from_first", lambda what, decide: (None, "what the first has written"))
+    with pytest.raises(UserError, match="--workdir .*: this host does not see what the first one writes"):
+        run_directory.start(tmp_path / "run", recipe, corpus, None)

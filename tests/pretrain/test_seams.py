@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from models.noise import row_keys
 from models.parameters import leaves
 from models.program import Program
+from pretrain import loop
 from pretrain.assembly import assemble, initial_carry, initial_params, initial_state
 from pretrain.journal import read_metrics
-from pretrain.recipe import from_json, resolve, to_json
+from pretrain.recipe import Phase, from_json, resolve, to_json
 from pretrain.restore import restore
 from pretrain.run import run
 from pretrain.run_directory import RunDirectory
@@ -127,3 +129,38 @@ def test_a_frozen_part_stays_as_it_began_and_comes_back_on_resume(corpus_path, t
 def test_a_toy_recipe_survives_json(corpus_path):
     recipe = resolve(toys.recipe(frozen=("words",)), Corpus(corpus_path))
     assert from_json(to_json(recipe)) == recipe
+
+
+def carry_at_the_start(monkeypatch, *arguments):
+    """Run up to the first step -> the carry that the state then holds."""
+    seen = []
+
+    def stopped(run, state, *_):
+        seen.append(jax.device_get(state.carry))
+        raise UserError("stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="stopped"):
+        patch.setattr(loop, "_train_phase", stopped)
+        run(*arguments)
+    return seen[0]
+
+
+def test_more_steps_that_move_a_checkpoint_into_another_phase_of_the_same_shape_begin_its_carry_anew(
+    corpus_path, tmp_path, monkeypatch
+):
+    phases = (Phase(0.5, 16, 8), Phase(0.5, 16, 8))
+    arguments = lambda steps: (toys.recipe(steps=steps, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
+    run(*arguments(10))
+    assert carry_at_the_start(monkeypatch, *arguments(12))["seen"][1] == 5 * 8  # still in the second phase
+    assert carry_at_the_start(monkeypatch, *arguments(40))["seen"][1] == 0  # now in the first
+
+
+def test_a_run_made_longer_and_killed_before_its_next_checkpoint_finds_the_carry_as_it_was_written(
+    corpus_path, tmp_path, monkeypatch
+):
+    phases = (Phase(0.5, 16, 8), Phase(0.5, 16, 4))
+    arguments = lambda steps: (toys.recipe(steps=steps, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
+    run(*arguments(10))
+    for _ in range(2):  # recipe.json has the new number of steps from the first time on
+        assert carry_at_the_start(monkeypatch, *arguments(40))["memory"].shape == (8, 8)
+    assert RunDirectory(tmp_path / "run").checkpoint_steps() == [5, 10]

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -11,14 +14,52 @@ from tests.pretrain.test_kills import reached
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_sets_the_request_and_the_old_handlers_come_back(number):
+def test_a_signal_stops_before_the_next_step_and_the_old_handlers_come_back(number):
     before = signal.getsignal(number)
     with stop_request() as stop:
-        assert not stop
+        assert not stop.reached(3)
         signal.raise_signal(number)
-        assert stop and stop.signal == number.name
-        assert signal.getsignal(number) == signal.SIG_DFL  # a second one ends the process
+        signal.raise_signal(number)  # at once: the same one, passed on by two programs
+        while stop.signal is None:
+            time.sleep(0.01)
+        assert stop.signal == number.name and stop.reached(4)
     assert signal.getsignal(number) == before
+
+
+HEARD = """
+import hashlib
+from pretrain.signals import stop_request
+with stop_request() as stop:
+    stop.reached(0) if {begun} else None
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # C for many minutes, without the interpreter, as a compilation is
+"""
+
+
+def heard(begun, signals, pause=0.0):
+    """The exit status, output and seconds of a process that is busy in C and gets SIGTERM so many times."""
+    command = [sys.executable, "-c", HEARD.format(begun=begun)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    began = time.monotonic()
+    for _ in range(signals):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(pause)
+    try:
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out, time.monotonic() - began
+
+
+def test_before_the_first_step_a_signal_ends_the_process_at_once_whatever_it_is_doing():
+    status, out, seconds = heard(begun=False, signals=1)
+    assert status == EXIT_STOPPED and "before the first step" in out and seconds < 10
+
+
+def test_a_second_signal_a_while_later_ends_the_process_at_once():
+    status, _, seconds = heard(begun=True, signals=2, pause=1.5)
+    assert status == 128 + signal.SIGTERM and seconds < 10
 
 
 def interrupted(corpus_path, workdir, number, step, *more):
@@ -45,3 +86,19 @@ def test_a_run_stopped_twice_ends_as_if_it_never_was(corpus_path, tmp_path, unin
     assert (status, err) == (0, "")
     assert f"resuming from step {seen[1]}" in out
     assert tiny.equal(tiny.final_state(workdir), tiny.final_state(uninterrupted))
+
+
+def test_a_signal_before_the_first_step_of_a_resumed_run_ends_it_and_loses_nothing(corpus_path, tmp_path):
+    arguments = tiny.run_arguments(corpus_path, tmp_path / "run")
+    assert tiny.run_command(*arguments, "--steps", 4)[0] == 0
+    before = tiny.final_state(tmp_path / "run")
+    process = tiny.start(*arguments)
+    for line in process.stdout:
+        if "resuming" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == EXIT_STOPPED, err
+    if "before the first step" in out:  # and not a moment later
+        assert tiny.equal(tiny.final_state(tmp_path / "run"), before)
+    assert tiny.final_state(tmp_path / "run").step < 40

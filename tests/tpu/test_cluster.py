@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,8 @@ def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_
     status, said = cluster.end()
     assert status == 1 and time.monotonic() - began < HEARTBEAT_SECONDS + 30
     assert "process 0 was killed by SIGKILL" in said and "Start the same command again" in said
+    assert said.count("another process of this run died") == 1
+    assert not re.search(r"Gloo|Traceback|stack trace|@ +0x|[EF]\d{4} ", said)
     assert RunDirectory(tmp_path / "run").checkpoint_steps()
 
 
@@ -137,6 +140,56 @@ def test_new_machines_compile_nothing_that_the_cluster_compiled_before(corpus_pa
     assert programs["1", "cache hit"].count("jit_placed") == 2  # the steps of training and evaluation
     local = {"jit_slice", "jit_convert_element_type", "jit__lambda"}  # small, on a device of its own
     assert set(programs["1", "CACHE MISS"]) <= local
+
+
+WITH_A_FAULT = """
+import os, runpy, sys
+if os.environ["JAX_PROCESS_ID"] == "1":
+    {fault}
+sys.argv = ["pretrain", *sys.argv[1:]]
+runpy.run_module("pretrain", run_name="__main__")
+"""
+
+
+def faulty(corpus, workdir, fault, *more):
+    """(status, output, seconds) of a run of two processes of which the second has this fault."""
+    run = [sys.executable, "-c", WITH_A_FAULT.format(fault=fault), *tiny.run_arguments(corpus, workdir, *more)]
+    command = [sys.executable, "-m", "tpu", "local", "--devices", 1, "--", *run]
+    began = time.monotonic()
+    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - began
+
+
+CANNOT_READ = """
+    import pretrain.stored_state as stored
+    def fail(*_): raise ConnectionError("no route to the bucket")
+    stored.PAUSES, stored._load = (), fail
+"""
+
+
+def test_a_process_that_cannot_read_the_checkpoint_ends_all_and_nothing_is_set_aside(stopped, corpus_path, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(stopped[0], workdir)
+    before = RunDirectory(workdir).checkpoint_steps()
+    status, said, seconds = faulty(corpus_path, workdir, CANNOT_READ)
+    assert status == 2 and seconds < 100, said
+    assert re.search(r"\[1\] error: checkpoint .* cannot be read now \(no route to the bucket\)", said)
+    assert re.search(r"\[0\] error: process 1: checkpoint .* cannot be read now", said)
+    assert RunDirectory(workdir).checkpoint_steps() == before and "Traceback" not in said
+
+
+CANNOT_BUILD = """
+    import pretrain.loop as loop
+    def fail(*_): raise OSError(5, "Input/output error")
+    loop.place_rows = fail
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_while_the_others_compute_ends_them_too_with_its_reason(corpus_path, tmp_path):
+    status, said, seconds = faulty(corpus_path, tmp_path / "run", CANNOT_BUILD)
+    assert status == 2 and seconds < 100, said
+    assert "Input/output error" in said and re.search(r"\[0\] error: .*process 1", said)
 
 
 @pytest.mark.slow

@@ -1,0 +1,127 @@
+"""Reading checkpoints: a failure that may pass is no damage, and whoever only reads changes nothing."""
+
+import errno
+
+import jax
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from pretrain import stored_state
+from pretrain.__main__ import main
+from pretrain.assembly import assemble, initial_params
+from pretrain.initial_weights import load_weights
+from pretrain.restore import restore
+from pretrain.run import run
+from pretrain.run_directory import RunDirectory
+from tests.pretrain import tiny, toys
+from tests.pretrain.test_checkpoints import DAMAGES, like, reopened, saved, state_at
+
+# Orbax leaves coroutines behind where a file does not load.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+TRANSIENT = {
+    "a lost connection": ConnectionError("Connection reset by peer"),
+    "a 503": ValueError("UNAVAILABLE: HTTP response code: 503"),
+    "a rate limit": ValueError("RESOURCE_EXHAUSTED: HTTP response code: 429"),
+    "no memory on the host": MemoryError("cannot allocate"),
+    "no memory on the device": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"),
+    "a failing disk": OSError(errno.EIO, "Input/output error"),
+    "no access": PermissionError(errno.EACCES, "Permission denied"),
+    "another structure": ValueError("User-provided restore item and on-disk value metadata do not match"),
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    toys.register(monkeypatch)
+    monkeypatch.setattr(stored_state, "PAUSES", (0, 0))
+
+
+def failing(monkeypatch, error, times):
+    """The next reads of arrays fail, wrapped as Orbax does."""
+    handler, left = stored_state.ocp.PyTreeCheckpointHandler, [error] * times
+    whole = handler.restore
+
+    def restore(self, *arguments, **named):
+        if left:
+            raise Exception("Encountered error while reading array index") from left.pop()
+        return whole(self, *arguments, **named)
+
+    monkeypatch.setattr(handler, "restore", restore)
+
+
+def everything(folder):
+    """(path, content or link, time of change) of all below a folder."""
+    rows = []
+    for file in sorted(folder.rglob("*")):
+        rows.append((str(file), file.read_bytes() if file.is_file() else None, file.stat().st_mtime_ns))
+    return rows
+
+
+@pytest.mark.parametrize("error", TRANSIENT.values(), ids=TRANSIENT)
+def test_what_may_pass_is_tried_again(error, tmp_path, monkeypatch, caplog):
+    saved(tmp_path, [1, 2])
+    failing(monkeypatch, error, times=2)
+    assert tiny.equal(reopened(tmp_path).restore(like), state_at(2))
+    assert caplog.text.count("cannot be read") == 2 and reopened(tmp_path).steps() == [1, 2]
+
+
+@pytest.mark.parametrize("error", TRANSIENT.values(), ids=TRANSIENT)
+def test_what_does_not_pass_is_an_error_and_no_older_checkpoint_is_taken(error, tmp_path, monkeypatch):
+    saved(tmp_path, [1, 2])
+    before = everything(tmp_path)
+    failing(monkeypatch, error, times=3)
+    with pytest.raises(UserError, match="checkpoint .*2 cannot be read now .*left as it is") as caught:
+        reopened(tmp_path).restore(like)
+    assert "\n" not in str(caught.value) and everything(tmp_path) == before
+
+
+def readers(workdir, corpus_path, tmp_path):
+    """Everything that reads a run, by name."""
+    def start_from():
+        assembly = assemble(RunDirectory(workdir).read_recipe())
+        shapes = jax.eval_shape(lambda: initial_params(assembly))
+        load_weights(str(workdir), assembly.recipe.model, shapes, Corpus(corpus_path))
+
+    return {
+        "eval": lambda: main(["eval", str(workdir), "--examples", "8"]),
+        "plot": lambda: main(["plot", str(workdir), "--out", str(tmp_path / "curves.png")]),
+        "--init-from": start_from,
+        "restore": lambda: restore(RunDirectory(workdir)),
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(corpus_path, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        toys.register(patch)
+        run(toys.recipe(steps=10), tiny.options(corpus_path, workdir))
+    return workdir
+
+
+@pytest.mark.parametrize("reader", ["eval", "plot", "--init-from", "restore"])
+def test_a_reader_leaves_a_work_directory_byte_for_byte_as_it_was(reader, trained, corpus_path, tmp_path):
+    # A live run's checkpoint that is being written must stay, too.
+    (trained / "checkpoints" / "15.orbax-checkpoint-tmp" / "default").mkdir(parents=True, exist_ok=True)
+    before = everything(trained)
+    readers(trained, corpus_path, tmp_path)[reader]()
+    assert everything(trained) == before
+
+
+def test_a_reader_passes_over_a_damaged_checkpoint_and_leaves_it_where_it_is(corpus_path, tmp_path, caplog):
+    workdir = tmp_path / "run"
+    run(toys.recipe(steps=10), tiny.options(corpus_path, workdir))
+    DAMAGES["all files empty"](workdir / "checkpoints" / "10")
+    before = everything(workdir)
+    assert restore(RunDirectory(workdir)).step == 5
+    assert "step 10 is damaged" in caplog.text and "that of step 5 is read" in caplog.text
+    assert everything(workdir) == before
+
+
+def test_a_reader_whose_checkpoints_a_live_run_has_replaced_meanwhile_reads_the_new_ones(trained, monkeypatch):
+    folder, whole = RunDirectory(trained), RunDirectory.checkpoint_steps
+    listings = iter([[3, 4]])  # as they were before the run went on
+    monkeypatch.setattr(RunDirectory, "checkpoint_steps", lambda self: next(listings, None) or whole(self))
+    assert restore(folder).step == 10
