@@ -43,14 +43,14 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     compile or fit.
     """
     corpus = _corpus(options)
+    _check_splits(corpus)
     recipe = run_directory.extended(options.workdir, resolve(recipe, corpus))
     agree("the recipe and its options", lambda: _shared_settings(recipe, options))
-    _check_splits(corpus)
     mesh = chosen_mesh(assemble(recipe), options)
     assembly = assemble(recipe, chosen_program(recipe, options, mesh))
     check_batches(recipe, options.microbatches, mesh_shape(mesh))
-    programs = trace(assembly, mesh, options.microbatches)
     weights = _initial_weights(assembly, corpus, options)
+    programs = trace(assembly, mesh, options.microbatches)
     renewed = _renewed(RunDirectory(options.workdir))
     with disk_errors(RunDirectory(options.workdir)):
         directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
