@@ -24,7 +24,7 @@ from pretrain.journal import Journal, Silence
 from pretrain.loop import Run, describe, train
 from pretrain.options import Options
 from pretrain.placement import abstract_state, place_parameters, state_shardings
-from pretrain.recipe import Recipe, resolve, to_json
+from pretrain.recipe import Recipe, from_json, resolve, to_json
 from pretrain.restore import load_frozen, phase_after, save_frozen
 from pretrain.run_directory import RunDirectory, disk_errors, flat
 from pretrain.schedules import learning_rate
@@ -44,8 +44,10 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     """
     corpus = _corpus(options)
     _check_splits(corpus)
-    recipe = run_directory.extended(options.workdir, resolve(recipe, corpus))
-    agree("the recipe and its options", lambda: _shared_settings(recipe, options))
+    given = resolve(recipe, corpus)
+    agree("the recipe and its options", lambda: _shared_settings(given, options))
+    extended = from_first("--schedule.from-here", lambda: to_json(run_directory.extended(options.workdir, given)))
+    recipe = from_json(extended)
     mesh = chosen_mesh(assemble(recipe), options)
     assembly = assemble(recipe, chosen_program(recipe, options, mesh))
     check_batches(recipe, options.microbatches, mesh_shape(mesh))

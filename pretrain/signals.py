@@ -11,7 +11,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 
@@ -32,7 +32,7 @@ class StopRequest:
         self._step: int | None = None  # the one at hand
         self._before: int | None = None
         self._lock = threading.Lock()  # held while the processes settle on a step
-        self.heard, self._settled = threading.Event(), threading.Event()
+        self.heard, self._settled, self.over = threading.Event(), threading.Event(), threading.Event()
 
     def reached(self, step: int) -> bool:
         """Whether to stop before this step; every process of a run asks at every step."""
@@ -49,7 +49,9 @@ class StopRequest:
             steps = [self._step]
             if cluster.several():
                 cluster.notify("stop", f"{name} {self._step}")
-                steps = _steps_of_all()
+                steps = self._steps_of_all()
+            if self.over.is_set():
+                return
             if None in steps:
                 if cluster.is_first():
                     print(f"{name}: before the first step, so nothing is to be saved; the same command goes on")
@@ -57,14 +59,13 @@ class StopRequest:
             self.signal, self._before = name, max(steps) + 1
         self._settled.set()
 
-
-def _steps_of_all() -> list[int | None]:
-    """The step at hand in each process."""
-    while len(said := cluster.notices("stop")) < cluster.size():
-        cluster.end_with_others()
-        time.sleep(0.05)
-    steps = [text.split()[1] for text in said.values()]
-    return [None if step == "None" else int(step) for step in steps]
+    def _steps_of_all(self) -> list[int | None]:
+        """The step at hand in each process; of those that spoke, where the run is over before all have."""
+        while len(said := cluster.notices("stop")) < cluster.size() and not self.over.is_set():
+            cluster.end_with_others()
+            time.sleep(0.05)
+        steps = [text.split()[1] for text in said.values()]
+        return [None if step == "None" else int(step) for step in steps]
 
 
 @contextlib.contextmanager
@@ -83,6 +84,7 @@ def stop_request() -> Iterator[StopRequest]:
     try:
         yield request
     finally:
+        request.over.set()
         signal.set_wakeup_fd(old_writer)
         for handled, handler in old.items():
             signal.signal(handled, handler)
@@ -95,22 +97,28 @@ def _watch(request: StopRequest, reader: int) -> None:
     """Until the other end of the pipe is closed."""
     heard_at = 0.0
     while True:
-        if select.select([reader], [], [], _POLL_SECONDS)[0]:
-            numbers = os.read(reader, 64)
-            if not numbers:
-                return
-            for number in set(numbers).intersection(_HANDLED):
-                if request.signal is None:
-                    heard_at = time.monotonic()
-                    request.settle(signal.Signals(number).name)
-                elif time.monotonic() > heard_at + _SAME_SECONDS:
-                    os._exit(128 + number)
-        elif cluster.several():
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # JAX ends a process that has lost the others
-                _look_around(request)
+        numbers = os.read(reader, 64) if select.select([reader], [], [], _POLL_SECONDS)[0] else None
+        if numbers == b"":
+            return
+        again = request.signal is not None and time.monotonic() > heard_at + _SAME_SECONDS
+        for number in set(numbers or ()).intersection(_HANDLED):
+            if again:
+                os._exit(128 + number)
+            if request.signal is None:
+                heard_at = time.monotonic()
+                _unless_alone(request.settle, signal.Signals(number).name)
+        if numbers is None and cluster.several():
+            _unless_alone(_look_around, request)
+
+
+def _unless_alone(act: Callable[..., None], *arguments) -> None:
+    """Where the others cannot be reached any more, JAX ends this process."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        act(*arguments)
 
 
 def _look_around(request: StopRequest) -> None:
+    """Hear what the other processes say."""
     if cluster.notices("ended"):
         time.sleep(cluster.FAREWELL_SECONDS)  # the main thread may be about to say why by itself
         cluster.end_with_others()

@@ -8,7 +8,10 @@ import jax
 import pytest
 
 from data_pipelines.errors import UserError
+from pretrain.options import Options
+from pretrain.run import _corpus as corpus_of
 from pretrain.signals import EXIT_STOPPED, StopRequest
+from tests.data_pipelines.corpora import random_documents, write_corpus
 from tpu import cluster
 
 
@@ -175,3 +178,24 @@ def test_before_the_first_step_of_one_all_end_at_once(processes, monkeypatch, ca
     found = processes(3).run(stop)
     assert [(type(error), error.args) for error in found] == [(Left, (EXIT_STOPPED,))] * 3
     assert capsys.readouterr().out.count("SIGTERM: before the first step") == 1
+
+
+def test_a_signal_to_one_process_while_the_others_are_through_does_not_keep_it(processes):
+    request = StopRequest()
+
+    def process(index):
+        if index == 0:
+            request.reached(9)
+            threading.Timer(0.2, request.over.set).start()  # its main thread comes to the end, too
+            request.settle("SIGTERM")
+        return request.signal
+
+    assert processes(2).run(process) == [None, None]
+
+
+def test_two_hosts_with_corpora_of_their_own_do_not_train_together(processes, corpus_path, tmp_path):
+    write_corpus(tmp_path / "other", random_documents(0, documents=20))
+    paths = [corpus_path, tmp_path / "other"]
+    found = processes(2).run(lambda process: corpus_of(Options(corpus=paths[process], workdir=tmp_path / "run")))
+    assert {type(error) for error in found} == {UserError}
+    assert "the fingerprint of --corpus: process 1 has" in str(found[0]) and not (tmp_path / "run").exists()
