@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax
+from rich.console import Console
 
 from tpu import cluster
 
@@ -95,17 +96,18 @@ def stop_request() -> Iterator[StopRequest]:
 
 def _watch(request: StopRequest, reader: int) -> None:
     """Until the other end of the pipe is closed."""
-    heard_at = 0.0
+    heard_at = None  # by this process; another may have had its signal long before
     while True:
         numbers = os.read(reader, 64) if select.select([reader], [], [], _POLL_SECONDS)[0] else None
         if numbers == b"":
             return
-        again = request.signal is not None and time.monotonic() > heard_at + _SAME_SECONDS
+        again = heard_at is not None and time.monotonic() > heard_at + _SAME_SECONDS
         for number in set(numbers or ()).intersection(_HANDLED):
             if again:
+                Console().show_cursor()  # as in `cluster.leave`
                 os._exit(128 + number)
+            heard_at = heard_at or time.monotonic()
             if request.signal is None:
-                heard_at = time.monotonic()
                 _unless_alone(request.settle, signal.Signals(number).name)
         if numbers is None and cluster.several():
             _unless_alone(_look_around, request)
@@ -120,7 +122,8 @@ def _unless_alone(act: Callable[..., None], *arguments) -> None:
 def _look_around(request: StopRequest) -> None:
     """Hear what the other processes say."""
     if cluster.notices("ended"):
-        time.sleep(cluster.FAREWELL_SECONDS)  # the main thread may be about to say why by itself
+        # The main thread may be about to say why by itself. The first process goes after twice that time.
+        time.sleep(cluster.FAREWELL_SECONDS / 2)
         cluster.end_with_others()
     if request.signal is None and (said := cluster.notices("stop")):
         request.settle(next(iter(said.values())).split()[0])

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from data_pipelines.errors import UserError
 from tpu import chatter
@@ -207,6 +208,7 @@ def notices(kind: str) -> dict[int, str]:
 
 def leave(status: int) -> None:
     """End this process at once; the first one, which holds the notices, when the others have left or a while later."""
+    Console().show_cursor()  # a line that shows progress has hidden it, and is not there to the end
     sys.stdout.flush()
     sys.stderr.flush()
     if several():

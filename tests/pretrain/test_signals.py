@@ -1,6 +1,8 @@
 """SIGTERM and SIGINT: a checkpoint of the step at hand, exit status 75, and the same command goes on."""
 
+import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -24,6 +26,16 @@ def test_a_signal_stops_before_the_next_step_and_the_old_handlers_come_back(numb
             time.sleep(0.01)
         assert stop.signal == number.name and stop.reached(4)
     assert signal.getsignal(number) == before
+
+
+def test_a_signal_to_all_is_no_second_one_where_another_process_heard_it_long_before(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with stop_request() as stop:
+        stop.reached(3)
+        stop.settle("SIGTERM")  # which the other process said
+        signal.raise_signal(signal.SIGTERM)
+    assert ended == []
 
 
 HEARD = """
@@ -60,6 +72,37 @@ def test_before_the_first_step_a_signal_ends_the_process_at_once_whatever_it_is_
 def test_a_second_signal_a_while_later_ends_the_process_at_once():
     status, _, seconds = heard(begun=True, signals=2, pause=1.5)
     assert status == 128 + signal.SIGTERM and seconds < 10
+
+
+ON_A_TERMINAL = """
+import time
+from data_pipelines.progress import busy
+from pretrain.signals import stop_request
+with stop_request() as stop, busy("restoring"):
+    stop.reached(0) if {begun} else None
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("begun, signals", [(False, 1), (True, 2)])
+def test_a_terminal_has_its_cursor_again_however_a_signal_ends_the_process(begun, signals):
+    main, terminal = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    command = [sys.executable, "-c", ON_A_TERMINAL.format(begun=begun)]
+    process = subprocess.Popen(command, stdout=terminal, env=environment)
+    os.close(terminal)
+    shown = b""
+    while b"restoring" not in shown:
+        shown += os.read(main, 1000)
+    for _ in range(signals):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1.2)
+    with contextlib.suppress(OSError):  # the other side is closed
+        while more := os.read(main, 1000):
+            shown += more
+    os.close(main)
+    assert process.wait() == (128 + signal.SIGTERM if begun else EXIT_STOPPED)
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
 
 
 def interrupted(corpus_path, workdir, number, step, *more):
