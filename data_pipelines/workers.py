@@ -36,7 +36,7 @@ class Workers:
             process, pipe = self._workers[index % len(self._workers)]
             try:
                 yield pipe.recv()
-            except EOFError:
+            except (EOFError, OSError):  # between two messages; in the middle of one
                 process.join()
                 raise UserError(
                     f"--workers {len(self._workers)}: a process that prepares batches ended with status "

@@ -81,6 +81,20 @@ def test_a_process_that_dies_is_an_error_that_says_what_to_do():
     workers.close()
 
 
+def more_than_a_pipe_holds(index):
+    return bytes(10**6)
+
+
+def test_a_process_that_is_killed_in_the_middle_of_a_message_is_the_same_error():
+    workers = Workers(more_than_a_pipe_holds, 5, 1)
+    process, pipe = workers._workers[0]
+    assert pipe.poll(60)
+    process.kill()
+    with pytest.raises(UserError, match="^--workers 1: .* ended with status -9, "):
+        list(workers)
+    workers.close()
+
+
 @pytest.mark.parametrize(
     ("processes", "end", "status"),
     [(1, "pass", 0), (2, "pass", 0), (3, "pass", 0), (2, "sys.exit(3)", 3), (1, "1 / 0", 1), KILLED],
