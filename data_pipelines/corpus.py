@@ -104,7 +104,14 @@ class Corpus:
     def _array(self, split, name):
         key = split, name
         if key not in self._arrays:
-            # An ndarray over the map: np.memmap's own indexing is slower
-            self._arrays[key] = np.asarray(np.load(self.path / split / f"{name}.npy", mmap_mode="r"))
+            file = self.path / split / f"{name}.npy"
+            try:
+                # An ndarray over the map: np.memmap's own indexing is slower
+                self._arrays[key] = np.asarray(np.load(file, mmap_mode="r"))
+            except OSError as error:
+                raise UserError(
+                    f"corpus {self.path}: {file.name} of {split} cannot be read ({error.strerror or error}); "
+                    "start the same command again when what it lies on can be reached"
+                ) from error
         return self._arrays[key]
 

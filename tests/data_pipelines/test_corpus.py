@@ -1,5 +1,6 @@
 """A stored corpus opens, reads what was written, and says in one line what is wrong with it."""
 
+import errno
 import json
 import pickle
 
@@ -52,6 +53,17 @@ def test_a_corpus_travels_to_another_process_as_its_path(folder):
 def change_manifest(folder, **changes):
     file = folder / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_disk_that_fails_while_a_corpus_is_read_is_named_and_not_the_work_directory(folder, monkeypatch):
+    corpus = Corpus(folder)
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(np, "load", fail)
+    with pytest.raises(UserError, match=r"corpus .*: tokens\.npy of train cannot be read \(Input/output"):
+        corpus.read("train", "tokens", np.array([0]), 4)
 
 
 def test_a_missing_folder_a_stranger_and_an_unfinished_corpus_are_named_as_such(tmp_path):
