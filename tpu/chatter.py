@@ -10,8 +10,11 @@ import subprocess
 import sys
 
 CHATTER = "[Gloo]"
-# What JAX's coordination logs, over many lines, just before it aborts.
-ABORTING = ("Polled an error from coordination service", "Use error polling to propagate", "detected fatal errors")
+# What JAX's coordination logs, over many lines, just before it aborts or when it waits at exit for who is gone.
+ABORTING = (
+    "Polled an error from coordination service", "Use error polling to propagate", "detected fatal errors",
+    "Shutdown barrier in coordination service has failed",
+)  # fmt: skip
 LOST = (
     "error: another process of this run died or cannot be reached, and this one ends with it; "
     "start the same command on every host again: the run goes on from its last checkpoint"

@@ -18,6 +18,7 @@ from pretrain.journal import read_metrics
 from pretrain.run_directory import RunDirectory
 from pretrain.signals import EXIT_STOPPED
 from tests.pretrain import tiny
+from tpu import chatter
 from tpu.cluster import HEARTBEAT_SECONDS, detected, explicit, join
 
 ROOT = Path(__file__).parent.parent.parent
@@ -108,6 +109,18 @@ def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_
     assert said.count("another process of this run died") == 1
     assert not re.search(r"Gloo|Traceback|stack trace|@ +0x|[EF]\d{4} ", said)
     assert RunDirectory(tmp_path / "run").checkpoint_steps()
+
+
+AT_EXIT = """[Gloo] Rank 0 is connected to 1 peer ranks
+a line of the run
+E1122 06:48:28.933017    2624 coordination_service.cc:1520] [1] Shutdown barrier in coordination service has failed:
+INTERNAL: Barrier failed because: task is set to ERROR: UNAVAILABLE: Task 1 heartbeat timeout.
+"""
+
+
+def test_a_process_that_is_gone_when_the_others_exit_is_one_line():
+    done = subprocess.run([sys.executable, chatter.__file__], input=AT_EXIT, capture_output=True, text=True)
+    assert done.stdout == f"a line of the run\n{chatter.LOST}\n"
 
 
 # Elsewhere a cluster has one fingerprint; the CPU backend's is another one in each process.
