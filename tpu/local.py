@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from data_pipelines.errors import UserError
 from tpu.cluster import HEARTBEAT_SECONDS
 
-GRACE_SECONDS = HEARTBEAT_SECONDS + 30  # for the others to notice that one is gone, before they are killed
+GRACE_SECONDS = HEARTBEAT_SECONDS + 20  # for the others to notice that one is gone, before they are killed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +38,15 @@ def local(options: Local, command: Sequence[str]) -> int:
     """
     if not command:
         raise UserError("local: give the command after --, as in `-- python -m pretrain run bert-tiny ...`")
-    address = f"localhost:{_free_port()}"
-    processes = [_start(options, command, address, index) for index in range(options.processes)]
-    readers = [threading.Thread(target=_copy_lines, args=(i, p)) for i, p in enumerate(processes)]
-    for reader in readers:
-        reader.start()
-    old = {number: signal.signal(number, _pass_on(processes)) for number in (signal.SIGTERM, signal.SIGINT)}
+    address, asked = f"localhost:{_free_port()}", []
+    # From before the first process on: a signal that comes while they are started is for all of them.
+    old = {number: signal.signal(number, lambda *_: asked.append("stop")) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        statuses = _wait(processes)
+        processes = [_start(options, command, address, index) for index in range(options.processes)]
+        readers = [threading.Thread(target=_copy_lines, args=(i, p)) for i, p in enumerate(processes)]
+        for reader in readers:
+            reader.start()
+        statuses = _wait(processes, asked)
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -81,19 +82,17 @@ def _copy_lines(index: int, process: subprocess.Popen) -> None:
         print(f"[{index}] {line}", end="", flush=True)
 
 
-def _pass_on(processes: list[subprocess.Popen]):
-    def handle(number: int, frame) -> None:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
+    """Exit statuses, negative for a signal. When one fails, the others get some time, then are killed.
 
-    return handle
-
-
-def _wait(processes: list[subprocess.Popen]) -> list[int]:
-    """Exit statuses, negative for a signal. When one fails, the others get some time, then are killed."""
+    asked: has an entry for each signal to this program, to be passed on.
+    """
     deadline = None
     while (statuses := [process.poll() for process in processes]).count(None):
+        while asked:
+            asked.pop()
+            for process in processes:
+                process.terminate()
         failed = [index for index, status in enumerate(statuses) if status not in (None, 0, 75)]
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS

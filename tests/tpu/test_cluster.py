@@ -19,6 +19,7 @@ from pretrain.run_directory import RunDirectory
 from pretrain.signals import EXIT_STOPPED
 from tests.pretrain import tiny
 from tpu import chatter
+from tpu import local as module
 from tpu.cluster import HEARTBEAT_SECONDS, detected, explicit, join
 
 ROOT = Path(__file__).parent.parent.parent
@@ -260,6 +261,21 @@ def test_jax_s_own_variables_name_the_cluster():
 def test_half_of_the_options_is_an_error():
     with pytest.raises(UserError, match="--processes and --process missing"):
         join("localhost:1", None, None)
+
+
+def test_a_signal_while_processes_are_started_is_passed_on_to_all_of_them(monkeypatch, capsys):
+    whole = module._start
+
+    def start(options, command, address, index):
+        process = whole(options, command, address, index)
+        if index == 0:
+            signal.raise_signal(signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(module, "_start", start)
+    begin = time.monotonic()
+    status = module.local(module.Local(2, 1), [sys.executable, "-c", "import time; time.sleep(60)"])
+    assert status == 1 and time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize(
