@@ -157,7 +157,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(bucket, re
         if name.startswith("runs/a/checkpoints/10/default/d/") or "/10/default/ocdbt.process_0/d/" in name:
             bucket.put("bucket", name, b"damaged")
     assert train(20) == 0
-    assert "checkpoint of step 10 does not load" in caplog.text and "going on from step 5" in caplog.text
+    assert "checkpoint of step 10 is damaged" in caplog.text and "going on from step 5" in caplog.text
     assert {"5", "10", "15", "20"} & {folder.name for folder in entries(WORKDIR / "checkpoints")} == {"10", "15", "20"}
     assert any("/10.damaged/" in name for name in bucket.names("bucket"))
 

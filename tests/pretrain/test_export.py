@@ -170,7 +170,7 @@ def test_what_the_options_that_are_named_make_fits(tokenizer_paths):
 
 
 def test_a_run_says_at_its_start_that_its_export_will_not_fit(corpus_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "train", lambda run, state: (state, 0))
+    monkeypatch.setattr(runs, "train", lambda run, state, carried: (state, 0))
     runs.run(tiny.xlnet(), tiny.options(corpus_path, tmp_path))
     log = RunDirectory(tmp_path).log.read_text()
     assert f"--corpus {corpus_path}: the tokenizer writes two texts as 'cls A sep B sep', this model is" in log
