@@ -70,14 +70,17 @@ def _load(folder: Path, like):
 
 
 # What TensorStore says of bytes that cannot be right ('Error ...' of an invalid argument), and Orbax of its own files'
-# content; of a connection, a quota or memory they say other things.
+# content; of a connection, a quota or memory they say other things. _ANSWERED is in what a storage refuses, which may
+# be an invalid argument, too: as of credentials that are no longer good.
 _BROKEN = ("DATA_LOSS", "OUT_OF_RANGE", "NOT_FOUND", "FAILED_PRECONDITION", "Error ", "'dict' object has no attribute")
+_ANSWERED = "http_response"
 _BROKEN_FILES = (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError, KeyError)
 
 
 def _is_damage(causes: list[BaseException]) -> bool:
     """Whether one of the causes tells of files that are lost or cut, or of a format that is broken."""
-    broken = lambda error: isinstance(error, (ValueError, AttributeError)) and str(error).startswith(_BROKEN)
+    said = lambda error: str(error) if isinstance(error, (ValueError, AttributeError)) else ""
+    broken = lambda error: said(error).startswith(_BROKEN) and _ANSWERED not in said(error)
     return any(isinstance(error, _BROKEN_FILES) or broken(error) for error in causes)
 
 
