@@ -132,9 +132,9 @@ def test_the_figures_up_to_a_checkpoint_are_there_before_it_is(bucket, registere
     seen = []
     save = loop.Checkpoints.save
 
-    def watched(checkpoints, state):
+    def watched(checkpoints, state, phase):
         seen.append((int(state.step), max(losses(WORKDIR))))
-        save(checkpoints, state)
+        save(checkpoints, state, phase)
 
     monkeypatch.setattr(loop.Checkpoints, "save", watched)
     train(15)
@@ -264,9 +264,9 @@ def test_what_the_cloud_refuses_is_one_line(bucket, capsys, tmp_path):
 def test_access_lost_while_training_is_one_line(bucket, registered, monkeypatch):
     save = loop.Checkpoints.save
 
-    def lose(checkpoints, state):
+    def lose(checkpoints, state, phase):
         bucket.refuse = 403, "the key has expired"
-        save(checkpoints, state)
+        save(checkpoints, state, phase)
 
     monkeypatch.setattr(loop.Checkpoints, "save", lose)
     with pytest.raises(UserError, match="--workdir gs://bucket/runs/a: .*the key has expired"):
