@@ -106,9 +106,9 @@ def _watch(request: StopRequest, reader: int) -> None:
             if again:
                 Console().show_cursor()  # as in `cluster.leave`
                 os._exit(128 + number)
-            heard_at = heard_at or time.monotonic()
             if request.signal is None:
                 _unless_alone(request.settle, signal.Signals(number).name)
+            heard_at = heard_at or time.monotonic()  # what came while they settled is read now
         if numbers is None and cluster.several():
             _unless_alone(_look_around, request)
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from pretrain.signals import EXIT_STOPPED, stop_request
+from pretrain.signals import EXIT_STOPPED, StopRequest, stop_request
 from tests.pretrain import tiny
 from tests.pretrain.test_kills import reached
 
@@ -34,6 +34,21 @@ def test_a_signal_to_all_is_no_second_one_where_another_process_heard_it_long_be
     with stop_request() as stop:
         stop.reached(3)
         stop.settle("SIGTERM")  # which the other process said
+        signal.raise_signal(signal.SIGTERM)
+    assert ended == []
+
+
+def test_a_signal_that_comes_again_while_the_processes_settle_is_the_same_one(monkeypatch):
+    def settle(stop, name):
+        time.sleep(1.2)
+        stop.signal = name
+
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(StopRequest, "settle", settle)
+    with stop_request():
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.1)
         signal.raise_signal(signal.SIGTERM)
     assert ended == []
 
