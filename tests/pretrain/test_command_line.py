@@ -45,7 +45,7 @@ def nothing_compiles():
     """Fails the test where a program is compiled."""
     before = lowered()
     yield
-    assert lowered() == before
+    assert lowered() == before, LOWERED[-12:]
 
 
 def test_a_compilation_would_be_noticed():
