@@ -33,7 +33,9 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     prepare()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # what Orbax and Grain log as errors, they also raise
+    for theirs in ("absl", "asyncio"):  # what Orbax and Grain log as errors, they also raise
+        logging.getLogger(theirs).setLevel(logging.CRITICAL)
+    sys.unraisablehook = _leave_out_afterthoughts
     command, *rest = arguments or ["--help"]
     if command in ("-h", "--help"):
         print(USAGE)
@@ -45,6 +47,12 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _leave_out_afterthoughts(unraisable) -> None:
+    """TensorStore's threads say, with a stack each, that nobody waits any more for writes beside one that failed."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _recipes(arguments: list[str]) -> int:

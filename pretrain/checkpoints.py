@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,10 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 3, keep_every: int = 0):
         self.folder = folder
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every or None, create=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, keep_period=keep_every or None, create=True,
+            async_options=ocp.options.AsyncOptions(barrier_sync_fn=_wait_for_others),
+        )  # fmt: skip
         with cloud_errors(str(folder)):
             self._manager = ocp.CheckpointManager(folder if in_cloud(folder) else folder.absolute(), options=options)
 
@@ -110,6 +114,14 @@ class Checkpoints:
 
         from_first("setting damaged checkpoints aside", rename)
         self._manager.reload()
+
+
+def _wait_for_others(*, key: str, timeout_ms: int) -> None:
+    """As Orbax waits for the other processes, but not where a save has failed here: they wait for this one, and both
+    would for 20 minutes."""
+    if error := sys.exception():
+        raise error
+    ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def newest_intact(

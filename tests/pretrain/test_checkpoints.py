@@ -5,13 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint._src.multihost import multihost
 
 from data_pipelines.errors import UserError
 from pretrain import checkpoints as module
@@ -200,6 +204,26 @@ def test_any_error_of_the_disk_is_one_line_and_no_other_error_is(tmp_path):
             raise error
 
 
+def test_a_process_whose_save_fails_does_not_wait_for_those_that_wait_for_it(tmp_path, monkeypatch):
+    failed, never = threading.Event(), threading.Event()
+    barrier = lambda processes=None: lambda key, timeout_ms: failed.is_set() and never.wait(20)
+    for where in (ocp.multihost, multihost):
+        monkeypatch.setattr(where, "get_barrier_sync_fn", barrier)
+
+    def rename(*_):
+        failed.set()
+        raise OSError(errno.EIO, "Input/output error")
+
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(os, "rename", rename)
+    checkpoints.save(state_at(1))
+    begin = time.monotonic()
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.wait()
+    checkpoints.close()
+    assert failed.is_set() and time.monotonic() - begin < 15
+
+
 def test_a_checkpoint_for_which_there_is_no_room_is_not_begun(corpus_path, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     run(toys.recipe(steps=5), tiny.options(corpus_path, workdir))
@@ -229,6 +253,7 @@ def test_a_real_run_that_cannot_write_its_checkpoint_ends_with_2_and_keeps_the_o
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "cannot write there" in line and "File too large" in line and "safe: 4." in line
+    assert "Traceback" not in done.stderr
     assert tiny.final_state(tmp_path / "run").step == 4
 
 

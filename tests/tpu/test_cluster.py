@@ -206,6 +206,20 @@ def test_a_process_that_fails_while_the_others_compute_ends_them_too_with_its_re
     assert "Input/output error" in said and re.search(r"\[0\] error: .*process 1", said)
 
 
+CANNOT_SAVE = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_whose_disk_is_full_ends_all_with_its_reason_and_nobody_waits_for_it(corpus_path, tmp_path):
+    status, said, seconds = faulty(corpus_path, tmp_path / "run", CANNOT_SAVE)
+    assert status == 2 and seconds < 100, said
+    assert re.search(r"\[1\] error: .*cannot write there", said) and re.search(r"\[0\] error: process 1 ended", said)
+    assert "Traceback" not in said
+
+
 @pytest.mark.slow
 def test_four_processes_go_on_where_two_stopped(corpus_path, tmp_path, alone):
     cluster = Cluster(corpus_path, tmp_path / "run", 2, 2)
