@@ -37,6 +37,9 @@ def parse(options: type[Options], arguments: Sequence[str], prog: str, default: 
         name = argument.split("=")[0].replace("_", "-")
         if argument.startswith("--") and name not in known:
             raise UserError(unknown(f"{prog}: unknown option", name, known))
+    for option, value in itertools.pairwise((prog, *arguments)):
+        if value == "" or value.startswith("--") and value.endswith("="):
+            raise UserError(f"{value.rstrip('=') or option}: is given no value; give one, or leave the option out")
     printed = io.StringIO()
     keywords = {} if default is None else {"default": default}
     try:

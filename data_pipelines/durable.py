@@ -1,5 +1,6 @@
 """Files that a power cut leaves whole: on disk before they have their name, which is there before one goes on."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -21,5 +22,8 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which some network file systems answer for folders
+            raise
     finally:
         os.close(descriptor)

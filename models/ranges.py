@@ -1,7 +1,6 @@
 """What a number in a config may be."""
 
 from collections.abc import Callable, Mapping
-from math import inf
 from typing import NamedTuple
 
 
@@ -15,8 +14,10 @@ class Range(NamedTuple):
 # Sizes and steps are int32 on devices.
 COUNT = Range("at least 1 and below 2**31", lambda x: 1 <= x < 2**31)
 COUNT_OR_NONE = Range("at least 0 and below 2**31", lambda x: 0 <= x < 2**31)
-POSITIVE = Range("above 0 and finite", lambda x: 0 < x < inf)
-NOT_NEGATIVE = Range("at least 0 and finite", lambda x: 0 <= x < inf)
+# Above it float32, in which they are computed with, is infinite.
+LARGEST = 3.4e38
+POSITIVE = Range(f"above 0 and below {LARGEST:g}", lambda x: 0 < x < LARGEST)
+NOT_NEGATIVE = Range(f"at least 0 and below {LARGEST:g}", lambda x: 0 <= x < LARGEST)
 SHARE = Range("in [0, 1]", lambda x: 0 <= x <= 1)
 RATE = Range("in [0, 1)", lambda x: 0 <= x < 1)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from data_pipelines.cloud import in_cloud
 from data_pipelines.command_line import Place, parse
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from pretrain.platform import keep_compiled_with, prepare
+from pretrain.platform import keep_compiled_with, may_be_one_of_several, prepare
 
 USAGE = """python -m pretrain COMMAND ...
 
@@ -81,7 +82,7 @@ def _run(arguments: list[str]) -> int:
     from pretrain.arguments import parse_run
 
     recipe, options = parse_run(arguments)
-    if not in_cloud(options.corpus):
+    if not in_cloud(options.corpus) and options.coordinator is None and not may_be_one_of_several():
         Corpus(options.corpus)  # a mistaken path is said before the imports that follow, which take seconds
     from pretrain.signals import stop_request
     from tpu.cluster import ending_together, join
@@ -183,5 +184,14 @@ def _demo(arguments: list[str]) -> int:
 
 COMMANDS = {"recipes": _recipes, "run": _run, "eval": _eval, "plot": _plot, "export": _export, "demo": _demo}
 
+def _end_at_once(number: int, frame) -> None:
+    """Until `stop_request` hears signals. A KeyboardInterrupt in a callback, as JAX has one, would be printed and
+    forgotten; what is cut off anywhere leaves nothing half-written."""
+    print(f"{signal.Signals(number).name}: ended before there was anything to save", file=sys.stderr, flush=True)
+    os._exit(75)
+
+
 if __name__ == "__main__":
+    for handled in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(handled, _end_at_once)
     sys.exit(main(sys.argv[1:]))

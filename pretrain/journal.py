@@ -146,17 +146,27 @@ class Silence:
 
 def read_metrics(directory: RunDirectory, kind: str) -> list[dict]:
     """The measurements of one kind, in order of step."""
+    return [entry for _, entry in _entries(directory) if entry["kind"] == kind]
+
+
+def _entries(directory: RunDirectory) -> list[tuple[str, dict]]:
+    """(line, measurement) in order; a run that is killed may leave half a line at the end. UserError where one is none.
+    """
     if not is_file(directory.metrics):
         return []
-    return [entry for entry in map(json.loads, _whole_lines(directory)) if entry["kind"] == kind]
-
-
-def _whole_lines(directory: RunDirectory) -> list[str]:
-    """A run that is killed may leave half a line at the end."""
-    return [line for line in directory.metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    found = []
+    for number, line in enumerate(directory.metrics.read_text().splitlines(keepends=True), 1):
+        if not line.endswith("\n"):
+            break
+        try:
+            entry = json.loads(line)
+            found.append((line, {"kind": entry["kind"], "step": int(entry["step"]), **entry}))
+        except (ValueError, TypeError, KeyError):
+            raise UserError(f"{directory.metrics}: line {number} is no measurement; take it out") from None
+    return found
 
 
 def _forget_after(directory: RunDirectory, step: int) -> None:
     if is_file(directory.metrics):
-        kept = [line for line in _whole_lines(directory) if json.loads(line)["step"] <= step]
+        kept = [line for line, entry in _entries(directory) if entry["step"] <= step]
         write_whole(directory.metrics, "".join(kept))

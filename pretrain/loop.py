@@ -140,6 +140,7 @@ def _batches(run: Run, phase: int, first: int, end: int) -> Iterator[tuple[int, 
 
 
 def _save(run: Run, state: TrainState, phase: int) -> None:
+    from_first("--workdir", run.directory.check_there)
     run.journal.sync()
     run.checkpoints.save(state, phase)
 

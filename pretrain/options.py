@@ -4,11 +4,12 @@ import dataclasses
 
 from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
-from models.ranges import COUNT, COUNT_OR_NONE
+from models.ranges import COUNT, COUNT_OR_NONE, Range
 
 AT_LEAST_1 = "microbatches", "log_every", "eval_examples", "checkpoint_every", "keep", "max_skipped", "processes"
-AT_LEAST_0 = "workers", "eval_every", "keep_every", "process"
+AT_LEAST_0 = "eval_every", "keep_every", "process"
 RANGES = dict.fromkeys(AT_LEAST_1, COUNT) | dict.fromkeys(AT_LEAST_0, COUNT_OR_NONE)
+RANGES["workers"] = Range("at least 0 and at most 256", lambda x: 0 <= x <= 256)  # each is a process with a corpus open
 
 
 @dataclasses.dataclass(frozen=True)

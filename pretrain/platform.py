@@ -29,6 +29,12 @@ def accelerators() -> list[str]:
     return [path for pattern in DEVICE_FILES for path in glob.glob(pattern)]
 
 
+def may_be_one_of_several() -> bool:
+    """Whether something tells of other processes: a launcher's variables, or hardware that comes in slices."""
+    launchers = ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES")
+    return bool(accelerators()) or any(name in os.environ for name in launchers)
+
+
 def prepare() -> None:
     """Make this process ready for the machine that it runs on."""
     if accelerators():

@@ -22,7 +22,7 @@ from pretrain.placement import abstract_state
 from pretrain.recipe import Recipe, phase_at
 from pretrain.run_directory import RunDirectory
 from pretrain.step import TrainState
-from pretrain.stored_state import NOT_READ, load, verified
+from pretrain.stored_state import NOT_READ, Damaged, load, patiently, verified
 from tpu.mesh import row_mesh
 
 log = logging.getLogger(__name__)
@@ -101,8 +101,12 @@ def load_frozen(assembly: Assembly, directory: RunDirectory, mesh: Mesh) -> Para
     _, like = abstract_state(assembly, 0, mesh)
     if not like:
         return {}
+    folder = _frozen_folder(directory)
     with ocp.StandardCheckpointer() as reader:
-        return reader.restore(_frozen_folder(directory), like)
+        try:
+            return patiently(folder, lambda: reader.restore(folder, like))
+        except Damaged as error:
+            raise UserError(f"{folder} is damaged ({error}): restore it from a copy") from error
 
 
 def _frozen_folder(directory: RunDirectory) -> Path:

@@ -54,7 +54,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     weights = _initial_weights(assembly, corpus, options)
     programs = trace(assembly, mesh, options.microbatches)
     renewed = _renewed(RunDirectory(options.workdir))
-    with disk_errors(RunDirectory(options.workdir)):
+    with disk_errors(RunDirectory(options.workdir)), run_directory.alone(options.workdir):
         directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
             first = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)

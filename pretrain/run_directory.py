@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -69,9 +70,18 @@ class RunDirectory:
     def read_run(self) -> dict:
         """UserError when run.json is missing or damaged."""
         try:
-            return json.loads(self.run.read_text())
+            about = json.loads(self.run.read_text())
         except (OSError, ValueError) as error:
             raise UserError(f"{self.run} cannot be read ({error}); restore it from a copy") from None
+        named = about if isinstance(about, dict) else {}
+        if not all(isinstance(named.get(name), str) for name in ("corpus", "fingerprint")):
+            raise UserError(f"{self.run} does not name the run's corpus; restore it from a copy")
+        return about
+
+    def check_there(self) -> None:
+        """UserError when what a run has written at its start is gone: a checkpoint alone could not be gone on from."""
+        if not is_file(self.recipe):
+            raise UserError(f"--workdir {self.path}: was removed while the run went on; start again in a new --workdir")
 
     def open_corpus(self, path: Path | None = None) -> Corpus:
         """The run's corpus, from where it was or from `path`; UserError when it is another one."""
@@ -100,10 +110,44 @@ def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> 
     return directory, from_json(before) if before else None
 
 
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While the context lasts, no other run on this machine trains in a work directory; a killed one lets go.
+
+    In a bucket, and where the file system has no locks, nothing keeps another one out.
+    """
+    held = []
+
+    def lock() -> None:
+        directory = RunDirectory(path)
+        _make(directory.path)
+        if not in_cloud(directory.path):
+            held.append(os.open(directory.path, os.O_RDONLY))
+            _lock(held[0], directory.path)
+
+    try:
+        from_first("--workdir", lock)
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"--workdir {path}: another run is training there; stop it, or use another --workdir") from None
+    except OSError:
+        return
+
+
 def _start(directory: RunDirectory, recipe: Recipe, corpus: Corpus, init_from: str | None) -> tuple[str | None, str]:
     """(recipe.json as it was, run.json as it is now)."""
     path, before = directory.path, None
     _make(path)
+    if is_file(path / "manifest.json"):
+        raise UserError(f"--workdir {path}: is a corpus; give a folder of the run's own")
     if is_file(directory.recipe) and is_file(directory.run):
         before = directory.read_recipe()
         _check_same(directory, before, recipe)

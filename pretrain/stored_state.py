@@ -3,7 +3,9 @@
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +32,14 @@ def load(folder: Path, like) -> tuple[dict, list[int]]:
     like: a state of shapes, dtypes and shardings; NOT_READ for what is not wanted.
     Damaged where the format is broken. Any other failure may pass: it is tried again, then a UserError.
     """
+    return patiently(folder, lambda: _load(folder, like))
+
+
+def patiently(folder: Path, read: Callable[[], Any]) -> Any:
+    """read() of a folder; Damaged and UserError as of `load`."""
     for pause in (*PAUSES, None):
         try:
-            return _load(folder, like)
+            return read()
         except Exception as error:
             causes = _causes(error)
             reason = " ".join(str(causes[-1]).split())[:160] or type(causes[-1]).__name__

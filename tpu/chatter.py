@@ -16,8 +16,8 @@ ABORTING = (
     "Shutdown barrier in coordination service has failed",
 )  # fmt: skip
 LOST = (
-    "error: another process of this run died or cannot be reached, and this one ends with it; "
-    "start the same command on every host again: the run goes on from its last checkpoint"
+    "error: another process of this run died, never came or cannot be reached, and this one ends with it; "
+    "start the same command on every host again: the run goes on from its last checkpoint, if it has one"
 )
 
 

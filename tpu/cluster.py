@@ -9,6 +9,7 @@ import glob
 import itertools
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from tpu import chatter
 
 HEARTBEAT_SECONDS = 30  # after so long without a sign of life, the other processes end (JAX's default: 100)
 JOIN_SECONDS = 300
+WAITING_SECONDS = 10  # until it is said that others are waited for
 ABORTED = 134  # the exit status of a process that JAX aborts because another is gone
 FAREWELL_SECONDS = 5  # for the other processes to hear why this one ends, which the first one's end would cut off
 WORKERS_URL = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
@@ -45,9 +47,13 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
         if found is None and not detected(os.environ, _cloud_tpu_workers):
             return
         coordinator, processes, process = found or (None, None, None)
+    if coordinator is not None and not re.fullmatch(r"\S+:\d{1,5}", coordinator):
+        raise UserError(f"--coordinator {coordinator!r}: give HOST:PORT of process 0, like 10.0.0.2:7000")
     chatter.sort_out()
     # Its handler would take SIGTERM from `pretrain.signals`, and it forgets what comes before the first step.
     jax.config.update("jax_enable_preemption_service", False)
+    waiting = threading.Timer(WAITING_SECONDS, _say_that_it_waits)
+    waiting.start()
     try:
         jax.distributed.initialize(
             coordinator, processes, process,
@@ -59,7 +65,16 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
             f"the processes did not find each other ({reason}): start the same command on every host, "
             "and let the hosts reach process 0's port"
         ) from None
+    finally:
+        waiting.cancel()
     _joined.set()
+
+
+def _say_that_it_waits() -> None:
+    print(
+        f"waiting for the other processes of this run, {JOIN_SECONDS} seconds at most: start the same command on every "
+        "host, and let the hosts reach process 0's port", file=sys.stderr, flush=True,
+    )  # fmt: skip
 
 
 def explicit(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -193,7 +208,8 @@ def end_with_others() -> None:
 
 def _tells_of_a_lost_process(error: Exception) -> bool:
     """Whether a computation over several processes broke off in the middle."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and any(name in str(error) for name in ("Gloo", "UNAVAILABLE"))
+    kinds = (jax.errors.JaxRuntimeError, ValueError)
+    return isinstance(error, kinds) and any(name in str(error) for name in ("Gloo", "UNAVAILABLE"))
 
 
 def notify(kind: str, text: str) -> None:

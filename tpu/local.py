@@ -72,9 +72,13 @@ def _start(options: Local, command: Sequence[str], address: str, index: int) -> 
         "PYTHONUNBUFFERED": "1",
     }
     # A session of its own, so that the terminal's Ctrl-C reaches it once, through this program.
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
+    try:
+        return subprocess.Popen(
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise UserError(f"local: {command[0]} cannot be started ({error.strerror}); give a command after --") from None
 
 
 def _copy_lines(index: int, process: subprocess.Popen) -> None:
@@ -106,7 +110,7 @@ def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
 
 def _lost(index: int, status: int) -> str:
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    return (
-        f"process {index} {how}: the others cannot go on without it and end within {GRACE_SECONDS} seconds. "
-        "Start the same command again: the run goes on from its last checkpoint"
-    )
+    others = f"process {index} {how}: the others cannot go on without it and end within {GRACE_SECONDS} seconds"
+    if status == 2:  # which its own line says how to cure
+        return others
+    return f"{others}. Start the same command again: the run goes on from its last checkpoint"

@@ -32,10 +32,10 @@ class Masking:
 
     def __post_init__(self):
         if not 0 < self.rate <= 1:
-            raise UserError(f"masking.rate={self.rate}: must be above 0 and at most 1 (BERT: 0.15)")
+            raise UserError(f"objective.masking.rate={self.rate}: must be above 0 and at most 1 (BERT: 0.15)")
         if not (0 <= self.mask <= 1 and 0 <= self.random <= 1 and self.mask + self.random <= 1):
             raise UserError(
-                f"masking.mask={self.mask} and random={self.random}: must be at least 0 "
+                f"objective.masking.mask={self.mask} and random={self.random}: must be at least 0 "
                 "and add up to at most 1 (BERT: 0.8 and 0.1)"
             )
 

@@ -45,7 +45,7 @@ class Permuting:
         for name, least in lowest.items():
             value = getattr(self, name)
             if not least <= value < 2**31:
-                raise UserError(f"permuting.{name}={value}: must be at least {least} and below 2**31")
+                raise UserError(f"objective.permuting.{name}={value}: must be at least {least} and below 2**31")
 
 
 XLNET = Permuting()

@@ -319,3 +319,42 @@ def test_a_work_directory_that_this_host_does_not_share_is_an_error(corpus_path,
     monkeypatch.setattr(run_directory, "from_first", lambda what, decide: (None, "what the first has written"))
     with pytest.raises(UserError, match="--workdir .*: this host does not see what the first one writes"):
         run_directory.start(tmp_path / "run", recipe, corpus, None)
+
+
+def test_a_second_run_in_a_work_directory_is_refused_while_the_first_lasts(started):
+    workdir, _, _ = started
+    second = run_directory.alone(workdir)
+    with run_directory.alone(workdir), pytest.raises(UserError, match="another run is training there"):
+        second.__enter__()
+    with run_directory.alone(workdir):
+        pass
+
+
+def test_a_work_directory_that_is_removed_during_a_run_is_said_by_name(corpus_path, tmp_path, monkeypatch):
+    workdir = tmp_path / "run"
+    monkeypatch.setattr(loop.Meter, "report", lambda meter, step: shutil.rmtree(workdir, ignore_errors=True))
+    with pytest.raises(UserError, match="--workdir .*was removed while the run went on"):
+        run(toys.recipe(steps=15), tiny.options(corpus_path, workdir, checkpoint_every=5))
+
+
+def test_a_corpus_is_no_work_directory(corpus_path, tmp_path):
+    shutil.copytree(corpus_path, tmp_path / "corpus")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="--workdir .*is a corpus"):
+        run(toys.recipe(), tiny.options(tmp_path / "corpus", tmp_path / "corpus"))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"corpus": 5, "fingerprint": "x"}'])
+def test_a_run_json_of_another_form_is_one_line(content, started):
+    workdir, recipe, corpus = started
+    RunDirectory(workdir).run.write_text(content)
+    assert "run.json does not name the run's corpus" in refusal(workdir, recipe, corpus, None)
+
+
+@pytest.mark.parametrize("line", ["{bad", '{"step": 1}', "[1]", "null", '{"kind": "eval", "step": "x"}'])
+def test_a_line_that_is_no_measurement_is_named(line, started):
+    directory = RunDirectory(started[0])
+    directory.metrics.write_text(f'{{"kind": "eval", "step": 5, "loss": 1.0}}\n{line}\n')
+    with pytest.raises(UserError, match="metrics.jsonl: line 2 is no measurement"):
+        read_metrics(directory, "eval")

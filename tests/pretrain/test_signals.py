@@ -3,10 +3,12 @@
 import contextlib
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -160,3 +162,15 @@ def test_a_signal_before_the_first_step_of_a_resumed_run_ends_it_and_loses_nothi
     if "before the first step" in out:  # and not a moment later
         assert tiny.equal(tiny.final_state(tmp_path / "run"), before)
     assert tiny.final_state(tmp_path / "run").step < 40
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_program_is_still_being_loaded_ends_it_without_a_stack(number, corpus_path, tmp_path):
+    process = tiny.start(*tiny.run_arguments(corpus_path, tmp_path / "run"))
+    handled = lambda: int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16)
+    while not handled() >> (signal.SIGTERM - 1) & 1:  # Python itself catches SIGINT alone
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_STOPPED and "Traceback" not in err, err
+    assert not (tmp_path / "run" / "checkpoints").exists()

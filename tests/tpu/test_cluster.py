@@ -272,6 +272,12 @@ def test_jax_s_own_variables_name_the_cluster():
         explicit(names | {"JAX_PROCESS_ID": "one"})
 
 
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:port", "a b:7000", "localhost:123456"])
+def test_an_address_without_a_port_is_an_error(address):
+    with pytest.raises(UserError, match="give HOST:PORT of process 0"):
+        join(address, 2, 0)
+
+
 def test_half_of_the_options_is_an_error():
     with pytest.raises(UserError, match="--processes and --process missing"):
         join("localhost:1", None, None)
@@ -298,6 +304,7 @@ def test_a_signal_while_processes_are_started_is_passed_on_to_all_of_them(monkey
         (("local",), "give the command after --"),
         (("local", "--processes", "0", "--", "true"), "--processes 0: must be at least 1"),
         (("nothing",), "unknown command nothing"),
+        (("local", "--", "no/such/program"), "local: no/such/program cannot be started"),
     ],
 )
 def test_wrong_commands_are_one_line(arguments, said):
