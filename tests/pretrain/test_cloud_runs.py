@@ -102,6 +102,7 @@ def test_every_file_of_a_work_directory_is_in_the_bucket_and_none_beside_it(buck
     assert not (tmp_path / "gs:").exists()
 
 
+@pytest.mark.slow
 def test_a_new_machine_takes_compiled_programs_from_the_bucket(bucket, corpus_path, tmp_path):
     for machine in ("first", "second"):
         home = tmp_path / machine

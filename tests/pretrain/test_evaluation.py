@@ -207,7 +207,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("recipe", [tiny.transformer_xl, tiny.bert])
+@pytest.mark.parametrize("recipe", [tiny.transformer_xl, pytest.param(tiny.bert, marks=pytest.mark.slow)])
 def test_a_run_compiles_nothing_after_its_first_evaluation(recipe, corpus_path, tmp_path, monkeypatch, compilations):
     after, evaluate = [], Evaluator.__call__
 

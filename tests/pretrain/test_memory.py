@@ -42,7 +42,7 @@ def evaluated(corpus_path, params, **objective):
     return Evaluator(assemble(recipe, Program()), Corpus(corpus_path), 0, 64, mesh)(params, {})
 
 
-@pytest.mark.parametrize("recipe", [tiny.transformer_xl, tiny.xlnet])
+@pytest.mark.parametrize("recipe", [tiny.transformer_xl, pytest.param(tiny.xlnet, marks=pytest.mark.slow)])
 def test_a_stopped_run_goes_on_with_its_memory_bit_for_bit(recipe, corpus_path, tmp_path):
     constant = dataclasses.replace(recipe().schedule, name="constant", warmup=0.0)  # knows no total
     for workdir, stops in (("stopped", (10, 20)), ("whole", (20,))):

@@ -95,7 +95,7 @@ def test_padding_rows_start_at_zero_and_no_other_row_does(first):
         assert "tokens" not in path or np.abs(array).sum(axis=1).all(), path
 
 
-@pytest.mark.parametrize("recipe", ["bert", "adaptive"], indirect=True)
+@pytest.mark.parametrize("recipe", ["bert", pytest.param("adaptive", marks=pytest.mark.slow)], indirect=True)
 def test_with_every_optimizer_padding_rows_stay_zero_and_change_no_other(recipe, first, unpadded):
     params, real = first
     expected = unpadded(lambda: trained(recipe, real))

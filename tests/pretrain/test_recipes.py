@@ -66,7 +66,13 @@ def lowered(recipe, program):
     return jax.jit(step).lower(state, frozen, batch).as_text()
 
 
-@pytest.mark.parametrize("name, towers", [("bert-tiny", [""]), ("electra-tiny", ["discriminator.", "generator."])])
+@pytest.mark.parametrize(
+    "name, towers",
+    [
+        ("bert-tiny", [""]),
+        pytest.param("electra-tiny", ["discriminator.", "generator."], marks=pytest.mark.slow),
+    ],
+)
 def test_the_program_of_an_accelerator_does_not_grow_with_depth(name, towers):
     """So that a deep model compiles as quickly as a shallow one."""
 

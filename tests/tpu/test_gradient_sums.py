@@ -9,12 +9,14 @@ from subprocess import run
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-OTHERS = ("electra:data=2", "xlnet:data=2", "adaptive:data=2", "adaptive:fsdp=2", "transformer-xl:fsdp=2")
+OTHERS = (
+    "bert:data=2", "electra:data=2", "xlnet:data=2", "adaptive:data=2", "adaptive:fsdp=2", "transformer-xl:fsdp=2",
+)  # fmt: skip
 
 
 @pytest.fixture(
     scope="module",
-    params=[("bert:data=2", "bert:fsdp=2"), pytest.param(OTHERS, marks=pytest.mark.slow)],
+    params=[("bert:fsdp=2",), pytest.param(OTHERS, marks=pytest.mark.slow)],
     ids=["bert", "others"],
 )
 def exchanged(request):

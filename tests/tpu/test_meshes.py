@@ -29,9 +29,8 @@ def simulated(name, *meshes):
 @pytest.fixture(
     scope="module",
     params=[
-        ("bert", "fsdp=8", "data=2,fsdp=2,tensor=2"),
-        ("electra", "fsdp=8", "data=2,fsdp=2,sequence=2/4"),
-        ("adaptive", "data=4,sequence=2"),
+        ("bert", "data=2,fsdp=2,tensor=2"),
+        ("electra", "data=2,fsdp=2,sequence=2/4"),
         ("xlnet", "data=2,fsdp=2,tensor=2/4"),
         *(pytest.param((name, *MESHES), marks=pytest.mark.slow) for name in SLOW),
     ],
