@@ -57,6 +57,7 @@ class Interruption(NamedTuple):
 INTERRUPTIONS = [
     Interruption("kill -9", {1: (-9,), 2: (1,)}, ((KILL, "one"),)),
     Interruption("kill -9 of all", {2: (1,)}, ((KILL, "all"),)),
+    Interruption("kill -9 of the launcher", {2: (-9,)}, ((KILL, "launcher"),), stages=LATE),
     Interruption("kill -9 of a data worker", {1: (2,), 2: (2,)}, ((KILL, "worker"),), stages=LATE),
     Interruption("SIGTERM", {1: (75,), 2: (75,)}, ((TERM, "one"),)),
     Interruption("SIGTERM to all", {2: (75,)}, ((TERM, "launcher"),)),

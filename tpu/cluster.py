@@ -181,19 +181,17 @@ def ending_together() -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # rich exits where nobody reads what it prints
         if not several():
             raise
         if _tells_of_a_lost_process(error):
             time.sleep(FAREWELL_SECONDS / 2)  # for its own last words to arrive
             end_with_others()
-            print(chatter.LOST, file=sys.stderr)
+            _say(chatter.LOST)
             leave(ABORTED)
-        if isinstance(error, UserError):
-            print(f"error: {error}", file=sys.stderr)
-        else:
-            traceback.print_exc()
-        notify("ended", str(error) or type(error).__name__)
+        _say(f"error: {error}" if isinstance(error, UserError) else traceback.format_exc().rstrip())
+        unread = "nobody reads what it prints" if isinstance(error, SystemExit) else ""
+        notify("ended", unread or str(error) or type(error).__name__)
         leave(2 if isinstance(error, UserError) else 1)
 
 
@@ -202,8 +200,14 @@ def end_with_others() -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first process, which holds the notices, is gone
         for process, reason in notices("ended").items():
             if process != _here().process_id:
-                print(f"error: process {process} ended, and this one with it: {reason}", file=sys.stderr)
+                _say(f"error: process {process} ended, and this one with it: {reason}")
                 leave(2)
+
+
+def _say(line: str) -> None:
+    """To whoever reads it: where nobody does, because what started the processes was killed, they end all the same."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _tells_of_a_lost_process(error: Exception) -> bool:
@@ -224,9 +228,10 @@ def notices(kind: str) -> dict[int, str]:
 
 def leave(status: int) -> None:
     """End this process at once; the first one, which holds the notices, when the others have left or a while later."""
-    Console().show_cursor()  # a line that shows progress has hidden it, and is not there to the end
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # as in `_say`
+        Console().show_cursor()  # a line that shows progress has hidden it, and is not there to the end
+        sys.stdout.flush()
+        sys.stderr.flush()
     if several():
         with contextlib.suppress(Exception):  # without the first process there is nobody to tell
             notify("left", "")

@@ -1,5 +1,8 @@
 """What several processes decide together: tried with threads around a stand-in for JAX's key-value store."""
 
+import errno
+import io
+import sys
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +43,25 @@ class Store:
     def key_value_dir_get(self, folder):
         with self.changed:
             return [(key, value) for key, value in self.values.items() if key.startswith(f"{folder}/")]
+
+
+class Unread(io.StringIO):
+    """What leads to a program that was killed."""
+
+    def write(self, _):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("error, status", [(BrokenPipeError(), 1), (SystemExit(1), 1), (UserError("full"), 2)])
+def test_the_others_hear_of_an_error_also_where_nobody_reads_what_is_printed(error, status, monkeypatch):
+    told = []
+    monkeypatch.setattr(cluster, "several", lambda: True)
+    monkeypatch.setattr(cluster, "notify", lambda kind, text: told.append(kind))
+    monkeypatch.setattr(cluster, "leave", told.append)
+    monkeypatch.setattr(sys, "stderr", Unread())
+    with cluster.ending_together():
+        raise error
+    assert told == ["ended", status]
 
 
 class Processes:
