@@ -152,6 +152,8 @@ def _start(directory: RunDirectory, recipe: Recipe, corpus: Corpus, init_from: s
         before = directory.read_recipe()
         _check_same(directory, before, recipe)
         _check_steps(directory, recipe)
+        if not in_cloud(path) and is_file(directory.metrics) and not directory.checkpoints.is_dir():
+            raise UserError(f"--workdir {path}: its checkpoints/ was removed; restore it, or use another --workdir")
         directory.open_corpus(corpus.path)
         old_init = directory.read_run()["init_from"]
         if init_from is not None and init_from != old_init:

@@ -358,3 +358,13 @@ def test_a_line_that_is_no_measurement_is_named(line, started):
     directory.metrics.write_text(f'{{"kind": "eval", "step": 5, "loss": 1.0}}\n{line}\n')
     with pytest.raises(UserError, match="metrics.jsonl: line 2 is no measurement"):
         read_metrics(directory, "eval")
+
+
+def test_a_run_whose_checkpoints_are_removed_does_not_begin_again_by_itself(corpus_path, tmp_path):
+    arguments = toys.recipe(steps=5), tiny.options(corpus_path, tmp_path / "run")
+    run(*arguments)
+    figures = RunDirectory(tmp_path / "run").metrics.read_text()
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(UserError, match="its checkpoints/ was removed; restore it, or use another --workdir"):
+        run(*arguments)
+    assert RunDirectory(tmp_path / "run").metrics.read_text() == figures
