@@ -95,9 +95,10 @@ ON_A_TERMINAL = """
 import time
 from data_pipelines.progress import busy
 from pretrain.signals import stop_request
-with stop_request() as stop, busy("restoring"):
+with stop_request() as stop:
     stop.reached(0) if {begun} else None
-    time.sleep(60)
+    with busy("restoring"):
+        time.sleep(60)
 """
 
 
