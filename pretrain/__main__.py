@@ -86,11 +86,13 @@ def _run(arguments: list[str]) -> int:
         Corpus(options.corpus)  # a mistaken path is said before the imports that follow, which take seconds
     from pretrain.signals import stop_request
     from tpu.cluster import ending_together, join
+    from tpu.compiled import write_whole
 
     with stop_request() as stop:
         join(options.coordinator, options.processes, options.process)
         with ending_together():
             keep_compiled_with(options.workdir)
+            write_whole()
             from pretrain.run import run
 
             return run(recipe, options, stop)
@@ -117,7 +119,9 @@ def _eval(arguments: list[str]) -> int:
     if options.examples < 1:
         raise UserError(f"--examples {options.examples}: must be at least 1")
     from pretrain.tables import print_evaluation
+    from tpu.compiled import write_whole
 
+    write_whole()
     print_evaluation(options.run, options.all, options.corpus, options.examples, options.memory)
     return 0
 
@@ -157,7 +161,9 @@ class Export:
 def _export(arguments: list[str]) -> int:
     options = parse(Export, arguments, "python -m pretrain export")
     from pretrain.export import export_run
+    from tpu.compiled import write_whole
 
+    write_whole()
     for folder in export_run(options.run, options.to, options.step):
         print(folder)
     return 0
@@ -178,7 +184,9 @@ def _demo(arguments: list[str]) -> int:
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps {options.steps}: must be at least 1")
     from pretrain.demo import demo
+    from tpu.compiled import write_whole
 
+    write_whole()
     return demo(options.folder, options.steps)
 
 
