@@ -1,0 +1,98 @@
+"""Golden batches: one hash per layout, so that no change of the noise, the order or a row's making passes unseen.
+
+A change here makes other batches of the same corpus, recipe and seed: a run that goes on is another run. After a change
+that is meant, put what this prints in place of GOLDEN:
+
+    python -m tests.data_pipelines.test_golden_batches
+"""
+
+import hashlib
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.examples.evaluation import evaluation_batches
+from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.permutations import PermutedSpans, Permuting
+from data_pipelines.examples.segment_pairs import SegmentPairs
+from data_pipelines.examples.streams import ContiguousStreams
+from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
+
+BATCH_SIZE = 8
+ROWS = np.array([6, 0, 3, 7])  # as a host builds them: some, in any order
+LAYOUTS = {
+    "pairs, next sentence": SegmentPairs,
+    "pairs, no label": partial(SegmentPairs, next_sentence=False),
+    "pairs, whole words": partial(SegmentPairs, masks=Masking(whole_word=True)),
+    "pairs, masked as ELECTRA's": partial(SegmentPairs, masks=Masking(0.25, 0.85, 0.0), next_sentence=False),
+    "packed": PackedSentences,
+    "packed, whole words": partial(PackedSentences, masks=Masking(whole_word=True)),
+    "packed across documents": partial(PackedSentences, cross_document_attention=True),
+    "stream": ContiguousStreams,
+    "stream, reset": partial(ContiguousStreams, reset=True),
+    "permuted spans": partial(PermutedSpans, permuting=Permuting(reuse_len=14, perm_size=8)),
+    "permuted tokens, one way": partial(
+        PermutedSpans, permuting=Permuting(reuse_len=0, perm_size=32, k=4, spans=False, bidirectional=False)
+    ),
+}
+GOLDEN = {
+    "pairs, next sentence": "9980de8e40aa0781",
+    "pairs, no label": "a060c012ffe3d553",
+    "pairs, whole words": "fe9a1826e40ccfec",
+    "pairs, masked as ELECTRA's": "ae16c0668180f179",
+    "packed": "8c16f1d578064a42",
+    "packed, whole words": "a2e339332e06a4f3",
+    "packed across documents": "ab3e30038d0a25a5",
+    "stream": "f2a5ce2dda034efb",
+    "stream, reset": "692dc52fbe19f20d",
+    "permuted spans": "5e52697bd7201d7f",
+    "permuted tokens, one way": "d3812268a78ee418",
+}
+
+
+def written(path: Path) -> Corpus:
+    """Documents of 1 to 6 sentences of 1 to 40 tokens, some longer than a row; every token is another one."""
+    lengths = lambda document: [1 + (7 * document + 11 * sentence) % 40 for sentence in range(1 + document % 6)]
+    train, heldout = numbered(map(lengths, range(25))), numbered(map(lengths, range(25, 37)))
+    return Corpus(write_corpus(path, train, 2500, heldout, special=SPECIAL | {"eod": 2499}))
+
+
+def digest(layout, corpus: Corpus) -> str:
+    """Of two epochs' steps, some rows of each in another order than theirs, and of an evaluation."""
+    train = layout(corpus, "train", 32, BATCH_SIZE, seed=7)
+    steps = 2 * train.number // BATCH_SIZE + 1
+    batches = [train.batch(step, ROWS) for step in range(steps)]
+    batches += evaluation_batches(layout(corpus, "heldout", 32, BATCH_SIZE, seed=7), limit=12)
+    found = hashlib.sha256()
+    for batch in batches:
+        for name, array in sorted(batch.items()):
+            found.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("corpus") / "c")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_batches_are_what_they_were(name, corpus):
+    assert digest(LAYOUTS[name], corpus) == GOLDEN[name]
+
+
+def test_every_layout_is_hashed_and_no_two_are_alike():
+    assert GOLDEN.keys() == LAYOUTS.keys() and len(set(GOLDEN.values())) == len(GOLDEN)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = written(Path(folder) / "c")
+        print("GOLDEN = {")
+        for name, layout in LAYOUTS.items():
+            print(f'    "{name}": "{digest(layout, corpus)}",')
+        print("}")
