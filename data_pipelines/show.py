@@ -16,6 +16,7 @@ from data_pipelines.pieces import WORD
 
 FREQUENT = 40  # tokens listed
 BAR = 40  # characters of the longest bar of a histogram
+LABELS = {"next_sentence": ("B follows A", "B is random"), "sentence_order": ("B follows A", "A follows B")}
 MASKED, RANDOM, KEPT = "bold white on red", "bold black on yellow", "bold black on green"
 
 
@@ -79,8 +80,8 @@ def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray],
 
     mask: id of [MASK].   batch: tokens i32[n, length], segments i32[n, length] (0 = padding); either weights
     f32[n, length] (each token predicts the next), or prediction_positions and prediction_targets i32[n, predictions],
-    prediction_weights f32[n, predictions] (0 = unused), and perhaps next_sentence i32[n], or ranks i32[n, length] (the
-    order in which tokens are predicted) and reversed i32[n].
+    prediction_weights f32[n, predictions] (0 = unused), and perhaps next_sentence or sentence_order i32[n] (-1: one
+    segment), or ranks i32[n, length] (the order in which tokens are predicted) and reversed i32[n].
     """
     if "prediction_positions" in batch:
         legend = [
@@ -96,8 +97,8 @@ def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray],
         real = batch["segments"][row] > 0
         predictions = len(targets) if "prediction_positions" in batch else int(batch["weights"][row].sum())
         heading = f"\nexample {row}: {real.sum()} tokens of {len(real)}, {predictions} to predict"
-        if "next_sentence" in batch:
-            heading += {0: ", B follows A", 1: ", B is random"}.get(int(batch["next_sentence"][row]), ", one segment")
+        for label in LABELS.keys() & batch.keys():
+            heading += f", {(*LABELS[label], 'one segment')[batch[label][row]]}"
         if "reversed" in batch and batch["reversed"][row]:
             heading += ", runs backwards"
         console.print(heading, style="bold")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-BLANK = {"next_sentence": -1}  # what a padding row holds where it is not 0: no label
+BLANK = {"next_sentence": -1, "sentence_order": -1}  # what a padding row holds where it is not 0: no label
 
 
 def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:

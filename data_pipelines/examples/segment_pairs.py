@@ -3,13 +3,17 @@
 A chunk is a run of whole sentences of one document that reaches a target length: the row's room, or for 10%
 of the chunks a length drawn uniformly from 2 up to it. The run is split in two between sentences. With
 next-sentence prediction half of the rows keep the second part as B (label 0); in the other half B begins at a
-random sentence of another document (label 1). What is too long loses tokens at both ends, from the longer
-segment first.
+random sentence of another document (label 1). With sentence-order prediction (ALBERT, Lan et al. 2019, section
+3.1) the other half has the two parts exchanged (label 1, as in Hugging Face's `sentence_order_label`). What is
+too long loses tokens at both ends, from the longer segment first.
 
 Two things differ from BERT's own data. Which half a row is in, its split and its random B are drawn again in
 every epoch (BERT stored ten fixed copies), so sentences that a random B displaces are seen in other epochs,
 not handed to the next chunk. And a sentence longer than the row is cut into pieces that count as sentences,
-where BERT lost the rest of it.
+where BERT lost the rest of it. From ALBERT's: a chunk of one sentence has no order and no label, where its code
+took a random B and called that exchanged. As in its data, lengths tell a little: a chunk ends with the sentence
+that reaches its target, mostly a long one, so the later part is the longer one (in 54% of WikiText-2's pairs at
+length 128, 56% at 32).
 """
 
 from collections.abc import Iterator
@@ -26,21 +30,21 @@ from data_pipelines.order import schedule
 
 SHORT = 0.1  # share of the chunks that are short on purpose, so that the model sees rows of every length
 COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in the stream masking.LAYOUT; TRIM and what follows
+NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"  # what a pair may be labelled with
 
 
-def spec(length: int, masks: Masking, next_sentence: bool = True) -> dict[str, tuple]:
+def spec(length: int, masks: Masking, label: str | None = NEXT_SENTENCE) -> dict[str, tuple]:
     """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
-    label = {"next_sentence": ((), np.int32)} if next_sentence else {}
-    return masking.spec(length, masks) | label
+    return masking.spec(length, masks) | ({label: ((), np.int32)} if label else {})
 
 
 class SegmentPairs:
     """Masked segment pairs from one split of a corpus.
 
     A batch holds tokens, types (1 in B [SEP], else 0), segments (1, and 0 at padding), the prediction arrays of
-    `masking.mask`, and with next_sentence the label next_sentence: 0 where B follows A, 1 where it is random. A
-    chunk of one sentence gets a random B, as in BERT. Where there is none to get (next_sentence off, or a single
-    document) it stands alone, as [CLS] A [SEP] with label -1: no label.
+    `masking.mask`, and the label under its name: 0 where B follows A, 1 where B is random (NEXT_SENTENCE) or A follows
+    B (SENTENCE_ORDER). A chunk of one sentence gets a random B for NEXT_SENTENCE, as in BERT. Where there is none to
+    get (another label or none, or a single document) it stands alone, as [CLS] A [SEP] with label -1: no label.
 
     corpus: Corpus. split: 'train' or 'heldout'. length: tokens per row. batch_size: rows of the global batch.
     masks: Masking. Raises UserError for a length below 5 or a corpus without the special tokens.
@@ -54,14 +58,14 @@ class SegmentPairs:
         batch_size: int,
         seed: int,
         masks: Masking = masking.BERT,
-        next_sentence: bool = True,
+        label: str | None = NEXT_SENTENCE,
     ):
         if length < 5:
             raise UserError(f"length {length} leaves no room for two segments; use at least 5")
         self.corpus, self.split, self.length = corpus, split, length
         self.batch_size, self.seed = batch_size, seed
-        self.masks, self.next_sentence = masks, next_sentence
-        self.spec = spec(length, masks, next_sentence)
+        self.masks, self.label = masks, label
+        self.spec = spec(length, masks, label)
         self._special = masking.SpecialTokens.of(corpus)
         self._room = length - 3
         self._target_key = noise.key(seed)
@@ -94,9 +98,7 @@ class SegmentPairs:
         start, size, label = self._segments(draws, example)
         start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
         arrays = self._laid_out(keys, start, size)
-        if self.next_sentence:
-            arrays["next_sentence"] = label
-        return arrays
+        return arrays | ({self.label: label} if self.label else {})
 
     def _targets(self, units):
         """The length that a chunk beginning at each unit aims for: int64, of units' shape."""
@@ -119,8 +121,13 @@ class SegmentPairs:
         alone = split == last
         label = np.where(alone, np.int32(-1), np.int32(0))
         documents = len(self._documents) - 1
-        if self.next_sentence and documents > 1:
-            rows = np.flatnonzero((draws[:, COIN] < 1 << 31) | alone)
+        heads = draws[:, COIN] < 1 << 31
+        if self.label == SENTENCE_ORDER:
+            # Before the cut, which leaves the first of two long segments a token more: it must not tell the order
+            rows = np.flatnonzero(heads & ~alone)
+            start[rows], end[rows], label[rows] = start[rows, ::-1], end[rows, ::-1], 1
+        if self.label == NEXT_SENTENCE and documents > 1:
+            rows = np.flatnonzero(heads | alone)
             draws, first = draws[rows], first[rows]
             others = self._chunk_documents[example[rows]] + 1 + noise.below(draws[:, DOCUMENT], documents - 1)
             others %= documents

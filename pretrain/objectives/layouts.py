@@ -14,12 +14,12 @@ PAIRS, PACKED, PACKED_ACROSS = "segment-pairs", "packed-sentences", "packed-acro
 LAYOUTS = (PAIRS, PACKED, PACKED_ACROSS)  # the last lets attention cross from document to document
 
 
-def check_layout(layout: str, next_sentence: bool) -> None:
-    """ValueError for an unknown layout or one without the pairs that next-sentence prediction needs."""
+def check_layout(layout: str, label: str | None) -> None:
+    """ValueError for an unknown layout or one without the pairs that the label `objective.LABEL` is of."""
     if layout not in LAYOUTS:
         raise ValueError(f"objective.layout={layout!r}: use one of {', '.join(LAYOUTS)}")
-    if next_sentence and layout != PAIRS:
-        raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.next_sentence=False")
+    if label and layout != PAIRS:
+        raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.{label}=False")
 
 
 def check_corpus(corpus: Corpus) -> None:
@@ -37,10 +37,10 @@ def targets(batches: Iterable[Mapping[str, np.ndarray]]) -> Iterator[tuple[np.nd
     return ((batch["prediction_targets"], batch["prediction_weights"]) for batch in batches)
 
 
-def spec(layout: str, length: int, masking: Masking, next_sentence: bool) -> Spec:
-    """The arrays of a batch of this layout."""
+def spec(layout: str, length: int, masking: Masking, label: str | None) -> Spec:
+    """The arrays of a batch of this layout; label: of pairs, by its name, None for none."""
     if layout == PAIRS:
-        return segment_pairs.spec(length, masking, next_sentence)
+        return segment_pairs.spec(length, masking, label)
     return packed_sentences.spec(length, masking)
 
 
@@ -52,10 +52,10 @@ def examples(
     batch_size: int,
     seed: int,
     masking: Masking,
-    next_sentence: bool,
+    label: str | None,
 ) -> Examples:
     """Rows of this layout on a split of a corpus."""
     shape = (corpus, split, length, batch_size, seed, masking)
     if layout == PAIRS:
-        return segment_pairs.SegmentPairs(*shape, next_sentence)
+        return segment_pairs.SegmentPairs(*shape, label)
     return packed_sentences.PackedSentences(*shape, cross_document_attention=layout == PACKED_ACROSS)

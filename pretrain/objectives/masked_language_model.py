@@ -1,4 +1,5 @@
-"""Masked language modelling, with or without next-sentence prediction (Devlin et al. 2019, section 3.1)."""
+"""Masked language modelling, alone, with next-sentence prediction (Devlin et al. 2019, section 3.1) or with
+sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
 import dataclasses
 
@@ -6,6 +7,7 @@ import jax.numpy as jnp
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.initialise import initialise
@@ -14,42 +16,51 @@ from pretrain.objectives.objective import Objective
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLanguageModel(Objective):
-    """The model gives token logits and, for next_sentence, pair logits, as `models.bert.Bert` does."""
+    """The model gives token logits and, for a label of pairs, pair logits, as `models.bert.Bert` does."""
 
     layout: str = layouts.PAIRS  # how rows are made: segment-pairs, packed-sentences or packed-across-documents
-    next_sentence: bool = True  # also classify whether B follows A
+    next_sentence: bool = True  # also classify whether B follows A or is random
+    sentence_order: bool = False  # also classify whether B follows A or A follows B; instead of next_sentence
     masking: Masking = Masking()
 
     def __post_init__(self):
-        layouts.check_layout(self.layout, self.next_sentence)
+        if self.next_sentence and self.sentence_order:
+            raise ValueError(
+                "objective.next_sentence=True and objective.sentence_order=True: a pair has one label; "
+                "set one of them to False"
+            )
+        layouts.check_layout(self.layout, self.label)
+
+    @property
+    def label(self) -> str | None:
+        """What pairs are labelled with: the name of the field above, of the batch's array and of the loss's term."""
+        return NEXT_SENTENCE if self.next_sentence else SENTENCE_ORDER if self.sentence_order else None
 
     def check(self, model_config, corpus, phases):
         layouts.check_corpus(corpus)
-        if self.next_sentence != model_config.pair_head:
+        if (self.label is not None) != model_config.pair_head:
             raise UserError(
-                f"objective.next_sentence={self.next_sentence} but model.pair_head={model_config.pair_head}: "
-                "set both to True or both to False"
+                f"objective.{self.label or NEXT_SENTENCE}={self.label is not None} but "
+                f"model.pair_head={model_config.pair_head}: set both to True or both to False"
             )
 
     def spec(self, length):
-        return layouts.spec(self.layout, length, self.masking, self.next_sentence)
+        return layouts.spec(self.layout, length, self.masking, self.label)
 
     def examples(self, corpus, split, length, batch_size, seed):
-        return layouts.examples(
-            self.layout, corpus, split, length, batch_size, seed, self.masking, self.next_sentence
-        )
+        return layouts.examples(self.layout, corpus, split, length, batch_size, seed, self.masking, self.label)
 
     def init(self, key, model, spec):
         return initialise(key, model, spec, ("tokens", "types", "segments", "prediction_positions"))
 
     def weights(self, batch):
         weights = {"mlm": batch["prediction_weights"].sum()}
-        if self.next_sentence:
-            weights["next_sentence"] = (batch["next_sentence"] >= 0).sum().astype(jnp.float32)
+        if self.label:
+            weights[self.label] = (batch[self.label] >= 0).sum().astype(jnp.float32)
         return weights
 
     def coefficients(self, step):
-        return {"mlm": 1.0, "next_sentence": 1.0} if self.next_sentence else {"mlm": 1.0}
+        return {"mlm": 1.0, self.label: 1.0} if self.label else {"mlm": 1.0}
 
     def loss(self, model, params, batch, carry, keys, train):
         inputs = (batch["tokens"], batch["types"], batch["segments"], batch["prediction_positions"])
@@ -58,12 +69,12 @@ class MaskedLanguageModel(Objective):
         weights = batch["prediction_weights"].reshape(-1)
         sums = {"mlm": jnp.sum(losses * weights)}
         counts = {"mlm_hits": jnp.sum(hits * weights), "mlm_total": weights.sum()}
-        if self.next_sentence:
-            labels = batch["next_sentence"]
+        if self.label:
+            labels = batch[self.label]
             labelled = (labels >= 0).astype(jnp.float32)
             losses, hits = cross_entropy(pair_logits, labels)
-            sums["next_sentence"] = jnp.sum(losses * labelled)
-            counts |= {"next_sentence_hits": jnp.sum(hits * labelled), "next_sentence_total": labelled.sum()}
+            sums[self.label] = jnp.sum(losses * labelled)
+            counts |= {f"{self.label}_hits": jnp.sum(hits * labelled), f"{self.label}_total": labelled.sum()}
         return sums, carry, counts
 
     def predictions(self, length):
@@ -74,5 +85,5 @@ class MaskedLanguageModel(Objective):
         return {"mlm_loss": loss, "mlm_accuracy": accuracy}
 
     def report(self, counts):
-        names = ("mlm", "next_sentence") if self.next_sentence else ("mlm",)
+        names = ("mlm", self.label) if self.label else ("mlm",)
         return {f"{name}_accuracy": float(counts[f"{name}_hits"] / max(counts[f"{name}_total"], 1)) for name in names}

@@ -27,17 +27,17 @@ class ReplacedTokenDetection(Objective):
     discriminator_weight: float = 50.0  # lambda, the weight of its loss beside the generator's
 
     def __post_init__(self):
-        layouts.check_layout(self.layout, next_sentence=False)
+        layouts.check_layout(self.layout, label=None)
         check_ranges(self, {"discriminator_weight": NOT_NEGATIVE}, "objective.")
 
     def check(self, model_config, corpus, phases):
         layouts.check_corpus(corpus)
 
     def spec(self, length):
-        return layouts.spec(self.layout, length, self.masking, next_sentence=False)
+        return layouts.spec(self.layout, length, self.masking, label=None)
 
     def examples(self, corpus, split, length, batch_size, seed):
-        return layouts.examples(self.layout, corpus, split, length, batch_size, seed, self.masking, next_sentence=False)
+        return layouts.examples(self.layout, corpus, split, length, batch_size, seed, self.masking, label=None)
 
     def init(self, key, model, spec):
         return initialise(key, model, spec, ("tokens", "types", "segments", "prediction_positions"))

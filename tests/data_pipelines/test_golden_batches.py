@@ -19,7 +19,7 @@ from data_pipelines.examples.evaluation import evaluation_batches
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
-from data_pipelines.examples.segment_pairs import SegmentPairs
+from data_pipelines.examples.segment_pairs import SENTENCE_ORDER, SegmentPairs
 from data_pipelines.examples.streams import ContiguousStreams
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
 
@@ -27,9 +27,10 @@ BATCH_SIZE = 8
 ROWS = np.array([6, 0, 3, 7])  # as a host builds them: some, in any order
 LAYOUTS = {
     "pairs, next sentence": SegmentPairs,
-    "pairs, no label": partial(SegmentPairs, next_sentence=False),
+    "pairs, sentence order": partial(SegmentPairs, label=SENTENCE_ORDER),
+    "pairs, no label": partial(SegmentPairs, label=None),
     "pairs, whole words": partial(SegmentPairs, masks=Masking(whole_word=True)),
-    "pairs, masked as ELECTRA's": partial(SegmentPairs, masks=Masking(0.25, 0.85, 0.0), next_sentence=False),
+    "pairs, masked as ELECTRA's": partial(SegmentPairs, masks=Masking(0.25, 0.85, 0.0), label=None),
     "packed": PackedSentences,
     "packed, whole words": partial(PackedSentences, masks=Masking(whole_word=True)),
     "packed across documents": partial(PackedSentences, cross_document_attention=True),
@@ -42,6 +43,7 @@ LAYOUTS = {
 }
 GOLDEN = {
     "pairs, next sentence": "9980de8e40aa0781",
+    "pairs, sentence order": "54afb31a4926a3e9",
     "pairs, no label": "a060c012ffe3d553",
     "pairs, whole words": "fe9a1826e40ccfec",
     "pairs, masked as ELECTRA's": "ae16c0668180f179",

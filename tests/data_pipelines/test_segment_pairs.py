@@ -11,12 +11,13 @@ from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
-from data_pipelines.examples.segment_pairs import SegmentPairs, spec, truncated
+from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, spec, truncated
 from tests.data_pipelines.corpora import epoch, equal, numbered, unmasked, write_corpus
 
 CLS, SEP, PAD, FIRST = 2, 3, 0, 5
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=8)
 VOCAB = 60_000
+LABELS = (None, NEXT_SENTENCE, SENTENCE_ORDER)
 
 
 def corpus_of(tmp_path_factory, shape):
@@ -56,22 +57,23 @@ def document_of(corpus, offsets):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
-@given(shape=SHAPES, length=st.sampled_from([5, 6, 16, 33]), next_sentence=st.booleans(), seed=st.integers(0, 9))
-def test_odd_corpora_make_proper_pairs(tmp_path_factory, shape, length, next_sentence, seed):
+@given(shape=SHAPES, length=st.sampled_from([5, 6, 16, 33]), label=st.sampled_from(LABELS), seed=st.integers(0, 9))
+def test_odd_corpora_make_proper_pairs(tmp_path_factory, shape, length, label, seed):
     corpus = corpus_of(tmp_path_factory, shape)
-    examples = SegmentPairs(corpus, "train", length, 4, seed=seed, next_sentence=next_sentence)
+    examples = SegmentPairs(corpus, "train", length, 4, seed=seed, label=label)
     documents = np.count_nonzero(corpus.lengths("train"))
     assert (examples.number == 0) == (documents == 0)
     for index, (a, b) in enumerate(segments_of(epoch(examples)) if documents else []):
-        label = epoch(examples)["next_sentence"][index] if next_sentence else 0 if len(b) else -1
-        assert (label == -1) == (len(b) == 0)
+        value = epoch(examples)[label][index] if label else 0 if len(b) else -1
+        assert (value == -1) == (len(b) == 0)
         if len(b):
             apart = document_of(corpus, a) != document_of(corpus, b)
-            assert apart == (label == 1)
-            assert apart or b[0] > a[-1]
+            assert apart == (label == NEXT_SENTENCE and value == 1)
+            first, second = (b, a) if label == SENTENCE_ORDER and value == 1 else (a, b)
+            assert apart or second[0] > first[-1]
             full = len(a) + len(b) == length - 3
-            assert apart or full or b[0] == a[-1] + 1, "tokens are missing though there was room"
-        elif next_sentence:
+            assert apart or full or second[0] == first[-1] + 1, "tokens are missing though there was room"
+        elif label == NEXT_SENTENCE:
             assert documents == 1
 
 
@@ -85,7 +87,7 @@ def test_segments_are_whole_sentences_wherever_nothing_was_cut(corpus):
 
 
 def test_without_next_sentence_the_text_runs_through_the_rows_in_order(corpus):
-    rows = segments_of(epoch(SegmentPairs(corpus, "train", 64, 4, seed=1, next_sentence=False)))
+    rows = segments_of(epoch(SegmentPairs(corpus, "train", 64, 4, seed=1, label=None)))
     rows = [np.concatenate(pair) for pair in rows]
     assert rows[0][0] == 0 or len(rows[0]) == 61
     for row, following in pairwise(rows):
@@ -98,7 +100,7 @@ def test_a_chunk_ends_where_its_target_is_reached(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[1] * 50_000])
     pairs = []
     for seed in range(4):
-        pairs += segments_of(epoch(SegmentPairs(corpus, "train", 23, 4, seed=seed, next_sentence=False)))[:-1]
+        pairs += segments_of(epoch(SegmentPairs(corpus, "train", 23, 4, seed=seed, label=None)))[:-1]
     lengths = [len(a) + len(b) for a, b in pairs]
     counts = np.bincount(lengths, minlength=21)
     rows = len(lengths)
@@ -132,6 +134,34 @@ def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
     for label in (0, 1):
         full = np.array(lengths)[batch["next_sentence"] == label] == 20
         assert abs(full.mean() - 0.9) < 5 * np.sqrt(0.09 / len(full)) + 0.03  # at a document's end less is left
+
+
+def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
+    corpus = corpus_of(tmp_path_factory, [[5, 9, 2, 14, 7, 3] * 30] * 30)
+    batches = [epoch(SegmentPairs(corpus, "train", 32, 4, seed=3, label=SENTENCE_ORDER), number) for number in range(4)]
+    labels = np.concatenate([batch[SENTENCE_ORDER] for batch in batches])
+    pairs = [pair for batch in batches for pair in segments_of(batch)]
+    assert [int(b[0] < a[0]) if len(b) else -1 for a, b in pairs] == labels.tolist()
+    both = labels[labels >= 0]
+    assert len(both) > 3000 and abs(both.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(both))
+
+
+def test_pairs_are_cut_after_they_are_exchanged(tmp_path_factory):
+    """The cut leaves A a token more where B is as long: were it made before, that would tell the order."""
+    batch = epoch(SegmentPairs(corpus_of(tmp_path_factory, [[20] * 400]), "train", 32, 4, seed=3, label=SENTENCE_ORDER))
+    sizes = [(len(a), len(b)) for a, b in segments_of(batch)]
+    for label in (0, 1):
+        assert {size for size, value in zip(sizes, batch[SENTENCE_ORDER], strict=True) if value == label} == {(15, 14)}
+
+
+def test_pairs_are_exchanged_anew_in_every_epoch_and_nothing_else_is(corpus):
+    ordered, plain = (SegmentPairs(corpus, "train", 128, 4, seed=4, label=label) for label in (SENTENCE_ORDER, None))
+    labels = [epoch(ordered, number)[SENTENCE_ORDER] for number in (0, 1)]
+    assert 0.2 < (labels[0] != labels[1]).mean() < 0.8
+    for (a, b), (first, second), label in zip(*map(segments_of, map(epoch, (ordered, plain))), labels[0], strict=True):
+        if sum(map(len, (a, b))) < 125:  # nothing was cut
+            exchanged = (second, first) if label == 1 else (first, second)
+            assert [a.tolist(), b.tolist()] == [segment.tolist() for segment in exchanged]
 
 
 def test_whole_words_are_masked_whole_and_end_with_their_segment(tmp_path):
@@ -186,7 +216,7 @@ def test_the_cut_is_at_either_end_by_a_coin_per_token():
 
 
 def test_a_sentence_longer_than_the_row_is_cut_into_pairs(tmp_path_factory):
-    examples = SegmentPairs(corpus_of(tmp_path_factory, [[1000]]), "train", 33, 4, seed=0, next_sentence=False)
+    examples = SegmentPairs(corpus_of(tmp_path_factory, [[1000]]), "train", 33, 4, seed=0, label=None)
     pairs = segments_of(epoch(examples))
     assert len(pairs) >= 33
     assert np.mean([len(a) == len(b) == 15 for a, b in pairs]) > 0.7  # the others are short on purpose
@@ -207,11 +237,11 @@ def test_rows_built_together_are_those_built_apart(corpus):
             assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
 
 
-@pytest.mark.parametrize("next_sentence", [False, True])
-def test_the_spec_is_known_without_data(corpus, next_sentence):
-    batch = SegmentPairs(corpus, "train", 64, 4, seed=0, next_sentence=next_sentence).batch(0, np.arange(3))
+@pytest.mark.parametrize("label", LABELS)
+def test_the_spec_is_known_without_data(corpus, label):
+    batch = SegmentPairs(corpus, "train", 64, 4, seed=0, label=label).batch(0, np.arange(3))
     found = {name: (array.shape[1:], array.dtype) for name, array in batch.items()}
-    assert found == spec(64, Masking(), next_sentence)
+    assert found == spec(64, Masking(), label)
 
 
 def test_a_row_too_short_for_pairs_is_an_error(corpus):

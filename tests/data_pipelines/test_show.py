@@ -66,6 +66,22 @@ def test_examples_show_what_was_done_to_each_predicted_token(corpus):
     assert "[PAD]" not in printed
 
 
+@pytest.mark.parametrize(
+    "label, said",
+    [
+        ("next_sentence", ["B follows A", "B is random", "one segment"]),
+        ("sentence_order", ["B follows A", "A follows B", "one segment"]),
+    ],
+)
+def test_examples_say_how_their_segments_follow_each_other(corpus, label, said):
+    names = ("prediction_positions", "prediction_targets", "prediction_weights")
+    batch = {"tokens": np.full((3, 2), 5), "segments": np.ones((3, 2)), label: np.array([0, 1, -1], np.int32)}
+    screen = io.StringIO()
+    show_examples(tokenizer(corpus), 4, batch | dict.fromkeys(names, np.zeros((3, 0), int)), Console(file=screen))
+    headings = [line for line in screen.getvalue().splitlines() if line.startswith("example")]
+    assert [heading.split("predict, ")[1] for heading in headings] == said
+
+
 def test_permuted_rows_say_which_tokens_are_predicted_in_which_order(corpus):
     found = tokenizer(corpus)
     a, b, c = (found.token_to_id(token) for token in "abc")

@@ -92,6 +92,18 @@ MISTAKES = {
     "masking": (["--objective.masking.rate", 0], "masking.rate=0.0: must be above 0"),
     "layout": (["--objective.layout", "lines"], "objective.layout='lines': use one of segment-pairs"),
     "pairs": (["--objective.layout", "packed-sentences"], "objective.layout='packed-sentences' has no pairs"),
+    "pairs in order": (
+        ["--objective.layout", "packed-sentences", "--objective.no-next-sentence", "--objective.sentence-order"],
+        "objective.layout='packed-sentences' has no pairs: use 'segment-pairs' or objective.sentence_order=False",
+    ),
+    "two labels": (
+        ["--objective.sentence-order"],
+        "objective.next_sentence=True and objective.sentence_order=True: a pair has one label; set one of them",
+    ),
+    "no pair head to order": (
+        ["--objective.no-next-sentence", "--objective.sentence-order", "--model.no-pair-head"],
+        "objective.sentence_order=True but model.pair_head=False: set both",
+    ),
     "pair head": (["--model.no-pair-head"], "objective.next_sentence=True but model.pair_head=False: set both"),
     "frozen": (["--frozen", "layer"], "frozen: no parameters are below layer; did you mean layers"),
     "init from nowhere": (["--init-from", "no/such/folder"], "--init-from"),

@@ -34,7 +34,8 @@ PHASE = {"length": 16, "batch_size": 4}
 
 CHANGES = {
     "bert": {f"model.{name}": value for name, value in (MODEL | SIZES).items()}
-    | {"model.pair_head": False, "objective.layout": "packed-sentences", "objective.next_sentence": False},
+    | {"model.pair_head": False, "objective.layout": "packed-sentences", "objective.next_sentence": False}
+    | {"objective.sentence_order": True},
     "electra": {f"model.{name}": value for name, value in MODEL.items()}
     | {f"model.{tower}.{name}": value for tower in ("discriminator", "generator") for name, value in SIZES.items()}
     | {"model.embedding": 48, "objective.layout": "packed-sentences", "objective.discriminator_weight": 7.0},
@@ -119,7 +120,7 @@ RECIPES["xlnet"] = tiny.xlnet()
 def test_every_field_of_a_recipe_matters(name, field, observe):
     recipe = RECIPES[name]
     part = "program" if field.startswith("model.") else "batch"
-    if field in ("objective.layout", "model.pair_head"):
+    if field in ("objective.layout", "objective.sentence_order", "model.pair_head"):
         recipe = replaced(recipe, "objective.next_sentence", False) if name == "bert" else recipe
     changed = replaced(recipe, field, CHANGES[name][field])
     assert observe(changed, part) != observe(recipe, part)

@@ -105,6 +105,13 @@ def test_every_recipe_survives_json_and_is_found_by_its_name(name):
     assert RECIPES[name].source
 
 
+@pytest.mark.parametrize("field", ["sentence_order"])
+def test_a_recipe_written_before_there_was_a_field_is_read_as_it_was_meant(field):
+    written = json.loads(to_json(RECIPES["bert-base"]))
+    del written["objective"][field]
+    assert from_json(json.dumps(written)) == RECIPES["bert-base"]
+
+
 def test_resolving_takes_the_vocabulary_of_the_corpus(corpus_path):
     recipe = dataclasses.replace(tiny.bert(), model=dataclasses.replace(tiny.BERT, vocab_size=30522))
     resolved = resolve(recipe, Corpus(corpus_path))

@@ -1,0 +1,46 @@
+"""Masked language modelling with its second term: pairs classified by their label, rows without one left out."""
+
+import numpy as np
+import pytest
+
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+
+LABELS = np.array([-1, 0, 1, 1], np.int32)
+OF_TOKENS = np.array([[0.0, 1.0, 0.5], [2.0, 0.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]], np.float32)
+OF_PAIRS = np.array([[9.0, -9.0], [2.0, 0.5], [0.3, 0.0], [-1.0, 1.0]], np.float32)
+BATCH = {
+    **dict.fromkeys(("tokens", "types", "segments"), np.ones((4, 2), np.int32)),
+    "prediction_positions": np.zeros((4, 1), np.int32),
+    "prediction_targets": np.array([[1], [0], [0], [2]], np.int32),
+    "prediction_weights": np.array([[1], [1], [1], [0]], np.float32),
+}
+
+
+class Model:
+    """Gives the logits above for whatever it is asked."""
+
+    def apply(self, variables, tokens, types, segments, positions, noise):
+        return OF_TOKENS, OF_PAIRS
+
+
+def nats(logits, target):
+    return np.log(np.exp(logits).sum()) - logits[target]
+
+
+@pytest.mark.parametrize("label", ["next_sentence", "sentence_order"])
+def test_labelled_pairs_are_classified_under_the_label_s_name(label):
+    objective = MaskedLanguageModel(**{"next_sentence": False} | {label: True})
+    batch = BATCH | {label: LABELS}
+    sums, _, counts = objective.loss(Model(), {}, batch, {}, None, train=True)
+    assert sums.keys() == objective.coefficients(0).keys() == {"mlm", label}
+    assert sums["mlm"] == pytest.approx(nats(OF_TOKENS[0], 1) + nats(OF_TOKENS[1], 0) + nats(OF_TOKENS[2], 0))
+    assert sums[label] == pytest.approx(nats(OF_PAIRS[1], 0) + nats(OF_PAIRS[2], 1) + nats(OF_PAIRS[3], 1))
+    assert objective.weights(batch) == {"mlm": 3, label: 3}
+    assert objective.report(counts) == pytest.approx({"mlm_accuracy": 2 / 3, f"{label}_accuracy": 2 / 3})
+
+
+def test_without_a_label_only_tokens_are_predicted():
+    objective = MaskedLanguageModel(next_sentence=False)
+    sums, _, counts = objective.loss(Model(), {}, BATCH, {}, None, train=True)
+    assert sums.keys() == objective.coefficients(0).keys() == objective.weights(BATCH).keys() == {"mlm"}
+    assert objective.report(counts).keys() == {"mlm_accuracy"}
