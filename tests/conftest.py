@@ -1,14 +1,30 @@
 """What tests of several packages share."""
 
 import io
+import os
 from pathlib import Path
 
+import jax
 import pytest
 from rich.console import Console
 
 from data_pipelines.prepare import Prepare, prepare
 from tests.gcs import Storage
 from tests.texts import write_texts
+from tpu.compiled import write_whole
+
+
+def pytest_configure(config):
+    """What one process compiled, all others take from one folder, also the next session; `--cache-clear` empties it."""
+    settings = {
+        "jax_compilation_cache_dir": str(config.cache.mkdir("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_enable_xla_caches": "none",  # the others put the folder's name into each program's key
+    }
+    for name, value in settings.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
+    write_whole()
 
 
 @pytest.fixture(scope="session")

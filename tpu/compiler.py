@@ -63,6 +63,7 @@ def prepare() -> None:
         raise UserError(f"a plan needs XLA's TPU compiler, libtpu, which is not installed: {INSTALL}")
     os.environ |= _ENVIRONMENT
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)  # what comes from there leaves no dump to read
 
 
 def devices(topology: Topology, slices: int = 1) -> list[jax.Device]:

@@ -23,7 +23,7 @@ def exchanged(request):
     """{recipe and mesh: [kind, dtype, dims, source] of what devices exchange} in programs of bfloat16."""
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.tpu.partitioned", *request.param]
-    environment |= {"PYTHONPATH": str(ROOT)}
+    environment |= {"PYTHONPATH": str(ROOT), "JAX_ENABLE_COMPILATION_CACHE": "0"}  # what is compiled is dumped
     done = run(command, env={**os.environ, **environment}, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

@@ -94,8 +94,6 @@ def executed(tmp_path_factory):
     client = NotebookClient(nbformat.v4.new_notebook(), timeout=300, resources={"metadata": {"path": str(ROOT)}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_PLATFORMS", "cpu")
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         with client.setup_kernel():
             session, outputs = Session(client), {}
             session.execute(CODE["parameters"].source)
