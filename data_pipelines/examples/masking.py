@@ -1,13 +1,18 @@
 """Dynamic masking for masked language modelling (Devlin et al. 2019, section 3.1, task 1), a whole batch at
 once.
 
-In every row exactly k = max(1, round(rate * maskable tokens)) tokens are chosen, by token or by whole word;
-of the chosen a fraction becomes [MASK], a fraction a random token, and the rest stays. ELECTRA's generator
-uses mask 0.85 and random 0 (Clark et al. 2020, appendix A).
+In every row exactly k = max(1, round(rate * maskable tokens)) tokens are chosen, by token, by whole word or by
+n-grams of whole words; of the chosen a fraction becomes [MASK], a fraction a random token, and the rest stays.
+ELECTRA's generator uses mask 0.85 and random 0 (Clark et al. 2020, appendix A).
+
+For n-grams (ALBERT, Lan et al. 2019, section 4.1) a row's words are cut into runs, each of n words with n drawn by
+`Masking.ngrams`, which end early at special tokens. Then runs are chosen as words are: in random order, each while it
+fits in what is left of k. So every word is as likely as any other and n has the asked distribution, but for the last
+few tokens of k, which only short runs fit. Where none fits fewer than k are chosen.
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
@@ -17,18 +22,19 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 
 # Streams of the examples' keys; each layout's own draws come from LAYOUT
-ORDER, FATE, LAYOUT = range(3)
+ORDER, FATE, LAYOUT, SIZES = range(4)
 LAST = np.uint32(0xFFFFFFFF)  # sorts after every token that may be chosen
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Which tokens are predicted. Raises UserError for shares that are none."""
+    """Which tokens are predicted. Raises UserError for shares or weights that are none."""
 
     rate: float = 0.15  # share of the tokens that is predicted
     mask: float = 0.8  # share of those that become [MASK]
     random: float = 0.1  # share of those that become a random token
     whole_word: bool = False  # choose words, not tokens; then fewer may be chosen where no word left is small enough
+    ngrams: tuple[float, ...] = ()  # weights of n = 1, 2, ..: choose n consecutive words at a time; none: single words
 
     def __post_init__(self):
         if not 0 < self.rate <= 1:
@@ -37,6 +43,16 @@ class Masking:
             raise UserError(
                 f"objective.masking.mask={self.mask} and random={self.random}: must be at least 0 "
                 "and add up to at most 1 (BERT: 0.8 and 0.1)"
+            )
+        if self.ngrams and not (min(self.ngrams) >= 0 and 0 < sum(self.ngrams) < inf):
+            raise UserError(
+                f"objective.masking.ngrams={self.ngrams}: must be weights of at least 0 with a sum above 0 "
+                "(ALBERT: 1 0.5 0.3333)"
+            )
+        if self.ngrams and not self.whole_word:
+            raise UserError(
+                f"objective.masking.ngrams={self.ngrams} but objective.masking.whole_word=False: "
+                "n-grams are of whole words; set it to True"
             )
 
 
@@ -106,6 +122,8 @@ def mask(
     slots = predictions(length, masking.rate)
     wanted = np.maximum(np.rint(masking.rate * available).astype(np.int64), 1)
     wanted = np.minimum(np.minimum(wanted, available), slots)
+    if masking.ngrams:
+        word_starts = _run_starts(masking.ngrams, keys, maskable, word_starts)
     if masking.whole_word:
         positions = _choose_words(keys, maskable, word_starts, wanted, slots)
     else:
@@ -133,6 +151,25 @@ def _corrupted(masking, special, keys, targets):
     choice = (fate.ravel()[drawn] - np.int64(masked)) * len(special.ordinary) // (random - masked)
     corrupted.ravel()[drawn] = special.ordinary[choice]
     return corrupted
+
+
+def _run_starts(ngrams, keys, maskable, word_starts):
+    """Where runs of words begin, to be chosen as if they were words: bool [batch, length]. A row's k-th has n words by
+    the k-th draw, fewer where a special token comes before: then the next run has the rest."""
+    starts = np.ones(maskable.shape, bool)
+    np.logical_not(maskable[:, :-1], out=starts[:, 1:])  # after special tokens
+    words = maskable & (word_starts | starts)
+    count = np.count_nonzero(words, axis=1)
+    draws = noise.bits(keys, noise.counters(SIZES, count.max(initial=0)))
+    sizes = np.ones(draws.shape, np.int32)
+    for share in np.cumsum(ngrams)[:-1] / sum(ngrams):
+        sizes += draws >= round(share * 2**32)
+    # The numbers, in the row, of the words that begin runs; the first follows a special token
+    number = np.cumsum(sizes, axis=1, out=sizes)
+    before = np.cumsum(count) - count  # words in earlier rows
+    begins = (number + before[:, None])[number < count[:, None]]
+    starts.ravel()[np.flatnonzero(words)[begins]] = True
+    return starts
 
 
 def _choose_tokens(keys, maskable, wanted, slots):
@@ -170,26 +207,20 @@ def _fill(order, starts, at, room):
     order: uint32 [rows, length], tokens in their words' random order; starts: bool, True where a word begins; at,
     room: int64 [rows], changed. Returns bool [rows, length], True at the tokens taken.
     """
-    rows, length = order.shape
-    begins = np.flatnonzero(starts)  # column 0 always begins a word, so no word runs into the next row
-    sizes = np.full(rows * length, length + 1)
-    sizes[begins] = np.diff(begins, append=rows * length)
-    sizes = sizes.reshape(rows, length)
-    sizes[order == LAST] = length + 1
-    column = np.arange(length)
-    taken = np.zeros(order.shape, bool)
-    left = np.arange(rows)
-    while len(left):
-        fits = (sizes[left] <= room[left, None]) & (column > at[left, None])
-        found = np.argmax(fits, axis=1)
-        some = fits[np.arange(len(left)), found]
-        found, left = found[some], left[some]
-        size = sizes[left, found]
-        taken[left] |= (column >= found[:, None]) & (column < (found + size)[:, None])
-        at[left] = found
-        room[left] -= size
-        left = left[room[left] > 0]
-    return taken
+    row, column = np.nonzero(starts)  # column 0 always begins a word, so no word runs into the next row
+    size = np.diff(row * order.shape[1] + column, append=order.size)
+    size[order[row, column] == LAST] = order.size
+    edges = np.zeros((len(order), order.shape[1] + 1), np.int8)
+    while len(row):
+        fits = np.flatnonzero((size <= room[row]) & (column > at[row]))
+        row, column, size = row[fits], column[fits], size[fits]
+        first = np.flatnonzero(np.diff(row, prepend=-1))
+        found, begin, tokens = row[first], column[first], size[first]
+        edges[found, begin] += 1
+        edges[found, begin + tokens] -= 1
+        at[found] = begin
+        room[found] -= tokens
+    return np.cumsum(edges, axis=1, dtype=np.int8)[:, :-1].view(bool)
 
 
 def _shuffled(keys, counters, maskable):

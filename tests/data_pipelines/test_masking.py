@@ -2,16 +2,17 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.masking import Masking, SpecialTokens, mask, predictions
+from data_pipelines.examples.masking import ORDER, SIZES, Masking, SpecialTokens, mask, predictions
 from tests.data_pipelines.corpora import unmasked, write_corpus
 
 VOCAB = 1000
+ALBERT, MACBERT = (1, 1 / 2, 1 / 3), (0.4, 0.3, 0.2, 0.1)  # weights of n-grams
 SPECIAL = SpecialTokens(pad=0, cls=2, sep=3, mask=4, ordinary=np.arange(5, VOCAB, dtype=np.int32))
 
 
@@ -130,6 +131,102 @@ def test_whole_words_are_chosen_as_long_as_one_fits(data):
         assert all(len(word) > wanted - where.sum() for word in untouched), "a word that fits was left out"
 
 
+def drawn(key, stream, number):
+    """The random bits of one counter of a row's stream, as a Python integer."""
+    return int(noise.bits(key, np.array([stream * noise.STREAM + number], np.uint32))[0])
+
+
+def chosen_slowly(masking, key, maskable, word_starts):
+    """The positions that one row should have chosen, by plain loops."""
+    runs, number, words, drawn_runs = {}, 0, 0, 0
+    for position in range(len(maskable)):
+        fresh = position == 0 or not maskable[position - 1]
+        begins = fresh if masking.ngrams else word_starts[position]
+        if masking.ngrams and maskable[position] and (fresh or word_starts[position]):
+            if words == 0:  # the run has all its words: draw the next one's
+                share = drawn(key, SIZES, drawn_runs) / 2**32 * sum(masking.ngrams)
+                words = next(n for n in range(1, 99) if share < sum(masking.ngrams[:n]))
+                drawn_runs, begins = drawn_runs + 1, True
+            words -= 1
+        number += begins
+        if maskable[position]:
+            runs.setdefault(drawn(key, ORDER, number) >> (len(maskable) - 1).bit_length(), []).append(position)
+    left = min(max(round(masking.rate * sum(maskable)), 1), sum(maskable))
+    found = []
+    for _, run in sorted(runs.items()):
+        if len(run) <= left:
+            found += run
+            left -= len(run)
+    return sorted(found)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    length=st.integers(3, 40),
+    starts=st.sampled_from([0.2, 0.6, 1.0]),
+    specials=st.sampled_from([0.0, 0.1, 0.5]),
+    rate=st.sampled_from([0.05, 0.15, 0.5, 1.0]),
+    ngrams=st.sampled_from([(), ALBERT, MACBERT, (0, 0, 1), (1,), (0.3, 0, 0.2, 0)]),
+    seed=st.integers(0, 999),
+)
+def test_words_and_n_grams_are_those_of_a_plain_loop(length, starts, specials, rate, ngrams, seed):
+    generator = np.random.default_rng(seed)
+    maskable = generator.random((3, length)) >= specials
+    maskable[:, 0] = False
+    word_starts = (generator.random((3, length)) < starts) | ~maskable
+    masking = Masking(rate=rate, whole_word=True, ngrams=ngrams)
+    batch = masked(masking, np.full((3, length), 9, np.int32), maskable, word_starts, seed)
+    for row, where in enumerate(chosen(batch)):
+        key = int(noise.key(seed, 0, np.arange(3))[row])
+        assert np.flatnonzero(where).tolist() == chosen_slowly(masking, key, maskable[row], word_starts[row])
+
+
+def partitions(weights, left, chance=1.0):
+    """(sizes of the n-grams, chance) for each way to draw n-grams that fit into `left` words until they fill it."""
+    if left == 0:
+        yield (), chance
+    for n in range(1, min(left, len(weights)) + 1):
+        for rest, share in partitions(weights, left - n, chance * weights[n - 1] / sum(weights[:left])):
+            yield (n, *rest), share
+
+
+@pytest.mark.parametrize("weights", [ALBERT, MACBERT])
+def test_n_grams_have_as_many_words_as_their_weights_say(weights):
+    """In rows so long that n-grams hardly touch, of one-token words, of which the longest n-gram's are chosen."""
+    rows, length, longest = 2500, 2000, len(weights)
+    maskable = np.ones((rows, length), bool)
+    masking = Masking(rate=longest / length, whole_word=True, ngrams=weights)
+    positions = masked(masking, np.full((rows, length), 9, np.int32), maskable, maskable)["prediction_positions"]
+    expected = {}
+    for sizes, chance in partitions(weights, longest):
+        key = tuple(sorted(sizes))
+        expected[key] = expected.get(key, 0) + rows * chance
+    found = dict.fromkeys(expected, 0)
+    for row in positions:
+        runs = np.split(row, np.flatnonzero(np.diff(row) > 1) + 1)
+        found[tuple(sorted(map(len, runs)))] += 1
+    chi_square = sum((found[key] - expected[key]) ** 2 / expected[key] for key in expected)
+    degrees = len(expected) - 1
+    assert chi_square < degrees + 5 * np.sqrt(2 * degrees)
+
+
+def test_an_n_gram_ends_at_special_tokens_and_begins_anew_behind():
+    maskable = np.array([[False, True, True, False, True, True, True, True, False, False]] * 400)
+    tokens, pairs = np.full((400, 10), 9, np.int32), {"whole_word": True, "ngrams": (0, 1)}
+    batch = masked(Masking(rate=0.34, **pairs), tokens, maskable, maskable)
+    sets = {tuple(np.flatnonzero(row)) for row in chosen(batch)}
+    assert sets == {(1, 2), (4, 5), (6, 7)}
+    odd = maskable & (np.arange(10) != 1)  # the first run is cut to one word, so the next three are
+    batch = masked(Masking(rate=0.2, **pairs), tokens, odd, odd)
+    assert {tuple(np.flatnonzero(row)) for row in chosen(batch)} == {(2,), (4,), (7,)}
+
+
+def test_nothing_is_chosen_where_no_n_gram_fits():
+    maskable = np.ones((50, 12), bool)
+    masking = Masking(rate=0.2, whole_word=True, ngrams=(0, 0, 1))  # 2 tokens, in runs of 3
+    assert not chosen(masked(masking, np.full((50, 12), 9, np.int32), maskable, maskable)).any()
+
+
 def test_nothing_is_chosen_where_no_word_fits():
     maskable = np.array([[False, True, True, True, True, True, True, False]] * 50)
     word_starts = np.array([[True, True, False, False, True, False, False, True]] * 50)
@@ -155,6 +252,17 @@ def test_a_row_without_text_predicts_nothing():
 def test_shares_that_are_none_are_errors(setting):
     with pytest.raises(UserError, match="must be"):
         Masking(**setting)
+
+
+@pytest.mark.parametrize("weights", [(-1.0, 2.0), (0.0, 0.0), (float("nan"), 1.0), (float("inf"),)])
+def test_weights_of_n_grams_that_are_none_are_errors(weights):
+    with pytest.raises(UserError, match="objective.masking.ngrams=.*: must be weights of at least 0"):
+        Masking(whole_word=True, ngrams=weights)
+
+
+def test_n_grams_of_parts_of_words_are_an_error():
+    with pytest.raises(UserError, match="masking.ngrams=.* but objective.masking.whole_word=False: n-grams are"):
+        Masking(ngrams=ALBERT)
 
 
 def test_random_tokens_are_drawn_from_all_but_the_special_ones(tmp_path):

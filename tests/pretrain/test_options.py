@@ -29,7 +29,7 @@ from tests.pretrain import tiny, toys
 MODEL = {"vocab_size": 130, "positions": 64, "types": 3, "activation": "relu", "dropout": 0.3}
 MODEL |= {"attention_dropout": 0.3, "norm_epsilon": 1e-3, "init_std": 0.5}
 SIZES = {"width": 64, "depth": 3, "heads": 4, "feed_forward": 48}
-MASKING = {"rate": 0.3, "mask": 0.3, "random": 0.15, "whole_word": True}
+MASKING = {"rate": 0.3, "mask": 0.3, "random": 0.15, "whole_word": True, "ngrams": (1.0, 0.5)}
 PHASE = {"length": 16, "batch_size": 4}
 
 CHANGES = {
@@ -122,6 +122,8 @@ def test_every_field_of_a_recipe_matters(name, field, observe):
     part = "program" if field.startswith("model.") else "batch"
     if field in ("objective.layout", "objective.sentence_order", "model.pair_head"):
         recipe = replaced(recipe, "objective.next_sentence", False) if name == "bert" else recipe
+    if field == "objective.masking.ngrams":
+        recipe = replaced(recipe, "objective.masking.whole_word", True)
     changed = replaced(recipe, field, CHANGES[name][field])
     assert observe(changed, part) != observe(recipe, part)
 
@@ -153,6 +155,7 @@ def test_what_is_observed_depends_on_nothing_else(corpus_path):
 def test_no_field_of_a_recipe_is_without_a_test(name):
     fields = {*flat(json.loads(json.dumps(dataclasses.asdict(RECIPES[name])))), "frozen"}
     fields |= {f"model.{field}" for field, value in vars(RECIPES[name].model).items() if value == ()}
+    fields |= {"objective.masking.ngrams"} if hasattr(RECIPES[name].objective, "masking") else set()
     elsewhere = {field for field in fields if field in ELSEWHERE or field.split(".")[0] in ELSEWHERE}
     assert fields - elsewhere == set(CHANGES[name])
 
