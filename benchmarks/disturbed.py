@@ -79,7 +79,9 @@ def main(plan: Plan, arguments: list[str]) -> int:
 
 
 def _announce_stages(mark: Callable[[str], object]) -> None:
-    from pretrain import checkpoints, loop, run, run_directory
+    from pretrain.commands import run
+    from pretrain.storage import checkpoints, run_directory
+    from pretrain.training import loop
 
     _announce(run_directory, "start", "work directory", mark)
     _announce(checkpoints.Checkpoints, "restore", "restore", mark)
@@ -127,7 +129,7 @@ def _save(plan: Plan, mark) -> None:
 
 
 def _restore(plan: Plan, mark) -> None:
-    from pretrain import stored_state
+    from pretrain.storage import stored_state
 
     _failing(stored_state, "_load", lambda: ConnectionError("Connection reset by peer"), plan, mark)
 
@@ -140,7 +142,7 @@ def _corpus(plan: Plan, mark) -> None:
 
 def _metrics(plan: Plan, mark) -> None:
     """After half a line."""
-    from pretrain.journal import Journal
+    from pretrain.storage.journal import Journal
 
     def half(journal, *_) -> bool:
         nonlocal calls

@@ -14,7 +14,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks.wikitext2 import Training, cadence, corpus, train
-from pretrain.plot import plot
+from pretrain.commands.plot import plot
 
 # Short rows and small batches: in so short a training the number of updates counts most, and with fewer positions the
 # position embeddings are learned sooner. No dropout: no text is seen often enough to be learned by heart. A wider start
@@ -69,10 +69,10 @@ def main(options: Learning) -> None:
 
 def _figures(workdir: Path) -> tuple[dict, dict]:
     """(the last held-out figures, the baselines)."""
-    from pretrain.evaluate import Evaluator
-    from pretrain.journal import read_metrics
-    from pretrain.restore import restore
-    from pretrain.run_directory import RunDirectory
+    from pretrain.storage.journal import read_metrics
+    from pretrain.storage.run_directory import RunDirectory
+    from pretrain.training.evaluate import Evaluator
+    from pretrain.training.restore import restore
 
     directory = RunDirectory(workdir)
     restored = restore(directory)

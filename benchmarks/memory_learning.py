@@ -14,10 +14,10 @@ from pathlib import Path
 import tyro
 
 from benchmarks.wikitext2 import Training, cadence, corpus, train
-from pretrain.evaluate import Evaluator
-from pretrain.plot import plot
-from pretrain.restore import restore
-from pretrain.run_directory import RunDirectory
+from pretrain.commands.plot import plot
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.evaluate import Evaluator
+from pretrain.training.restore import restore
 
 VOCABULARY, LENGTH = 2048, 32
 # As in `benchmarks.learning`: many small updates, no dropout, a wider start than large models'.

@@ -14,8 +14,8 @@ def differences(one: Path, other: Path) -> list[str]:
     import jax
     import numpy as np
 
-    from pretrain.journal import read_metrics
-    from pretrain.run_directory import RunDirectory
+    from pretrain.storage.journal import read_metrics
+    from pretrain.storage.run_directory import RunDirectory
 
     found, a, b = [], RunDirectory(one), RunDirectory(other)
     for kind in ("train", "eval"):
@@ -45,9 +45,9 @@ def _last_state(directory):
     """The train state of the newest checkpoint."""
     import jax
 
-    from pretrain.assembly import assemble
-    from pretrain.restore import state_after
-    from pretrain.stored_state import load, verified
+    from pretrain.storage.stored_state import load, verified
+    from pretrain.training.assembly import assemble
+    from pretrain.training.restore import state_after
     from tpu.mesh import row_mesh
 
     step, mesh = max(directory.checkpoint_steps()), row_mesh(jax.local_devices()[:1], [1])

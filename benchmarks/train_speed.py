@@ -7,8 +7,9 @@ float32, masked-token loss without pairs:
     scan, unroll       ours, the step that `pretrain run` takes, with the layers looped over or written out
     torch              Hugging Face's encoder with its head on the masked positions, as ours; torch's fused attention
     torch, all         BertForMaskedLM as it comes, with logits at every position
-torch takes fused or foreach AdamW, whichever a trial finds faster, and the memory setting of `pretrain.platform`, which
-helps it too. The ratios are to the faster of ours. ELECTRA has no joint model there to compare with.
+torch takes fused or foreach AdamW, whichever a trial finds faster, and the memory setting of
+`pretrain.commands.platform`, which helps it too. The ratios are to the faster of ours. ELECTRA has no joint model
+there to compare with.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from rich.table import Table
 from benchmarks.turns import Step, milliseconds, ratio, take_turns
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
-from pretrain.platform import keep_memory, prepare_cpu
+from pretrain.commands.platform import keep_memory, prepare_cpu
 
 LENGTH, PREDICTIONS = 128, 20
 BATCH = {"tiny": 32, "mini": 32, "base": 8}
@@ -126,8 +127,8 @@ def recipe_step(recipe, depth: str, batch: dict) -> Step:
     import jax
 
     from models.program import default
-    from pretrain.assembly import assemble, initial_params, initial_state
-    from pretrain.placement import jit_train_step
+    from pretrain.training.assembly import assemble, initial_params, initial_state
+    from pretrain.training.placement import jit_train_step
     from tpu.mesh import choose_mesh
 
     assembly = assemble(recipe, dataclasses.replace(default("cpu"), depth=depth))

@@ -20,7 +20,7 @@ from benchmarks.train_speed import BATCH, LENGTH, ROUNDS, WARM_UP, random_batch,
 from benchmarks.turns import Step, milliseconds, ratio, take_turns
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
-from pretrain.platform import keep_memory, prepare_cpu
+from pretrain.commands.platform import keep_memory, prepare_cpu
 
 
 @dataclasses.dataclass(frozen=True)

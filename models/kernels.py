@@ -3,7 +3,7 @@
 `KERNELS` says of each where it runs and what keeps it from an attention; who chooses a kernel and who traces it ask
 there. A kernel that is named and cannot run is an error, never the plain form in silence. By rule the plain form are
 the last layer of an encoder that is read at few positions, and an evaluation whose memory a kernel does not take
-(`pretrain/attention_choice.py`).
+(`pretrain/training/attention_choice.py`).
 """
 
 from collections.abc import Callable, Mapping

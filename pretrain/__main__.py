@@ -13,7 +13,7 @@ from data_pipelines.cloud import in_cloud
 from data_pipelines.command_line import Place, parse
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from pretrain.platform import keep_compiled_with, may_be_one_of_several, prepare
+from pretrain.commands.platform import keep_compiled_with, may_be_one_of_several, prepare
 
 USAGE = """python -m pretrain COMMAND ...
 
@@ -79,12 +79,12 @@ class Recipes:
 
 
 def _run(arguments: list[str]) -> int:
-    from pretrain.arguments import parse_run
+    from pretrain.commands.arguments import parse_run
 
     recipe, options = parse_run(arguments)
     if not in_cloud(options.corpus) and options.coordinator is None and not may_be_one_of_several():
         Corpus(options.corpus)  # a mistaken path is said before the imports that follow, which take seconds
-    from pretrain.signals import stop_request
+    from pretrain.training.signals import stop_request
     from tpu.cluster import ending_together, join
     from tpu.compiled import write_whole
 
@@ -93,7 +93,7 @@ def _run(arguments: list[str]) -> int:
         with ending_together():
             keep_compiled_with(options.workdir)
             write_whole()
-            from pretrain.run import run
+            from pretrain.commands.run import run
 
             return run(recipe, options, stop)
 
@@ -118,7 +118,7 @@ def _eval(arguments: list[str]) -> int:
     options = parse(Eval, arguments, "python -m pretrain eval")
     if options.examples < 1:
         raise UserError(f"--examples {options.examples}: must be at least 1")
-    from pretrain.tables import print_evaluation
+    from pretrain.commands.tables import print_evaluation
     from tpu.compiled import write_whole
 
     write_whole()
@@ -140,7 +140,7 @@ def _plot(arguments: list[str]) -> int:
     options = parse(Plot, arguments, "python -m pretrain plot")
     if not options.runs:
         raise UserError("plot: name the --workdir of a run or several, as in `python -m pretrain plot RUN --out x.png`")
-    from pretrain.plot import plot
+    from pretrain.commands.plot import plot
 
     print(plot(options.runs, options.out))
     return 0
@@ -160,7 +160,7 @@ class Export:
 
 def _export(arguments: list[str]) -> int:
     options = parse(Export, arguments, "python -m pretrain export")
-    from pretrain.export import export_run
+    from pretrain.commands.export import export_run
     from tpu.compiled import write_whole
 
     write_whole()
@@ -183,7 +183,7 @@ def _demo(arguments: list[str]) -> int:
     options = parse(Demo, arguments, "python -m pretrain demo")
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps {options.steps}: must be at least 1")
-    from pretrain.demo import demo
+    from pretrain.commands.demo import demo
     from tpu.compiled import write_whole
 
     write_whole()

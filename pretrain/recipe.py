@@ -12,12 +12,12 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.families import FAMILIES
 from models.ranges import COUNT, SHARE, Range, check_ranges
+from pretrain.huggingface.tokenizer_fit import check_types
 from pretrain.json_values import KIND, make, plain
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule
-from pretrain.tokenizer_fit import check_types
 
 SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 2**32)
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)

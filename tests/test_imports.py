@@ -1,4 +1,4 @@
-"""Imports point one way: pretrain -> {models, data_pipelines, tpu}; and nothing heavy or foreign at run time."""
+"""Imports point one way, between packages and between the rooms of one; and nothing heavy or foreign at run time."""
 
 import ast
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_file_imports_only_what_its_package_may(file):
     "package, name, source, found",
     [
         ("models", "bert.py", "from data_pipelines.corpus import Corpus", {"data_pipelines"}),
-        ("models", "bert.py", "def f():\n    import pretrain.step", {"pretrain"}),
+        ("models", "bert.py", "def f():\n    import pretrain.training.step", {"pretrain"}),
         ("data_pipelines", "corpus.py", "import numpy, jax.numpy as jnp", {"jax"}),
         ("data_pipelines", "__main__.py", "def f():\n    from pretrain.recipe import resolve", set()),
         ("data_pipelines", "__main__.py", "from pretrain.recipe import resolve", {"pretrain"}),
@@ -62,6 +62,47 @@ def test_a_file_imports_only_what_its_package_may(file):
 )
 def test_the_rules_themselves(package, name, source, found):
     assert violations(package, name, source) == found
+
+
+# Rooms from what stands highest: a file imports from its own and from those after it. '' are the files beside them.
+ROOMS = {
+    "pretrain": ("commands", "recipes", "training", "storage", "", "objectives", "huggingface"),
+}
+
+
+def room_of(package, module):
+    """Of a dotted module below a package: its room, None for the package's program."""
+    rest = module.split(".")[1:]
+    if rest[0] in ROOMS[package]:
+        return rest[0]
+    return None if rest[0] == "__main__" else ""
+
+
+def upward(package, module, source):
+    """The modules of the package that a file imports although they stand above it."""
+    rooms, own = ROOMS[package], room_of(package, module)
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == package and "." in node.module:
+            theirs = room_of(package, node.module)
+            if own is not None and theirs is not None and rooms.index(theirs) < rooms.index(own):
+                found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.relative_to(ROOT).parts[0] in ROOMS], ids=str)
+def test_a_room_imports_from_those_below_it(file):
+    path = file.relative_to(ROOT)
+    assert not upward(path.parts[0], ".".join(path.with_suffix("").parts), file.read_text())
+
+
+def test_the_rule_of_the_rooms_itself():
+    assert upward("pretrain", "pretrain.storage.journal", "from pretrain.training.step import f") == {
+        "pretrain.training.step"
+    }
+    assert upward("pretrain", "pretrain.recipe", "from pretrain.commands.run import run") == {"pretrain.commands.run"}
+    assert not upward("pretrain", "pretrain.training.loop", "from pretrain.storage.journal import Journal")
+    assert not upward("pretrain", "pretrain.__main__", "from pretrain.commands.run import run")
 
 
 def test_there_are_files_to_check():

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    from pretrain.planning import plan_command
+    from pretrain.commands.planning import plan_command
 
     return plan_command(arguments)
 
@@ -62,9 +62,9 @@ def _launch(arguments: list[str]) -> int:
     own, further = split(Launch, arguments)
     options = parse(Launch, own, "python -m tpu launch")
     run = run_arguments(options, further)
-    from pretrain.arguments import parse_run
-    from pretrain.attention_choice import chosen_program
-    from pretrain.run import check_batches
+    from pretrain.commands.arguments import parse_run
+    from pretrain.commands.run import check_batches
+    from pretrain.training.attention_choice import chosen_program
     from tpu.mesh import MeshShape, parse_mesh
 
     # Mistakes are said before a VM costs anything. The automatic mesh cuts a batch for all devices.

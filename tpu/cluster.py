@@ -50,7 +50,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     if coordinator is not None and not re.fullmatch(r"\S+:\d{1,5}", coordinator):
         raise UserError(f"--coordinator {coordinator!r}: give HOST:PORT of process 0, like 10.0.0.2:7000")
     chatter.sort_out()
-    # Its handler would take SIGTERM from `pretrain.signals`, and it forgets what comes before the first step.
+    # Its handler would take SIGTERM from `pretrain.training.signals`, and it forgets what comes before the first step.
     jax.config.update("jax_enable_preemption_service", False)
     waiting = threading.Timer(WAITING_SECONDS, _say_that_it_waits)
     waiting.start()

@@ -1,6 +1,7 @@
 """XLA's settings for the compiled steps, per platform; what `tpu plan` compiles is what runs.
 
-Settings of the whole process (the CPU's, the compilation cache) are in `pretrain/platform.py`, which runs before JAX.
+Settings of the whole process (the CPU's, the compilation cache) are in `pretrain/commands/platform.py`, which runs
+before JAX.
 """
 
 import contextlib

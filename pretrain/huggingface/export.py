@@ -17,7 +17,7 @@ from data_pipelines.errors import UserError
 from models.families import FAMILIES, family_of
 from pretrain.huggingface.config import check_class
 from pretrain.huggingface.tensors import architecture, field, views
-from pretrain.tokenizer_fit import check_types, misfits
+from pretrain.huggingface.tokenizer_fit import check_types, misfits
 
 FILES = ("config.json", "model.safetensors", "generation_config.json", "added_tokens.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")

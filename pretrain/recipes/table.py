@@ -42,7 +42,7 @@ def row(recipe) -> dict[str, str]:
     import jax
 
     from models.parameters import count, leaves, nest
-    from pretrain.assembly import assemble, initial_params
+    from pretrain.training.assembly import assemble, initial_params
 
     assembly = assemble(recipe)
     params = jax.eval_shape(lambda: initial_params(assembly))

@@ -9,7 +9,7 @@ from rich.console import Console
 from data_pipelines import fetch, store
 from data_pipelines.durable import put
 from data_pipelines.prepare import Prepare, prepare
-from pretrain import run_directory
+from pretrain.storage import run_directory
 from tests.texts import write_texts
 
 

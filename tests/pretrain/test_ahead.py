@@ -8,14 +8,14 @@ import pytest
 
 from data_pipelines.errors import UserError
 from models.program import Program
-from pretrain import ahead, loop
 from pretrain.__main__ import main
-from pretrain.ahead import EVALUATE, TRAIN, compile_phases, trace
-from pretrain.assembly import assemble
-from pretrain.journal import read_metrics
+from pretrain.commands.run import run
 from pretrain.recipe import Phase
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import ahead, loop
+from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, trace
+from pretrain.training.assembly import assemble
 from tests.pretrain import tiny, toys
 from tpu.mesh import choose_mesh
 from tpu.rules import shard_bytes

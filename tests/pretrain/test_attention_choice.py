@@ -11,12 +11,18 @@ from models.families import FAMILIES
 from models.kernels import KERNELS, Attention, Kernel
 from models.program import Program
 from models.transformer_xl import TransformerXLConfig
-from pretrain.assembly import assemble
-from pretrain.attention_choice import chosen_program, for_evaluation, why_plain
-from pretrain.placement import abstract_batch, abstract_state, jit_evaluation_step, jit_first_carry, jit_train_step
+from pretrain.commands.run import run
 from pretrain.recipe import Phase
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import assemble
+from pretrain.training.attention_choice import chosen_program, for_evaluation, why_plain
+from pretrain.training.placement import (
+    abstract_batch,
+    abstract_state,
+    jit_evaluation_step,
+    jit_first_carry,
+    jit_train_step,
+)
 from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
 

@@ -18,12 +18,12 @@ import pytest
 from orbax.checkpoint._src.multihost import multihost
 
 from data_pipelines.errors import UserError
-from pretrain import checkpoints as module
-from pretrain.checkpoints import Checkpoints, checkpoint_bytes
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory, disk_errors
-from pretrain.step import TrainState
-from pretrain.stored_state import NOT_READ, checksums
+from pretrain.commands.run import run
+from pretrain.state import TrainState
+from pretrain.storage import checkpoints as module
+from pretrain.storage.checkpoints import Checkpoints, checkpoint_bytes
+from pretrain.storage.run_directory import RunDirectory, disk_errors
+from pretrain.storage.stored_state import NOT_READ, checksums
 from tests.pretrain import tiny, toys
 
 # Orbax leaves coroutines behind where a file does not load.

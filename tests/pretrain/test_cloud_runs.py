@@ -16,12 +16,12 @@ from safetensors.numpy import load_file
 from data_pipelines import cloud
 from data_pipelines.cloud import download, entries, place
 from data_pipelines.errors import UserError
-from pretrain import loop
 from pretrain.__main__ import main
-from pretrain.export import export_run
-from pretrain.journal import Journal, read_metrics
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
+from pretrain.commands.export import export_run
+from pretrain.commands.run import run
+from pretrain.storage.journal import Journal, read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import loop
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_kills import figures
 

@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from pretrain.__main__ import COMMANDS, main
-from pretrain.arguments import parse_run
+from pretrain.commands.arguments import parse_run
 from pretrain.options import Options
 from pretrain.recipes.registry import RECIPES
-from pretrain.run_directory import flat
+from pretrain.storage.run_directory import flat
 from tests.data_pipelines.corpora import random_documents, write_corpus
 from tests.pretrain import tiny
 

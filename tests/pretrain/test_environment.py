@@ -6,9 +6,9 @@ from importlib import metadata
 
 import jax
 
-from pretrain import environment
-from pretrain.environment import changed, versions
-from pretrain.run import run
+from pretrain.commands.run import run
+from pretrain.storage import environment
+from pretrain.storage.environment import changed, versions
 from tests.pretrain import tiny, toys
 
 

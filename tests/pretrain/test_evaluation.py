@@ -14,15 +14,15 @@ from data_pipelines.corpus import Corpus
 from models.noise import row_keys
 from models.program import Program
 from pretrain.__main__ import main
-from pretrain.assembly import assemble, initial_params
-from pretrain.evaluate import Evaluator
-from pretrain.export import export_run
-from pretrain.journal import read_metrics
+from pretrain.commands.export import export_run
+from pretrain.commands.run import run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.ranking import detection_report, score_histograms
 from pretrain.recipe import Phase
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import assemble, initial_params
+from pretrain.training.evaluate import Evaluator
 from tests.pretrain import tiny
 from tests.pretrain.reference import random_batch
 from tpu.mesh import choose_mesh
@@ -226,7 +226,7 @@ import sys
 from pathlib import Path
 import jax
 from pretrain import ahead
-from pretrain.run import run
+from pretrain.commands.run import run
 from tests.pretrain import tiny
 
 compiled, during, make = [], [], ahead.jit_evaluation_step

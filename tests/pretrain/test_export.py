@@ -22,12 +22,12 @@ from models.electra import ElectraConfig, Tower
 from models.families import family_of
 from models.parameters import leaves
 from models.xlnet import XLNetConfig
-from pretrain import run as runs
+from pretrain.commands import run as runs
 from pretrain.huggingface.export import config_fields, export
 from pretrain.huggingface.tensors import views
+from pretrain.huggingface.tokenizer_fit import EXPECTED, misfits
 from pretrain.recipe import resolve
-from pretrain.run_directory import RunDirectory
-from pretrain.tokenizer_fit import EXPECTED, misfits
+from pretrain.storage.run_directory import RunDirectory
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 from tests.texts import write_texts

@@ -14,10 +14,10 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.families import family_of
-from pretrain import run_directory
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
-from pretrain.initial_weights import load_weights
+from pretrain.storage import run_directory
+from pretrain.training.initial_weights import load_weights
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 from tests.pretrain.test_options import replaced

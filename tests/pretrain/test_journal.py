@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from data_pipelines.progress import busy
-from pretrain import journal
-from pretrain.journal import Journal
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
+from pretrain.commands.run import run
+from pretrain.storage import journal
+from pretrain.storage.journal import Journal
+from pretrain.storage.run_directory import RunDirectory
 from tests.pretrain import tiny, toys
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pretrain.run_directory import RunDirectory
+from pretrain.storage.run_directory import RunDirectory
 from tests.pretrain import tiny
 
 STEPS = 40

@@ -13,15 +13,15 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import Prepare, prepare
 from models.program import Program
-from pretrain import stored_state
 from pretrain.__main__ import main
-from pretrain.assembly import assemble, initial_params
-from pretrain.evaluate import Evaluator
-from pretrain.journal import read_metrics
+from pretrain.commands.run import run
 from pretrain.recipe import Phase
-from pretrain.restore import restore
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
+from pretrain.storage import stored_state
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import assemble, initial_params
+from pretrain.training.evaluate import Evaluator
+from pretrain.training.restore import restore
 from tests.pretrain import tiny
 from tests.texts import write_texts
 from tpu.mesh import choose_mesh
@@ -108,7 +108,7 @@ def test_an_adaptive_softmax_trains_on_words_by_falling_frequency(corpus_path, t
 
 def test_reading_a_run_leaves_memory_and_moments_in_the_file(trained, monkeypatch):
     asked, load = [], stored_state.load
-    monkeypatch.setattr("pretrain.restore.load", lambda folder, like: asked.append(like) or load(folder, like))
+    monkeypatch.setattr("pretrain.training.restore.load", lambda folder, like: asked.append(like) or load(folder, like))
     restored = restore(RunDirectory(trained))
     assert restored.step == 20 and tiny.equal(restored.params, tiny.final_state(trained).params)
     left = jax.tree.leaves((asked[0].carry, asked[0].opt_state))

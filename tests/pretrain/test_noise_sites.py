@@ -7,7 +7,7 @@ import pytest
 
 from models import noise
 from models.program import Program
-from pretrain.assembly import assemble, initial_carry, initial_params
+from pretrain.training.assembly import assemble, initial_carry, initial_params
 from tests.tpu import simulated
 
 

@@ -13,15 +13,15 @@ from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from models.parameters import decays, leaves
 from models.program import Program
-from pretrain import ahead, loop
-from pretrain.assembly import assemble, initial_params
-from pretrain.attention_choice import chosen_program
-from pretrain.journal import read_metrics
+from pretrain.commands.run import run
 from pretrain.options import Options
 from pretrain.recipe import resolve
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory, flat
 from pretrain.schedules import Schedule
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory, flat
+from pretrain.training import ahead, loop
+from pretrain.training.assembly import assemble, initial_params
+from pretrain.training.attention_choice import chosen_program
 from tests.pretrain import tiny, toys
 
 # Field of the recipe -> another value. The model's change the compiled initialisation or loss, the objective's and the

@@ -10,8 +10,8 @@ from models import bert, layers, transformer_xl, xlnet
 from models.noise import row_keys
 from models.parameters import leaves
 from models.program import Program
-from pretrain.assembly import assemble, initial_carry, initial_params
 from pretrain.optimizers import NAMES, Optimizer, transformation
+from pretrain.training.assembly import assemble, initial_carry, initial_params
 from tests.pretrain import tiny
 from tests.pretrain.reference import random_batch
 from tests.pretrain.test_options import replaced

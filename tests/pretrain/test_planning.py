@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from data_pipelines.errors import UserError
-from pretrain import planning
-from pretrain.planning import Target, parse_plan, plan_command, shaped, works
+from pretrain.commands import planning
+from pretrain.commands.planning import Target, parse_plan, plan_command, shaped, works
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from tests.pretrain import tiny

@@ -9,14 +9,14 @@ from pathlib import Path
 import jax
 import pytest
 
-from pretrain import platform
+from pretrain.commands import platform
 
 ROOT = Path(__file__).parents[2]
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 
 STEPS = """
 import resource, sys
-from pretrain.platform import prepare_cpu
+from pretrain.commands.platform import prepare_cpu
 if sys.argv[1] == "prepared":
     prepare_cpu()
 import jax, jax.numpy as jnp
@@ -45,7 +45,7 @@ def test_a_step_reuses_the_memory_of_the_one_before():
 
 
 PRODUCT = """
-from pretrain.platform import prepare_cpu
+from pretrain.commands.platform import prepare_cpu
 prepare_cpu()
 import jax, jax.numpy as jnp
 x = jnp.ones((256, 256))
@@ -58,7 +58,7 @@ def test_single_products_are_taken_from_ynnpack():
 
 
 def test_flags_of_the_user_are_kept_and_win():
-    code = "import os; from pretrain.platform import prepare_cpu; prepare_cpu(); print(os.environ['XLA_FLAGS'])"
+    code = "import os; from pretrain.commands import platform; platform.prepare_cpu(); print(os.environ['XLA_FLAGS'])"
     mine = f"--xla_dump_hlo_as_text=false {FLAG}=individual_dot"
     assert run(code, flags=mine) == mine
     assert run(PRODUCT, flags=mine) == "True"

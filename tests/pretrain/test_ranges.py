@@ -11,7 +11,7 @@ from models.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, RATE, SH
 from pretrain.options import Options
 from pretrain.recipe import check, to_json
 from pretrain.recipes.registry import RECIPES
-from pretrain.run_directory import flat
+from pretrain.storage.run_directory import flat
 from tests.pretrain.test_options import replaced
 
 HUGE = 10**12  # a whole number beyond any size or count on a device

@@ -10,15 +10,15 @@ import pytest
 from data_pipelines.corpus import Corpus
 from models.electra import Tower
 from models.program import Program, default
-from pretrain.assembly import assemble, carry_axes, state_shapes
-from pretrain.journal import read_metrics
-from pretrain.placement import abstract_state
+from pretrain.commands.run import run
 from pretrain.recipe import Phase, boundaries, from_json, phase_at, resolve, to_json
 from pretrain.recipes import table
 from pretrain.recipes.registry import RECIPES, find
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
-from pretrain.step import train_step
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import assemble, carry_axes, state_shapes
+from pretrain.training.placement import abstract_state
+from pretrain.training.step import train_step
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import replaced
 from tpu.mesh import MeshShape, make_mesh

@@ -8,17 +8,18 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from pretrain import loop, run_directory
 from pretrain.__main__ import main
-from pretrain.environment import versions
-from pretrain.initial_weights import load_weights
-from pretrain.journal import read_metrics
+from pretrain.commands.run import run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import from_json, to_json
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
 from pretrain.schedules import Schedule
+from pretrain.storage import run_directory
+from pretrain.storage.environment import versions
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import loop
+from pretrain.training.initial_weights import load_weights
 from tests.pretrain import tiny, toys
 
 

@@ -12,14 +12,14 @@ from data_pipelines.errors import UserError
 from models.noise import row_keys
 from models.parameters import leaves
 from models.program import Program
-from pretrain import loop
-from pretrain.assembly import assemble, initial_carry, initial_params, initial_state
-from pretrain.journal import read_metrics
+from pretrain.commands.run import run
 from pretrain.recipe import Phase, from_json, resolve, to_json
-from pretrain.restore import restore
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
-from pretrain.step import train_step
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import loop
+from pretrain.training.assembly import assemble, initial_carry, initial_params, initial_state
+from pretrain.training.restore import restore
+from pretrain.training.step import train_step
 from tests.pretrain import tiny, toys
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.signals import EXIT_STOPPED, StopRequest, stop_request
+from pretrain.training.signals import EXIT_STOPPED, StopRequest, stop_request
 from tests.pretrain import tiny
 from tests.pretrain.test_kills import reached
 
@@ -57,7 +57,7 @@ def test_a_signal_that_comes_again_while_the_processes_settle_is_the_same_one(mo
 
 HEARD = """
 import hashlib
-from pretrain.signals import stop_request
+from pretrain.training.signals import stop_request
 with stop_request() as stop:
     stop.reached(0) if {begun} else None
     print("ready", flush=True)
@@ -94,7 +94,7 @@ def test_a_second_signal_a_while_later_ends_the_process_at_once():
 ON_A_TERMINAL = """
 import time
 from data_pipelines.progress import busy
-from pretrain.signals import stop_request
+from pretrain.training.signals import stop_request
 with stop_request() as stop:
     stop.reached(0) if {begun} else None
     with busy("restoring"):

@@ -10,10 +10,10 @@ import pytest
 from data_pipelines.errors import UserError
 from models.parameters import leaves
 from models.program import Program
-from pretrain.assembly import assemble, initial_carry, initial_params, initial_state, split_frozen
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule, learning_rate
-from pretrain.step import train_step
+from pretrain.training.assembly import assemble, initial_carry, initial_params, initial_state, split_frozen
+from pretrain.training.step import train_step
 from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch
 

@@ -13,7 +13,7 @@ from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Phase, Recipe
 from pretrain.schedules import Schedule
-from pretrain.step import new_state, train_step
+from pretrain.training.step import new_state, train_step
 from tests.pretrain import reference
 from tests.pretrain.test_bert_parity import TINY as TINY_BERT
 from tests.pretrain.test_bert_parity import torch_outputs

@@ -14,8 +14,6 @@ from models.bert import BertConfig
 from models.electra import ElectraConfig, Tower
 from models.transformer_xl import TransformerXLConfig
 from models.xlnet import XLNetConfig
-from pretrain.assembly import assemble
-from pretrain.checkpoints import Checkpoints
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
@@ -23,9 +21,11 @@ from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer
 from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe
-from pretrain.restore import state_after
-from pretrain.run_directory import RunDirectory
 from pretrain.schedules import Schedule
+from pretrain.storage.checkpoints import Checkpoints
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import assemble
+from pretrain.training.restore import state_after
 from tpu.mesh import row_mesh
 
 BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=2, heads=2, feed_forward=64)

@@ -12,8 +12,8 @@ from pathlib import Path
 import jax
 
 from models.program import Program
-from pretrain import placement
-from pretrain.assembly import assemble
+from pretrain.training import placement
+from pretrain.training.assembly import assemble
 from tests.tpu import simulated
 from tpu import hlo
 from tpu.mesh import make_mesh, parse_mesh

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from pretrain.planning import CACHE, parse_plan, works
+from pretrain.commands.planning import CACHE, parse_plan, works
 from tpu.compiler import prepare
 from tpu.plan import plan
 from tpu.topologies import parse_topology

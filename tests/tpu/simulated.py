@@ -12,9 +12,9 @@ import numpy as np
 
 from models.families import FAMILIES
 from models.program import Program
-from pretrain import placement
-from pretrain.assembly import assemble, initial_params, initial_state
 from pretrain.recipe import Phase
+from pretrain.training import placement
+from pretrain.training.assembly import assemble, initial_params, initial_state
 from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch
 from tests.pretrain.test_options import replaced

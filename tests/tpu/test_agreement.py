@@ -11,9 +11,9 @@ import jax
 import pytest
 
 from data_pipelines.errors import UserError
+from pretrain.commands.run import _corpus as corpus_of
 from pretrain.options import Options
-from pretrain.run import _corpus as corpus_of
-from pretrain.signals import EXIT_STOPPED, StopRequest
+from pretrain.training.signals import EXIT_STOPPED, StopRequest
 from tests.data_pipelines.corpora import random_documents, write_corpus
 from tpu import cluster
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from data_pipelines.errors import UserError
-from pretrain.journal import read_metrics
-from pretrain.run_directory import RunDirectory
-from pretrain.signals import EXIT_STOPPED
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.signals import EXIT_STOPPED
 from tests.pretrain import tiny
 from tpu import chatter
 from tpu import local as module
@@ -175,7 +175,7 @@ def faulty(corpus, workdir, fault, *more):
 
 
 CANNOT_READ = """
-    import pretrain.stored_state as stored
+    import pretrain.storage.stored_state as stored
     def fail(*_): raise ConnectionError("no route to the bucket")
     stored.PAUSES, stored._load = (), fail
 """
@@ -193,7 +193,7 @@ def test_a_process_that_cannot_read_the_checkpoint_ends_all_and_nothing_is_set_a
 
 
 CANNOT_BUILD = """
-    import pretrain.loop as loop
+    import pretrain.training.loop as loop
     def fail(*_): raise OSError(5, "Input/output error")
     loop.place_rows = fail
 """

@@ -14,7 +14,7 @@ import pytest
 from IPython.display import Image
 from nbclient import NotebookClient
 
-from pretrain.run_directory import RunDirectory
+from pretrain.storage.run_directory import RunDirectory
 from tests.texts import write_texts
 from tpu import notebook
 

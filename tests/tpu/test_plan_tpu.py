@@ -84,7 +84,7 @@ def test_published_sizes_on_every_generation(recipe, topology):
 
 COMPILED = """
 import time
-from pretrain.planning import parse_plan, works
+from pretrain.commands.planning import parse_plan, works
 from tpu.compiler import prepare
 from tpu.topologies import parse_topology
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from models.program import Program
-from pretrain import placement
-from pretrain.assembly import assemble
+from pretrain.training import placement
+from pretrain.training.assembly import assemble
 from tests.pretrain import tiny
 from tpu import xla
 from tpu.mesh import MeshShape, make_mesh

@@ -1,7 +1,7 @@
 """The train step and the evaluation step: the only two jitted programs of a run."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -15,20 +15,7 @@ from pretrain.objectives.objective import Batch, Objective
 from pretrain.optimizers import clip
 from pretrain.recipe import Recipe
 from pretrain.schedules import learning_rate
-
-
-class TrainState(NamedTuple):
-    """Everything that a step changes; checkpoints hold exactly this.
-
-    step: i32[] batches seen.   carry: the objective's state between batches.
-    skipped: i32[2], updates skipped for a non-finite loss or gradient: in all, and in a row up to now.
-    """
-
-    step: Array
-    params: Params
-    opt_state: optax.OptState
-    carry: Any
-    skipped: Array
+from pretrain.state import TrainState
 
 
 class Metrics(NamedTuple):

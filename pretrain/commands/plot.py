@@ -6,8 +6,8 @@ from pathlib import Path
 import matplotlib
 
 from data_pipelines.errors import UserError
-from pretrain.journal import read_metrics
-from pretrain.run_directory import RunDirectory
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
 
 SKIPPED = ("kind", "step", "seconds_left", "step_ms", "model_tflops_per_s", "base_rate", "always_f1")
 LAST = ("gradient_norm", "learning_rate", "tokens_per_s", "mfu")  # after what is learned

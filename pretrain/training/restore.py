@@ -16,13 +16,13 @@ from data_pipelines.cloud import in_cloud
 from data_pipelines.errors import UserError
 from models import program as programs
 from models.parameters import Params
-from pretrain.assembly import Assembly, assemble
-from pretrain.checkpoints import newest_intact
-from pretrain.placement import abstract_state
 from pretrain.recipe import Recipe, phase_at
-from pretrain.run_directory import RunDirectory
-from pretrain.step import TrainState
-from pretrain.stored_state import NOT_READ, Damaged, load, patiently, verified
+from pretrain.state import TrainState
+from pretrain.storage.checkpoints import newest_intact
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.storage.stored_state import NOT_READ, Damaged, load, patiently, verified
+from pretrain.training.assembly import Assembly, assemble
+from pretrain.training.placement import abstract_state
 from tpu.mesh import row_mesh
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from models.parameters import Params
 from models.sharding import placed_by
-from pretrain.assembly import Assembly, carry_axes, initial_carry, split_frozen, state_shapes
-from pretrain.attention_choice import for_evaluation
-from pretrain.step import TrainState, evaluation_step, merge, train_step
+from pretrain.state import TrainState
+from pretrain.training.assembly import Assembly, carry_axes, initial_carry, split_frozen, state_shapes
+from pretrain.training.attention_choice import for_evaluation
+from pretrain.training.step import evaluation_step, merge, train_step
 from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
 from tpu.xla import compiler_options, matmul_precision
 

@@ -15,9 +15,9 @@ from models.families import family_of
 from models.kernels import KERNELS
 from models.program import Program
 from models.sharding import placed_by
-from pretrain.assembly import Assembly
 from pretrain.options import Options
 from pretrain.recipe import Recipe
+from pretrain.training.assembly import Assembly
 from tpu.rules import activation_rules
 
 

@@ -9,16 +9,16 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from data_pipelines.prepare import Prepare, prepare
-from pretrain.export import export_run
+from pretrain.commands.export import export_run
+from pretrain.commands.plot import plot
+from pretrain.commands.run import run
+from pretrain.commands.tables import print_evaluation
 from pretrain.options import Options
-from pretrain.plot import plot
 from pretrain.recipes.registry import find
-from pretrain.restore import restore
-from pretrain.run import run
-from pretrain.run_directory import RunDirectory
-from pretrain.signals import stop_request
-from pretrain.step import merge
-from pretrain.tables import print_evaluation
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.restore import restore
+from pretrain.training.signals import stop_request
+from pretrain.training.step import merge
 
 
 def demo(folder: Path, steps: int | None) -> int:

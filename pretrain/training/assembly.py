@@ -14,7 +14,8 @@ from models.parameters import Family, Parameter, Params, leaves, nest
 from models.program import Program
 from pretrain.optimizers import transformation
 from pretrain.recipe import Recipe
-from pretrain.step import TrainState, new_state
+from pretrain.state import TrainState
+from pretrain.training.step import new_state
 
 
 class Assembly(NamedTuple):

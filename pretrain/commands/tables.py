@@ -6,12 +6,12 @@ from pathlib import Path
 from rich.table import Table
 
 from data_pipelines.errors import UserError
-from pretrain.assembly import Assembly
-from pretrain.evaluate import Evaluator
 from pretrain.recipe import phase_at
 from pretrain.recipes.table import wide_console
-from pretrain.restore import restore
-from pretrain.run_directory import RunDirectory
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import Assembly
+from pretrain.training.evaluate import Evaluator
+from pretrain.training.restore import restore
 
 
 def print_evaluation(

@@ -13,24 +13,24 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
 from models.parameters import Params, count
-from pretrain import run_directory
-from pretrain.ahead import trace
-from pretrain.assembly import Assembly, assemble, initial_params, initial_state, state_shapes
-from pretrain.attention_choice import chosen_program, why_plain
-from pretrain.checkpoints import Checkpoints
-from pretrain.environment import changed, versions
-from pretrain.initial_weights import load_weights
-from pretrain.journal import Journal, Silence
-from pretrain.loop import Run, describe, train
+from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.options import Options
-from pretrain.placement import abstract_state, place_parameters, state_shardings
 from pretrain.recipe import Recipe, from_json, resolve, to_json
-from pretrain.restore import load_frozen, phase_after, save_frozen
-from pretrain.run_directory import RunDirectory, disk_errors, flat
 from pretrain.schedules import learning_rate
-from pretrain.signals import StopRequest
-from pretrain.step import TrainState
-from pretrain.tokenizer_fit import misfits
+from pretrain.state import TrainState
+from pretrain.storage import run_directory
+from pretrain.storage.checkpoints import Checkpoints
+from pretrain.storage.environment import changed, versions
+from pretrain.storage.journal import Journal, Silence
+from pretrain.storage.run_directory import RunDirectory, disk_errors, flat
+from pretrain.training.ahead import trace
+from pretrain.training.assembly import Assembly, assemble, initial_params, initial_state, state_shapes
+from pretrain.training.attention_choice import chosen_program, why_plain
+from pretrain.training.initial_weights import load_weights
+from pretrain.training.loop import Run, describe, train
+from pretrain.training.placement import abstract_state, place_parameters, state_shardings
+from pretrain.training.restore import load_frozen, phase_after, save_frozen
+from pretrain.training.signals import StopRequest
 from tpu.cluster import agree, from_first, gather, is_first
 from tpu.mesh import MeshShape, choose_mesh, mesh_shape
 

@@ -17,17 +17,18 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from models.parameters import Params, count
-from pretrain.ahead import EVALUATE, TRAIN, Program, compile_phases, compiles_ahead
-from pretrain.assembly import Assembly
-from pretrain.checkpoints import Checkpoints
-from pretrain.evaluate import Evaluator
-from pretrain.journal import Journal, Silence, read_metrics
 from pretrain.options import Options
-from pretrain.placement import jit_first_carry
 from pretrain.recipe import boundaries, phase_at
-from pretrain.run_directory import RunDirectory
-from pretrain.signals import EXIT_STOPPED, StopRequest
-from pretrain.step import Metrics, TrainState
+from pretrain.state import TrainState
+from pretrain.storage.checkpoints import Checkpoints
+from pretrain.storage.journal import Journal, Silence, read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.ahead import EVALUATE, TRAIN, Program, compile_phases, compiles_ahead
+from pretrain.training.assembly import Assembly
+from pretrain.training.evaluate import Evaluator
+from pretrain.training.placement import jit_first_carry
+from pretrain.training.signals import EXIT_STOPPED, StopRequest
+from pretrain.training.step import Metrics
 from tpu.batches import host_rows, place_rows
 from tpu.chips import peak_flops
 from tpu.cluster import from_first

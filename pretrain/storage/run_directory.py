@@ -31,9 +31,9 @@ from data_pipelines.cloud import cloud_errors, entries, in_cloud, is_file, place
 from data_pipelines.corpus import Corpus
 from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
-from pretrain.environment import versions
 from pretrain.recipe import Recipe, from_json, read_recipe, to_json
 from pretrain.schedules import extend
+from pretrain.storage.environment import versions
 from tpu.cluster import from_first, gather
 
 SHARED_SECONDS = 30  # until a file that one host has written shows on all, over a network that keeps old answers

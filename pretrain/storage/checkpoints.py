@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 
 from data_pipelines.cloud import cloud_errors, in_cloud, remove_folder
 from data_pipelines.errors import UserError
-from pretrain.step import TrainState
-from pretrain.stored_state import Damaged, checksums, load, stored_dtype, verified
+from pretrain.state import TrainState
+from pretrain.storage.stored_state import Damaged, checksums, load, stored_dtype, verified
 from tpu.cluster import from_first, gather
 
 log = logging.getLogger(__name__)

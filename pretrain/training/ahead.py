@@ -9,10 +9,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
-from pretrain.assembly import Assembly
-from pretrain.checkpoints import checkpoint_bytes
-from pretrain.evaluate import EVALUATION_SEED
-from pretrain.placement import abstract_batch, abstract_carry, abstract_state, jit_evaluation_step, jit_train_step
+from pretrain.storage.checkpoints import checkpoint_bytes
+from pretrain.training.assembly import Assembly
+from pretrain.training.evaluate import EVALUATION_SEED
+from pretrain.training.placement import (
+    abstract_batch,
+    abstract_carry,
+    abstract_state,
+    jit_evaluation_step,
+    jit_train_step,
+)
 from tpu.chips import GIB
 from tpu.rules import shard_bytes
 

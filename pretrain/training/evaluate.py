@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.evaluation import evaluation_batches
 from models.parameters import Params
-from pretrain.assembly import Assembly
-from pretrain.placement import jit_evaluation_step, jit_first_carry
+from pretrain.training.assembly import Assembly
+from pretrain.training.placement import jit_evaluation_step, jit_first_carry
 from tpu.batches import place_rows
 
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed

@@ -11,13 +11,13 @@ from jax.sharding import Mesh
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from models.parameters import count
-from pretrain.arguments import parse_recipe
-from pretrain.assembly import Assembly, assemble, state_shapes
-from pretrain.attention_choice import chosen_program
-from pretrain.checkpoints import checkpoint_bytes
-from pretrain.placement import abstract_batch, abstract_state, jit_train_step
+from pretrain.commands.arguments import parse_recipe
 from pretrain.recipe import Recipe, check
 from pretrain.recipes.registry import RECIPES, find
+from pretrain.storage.checkpoints import checkpoint_bytes
+from pretrain.training.assembly import Assembly, assemble, state_shapes
+from pretrain.training.attention_choice import chosen_program
+from pretrain.training.placement import abstract_batch, abstract_state, jit_train_step
 from tpu import plan_report
 from tpu.chips import TPUS
 from tpu.compiler import devices, prepare

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from data_pipelines.cloud import cloud_errors, in_cloud, is_file, upload_file
 from data_pipelines.errors import UserError
-from pretrain.run_directory import RunDirectory, write_whole
+from pretrain.storage.run_directory import RunDirectory, write_whole
 
 TRAINING = "training"
 

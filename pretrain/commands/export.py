@@ -6,9 +6,9 @@ from pathlib import Path
 from data_pipelines.cloud import cloud_errors, entries, in_cloud, local_folder, remove_folder, upload
 from models.parameters import Params
 from pretrain.huggingface.export import check_replaceable, export
-from pretrain.restore import restore
-from pretrain.run_directory import RunDirectory
-from pretrain.step import merge
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.restore import restore
+from pretrain.training.step import merge
 
 
 def export_run(run: Path, to: Path, step: int | None = None) -> list[Path]:

@@ -10,9 +10,9 @@ from data_pipelines.errors import UserError
 from models.families import differing_fields, family_of
 from models.parameters import Params, leaves, nest
 from pretrain.huggingface.load import check_vocabulary, load
-from pretrain.restore import restore
-from pretrain.run_directory import RunDirectory
-from pretrain.step import merge
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.restore import restore
+from pretrain.training.step import merge
 
 log = logging.getLogger(__name__)
 
