@@ -126,7 +126,7 @@ def recipe_step(recipe, depth: str, batch: dict) -> Step:
     prepare_cpu()
     import jax
 
-    from models.program import default
+    from models.core.program import default
     from pretrain.training.assembly import assemble, initial_params, initial_state
     from pretrain.training.placement import jit_train_step
     from tpu.mesh import choose_mesh
@@ -203,7 +203,7 @@ def torch_config(size: str, vocab: int):
     """The recipe's BERT as Hugging Face's config, by the family's own export."""
     from transformers import BertConfig
 
-    from models.bert import FAMILY
+    from models.families.bert import FAMILY
 
     config = dataclasses.replace(FAMILY.sizes[size], vocab_size=vocab, pair_head=False)
     fields = {**FAMILY.hf["model"].fields, **FAMILY.hf["model"].settings}

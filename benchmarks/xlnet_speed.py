@@ -94,7 +94,7 @@ def torch_step(size: str, vocab: int, batch: dict) -> Step:
     import torch
     from transformers import XLNetConfig, XLNetLMHeadModel
 
-    from models.xlnet import FAMILY
+    from models.families.xlnet import FAMILY
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     config = dataclasses.replace(FAMILY.sizes[size], vocab_size=vocab)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from models.parameters import LAYERS, Parameter, Params, decays, nest
-from models.ranges import NOT_NEGATIVE, POSITIVE, RATE, check_ranges
+from models.core.parameters import LAYERS, Parameter, Params, decays, nest
+from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, check_ranges
 
 NAMES = ("adamw", "lamb")
 RANGES = {"b1": RATE, "b2": RATE, "epsilon": POSITIVE, "decay": NOT_NEGATIVE, "clip": NOT_NEGATIVE}

@@ -4,7 +4,7 @@ import dataclasses
 
 from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
-from models.ranges import COUNT, COUNT_OR_NONE, Range
+from models.core.ranges import COUNT, COUNT_OR_NONE, Range
 
 AT_LEAST_1 = "microbatches", "log_every", "eval_examples", "checkpoint_every", "keep", "max_skipped", "processes"
 AT_LEAST_0 = "eval_every", "keep_every", "process"

@@ -10,8 +10,8 @@ from data_pipelines import tokenizers
 from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from models.families import FAMILIES
-from models.ranges import COUNT, SHARE, Range, check_ranges
+from models.core.ranges import COUNT, SHARE, Range, check_ranges
+from models.families.registry import FAMILIES
 from pretrain.huggingface.tokenizer_fit import check_types
 from pretrain.json_values import KIND, make, plain
 from pretrain.objectives.objective import Objective

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from tyro.conf import Suppress
 
-from models.ranges import COUNT, NOT_NEGATIVE, SHARE, check_ranges
+from models.core.ranges import COUNT, NOT_NEGATIVE, SHARE, check_ranges
 
 NAMES = ("linear", "cosine", "inverse-sqrt", "warmup-stable-decay", "constant")
 RANGES = {"peak": NOT_NEGATIVE, "warmup": SHARE, "final": SHARE, "decay": SHARE}

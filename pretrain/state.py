@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import optax
 from jax import Array
 
-from models.parameters import Params
+from models.core.parameters import Params
 
 
 class TrainState(NamedTuple):

@@ -54,10 +54,10 @@ def test_a_file_imports_only_what_its_package_may(file):
         ("data_pipelines", "corpus.py", "import numpy, jax.numpy as jnp", {"jax"}),
         ("data_pipelines", "__main__.py", "def f():\n    from pretrain.recipe import resolve", set()),
         ("data_pipelines", "__main__.py", "from pretrain.recipe import resolve", {"pretrain"}),
-        ("data_pipelines", "__main__.py", "def f():\n    import models.bert", {"models"}),
+        ("data_pipelines", "__main__.py", "def f():\n    import models.families.bert", {"models"}),
         ("tpu", "mesh.py", "import pretrain", {"pretrain"}),
         ("pretrain", "run.py", "def f():\n    import torch", {"torch"}),
-        ("pretrain", "run.py", "from models.bert import Bert\nimport tpu.mesh", set()),
+        ("pretrain", "run.py", "from models.families.bert import Bert\nimport tpu.mesh", set()),
     ],
 )
 def test_the_rules_themselves(package, name, source, found):
@@ -66,6 +66,7 @@ def test_the_rules_themselves(package, name, source, found):
 
 # Rooms from what stands highest: a file imports from its own and from those after it. '' are the files beside them.
 ROOMS = {
+    "models": ("families", "attention", "blocks", "core"),
     "pretrain": ("commands", "recipes", "training", "storage", "", "objectives", "huggingface"),
 }
 
@@ -94,6 +95,24 @@ def upward(package, module, source):
 def test_a_room_imports_from_those_below_it(file):
     path = file.relative_to(ROOT)
     assert not upward(path.parts[0], ".".join(path.with_suffix("").parts), file.read_text())
+
+
+def families_imported(source):
+    """The family files that another file's source imports."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names} | {node.module for node in nodes}
+    return names & {f"models.families.{file.stem}" for file in (ROOT / "models" / "families").glob("[a-z]*.py")}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "models" / "families").glob("[a-z]*.py")), ids=lambda file: file.stem)
+def test_a_family_imports_no_other(file):
+    found = families_imported(file.read_text())
+    assert bool(found) == (file.stem == "registry")
+
+
+def test_the_rule_of_families_itself():
+    assert families_imported("from models.families.bert import Bert") == {"models.families.bert"}
+    assert families_imported("from models.families import bert") == {"models.families.bert"}
 
 
 def test_the_rule_of_the_rooms_itself():

@@ -11,8 +11,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from data_pipelines.errors import UserError
-from models.parameters import Parameter, nest
-from models.sharding import Axes, Rules
+from models.core.parameters import Parameter, nest
+from models.core.sharding import Axes, Rules
 
 ROWS = ("slice", "data", "fsdp")  # the mesh axes that share out a batch
 

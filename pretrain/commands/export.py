@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from data_pipelines.cloud import cloud_errors, entries, in_cloud, local_folder, remove_folder, upload
-from models.parameters import Params
+from models.core.parameters import Params
 from pretrain.huggingface.export import check_replaceable, export
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
-from models.parameters import count
+from models.core.parameters import count
 from pretrain.commands.arguments import parse_recipe
 from pretrain.recipe import Recipe, check
 from pretrain.recipes.registry import RECIPES, find

@@ -12,7 +12,7 @@ from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
-from models.parameters import Params, count
+from models.core.parameters import Params, count
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.options import Options
 from pretrain.recipe import Recipe, from_json, resolve, to_json

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.errors import UserError
-from models.families import FAMILIES, differing_fields, family_of
-from models.parameters import Family, HuggingFace, nest
+from models.core.family import Family, HuggingFace
+from models.core.parameters import nest
+from models.families.registry import FAMILIES, differing_fields, family_of
 
 
 def config_from(source: str | Path) -> Any:

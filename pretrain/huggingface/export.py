@@ -14,7 +14,7 @@ from data_pipelines import tokenizers
 from data_pipelines.cloud import entries, is_file
 from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
-from models.families import FAMILIES, family_of
+from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_class
 from pretrain.huggingface.tensors import architecture, field, views
 from pretrain.huggingface.tokenizer_fit import check_types, misfits

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from data_pipelines import tokenizers
 from data_pipelines.errors import UserError
-from models.families import family_of
-from models.parameters import HuggingFace, Params, leaves, nest
+from models.core.family import HuggingFace
+from models.core.parameters import Params, leaves, nest
+from models.families.registry import family_of
 from pretrain.huggingface.config import architectures, check_same, config_from, folders
 from pretrain.huggingface.tensors import architecture, views
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from models.families import family_of
-from models.parameters import LAYERS, Parameter, leaves
+from models.core.parameters import LAYERS, Parameter, leaves
+from models.families.registry import family_of
 
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"": lambda array: array, "T": np.transpose}
 

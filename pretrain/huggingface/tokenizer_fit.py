@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import Made
-from models.families import family_of
+from models.families.registry import family_of
 
 
 class Expected(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.sharding import current_rules
+from models.core.sharding import current_rules
 from pretrain.objectives.cross_entropy import cross_entropy
 
 BLOCK = 256  # targets whose logits exist at the same time

@@ -13,7 +13,7 @@ import numpy as np
 from data_pipelines.errors import UserError
 from data_pipelines.examples import streams
 from data_pipelines.examples.document_stream import end_token
-from models.ranges import COUNT_OR_NONE, check_ranges
+from models.core.ranges import COUNT_OR_NONE, check_ranges
 from pretrain.objectives import baselines
 from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
 from pretrain.objectives.cross_entropy import cross_entropy
@@ -24,7 +24,7 @@ from pretrain.objectives.objective import Objective
 
 @dataclasses.dataclass(frozen=True)
 class CausalLanguageModel(Objective):
-    """The model offers forward, logits, tails and empty_memory, as `models.transformer_xl.TransformerXL` does."""
+    """The model offers forward, logits, tails and empty_memory, as `TransformerXL` does."""
 
     reset: bool = False  # whether memory ends at the end of a document; else the next one sees the tail of the last
     evaluation_memory: int | None = None  # positions remembered in evaluation, None for as many as in training

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.sharding import current_rules
+from models.core.sharding import current_rules
 
 
 def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.parameters import Params
+from models.core.parameters import Params
 from pretrain.objectives.objective import Spec
 
 

@@ -16,7 +16,7 @@ from pretrain.objectives.objective import Objective
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLanguageModel(Objective):
-    """The model gives token logits and, for a label of pairs, pair logits, as `models.bert.Bert` does."""
+    """The model gives token logits and, for a label of pairs, pair logits, as `Bert` does."""
 
     layout: str = layouts.PAIRS  # how rows are made: segment-pairs, packed-sentences or packed-across-documents
     next_sentence: bool = True  # also classify whether B follows A or is random

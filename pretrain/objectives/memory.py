@@ -4,7 +4,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from models.relative_attention import Memory
+from models.blocks.memory import Memory
 
 AXES = {"hidden": ("layers", "batch", None, None), "segments": ("batch", None)}
 

@@ -8,7 +8,7 @@ import flax.linen as nn
 from jax import Array
 
 from data_pipelines.corpus import Corpus
-from models.parameters import Params
+from models.core.parameters import Params
 
 Batch = Mapping[str, Array]  # name -> [batch, ...]
 Spec = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape without the batch, dtype)

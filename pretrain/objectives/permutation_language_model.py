@@ -23,7 +23,7 @@ INPUTS = ("tokens", "types", "segments", "ranks", "thresholds", "reversed", "pre
 
 @dataclasses.dataclass(frozen=True)
 class PermutationLanguageModel(Objective):
-    """The model offers predict and empty_memory, as `models.xlnet.XLNet` does."""
+    """The model offers predict and empty_memory, as `models.families.xlnet.XLNet` does."""
 
     permuting: Permuting = Permuting()  # how rows are made, permuted and predicted
 

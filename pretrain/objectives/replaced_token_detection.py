@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from data_pipelines.examples.masking import Masking
-from models.noise import fold, gumbel
-from models.ranges import NOT_NEGATIVE, check_ranges
+from models.core.noise import fold, gumbel
+from models.core.ranges import NOT_NEGATIVE, check_ranges
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import binary_cross_entropy, cross_entropy
 from pretrain.objectives.initialise import initialise
@@ -20,7 +20,7 @@ GENERATOR_NOISE, DISCRIMINATOR_NOISE, SAMPLING_NOISE = range(3)
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokenDetection(Objective):
-    """The model offers generate and discriminate, as `models.electra.Electra` does."""
+    """The model offers generate and discriminate, as `models.families.electra.Electra` does."""
 
     layout: str = layouts.PAIRS  # how rows are made: segment-pairs, packed-sentences or packed-across-documents
     masking: Masking = Masking(mask=0.85, random=0.0)

@@ -8,7 +8,7 @@ with rate 1e-4, decay 0.01, 10k steps of warm-up, linear decay. Original hardwar
     python -m pretrain run bert-base --corpus CORPUS --workdir RUN
 """
 
-from models.bert import FAMILY
+from models.families.bert import FAMILY
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe

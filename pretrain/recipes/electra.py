@@ -11,7 +11,7 @@ batch 256, rate 2e-4, 766k steps; large: length 512, batch 2048, rate 2e-4, 400k
 import dataclasses
 
 from data_pipelines.examples.masking import Masking
-from models.electra import FAMILY
+from models.families.electra import FAMILY
 from pretrain.objectives.layouts import PACKED
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer

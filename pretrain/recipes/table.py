@@ -41,7 +41,7 @@ def row(recipe) -> dict[str, str]:
     """A `Recipe` as text by column."""
     import jax
 
-    from models.parameters import count, leaves, nest
+    from models.core.parameters import count, leaves, nest
     from pretrain.training.assembly import assemble, initial_params
 
     assembly = assemble(recipe)

@@ -15,7 +15,7 @@ softmax. Articles as JSON lines, one document each:
 A vocabulary that is not in this order, like SentencePiece's, wants one plain softmax: `--model.cutoffs` with no number.
 """
 
-from models.transformer_xl import FAMILY
+from models.families.transformer_xl import FAMILY
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe

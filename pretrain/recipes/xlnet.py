@@ -14,7 +14,7 @@ A run's held-out rows are shared out over a batch: with large ones raise --eval-
 """
 
 from data_pipelines.examples.permutations import Permuting
-from models.xlnet import FAMILY
+from models.families.xlnet import FAMILY
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tpu.commit import commit
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Not in requirements.txt, but installed with its packages or for an accelerator or gs://
 MORE = "jaxlib", "libtpu", "jax-cuda12-plugin", "tensorstore", "gcsfs"
 

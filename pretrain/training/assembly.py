@@ -8,10 +8,11 @@ import optax
 
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
-from models import program as programs
-from models.families import family_of
-from models.parameters import Family, Parameter, Params, leaves, nest
-from models.program import Program
+from models.core import program as programs
+from models.core.family import Family
+from models.core.parameters import Parameter, Params, leaves, nest
+from models.core.program import Program
+from models.families.registry import family_of
 from pretrain.optimizers import transformation
 from pretrain.recipe import Recipe
 from pretrain.state import TrainState

@@ -10,11 +10,11 @@ import jax
 from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
-from models import program as programs
-from models.families import family_of
-from models.kernels import KERNELS
-from models.program import Program
-from models.sharding import placed_by
+from models.attention.kernels.table import KERNELS
+from models.core import program as programs
+from models.core.program import Program
+from models.core.sharding import placed_by
+from models.families.registry import family_of
 from pretrain.options import Options
 from pretrain.recipe import Recipe
 from pretrain.training.assembly import Assembly

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.evaluation import evaluation_batches
-from models.parameters import Params
+from models.core.parameters import Params
 from pretrain.training.assembly import Assembly
 from pretrain.training.placement import jit_evaluation_step, jit_first_carry
 from tpu.batches import place_rows

@@ -7,8 +7,8 @@ import jax
 from data_pipelines.cloud import in_cloud, is_file, local_folder
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from models.families import differing_fields, family_of
-from models.parameters import Params, leaves, nest
+from models.core.parameters import Params, leaves, nest
+from models.families.registry import differing_fields, family_of
 from pretrain.huggingface.load import check_vocabulary, load
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore

@@ -16,7 +16,7 @@ from data_pipelines.cloud import in_cloud, remove_folder, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
-from models.parameters import Params, count
+from models.core.parameters import Params, count
 from pretrain.options import Options
 from pretrain.recipe import boundaries, phase_at
 from pretrain.state import TrainState

@@ -6,8 +6,8 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from models.parameters import Params
-from models.sharding import placed_by
+from models.core.parameters import Params
+from models.core.sharding import placed_by
 from pretrain.state import TrainState
 from pretrain.training.assembly import Assembly, carry_axes, initial_carry, split_frozen, state_shapes
 from pretrain.training.attention_choice import for_evaluation

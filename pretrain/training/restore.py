@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 
 from data_pipelines.cloud import in_cloud
 from data_pipelines.errors import UserError
-from models import program as programs
-from models.parameters import Params
+from models.core import program as programs
+from models.core.parameters import Params
 from pretrain.recipe import Recipe, phase_at
 from pretrain.state import TrainState
 from pretrain.storage.checkpoints import newest_intact

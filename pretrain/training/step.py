@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from models.noise import row_keys
-from models.parameters import Params
+from models.core.noise import row_keys
+from models.core.parameters import Params
 from pretrain.objectives.objective import Batch, Objective
 from pretrain.optimizers import clip
 from pretrain.recipe import Recipe

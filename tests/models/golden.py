@@ -8,8 +8,8 @@ A change here changes checkpoints, sharding, weight decay or Hugging Face export
 import json
 from pathlib import Path
 
-from models.families import FAMILIES
-from models.parameters import leaves
+from models.core.parameters import leaves
+from models.families.registry import FAMILIES
 from tests.models.shapes import parameter_shapes
 
 FOLDER = Path(__file__).parent / "golden"

@@ -6,8 +6,8 @@ import inspect
 import jax
 import numpy as np
 
-from models.families import family_of
-from models.program import Program
+from models.core.program import Program
+from models.families.registry import family_of
 
 
 @functools.cache

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from models import bert, kernels
-from models.attention import Mask, attention
-from models.bert import Bert, BertConfig
-from models.kernels import attend_rows, rows_fit, splash
-from models.noise import row_keys
-from models.program import Program
-from models.row_attention import interleaved
+from models.attention.kernels import table as kernels
+from models.attention.kernels.row_attention import interleaved
+from models.attention.kernels.splash import splash
+from models.attention.kernels.table import attend_rows, rows_fit
+from models.attention.mask import Mask
+from models.attention.plain import attention
+from models.core.noise import row_keys
+from models.core.program import Program
+from models.families import bert
+from models.families.bert import Bert, BertConfig
 
 SMALL = BertConfig(vocab_size=50, positions=128, width=16, depth=2, heads=2, feed_forward=32)
 BATCH, LENGTH, HEADS, HEAD_DIM = 3, 10, 2, 4
@@ -32,7 +35,7 @@ def random_qkv(seed=0):
 
 
 def attend(q, k, v, segments, rate=0.0, keys=None):
-    return attention(q, k, v, Mask(jnp.asarray(segments)), dropout_rate=rate, keys=keys)
+    return attention(q, k, v, Mask(jnp.asarray(segments)), dropout_rate=rate, noise=keys)
 
 
 @pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
@@ -70,7 +73,7 @@ def test_scores_of_bfloat16_are_float32():
     q, k, v = ([[32.0, 1.0, 0.0, 0.0]], [[8.0, 0.0, 0.0, 0.0], [8.0, 0.5, 0.0, 0.0]], [[0.0] * 4, [1.0] * 4])
     q, k, v = (jnp.asarray(x, jnp.bfloat16)[None, :, None] for x in (q, k, v))
     mask = Mask(jnp.ones((1, 2), jnp.int32), jnp.ones((1, 1), jnp.int32))
-    mixed = attention(q, k, v, mask, dropout_rate=0.0, keys=None)  # of scores 128 and 128.25, both 128 in bfloat16
+    mixed = attention(q, k, v, mask, dropout_rate=0.0, noise=None)  # of scores 128 and 128.25, both 128 in bfloat16
     np.testing.assert_allclose(mixed.astype(np.float32), 1 / (1 + np.exp(-0.25)), atol=0.005)
 
 

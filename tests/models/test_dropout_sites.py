@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import bert, electra
-from models.noise import row_keys
-from models.parameters import leaves, nest
-from models.program import Program
+from models.core.noise import row_keys
+from models.core.parameters import leaves, nest
+from models.core.program import Program
+from models.families import bert, electra
 from tests.models.shapes import parameter_shapes
 
 SIZES = {"vocab_size": 50, "positions": 16, "dropout": 0.0, "attention_dropout": 0.0}

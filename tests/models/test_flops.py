@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from models import bert, electra, transformer_xl
+from models.families import bert, electra, transformer_xl
 from tests.pretrain import reference
 
 SHARED = {"vocab_size": 1003, "positions": 64}

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers import FEW_ROWS, product, row_product, tied_logits
+from models.blocks.heads import tied_logits
+from models.blocks.products import FEW_ROWS, product, row_product
 from pretrain.objectives.cross_entropy import cross_entropy
 
 ROWS = (FEW_ROWS - 1, FEW_ROWS)

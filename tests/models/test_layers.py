@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.layers import ACTIVATIONS, Dense, Norm, contraction, gather_rows, padded_vocab, product, stack, tied_logits
-from models.noise import bits, row_keys
-from models.program import Program
+from models.blocks.dense import ACTIVATIONS, Dense
+from models.blocks.embeddings import padded_vocab
+from models.blocks.heads import gather_positions, tied_logits
+from models.blocks.norm import Norm
+from models.blocks.products import contraction, product
+from models.blocks.stack import stack
+from models.core.noise import bits, row_keys
+from models.core.program import Program
 
 TORCH_ACTIVATIONS = {
     "gelu": torch.nn.functional.gelu,
@@ -77,12 +82,12 @@ def test_logits_and_gradients_of_weights_are_sums_in_float32_of_products_of_bflo
         np.testing.assert_array_equal(pull(g.astype(y.dtype))[1], [[255 + 2.0**-7] * 128])
 
 
-def test_gather_rows_takes_each_rows_own_positions():
+def test_gather_positions_takes_each_rows_own_positions():
     x = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
     positions = np.array([[4, 0], [1, 1]])
     expected = np.stack([[x[0, 4], x[0, 0]], [x[1, 1], x[1, 1]]])
-    np.testing.assert_array_equal(gather_rows(x, positions), expected)
-    np.testing.assert_array_equal(gather_rows(x[..., 0], positions), expected[..., 0])
+    np.testing.assert_array_equal(gather_positions(x, positions), expected)
+    np.testing.assert_array_equal(gather_positions(x[..., 0], positions), expected[..., 0])
 
 
 @pytest.mark.parametrize(("vocab_size", "rows"), [(1, 128), (128, 128), (129, 256), (30522, 30592)])
@@ -108,7 +113,7 @@ class Toy(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, keys, positions=None):
-        x = x if positions is None else gather_rows(x, positions)
+        x = x if positions is None else gather_positions(x, positions)
         y = jnp.tanh(Dense(x.shape[-1], 0.5, x.dtype, name="dense")(x + mask))
         return y if keys is None else y + bits(keys, x.shape[1:]).astype(jnp.float32) * 2.0**-32
 
@@ -161,7 +166,7 @@ def test_the_last_layer_alone_gets_the_positions(program, depth):
     positions = np.array([[3, 0, 3], [1, 2, 2]])
     outputs = lambda params, *positions: Tower(program, depth).apply({"params": params}, X, None, *positions)
     value, pull = jax.vjp(jax.jit(lambda params: outputs(params, positions)), params)
-    expected, expected_pull = jax.vjp(lambda params: gather_rows(outputs(params), positions), params)
+    expected, expected_pull = jax.vjp(lambda params: gather_positions(outputs(params), positions), params)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     gradients = (pull(np.cos(value))[0], expected_pull(np.cos(value))[0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *gradients)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from models import noise
+from models.core import noise
 
 KEYS = noise.row_keys(1, 2, jnp.arange(64))
 

@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from models.families import FAMILIES
-from models.layers import padded_vocab
-from models.parameters import LAYERS, count, decays, leaves, nest
+from models.blocks.embeddings import padded_vocab
+from models.core.parameters import LAYERS, count, decays, leaves, nest
+from models.families.registry import FAMILIES
 from tests.models import golden
 from tests.models.shapes import parameter_shapes
 

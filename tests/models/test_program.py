@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from models.program import default
+from models.core.program import default
 
 
 @pytest.mark.parametrize(

@@ -7,23 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import relative_attention as relative
-from models.kernels import require
-from models.noise import row_keys
-from models.program import Program
-from models.relative_attention import (
-    Biases,
-    Context,
-    Memory,
-    Queries,
-    Tokens,
-    asked,
-    by_kernel,
-    relative_attention,
-    remembered_keys,
-)
-from models.transformer_xl import TransformerXL, TransformerXLConfig
-from models.xlnet import XLNet, XLNetConfig, both_queries
+from models.attention import relative
+from models.attention.kernels.table import require
+from models.attention.mask import Queries, Tokens, remembered_keys
+from models.attention.relative import Biases, Context, asked, by_kernel, relative_attention
+from models.blocks.memory import Memory
+from models.core.noise import row_keys
+from models.core.program import Program
+from models.families.transformer_xl import TransformerXL, TransformerXLConfig
+from models.families.xlnet import XLNet, XLNetConfig, both_queries
 from tests.models.shapes import parameter_shapes
 
 BATCH, WIDTH = 2, 128
@@ -140,7 +132,7 @@ def test_what_does_not_fit_is_an_error_with_the_reason(n, keys, distances, heads
         require("relative", attention)
         return
     with pytest.raises(ValueError, match=f"attention relative does not work here: .*{said}.*; or use xla"):
-        by_kernel(jnp.zeros((1, n, WIDTH)), context, None, queries, heads, dropout_rate=0.3, keys=None)
+        by_kernel(jnp.zeros((1, n, WIDTH)), context, None, queries, heads, dropout_rate=0.3, noise=None)
 
 
 XLNET = XLNetConfig(vocab_size=60, width=128, depth=2, heads=2, feed_forward=32, memory=128)

@@ -8,21 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import relative_attention as attention
-from models.bert import site
-from models.noise import row_keys
-from models.program import Program
-from models.relative_attention import (
-    Biases,
-    Context,
-    Memory,
-    Queries,
-    Tokens,
-    relative_attention,
-    remembered_keys,
-    sinusoids,
-)
-from models.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig, TransformerXLLayer
+from models.attention import relative as attention
+from models.attention.mask import Queries, Tokens, remembered_keys
+from models.attention.relative import Biases, Context, relative_attention, sinusoids
+from models.blocks.memory import Memory
+from models.core.noise import row_keys, site
+from models.core.program import Program
+from models.families.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig, TransformerXLLayer
 from tests.models.shapes import parameter_shapes
 
 CONFIG = TransformerXLConfig(
@@ -96,7 +88,7 @@ def test_attention_is_the_papers_equation_position_by_position():
     queries = Queries(Tokens(ranks + 1, ones), of_keys)
     ours = relative_attention(
         heads_of(hidden[remembered:], wq), context, Biases(u.reshape(-1), v.reshape(-1)), queries, heads,
-        dropout_rate=0.0, keys=None,
+        dropout_rate=0.0, noise=None,
     )  # fmt: skip
     np.testing.assert_allclose(ours[0].reshape(expected.shape), expected, atol=2e-5)
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from models.noise import row_keys
-from models.program import Program
-from models.relative_attention import Memory, shift, shift_to, visibility
-from models.xlnet import FAMILY, XLNet, XLNetConfig, both_queries
+from models.attention.mask import visibility
+from models.attention.relative import shift, shift_to
+from models.blocks.memory import Memory
+from models.core.noise import row_keys
+from models.core.program import Program
+from models.families.xlnet import FAMILY, XLNet, XLNetConfig, both_queries
 from tests.models.shapes import parameter_shapes
 
 CONFIG = XLNetConfig(

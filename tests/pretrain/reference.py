@@ -5,9 +5,9 @@ import numpy as np
 import torch
 import transformers
 
-from models.families import family_of
-from models.parameters import leaves
-from models.program import Program
+from models.core.parameters import leaves
+from models.core.program import Program
+from models.families.registry import family_of
 from pretrain.huggingface.export import config_fields
 from pretrain.huggingface.load import load
 from pretrain.huggingface.tensors import architecture, views

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from data_pipelines.errors import UserError
-from models.program import Program
+from models.core.program import Program
 from pretrain.__main__ import main
 from pretrain.commands.run import run
 from pretrain.recipe import Phase

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.bert import FAMILY
-from models.program import Program
+from models.core.program import Program
+from models.families.bert import FAMILY
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from tests.pretrain import reference
 

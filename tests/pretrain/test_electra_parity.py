@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.electra import FAMILY
-from models.noise import fold
-from models.program import Program
+from models.core.noise import fold
+from models.core.program import Program
+from models.families.electra import FAMILY
 from pretrain.objectives.replaced_token_detection import (
     SAMPLING_NOISE,
     ReplacedTokenDetection,

@@ -11,8 +11,8 @@ import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
 
 from data_pipelines.corpus import Corpus
-from models.noise import row_keys
-from models.program import Program
+from models.core.noise import row_keys
+from models.core.program import Program
 from pretrain.__main__ import main
 from pretrain.commands.export import export_run
 from pretrain.commands.run import run
@@ -225,7 +225,7 @@ ON_A_MESH = """
 import sys
 from pathlib import Path
 import jax
-from pretrain import ahead
+from pretrain.training import ahead
 from pretrain.commands.run import run
 from tests.pretrain import tiny
 

@@ -17,11 +17,11 @@ from data_pipelines import pieces, tokenizers
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import Prepare, prepare
-from models.bert import BertConfig
-from models.electra import ElectraConfig, Tower
-from models.families import family_of
-from models.parameters import leaves
-from models.xlnet import XLNetConfig
+from models.core.parameters import leaves
+from models.families.bert import BertConfig
+from models.families.electra import ElectraConfig, Tower
+from models.families.registry import family_of
+from models.families.xlnet import XLNetConfig
 from pretrain.commands import run as runs
 from pretrain.huggingface.export import config_fields, export
 from pretrain.huggingface.tensors import views

@@ -15,12 +15,12 @@ from safetensors.numpy import load_file, save_file
 
 from data_pipelines import pieces, tokenizers
 from data_pipelines.errors import UserError
-from models.bert import BertConfig
-from models.electra import ElectraConfig, Tower
-from models.families import FAMILIES, family_of
-from models.parameters import leaves
-from models.transformer_xl import TransformerXLConfig
-from models.xlnet import XLNetConfig
+from models.core.parameters import leaves
+from models.families.bert import BertConfig
+from models.families.electra import ElectraConfig, Tower
+from models.families.registry import FAMILIES, family_of
+from models.families.transformer_xl import TransformerXLConfig
+from models.families.xlnet import XLNetConfig
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import config_fields, export
 from pretrain.huggingface.load import check_vocabulary, load

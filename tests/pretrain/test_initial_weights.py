@@ -13,7 +13,7 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from models.families import family_of
+from models.families.registry import family_of
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
 from pretrain.storage import run_directory
@@ -27,8 +27,8 @@ ON_FOUR_DEVICES = """
 import sys
 from pathlib import Path
 import jax
-from pretrain import initial_weights
-from pretrain import run as runs
+from pretrain.training import initial_weights
+from pretrain.commands import run as runs
 from tests.pretrain import tiny
 
 corpus, source, workdir = map(Path, sys.argv[1:])

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import Prepare, prepare
-from models.program import Program
+from models.core.program import Program
 from pretrain.__main__ import main
 from pretrain.commands.run import run
 from pretrain.recipe import Phase

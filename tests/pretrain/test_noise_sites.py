@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import noise
-from models.program import Program
+from models.core import noise
+from models.core.program import Program
 from pretrain.training.assembly import assemble, initial_carry, initial_params
 from tests.tpu import simulated
 

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from models.bert import FAMILY as BERT
-from models.electra import FAMILY as ELECTRA
-from models.parameters import LAYERS, decays, leaves, nest
-from models.program import Program
+from models.core.parameters import LAYERS, decays, leaves, nest
+from models.core.program import Program
+from models.families.bert import FAMILY as BERT
+from models.families.electra import FAMILY as ELECTRA
 from pretrain.optimizers import NAMES, Optimizer, clip, transformation
 from tests.pretrain import tiny
 

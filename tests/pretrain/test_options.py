@@ -11,8 +11,8 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
-from models.parameters import decays, leaves
-from models.program import Program
+from models.core.parameters import decays, leaves
+from models.core.program import Program
 from pretrain.commands.run import run
 from pretrain.options import Options
 from pretrain.recipe import resolve

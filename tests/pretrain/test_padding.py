@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from models import bert, layers, transformer_xl, xlnet
-from models.noise import row_keys
-from models.parameters import leaves
-from models.program import Program
+from models.blocks import stack as layers
+from models.core.noise import row_keys
+from models.core.parameters import leaves
+from models.core.program import Program
+from models.families import bert, transformer_xl, xlnet
 from pretrain.optimizers import NAMES, Optimizer, transformation
 from pretrain.training.assembly import assemble, initial_carry, initial_params
 from tests.pretrain import tiny

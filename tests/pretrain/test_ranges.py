@@ -7,7 +7,7 @@ import re
 import pytest
 
 from data_pipelines.errors import UserError
-from models.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, RATE, SHARE
+from models.core.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, RATE, SHARE
 from pretrain.options import Options
 from pretrain.recipe import check, to_json
 from pretrain.recipes.registry import RECIPES

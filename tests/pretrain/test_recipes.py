@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from data_pipelines.corpus import Corpus
-from models.electra import Tower
-from models.program import Program, default
+from models.core.program import Program, default
+from models.families.electra import Tower
 from pretrain.commands.run import run
 from pretrain.recipe import Phase, boundaries, from_json, phase_at, resolve, to_json
 from pretrain.recipes import table

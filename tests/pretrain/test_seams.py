@@ -9,9 +9,9 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from models.noise import row_keys
-from models.parameters import leaves
-from models.program import Program
+from models.core.noise import row_keys
+from models.core.parameters import leaves
+from models.core.program import Program
 from pretrain.commands.run import run
 from pretrain.recipe import Phase, from_json, resolve, to_json
 from pretrain.storage.journal import read_metrics

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from data_pipelines.errors import UserError
-from models.parameters import leaves
-from models.program import Program
+from models.core.parameters import leaves
+from models.core.program import Program
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule, learning_rate
 from pretrain.training.assembly import assemble, initial_carry, initial_params, initial_state, split_frozen

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.bert import FAMILY as BERT
-from models.electra import FAMILY as ELECTRA
-from models.noise import row_keys
+from models.core.noise import row_keys
+from models.families.bert import FAMILY as BERT
+from models.families.electra import FAMILY as ELECTRA
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer, transformation

@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-from models.parameters import nest
-from models.program import Program
-from models.relative_attention import Memory
-from models.transformer_xl import FAMILY
+from models.blocks.memory import Memory
+from models.core.parameters import nest
+from models.core.program import Program
+from models.families.transformer_xl import FAMILY
 from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
 
 TINY = dataclasses.replace(

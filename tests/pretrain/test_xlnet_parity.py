@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.program import Program
-from models.relative_attention import Memory
-from models.xlnet import FAMILY
+from models.blocks.memory import Memory
+from models.core.program import Program
+from models.families.xlnet import FAMILY
 from tests.pretrain import reference
 
 TINY = dataclasses.replace(FAMILY.sizes["tiny"], vocab_size=1003, dropout=0.0, attention_dropout=0.0)

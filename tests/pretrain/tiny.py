@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from data_pipelines.examples.permutations import Permuting
-from models.bert import BertConfig
-from models.electra import ElectraConfig, Tower
-from models.transformer_xl import TransformerXLConfig
-from models.xlnet import XLNetConfig
+from models.families.bert import BertConfig
+from models.families.electra import ElectraConfig, Tower
+from models.families.transformer_xl import TransformerXLConfig
+from models.families.xlnet import XLNetConfig
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.examples.evaluation import spread
-from models.families import FAMILIES
-from models.parameters import Family, Parameter
+from models.core.family import Family
+from models.core.parameters import Parameter
+from models.families.registry import FAMILIES
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer

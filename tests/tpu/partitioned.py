@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from models.program import Program
+from models.core.program import Program
 from pretrain.training import placement
 from pretrain.training.assembly import assemble
 from tests.tpu import simulated

@@ -10,8 +10,8 @@ import sys
 import jax
 import numpy as np
 
-from models.families import FAMILIES
-from models.program import Program
+from models.core.program import Program
+from models.families.registry import FAMILIES
 from pretrain.recipe import Phase
 from pretrain.training import placement
 from pretrain.training.assembly import assemble, initial_params, initial_state

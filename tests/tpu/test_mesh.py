@@ -7,11 +7,11 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 from data_pipelines.errors import UserError
-from models.bert import FAMILY
-from models.families import FAMILIES
-from models.parameters import Parameter
-from models.program import Program
-from models.sharding import constrain, current_rules, placed_by
+from models.core.parameters import Parameter
+from models.core.program import Program
+from models.core.sharding import constrain, current_rules, placed_by
+from models.families.bert import FAMILY
+from models.families.registry import FAMILIES
 from tpu.batches import host_rows, place_rows
 from tpu.mesh import AXES, MeshShape, automatic_mesh, choose_mesh, make_mesh, mesh_shape, parse_mesh
 from tpu.rules import (

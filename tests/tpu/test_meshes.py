@@ -87,10 +87,10 @@ def test_no_array_is_gathered_because_the_compiler_saw_no_other_way(trained):
 
 KERNEL = """
 import jax, jax.numpy as jnp, numpy as np
-from models.attention import Mask, attention
-from models.kernels import KERNELS, Attention, attend_rows, rows_fit, splash
-from models.row_attention import interleaved
-from models.sharding import placed_by
+from models.attention.plain import Mask, attention
+from models.attention.kernels.table import KERNELS, Attention, attend_rows, rows_fit, splash
+from models.attention.kernels.row_attention import interleaved
+from models.core.sharding import placed_by
 from tpu.mesh import make_mesh, parse_mesh
 from tpu.rules import activation_rules
 
@@ -105,7 +105,7 @@ def placed(q, k, v):
     with placed_by(rules):
         return (swap(splash(*map(swap, (q, k, v)), segments, interpret=True)) * w).sum()
 
-plain = lambda q, k, v: (attention(q, k, v, Mask(segments), dropout_rate=0.0, keys=None) * w).sum()
+plain = lambda q, k, v: (attention(q, k, v, Mask(segments), dropout_rate=0.0, noise=None) * w).sum()
 for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(q, k, v) for f in (placed, plain))):
     np.testing.assert_allclose(ours, expected, atol=5e-6)
 
@@ -134,11 +134,11 @@ with placed_by(rules):
 
 RELATIVE = """
 import jax, jax.numpy as jnp, numpy as np
-from models.noise import row_keys
-from models.kernels import KERNELS
-from models.relative_attention import Biases, Context, asked, by_kernel, relative_attention
-from models.sharding import placed_by
-from models.xlnet import both_queries
+from models.core.noise import row_keys
+from models.attention.kernels.table import KERNELS
+from models.attention.relative import Biases, Context, asked, by_kernel, relative_attention
+from models.core.sharding import placed_by
+from models.families.xlnet import both_queries
 from tpu.mesh import make_mesh, parse_mesh
 from tpu.rules import activation_rules
 
@@ -152,7 +152,7 @@ rules = lambda mesh, devices: activation_rules(make_mesh(parse_mesh(mesh, device
 for queries, n, table in zip(streams, (128, 3), (1, 2)):
     def loss(attend, x, rules, **more):
         with placed_by(rules):
-            return (attend(*x, queries, 4, dropout_rate=0.2, keys=keys, **more) ** 2).sum()
+            return (attend(*x, queries, 4, dropout_rate=0.2, noise=keys, **more) ** 2).sum()
     context = Context(draw(2, 256, 256), draw(2, 256, 256), draw(table, 384, 256))
     x = draw(2, n, 256), context, Biases(draw(256), draw(256), draw(256), draw(2, 256))
     placed = jax.jit(jax.grad(lambda x: loss(by_kernel, x, rules("data=2,tensor=2", 4), interpret=True)))(x)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from models.program import Program
+from models.core.program import Program
 from pretrain.training import placement
 from pretrain.training.assembly import assemble
 from tests.pretrain import tiny

@@ -2,7 +2,7 @@
 it that Transformer-XL and XLNet share."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -10,37 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.bert import check_encoder, site
-from models.kernels import Attention, require
-from models.layers import ACTIVATIONS, Dense, Norm, contraction, product
-from models.noise import ahead, dropout
-from models.parameters import Keys
-from models.program import Program, kept
-from models.ranges import COUNT_OR_NONE, check_ranges
-from models.relative_kernel import LANES, Inputs, Setting, reach, relative_kernel
-from models.sharding import constrain, current_rules
-
-
-class Memory(NamedTuple):
-    """What a model remembers of the rows' earlier tokens.
-
-    hidden: [depth, batch, memory, width], the input of each layer, oldest first, in the program's dtype.
-    segments: i32[batch, memory] of those tokens, 0 where there is none yet.
-    """
-
-    hidden: Array
-    segments: Array
-
-
-def empty_memory(depth: int, batch: int, length: int, width: int, dtype) -> Memory:
-    """A memory of nothing."""
-    return Memory(jnp.zeros((depth, batch, length, width), dtype), jnp.zeros((batch, length), jnp.int32))
-
-
-def remember(memory: Array, new: Array) -> Array:
-    """The latest of memory [batch, memory, ...] followed by new [batch, length, ...], as many as memory holds."""
-    both = jnp.concatenate([memory, new.astype(memory.dtype)], axis=1)
-    return jax.lax.stop_gradient(both[:, both.shape[1] - memory.shape[1] :])
+from models.attention.kernels.relative_kernel import LANES, Inputs, Setting, reach, relative_kernel
+from models.attention.kernels.table import Attention, require
+from models.attention.mask import Queries, visibility
+from models.blocks.dense import Projection
+from models.blocks.layer import LayerSizes
+from models.blocks.norm import Norm
+from models.blocks.products import contraction
+from models.core.noise import ahead, dropout, site
+from models.core.parameters import Noise
+from models.core.program import Program, kept
+from models.core.sharding import constrain, current_rules
 
 
 def sinusoids(first: int, last: int, width: int) -> np.ndarray:
@@ -50,10 +30,10 @@ def sinusoids(first: int, last: int, width: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(np.float32)
 
 
-def distance_table(table: np.ndarray, rate: float, keys: Keys) -> Array:
+def distance_table(table: np.ndarray, rate: float, noise: Noise) -> Array:
     """A table [distances, width] after dropout, for each row its own: f32[batch or 1, distances, width]."""
-    rows = 1 if keys is None or rate == 0.0 else keys.shape[0]
-    return dropout(jnp.broadcast_to(table, (rows, *table.shape)), rate, keys)
+    rows = 1 if noise is None or rate == 0.0 else noise.shape[0]
+    return dropout(jnp.broadcast_to(table, (rows, *table.shape)), rate, noise)
 
 
 def shift(scores: Array, keys: int) -> Array:
@@ -74,55 +54,6 @@ def shift_to(starts: Array, scores: Array, keys: int) -> Array:
     """
     numbers = starts[:, None, :, None] + jnp.arange(keys)
     return jnp.take_along_axis(scores, numbers, axis=-1, mode="clip")
-
-
-class Tokens(NamedTuple):
-    """What decides which keys a query sees, i32[batch, memory + length] of keys, i32[batch, n] of queries.
-
-    A query sees the keys of its segment whose rank is below its own, its threshold.
-    types: for the scores by types; needs their biases.
-    """
-
-    ranks: Array
-    segments: Array
-    types: Array | None = None
-
-
-class Queries(NamedTuple):
-    """How queries [batch, n, ...] stand to their keys, without an array [batch, n, memory + length].
-
-    own, keys: the queries and the keys.   itself: whether queries, the whole row, see themselves whatever their rank.
-    starts: i32[batch, n], of chosen queries; each finds key j at the distance number j + start. None: the queries are
-    the whole row, and start at length - 1, length - 2, ..., 0.
-    """
-
-    own: Tokens
-    keys: Tokens
-    itself: bool = False
-    starts: Array | None = None
-
-    @property
-    def rows(self) -> str | None:
-        """The name of the axis n for the mesh, None where it is not the whole length."""
-        return "length" if self.starts is None else None
-
-
-def remembered_keys(memory: Array, row: Tokens) -> Tokens:
-    """The keys: a memory of these segments, i32[batch, memory], whose types are 0 and ranks below all others, then the
-    row's."""
-    lowest, types = jnp.iinfo(jnp.int32).min, None if row.types is None else jnp.zeros_like(memory)
-    before = Tokens(jnp.full_like(memory, lowest), memory, types)
-    return jax.tree.map(lambda *both: jnp.concatenate(both, axis=1), before, row)
-
-
-def visibility(queries: Queries) -> Array:
-    """Which keys each query sees: bool[batch, n, memory + length]."""
-    own, keys = queries.own, queries.keys
-    reached = keys.ranks[:, None, :] < own.ranks[:, :, None]
-    if queries.itself:
-        length, total = own.ranks.shape[1], keys.ranks.shape[1]
-        reached |= jnp.eye(length, total, k=total - length, dtype=bool)
-    return reached & (keys.segments[:, None, :] == own.segments[:, :, None])
 
 
 class Context(NamedTuple):
@@ -146,18 +77,18 @@ class Biases(NamedTuple):
 
 
 def relative_attention(
-    q: Array, context: Context, biases: Biases, queries: Queries, heads: int, *, dropout_rate: float, keys: Keys
+    q: Array, context: Context, biases: Biases, queries: Queries, heads: int, *, dropout_rate: float, noise: Noise
 ) -> Array:
     """Attention by content and by distance (Dai et al. 2019, section 3.3, terms a to d) -> like q.
 
     q: [batch, n, width], heads side by side, any float dtype; softmax in float32. A query that sees nothing gets zeros.
-    dropout_rate: on the probabilities, drawn from `keys` (u32[batch, 2] or None).
+    dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
     """
     split = lambda x: x.reshape(*x.shape[:-1], heads, -1)
-    (k, v, r), rows, scale = map(split, context), queries.rows, split(q).shape[-1] ** -0.5
+    (k, v, r), axis, scale = map(split, context), queries.axis, split(q).shape[-1] ** -0.5
     # In float32, so that the biases' gradients, sums over all rows, are too.
     added = lambda bias: ((split(q).astype(jnp.float32) + split(bias)) * scale).astype(q.dtype)
-    add = lambda bias: constrain(added(bias), "batch", rows, "heads", None)
+    add = lambda bias: constrain(added(bias), "batch", axis, "heads", None)
     # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
     product32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -175,11 +106,11 @@ def relative_attention(
     visible = visibility(queries)
     scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    probabilities = dropout(probabilities, dropout_rate, keys)
+    probabilities = dropout(probabilities, dropout_rate, noise)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
     # Of no visible key the softmax makes equal shares of all, which would tell a prediction its own token.
     mixed = jnp.where(visible.any(axis=-1)[..., None, None], mixed, 0)
-    return constrain(mixed, "batch", rows, "heads", None).reshape(q.shape)
+    return constrain(mixed, "batch", axis, "heads", None).reshape(q.shape)
 
 
 def asked(n: int, heads: int, dropout_rate: float, context: Context, queries: Queries) -> Attention:
@@ -191,7 +122,7 @@ def asked(n: int, heads: int, dropout_rate: float, context: Context, queries: Qu
 
 
 def by_kernel(
-    q: Array, context: Context, biases: Biases, queries: Queries, heads: int, *, dropout_rate: float, keys: Keys,
+    q: Array, context: Context, biases: Biases, queries: Queries, heads: int, *, dropout_rate: float, noise: Noise,
     interpret: bool = False,
 ) -> Array:  # fmt: skip
     """`relative_attention` by a TPU kernel, on a mesh each device with its rows and heads; ValueError for what it has
@@ -200,13 +131,13 @@ def by_kernel(
     setting = Setting(
         head_dim=q.shape[2] // heads,
         n=q.shape[1],
-        rate=0.0 if keys is None else dropout_rate,
+        rate=0.0 if noise is None else dropout_rate,
         chosen=queries.starts is not None,
         types=biases.types is not None,
         itself=queries.itself,
         interpret=interpret,
     )
-    inputs = packed(q, context, biases, queries, keys)
+    inputs = packed(q, context, biases, queries, noise)
     rules = current_rules()
     if rules is None:
         return relative_kernel(inputs, setting)[:, : setting.n]
@@ -226,7 +157,7 @@ def by_kernel(
     return attend(inputs._replace(r=inputs.r.astype(jnp.float32)))[:, : setting.n]
 
 
-def packed(q: Array, context: Context, biases: Biases, queries: Queries, keys: Keys) -> Inputs:
+def packed(q: Array, context: Context, biases: Biases, queries: Queries, noise: Noise) -> Inputs:
     """The kernel's inputs, padded to whole blocks of lanes."""
     batch, n, _ = q.shape
     own, of_keys, fill = queries.own, queries.keys, lambda x, like: jnp.zeros_like(like) if x is None else x
@@ -246,74 +177,34 @@ def packed(q: Array, context: Context, biases: Biases, queries: Queries, keys: K
         # No key is of segment -1: added queries see nothing.
         queries=jnp.pad(jnp.stack(own, axis=1), ((0, 0), (0, 0), (0, whole - n)), constant_values=-1),
         keys=jnp.stack(of_keys, axis=1),
-        noise=jnp.zeros((batch, 2), jnp.uint32) if keys is None else keys,
+        noise=jnp.zeros((batch, 2), jnp.uint32) if noise is None else noise,
     )
 
 
-class Projection(nn.Module):
-    """x [..., in] -> x @ kernel [..., features]; kernel f32[in, features]."""
-
-    features: int
-    init_std: float
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        kernel = self.param("kernel", nn.initializers.normal(self.init_std), (x.shape[-1], self.features))
-        return product(x.astype(self.dtype), kernel)
-
-
 class RelativeAttention(nn.Module):
-    """Multi-head relative attention with its residual and norm; the config's fields are those of its family."""
+    """Multi-head relative attention with its residual and norm."""
 
-    config: Any
+    sizes: LayerSizes
     program: Program
 
     def setup(self):
-        config, dtype = self.config, self.program.compute
-        project = lambda: Projection(config.width, config.init_std, dtype)
+        sizes, dtype = self.sizes, self.program.compute
+        project = lambda: Projection(sizes.width, sizes.init_std, dtype)
         self.query, self.key, self.value, self.position, self.output = (project() for _ in range(5))
-        self.norm = Norm(config.norm_epsilon, dtype)
+        self.norm = Norm(sizes.norm_epsilon, dtype)
 
     def context(self, hidden: Array, table: Array) -> Context:
         """hidden [batch, memory + length, width] and a table of distances [batch or 1, distances, width]."""
         return Context(*map(kept, (self.key(hidden), self.value(hidden), self.position(table))))
 
-    def __call__(self, x: Array, context: Context, biases: Biases, queries: Queries, keys: Keys) -> Array:
+    def __call__(self, x: Array, context: Context, biases: Biases, queries: Queries, noise: Noise) -> Array:
         """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
-        config = self.config
-        q, rate = kept(self.query(x)), config.attention_dropout
+        sizes = self.sizes
+        q, rate = kept(self.query(x)), sizes.attention_dropout
         attend = by_kernel if self.program.attention == "relative" else relative_attention
-        mixed = attend(q, context, biases, queries, config.heads, dropout_rate=rate, keys=site(keys, 1))
+        mixed = attend(q, context, biases, queries, sizes.heads, dropout_rate=rate, noise=site(noise, 1))
         y = self.output(kept(mixed))
-        return constrain(self.norm(x + dropout(y, config.dropout, site(keys, 2))), "batch", queries.rows, None)
-
-
-class FeedForward(nn.Module):
-    """Position-wise block with its residual and norm: x -> norm(x + dropout(down(dropout(activation(up(x)))))).
-
-    rows: the name of x's second axis for the mesh.
-    """
-
-    config: Any
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x: Array, keys: Keys, rows: str | None = "length") -> Array:
-        config = self.config
-        y = Dense(config.feed_forward, config.init_std, self.dtype, name="up")(x)
-        y = ACTIVATIONS[config.activation](constrain(y, "batch", rows, "feed_forward"))
-        y = Dense(x.shape[-1], config.init_std, self.dtype, name="down")(dropout(y, config.dropout, site(keys, 3)))
-        y = Norm(config.norm_epsilon, self.dtype, name="norm")(x + dropout(y, config.dropout, site(keys, 4)))
-        return constrain(y, "batch", rows, None)
-
-
-def check_relative(config) -> None:
-    """The checks that the configs of this shape share; ValueError names the field."""
-    check_encoder(config)
-    check_ranges(config, {"memory": COUNT_OR_NONE}, "model.")
-    if config.width % 2:
-        raise ValueError(f"model.width={config.width}: must be even, for sines and cosines")
+        return constrain(self.norm(x + dropout(y, sizes.dropout, site(noise, 2))), "batch", queries.axis, None)
 
 
 def projection_flops(width: int, feed_forward: int, queries: int, keys: int, distances: int) -> float:

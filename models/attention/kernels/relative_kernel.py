@@ -16,8 +16,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models import noise
-from models.program import kept
+from models.core import noise
+from models.core.program import kept
 
 LANES = 128
 _BITS = 7  # of a lane's number

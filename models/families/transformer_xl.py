@@ -12,30 +12,31 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.bert import dense_parameters, norm_parameters, site
-from models.kernels import Attention
-from models.layers import padded_vocab, product, stack, tied_logits, token_table
-from models.noise import dropout
-from models.parameters import LAYERS, Family, Keys, Parameter
-from models.program import Program
-from models.ranges import COUNT, check_ranges
-from models.relative_attention import (
+from models.attention.kernels.table import Attention
+from models.attention.mask import Queries, Tokens, remembered_keys
+from models.attention.relative import (
     Biases,
-    FeedForward,
-    Memory,
-    Queries,
     RelativeAttention,
-    Tokens,
     attention_flops,
-    check_relative,
     distance_table,
-    empty_memory,
     projection_flops,
-    remember,
-    remembered_keys,
     sinusoids,
 )
-from models.sharding import constrain
+from models.blocks.checks import check_relative
+from models.blocks.embeddings import padded_vocab, token_table
+from models.blocks.feed_forward import FeedForward
+from models.blocks.heads import tied_logits
+from models.blocks.layer import layer_sizes
+from models.blocks.memory import Memory, empty_memory, remember
+from models.blocks.products import product
+from models.blocks.stack import stack
+from models.blocks.tables import dense_parameters, norm_parameters
+from models.core.family import Family
+from models.core.noise import dropout, site
+from models.core.parameters import LAYERS, Noise, Parameter
+from models.core.program import Program
+from models.core.ranges import COUNT, check_ranges
+from models.core.sharding import constrain
 
 PROJECTION_STD = 0.01  # of the clusters' projections at the start, as in the original code
 
@@ -125,14 +126,15 @@ class TransformerXLLayer(nn.Module):
     program: Program
 
     @nn.compact
-    def __call__(self, x: Array, shared, keys: Keys, memory: Array) -> tuple[Array, Array]:
+    def __call__(self, x: Array, shared, noise: Noise, memory: Array) -> tuple[Array, Array]:
         """shared: (table of distances, how x's tokens stand to memory and x, shared Biases or None)."""
-        config, dtype = self.config, self.program.compute
+        config, sizes, dtype = self.config, layer_sizes(self.config), self.program.compute
         table, queries, biases = shared
-        attention = RelativeAttention(config, self.program, name="attention")
+        attention = RelativeAttention(sizes, self.program, name="attention")
         context = attention.context(jnp.concatenate([memory, x], axis=1), table)
-        y = attention(x, context, biases or position_biases(self, config), queries, keys)
-        return FeedForward(config, dtype, name="feed_forward")(y, keys), remember(memory, x)
+        y = attention(x, context, biases or position_biases(self, config), queries, noise)
+        feed_forward = FeedForward(sizes, dtype, inner_dropout=True, name="feed_forward")
+        return feed_forward(y, noise), remember(memory, x)
 
 
 def position_biases(module: nn.Module, config) -> Biases:
@@ -160,23 +162,23 @@ class TransformerXL(nn.Module):
         return empty_memory(c.depth, batch, c.memory if length is None else length, c.width, self.program.compute)
 
     @nn.compact
-    def forward(self, tokens: Array, segments: Array, memory: Memory, keys: Keys = None) -> tuple[Array, Memory]:
-        """tokens, segments i32[batch, length]; keys u32[batch, 2] switch dropout on.
+    def forward(self, tokens: Array, segments: Array, memory: Memory, noise: Noise = None) -> tuple[Array, Memory]:
+        """tokens, segments i32[batch, length]; noise u32[batch, 2] switches dropout on.
 
         -> (hidden [batch, length, width], the memory of these and earlier tokens, as long as the one given).
         """
         c, dtype = self.config, self.program.compute
-        drop = lambda x, tag: dropout(x, c.dropout, site(keys, tag)).astype(dtype)
+        drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(dtype)
         length, remembered = tokens.shape[1], memory.segments.shape[1]
         x = constrain(drop(self.embed(tokens), 0), "batch", "length", None)
         # One distance more than there are: `shift` needs it.
-        table = distance_table(sinusoids(remembered + length - 1, -1, c.width), c.dropout, site(keys, 2)).astype(dtype)
+        table = distance_table(sinusoids(remembered + length - 1, -1, c.width), c.dropout, site(noise, 2)).astype(dtype)
         ranks = jnp.broadcast_to(jnp.arange(length), tokens.shape)
         keys_of = remembered_keys(memory.segments, Tokens(ranks, segments))
         queries = Queries(Tokens(ranks + 1, segments), keys_of)
         shared = (table, queries, position_biases(self, c) if c.shared_biases else None)
         layer = TransformerXLLayer(c, self.program, parent=None)
-        x, hidden = stack(self, layer, c.depth, x, shared, site(keys, 1), self.program, each=memory.hidden)
+        x, hidden = stack(self, layer, c.depth, x, shared, site(noise, 1), self.program, each=memory.hidden)
         return drop(x, 3), Memory(hidden, remember(memory.segments, segments))
 
     def embed(self, tokens: Array) -> Array:

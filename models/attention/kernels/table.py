@@ -11,15 +11,11 @@ from typing import NamedTuple
 
 import jax
 from jax import Array
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from models import relative_kernel, row_attention
-from models.program import KEPT
-from models.sharding import current_rules
+from models.attention.kernels import relative_kernel, row_attention
+from models.core.sharding import current_rules
 
 LANES = row_attention.LANES  # splash attention cuts sequences into blocks of multiples of it
-BLOCKS = (512, 256, 128)
 
 
 class Attention(NamedTuple):
@@ -141,53 +137,3 @@ def attend_rows(products: Array, biases: Array, segments: Array, heads: int, int
         specs = (spec(products, "batch", None, "heads"), spec(biases, "heads"), spec(segments, "batch", None))
         attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
     return attend(products, biases, segments)
-
-
-def splash(q: Array, k: Array, v: Array, segments: Array, interpret: bool = False) -> Array:
-    """Splash attention (TPU): q, k, v [batch, heads, length, head_dim], segments i32[batch, length] -> like q.
-
-    length is a multiple of 128. On a mesh each device attends with its rows, heads and queries to all of their keys.
-    interpret: run as plain operations, on any platform.
-    """
-
-    def attend(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> Array:
-        heads, length, width = q.shape[1], q.shape[2], q.shape[3]
-        everything = splash_mask.MultiHeadMask([splash_mask.FullMask((length, k.shape[2]))] * heads)
-        kernel = splash_kernel.make_splash_mha(
-            everything,
-            block_sizes=_blocks(length, k.shape[2]),
-            head_shards=1,
-            q_seq_shards=1,
-            residual_checkpoint_name=KEPT,
-            interpret=interpret,
-        )
-        return jax.vmap(kernel)(q * width**-0.5, k, v, splash_kernel.SegmentIds(queries, keys))
-
-    rules = current_rules()
-    if rules is not None:
-        local = rules.spec(("batch", "heads", "length", None), q.shape)
-        whole = rules.spec(("batch", "heads", None, None), k.shape)
-        ids = (rules.spec(("batch", "length"), segments.shape), rules.spec(("batch", None), segments.shape))
-        attend = jax.shard_map(
-            attend, mesh=rules.mesh, in_specs=(local, whole, whole, *ids), out_specs=local, check_vma=False
-        )
-    return attend(q, k, v, segments, segments)
-
-
-def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
-    """The largest blocks that divide both sequences; the kernel's own default of 128 leaves the matrix units idle.
-
-    Positions are the minor axis, because a head's 64 numbers would be padded to 128 in memory.
-    """
-    minor = splash_kernel.QKVLayout.SEQ_MINOR
-    q, kv = (next(size for size in BLOCKS if length % size == 0) for length in (queries, keys))
-    return splash_kernel.BlockSizes(
-        block_q=q, block_kv=kv, block_kv_compute=kv, block_q_dkv=q, block_kv_dkv=kv, block_kv_dkv_compute=kv,
-        use_fused_bwd_kernel=True, q_layout=minor, k_layout=minor, v_layout=minor,
-    )  # fmt: skip
-
-
-def cudnn(q: Array, k: Array, v: Array, segments: Array) -> Array:
-    """cuDNN's fused attention (GPU): bfloat16 q, k, v [batch, length, heads, head_dim] -> like q."""
-    visible = segments[:, None, :, None] == segments[:, None, None, :]  # [batch, 1, query, key]
-    return jax.nn.dot_product_attention(q, k, v, mask=visible, implementation="cudnn")

@@ -11,28 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.bert import dense_parameters, norm_parameters, site
-from models.kernels import Attention
-from models.layers import gather_rows, padded_vocab, stack, tied_logits, token_table
-from models.noise import dropout
-from models.parameters import LAYERS, Family, HuggingFace, Keys, Parameter
-from models.program import Program
-from models.relative_attention import (
+from models.attention.kernels.table import Attention
+from models.attention.mask import Queries, Tokens, remembered_keys
+from models.attention.relative import (
     Biases,
-    FeedForward,
-    Memory,
-    Queries,
     RelativeAttention,
-    Tokens,
     attention_flops,
-    check_relative,
-    empty_memory,
     projection_flops,
-    remember,
-    remembered_keys,
     sinusoids,
 )
-from models.sharding import constrain
+from models.blocks.checks import check_relative
+from models.blocks.embeddings import padded_vocab, token_table
+from models.blocks.feed_forward import FeedForward
+from models.blocks.heads import gather_positions, tied_logits
+from models.blocks.layer import layer_sizes
+from models.blocks.memory import Memory, empty_memory, remember
+from models.blocks.stack import stack
+from models.blocks.tables import dense_parameters, norm_parameters
+from models.core.family import Family, HuggingFace
+from models.core.noise import dropout, site
+from models.core.parameters import LAYERS, Noise, Parameter
+from models.core.program import Program
+from models.core.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,29 +58,29 @@ class XLNetConfig:
 class XLNetLayer(nn.Module):
     """One post-norm layer of both streams: ([batch, length, width], [batch, n, width]) and its memory -> the same.
 
-    With positions, as the last layer: the query stream alone, since nothing reads the other.
+    With slots, as the last layer: the query stream alone, since nothing reads the other.
     """
 
     config: XLNetConfig
     program: Program
 
     @nn.compact
-    def __call__(self, streams: tuple[Array, Array], shared, keys: Keys, memory: Array, positions: Array | None = None):
+    def __call__(self, streams: tuple[Array, Array], shared, noise: Noise, memory: Array, slots: Array | None = None):
         """shared: (table of distances, the content stream's Queries, the query stream's, how many leading positions to
         remember) -> (streams, new memory)."""
-        config, dtype = self.config, self.program.compute
+        config, sizes, dtype = self.config, layer_sizes(self.config), self.program.compute
         (content, query), (table, of_content, of_query, reuse) = streams, shared
         bias = lambda name, *rows: self.param(name, nn.initializers.normal(config.init_std), (*rows, config.width))
         biases = Biases(bias("content_bias"), bias("position_bias"), bias("type_bias"), bias("types", 2))
-        attention = RelativeAttention(config, self.program, name="attention")
-        feed_forward = FeedForward(config, dtype, name="feed_forward")
+        attention = RelativeAttention(sizes, self.program, name="attention")
+        feed_forward = FeedForward(sizes, dtype, inner_dropout=True, name="feed_forward")
         context = attention.context(jnp.concatenate([memory, content], axis=1), table)
 
-        def advance(x: Array, queries: Queries, keys: Keys) -> Array:
-            return feed_forward(attention(x, context, biases, queries, keys), keys, queries.rows)
+        def advance(x: Array, queries: Queries, noise: Noise) -> Array:
+            return feed_forward(attention(x, context, biases, queries, noise), noise, queries.axis)
 
-        predicted = advance(query, of_query, site(keys, 0))
-        streams = (advance(content, of_content, keys), predicted) if positions is None else predicted
+        predicted = advance(query, of_query, site(noise, 0))
+        streams = (advance(content, of_content, noise), predicted) if slots is None else predicted
         return streams, remember(memory, content[:, :reuse])
 
 
@@ -105,36 +105,36 @@ class XLNet(nn.Module):
     @nn.compact
     def predict(
         self, tokens: Array, types: Array, segments: Array, ranks: Array, thresholds: Array, reversed: Array,
-        positions: Array, memory: Memory, reuse: int | None, keys: Keys = None,
+        slots: Array, memory: Memory, reuse: int | None, noise: Noise = None,
     ) -> tuple[Array, Memory]:  # fmt: skip
-        """The distributions of the tokens at positions i32[batch, n], given what those may see.
+        """The distributions of the tokens at slots i32[batch, n], given what those may see.
 
         tokens, types, segments, ranks, thresholds: i32[batch, length]; the query at i sees the key at j of its segment
         where ranks[j] < thresholds[i], and all of its segment in the memory, whose tokens count as of type 0.
         reversed: i32[batch], 1 where the row runs backwards.   reuse: the leading positions that are remembered, None
-        for all.   keys: u32[batch, 2] switch dropout on.
+        for all.   noise: u32[batch, 2] switches dropout on.
         -> (logits f32[batch * n, padded vocab], the new memory, as long as the one given).
         """
         c, dtype = self.config, self.program.compute
-        drop = lambda x, tag: dropout(x, c.dropout, site(keys, tag)).astype(dtype)
+        drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(dtype)
         batch, length = tokens.shape
         embedded = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
         content = constrain(drop(embedded, 0), "batch", "length", None)
-        query = drop(jnp.broadcast_to(self.start, (*positions.shape, c.width)), 2)
+        query = drop(jnp.broadcast_to(self.start, (*slots.shape, c.width)), 2)
         table = drop(signed_table(memory.segments.shape[1], length, c.width, reversed), 3)
-        shared = (table, *both_queries(types, segments, ranks, thresholds, positions, memory.segments), reuse)
+        shared = (table, *both_queries(types, segments, ranks, thresholds, slots, memory.segments), reuse)
         layer = XLNetLayer(c, self.program, parent=None)
         query, remembered = stack(
-            self, layer, c.depth, (content, query), shared, site(keys, 1), self.program, positions, memory.hidden
+            self, layer, c.depth, (content, query), shared, site(noise, 1), self.program, slots, memory.hidden
         )
         hidden = constrain(drop(query, 4).reshape(-1, c.width), "batch", None)
         logits = tied_logits(hidden, self.tokens, self.bias, c.vocab_size)
         return logits, Memory(remembered, remember(memory.segments, segments[:, :reuse]))
 
-    def __call__(self, tokens: Array, types: Array, segments: Array, positions: Array):
+    def __call__(self, tokens: Array, types: Array, segments: Array, slots: Array):
         """All parts once, for initialisation."""
         zeros, memory = jnp.zeros_like(tokens), self.empty_memory(len(tokens))
-        return self.predict(tokens, types, segments, zeros, zeros, zeros[:, 0], positions, memory, None)
+        return self.predict(tokens, types, segments, zeros, zeros, zeros[:, 0], slots, memory, None)
 
 
 def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array:
@@ -148,13 +148,13 @@ def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array
 
 
 def both_queries(
-    types: Array, segments: Array, ranks: Array, thresholds: Array, positions: Array, memory: Array
+    types: Array, segments: Array, ranks: Array, thresholds: Array, slots: Array, memory: Array
 ) -> tuple[Queries, Queries]:
     """The content stream's queries and the query stream's; arguments as in `XLNet.predict`, memory: its segments."""
     keys = remembered_keys(memory, Tokens(ranks, segments, types))
     own = Tokens(thresholds, segments, types)
-    chosen = Tokens(*(gather_rows(array, positions) for array in own))
-    return Queries(own, keys, itself=True), Queries(chosen, keys, starts=segments.shape[1] - 1 - positions)
+    chosen = Tokens(*(gather_positions(array, slots) for array in own))
+    return Queries(own, keys, itself=True), Queries(chosen, keys, starts=segments.shape[1] - 1 - slots)
 
 
 def parameters(config: XLNetConfig) -> list[Parameter]:

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from models import bert, electra, transformer_xl, xlnet
-from models.parameters import Family
+from models.core.family import Family
+from models.families import bert, electra, transformer_xl, xlnet
 
 FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,

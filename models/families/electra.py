@@ -10,33 +10,31 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention import Mask
-from models.bert import (
+from models.attention.kernels.table import Attention
+from models.attention.mask import Mask
+from models.attention.self_attention import attention_of
+from models.attention.transformer import TransformerLayer, encoder_flops
+from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
+from models.blocks.dense import ACTIVATIONS, Dense
+from models.blocks.embeddings import Embeddings
+from models.blocks.heads import TokenHead
+from models.blocks.layer import LayerSizes
+from models.blocks.stack import stack
+from models.blocks.tables import (
     HF_FIELDS,
     HF_SETTINGS,
     HF_SIZES,
-    SHARED,
-    TABLES,
-    BertConfig,
-    BertLayer,
-    Embeddings,
-    TokenHead,
-    attention_of,
-    check_encoder,
     dense_parameters,
     embedding_parameters,
-    encoder_flops,
     layer_parameters,
     norm_parameters,
-    site,
 )
-from models.kernels import Attention
-from models.layers import ACTIVATIONS, Dense, stack
-from models.noise import dropout
-from models.parameters import Family, HuggingFace, Keys, Parameter
-from models.program import Program
-from models.ranges import COUNT, check_ranges
-from models.sharding import constrain
+from models.core.family import Family, HuggingFace
+from models.core.noise import dropout, site
+from models.core.parameters import Noise, Parameter
+from models.core.program import Program
+from models.core.ranges import COUNT, check_ranges
+from models.core.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,38 +65,35 @@ class ElectraConfig:
 
     def __post_init__(self):
         check_ranges(self, TABLES | SHARED | {"embedding": COUNT}, "model.")
+        check_activation(self)
         for tower in ("discriminator", "generator"):
-            try:
-                check_encoder(self.encoder(tower))
-            except ValueError as error:
-                raise ValueError(str(error).replace("model.", f"model.{tower}.", 1)) from None
+            check_sizes(getattr(self, tower), f"model.{tower}.")
 
-    def encoder(self, tower: str) -> BertConfig:
-        """The encoder of 'generator' or 'discriminator' as a BERT config."""
-        shared = ("vocab_size", "positions", "types", "activation")
-        shared += ("dropout", "attention_dropout", "norm_epsilon", "init_std")
-        sizes = dataclasses.asdict(getattr(self, tower))
-        return BertConfig(**sizes, **{name: getattr(self, name) for name in shared}, pair_head=False)
+    def layer_sizes(self, tower: Tower) -> LayerSizes:
+        """Of a tower's layers; the rates are those of both."""
+        of_both = (self.activation, self.dropout, self.attention_dropout, self.norm_epsilon, self.init_std)
+        return LayerSizes(tower.width, tower.heads, tower.feed_forward, *of_both)
 
 
 class Encoder(nn.Module):
     """Shared embeddings in, hidden states out: project to the tower's width where it differs, then the layers."""
 
-    config: BertConfig
+    sizes: LayerSizes
+    depth: int
     program: Program
 
     @nn.compact
-    def __call__(self, embedded: Array, segments: Array, keys: Keys, positions: Array | None = None) -> Array:
+    def __call__(self, embedded: Array, segments: Array, noise: Noise, slots: Array | None = None) -> Array:
         """embedded [batch, length, embedding], segments i32[batch, length] -> [batch, length, width].
 
-        With positions i32[batch, n] -> [batch, n, width].
+        With slots i32[batch, n] -> [batch, n, width].
         """
-        config, dtype = self.config, self.program.compute
-        x = dropout(embedded, config.dropout, site(keys, 0)).astype(dtype)
-        if x.shape[-1] != config.width:
-            x = Dense(config.width, config.init_std, dtype, name="project")(x)
-        layer = BertLayer(config, self.program, parent=None)
-        return stack(self, layer, config.depth, x, Mask(segments), site(keys, 1), self.program, positions)
+        sizes, dtype = self.sizes, self.program.compute
+        x = dropout(embedded, sizes.dropout, site(noise, 0)).astype(dtype)
+        if x.shape[-1] != sizes.width:
+            x = Dense(sizes.width, sizes.init_std, dtype, name="project")(x)
+        layer = TransformerLayer(sizes, self.program, parent=None)
+        return stack(self, layer, self.depth, x, Mask(segments), site(noise, 1), self.program, slots)
 
 
 class Generator(nn.Module):
@@ -109,7 +104,7 @@ class Generator(nn.Module):
 
     def setup(self):
         c, dtype = self.config, self.program.compute
-        self.encoder = Encoder(c.encoder("generator"), self.program)
+        self.encoder = Encoder(c.layer_sizes(c.generator), c.generator.depth, self.program)
         # The head's activation is gelu whatever the encoder's, as in the original and in Hugging Face.
         self.predictions = TokenHead(c.embedding, c.vocab_size, "gelu", c.norm_epsilon, c.init_std, dtype)
 
@@ -122,13 +117,13 @@ class Discriminator(nn.Module):
 
     def setup(self):
         c, dtype = self.config, self.program.compute
-        self.encoder = Encoder(c.encoder("discriminator"), self.program)
+        self.encoder = Encoder(c.layer_sizes(c.discriminator), c.discriminator.depth, self.program)
         self.dense = Dense(c.discriminator.width, c.init_std, dtype)
         self.score = Dense(1, c.init_std, jnp.float32)
 
-    def __call__(self, embedded: Array, segments: Array, keys: Keys) -> Array:
+    def __call__(self, embedded: Array, segments: Array, noise: Noise) -> Array:
         """-> f32[batch, length], the logit that a token was replaced."""
-        hidden = self.encoder(embedded, segments, keys)
+        hidden = self.encoder(embedded, segments, noise)
         return self.score(ACTIVATIONS[self.config.activation](self.dense(hidden)))[..., 0]
 
 
@@ -144,19 +139,19 @@ class Electra(nn.Module):
         self.generator = Generator(c, self.program)
         self.discriminator = Discriminator(c, self.program)
 
-    def generate(self, tokens: Array, types: Array, segments: Array, positions: Array, keys: Keys = None) -> Array:
-        """i32[batch, length] each, positions i32[batch, n] -> logits f32[batch * n, padded vocab]."""
-        hidden = self.generator.encoder(self.embeddings(tokens, types), segments, keys, positions)
+    def generate(self, tokens: Array, types: Array, segments: Array, slots: Array, noise: Noise = None) -> Array:
+        """i32[batch, length] each, slots i32[batch, n] -> logits f32[batch * n, padded vocab]."""
+        hidden = self.generator.encoder(self.embeddings(tokens, types), segments, noise, slots)
         read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
         return self.generator.predictions(read, self.embeddings.tokens)
 
-    def discriminate(self, tokens: Array, types: Array, segments: Array, keys: Keys = None) -> Array:
+    def discriminate(self, tokens: Array, types: Array, segments: Array, noise: Noise = None) -> Array:
         """i32[batch, length] each -> f32[batch, length], the logit that a token was replaced."""
-        return self.discriminator(self.embeddings(tokens, types), segments, keys)
+        return self.discriminator(self.embeddings(tokens, types), segments, noise)
 
-    def __call__(self, tokens: Array, types: Array, segments: Array, positions: Array):
+    def __call__(self, tokens: Array, types: Array, segments: Array, slots: Array):
         """Both parts once, for initialisation."""
-        logits = self.generate(tokens, types, segments, positions)
+        logits = self.generate(tokens, types, segments, slots)
         return logits, self.discriminate(tokens, types, segments)
 
 
@@ -208,7 +203,8 @@ def flops(config: ElectraConfig, batch: int, length: int, predictions: int) -> f
 
 def attentions(config: ElectraConfig, length: int, memory: int) -> list[Attention]:
     """For kernels: all layers of both but the generator's last, which is read at few positions."""
-    return [attention_of(config.encoder(tower), length, tower) for tower in ("discriminator", "generator")]
+    towers = ("discriminator", "generator")
+    return [attention_of(config.layer_sizes(getattr(config, tower)), length, tower) for tower in towers]
 
 
 FAMILY = Family(

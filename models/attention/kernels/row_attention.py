@@ -14,7 +14,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.program import kept
+from models.core.program import kept
 
 LANES = 128
 LONGEST = 512  # tokens; the scores of a head are then 1 MiB

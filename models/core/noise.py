@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.core.parameters import Noise
+
 _GOLDEN = 0x9E3779B9  # 2**32 / golden ratio, odd: steps through all of 2**32
 _M1, _M2 = 0x7FEB352D, 0x846CA68B  # the 'lowbias32' multipliers of C. Wellons' hash prospector (2018)
 COUNTED = 2**32  # elements of a row that `spread` tells apart
@@ -23,7 +25,7 @@ def _mix(x: Array) -> Array:
 
 
 def fold(keys: Array, tag: Array | int) -> Array:
-    """Keys for one use: u32[batch, 2] and an integer (or i32[batch]) -> u32[batch, 2]."""
+    """Noise for one use: u32[batch, 2] and an integer (or i32[batch]) -> u32[batch, 2]."""
     tag = jnp.asarray(tag).astype(jnp.uint32) * jnp.uint32(_GOLDEN)
     first = _mix(keys[:, 0] ^ _mix(tag + jnp.uint32(1)))
     second = _mix(keys[:, 1] + tag ^ first)
@@ -68,13 +70,18 @@ def hashed(x: Array, second: Array) -> Array:
 
 
 def ahead(keys: Array, number: Array | int) -> Array:
-    """Keys whose elements are those of keys u32[batch, 2] from this number on, in a row of at most COUNTED."""
+    """Noise whose elements are those of keys u32[batch, 2] from this number on, in a row of at most COUNTED."""
     return keys.at[:, 0].add(spread(jnp.asarray(number).astype(jnp.uint32)))
 
 
 def stays(bits: Array, rate: float) -> Array:
     """Whether dropout at this rate keeps the elements with these bits."""
     return bits >= jnp.uint32(round(rate * 2**32))
+
+
+def site(keys: Noise, tag: int) -> Noise:
+    """The keys for one place in the model that draws noise; None without noise."""
+    return None if keys is None else fold(keys, tag)
 
 
 def dropout(x: Array, rate: float, keys: Array | None) -> Array:

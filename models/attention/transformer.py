@@ -1,0 +1,36 @@
+"""The post-norm layer of an encoder (Vaswani et al. 2017, section 3.1; Devlin et al. 2019)."""
+
+import flax.linen as nn
+from jax import Array
+
+from models.attention.mask import Mask
+from models.attention.self_attention import SelfAttention
+from models.blocks.feed_forward import FeedForward
+from models.blocks.layer import LayerSizes
+from models.core.parameters import Noise
+from models.core.program import Program
+
+
+class TransformerLayer(nn.Module):
+    """x [batch, length, width] -> the same, or at slots i32[batch, n] alone."""
+
+    sizes: LayerSizes
+    program: Program
+
+    def setup(self):
+        self.attention = SelfAttention(self.sizes, self.program)
+        self.feed_forward = FeedForward(self.sizes, self.program.compute)
+
+    def __call__(self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:
+        axis = "length" if slots is None else None
+        return self.feed_forward(self.attention(x, mask, noise, slots), noise, axis)
+
+
+def encoder_flops(width: int, depth: int, feed_forward: int, batch: int, length: int, read: int) -> float:
+    """Forward FLOPs of a Transformer encoder: projections, attention products and feed-forward.
+
+    read: positions per row that the last layer computes; it needs keys and values of all.
+    """
+    keys_and_values = 2 * 2 * width**2
+    per_query = 2 * (2 * width**2 + 2 * width * feed_forward) + 4 * length * width
+    return float(batch * (depth * length * keys_and_values + ((depth - 1) * length + read) * per_query))

@@ -1,0 +1,37 @@
+"""Checks of configs that families share."""
+
+from models.blocks.dense import ACTIVATIONS
+from models.core.ranges import COUNT, COUNT_OR_NONE, POSITIVE, RATE, check_ranges
+
+TABLES = {"positions": COUNT, "types": COUNT}
+SIZES = dict.fromkeys(("width", "depth", "heads", "feed_forward"), COUNT)
+SHARED = {"vocab_size": COUNT, "dropout": RATE, "attention_dropout": RATE}
+SHARED |= {"norm_epsilon": POSITIVE, "init_std": POSITIVE}
+
+
+def check_encoder(config) -> None:
+    """The checks that every encoder config of this shape shares; ValueError names the field."""
+    check_ranges(config, SHARED, "model.")
+    check_sizes(config, "model.")
+    check_activation(config)
+
+
+def check_activation(config) -> None:
+    """ValueError for an activation that there is not."""
+    if config.activation not in ACTIVATIONS:
+        raise ValueError(f"model.activation={config.activation!r}: use one of {', '.join(ACTIVATIONS)}")
+
+
+def check_sizes(sizes, prefix: str) -> None:
+    """Those of the layers alone, which a model of several encoders has for each.   prefix: before the field's name."""
+    check_ranges(sizes, SIZES, prefix)
+    if sizes.width % sizes.heads:
+        raise ValueError(f"{prefix}width={sizes.width} is not a multiple of {prefix}heads={sizes.heads}")
+
+
+def check_relative(config) -> None:
+    """The checks that the configs of this shape share; ValueError names the field."""
+    check_encoder(config)
+    check_ranges(config, {"memory": COUNT_OR_NONE}, "model.")
+    if config.width % 2:
+        raise ValueError(f"model.width={config.width}: must be even, for sines and cosines")

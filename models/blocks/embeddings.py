@@ -1,0 +1,53 @@
+"""Embedding tables."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from models.blocks.norm import Norm
+from models.core.sharding import constrain
+
+
+class Embeddings(nn.Module):
+    """Sum of token, position and type embeddings, normalised; the tables are f32[rows, width]."""
+
+    vocab_size: int
+    positions: int
+    types: int
+    width: int
+    norm_epsilon: float
+    init_std: float
+
+    def setup(self):
+        normal = nn.initializers.normal(self.init_std)
+        self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
+        self.position_table = self.param("positions", normal, (self.positions, self.width))
+        self.type_table = self.param("types", normal, (self.types, self.width))
+        self.norm = Norm(self.norm_epsilon, jnp.float32)
+
+    def __call__(self, tokens: Array, types: Array) -> Array:
+        """tokens, types i32[batch, length] -> f32[batch, length, width], before dropout."""
+        table = constrain(self.tokens, "vocab", None)
+        summed = jnp.take(table, tokens, axis=0, mode="clip") + self.position_table[: tokens.shape[1]]
+        # A sum over the few types instead of a gather, whose gradient would be a scatter of [batch, length] rows.
+        onehot = (types[..., None] == jnp.arange(self.types)).astype(jnp.float32)
+        return constrain(self.norm(summed + onehot @ self.type_table), "batch", "length", None)
+
+
+def padded_vocab(vocab_size: int) -> int:
+    """Rows of the embedding table: the vocabulary rounded up to a multiple of 128, the lanes of a TPU."""
+    return -(-vocab_size // 128) * 128
+
+
+def token_table(module: nn.Module, vocab_size: int, width: int, init_std: float) -> Array:
+    """The parameter 'tokens' of a module, an embedding table f32[padded, width]; its padding rows are 0.
+
+    They stay so: `tied_logits` gives them no gradient, and a decay of 0 is 0. So no norm over the table, such as that
+    of LAMB's trust ratio, counts them. Those of a checkpoint that has others are kept, decay, and are counted.
+    """
+
+    def init(key: Array, shape: tuple[int, ...]) -> Array:
+        drawn = nn.initializers.normal(init_std)(key, shape)
+        return jnp.where(jnp.arange(shape[0])[:, None] < vocab_size, drawn, 0)
+
+    return module.param("tokens", init, (padded_vocab(vocab_size), width))

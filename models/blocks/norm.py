@@ -1,0 +1,52 @@
+"""Layer normalisation."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.core.program import kept
+
+
+class Norm(nn.Module):
+    """Layer normalisation over the last axis in float32 (Ba et al. 2016, equation 4); returns `dtype`."""
+
+    epsilon: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        return _normalised(x, scale, bias, self.epsilon, self.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _normalised(x: Array, scale: Array, bias: Array, epsilon: float, dtype: jnp.dtype) -> Array:
+    return _norm_forward(x, scale, bias, epsilon, dtype)[0]
+
+
+def _norm_forward(x, scale, bias, epsilon, dtype):
+    x = kept(x)
+    wide = x.astype(jnp.float32)
+    mean = kept(wide.mean(-1, keepdims=True))
+    if x.dtype == jnp.bfloat16:  # both sums in one pass; x's rounding hides more digits than the difference loses
+        variance = jnp.maximum(jnp.square(wide).mean(-1, keepdims=True) - jnp.square(mean), 0.0)
+    else:
+        variance = jnp.square(wide - mean).mean(-1, keepdims=True)
+    inverse = kept(jax.lax.rsqrt(variance + epsilon))
+    return ((wide - mean) * inverse * scale + bias).astype(dtype), (x, mean, inverse, scale)
+
+
+def _norm_backward(epsilon, dtype, residuals, g):
+    x, mean, inverse, scale = residuals
+    g, leading = g.astype(jnp.float32), tuple(range(g.ndim - 1))
+    hat = (x.astype(jnp.float32) - mean) * inverse
+    scaled = g * scale
+    dx = inverse * (scaled - scaled.mean(-1, keepdims=True) - hat * (scaled * hat).mean(-1, keepdims=True))
+    return dx.astype(x.dtype), (g * hat).sum(leading), g.sum(leading)
+
+
+_normalised.defvjp(_norm_forward, _norm_backward)

@@ -1,0 +1,68 @@
+"""Rows of parameter tables and names in Hugging Face, for the blocks that families share."""
+
+from models.core.parameters import Parameter
+
+
+def embedding_parameters(prefix: str, hf: dict[str, str]) -> list[Parameter]:
+    """Table rows of `Embeddings`; hf: checkpoint part -> prefix of its names there."""
+    name = lambda suffix: {part: base + suffix for part, base in hf.items()}
+    return [
+        Parameter(f"{prefix}/tokens", ("vocab", "embedding"), name("word_embeddings.weight")),
+        Parameter(f"{prefix}/positions", ("position", "embedding"), name("position_embeddings.weight")),
+        Parameter(f"{prefix}/types", ("type", "embedding"), name("token_type_embeddings.weight")),
+        *norm_parameters(f"{prefix}/norm", ("embedding",), name("LayerNorm")),
+    ]
+
+
+def norm_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Parameter]:
+    """Table rows of `Norm`."""
+    return [
+        Parameter(f"{prefix}/scale", axes, {part: f"{base}.weight" for part, base in hf.items()}),
+        Parameter(f"{prefix}/bias", axes, {part: f"{base}.bias" for part, base in hf.items()}),
+    ]
+
+
+def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Parameter]:
+    """Table rows of `Dense`; axes: ([layers,] in, out)."""
+    return [
+        Parameter(f"{prefix}/kernel", axes, {part: f"{base}.weight" for part, base in hf.items()}, "T"),
+        Parameter(f"{prefix}/bias", axes[:-2] + axes[-1:], {part: f"{base}.bias" for part, base in hf.items()}),
+    ]
+
+
+def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
+    """Table rows of a stack of `TransformerLayer`; hf: the model's prefix there, like 'bert'."""
+    layer = f"{hf}.encoder.layer.{{layer}}"
+    dense = lambda path, axes, name: dense_parameters(f"{prefix}/{path}", ("layers", *axes), {part: f"{layer}.{name}"})
+    norm = lambda path, name: norm_parameters(f"{prefix}/{path}", ("layers", "width"), {part: f"{layer}.{name}"})
+    return [
+        *dense("attention/query", ("width", "heads"), "attention.self.query"),
+        *dense("attention/key", ("width", "heads"), "attention.self.key"),
+        *dense("attention/value", ("width", "heads"), "attention.self.value"),
+        *dense("attention/output", ("heads", "width"), "attention.output.dense"),
+        *norm("attention/norm", "attention.output.LayerNorm"),
+        *dense("feed_forward/up", ("width", "feed_forward"), "intermediate.dense"),
+        *dense("feed_forward/down", ("feed_forward", "width"), "output.dense"),
+        *norm("feed_forward/norm", "output.LayerNorm"),
+    ]
+
+
+# Names in the config.json of BERT and its descendants -> config fields
+HF_FIELDS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "positions",
+    "type_vocab_size": "types",
+    "hidden_act": "activation",
+    "layer_norm_eps": "norm_epsilon",
+}
+HF_SIZES = {
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "intermediate_size": "feed_forward",
+}
+HF_SETTINGS = {
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "init_std",
+}
