@@ -15,7 +15,7 @@ pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate,
 
 test: setup-dev
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20
 
 test-all: setup-dev  ## also what is marked slow
 	$(BIN)/python -m pytest -n auto --dist loadfile -m ""

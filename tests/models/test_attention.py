@@ -19,6 +19,7 @@ from models.core.noise import row_keys
 from models.core.program import Program
 from models.families import bert
 from models.families.bert import Bert, BertConfig
+from tests.models.programs import QUICK, with_gradients
 
 SMALL = BertConfig(vocab_size=50, positions=128, width=16, depth=2, heads=2, feed_forward=32)
 BATCH, LENGTH, HEADS, HEAD_DIM = 3, 10, 2, 4
@@ -124,15 +125,12 @@ def test_kernels_give_the_same_outputs_and_gradients(attend_by, head_dim, dtype,
     weights = jnp.where((segments > 0)[..., None, None], weights, 0)
     kernel = lambda *x: attend_by(*x, jnp.asarray(segments))
     plain = lambda *x: attend(*x, segments)
+    (ours, gradients), (expected, expected_gradients) = (with_gradients(f, weights)(q, k, v) for f in (kernel, plain))
     real = segments > 0
     low = lambda x: np.asarray(x, np.float32)
-    np.testing.assert_allclose(low(kernel(q, k, v))[real], low(plain(q, k, v))[real], atol=tolerance)
-    gradients = [
-        jax.grad(lambda *x, f=f: (f(*x) * weights).astype(jnp.float32).sum(), argnums=(0, 1, 2))(q, k, v)
-        for f in (kernel, plain)
-    ]
-    for ours, expected in zip(*gradients, strict=True):
-        np.testing.assert_allclose(low(ours), low(expected), atol=3 * tolerance)
+    np.testing.assert_allclose(low(ours)[real], low(expected)[real], atol=tolerance)
+    for one, other in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(low(one), low(other), atol=3 * tolerance)
 
 
 @pytest.mark.parametrize("kind", ["splash", "cudnn"])
@@ -155,10 +153,13 @@ def test_a_model_with_a_kernel_is_the_same_model(monkeypatch, config):
     segments = (np.arange(128) < np.array([[128], [90]])).astype(np.int32)
     inputs = (tokens, np.zeros_like(tokens), segments, np.arange(10)[None].repeat(2, 0))
     plain, kernel = (Bert(config, Program(attention=kind, remat="dots")) for kind in ("xla", "splash"))
-    params = jax.jit(plain.init)(jax.random.key(0), *inputs)
-    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, jax.jit(kernel.init)(jax.random.key(0), *inputs))
+    shapes, same = (jax.eval_shape(model.init, jax.random.key(0), *inputs) for model in (plain, kernel))
+    assert shapes == same
+    draw = lambda path, leaf: rng.normal(path[-1].key == "scale", 0.1, leaf.shape).astype(np.float32)
+    params = jax.tree_util.tree_map_with_path(draw, shapes)
     loss = lambda params, model: jax.nn.log_softmax(model.apply(params, *inputs)[0])[:, 7].sum()
-    (one, ours), (other, theirs) = (jax.value_and_grad(loss)(params, model) for model in (kernel, plain))
+    value_and_gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1, compiler_options=QUICK)
+    (one, ours), (other, theirs) = (value_and_gradient(params, model) for model in (kernel, plain))
     np.testing.assert_allclose(one, other, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
 

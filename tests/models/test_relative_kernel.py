@@ -16,6 +16,7 @@ from models.core.noise import row_keys
 from models.core.program import Program
 from models.families.transformer_xl import TransformerXL, TransformerXLConfig
 from models.families.xlnet import XLNet, XLNetConfig, both_queries
+from tests.models.programs import QUICK, with_gradients
 from tests.models.shapes import parameter_shapes
 
 BATCH, WIDTH = 2, 128
@@ -57,14 +58,13 @@ def case(kind, head_dim, dtype, length=256, memory=128, n=30):
 def compare(arguments, tolerance, rate=0.0):
     """The kernel against the plain operations, which get float32: in bfloat16 they round the sums for the biases."""
     q, context, biases, queries, heads = arguments
-    weights = jnp.asarray(np.random.default_rng(1).normal(size=q.shape), jnp.float32)
-    noise = {"dropout_rate": rate, "keys": KEYS if rate else None}
+    weights = np.random.default_rng(1).normal(size=q.shape)
+    noise = {"dropout_rate": rate, "noise": KEYS if rate else None}
     both = []
     given = (q, context, biases)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), given)
     for attend, inputs in ((relative_attention, wide), (functools.partial(by_kernel, interpret=True), given)):
-        loss = lambda x, attend=attend: (attend(*x, queries, heads, **noise).astype(jnp.float32) * weights).sum()
-        both.append((attend(*inputs, queries, heads, **noise), jax.grad(loss)(inputs)))
+        both.append(with_gradients(lambda *x, attend=attend: attend(*x, queries, heads, **noise), weights)(*inputs))
     (expected, expected_gradients), (ours, gradients) = both
     assert ours.dtype == q.dtype
     near(ours, expected, tolerance)
@@ -165,7 +165,7 @@ def test_a_model_with_the_kernel_is_the_same_model(monkeypatch, config):
     results = []
     for attention in ("relative", "xla"):
         loss, params = loss_of(config, attention, remat="dots")
-        results.append(jax.jit(jax.value_and_grad(loss))(params))
+        results.append(jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(params))
     (one, ours), (other, theirs) = results
     np.testing.assert_allclose(one, other, rtol=1e-5)
     jax.tree.map(lambda a, b: near(a, b, 2e-5), ours, theirs)
