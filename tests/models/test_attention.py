@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.attention import self_attention
 from models.attention.kernels import table as kernels
 from models.attention.kernels.row_attention import interleaved
 from models.attention.kernels.splash import splash
@@ -17,7 +18,6 @@ from models.attention.mask import Mask
 from models.attention.plain import attention
 from models.core.noise import row_keys
 from models.core.program import Program
-from models.families import bert
 from models.families.bert import Bert, BertConfig
 from tests.models.programs import QUICK, with_gradients
 
@@ -146,8 +146,8 @@ WIDE = dataclasses.replace(SMALL, width=128)  # two heads of 64 fill a block's l
 @pytest.mark.parametrize("config", [SMALL, WIDE], ids=["splash", "rows"])
 def test_a_model_with_a_kernel_is_the_same_model(monkeypatch, config):
     config = dataclasses.replace(config, attention_dropout=0.0)
-    monkeypatch.setattr(bert, "splash", functools.partial(splash, interpret=True))
-    monkeypatch.setattr(bert, "attend_rows", functools.partial(attend_rows, interpret=True))
+    monkeypatch.setattr(self_attention, "splash", functools.partial(splash, interpret=True))
+    monkeypatch.setattr(self_attention, "attend_rows", functools.partial(attend_rows, interpret=True))
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 50, (2, 128))
     segments = (np.arange(128) < np.array([[128], [90]])).astype(np.int32)
