@@ -1,0 +1,105 @@
+"""One line per family: the small model, objective and batch by which the contract is checked.
+
+`frozen.py` has how the independent implementation computes the same; a new family adds a line in each.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from data_pipelines.examples.permutations import Permuting
+from models.blocks.memory import Memory
+from models.core.parameters import leaves, nest
+from models.families.registry import FAMILIES
+from pretrain.objectives.causal_language_model import CausalLanguageModel
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.objective import Objective
+from pretrain.objectives.permutation_language_model import PermutationLanguageModel
+from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
+from tests.models.shapes import parameter_shapes
+
+ROWS, LENGTH = 4, 24
+SIZES = {"vocab_size": 100, "dropout": 0.0, "attention_dropout": 0.0}
+WIDE = {"width": 16, "depth": 2, "heads": 2, "feed_forward": 32}
+
+
+class Case(NamedTuple):
+    """model: a config without dropout.   memory: positions before a row.   padded: whether rows are of any length."""
+
+    model: object
+    objective: Objective
+    memory: int = 0
+    padded: bool = True
+
+
+def _config(family: str, **changes):
+    return dataclasses.replace(FAMILIES[family].sizes["tiny"], **SIZES, **changes)
+
+
+def _electra():
+    tower = type(FAMILIES["electra"].sizes["tiny"].generator)
+    towers = {"discriminator": tower(**WIDE), "generator": tower(**WIDE | {"width": 8, "heads": 1})}
+    return _config("electra", positions=32, embedding=16, **towers)
+
+
+PERMUTING = Permuting(reuse_len=8, perm_size=8, k=4)
+CASES = {
+    "bert": Case(_config("bert", positions=32, **WIDE), MaskedLanguageModel()),
+    "electra": Case(_electra(), ReplacedTokenDetection()),
+    "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),
+    "xlnet": Case(_config("xlnet", memory=8, **WIDE), PermutationLanguageModel(PERMUTING), 8),
+}
+
+
+def params(case: Case) -> dict:
+    """Parameters that nothing has made special: no bias is 0 and no scale 1; the vocabulary's padding rows are 0."""
+    rng = np.random.default_rng(0)
+    drawn = {}
+    for path, leaf in leaves(parameter_shapes(case.model)):
+        drawn[path] = rng.normal(float(path.endswith("scale")), 0.1, leaf.shape).astype(np.float32)
+        if path.endswith(("tokens", "predictions/bias", "cluster_0/bias")) or path == "bias":
+            drawn[path][case.model.vocab_size :] = 0
+    return nest(drawn)
+
+
+def batch(case: Case) -> dict[str, np.ndarray]:
+    """One batch with everything that any of the objectives reads."""
+    rng = np.random.default_rng(1)
+    vocab, slots, column = case.model.vocab_size, 5, np.arange(LENGTH)
+    shortest = LENGTH // 2 if case.padded else LENGTH
+    real = (column < rng.integers(shortest, LENGTH + 1, ROWS)[:, None]).astype(np.int32)
+    ranks = np.argsort(rng.random((ROWS, LENGTH)), axis=1).astype(np.int32)
+    ranks[np.arange(ROWS), np.where(real, ranks, LENGTH).argmin(1)] = -1  # sees itself, and is never predicted
+    thresholds = ranks + 1
+    positions, weights = np.zeros((ROWS, slots), np.int32), np.zeros((ROWS, slots), np.float32)
+    for row in range(ROWS):
+        number = rng.integers(1, slots + 1)
+        candidates = np.flatnonzero((real[row] > 0) & (ranks[row] >= 0))
+        positions[row, :number] = np.sort(rng.choice(candidates, number, replace=False))
+        weights[row, :number] = 1
+        chosen = positions[row, :number]
+        thresholds[row, chosen] = ranks[row, chosen]
+    tokens = rng.integers(5, vocab, (ROWS, LENGTH)).astype(np.int32)
+    pair = np.array([-1, 0, 1, 1], np.int32)
+    return {
+        "tokens": tokens, "types": np.where(column >= LENGTH // 2, real, 0).astype(np.int32), "segments": real,
+        "ranks": ranks, "thresholds": thresholds.astype(np.int32), "reversed": np.zeros(ROWS, np.int32),
+        "prediction_positions": positions, "prediction_weights": weights,
+        "prediction_targets": (rng.integers(5, vocab, (ROWS, slots)) * weights).astype(np.int32),
+        "next_sentence": pair, "sentence_order": pair,
+        "targets": np.roll(tokens, -1, 1), "weights": real.astype(np.float32),
+    }  # fmt: skip
+
+
+def noise(rows: int) -> np.ndarray:
+    """Noise keys, one per row: ELECTRA samples by them."""
+    return np.arange(2 * rows, dtype=np.uint32).reshape(-1, 2)
+
+
+def memory(case: Case) -> Memory | None:
+    """What is remembered of earlier tokens."""
+    if not case.memory:
+        return None
+    hidden = np.random.default_rng(2).normal(size=(case.model.depth, ROWS, case.memory, case.model.width))
+    return Memory(hidden.astype(np.float32), np.ones((ROWS, case.memory), np.int32))

@@ -1,0 +1,99 @@
+"""What every family keeps to, one small program each: `cases.py` has a line per family.
+
+Golden parameter tables are in `tests/models/test_parameters.py`, which also walks the registry.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from models.core.parameters import leaves
+from models.core.program import Program
+from models.core.sharding import placed_by
+from models.families.registry import FAMILIES, family_of
+from tests.contract import cases, frozen
+from tests.contract.cases import CASES, Case
+from tests.models.shapes import parameter_shapes
+from tpu.flops import flops
+from tpu.mesh import parse_mesh
+from tpu.rules import activation_rules, parameter_shardings
+
+QUICK = {"xla_backend_optimization_level": 0}  # to compile
+CUT = ("fsdp=8", "data=2,fsdp=2,tensor=2", "slice=2,data=2,tensor=2")  # over which parameters are
+MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,sequence=2", "slice=2,data=2,tensor=2")
+
+
+def carry_of(case, rows):
+    model = family_of(case.model).module(case.model, Program(dtype="bfloat16"))
+    return case.objective.carry(model, rows, True)[0]
+
+
+def loss_of(case, program, train):
+    """(params, batch, carry) -> (loss as the train step forms it, its terms' sums)."""
+    model = family_of(case.model).module(case.model, program)
+
+    def loss(params, batch, carry):
+        keys = cases.noise(len(batch["tokens"]))
+        sums, _, _ = case.objective.loss(model, params, batch, carry, keys, train)
+        weights = case.objective.weights(batch)
+        return sum(c * sums[term] / weights[term] for term, c in case.objective.coefficients(0).items())
+
+    return loss
+
+
+def arguments(case):
+    memory = cases.memory(case)
+    return cases.params(case), cases.batch(case), {} if memory is None else memory._asdict()
+
+
+def test_every_family_has_a_case_and_a_frozen_reference():
+    assert set(CASES) == set(FAMILIES)
+    assert {file.stem for file in frozen.FOLDER.glob("*.npz")} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_loss_and_every_gradient_are_the_independent_implementations(name):
+    case = CASES[name]
+    expected, theirs = frozen.read(name)
+    step = jax.jit(jax.value_and_grad(loss_of(case, Program(), True)))
+    value, gradients = step.lower(*arguments(case)).compile(compiler_options=QUICK)(*arguments(case))
+    assert abs(float(value) - expected) <= 1e-5 * max(1, abs(expected))
+    ours = dict(leaves(gradients))
+    assert set(ours) == set(theirs)
+    # A shift of all scores changes no softmax: the gradients of such biases are rounding.
+    whole = np.sqrt(sum(np.square(array).sum() for array in theirs.values()))
+    for path, gradient in theirs.items():
+        assert np.linalg.norm(ours[path] - gradient) <= 2e-5 * np.linalg.norm(gradient) + 1e-7 * whole, path
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stated_flops_are_those_of_the_program(name):
+    model = dataclasses.replace(CASES[name].model, dropout=0.1)  # then each row has distances of its own
+    case = CASES[name]._replace(model=model)
+    traced = jax.jit(loss_of(case, Program(depth="unroll"), True)).trace(*arguments(case))
+    counted = flops(traced.jaxpr, {}).products
+    predictions = len(cases.batch(case)["prediction_positions"][0]) if case.padded else cases.LENGTH
+    stated = family_of(model).flops(model, cases.ROWS, cases.LENGTH, predictions)
+    assert stated <= counted <= 1.1 * stated  # the vocabulary's padding, types as products
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_published_size_can_be_placed_on_every_mesh(name):
+    family, objective = FAMILIES[name], CASES[name].objective
+    case = Case(family.sizes["large"], objective)
+    shapes, rows = parameter_shapes(case.model), 16
+    batch = {
+        field: jax.ShapeDtypeStruct((rows, *shape), dtype) for field, (shape, dtype) in objective.spec(128).items()
+    }
+    for mesh in MESHES:
+        sizes = dataclasses.asdict(parse_mesh(mesh, 8))
+        abstract = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+        cut = parameter_shardings(family.parameters(case.model), shapes, abstract)
+        assert any(any(sharding.spec) for _, sharding in leaves(cut)) == (mesh in CUT), mesh
+        loss = loss_of(case, Program(dtype="bfloat16", remat="dots"), True)
+        carry = jax.eval_shape(lambda: carry_of(case, rows))
+        with placed_by(activation_rules(abstract)):
+            jax.make_jaxpr(loss)(shapes, batch, carry)

@@ -1,0 +1,96 @@
+"""The contract's cases by implementations that no one here wrote; `frozen.py` keeps what they give."""
+
+import numpy as np
+import torch
+
+from models.core.parameters import leaves, nest
+from models.families.registry import family_of
+from pretrain.huggingface.tensors import views
+from tests.contract import cases
+from tests.contract.cases import Case
+from tests.pretrain import reference, test_electra_parity, test_transformer_xl_parity, test_xlnet_parity
+
+
+def with_parameters(case: Case, part: str) -> torch.nn.Module:
+    """The torch model of a part, with the case's parameters."""
+    model = reference.torch_model(case.model, part)
+    named = dict(model.named_parameters())
+    ours = views(cases.params(case), case.model, part)
+    assert set(ours) == set(named)
+    with torch.no_grad():
+        for name, (_, view) in ours.items():
+            named[name].copy_(torch.from_numpy(np.array(view)))
+    return model
+
+
+def our_gradients(case: Case, models: dict[str, torch.nn.Module]) -> dict[str, np.ndarray]:
+    """Parameter path -> gradient in our layout; that of a parameter which several parts share is their sum."""
+    total = {path: np.zeros(array.shape, np.float32) for path, array in leaves(cases.params(case))}
+    for part, model in models.items():
+        own = {path: np.zeros_like(array) for path, array in total.items()}
+        gradients = reference.torch_gradients(model)
+        for name, (_, view) in views(nest(own), case.model, part).items():
+            view[...] = gradients[name]
+        total = {path: total[path] + own[path] for path in total}
+    return total
+
+
+def bert(case: Case) -> tuple[float, dict]:
+    batch, model = cases.batch(case), with_parameters(case, "model")
+    labels = {"labels": reference.token_labels(batch), "next_sentence_label": reference.pair_labels(batch)}
+    loss = model(**reference.torch_inputs(batch), **labels).loss
+    loss.backward()
+    return loss.item(), our_gradients(case, {"model": model})
+
+
+def electra(case: Case) -> tuple[float, dict]:
+    batch = cases.batch(case)
+    towers = {part: with_parameters(case, part) for part in family_of(case.model).hf}
+    keys = cases.noise(cases.ROWS)
+    _, corrupted, originals = test_electra_parity.sampled(cases.params(case), case.model, batch, keys)
+    discriminator, generator = test_electra_parity.torch_losses(
+        towers, batch, np.asarray(corrupted), np.asarray(originals)
+    )
+    loss = generator.loss + 50.0 * discriminator.loss
+    loss.backward()
+    return loss.item(), our_gradients(case, towers)
+
+
+def xlnet(case: Case) -> tuple[float, dict]:
+    model = with_parameters(case, "model")
+    model.transformer.mem_len, model.transformer.reuse_len = case.memory, None
+    loss, _, _ = test_xlnet_parity.torch_outputs(model, cases.batch(case), cases.memory(case), causal=False)
+    loss.backward()
+    return loss.item(), our_gradients(case, {"model": model})
+
+
+def transformer_xl(case: Case) -> tuple[float, dict]:
+    """transformers' XLNet, causal, with scaled embeddings."""
+    parity, config, batch = test_transformer_xl_parity, case.model, cases.batch(case)
+    ours = dict(leaves(cases.params(case)))
+    layers, vocabulary = parity.torch_layers(config), parity.torch_vocabulary(config)
+    with torch.no_grad():
+        for name, weight in vocabulary.items():
+            weight.copy_(torch.from_numpy(ours[name][: len(weight)]))
+        for path, (name, layout) in parity.NAMES.items():
+            shared = path in ("content_bias", "position_bias")
+            for index, layer in enumerate(layers.layer):
+                weight = dict(layer.named_parameters())[name]
+                array = ours[path] if shared else ours[f"layers/{path}"][index]
+                weight.copy_(torch.from_numpy(np.ascontiguousarray(_theirs(array, layout, weight.shape))))
+    mems = [torch.from_numpy(layer.swapaxes(0, 1).copy()) for layer in cases.memory(case).hidden]
+    tensor = lambda array: torch.from_numpy(np.array(array)).long()
+    loss, _, _ = parity.torch_loss(layers, vocabulary, config, tensor(batch["tokens"]), tensor(batch["targets"]), mems)
+    loss.backward()
+    gradients = parity.to_ours(layers, vocabulary, config, lambda array: array.grad.numpy())
+    for name in ("content_bias", "position_bias"):
+        gradients[name] = gradients[name].sum(axis=0)
+    return loss.item(), gradients
+
+
+def _theirs(array: np.ndarray, layout: str, shape) -> np.ndarray:
+    """The inverse of the parity test's layouts."""
+    return (array.T if layout in ("T", "out") else array).reshape(shape)
+
+
+REFERENCES = {"bert": bert, "electra": electra, "transformer-xl": transformer_xl, "xlnet": xlnet}
