@@ -249,6 +249,13 @@ def test_fingerprint_depends_on_content_alone(tmp_path, text):
     assert len(set(prints.values())) == 3
 
 
+def test_fingerprint_depends_on_every_file_and_on_the_vocabulary():
+    files = {"train/tokens.npy": {"sha256": "a"}, "train/sentences.npy": {"sha256": "b"}}
+    others = [files | {"train/tokens.npy": {"sha256": "c"}}, {**files, "x": {"sha256": "a"}}]
+    prints = {store.fingerprint(files, ["[PAD]", "a"]), store.fingerprint(files, ["[PAD]", "b"])}
+    assert len(prints | {store.fingerprint(other, ["[PAD]", "a"]) for other in others}) == 4
+
+
 @pytest.mark.parametrize("undecodable", ["replace", "skip"])
 def test_undecodable_documents_are_replaced_or_skipped_and_counted(tmp_path, undecodable):
     (tmp_path / "a.txt").write_bytes(b"Bad \xff bytes.\n\nGood bytes.\n\nBad \xc3")

@@ -16,6 +16,8 @@ from models.attention.kernels.splash import splash
 from models.attention.kernels.table import attend_rows, rows_fit
 from models.attention.mask import Mask
 from models.attention.plain import attention
+from models.attention.self_attention import SelfAttention
+from models.blocks.layer import LayerSizes
 from models.core.noise import row_keys
 from models.core.program import Program
 from models.families.bert import Bert, BertConfig
@@ -83,6 +85,16 @@ def test_bfloat16_stays_near_float32():
     low = attend(*(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)), SEGMENTS["ragged"])
     assert low.dtype == jnp.bfloat16
     np.testing.assert_allclose(low.astype(np.float32), attend(q, k, v, SEGMENTS["ragged"]), atol=0.05)
+
+
+def test_a_layer_asked_for_some_positions_gives_those_of_the_whole():
+    x = np.random.default_rng(0).normal(size=(BATCH, LENGTH, 8)).astype(np.float32)
+    slots = np.array([[9, 0, 5], [2, 3, 7], [1, 8, 1]], np.int32)  # of several documents
+    layer = SelfAttention(LayerSizes(8, 2, 16, "gelu", 0.0, 0.0, 1e-12, 0.5), Program())
+    mask = Mask(SEGMENTS["documents"])
+    params = jax.jit(layer.init)(jax.random.key(0), x, mask, None)
+    whole, some = jax.jit(lambda params: [layer.apply(params, x, mask, None, at) for at in (None, slots)])(params)
+    np.testing.assert_allclose(some, np.take_along_axis(whole, slots[..., None], axis=1), atol=1e-5)
 
 
 def test_dropout_falls_on_the_probabilities():

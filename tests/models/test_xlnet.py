@@ -10,7 +10,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from models.attention.mask import visibility
-from models.attention.relative import shift, shift_to
+from models.attention.relative import Biases, Context, relative_attention, shift, shift_to
 from models.blocks.memory import Memory
 from models.core.noise import row_keys
 from models.core.program import Program
@@ -150,6 +150,19 @@ def test_shifting_to_positions_takes_rows_of_the_whole_shift():
     np.testing.assert_array_equal(shift_to(6 - positions, some, 12), expected)
     for i, j in np.ndindex(7, 12):
         np.testing.assert_array_equal(whole[..., i, j], scores[..., i, j + 6 - i])
+
+
+def test_chosen_queries_find_the_distances_of_the_whole_row():
+    rng, memory, width = np.random.default_rng(0), 5, 16
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    batch, keys = random_batch(0), memory + LENGTH
+    slots = np.arange(LENGTH, dtype=np.int32)[None].repeat(ROWS, 0)
+    of_row = (batch[name] for name in ("types", "segments", "ranks", "thresholds"))
+    _, chosen = both_queries(*of_row, slots, jnp.ones((ROWS, memory), jnp.int32))
+    context = Context(draw(ROWS, keys, width), draw(ROWS, keys, width), draw(ROWS, keys + LENGTH, width))
+    inputs = draw(ROWS, LENGTH, width), context, Biases(draw(width), draw(width), draw(width), draw(2, width))
+    attend = lambda queries: jax.jit(lambda: relative_attention(*inputs, queries, 2, dropout_rate=0.0, noise=None))()
+    np.testing.assert_allclose(attend(chosen), attend(chosen._replace(starts=None)), atol=1e-5)
 
 
 @pytest.mark.parametrize(("depth", "remat"), [("unroll", "none"), ("scan", "dots"), ("unroll", "full")])

@@ -23,6 +23,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
+from pretrain.training.step import evaluation_step
 from tests.pretrain import tiny
 from tests.pretrain.reference import random_batch
 from tpu.mesh import choose_mesh
@@ -107,6 +108,18 @@ def test_equal_scores_are_worth_a_coin_toss():
     labels = np.array([0, 1, 0, 0, 1, 0], np.float32)
     report = detection_report(jax.device_get(score_histograms(np.full(6, 0.3, np.float32), labels, np.ones(6))))
     assert report["roc_auc"] == pytest.approx(0.5) and report["average_precision"] == pytest.approx(1 / 3)
+
+
+def test_each_batch_of_the_set_has_noise_of_its_own():
+    class Keys(MaskedLanguageModel):
+        def loss(self, model, params, batch, carry, keys, train):
+            assert not train
+            return {}, carry, {"keys": keys}
+
+    step, batch = evaluation_step(Keys(), None, seed=1), random_batch(tiny.BERT, 0)
+    keys = [np.asarray(step({}, {}, batch, np.int32(index), {})[0].counts["keys"]) for index in (0, 1, 0)]
+    np.testing.assert_array_equal(keys[0], keys[2])
+    assert not np.intersect1d(keys[0], keys[1]).size
 
 
 def test_the_generator_s_samples_come_from_each_row_s_own_key(electra_params):

@@ -105,6 +105,27 @@ def test_dropout_draws_anew_at_every_step():
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_noise_is_of_the_seed_the_step_and_the_row(monkeypatch):
+    loss = toys.NextWord.loss
+
+    def showing_keys(self, model, params, batch, carry, keys, train):
+        sums, carry, counts = loss(self, model, params, batch, carry, keys, train)
+        return sums, carry, counts | {"keys": keys}
+
+    monkeypatch.setattr(toys.NextWord, "loss", showing_keys)
+    _, state, _ = started(toys.recipe())
+    keys = [
+        trained(toys.recipe(seed=seed), [toy_batch(0)], state=state._replace(step=jnp.int32(step)))[1].counts["keys"]
+        for seed, step in ((11, 0), (11, 1), (12, 0))
+    ]
+    assert len(np.unique(np.reshape(keys, (-1, 2)), axis=0)) == 3 * 8
+
+
+def test_different_seeds_start_from_different_parameters():
+    one, other = (started(toys.recipe(seed=seed))[1].params["words"] for seed in (1, 2))
+    assert not np.allclose(one, other)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_an_update_that_is_not_finite_changes_nothing_but_the_counters(value):
     recipe = toys.recipe()

@@ -105,6 +105,14 @@ def test_start_returns_while_the_run_goes_on_and_is_not_disturbed_by_a_second_st
     assert state() == "ended 0"
 
 
+def test_arguments_arrive_as_they_were_given(installed):
+    write_program(installed / "run" / "venv" / "bin" / "python", "#!/bin/sh\nprintf '<%s>' \"$@\"\n")
+    assert worker("start", "a b", "*", "c")[0] == 0
+    while state() == "running":
+        time.sleep(0.02)
+    assert (installed / "run" / "log.txt").read_text() == "<-m><pretrain><run><a b><*><c>"
+
+
 def test_follow_begins_after_the_lines_that_were_shown(installed):
     (installed / "finish").touch()
     worker("start", "a")

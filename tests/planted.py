@@ -1,0 +1,101 @@
+"""Plant the bugs of `planted.toml` one at a time, each in a copy of the tree, and see whether the nearest tests fail.
+
+    python -m tests.planted [--only NAME] [--jobs 2]
+
+To be run where the tests pass. Status 1: fewer than 95% were caught. What was seen of a bug is kept, and looked for
+again only when the bug, its file or its tests have changed.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+TABLE = Path(__file__).with_suffix(".toml")
+WANTED = 0.95  # share of the bugs that are caught
+SECONDS = 900  # for the tests of one bug, after which it counts as caught: it hangs them
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "corpora", "runs", "hf")
+
+
+class Bug(NamedTuple):
+    """One line of a file as it would be with a mistake. tests: files that should notice, those nearest to it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: list[str]
+
+
+def read(table: Path = TABLE) -> list[Bug]:
+    return [Bug(**entry) for entry in tomllib.loads(table.read_text())["bug"]]
+
+
+def noticed(bug: Bug, root: Path, cache: Path) -> str:
+    """The first test that fails with the bug in a copy of the tree, '' when all pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "tree"
+        shutil.copytree(root, copy, ignore=LEFT_OUT)
+        file = copy / bug.file
+        before = file.read_text()
+        file.write_text(before.replace(bug.old, bug.new, 1))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-o", f"cache_dir={cache}", *bug.tests]
+        try:
+            done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"no end within {SECONDS} seconds"
+    if done.returncode not in (0, 1, 2):  # all pass, some fail, what cannot be imported
+        raise RuntimeError(f"{bug.name}: pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else ""
+
+
+def digest(bug: Bug, root: Path) -> str:
+    """Of what decides whether the bug is caught, as far as it is near."""
+    texts = [(root / file).read_text() for file in (bug.file, *bug.tests)]
+    return hashlib.sha256(json.dumps([bug, texts]).encode()).hexdigest()
+
+
+def hunt(bugs: list[Bug], root: Path, cache: Path, jobs: int) -> dict[str, str]:
+    """Name -> test that caught it, or ''; printed one by one and kept in the cache folder."""
+    kept = cache / "planted"
+    kept.mkdir(parents=True, exist_ok=True)
+
+    def look(bug: Bug) -> str:
+        place = kept / digest(bug, root)
+        if not place.is_file():
+            temporary = place.with_suffix(f".{os.getpid()}")
+            temporary.write_text(noticed(bug, root, cache))
+            temporary.replace(place)
+        by = place.read_text()
+        print(f"caught    {bug.name}: {by}" if by else f"SURVIVED  {bug.name} ({bug.file})", flush=True)
+        return by
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip([bug.name for bug in bugs], pool.map(look, bugs), strict=True))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", metavar="NAME", help="bugs whose name contains this")
+    parser.add_argument("--jobs", type=int, default=1, help="bugs that are looked for at the same time")
+    options = parser.parse_args(arguments)
+    bugs = [bug for bug in read() if (options.only or "") in bug.name]
+    found = hunt(bugs, ROOT, ROOT / ".pytest_cache", options.jobs)
+    caught = sum(by != "" for by in found.values())
+    print(f"{caught} of {len(found)} caught, {caught / max(len(found), 1):.1%}")
+    return int(caught < WANTED * len(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

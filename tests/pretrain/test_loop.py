@@ -1,0 +1,52 @@
+"""The loop feeds the run's own data and says how fast it goes."""
+
+import time
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import Corpus
+from models.core.program import Program
+from pretrain.commands.run import run
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import loop
+from pretrain.training.assembly import assemble
+from tests.pretrain import tiny, toys
+from tpu.mesh import row_mesh
+
+
+def test_training_batches_are_of_the_train_split_and_the_run_s_seed(corpus_path, monkeypatch):
+    corpus, recipe = Corpus(corpus_path), tiny.bert(seed=7)
+    mesh, options = row_mesh(jax.local_devices()[:1], [1]), SimpleNamespace(workers=0)
+    begun = SimpleNamespace(assembly=assemble(recipe, Program()), corpus=corpus, mesh=mesh, options=options)
+    step, batch = next(loop._batches(begun, 0, 3, 4))
+    expected = MaskedLanguageModel().examples(corpus, "train", 32, 8, 7).batch(3, np.arange(8))
+    assert step == 3 and batch.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(batch[name], array)
+
+
+def test_model_flops_are_three_forward_passes_and_mfu_is_their_share_of_all_chips_peaks(monkeypatch):
+    assembly, chip = assemble(tiny.bert(), Program()), SimpleNamespace(device_kind="chip")
+    monkeypatch.setattr(loop, "peak_flops", {"chip": 1e9}.get)
+    mesh = SimpleNamespace(size=4, devices=np.array([chip] * 4))
+    meter = loop.Meter(SimpleNamespace(assembly=assembly, mesh=mesh), phase=0, first=0)
+    predictions = assembly.recipe.objective.predictions(32)
+    assert meter.flops == 3 * assembly.family.flops(tiny.BERT, 8, 32, predictions)
+    figures = meter._speed(seconds=2.0, step=5)
+    assert figures["mfu"] == pytest.approx(meter.flops / 2.0 / 4e9)
+    assert figures["tokens_per_s"] == 8 * 32 / 2.0 and figures["step_ms"] == 2000 and figures["seconds_left"] == 30
+
+
+def test_the_time_of_an_evaluation_is_no_time_of_steps(corpus_path, tmp_path, monkeypatch):
+    toys.register(monkeypatch)
+    evaluate = loop._evaluate
+    monkeypatch.setattr(loop, "_evaluate", lambda *of: time.sleep(2) or evaluate(*of))
+    options = tiny.options(corpus_path, tmp_path / "run", eval_every=5, log_every=10)
+    assert run(toys.recipe(steps=10), options) == 0
+    *_, last = read_metrics(RunDirectory(tmp_path / "run"), "train")
+    assert last["step"] == 10 and last["step_ms"] < 200

@@ -1,0 +1,45 @@
+"""The planted bugs can still be planted, and planting tells those that a test catches from those that none does."""
+
+import pytest
+
+from tests import planted
+from tests.planted import Bug
+
+BUGS = planted.read()
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_a_planted_bug_changes_one_place_that_is_there(bug):
+    assert (planted.ROOT / bug.file).read_text().count(bug.old) == 1
+    assert bug.new != bug.old
+    assert bug.tests and all((planted.ROOT / file).is_file() for file in bug.tests)
+
+
+def test_names_of_planted_bugs_are_their_own():
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 60
+
+
+def test_a_bug_is_caught_by_the_test_that_fails_with_it_and_seen_again_only_when_something_changed(tmp_path, capsys):
+    root, cache = tmp_path / "root", tmp_path / "cache"
+    root.mkdir()
+    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (root / "sums.py").write_text("def add(a, b):\n    return a + b\n")
+    (root / "test_sums.py").write_text("import sums\ndef test_zero(): assert sums.add(3, 0) == 3\n")
+    times, minus = (Bug(name, "sums.py", "a + b", f"a {name} b", ["test_sums.py"]) for name in "*-")
+    assert planted.hunt([times, minus], root, cache, jobs=2) == {"*": "test_sums.py::test_zero", "-": ""}
+    assert "SURVIVED  - (sums.py)" in capsys.readouterr().out
+    assert (root / "sums.py").read_text().count("a + b") == 1
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(planted, "noticed", lambda *_: "not again")
+        assert planted.hunt([times, minus], root, cache, jobs=1) == {"*": "test_sums.py::test_zero", "-": ""}
+        (root / "test_sums.py").write_text("import sums\ndef test_one(): assert sums.add(3, 1) == 4\n")
+        assert planted.hunt([minus], root, cache, jobs=1) == {"-": "not again"}
+
+
+def test_below_95_percent_is_status_1(monkeypatch, capsys):
+    for caught, status in ((19, 0), (18, 1)):
+        found = {str(number): "a test" if number < caught else "" for number in range(20)}
+        monkeypatch.setattr(planted, "hunt", lambda *_, found=found: found)
+        assert planted.main([]) == status
+        assert f"{caught} of 20 caught, {caught / 20:.1%}" in capsys.readouterr().out
