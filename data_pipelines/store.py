@@ -15,6 +15,7 @@ from data_pipelines.shards import DOCUMENT
 SPLITS = ("train", "heldout")
 ENOUGH_HELD_OUT = 50_000  # tokens; below that the held-out split may take up to MOST_HELD_OUT of the documents
 MOST_HELD_OUT = 0.05
+CHUNK = 1 << 22  # tokens that are copied at a time
 HEADER = 128  # bytes of an .npy header; room for any one-dimensional shape
 
 
@@ -75,8 +76,8 @@ class _Split:
         begin, end = shard.sentences[first], shard.sentences[last]
         files["documents"].write(starts - first + files["sentences"].length)
         files["sentences"].write(shard.sentences[first:last] - begin + files["tokens"].length)
-        for at in range(begin, end, 1 << 22):
-            tokens = shard.tokens[at : min(end, at + (1 << 22))]
+        for at in range(begin, end, CHUNK):
+            tokens = shard.tokens[at : min(end, at + CHUNK)]
             files["tokens"].write(tokens)
             files["word_starts"].write(shard.word_starts[at : at + len(tokens)])
             if self.counts is not None:

@@ -254,6 +254,15 @@ def test_seeds_and_epochs_differ(corpus):
         assert not np.array_equal(batches[0][name], batches[2][name])
 
 
+def test_the_same_text_is_permuted_and_predicted_anew_in_every_epoch(tmp_path):
+    one_document = written(tmp_path, numbered([[20] * 30]))  # whose stream is the same in all epochs
+    examples = PermutedSpans(one_document, "train", 64, 8, 0, Permuting(reuse_len=32))
+    one, other = (examples.build(epoch, np.arange(8)) for epoch in (0, 1))
+    np.testing.assert_array_equal(one["tokens"][:, :32], other["tokens"][:, :32])
+    for name in ("ranks", "prediction_positions"):
+        assert not np.array_equal(one[name][:, :32], other[name][:, :32])
+
+
 @pytest.mark.parametrize("both", [True, False])
 @pytest.mark.parametrize("limit", [6, 20, 10**6])
 def test_evaluation_is_contiguous_and_keeps_the_limit(corpus, both, limit):

@@ -155,7 +155,8 @@ def test_two_runs_do_not_write_to_the_same_corpus_at_once(tmp_path, text):
             run(tmp_path / "out", f"text:{text}")
 
 
-def test_the_files_are_what_the_format_says(tmp_path, text):
+def test_the_files_are_what_the_format_says(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(store, "CHUNK", 1000)
     out = tmp_path / "out"
     manifest, _ = run(out, f"text:{text}", heldout=0.2)
     corpus = Corpus(out)
