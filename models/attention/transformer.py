@@ -12,7 +12,7 @@ from models.core.program import Program
 
 
 class TransformerLayer(nn.Module):
-    """x [batch, length, width] -> the same, or at slots i32[batch, n] alone."""
+    """x [batch, length, width] -> the same, or at slots i32[batch, n] alone; as `stack` calls it."""
 
     sizes: LayerSizes
     program: Program
@@ -21,9 +21,11 @@ class TransformerLayer(nn.Module):
         self.attention = SelfAttention(self.sizes, self.program)
         self.feed_forward = FeedForward(self.sizes, self.program.compute)
 
-    def __call__(self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:
+    def __call__(
+        self, x: Array, mask: Mask, noise: Noise, own: None = None, slots: Array | None = None
+    ) -> tuple[Array, None]:
         axis = "length" if slots is None else None
-        return self.feed_forward(self.attention(x, mask, noise, slots), noise, axis)
+        return self.feed_forward(self.attention(x, mask, noise, slots), noise, axis), None
 
 
 def encoder_flops(width: int, depth: int, feed_forward: int, batch: int, length: int, read: int) -> float:

@@ -84,7 +84,7 @@ class Bert(nn.Module):
         config = self.config
         x = dropout(self.embeddings(tokens, types), config.dropout, site(noise, 0)).astype(self.program.compute)
         layer = TransformerLayer(layer_sizes(config), self.program, parent=None)
-        return stack(self, layer, config.depth, x, Mask(segments), site(noise, 1), self.program, slots)
+        return stack(self, [layer], config.depth, x, Mask(segments), site(noise, 1), self.program, slots)[0]
 
     def __call__(self, tokens: Array, types: Array, segments: Array, slots: Array, noise: Noise = None):
         """i32[batch, length] each, slots i32[batch, n]; noise u32[batch, 2] switches dropout on.

@@ -93,7 +93,7 @@ class Encoder(nn.Module):
         if x.shape[-1] != sizes.width:
             x = Dense(sizes.width, sizes.init_std, dtype, name="project")(x)
         layer = TransformerLayer(sizes, self.program, parent=None)
-        return stack(self, layer, self.depth, x, Mask(segments), site(noise, 1), self.program, slots)
+        return stack(self, [layer], self.depth, x, Mask(segments), site(noise, 1), self.program, slots)[0]
 
 
 class Generator(nn.Module):

@@ -126,7 +126,7 @@ class TransformerXLLayer(nn.Module):
     program: Program
 
     @nn.compact
-    def __call__(self, x: Array, shared, noise: Noise, memory: Array) -> tuple[Array, Array]:
+    def __call__(self, x: Array, shared, noise: Noise, memory: Array, slots: None) -> tuple[Array, Array]:
         """shared: (table of distances, how x's tokens stand to memory and x, shared Biases or None)."""
         config, sizes, dtype = self.config, layer_sizes(self.config), self.program.compute
         table, queries, biases = shared
@@ -178,7 +178,7 @@ class TransformerXL(nn.Module):
         queries = Queries(Tokens(ranks + 1, segments), keys_of)
         shared = (table, queries, position_biases(self, c) if c.shared_biases else None)
         layer = TransformerXLLayer(c, self.program, parent=None)
-        x, hidden = stack(self, layer, c.depth, x, shared, site(noise, 1), self.program, each=memory.hidden)
+        x, hidden = stack(self, [layer], c.depth, x, shared, site(noise, 1), self.program, each=memory.hidden)
         return drop(x, 3), Memory(hidden, remember(memory.segments, segments))
 
     def embed(self, tokens: Array) -> Array:

@@ -65,7 +65,7 @@ class XLNetLayer(nn.Module):
     program: Program
 
     @nn.compact
-    def __call__(self, streams: tuple[Array, Array], shared, noise: Noise, memory: Array, slots: Array | None = None):
+    def __call__(self, streams: tuple[Array, Array], shared, noise: Noise, memory: Array, slots: Array | None):
         """shared: (table of distances, the content stream's Queries, the query stream's, how many leading positions to
         remember) -> (streams, new memory)."""
         config, sizes, dtype = self.config, layer_sizes(self.config), self.program.compute
@@ -125,7 +125,7 @@ class XLNet(nn.Module):
         shared = (table, *both_queries(types, segments, ranks, thresholds, slots, memory.segments), reuse)
         layer = XLNetLayer(c, self.program, parent=None)
         query, remembered = stack(
-            self, layer, c.depth, (content, query), shared, site(noise, 1), self.program, slots, memory.hidden
+            self, [layer], c.depth, (content, query), shared, site(noise, 1), self.program, slots, memory.hidden
         )
         hidden = constrain(drop(query, 4).reshape(-1, c.width), "batch", None)
         logits = tied_logits(hidden, self.tokens, self.bias, c.vocab_size)

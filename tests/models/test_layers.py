@@ -112,10 +112,10 @@ class Toy(nn.Module):
     """A layer that has two parameters and draws noise; only at the given positions, where there are some."""
 
     @nn.compact
-    def __call__(self, x, mask, keys, positions=None):
+    def __call__(self, x, mask, keys, own, positions):
         x = x if positions is None else gather_positions(x, positions)
         y = jnp.tanh(Dense(x.shape[-1], 0.5, x.dtype, name="dense")(x + mask))
-        return y if keys is None else y + bits(keys, x.shape[1:]).astype(jnp.float32) * 2.0**-32
+        return (y if keys is None else y + bits(keys, x.shape[1:]).astype(jnp.float32) * 2.0**-32), None
 
 
 class Tower(nn.Module):
@@ -124,7 +124,7 @@ class Tower(nn.Module):
 
     @nn.compact
     def __call__(self, x, keys=None, positions=None):
-        return stack(self, Toy(parent=None), self.depth, x, jnp.float32(0.1), keys, self.program, positions)
+        return stack(self, [Toy(parent=None)], self.depth, x, jnp.float32(0.1), keys, self.program, positions)[0]
 
 
 X = np.random.default_rng(0).normal(size=(2, 4, 8)).astype(np.float32)
