@@ -1,5 +1,6 @@
 """What tests of several packages share."""
 
+import functools
 import io
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from data_pipelines.prepare import Prepare, prepare
+from tests import second_tier
 from tests.gcs import Storage
 from tests.texts import write_texts
 from tpu.compiled import write_whole
@@ -25,6 +27,54 @@ def pytest_configure(config):
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
     write_whole()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--both-tiers", action="store_true", help="also what has not changed; record what passes")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the files of the second tier that reach nothing that has changed."""
+    if config.getoption("both_tiers"):
+        return
+    left_out = [item for item in items if _is_unchanged(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _is_unchanged(item):
+    mark = item.get_closest_marker("second_tier")
+    return mark is not None and _unchanged(item.path, mark.args, tuple(mark.kwargs.get("starts", ())))
+
+
+_unchanged = functools.cache(second_tier.unchanged)
+_fingerprint = functools.cache(second_tier.fingerprint)
+_passed, _failed = {}, set()  # test files of the second tier
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    mark = item.get_closest_marker("second_tier")
+    if mark is not None and item.config.getoption("both_tiers"):
+        report.second_tier = str(item.path), _fingerprint(item.path, mark.args, tuple(mark.kwargs.get("starts", ())))
+    return report
+
+
+def pytest_runtest_logreport(report):
+    file, fingerprint = getattr(report, "second_tier", (None, None))
+    if file and report.failed:
+        _failed.add(file)
+    elif file:
+        _passed[file] = fingerprint
+
+
+def pytest_sessionfinish(session):
+    """Record what passed as a whole, slow tests included."""
+    option = session.config.option
+    whole = option.both_tiers and not option.keyword and not option.markexpr
+    if whole and not hasattr(session.config, "workerinput"):
+        second_tier.record({Path(file): found for file, found in _passed.items() if file not in _failed})
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ def noticed(bug: Bug, root: Path, cache: Path) -> str:
         file = copy / bug.file
         before = file.read_text()
         file.write_text(before.replace(bug.old, bug.new, 1))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-o", f"cache_dir={cache}", *bug.tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--both-tiers", "-o", f"cache_dir={cache}", *bug.tests]
         try:
             done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired:

@@ -12,6 +12,8 @@ from models.families.bert import FAMILY
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from tests.pretrain import reference
 
+pytestmark = pytest.mark.second_tier("bert")
+
 TINY = dataclasses.replace(FAMILY.sizes["tiny"], vocab_size=1003, positions=64, dropout=0.0, attention_dropout=0.0)
 BASE = dataclasses.replace(FAMILY.sizes["base"], dropout=0.0, attention_dropout=0.0)
 

@@ -28,7 +28,10 @@ from tests.pretrain.test_kills import figures
 ROOT = Path(__file__).parent.parent.parent
 CORPUS, WORKDIR, EXPORT = (place(f"gs://bucket/{name}") for name in ("corpus", "runs/a", "hf/a"))
 # Orbax leaves coroutines behind where a file does not load.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.second_tier(starts=["pretrain.__main__"]),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from pretrain.huggingface.tensors import architecture, views
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 
+pytestmark = pytest.mark.second_tier()
+
 TEXTS = ["the quick brown fox jumps over the lazy dog", "a corpus of small texts, for tests only", "naïve words"] * 5
 QUESTIONS = ["the lazy corpus", "Quick! naïve fox?", "日本 unknown"]
 
