@@ -6,7 +6,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.evaluation import evaluation_batches
 from data_pipelines.examples.packed_sentences import PackedSentences
-from data_pipelines.examples.segment_pairs import SegmentPairs
+from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs
 from tests.data_pipelines.corpora import FIRST, equal, random_documents, unmasked, write_corpus
 
 
@@ -25,20 +25,22 @@ def test_every_held_out_token_counts_once(corpus):
     assert sorted(texts[texts >= FIRST]) == sorted(everything)
 
 
+@pytest.mark.parametrize("label", [NEXT_SENTENCE, SENTENCE_ORDER])
 @pytest.mark.parametrize("limit", [1, 16, 21])
-def test_the_limit_is_kept_and_the_last_batch_is_filled_with_rows_that_count_nowhere(corpus, limit):
-    batches = list(evaluation_batches(SegmentPairs(corpus, "heldout", 16, batch_size=8, seed=0), limit))
+def test_the_limit_is_kept_and_the_last_batch_is_filled_with_rows_that_count_nowhere(corpus, limit, label):
+    batches = list(evaluation_batches(SegmentPairs(corpus, "heldout", 16, batch_size=8, seed=0, label=label), limit))
     assert len(batches) == -(-limit // 8)
     whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     assert (whole["segments"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
     assert (whole["prediction_weights"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
-    assert (whole["next_sentence"][limit:] == -1).all() and (whole["next_sentence"][:limit] >= 0).all()
+    assert (whole[label][limit:] == -1).all() and (whole[label][:limit] >= 0).any()
 
 
 def test_the_set_is_the_same_every_time_and_spread_over_the_split(corpus):
     examples = SegmentPairs(corpus, "heldout", 16, batch_size=8, seed=0)
     first, again = (list(evaluation_batches(examples, 40)) for _ in range(2))
     assert all(map(equal, first, again))
+    assert all(equal(batch, examples.build(0, rows)) for batch, rows in zip(first, examples.fixed(40), strict=True))
     some = np.concatenate([unmasked(batch) for batch in first])
     everything = np.concatenate([unmasked(batch) for batch in evaluation_batches(examples, 10**6)])
     places = [np.flatnonzero((everything == row).all(axis=1))[0] for row in some]

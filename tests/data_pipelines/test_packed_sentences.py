@@ -80,6 +80,12 @@ def test_the_order_and_the_noise_change_with_the_epoch_and_the_seed(corpus):
     assert not np.array_equal(epoch(first, 0)["tokens"], epoch(first, 1)["tokens"])
 
 
+def test_the_share_that_is_predicted_is_of_the_text_without_special_tokens(corpus):
+    batch = epoch(PackedSentences(corpus, "train", 64, 4, seed=0, masks=Masking(rate=0.4)))
+    text = (unmasked(batch) >= 5).sum(axis=1)
+    assert batch["prediction_weights"].sum(axis=1).tolist() == np.maximum(np.rint(0.4 * text), 1).tolist()
+
+
 def test_whole_words_are_masked_whole(corpus):
     batch = epoch(PackedSentences(corpus, "train", 64, 4, seed=0, masks=Masking(whole_word=True)))
     assert batch["prediction_weights"].sum() > 0.13 * (batch["segments"] > 0).sum()

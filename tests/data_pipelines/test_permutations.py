@@ -213,6 +213,11 @@ def test_spans_have_one_to_five_tokens_as_often_as_they_should_and_a_context_of_
     assert mark.mean() == pytest.approx(1 / 7, abs=0.001)
     _, first = _spans(6, noise.key(0, np.arange(6000)), 0, 100, wanted=1)
     assert np.bincount(first) == pytest.approx([1000] * 6, abs=120)  # anywhere in its context, at the same rate
+    row, place = _spans(6, noise.key(0, np.arange(20_000)), 0, 35, wanted=5)
+    starts = np.flatnonzero(np.diff(row, prepend=-1))
+    whole = starts[np.bincount(row, minlength=20_000)[row[starts]] == 5]
+    longest = place[whole][place[whole + 4] == place[whole] + 4]  # those of five tokens at once
+    assert len(longest) > 1500 and abs(longest.mean() - 14.5) < 5 * 8.7 / np.sqrt(len(longest))
 
 
 def test_the_context_spreads_the_spans(corpus):
@@ -242,6 +247,24 @@ def test_rows_built_together_are_those_built_apart(corpus):
             assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
         other = pickle.loads(pickle.dumps(PermutedSpans(corpus, "train", 64, 8, 5, permuting)))
         assert equal(other.batch(step + 1, np.arange(8)), {name: array[8:] for name, array in whole.items()})
+
+
+def test_where_b_begins_elsewhere_is_anywhere(tmp_path):
+    """Not only where the coin that sends it there falls."""
+    examples = PermutedSpans(
+        written(tmp_path, numbered([[4] * 10] * 100)), "train", 64, 4, 0, Permuting(reuse_len=32, bidirectional=False)
+    )
+    stream, places = DocumentStream(examples.corpus, "train", seed=0), []
+    for epoch in range(8):
+        text, _ = stream.read(stream.order(epoch), np.array([0]), np.array([stream.total]))
+        at = np.argsort(text)
+        for row in examples.build(epoch, np.arange(examples.number))["tokens"]:
+            separator = np.flatnonzero(row == SEP)[0]
+            before, begin = at[np.searchsorted(text, row[[separator - 1, separator + 1]], sorter=at)]
+            if EOD not in row[[separator - 1, separator + 1]] and begin != before + 1:
+                places.append(begin / stream.total)
+    assert len(places) > 300 and abs(np.mean(places) - 0.5) < 5 * np.sqrt(1 / 12 / len(places)) + 0.01
+    assert min(places) < 0.05 and max(places) > 0.95
 
 
 def test_seeds_and_epochs_differ(corpus):

@@ -121,6 +121,9 @@ def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_fact
     pairs = [pair for batch in batches for pair in segments_of(batch)]
     random = [b[0] for (_, b), label in zip(pairs, labels, strict=True) if label]
     sentence = np.array(random) // 4
+    own = np.array([a[0] // 160 for (a, _), label in zip(pairs, labels, strict=True) if label])
+    distance = (sentence // 40 - own) % 200
+    assert abs(np.corrcoef(distance, sentence % 40)[0, 1]) < 5 / np.sqrt(len(own))  # drawn apart
     for where, values in ((sentence // 40, 200), (sentence % 40, 40)):
         counts = np.bincount(where, minlength=values)
         expected = len(random) / values
@@ -134,6 +137,20 @@ def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
     for label in (0, 1):
         full = np.array(lengths)[batch["next_sentence"] == label] == 20
         assert abs(full.mean() - 0.9) < 5 * np.sqrt(0.09 / len(full)) + 0.03  # at a document's end less is left
+
+
+@pytest.mark.parametrize("label", [NEXT_SENTENCE, SENTENCE_ORDER])
+def test_where_a_run_is_split_says_nothing_of_the_label(tmp_path_factory, label):
+    batch = epoch(SegmentPairs(corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 23, 4, seed=3, label=label))
+    sizes = np.array([len(a) for a, _ in segments_of(batch)])
+    means = [sizes[batch[label] == value].mean() for value in (0, 1)]
+    assert abs(means[0] - means[1]) < 5 * sizes.std() * 2 / np.sqrt(len(sizes))
+
+
+def test_the_share_that_is_predicted_is_of_the_text_without_special_tokens(corpus):
+    batch = epoch(SegmentPairs(corpus, "train", 64, 4, seed=1, masks=Masking(rate=0.4)))
+    text = np.array([len(a) + len(b) for a, b in segments_of(batch)])
+    assert batch["prediction_weights"].sum(axis=1).tolist() == np.maximum(np.rint(0.4 * text), 1).tolist()
 
 
 def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
@@ -187,6 +204,12 @@ def test_halves_and_random_segments_are_drawn_again_in_every_epoch(corpus):
     assert 0.2 < (labels[0] != labels[1]).mean() < 0.8
     other = SegmentPairs(corpus, "train", 64, 4, seed=5)
     assert not np.array_equal(unmasked(epoch(examples))[:50], unmasked(epoch(other))[:50])
+
+
+def test_random_segments_are_others_for_every_seed(tmp_path_factory):
+    corpus = corpus_of(tmp_path_factory, [[9]] * 300)  # a chunk each, whatever the seed
+    one, other = (segments_of(epoch(SegmentPairs(corpus, "train", 64, 4, seed=seed))) for seed in (0, 1))
+    assert np.mean([b[0] == c[0] for (_, b), (_, c) in zip(one, other, strict=True)]) < 0.1
 
 
 def truncated_slowly(a, b, room, front):

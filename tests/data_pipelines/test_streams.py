@@ -75,6 +75,11 @@ def test_every_epoch_has_another_order_and_drops_other_tokens(corpus):
         assert (count <= everything).all() and 0 < (everything - count).sum() < 1 + 64 * 8
 
 
+def test_every_seed_has_another_order(corpus):
+    orders = [ContiguousStreams(corpus, "train", 64, 8, seed).batch(0, np.arange(8))["tokens"] for seed in (0, 1)]
+    assert not np.array_equal(*orders)
+
+
 def test_a_document_has_another_number_in_the_next_epoch_whose_memory_may_still_hold_it(tmp_path):
     examples = ContiguousStreams(written(tmp_path, numbered([[60]])), "train", 15, 2, seed=0, reset=True)
     assert joined(examples, range(4), "segments").tolist() == [[1] * 30 + [2] * 30] * 2

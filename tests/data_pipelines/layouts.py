@@ -1,0 +1,38 @@
+"""Every way to make rows, and a small corpus for all of them that is the same on every machine."""
+
+from functools import partial
+from pathlib import Path
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.permutations import PermutedSpans, Permuting
+from data_pipelines.examples.segment_pairs import SENTENCE_ORDER, SegmentPairs
+from data_pipelines.examples.streams import ContiguousStreams
+from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
+
+LAYOUTS = {
+    "pairs, next sentence": SegmentPairs,
+    "pairs, sentence order": partial(SegmentPairs, label=SENTENCE_ORDER),
+    "pairs, no label": partial(SegmentPairs, label=None),
+    "pairs, whole words": partial(SegmentPairs, masks=Masking(whole_word=True)),
+    "pairs, masked as ELECTRA's": partial(SegmentPairs, masks=Masking(0.25, 0.85, 0.0), label=None),
+    "pairs, n-grams as ALBERT's": partial(SegmentPairs, masks=Masking(whole_word=True, ngrams=(1, 1 / 2, 1 / 3))),
+    "packed": PackedSentences,
+    "packed, whole words": partial(PackedSentences, masks=Masking(whole_word=True)),
+    "packed, n-grams": partial(PackedSentences, masks=Masking(whole_word=True, ngrams=(0.4, 0.3, 0.2, 0.1))),
+    "packed across documents": partial(PackedSentences, cross_document_attention=True),
+    "stream": ContiguousStreams,
+    "stream, reset": partial(ContiguousStreams, reset=True),
+    "permuted spans": partial(PermutedSpans, permuting=Permuting(reuse_len=14, perm_size=8)),
+    "permuted tokens, one way": partial(
+        PermutedSpans, permuting=Permuting(reuse_len=0, perm_size=32, k=4, spans=False, bidirectional=False)
+    ),
+}
+
+
+def written(path: Path) -> Corpus:
+    """Documents of 1 to 6 sentences of 1 to 40 tokens, some longer than a row; every token is another one."""
+    lengths = lambda document: [1 + (7 * document + 11 * sentence) % 40 for sentence in range(1 + document % 6)]
+    train, heldout = numbered(map(lengths, range(25))), numbered(map(lengths, range(25, 37)))
+    return Corpus(write_corpus(path, train, 2500, heldout, special=SPECIAL | {"eod": 2499}))
