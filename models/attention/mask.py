@@ -1,67 +1,93 @@
-"""Which keys a query sees, without a dense [batch, queries, keys] array."""
+"""Which keys a query sees, without a dense [batch, queries, keys] array: causal, prefix, permutation and packed rows.
 
-from typing import NamedTuple
+`visible` says it densely. It is what plain attention computes with and what a kernel is tested against; nobody else
+makes such an array.
+"""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.blocks.heads import gather_positions
 
-class Mask(NamedTuple):
-    """Which keys a query sees, without a dense [batch, queries, length] array.
 
-    segments: i32[batch, length]; a query sees the keys of its own segment; 0 is padding, seen by no real token.
-    queries: i32[batch, queries], the queries' segments where the queries are not the keys' positions.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """A query sees a key where all that is given here lets it.
+
+    segments: i32[batch, keys]; a query sees the keys of its own; 0 is padding, seen by no real token.
+    ranks, thresholds: i32[batch, keys], i32[batch, queries] or None; a query sees the keys whose rank is below its
+        threshold. With positions for ranks: position + 1 is causal, the prefix's length for its own queries a prefix.
+    queries: i32[batch, queries], the queries' segments; None where the queries are the keys.
+    after: i32[batch, queries], of chosen queries: how many keys come after the one that each query is; None where the
+        queries are the last keys, all of them in turn.
+    itself: whether queries see themselves whatever their rank.
+    causal: whether a query sees no key after itself; static, so that a kernel skips what nobody sees.
+
+    Of queries that see nothing attention is zeros.
     """
 
     segments: Array
+    ranks: Array | None = None
+    thresholds: Array | None = None
     queries: Array | None = None
+    after: Array | None = None
+    itself: bool = dataclasses.field(default=False, metadata={"static": True})
+    causal: bool = dataclasses.field(default=False, metadata={"static": True})
 
-
-class Tokens(NamedTuple):
-    """What decides which keys a query sees, i32[batch, memory + length] of keys, i32[batch, n] of queries.
-
-    A query sees the keys of its segment whose rank is below its own, its threshold.
-    types: for the scores by types; needs their biases.
-    """
-
-    ranks: Array
-    segments: Array
-    types: Array | None = None
-
-
-class Queries(NamedTuple):
-    """How queries [batch, n, ...] stand to their keys, without an array [batch, n, memory + length].
-
-    own, keys: the queries and the keys.   itself: whether queries, the whole row, see themselves whatever their rank.
-    starts: i32[batch, n], of chosen queries; each finds key j at the distance number j + start. None: the queries are
-    the whole row, and start at length - 1, length - 2, ..., 0.
-    """
-
-    own: Tokens
-    keys: Tokens
-    itself: bool = False
-    starts: Array | None = None
+    @property
+    def own(self) -> Array:
+        """i32[batch, queries], the queries' segments."""
+        return self.segments if self.queries is None else self.queries
 
     @property
     def axis(self) -> str | None:
-        """The name of n for the mesh, None where it is not the whole length."""
-        return "length" if self.starts is None else None
+        """The name of the queries' axis for the mesh, None where they are not the whole length."""
+        return "length" if self.after is None else None
 
 
-def remembered_keys(memory: Array, row: Tokens) -> Tokens:
-    """The keys: a memory of these segments, i32[batch, memory], whose types are 0 and ranks below all others, then the
-    row's."""
-    lowest, types = jnp.iinfo(jnp.int32).min, None if row.types is None else jnp.zeros_like(memory)
-    before = Tokens(jnp.full_like(memory, lowest), memory, types)
-    return jax.tree.map(lambda *both: jnp.concatenate(both, axis=1), before, row)
+def chosen(mask: Mask, slots: Array) -> Mask:
+    """A whole row's mask for its queries at slots i32[batch, n] alone."""
+    at = lambda array: None if array is None else gather_positions(array, slots)
+    thresholds, own = at(mask.thresholds), at(mask.own)
+    after = mask.own.shape[1] - 1 - slots
+    return dataclasses.replace(mask, thresholds=thresholds, queries=own, after=after)
 
 
-def visibility(queries: Queries) -> Array:
-    """Which keys each query sees: bool[batch, n, memory + length]."""
-    own, keys = queries.own, queries.keys
-    reached = keys.ranks[:, None, :] < own.ranks[:, :, None]
-    if queries.itself:
-        length, total = own.ranks.shape[1], keys.ranks.shape[1]
-        reached |= jnp.eye(length, total, k=total - length, dtype=bool)
-    return reached & (keys.segments[:, None, :] == own.segments[:, :, None])
+def remembering(memory: Array, row: Mask) -> Mask:
+    """A row's mask whose keys are a memory of these segments i32[batch, memory], below all ranks, then the row's."""
+    lowest = jnp.full_like(memory, jnp.iinfo(jnp.int32).min)
+    ranks = None if row.ranks is None else jnp.concatenate([lowest, row.ranks], axis=1)
+    segments = jnp.concatenate([memory, row.segments], axis=1)
+    return dataclasses.replace(row, segments=segments, ranks=ranks, queries=row.own)
+
+
+def visible(mask: Mask) -> Array:
+    """Which keys each query sees: bool[batch, 1, queries, keys], alike for all heads."""
+    of_queries = lambda array: jnp.expand_dims(array, (1, 3))
+    of_keys = lambda array: jnp.expand_dims(array, (1, 2))
+    seen = of_queries(mask.own) == of_keys(mask.segments)
+    if mask.ranks is not None:
+        reached = of_keys(mask.ranks) < of_queries(mask.thresholds)
+        seen &= reached | _themselves(mask, jnp.equal) if mask.itself else reached
+    if mask.causal:
+        seen &= _themselves(mask, jnp.less_equal)
+    return seen
+
+
+def only_of_seen(mixed: Array, seen: Array) -> Array:
+    """mixed [batch, queries, heads, head_dim], zeros where a query sees nothing.
+
+    Of no visible key a softmax makes equal shares of all, which would tell a prediction its own token.
+    """
+    return jnp.where(seen.any(axis=-1)[:, 0, :, None, None], mixed, 0)
+
+
+def _themselves(mask: Mask, compare) -> Array:
+    """bool[batch or 1, 1, queries, keys]: how a key's number compares with that of the key that a query is."""
+    n, keys = mask.own.shape[1], mask.segments.shape[1]
+    own = jnp.arange(keys - n, keys)[None] if mask.after is None else keys - 1 - mask.after
+    return compare(jnp.arange(keys), own[:, None, :, None])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.kernels.cudnn import cudnn
-from models.attention.mask import Mask
+from models.attention.mask import Mask, only_of_seen, visible
 from models.core.noise import dropout
 from models.core.parameters import Noise
 from models.core.sharding import constrain
@@ -21,15 +21,17 @@ def attention(
     kind: 'xla', plain operations that run everywhere, or 'cudnn' (GPU), which has no dropout.
     """
     if kind == "cudnn":
-        return cudnn(q, k, v, mask.segments)
-    queries, axis = (mask.segments, "length") if mask.queries is None else (mask.queries, None)
-    q = constrain(q, "batch", axis, "heads", None)
+        return cudnn(q, k, v, mask)
+    q = constrain(q, "batch", mask.axis, "heads", None)
     # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
-    visible = queries[:, None, :, None] == mask.segments[:, None, None, :]  # [batch, 1, query, key]
+    seen = visible(mask)
     scale = q.shape[-1] ** -0.5
     scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible, scores, jnp.finfo(jnp.float32).min)
+    scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, noise)
-    return constrain(jnp.einsum("bhqk,bkhd->bqhd", probabilities, v), "batch", axis, "heads", None)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
+    if mask.ranks is not None:  # else every query sees itself
+        mixed = only_of_seen(mixed, seen)
+    return constrain(mixed, "batch", mask.axis, "heads", None)

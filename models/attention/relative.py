@@ -12,7 +12,7 @@ from jax import Array
 
 from models.attention.kernels.relative_kernel import LANES, Inputs, Setting, reach, relative_kernel
 from models.attention.kernels.table import Attention, require
-from models.attention.mask import Queries, visibility
+from models.attention.mask import Mask, only_of_seen, visible
 from models.blocks.dense import Projection
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
@@ -65,6 +65,13 @@ class Context(NamedTuple):
     r: Array
 
 
+class Types(NamedTuple):
+    """For the scores by types: i32[batch, n] of the queries, i32[batch, memory + length] of the keys."""
+
+    queries: Array
+    keys: Array
+
+
 class Biases(NamedTuple):
     """What is added to a query for each kind of score, f32[heads * head_dim] each: u and v of Dai et al. 2019; for
     types (Yang et al. 2019, section 2.5) also `type`, and `types` [2, heads * head_dim], the keys of 'same' and
@@ -77,15 +84,17 @@ class Biases(NamedTuple):
 
 
 def relative_attention(
-    q: Array, context: Context, biases: Biases, queries: Queries, heads: int, *, dropout_rate: float, noise: Noise
-) -> Array:
+    q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, heads: int, *,
+    dropout_rate: float, noise: Noise,
+) -> Array:  # fmt: skip
     """Attention by content and by distance (Dai et al. 2019, section 3.3, terms a to d) -> like q.
 
-    q: [batch, n, width], heads side by side, any float dtype; softmax in float32. A query that sees nothing gets zeros.
+    q: [batch, n, width], heads side by side, any float dtype; softmax in float32.
+    types: None where scores have no part by types, like that of `biases`.
     dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
     """
     split = lambda x: x.reshape(*x.shape[:-1], heads, -1)
-    (k, v, r), axis, scale = map(split, context), queries.axis, split(q).shape[-1] ** -0.5
+    (k, v, r), axis, scale = map(split, context), mask.axis, split(q).shape[-1] ** -0.5
     # In float32, so that the biases' gradients, sums over all rows, are too.
     added = lambda bias: ((split(q).astype(jnp.float32) + split(bias)) * scale).astype(q.dtype)
     add = lambda bias: constrain(added(bias), "batch", axis, "heads", None)
@@ -98,46 +107,44 @@ def relative_attention(
     else:
         distances = product32("bqhd,brhd->bhqr", add(biases.position), r)
     number = k.shape[1]
-    scores += shift(distances, number) if queries.starts is None else shift_to(queries.starts, distances, number)
-    if queries.own.types is not None:
-        other = queries.own.types[:, None, :, None] != queries.keys.types[:, None, None, :]
+    scores += shift(distances, number) if mask.after is None else shift_to(mask.after, distances, number)
+    if types is not None:
+        other = types.queries[:, None, :, None] != types.keys[:, None, None, :]
         same, different = jnp.moveaxis(contraction("bqhd,thd->bhqt", add(biases.type), split(biases.types)), -1, 0)
         scores += jnp.where(other, different[..., None], same[..., None])
-    visible = visibility(queries)
-    scores = jnp.where(visible[:, None], scores, jnp.finfo(jnp.float32).min)
+    seen = visible(mask)
+    scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, noise)
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
-    # Of no visible key the softmax makes equal shares of all, which would tell a prediction its own token.
-    mixed = jnp.where(visible.any(axis=-1)[..., None, None], mixed, 0)
+    mixed = only_of_seen(jnp.einsum("bhqk,bkhd->bqhd", probabilities, v), seen)
     return constrain(mixed, "batch", axis, "heads", None).reshape(q.shape)
 
 
-def asked(n: int, heads: int, dropout_rate: float, context: Context, queries: Queries) -> Attention:
+def asked(n: int, heads: int, dropout_rate: float, context: Context, mask: Mask) -> Attention:
     """What `by_kernel` is asked for with n queries to this context."""
     _, keys, width = context.k.shape
-    chosen = queries.starts is not None
+    chosen = mask.after is not None
     length = context.r.shape[1] - keys if chosen else n  # chosen queries find distances up to that of the row's end
-    return Attention(length, width, heads, dropout_rate, keys - length, chosen)
+    return Attention(length, width, heads, dropout_rate, keys - length, chosen, mask.causal, mask.ranks is not None)
 
 
 def by_kernel(
-    q: Array, context: Context, biases: Biases, queries: Queries, heads: int, *, dropout_rate: float, noise: Noise,
-    interpret: bool = False,
+    q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, heads: int, *,
+    dropout_rate: float, noise: Noise, interpret: bool = False,
 ) -> Array:  # fmt: skip
     """`relative_attention` by a TPU kernel, on a mesh each device with its rows and heads; ValueError for what it has
     not.   interpret: run as plain operations, on any platform."""
-    require("relative", asked(q.shape[1], heads, dropout_rate, context, queries))
+    require("relative", asked(q.shape[1], heads, dropout_rate, context, mask))
     setting = Setting(
         head_dim=q.shape[2] // heads,
         n=q.shape[1],
         rate=0.0 if noise is None else dropout_rate,
-        chosen=queries.starts is not None,
-        types=biases.types is not None,
-        itself=queries.itself,
+        chosen=mask.after is not None,
+        types=types is not None,
+        itself=mask.itself,
         interpret=interpret,
     )
-    inputs = packed(q, context, biases, queries, noise)
+    inputs = packed(q, context, biases, mask, types, noise)
     rules = current_rules()
     if rules is None:
         return relative_kernel(inputs, setting)[:, : setting.n]
@@ -157,23 +164,24 @@ def by_kernel(
     return attend(inputs._replace(r=inputs.r.astype(jnp.float32)))[:, : setting.n]
 
 
-def packed(q: Array, context: Context, biases: Biases, queries: Queries, noise: Noise) -> Inputs:
+def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, noise: Noise) -> Inputs:
     """The kernel's inputs, padded to whole blocks of lanes."""
     batch, n, _ = q.shape
-    own, of_keys, fill = queries.own, queries.keys, lambda x, like: jnp.zeros_like(like) if x is None else x
-    own = [own.ranks, own.segments, fill(own.types, own.ranks), fill(queries.starts, own.ranks)]
-    of_keys = [of_keys.ranks, of_keys.segments, fill(of_keys.types, of_keys.ranks)]
-    content, position, kind, types = biases
-    types = None if types is None else types[1] - types[0]  # the softmax does not see what both have
+    fill = lambda x, like: jnp.zeros_like(like) if x is None else x
+    of_queries, of_keys = types or (None, None)
+    own = [mask.thresholds, mask.own, fill(of_queries, mask.own), fill(mask.after, mask.own)]
+    of_keys = [mask.ranks, mask.segments, fill(of_keys, mask.segments)]
+    content, position, kind, pair = biases
+    other = None if pair is None else pair[1] - pair[0]  # the softmax does not see what both have
     whole = -(-n // LANES) * LANES
-    length = n if queries.starts is None else context.r.shape[1] - context.k.shape[1]
+    length = n if mask.after is None else context.r.shape[1] - context.k.shape[1]
     long = lambda x, size: jnp.pad(x, ((0, 0), (0, size - x.shape[1]), (0, 0)))
     return Inputs(
         q=long(q, whole),
         k=context.k,
         v=context.v,
-        r=long(context.r, context.k.shape[1] + reach(length, queries.starts is not None)),
-        biases=jnp.stack([content, position, fill(kind, content), fill(types, content)]),
+        r=long(context.r, context.k.shape[1] + reach(length, mask.after is not None)),
+        biases=jnp.stack([content, position, fill(kind, content), fill(other, content)]),
         # No key is of segment -1: added queries see nothing.
         queries=jnp.pad(jnp.stack(own, axis=1), ((0, 0), (0, 0), (0, whole - n)), constant_values=-1),
         keys=jnp.stack(of_keys, axis=1),
@@ -197,14 +205,16 @@ class RelativeAttention(nn.Module):
         """hidden [batch, memory + length, width] and a table of distances [batch or 1, distances, width]."""
         return Context(*map(kept, (self.key(hidden), self.value(hidden), self.position(table))))
 
-    def __call__(self, x: Array, context: Context, biases: Biases, queries: Queries, noise: Noise) -> Array:
+    def __call__(
+        self, x: Array, context: Context, biases: Biases, mask: Mask, noise: Noise, types: Types | None = None
+    ) -> Array:
         """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
         sizes = self.sizes
         q, rate = kept(self.query(x)), sizes.attention_dropout
         attend = by_kernel if self.program.attention == "relative" else relative_attention
-        mixed = attend(q, context, biases, queries, sizes.heads, dropout_rate=rate, noise=site(noise, 1))
+        mixed = attend(q, context, biases, mask, types, sizes.heads, dropout_rate=rate, noise=site(noise, 1))
         y = self.output(kept(mixed))
-        return constrain(self.norm(x + dropout(y, sizes.dropout, site(noise, 2))), "batch", queries.axis, None)
+        return constrain(self.norm(x + dropout(y, sizes.dropout, site(noise, 2))), "batch", mask.axis, None)
 
 
 def projection_flops(width: int, feed_forward: int, queries: int, keys: int, distances: int) -> float:

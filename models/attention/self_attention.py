@@ -7,7 +7,7 @@ from jax import Array
 from models.attention.kernels.row_attention import interleaved
 from models.attention.kernels.splash import splash
 from models.attention.kernels.table import Attention, attend_rows, require, rows_fit
-from models.attention.mask import Mask
+from models.attention.mask import Mask, chosen
 from models.attention.plain import attention
 from models.blocks.dense import Dense, FromHeads, ToHeads, Weights
 from models.blocks.heads import gather_positions
@@ -35,12 +35,11 @@ class SelfAttention(nn.Module):
         if slots is None:
             read, axis = x, "length"
             if kind != "xla":
-                require(kind, attention_of(sizes, x.shape[1]))
+                require(kind, attention_of(sizes, x.shape[1], mask.causal, mask.ranks is not None))
             y = self.by_kernel(x, mask) if kind == "splash" else self.by_heads(x, x, mask, noise, kind)
         else:  # too few queries for a kernel's blocks
             read, axis = gather_positions(x, slots), None
-            mask = mask._replace(queries=gather_positions(mask.segments, slots))
-            y = self.by_heads(read, x, mask, noise, "xla")
+            y = self.by_heads(read, x, chosen(mask, slots), noise, "xla")
         y = Norm(sizes.norm_epsilon, dtype, name="norm")(read + dropout(y, sizes.dropout, site(noise, 2)))
         return constrain(y, "batch", axis, None)
 
@@ -58,15 +57,18 @@ class SelfAttention(nn.Module):
         heads, (_, length, width) = self.sizes.heads, x.shape
         of_dense = (width, self.sizes.init_std, self.program.compute)
         names = ("query", "key", "value")
-        if not rows_fit(attention_of(self.sizes, length)):  # heads in turn: [batch, heads, length, head_dim]
+        if not rows_fit(attention_of(self.sizes, length, mask.causal)):  # [batch, heads, length, head_dim]
             q, k, v = (kept(ToHeads(*of_dense, heads=heads, name=name)(x)) for name in names)
-            return FromHeads(*of_dense, name="output")(splash(q, k, v, mask.segments))
+            return FromHeads(*of_dense, name="output")(splash(q, k, v, mask))
         matrices, biases = zip(*(Weights(*of_dense, name=name)(width) for name in names), strict=True)
         # One product for all three. Without the barrier XLA:TPU transposes activations to take its gradient apart.
         products = kept(product(x, jax.lax.optimization_barrier(interleaved(*matrices))))
         return Dense(*of_dense, name="output")(attend_rows(products, interleaved(*biases), mask.segments, heads))
 
 
-def attention_of(sizes: LayerSizes, length: int, part: str = "") -> Attention:
+def attention_of(
+    sizes: LayerSizes, length: int, causal: bool = False, ranked: bool = False, part: str = ""
+) -> Attention:
     """What a layer's attention asks of a kernel."""
-    return Attention(length, sizes.width, sizes.heads, sizes.attention_dropout, part=part)
+    of_layer = (length, sizes.width, sizes.heads, sizes.attention_dropout)
+    return Attention(*of_layer, causal=causal, ranked=ranked, part=part)

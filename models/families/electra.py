@@ -204,7 +204,7 @@ def flops(config: ElectraConfig, batch: int, length: int, predictions: int) -> f
 def attentions(config: ElectraConfig, length: int, memory: int) -> list[Attention]:
     """For kernels: all layers of both but the generator's last, which is read at few positions."""
     towers = ("discriminator", "generator")
-    return [attention_of(config.layer_sizes(getattr(config, tower)), length, tower) for tower in towers]
+    return [attention_of(config.layer_sizes(getattr(config, tower)), length, part=tower) for tower in towers]
 
 
 FAMILY = Family(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.kernels.table import Attention
-from models.attention.mask import Queries, Tokens, remembered_keys
+from models.attention.mask import Mask, remembering
 from models.attention.relative import (
     Biases,
     RelativeAttention,
@@ -127,12 +127,12 @@ class TransformerXLLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, shared, noise: Noise, memory: Array, slots: None) -> tuple[Array, Array]:
-        """shared: (table of distances, how x's tokens stand to memory and x, shared Biases or None)."""
+        """shared: (table of distances, mask of memory and x, shared Biases or None)."""
         config, sizes, dtype = self.config, layer_sizes(self.config), self.program.compute
-        table, queries, biases = shared
+        table, mask, biases = shared
         attention = RelativeAttention(sizes, self.program, name="attention")
         context = attention.context(jnp.concatenate([memory, x], axis=1), table)
-        y = attention(x, context, biases or position_biases(self, config), queries, noise)
+        y = attention(x, context, biases or position_biases(self, config), mask, noise)
         feed_forward = FeedForward(sizes, dtype, inner_dropout=True, name="feed_forward")
         return feed_forward(y, noise), remember(memory, x)
 
@@ -174,9 +174,8 @@ class TransformerXL(nn.Module):
         # One distance more than there are: `shift` needs it.
         table = distance_table(sinusoids(remembered + length - 1, -1, c.width), c.dropout, site(noise, 2)).astype(dtype)
         ranks = jnp.broadcast_to(jnp.arange(length), tokens.shape)
-        keys_of = remembered_keys(memory.segments, Tokens(ranks, segments))
-        queries = Queries(Tokens(ranks + 1, segments), keys_of)
-        shared = (table, queries, position_biases(self, c) if c.shared_biases else None)
+        mask = remembering(memory.segments, Mask(segments, ranks, ranks + 1))
+        shared = (table, mask, position_biases(self, c) if c.shared_biases else None)
         layer = TransformerXLLayer(c, self.program, parent=None)
         x, hidden = stack(self, [layer], c.depth, x, shared, site(noise, 1), self.program, each=memory.hidden)
         return drop(x, 3), Memory(hidden, remember(memory.segments, segments))
@@ -276,6 +275,6 @@ FAMILY = Family(
     flops=flops,
     kernels=("relative",),
     attentions=lambda config, length, memory: [
-        Attention(length, config.width, config.heads, config.attention_dropout, memory)
+        Attention(length, config.width, config.heads, config.attention_dropout, memory, ranked=True)
     ],
 )

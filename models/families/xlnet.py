@@ -12,10 +12,11 @@ import numpy as np
 from jax import Array
 
 from models.attention.kernels.table import Attention
-from models.attention.mask import Queries, Tokens, remembered_keys
+from models.attention.mask import Mask, chosen, remembering
 from models.attention.relative import (
     Biases,
     RelativeAttention,
+    Types,
     attention_flops,
     projection_flops,
     sinusoids,
@@ -66,8 +67,8 @@ class XLNetLayer(nn.Module):
 
     @nn.compact
     def __call__(self, streams: tuple[Array, Array], shared, noise: Noise, memory: Array, slots: Array | None):
-        """shared: (table of distances, the content stream's Queries, the query stream's, how many leading positions to
-        remember) -> (streams, new memory)."""
+        """shared: (table of distances, the content stream's (mask, types), the query stream's, how many leading
+        positions to remember) -> (streams, new memory)."""
         config, sizes, dtype = self.config, layer_sizes(self.config), self.program.compute
         (content, query), (table, of_content, of_query, reuse) = streams, shared
         bias = lambda name, *rows: self.param(name, nn.initializers.normal(config.init_std), (*rows, config.width))
@@ -76,8 +77,9 @@ class XLNetLayer(nn.Module):
         feed_forward = FeedForward(sizes, dtype, inner_dropout=True, name="feed_forward")
         context = attention.context(jnp.concatenate([memory, content], axis=1), table)
 
-        def advance(x: Array, queries: Queries, noise: Noise) -> Array:
-            return feed_forward(attention(x, context, biases, queries, noise), noise, queries.axis)
+        def advance(x: Array, standing: tuple[Mask, Types], noise: Noise) -> Array:
+            mask, types = standing
+            return feed_forward(attention(x, context, biases, mask, noise, types), noise, mask.axis)
 
         predicted = advance(query, of_query, site(noise, 0))
         streams = (advance(content, of_content, noise), predicted) if slots is None else predicted
@@ -122,7 +124,7 @@ class XLNet(nn.Module):
         content = constrain(drop(embedded, 0), "batch", "length", None)
         query = drop(jnp.broadcast_to(self.start, (*slots.shape, c.width)), 2)
         table = drop(signed_table(memory.segments.shape[1], length, c.width, reversed), 3)
-        shared = (table, *both_queries(types, segments, ranks, thresholds, slots, memory.segments), reuse)
+        shared = (table, *both_masks(types, segments, ranks, thresholds, slots, memory.segments), reuse)
         layer = XLNetLayer(c, self.program, parent=None)
         query, remembered = stack(
             self, [layer], c.depth, (content, query), shared, site(noise, 1), self.program, slots, memory.hidden
@@ -147,14 +149,15 @@ def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array
     return jnp.where(reversed[:, None, None] > 0, backwards, table)
 
 
-def both_queries(
+def both_masks(
     types: Array, segments: Array, ranks: Array, thresholds: Array, slots: Array, memory: Array
-) -> tuple[Queries, Queries]:
-    """The content stream's queries and the query stream's; arguments as in `XLNet.predict`, memory: its segments."""
-    keys = remembered_keys(memory, Tokens(ranks, segments, types))
-    own = Tokens(thresholds, segments, types)
-    chosen = Tokens(*(gather_positions(array, slots) for array in own))
-    return Queries(own, keys, itself=True), Queries(chosen, keys, starts=segments.shape[1] - 1 - slots)
+) -> tuple[tuple[Mask, Types], tuple[Mask, Types]]:
+    """The content stream's mask and types and the query stream's; arguments as in `XLNet.predict`, memory: its
+    segments."""
+    mask = remembering(memory, Mask(segments, ranks, thresholds))
+    of_keys = jnp.concatenate([jnp.zeros_like(memory), types], axis=1)
+    content = dataclasses.replace(mask, itself=True), Types(types, of_keys)
+    return content, (chosen(mask, slots), Types(gather_positions(types, slots), of_keys))
 
 
 def parameters(config: XLNetConfig) -> list[Parameter]:
@@ -196,7 +199,7 @@ def flops(config: XLNetConfig, batch: int, length: int, predictions: int) -> flo
 def attentions(config: XLNetConfig, length: int, memory: int) -> list[Attention]:
     """For the kernel: those of the content stream and of the query stream, which has the predicted positions alone."""
     sizes = (length, config.width, config.heads, config.attention_dropout, memory)
-    return [Attention(*sizes), Attention(*sizes, chosen=True)]
+    return [Attention(*sizes, chosen=chosen, ranked=True) for chosen in (False, True)]
 
 
 def _size(depth: int, width: int, **changes) -> XLNetConfig:

@@ -75,7 +75,7 @@ def test_large_scores_do_not_overflow():
 def test_scores_of_bfloat16_are_float32():
     q, k, v = ([[32.0, 1.0, 0.0, 0.0]], [[8.0, 0.0, 0.0, 0.0], [8.0, 0.5, 0.0, 0.0]], [[0.0] * 4, [1.0] * 4])
     q, k, v = (jnp.asarray(x, jnp.bfloat16)[None, :, None] for x in (q, k, v))
-    mask = Mask(jnp.ones((1, 2), jnp.int32), jnp.ones((1, 1), jnp.int32))
+    mask = Mask(jnp.ones((1, 2), jnp.int32), queries=jnp.ones((1, 1), jnp.int32))
     mixed = attention(q, k, v, mask, dropout_rate=0.0, noise=None)  # of scores 128 and 128.25, both 128 in bfloat16
     np.testing.assert_allclose(mixed.astype(np.float32), 1 / (1 + np.exp(-0.25)), atol=0.005)
 
@@ -116,7 +116,7 @@ def test_dropout_falls_on_the_probabilities():
 
 def by_splash(q, k, v, segments):
     swap = lambda x: jnp.swapaxes(x, 1, 2)  # heads first
-    return swap(splash(*map(swap, (q, k, v)), segments, interpret=True))
+    return swap(splash(*map(swap, (q, k, v)), Mask(segments), interpret=True))
 
 
 def by_rows(q, k, v, segments):

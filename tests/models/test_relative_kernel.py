@@ -9,13 +9,13 @@ import pytest
 
 from models.attention import relative
 from models.attention.kernels.table import require
-from models.attention.mask import Queries, Tokens, remembered_keys
+from models.attention.mask import Mask, remembering
 from models.attention.relative import Biases, Context, asked, by_kernel, relative_attention
 from models.blocks.memory import Memory
 from models.core.noise import row_keys
 from models.core.program import Program
 from models.families.transformer_xl import TransformerXL, TransformerXLConfig
-from models.families.xlnet import XLNet, XLNetConfig, both_queries
+from models.families.xlnet import XLNet, XLNetConfig, both_masks
 from tests.models.programs import QUICK, with_gradients
 from tests.models.shapes import parameter_shapes
 
@@ -23,7 +23,7 @@ BATCH, WIDTH = 2, 128
 KEYS = row_keys(0, 0, jnp.arange(BATCH))
 
 
-def xlnet_queries(rng, length, memory, n):
+def xlnet_masks(rng, length, memory, n):
     """Two segments, three types, a random order, some of the memory empty; one prediction that sees nothing."""
     ranks = np.argsort(rng.random((BATCH, length)), axis=1).astype(np.int32)
     segments = np.ones((BATCH, length), np.int32)
@@ -34,37 +34,37 @@ def xlnet_queries(rng, length, memory, n):
     remembered = (np.arange(memory) >= np.array([[0], [memory // 2]])).astype(np.int32)
     thresholds[0, positions[0, 0]] = 0
     remembered[0] = 7
-    return both_queries(types, segments, ranks, thresholds, positions, jnp.asarray(remembered))
+    return both_masks(types, segments, ranks, thresholds, positions, jnp.asarray(remembered))
 
 
 def case(kind, head_dim, dtype, length=256, memory=128, n=30):
-    """(q, context, biases) and how the queries stand."""
+    """(q, context, biases), the mask, the types, the number of heads."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
-    content, query = xlnet_queries(rng, length, memory, n)
+    content, query = xlnet_masks(rng, length, memory, n)
     causal = jnp.arange(length)[None].repeat(BATCH, 0)
     ones = jnp.ones_like(causal)
-    before = remembered_keys(jnp.ones((BATCH, memory), jnp.int32), Tokens(causal, ones))
-    of_kind = {"content": content, "query": query, "causal": Queries(Tokens(causal + 1, ones), before)}
-    queries = of_kind[kind]
+    without_types = remembering(jnp.ones((BATCH, memory), jnp.int32), Mask(ones, causal, causal + 1)), None
+    mask, types = {"content": content, "query": query, "causal": without_types}[kind]
     keys, typed = length + memory, kind != "causal"
     distances = keys + (length if typed else 1)
     number = n if kind == "query" else length
     context = Context(draw(BATCH, keys, WIDTH), draw(BATCH, keys, WIDTH), draw(BATCH if typed else 1, distances, WIDTH))
     biases = Biases(draw(WIDTH), draw(WIDTH), *((draw(WIDTH), draw(2, WIDTH)) if typed else ()))
-    return draw(BATCH, number, WIDTH), context, biases, queries, WIDTH // head_dim
+    return draw(BATCH, number, WIDTH), context, biases, mask, types, WIDTH // head_dim
 
 
 def compare(arguments, tolerance, rate=0.0):
     """The kernel against the plain operations, which get float32: in bfloat16 they round the sums for the biases."""
-    q, context, biases, queries, heads = arguments
+    q, context, biases, mask, types, heads = arguments
     weights = np.random.default_rng(1).normal(size=q.shape)
     noise = {"dropout_rate": rate, "noise": KEYS if rate else None}
     both = []
     given = (q, context, biases)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), given)
     for attend, inputs in ((relative_attention, wide), (functools.partial(by_kernel, interpret=True), given)):
-        both.append(with_gradients(lambda *x, attend=attend: attend(*x, queries, heads, **noise), weights)(*inputs))
+        of_mask = functools.partial(lambda attend, *x: attend(*x, mask, types, heads, **noise), attend)
+        both.append(with_gradients(of_mask, weights)(*inputs))
     (expected, expected_gradients), (ours, gradients) = both
     assert ours.dtype == q.dtype
     near(ours, expected, tolerance)
@@ -125,14 +125,14 @@ def test_a_reach_of_any_number_of_blocks(length, memory, n):
 )
 def test_what_does_not_fit_is_an_error_with_the_reason(n, keys, distances, heads, chosen, said):
     context = Context(*(jnp.zeros((1, number, WIDTH)) for number in (keys, keys, distances)))
-    queries = Queries(None, None, starts=jnp.zeros((1, n)) if chosen else None)
-    attention = asked(n, heads, 0.3, context, queries)
+    mask = Mask(None, ranks=jnp.zeros((1, keys)), after=jnp.zeros((1, n)) if chosen else None)
+    attention = asked(n, heads, 0.3, context, mask)
     assert (attention.length + attention.memory, attention.chosen) == (keys, chosen)
     if said is None:
         require("relative", attention)
         return
     with pytest.raises(ValueError, match=f"attention relative does not work here: .*{said}.*; or use xla"):
-        by_kernel(jnp.zeros((1, n, WIDTH)), context, None, queries, heads, dropout_rate=0.3, noise=None)
+        by_kernel(jnp.zeros((1, n, WIDTH)), context, None, mask, None, heads, dropout_rate=0.3, noise=None)
 
 
 XLNET = XLNetConfig(vocab_size=60, width=128, depth=2, heads=2, feed_forward=32, memory=128)

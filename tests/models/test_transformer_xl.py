@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.attention import relative as attention
-from models.attention.mask import Queries, Tokens, remembered_keys
+from models.attention.mask import Mask, remembering
 from models.attention.relative import Biases, Context, relative_attention, sinusoids
 from models.blocks.memory import Memory
 from models.core.noise import row_keys, site
@@ -84,10 +84,9 @@ def test_attention_is_the_papers_equation_position_by_position():
     context = Context(heads_of(hidden, wk), heads_of(hidden, wv), heads_of(sinusoids(keys - 1, -1, width), wr))
     ranks = jnp.arange(length)[None]
     ones = jnp.ones((1, length), jnp.int32)
-    of_keys = remembered_keys(jnp.ones((1, remembered), jnp.int32), Tokens(ranks, ones))
-    queries = Queries(Tokens(ranks + 1, ones), of_keys)
+    mask = remembering(jnp.ones((1, remembered), jnp.int32), Mask(ones, ranks, ranks + 1))
     ours = relative_attention(
-        heads_of(hidden[remembered:], wq), context, Biases(u.reshape(-1), v.reshape(-1)), queries, heads,
+        heads_of(hidden[remembered:], wq), context, Biases(u.reshape(-1), v.reshape(-1)), mask, None, heads,
         dropout_rate=0.0, noise=None,
     )  # fmt: skip
     np.testing.assert_allclose(ours[0].reshape(expected.shape), expected, atol=2e-5)
@@ -107,9 +106,8 @@ def test_pieces_with_a_short_memory_are_the_whole_row_under_a_band(monkeypatch):
     module = TransformerXL(CONFIG, SCAN)
     x = module.apply({"params": params}, TOKENS, method="embed")
     biases = Biases(params["content_bias"], params["position_bias"])
-    monkeypatch.setattr(attention, "visibility", lambda queries: jnp.broadcast_to(band, (2, 24, 24)))
-    everything = Tokens(jnp.zeros((2, 24), jnp.int32), jnp.ones((2, 24), jnp.int32))
-    shared = (sinusoids(23, -1, 16)[None], Queries(everything, everything), biases)
+    monkeypatch.setattr(attention, "visible", lambda mask: jnp.broadcast_to(band, (2, 1, 24, 24)))
+    shared = (sinusoids(23, -1, 16)[None], Mask(jnp.ones((2, 24), jnp.int32)), biases)
     layer = TransformerXLLayer(CONFIG, SCAN).apply
     for index in range(CONFIG.depth):
         weights = jax.tree.map(lambda leaf, index=index: leaf[index], params["layers"])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from models.attention.mask import visibility
+from models.attention.mask import visible
 from models.attention.relative import Biases, Context, relative_attention, shift, shift_to
 from models.blocks.memory import Memory
 from models.core.noise import row_keys
 from models.core.program import Program
-from models.families.xlnet import FAMILY, XLNet, XLNetConfig, both_queries
+from models.families.xlnet import FAMILY, XLNet, XLNetConfig, both_masks
 from tests.models.shapes import parameter_shapes
 
 CONFIG = XLNetConfig(
@@ -74,9 +74,9 @@ def test_the_book_s_order_3_2_4_1_gives_its_two_masks():
     ranks = np.argsort(order)[None].astype(np.int32)
     ones = np.ones((1, 4), np.int32)
     everywhere = np.arange(4, dtype=np.int32)[None]
-    content, query = both_queries(ones, ones, ranks, ranks, everywhere, jnp.zeros((1, 0), jnp.int32))
-    np.testing.assert_array_equal(visibility(content)[0], [[1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0], [0, 1, 1, 1]])
-    np.testing.assert_array_equal(visibility(query)[0], [[0, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]])
+    (content, _), (query, _) = both_masks(ones, ones, ranks, ranks, everywhere, jnp.zeros((1, 0), jnp.int32))
+    np.testing.assert_array_equal(visible(content)[0, 0], [[1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0], [0, 1, 1, 1]])
+    np.testing.assert_array_equal(visible(query)[0, 0], [[0, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]])
 
 
 @pytest.mark.parametrize("remembered", [0, 5])
@@ -158,11 +158,11 @@ def test_chosen_queries_find_the_distances_of_the_whole_row():
     batch, keys = random_batch(0), memory + LENGTH
     slots = np.arange(LENGTH, dtype=np.int32)[None].repeat(ROWS, 0)
     of_row = (batch[name] for name in ("types", "segments", "ranks", "thresholds"))
-    _, chosen = both_queries(*of_row, slots, jnp.ones((ROWS, memory), jnp.int32))
+    _, (mask, types) = both_masks(*of_row, slots, jnp.ones((ROWS, memory), jnp.int32))
     context = Context(draw(ROWS, keys, width), draw(ROWS, keys, width), draw(ROWS, keys + LENGTH, width))
     inputs = draw(ROWS, LENGTH, width), context, Biases(draw(width), draw(width), draw(width), draw(2, width))
-    attend = lambda queries: jax.jit(lambda: relative_attention(*inputs, queries, 2, dropout_rate=0.0, noise=None))()
-    np.testing.assert_allclose(attend(chosen), attend(chosen._replace(starts=None)), atol=1e-5)
+    attend = lambda mask: jax.jit(lambda: relative_attention(*inputs, mask, types, 2, dropout_rate=0.0, noise=None))()
+    np.testing.assert_allclose(attend(mask), attend(dataclasses.replace(mask, after=None)), atol=1e-5)
 
 
 @pytest.mark.parametrize(("depth", "remat"), [("unroll", "none"), ("scan", "dots"), ("unroll", "full")])

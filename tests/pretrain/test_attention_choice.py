@@ -157,7 +157,7 @@ def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):
     asked, family = set(), assemble(recipe).family
     recording = lambda of: asked.add(of._replace(part="")) or []
     monkeypatch.setitem(KERNELS, kernel, Kernel((), recording))
-    monkeypatch.setattr(plain, "cudnn", lambda q, k, v, segments: q)  # JAX's traces on a machine with a GPU alone
+    monkeypatch.setattr(plain, "cudnn", lambda q, k, v, mask: q)  # JAX's traces on a machine with a GPU alone
     assembly, mesh = assemble(recipe, Program(dtype="bfloat16", attention=kernel)), row_mesh(jax.devices(), [1])
     arguments = (*abstract_state(assembly, 0, mesh), abstract_batch(assembly, 0, mesh))
     asked.clear()  # of the initialisation

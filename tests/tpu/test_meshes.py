@@ -89,9 +89,11 @@ def test_no_array_is_gathered_because_the_compiler_saw_no_other_way(trained):
 
 KERNEL = """
 import jax, jax.numpy as jnp, numpy as np
-from models.attention.plain import Mask, attention
-from models.attention.kernels.table import KERNELS, Attention, attend_rows, rows_fit, splash
+from models.attention.mask import Mask
+from models.attention.plain import attention
 from models.attention.kernels.row_attention import interleaved
+from models.attention.kernels.splash import splash
+from models.attention.kernels.table import KERNELS, Attention, attend_rows, rows_fit
 from models.core.sharding import placed_by
 from tpu.mesh import make_mesh, parse_mesh
 from tpu.rules import activation_rules
@@ -105,7 +107,7 @@ swap = lambda x: jnp.swapaxes(x, 1, 2)  # heads first
 
 def placed(q, k, v):
     with placed_by(rules):
-        return (swap(splash(*map(swap, (q, k, v)), segments, interpret=True)) * w).sum()
+        return (swap(splash(*map(swap, (q, k, v)), Mask(segments), interpret=True)) * w).sum()
 
 plain = lambda q, k, v: (attention(q, k, v, Mask(segments), dropout_rate=0.0, noise=None) * w).sum()
 for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(q, k, v) for f in (placed, plain))):
@@ -140,7 +142,7 @@ from models.core.noise import row_keys
 from models.attention.kernels.table import KERNELS
 from models.attention.relative import Biases, Context, asked, by_kernel, relative_attention
 from models.core.sharding import placed_by
-from models.families.xlnet import both_queries
+from models.families.xlnet import both_masks
 from tpu.mesh import make_mesh, parse_mesh
 from tpu.rules import activation_rules
 
@@ -148,19 +150,19 @@ rng = np.random.default_rng(0)
 draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
 ranks = jnp.asarray(np.argsort(rng.random((2, 128)), axis=1).astype(np.int32))
 ones, positions = jnp.ones_like(ranks), jnp.asarray([[3, 8, 70], [0, 5, 127]])
-streams = both_queries(ones, ones, ranks, ranks, positions, jnp.ones((2, 128), jnp.int32))
+streams = both_masks(ones, ones, ranks, ranks, positions, jnp.ones((2, 128), jnp.int32))
 keys = row_keys(0, 0, jnp.arange(2))
 rules = lambda mesh, devices: activation_rules(make_mesh(parse_mesh(mesh, devices), jax.devices()[:devices]))
-for queries, n, table in zip(streams, (128, 3), (1, 2)):
+for (mask, types), n, table in zip(streams, (128, 3), (1, 2)):
     def loss(attend, x, rules, **more):
         with placed_by(rules):
-            return (attend(*x, queries, 4, dropout_rate=0.2, noise=keys, **more) ** 2).sum()
+            return (attend(*x, mask, types, 4, dropout_rate=0.2, noise=keys, **more) ** 2).sum()
     context = Context(draw(2, 256, 256), draw(2, 256, 256), draw(table, 384, 256))
     x = draw(2, n, 256), context, Biases(draw(256), draw(256), draw(256), draw(2, 256))
     placed = jax.jit(jax.grad(lambda x: loss(by_kernel, x, rules("data=2,tensor=2", 4), interpret=True)))(x)
     plain = jax.jit(jax.grad(lambda x: loss(relative_attention, x, None)))(x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max()), placed, plain)
-    obstacles = lambda: KERNELS["relative"].obstacles(asked(n, 4, 0.2, context, queries))
+    obstacles = lambda: KERNELS["relative"].obstacles(asked(n, 4, 0.2, context, mask))
     with placed_by(rules("data=2,tensor=4", 8)):
         heads = "model.heads=4 in model.width=256"
         assert obstacles() == [f"--mesh tensor=4 cuts {heads}: its parts do not fill blocks of 128"]

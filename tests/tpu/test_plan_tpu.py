@@ -114,7 +114,7 @@ import sys
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 from models.attention.relative import Biases, Context, by_kernel
-from models.families.xlnet import both_queries
+from models.families.xlnet import both_masks
 from tpu.compiler import devices, prepare
 from tpu.topologies import parse_topology
 
@@ -122,8 +122,8 @@ prepare()
 batch, length, memory, width = 2, 512, 384, 128
 
 def loss(x, row, positions, memory, keys, number):
-    queries = both_queries(*row, positions, memory)[number]
-    return by_kernel(*x, queries, 2, dropout_rate=0.1, noise=keys).astype(jnp.float32).sum()
+    mask, types = both_masks(*row, positions, memory)[number]
+    return by_kernel(*x, mask, types, 2, dropout_rate=0.1, noise=keys).astype(jnp.float32).sum()
 
 for topology in sys.argv[1:]:
     place = SingleDeviceSharding(devices(parse_topology(topology))[0])

@@ -5,14 +5,15 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
+from models.attention.mask import Mask
 from models.core.program import KEPT
 from models.core.sharding import current_rules
 
 BLOCKS = (512, 256, 128)
 
 
-def splash(q: Array, k: Array, v: Array, segments: Array, interpret: bool = False) -> Array:
-    """Splash attention (TPU): q, k, v [batch, heads, length, head_dim], segments i32[batch, length] -> like q.
+def splash(q: Array, k: Array, v: Array, mask: Mask, interpret: bool = False) -> Array:
+    """Splash attention (TPU): q, k, v [batch, heads, length, head_dim] -> like q; of a mask segments and `causal`.
 
     length is a multiple of 128. On a mesh each device attends with its rows, heads and queries to all of their keys.
     interpret: run as plain operations, on any platform.
@@ -20,9 +21,9 @@ def splash(q: Array, k: Array, v: Array, segments: Array, interpret: bool = Fals
 
     def attend(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> Array:
         heads, length, width = q.shape[1], q.shape[2], q.shape[3]
-        everything = splash_mask.MultiHeadMask([splash_mask.FullMask((length, k.shape[2]))] * heads)
+        of_head = splash_mask.CausalMask if mask.causal else splash_mask.FullMask  # a causal one's blocks are skipped
         kernel = splash_kernel.make_splash_mha(
-            everything,
+            splash_mask.MultiHeadMask([of_head((length, k.shape[2]))] * heads),
             block_sizes=_blocks(length, k.shape[2]),
             head_shards=1,
             q_seq_shards=1,
@@ -31,7 +32,7 @@ def splash(q: Array, k: Array, v: Array, segments: Array, interpret: bool = Fals
         )
         return jax.vmap(kernel)(q * width**-0.5, k, v, splash_kernel.SegmentIds(queries, keys))
 
-    rules = current_rules()
+    rules, segments = current_rules(), mask.segments
     if rules is not None:
         local = rules.spec(("batch", "heads", "length", None), q.shape)
         whole = rules.spec(("batch", "heads", None, None), k.shape)

@@ -23,6 +23,7 @@ class Attention(NamedTuple):
 
     length: tokens of a row.   width, heads: of its layer.   dropout: of the probabilities.   memory: keys before the
     row's own.   chosen: whether the queries are chosen positions of the row, else all.
+    causal, ranked: whether its mask is static causal, and whether it has ranks.
     part: of a model of several, as its settings name it.
     """
 
@@ -32,6 +33,8 @@ class Attention(NamedTuple):
     dropout: float
     memory: int = 0
     chosen: bool = False
+    causal: bool = False
+    ranked: bool = False
     part: str = ""
 
 
@@ -54,6 +57,10 @@ def _splash_obstacles(attention: Attention) -> list[str]:
     obstacles = _of_dropout(attention) + _of_length(attention)
     if length % LANES == 0 and length // cut % LANES:
         obstacles.append(f"--mesh sequence={cut} cuts length={length} into parts that are no multiple of {LANES}")
+    if cut > 1 and attention.causal:
+        obstacles.append(f"--mesh sequence={cut} cuts rows of a causal mask: leave sequence out")
+    if attention.ranked:
+        obstacles.append("the mask has ranks, a prefix or an order, which it does not read")
     return obstacles
 
 
@@ -70,6 +77,8 @@ def _cudnn_obstacles(attention: Attention) -> list[str]:
 def _relative_obstacles(attention: Attention) -> list[str]:
     length, memory, width, heads = attention.length, attention.memory, attention.width, attention.heads
     (cut, shared), obstacles = _cuts(attention), _of_length(attention)
+    if attention.causal or not attention.ranked:
+        obstacles.append("the mask has no ranks, which alone it reads")
     if memory % LANES:
         obstacles.append(f"memory={memory}: choose a multiple of {LANES}")
     distances = memory + length + relative_kernel.reach(length, attention.chosen)
@@ -118,10 +127,10 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 def rows_fit(attention: Attention) -> bool:
-    """Whether `attend_rows` takes an attention, as a mesh cuts it."""
+    """Whether `attend_rows` takes an attention within segments, as a mesh cuts it."""
     length, width, heads = attention[:3]
     cut, shared = _cuts(attention)
-    return cut == 1 and row_attention.fits(length, width // shared, width // heads)
+    return cut == 1 and not attention.causal and row_attention.fits(length, width // shared, width // heads)
 
 
 def attend_rows(products: Array, biases: Array, segments: Array, heads: int, interpret: bool = False) -> Array:

@@ -1,0 +1,126 @@
+"""One mask says causal, prefix, permutation and packed rows, and everything that attends reads it alike."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.attention.kernels.cudnn import cudnn
+from models.attention.kernels.splash import splash
+from models.attention.mask import Mask, chosen, remembering, visible
+from models.attention.plain import attention
+from models.attention.self_attention import SelfAttention
+from models.blocks.layer import LayerSizes
+from models.core.program import Program
+from tests.models.programs import with_gradients
+
+PACKED = np.array([[1, 1, 1, 2, 2, 0], [1, 2, 2, 2, 2, 2]], np.int32)  # documents; 0 is padding
+PLACES = np.broadcast_to(np.arange(6, dtype=np.int32), PACKED.shape)
+PREFIX = np.array([[2], [4]], np.int32)  # leading tokens that all see
+RANKS = np.array([[3, 0, 4, 1, 5, 2], [0, 5, 1, 4, 2, 3]], np.int32)
+MASKS = {
+    "packed": Mask(PACKED),
+    "packed, causal": Mask(PACKED, causal=True),
+    "prefix": Mask(np.ones_like(PACKED), PLACES, np.where(PLACES < PREFIX, PREFIX, PLACES + 1)),
+    "permutation": Mask(PACKED, RANKS, RANKS),
+    "permutation with themselves": Mask(PACKED, RANKS, RANKS, itself=True),
+}
+RULES = {  # (row, query i, key j) -> whether i sees j
+    "packed": lambda b, i, j: PACKED[b, i] == PACKED[b, j],
+    "packed, causal": lambda b, i, j: PACKED[b, i] == PACKED[b, j] and j <= i,
+    "prefix": lambda b, i, j: j <= i or (i < PREFIX[b, 0] and j < PREFIX[b, 0]),
+    "permutation": lambda b, i, j: PACKED[b, i] == PACKED[b, j] and RANKS[b, j] < RANKS[b, i],
+    "permutation with themselves": lambda b, i, j: PACKED[b, i] == PACKED[b, j] and RANKS[b, j] <= RANKS[b, i],
+}
+
+
+def dense(name):
+    """bool[batch, queries, keys], pair by pair."""
+    return np.array([[[bool(RULES[name](b, i, j)) for j in range(6)] for i in range(6)] for b in range(2)])
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_query_sees_what_the_rule_says(name):
+    np.testing.assert_array_equal(visible(MASKS[name])[:, 0], dense(name))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_chosen_queries_see_what_they_see_in_the_whole_row(name):
+    slots = np.array([[5, 0, 3], [2, 2, 4]])
+    expected = np.take_along_axis(dense(name), slots[..., None], axis=1)
+    np.testing.assert_array_equal(visible(chosen(MASKS[name], slots))[:, 0], expected)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_of_a_memory_a_query_sees_all_of_its_segment(name):
+    remembered = np.array([[9, 1], [1, 2]], np.int32)
+    mask = remembering(remembered, MASKS[name])
+    expected = np.concatenate([mask.own[:, :, None] == remembered[:, None], dense(name)], axis=2)
+    np.testing.assert_array_equal(visible(mask)[:, 0], expected)
+    slots = np.array([[5, 0], [2, 4]])
+    of_chosen = visible(chosen(mask, slots))[:, 0]
+    np.testing.assert_array_equal(of_chosen, np.take_along_axis(expected, slots[..., None], axis=1))
+
+
+def test_static_fields_are_no_arrays():
+    """What is compiled may depend on them."""
+    arrays, structure = jax.tree.flatten(MASKS["packed, causal"])
+    assert len(arrays) == 1 and jax.tree.unflatten(structure, arrays).causal is True
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_plain_attention_is_that_of_the_dense_mask_and_zeros_where_nothing_is_seen(name):
+    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 6, 2, 4)).astype(np.float32)
+    weights = np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) / 2) * dense(name)[:, None]
+    total = weights.sum(-1, keepdims=True)
+    shares = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    ours = attention(q, k, v, MASKS[name], dropout_rate=0.0, noise=None)
+    np.testing.assert_allclose(ours, np.einsum("bhqk,bkhd->bqhd", shares, v), atol=1e-6)
+
+
+def near(attend, plain, *arrays):
+    """Outputs and gradients of two functions, both weighted by the last array."""
+    *inputs, weights = arrays
+    both = (with_gradients(lambda *x, f=f: f(*x) * weights, np.ones_like(weights))(*inputs) for f in (attend, plain))
+    (ours, of_ours), (expected, of_expected) = both
+    for a, b in zip((ours, *of_ours), (expected, *of_expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def causal_case():
+    """q, k, v and weights of two rows of packed documents, one padded, and their mask; in 3 blocks of 128."""
+    rng, length = np.random.default_rng(0), 384
+    segments = np.ones((2, length), np.int32)
+    segments[0, 100:300], segments[0, 300:], segments[1, 200:] = 2, 3, 0
+    q, k, v, weights = rng.normal(size=(4, 2, length, 2, 64)).astype(np.float32)
+    return (q, k, v, weights * (segments > 0)[..., None, None]), Mask(segments, causal=True)
+
+
+def test_causal_splash_attention_of_packed_documents_is_the_plain_one():
+    arrays, mask = causal_case()
+    swap = lambda x: jnp.swapaxes(x, 1, 2)  # heads first
+    kernel = lambda *x: swap(splash(*map(swap, x), mask, interpret=True))
+    near(kernel, lambda *x: attention(*x, mask, dropout_rate=0.0, noise=None), *arrays)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_cudnn_is_given_the_same_mask(name, monkeypatch):
+    """JAX's own operations in cuDNN's place, which takes the same arguments."""
+    real = jax.nn.dot_product_attention
+    asked = lambda *x, implementation, **given: real(*x, **given, implementation="xla")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", asked)
+    arrays = np.random.default_rng(0).normal(size=(4, 2, 6, 2, 4)).astype(np.float32)
+    plain = functools.partial(attention, mask=MASKS[name], dropout_rate=0.0, noise=None)
+    near(lambda *x: cudnn(*x, MASKS[name]), plain, *arrays)
+
+
+@pytest.mark.parametrize("name", ["packed, causal", "prefix"])
+def test_a_layer_at_slots_is_the_whole_layer_there(name):
+    layer = SelfAttention(LayerSizes(8, 2, 8, "gelu", 0.0, 0.0, 1e-12, 0.5), Program())
+    x, slots = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32), np.array([[4, 1], [0, 5]])
+    mask = MASKS[name]
+    params = jax.jit(layer.init)(jax.random.key(0), x, mask, None)
+    whole, some = jax.jit(lambda params: [layer.apply(params, x, mask, None, at) for at in (None, slots)])(params)
+    np.testing.assert_allclose(some, np.take_along_axis(whole, slots[..., None], axis=1), atol=1e-6)
