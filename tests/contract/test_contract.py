@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, AxisType
 
 from models.core.parameters import leaves
@@ -97,3 +98,29 @@ def test_the_published_size_can_be_placed_on_every_mesh(name):
         carry = jax.eval_shape(lambda: carry_of(case, rows))
         with placed_by(activation_rules(abstract)):
             jax.make_jaxpr(loss)(shapes, batch, carry)
+
+
+DELICATE = ("exp", "exp2", "expm1", "log", "log1p", "logistic", "erf", "rsqrt", "cumsum", "reduce_sum")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_rounds_badly_is_float32_where_products_are_bfloat16(name):
+    model = dataclasses.replace(CASES[name].model, dropout=0.1, attention_dropout=0.1)
+    program = Program(dtype="bfloat16", depth="scan", remat="dots")
+    case = CASES[name]._replace(model=model)
+    traced = jax.make_jaxpr(jax.grad(loss_of(case, program, True)))(*arguments(case))
+    found = list(equations(traced.jaxpr))
+    assert any(e.primitive.name == "dot_general" and e.invars[0].aval.dtype == "bfloat16" for e in found)
+    for equation in found:
+        if equation.primitive.name in DELICATE:
+            assert equation.outvars[0].aval.dtype != "bfloat16", equation
+
+
+def equations(jaxpr):
+    """Those of a jaxpr and of all jaxprs inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for part in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(part, ClosedJaxpr | Jaxpr):
+                    yield from equations(part.jaxpr if isinstance(part, ClosedJaxpr) else part)
