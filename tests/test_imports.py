@@ -1,6 +1,7 @@
 """Imports point one way, between packages and between the rooms of one; and nothing heavy or foreign at run time."""
 
 import ast
+import itertools
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,23 @@ def families_imported(source):
 def test_a_family_imports_no_other(file):
     found = families_imported(file.read_text())
     assert bool(found) == (file.stem == "registry")
+
+
+def blocks_of_ten(source):
+    """Every ten lines of code in a row, but for imports and blank lines."""
+    tree = ast.parse(source)
+    imported = [range(node.lineno, node.end_lineno + 1) for node in tree.body if isinstance(node, ast.ImportFrom)]
+    left_out = set(itertools.chain(*imported))
+    numbered = enumerate(source.splitlines(), 1)
+    lines = [line.strip() for number, line in numbered if line.strip() and number not in left_out]
+    return {tuple(lines[at : at + 10]) for at in range(len(lines) - 9)}
+
+
+def test_two_families_share_no_ten_lines():
+    blocks = [blocks_of_ten(file.read_text()) for file in sorted((ROOT / "models" / "families").glob("[a-z]*.py"))]
+    assert all(not (one & other) for one, other in itertools.combinations(blocks, 2))
+    ten = "\n".join(f"line_{number} = {number}" for number in range(10))
+    assert blocks_of_ten(f"from a import b\n\n{ten}") == blocks_of_ten(ten) != set()
 
 
 def test_the_rule_of_families_itself():
