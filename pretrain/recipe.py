@@ -10,8 +10,10 @@ from data_pipelines import tokenizers
 from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from models.core.family import unfit_inputs
+from models.core.program import Program
 from models.core.ranges import COUNT, SHARE, Range, check_ranges
-from models.families.registry import FAMILIES
+from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.tokenizer_fit import check_types
 from pretrain.json_values import KIND, make, plain
 from pretrain.objectives.objective import Objective
@@ -95,6 +97,17 @@ def check(recipe: Recipe) -> None:
                 "lower the one or raise the other"
             )
         recipe.objective.check_phase(phase)
+        _check_model(recipe, phase)
+
+
+def _check_model(recipe: Recipe, phase: Phase) -> None:
+    """UserError where the model lacks what the objective asks of it, or its rows what the model is given."""
+    family, objective, theirs = family_of(recipe.model), recipe.objective, type(recipe.model).__name__
+    model, ours = family.module(recipe.model, Program()), type(objective).__name__
+    if lacking := [protocol.__name__ for protocol in objective.asks if not isinstance(model, protocol)]:
+        raise UserError(f"objective {ours}: asks for {', '.join(lacking)}, which {theirs} has not; change one of them")
+    if unfit := unfit_inputs(family.inputs, objective.spec(phase.length)):
+        raise UserError(f"objective {ours}: its rows do not suit {theirs}: {'; '.join(unfit)}; change one of them")
 
 
 def to_json(recipe: Recipe) -> str:

@@ -7,9 +7,25 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import numpy as np
+from jax import Array
 
 from models.core.parameters import Parameter
 from models.core.program import Program
+
+Inputs = Mapping[str, Array]  # what a model is given of a batch: name -> [rows, *its shape]
+
+
+class Input(NamedTuple):
+    """An array that a model is given of each row.
+
+    shape: numbers and names, 'length' for one; where a name stands in several shapes it is the same number.
+    required: whether rows without it are refused; the model looks whether it has those that are not.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: str = "int32"
+    required: bool = True
 
 
 class HuggingFace(NamedTuple):
@@ -35,6 +51,8 @@ class Family(NamedTuple):
     """One model family.
 
     config: its frozen dataclass.   sizes: published name -> config.
+    inputs: name -> Input, by the names of the rows' arrays: what objectives hand to its methods and to `__call__`,
+        which calls all its parts once, for initialisation.
     module: (config, program) -> the Flax module.
     parameters: config -> the table, in a stable order.
     hf: checkpoint part -> HuggingFace.
@@ -45,9 +63,27 @@ class Family(NamedTuple):
 
     config: type
     sizes: dict[str, Any]
+    inputs: Mapping[str, Input]
     module: Callable[[Any, Program], nn.Module]
     parameters: Callable[[Any], list[Parameter]]
     hf: dict[str, HuggingFace]
     flops: Callable[[Any, int, int, int], float]
     kernels: tuple[str, ...] = ()
     attentions: Callable[[Any, int, int], list] = lambda config, length, memory: []
+
+
+def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple[tuple[int, ...], Any]]) -> list[str]:
+    """What rows, name -> (shape, dtype), lack of the declared inputs or have in another form."""
+    found, sizes = [], {}
+    for name, (shape, dtype, required) in declared.items():
+        if name not in rows:
+            found += [f"{name} is missing"] * required
+            continue
+        given, kind = rows[name]
+        fits = len(given) == len(shape) and all(
+            size == (sizes.setdefault(axis, size) if isinstance(axis, str) else axis)
+            for axis, size in zip(shape, given, strict=True)
+        )
+        if not fits or np.dtype(kind) != dtype:
+            found.append(f"{name} is {np.dtype(kind)}{list(given)} in place of {dtype}{list(shape)}")
+    return found

@@ -28,7 +28,7 @@ from models.blocks.tables import (
     layer_parameters,
     norm_parameters,
 )
-from models.core.family import Family, HuggingFace
+from models.core.family import Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
 from models.core.parameters import Noise, Parameter
 from models.core.program import Program
@@ -74,29 +74,32 @@ class Bert(nn.Module):
             self.pair = Dense(2, c.init_std, jnp.float32)
 
     @nn.compact
-    def encode(
-        self, tokens: Array, types: Array, segments: Array, noise: Noise = None, slots: Array | None = None
-    ) -> Array:
-        """i32[batch, length] each; noise u32[batch, 2] switches dropout on -> [batch, length, width].
+    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
+        """The trunk; noise u32[rows, 2] switches dropout on -> [rows, length, width].
 
-        slots: i32[batch, n], positions to compute alone, as far as the mathematics allows -> [batch, n, width].
+        slots: i32[rows, n], positions to compute alone, as far as the mathematics allows -> [rows, n, width].
         """
         config = self.config
-        x = dropout(self.embeddings(tokens, types), config.dropout, site(noise, 0)).astype(self.program.compute)
+        embedded = self.embeddings(inputs["tokens"], inputs["types"])
+        x = dropout(embedded, config.dropout, site(noise, 0)).astype(self.program.compute)
         layer = TransformerLayer(layer_sizes(config), self.program, parent=None)
-        return stack(self, [layer], config.depth, x, Mask(segments), site(noise, 1), self.program, slots)[0]
+        mask = Mask(inputs["segments"])
+        return stack(self, [layer], config.depth, x, mask, site(noise, 1), self.program, slots)[0]
 
-    def __call__(self, tokens: Array, types: Array, segments: Array, slots: Array, noise: Noise = None):
-        """i32[batch, length] each, slots i32[batch, n]; noise u32[batch, 2] switches dropout on.
+    def token_logits(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
+        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
+        return self.predictions(read, self.embeddings.tokens)
 
-        -> (token logits f32[batch * n, padded vocab], next-sentence logits f32[batch, 2] or None without pair head);
-        class 0: B follows A.
-        """
-        first = int(self.config.pair_head)  # the pooler reads position 0
-        hidden = self.encode(tokens, types, segments, noise, jnp.pad(slots, ((0, 0), (first, 0))))
-        pair = self.pair(jnp.tanh(self.pooler(hidden[:, 0]))) if self.config.pair_head else None
-        read = constrain(hidden[:, first:].reshape(-1, hidden.shape[-1]), "batch", None)
-        return self.predictions(read, self.embeddings.tokens), pair
+    def pair_logits(self, first: Array) -> Array:
+        """first [rows, width], the hidden states at position 0 -> f32[rows, 2]; class 0: B follows A."""
+        return self.pair(jnp.tanh(self.pooler(first)))
+
+    def __call__(self, inputs: Inputs):
+        """All parts once, for initialisation."""
+        hidden = self.encode(inputs)
+        pair = self.pair_logits(hidden[:, 0]) if self.config.pair_head else None
+        return self.token_logits(hidden[:, :1]), pair
 
 
 def attentions(config: BertConfig, length: int, memory: int) -> list[kernels.Attention]:
@@ -142,6 +145,7 @@ FAMILY = Family(
         "base": _size(12, 768),
         "large": _size(24, 1024),
     },
+    inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
     module=Bert,
     parameters=parameters,
     hf={

@@ -29,7 +29,7 @@ from models.blocks.tables import (
     layer_parameters,
     norm_parameters,
 )
-from models.core.family import Family, HuggingFace
+from models.core.family import Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
 from models.core.parameters import Noise, Parameter
 from models.core.program import Program
@@ -121,9 +121,8 @@ class Discriminator(nn.Module):
         self.dense = Dense(c.discriminator.width, c.init_std, dtype)
         self.score = Dense(1, c.init_std, jnp.float32)
 
-    def __call__(self, embedded: Array, segments: Array, noise: Noise) -> Array:
-        """-> f32[batch, length], the logit that a token was replaced."""
-        hidden = self.encoder(embedded, segments, noise)
+    def __call__(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> f32[rows, n], the logit that a token was replaced."""
         return self.score(ACTIVATIONS[self.config.activation](self.dense(hidden)))[..., 0]
 
 
@@ -139,20 +138,29 @@ class Electra(nn.Module):
         self.generator = Generator(c, self.program)
         self.discriminator = Discriminator(c, self.program)
 
-    def generate(self, tokens: Array, types: Array, segments: Array, slots: Array, noise: Noise = None) -> Array:
-        """i32[batch, length] each, slots i32[batch, n] -> logits f32[batch * n, padded vocab]."""
-        hidden = self.generator.encoder(self.embeddings(tokens, types), segments, noise, slots)
+    def generate(self, inputs: Inputs, slots: Array, noise: Noise = None) -> Array:
+        """slots i32[rows, n] -> the generator's logits f32[rows * n, padded vocab]."""
+        embedded = self.embeddings(inputs["tokens"], inputs["types"])
+        hidden = self.generator.encoder(embedded, inputs["segments"], noise, slots)
         read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
         return self.generator.predictions(read, self.embeddings.tokens)
 
-    def discriminate(self, tokens: Array, types: Array, segments: Array, noise: Noise = None) -> Array:
-        """i32[batch, length] each -> f32[batch, length], the logit that a token was replaced."""
-        return self.discriminator(self.embeddings(tokens, types), segments, noise)
+    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
+        """The discriminator's trunk, which is what is finetuned -> [rows, length, width].
 
-    def __call__(self, tokens: Array, types: Array, segments: Array, slots: Array):
+        slots: i32[rows, n], positions to compute alone -> [rows, n, width].
+        """
+        embedded = self.embeddings(inputs["tokens"], inputs["types"])
+        return self.discriminator.encoder(embedded, inputs["segments"], noise, slots)
+
+    def token_scores(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> f32[rows, n], the logit that a token was replaced."""
+        return self.discriminator(hidden)
+
+    def __call__(self, inputs: Inputs):
         """Both parts once, for initialisation."""
-        logits = self.generate(tokens, types, segments, slots)
-        return logits, self.discriminate(tokens, types, segments)
+        logits = self.generate(inputs, inputs["tokens"][:, :1])
+        return logits, self.token_scores(self.encode(inputs))
 
 
 def parameters(config: ElectraConfig) -> list[Parameter]:
@@ -220,6 +228,7 @@ FAMILY = Family(
             embedding=1024, discriminator=Tower(1024, 24, 16, 4096), generator=Tower(256, 24, 4, 1024)
         ),
     },
+    inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
     module=Electra,
     parameters=parameters,
     hf={

@@ -31,7 +31,7 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.products import product
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Family
+from models.core.family import Family, Input, Inputs
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter
 from models.core.program import Program
@@ -156,17 +156,18 @@ class TransformerXL(nn.Module):
             for number, (rows, narrow) in enumerate(cluster_shapes(c))
         ]
 
-    def empty_memory(self, batch: int, length: int | None = None) -> Memory:
+    def empty_memory(self, rows: int, length: int | None = None) -> Memory:
         """A memory of nothing, by default as long as in training."""
         c = self.config
-        return empty_memory(c.depth, batch, c.memory if length is None else length, c.width, self.program.compute)
+        return empty_memory(c.depth, rows, c.memory if length is None else length, c.width, self.program.compute)
 
     @nn.compact
-    def forward(self, tokens: Array, segments: Array, memory: Memory, noise: Noise = None) -> tuple[Array, Memory]:
-        """tokens, segments i32[batch, length]; noise u32[batch, 2] switches dropout on.
+    def read(self, inputs: Inputs, memory: Memory, noise: Noise = None) -> tuple[Array, Memory]:
+        """The trunk; noise u32[rows, 2] switches dropout on.
 
-        -> (hidden [batch, length, width], the memory of these and earlier tokens, as long as the one given).
+        -> (hidden [rows, length, width], the memory of these and earlier tokens, as long as the one given).
         """
+        tokens, segments = inputs["tokens"], inputs["segments"]
         c, dtype = self.config, self.program.compute
         drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(dtype)
         length, remembered = tokens.shape[1], memory.segments.shape[1]
@@ -188,21 +189,21 @@ class TransformerXL(nn.Module):
             embedded = jnp.where((tokens >= start)[..., None], cluster(tokens - start), embedded)
         return embedded * self.config.width**0.5
 
-    def logits(self, hidden: Array) -> Array:
-        """hidden [n, width] -> the next token's logits, f32[n, padded vocab]; padding rows are -inf.
+    def token_logits(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> the next token's logits, f32[rows * n, padded vocab]; padding rows are -inf.
 
         With clusters those of the first, which has after its tokens one row for each of the others.
         """
-        return self.cluster[0].logits(hidden)
+        return self.cluster[0].logits(hidden.reshape(-1, hidden.shape[-1]))
 
     def tails(self, hidden: Array) -> tuple[tuple[Array, Array, Array], ...]:
-        """hidden [n, width] -> for each cluster but the first, the factors of its logits: `Cluster.softmax`."""
-        return tuple(cluster.softmax(hidden) for cluster in self.cluster[1:])
+        """hidden [rows, n, width] -> for each cluster but the first, the factors of its logits: `Cluster.softmax`."""
+        return tuple(cluster.softmax(hidden.reshape(-1, hidden.shape[-1])) for cluster in self.cluster[1:])
 
-    def __call__(self, tokens: Array, segments: Array):
+    def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
-        hidden, _ = self.forward(tokens, segments, self.empty_memory(len(tokens)))
-        return self.logits(hidden.reshape(-1, hidden.shape[-1]))
+        hidden, _ = self.read(inputs, self.empty_memory(len(inputs["tokens"])))
+        return self.token_logits(hidden)
 
 
 def cluster_shapes(config: TransformerXLConfig) -> list[tuple[int, int]]:
@@ -269,6 +270,7 @@ FAMILY = Family(
             width=1024, depth=18, heads=16, feed_forward=4096, dropout=0.2, attention_dropout=0.2, memory=384, divisor=4
         ),
     },
+    inputs={"tokens": Input(("length",)), "segments": Input(("length",))},
     module=TransformerXL,
     parameters=parameters,
     hf={},

@@ -29,7 +29,7 @@ from models.blocks.layer import layer_sizes
 from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Family, HuggingFace
+from models.core.family import Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter
 from models.core.program import Program
@@ -86,6 +86,10 @@ class XLNetLayer(nn.Module):
         return streams, remember(memory, content[:, :reuse])
 
 
+_OF_TOKENS = ("tokens", "types", "segments", "ranks", "thresholds")
+INPUTS = {name: Input(("length",)) for name in _OF_TOKENS} | {"reversed": Input(())}
+
+
 class XLNet(nn.Module):
     """The layers between the embeddings and the logits that share them."""
 
@@ -99,27 +103,26 @@ class XLNet(nn.Module):
         self.start = self.param("start", nn.initializers.normal(c.init_std), (1, c.width))
         self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
 
-    def empty_memory(self, batch: int, length: int | None = None) -> Memory:
+    def empty_memory(self, rows: int, length: int | None = None) -> Memory:
         """A memory of nothing, by default as long as in training."""
         c = self.config
-        return empty_memory(c.depth, batch, c.memory if length is None else length, c.width, self.program.compute)
+        return empty_memory(c.depth, rows, c.memory if length is None else length, c.width, self.program.compute)
 
     @nn.compact
-    def predict(
-        self, tokens: Array, types: Array, segments: Array, ranks: Array, thresholds: Array, reversed: Array,
-        slots: Array, memory: Memory, reuse: int | None, noise: Noise = None,
-    ) -> tuple[Array, Memory]:  # fmt: skip
-        """The distributions of the tokens at slots i32[batch, n], given what those may see.
+    def query(
+        self, inputs: Inputs, memory: Memory, slots: Array, reuse: int | None = None, noise: Noise = None
+    ) -> tuple[Array, Memory]:
+        """What is known of the tokens at slots i32[rows, n] from what those may see, without themselves.
 
-        tokens, types, segments, ranks, thresholds: i32[batch, length]; the query at i sees the key at j of its segment
-        where ranks[j] < thresholds[i], and all of its segment in the memory, whose tokens count as of type 0.
-        reversed: i32[batch], 1 where the row runs backwards.   reuse: the leading positions that are remembered, None
-        for all.   noise: u32[batch, 2] switches dropout on.
-        -> (logits f32[batch * n, padded vocab], the new memory, as long as the one given).
+        The query at i sees the key at j of its segment where ranks[j] < thresholds[i], and all of its segment in the
+        memory, whose tokens count as of type 0. A row runs backwards where `reversed` is 1.
+        reuse: the leading positions that are remembered, None for all.   noise: u32[rows, 2] switches dropout on.
+        -> (the query stream [rows, n, width], the new memory, as long as the one given).
         """
         c, dtype = self.config, self.program.compute
         drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(dtype)
-        batch, length = tokens.shape
+        tokens, types, segments, ranks, thresholds, reversed = (inputs[name] for name in INPUTS)
+        length = tokens.shape[1]
         embedded = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
         content = constrain(drop(embedded, 0), "batch", "length", None)
         query = drop(jnp.broadcast_to(self.start, (*slots.shape, c.width)), 2)
@@ -129,14 +132,18 @@ class XLNet(nn.Module):
         query, remembered = stack(
             self, [layer], c.depth, (content, query), shared, site(noise, 1), self.program, slots, memory.hidden
         )
-        hidden = constrain(drop(query, 4).reshape(-1, c.width), "batch", None)
-        logits = tied_logits(hidden, self.tokens, self.bias, c.vocab_size)
-        return logits, Memory(remembered, remember(memory.segments, segments[:, :reuse]))
+        return drop(query, 4), Memory(remembered, remember(memory.segments, segments[:, :reuse]))
 
-    def __call__(self, tokens: Array, types: Array, segments: Array, slots: Array):
+    def token_logits(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
+        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
+        return tied_logits(read, self.tokens, self.bias, self.config.vocab_size)
+
+    def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
-        zeros, memory = jnp.zeros_like(tokens), self.empty_memory(len(tokens))
-        return self.predict(tokens, types, segments, zeros, zeros, zeros[:, 0], slots, memory, None)
+        tokens = inputs["tokens"]
+        hidden, memory = self.query(inputs, self.empty_memory(len(tokens)), tokens[:, :1])
+        return self.token_logits(hidden), memory
 
 
 def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array:
@@ -215,6 +222,7 @@ FAMILY = Family(
         "base": _size(12, 768),  # Yang et al. 2019, appendix A.4 and the published checkpoints
         "large": _size(24, 1024),
     },
+    inputs=INPUTS,
     module=XLNet,
     parameters=parameters,
     hf={

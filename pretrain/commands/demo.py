@@ -13,6 +13,7 @@ from pretrain.commands.export import export_run
 from pretrain.commands.plot import plot
 from pretrain.commands.run import run
 from pretrain.commands.tables import print_evaluation
+from pretrain.objectives.inputs import inputs_of
 from pretrain.options import Options
 from pretrain.recipes.registry import find
 from pretrain.storage.run_directory import RunDirectory
@@ -59,9 +60,9 @@ def fill_masks(directory: RunDirectory, console: Console, rows: int = 4, window:
     examples = recipe.objective.examples(corpus, "heldout", phase.length, phase.batch_size, seed=1)
     spread = np.linspace(0, examples.number - 1, min(8 * rows, examples.number)).astype(np.int64)
     batch = examples.build(0, spread)
-    inputs = (batch["tokens"], batch["types"], batch["segments"], batch["prediction_positions"])
-    params = merge(restored.params, restored.frozen)
-    logits = jax.jit(lambda *x: restored.assembly.model.apply({"params": params}, *x, method="generate"))(*inputs)
+    model, params = restored.assembly.model, merge(restored.params, restored.frozen)
+    generate = jax.jit(lambda *inputs: model.apply({"params": params}, *inputs, method="generate"))
+    logits = generate(inputs_of(model, batch), batch["prediction_positions"])
     best = np.argsort(-np.asarray(logits).reshape(*batch["prediction_positions"].shape, -1), axis=-1)[..., :5]
     mask, shown_rows = corpus.special["mask"], 0
     is_word = lambda token: tokenizer.id_to_token(int(token)).isalpha()

@@ -17,14 +17,17 @@ from models.core.ranges import COUNT_OR_NONE, check_ranges
 from pretrain.objectives import baselines
 from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
 from pretrain.objectives.cross_entropy import cross_entropy
-from pretrain.objectives.initialise import initialise
+from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.memory import carried, remembered
 from pretrain.objectives.objective import Objective
+from pretrain.objectives.protocols import AdaptivePredictor, Recurrent
 
 
 @dataclasses.dataclass(frozen=True)
 class CausalLanguageModel(Objective):
-    """The model offers forward, logits, tails and empty_memory, as `TransformerXL` does."""
+    """Every next token is predicted, from all that the row and its memory hold before it."""
+
+    asks = (Recurrent, AdaptivePredictor)
 
     reset: bool = False  # whether memory ends at the end of a document; else the next one sees the tail of the last
     evaluation_memory: int | None = None  # positions remembered in evaluation, None for as many as in training
@@ -44,9 +47,6 @@ class CausalLanguageModel(Objective):
     def examples(self, corpus, split, length, batch_size, seed):
         return streams.ContiguousStreams(corpus, split, length, batch_size, seed, self.reset)
 
-    def init(self, key, model, spec):
-        return initialise(key, model, spec, ("tokens", "segments"))
-
     def memory(self, model_config, train):
         return model_config.memory if train or self.evaluation_memory is None else self.evaluation_memory
 
@@ -60,12 +60,11 @@ class CausalLanguageModel(Objective):
         return {"lm": 1.0}
 
     def loss(self, model, params, batch, carry, keys, train):
-        variables, tokens = {"params": params}, batch["tokens"]
-        memory = remembered(carry, model, tokens.shape[0])
-        inputs = (tokens, batch["segments"], memory, keys if train else None)
-        hidden, memory = model.apply(variables, *inputs, method="forward")
-        hidden = hidden.reshape(-1, hidden.shape[-1])
-        logits = model.apply(variables, hidden, method="logits")
+        variables = {"params": params}
+        memory = remembered(carry, model, batch["tokens"].shape[0])
+        inputs = (inputs_of(model, batch), memory, keys if train else None)
+        hidden, memory = model.apply(variables, *inputs, method="read")
+        logits = model.apply(variables, hidden, method="token_logits")
         targets, weights = batch["targets"].reshape(-1), batch["weights"].reshape(-1)
         counts = {"lm_total": weights.sum()}
         if model.config.clusters:

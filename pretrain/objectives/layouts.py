@@ -1,6 +1,7 @@
 """The host half that objectives with masked tokens share: which rows, masked how."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,14 +12,41 @@ from data_pipelines.examples.masking import Masking
 from pretrain.objectives.objective import Examples, Spec
 
 PAIRS, PACKED, PACKED_ACROSS = "segment-pairs", "packed-sentences", "packed-across-documents"
-LAYOUTS = (PAIRS, PACKED, PACKED_ACROSS)  # the last lets attention cross from document to document
+
+
+class Layout(NamedTuple):
+    """How rows are made.
+
+    spec: (length, Masking, label) -> Spec.   examples: (corpus, split, length, batch size, seed, Masking, label) ->
+    Examples.   pairs: whether rows are pairs, which may have a label; the label is None otherwise.
+    """
+
+    spec: Callable[..., Spec]
+    examples: Callable[..., Examples]
+    pairs: bool
+
+
+def _packed(across: bool) -> Layout:
+    """across: whether attention crosses from document to document."""
+    return Layout(
+        lambda length, masking, label: packed_sentences.spec(length, masking),
+        lambda *shape: packed_sentences.PackedSentences(*shape[:-1], cross_document_attention=across),
+        pairs=False,
+    )
+
+
+LAYOUTS = {
+    PAIRS: Layout(segment_pairs.spec, segment_pairs.SegmentPairs, pairs=True),
+    PACKED: _packed(across=False),
+    PACKED_ACROSS: _packed(across=True),
+}
 
 
 def check_layout(layout: str, label: str | None) -> None:
     """ValueError for an unknown layout or one without the pairs that the label `objective.LABEL` is of."""
     if layout not in LAYOUTS:
         raise ValueError(f"objective.layout={layout!r}: use one of {', '.join(LAYOUTS)}")
-    if label and layout != PAIRS:
+    if label and not LAYOUTS[layout].pairs:
         raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.{label}=False")
 
 
@@ -39,9 +67,7 @@ def targets(batches: Iterable[Mapping[str, np.ndarray]]) -> Iterator[tuple[np.nd
 
 def spec(layout: str, length: int, masking: Masking, label: str | None) -> Spec:
     """The arrays of a batch of this layout; label: of pairs, by its name, None for none."""
-    if layout == PAIRS:
-        return segment_pairs.spec(length, masking, label)
-    return packed_sentences.spec(length, masking)
+    return LAYOUTS[layout].spec(length, masking, label)
 
 
 def examples(
@@ -55,7 +81,4 @@ def examples(
     label: str | None,
 ) -> Examples:
     """Rows of this layout on a split of a corpus."""
-    shape = (corpus, split, length, batch_size, seed, masking)
-    if layout == PAIRS:
-        return segment_pairs.SegmentPairs(*shape, label)
-    return packed_sentences.PackedSentences(*shape, cross_document_attention=layout == PACKED_ACROSS)
+    return LAYOUTS[layout].examples(corpus, split, length, batch_size, seed, masking, label)

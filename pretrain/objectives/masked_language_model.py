@@ -10,13 +10,14 @@ from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import cross_entropy
-from pretrain.objectives.initialise import initialise
+from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.objective import Objective
+from pretrain.objectives.protocols import Encoder, PairClassifier, TokenPredictor
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLanguageModel(Objective):
-    """The model gives token logits and, for a label of pairs, pair logits, as `Bert` does."""
+    """The label of pairs is read at position 0."""
 
     layout: str = layouts.PAIRS  # how rows are made: segment-pairs, packed-sentences or packed-across-documents
     next_sentence: bool = True  # also classify whether B follows A or is random
@@ -36,12 +37,17 @@ class MaskedLanguageModel(Objective):
         """What pairs are labelled with: the name of the field above, of the batch's array and of the loss's term."""
         return NEXT_SENTENCE if self.next_sentence else SENTENCE_ORDER if self.sentence_order else None
 
+    @property
+    def asks(self):
+        return (Encoder, TokenPredictor, PairClassifier) if self.label else (Encoder, TokenPredictor)
+
     def check(self, model_config, corpus, phases):
         layouts.check_corpus(corpus)
-        if (self.label is not None) != model_config.pair_head:
+        pair_head = getattr(model_config, "pair_head", self.label is not None)  # where a model may leave it out
+        if (self.label is not None) != pair_head:
             raise UserError(
-                f"objective.{self.label or NEXT_SENTENCE}={self.label is not None} but "
-                f"model.pair_head={model_config.pair_head}: set both to True or both to False"
+                f"objective.{self.label or NEXT_SENTENCE}={self.label is not None} but model.pair_head={pair_head}: "
+                "set both to True or both to False"
             )
 
     def spec(self, length):
@@ -49,9 +55,6 @@ class MaskedLanguageModel(Objective):
 
     def examples(self, corpus, split, length, batch_size, seed):
         return layouts.examples(self.layout, corpus, split, length, batch_size, seed, self.masking, self.label)
-
-    def init(self, key, model, spec):
-        return initialise(key, model, spec, ("tokens", "types", "segments", "prediction_positions"))
 
     def weights(self, batch):
         weights = {"mlm": batch["prediction_weights"].sum()}
@@ -63,8 +66,12 @@ class MaskedLanguageModel(Objective):
         return {"mlm": 1.0, self.label: 1.0} if self.label else {"mlm": 1.0}
 
     def loss(self, model, params, batch, carry, keys, train):
-        inputs = (batch["tokens"], batch["types"], batch["segments"], batch["prediction_positions"])
-        logits, pair_logits = model.apply({"params": params}, *inputs, keys if train else None)
+        variables, first = {"params": params}, int(self.label is not None)
+        slots = jnp.pad(batch["prediction_positions"], ((0, 0), (first, 0)))  # with position 0 before them
+        inputs = (inputs_of(model, batch), keys if train else None, slots)
+        hidden = model.apply(variables, *inputs, method="encode")
+        pair_logits = model.apply(variables, hidden[:, 0], method="pair_logits") if self.label else None
+        logits = model.apply(variables, hidden[:, first:], method="token_logits")
         losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
         weights = batch["prediction_weights"].reshape(-1)
         sums = {"mlm": jnp.sum(losses * weights)}

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import flax.linen as nn
 from jax import Array
@@ -36,7 +36,11 @@ class Objective(abc.ABC):
     The loss is sum_k c_k * S_k / W_k over named terms k: `loss` gives the sums S_k over the rows that it is handed,
     `weights` the denominators W_k from the batch alone, `coefficients` the c_k. So microbatches, padding and devices
     change nothing but rounding.
+
+    asks: of the model, `protocols` that it must have.
     """
+
+    asks: ClassVar[tuple[type, ...]] = ()
 
     def check_phase(self, phase) -> None:
         """UserError when the rows of a `recipe.Phase` cannot be made, whatever the corpus."""
@@ -53,10 +57,6 @@ class Objective(abc.ABC):
     @abc.abstractmethod
     def examples(self, corpus: Corpus, split: str, length: int, batch_size: int, seed: int) -> Examples:
         """The host half on a split of a corpus."""
-
-    @abc.abstractmethod
-    def init(self, key: Array, model: nn.Module, spec: Spec) -> Params:
-        """Random parameters, a nested dict."""
 
     def memory(self, model_config, train: bool) -> int:
         """Positions before a row that a model remembers, in training or in evaluation."""

@@ -14,16 +14,17 @@ from data_pipelines.examples.document_stream import end_token
 from data_pipelines.examples.permutations import Permuting
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import cross_entropy
-from pretrain.objectives.initialise import initialise
+from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.memory import carried, remembered
 from pretrain.objectives.objective import Objective
-
-INPUTS = ("tokens", "types", "segments", "ranks", "thresholds", "reversed", "prediction_positions")
+from pretrain.objectives.protocols import Permutable, TokenPredictor
 
 
 @dataclasses.dataclass(frozen=True)
 class PermutationLanguageModel(Objective):
-    """The model offers predict and empty_memory, as `models.families.xlnet.XLNet` does."""
+    """What is predicted, and in which order, is drawn with the rows."""
+
+    asks = (Permutable, TokenPredictor)
 
     permuting: Permuting = Permuting()  # how rows are made, permuted and predicted
 
@@ -45,9 +46,6 @@ class PermutationLanguageModel(Objective):
     def examples(self, corpus, split, length, batch_size, seed):
         return permutations.PermutedSpans(corpus, split, length, batch_size, seed, self.permuting)
 
-    def init(self, key, model, spec):
-        return initialise(key, model, spec, ("tokens", "types", "segments", "prediction_positions"))
-
     def carry(self, model, batch_size, train):
         return carried(model.empty_memory(batch_size))
 
@@ -59,8 +57,10 @@ class PermutationLanguageModel(Objective):
 
     def loss(self, model, params, batch, carry, keys, train):
         memory = remembered(carry, model, batch["tokens"].shape[0])
-        inputs = (*(batch[name] for name in INPUTS), memory, self.permuting.reuse_len or None, keys if train else None)
-        logits, memory = model.apply({"params": params}, *inputs, method="predict")
+        variables, noise = {"params": params}, keys if train else None
+        inputs = (inputs_of(model, batch), memory, batch["prediction_positions"], self.permuting.reuse_len or None)
+        hidden, memory = model.apply(variables, *inputs, noise, method="query")
+        logits = model.apply(variables, hidden, method="token_logits")
         losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
         weights = batch["prediction_weights"].reshape(-1)
         counts = {"plm_hits": jnp.sum(hits * weights), "plm_total": weights.sum()}

@@ -11,8 +11,9 @@ from models.core.noise import fold, gumbel
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import binary_cross_entropy, cross_entropy
-from pretrain.objectives.initialise import initialise
+from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.objective import Objective
+from pretrain.objectives.protocols import Detector, Encoder, Generator
 from pretrain.objectives.ranking import LABELS, detection_report, score_histograms
 
 GENERATOR_NOISE, DISCRIMINATOR_NOISE, SAMPLING_NOISE = range(3)
@@ -20,7 +21,9 @@ GENERATOR_NOISE, DISCRIMINATOR_NOISE, SAMPLING_NOISE = range(3)
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokenDetection(Objective):
-    """The model offers generate and discriminate, as `models.families.electra.Electra` does."""
+    """A generator's guesses take the place of masked tokens; the trunk and its detector find them."""
+
+    asks = (Generator, Encoder, Detector)
 
     layout: str = layouts.PAIRS  # how rows are made: segment-pairs, packed-sentences or packed-across-documents
     masking: Masking = Masking(mask=0.85, random=0.0)
@@ -39,9 +42,6 @@ class ReplacedTokenDetection(Objective):
     def examples(self, corpus, split, length, batch_size, seed):
         return layouts.examples(self.layout, corpus, split, length, batch_size, seed, self.masking, label=None)
 
-    def init(self, key, model, spec):
-        return initialise(key, model, spec, ("tokens", "types", "segments", "prediction_positions"))
-
     def weights(self, batch):
         real = (batch["segments"] > 0).sum().astype(jnp.float32)
         return {"generator": batch["prediction_weights"].sum(), "discriminator": real}
@@ -51,19 +51,19 @@ class ReplacedTokenDetection(Objective):
 
     def loss(self, model, params, batch, carry, keys, train):
         variables, noise = {"params": params}, lambda tag: fold(keys, tag) if train else None
-        types, segments, positions = batch["types"], batch["segments"], batch["prediction_positions"]
-        inputs = (batch["tokens"], types, segments, positions, noise(GENERATOR_NOISE))
-        logits = model.apply(variables, *inputs, method="generate")
+        inputs, slots = inputs_of(model, batch), batch["prediction_positions"]
+        logits = model.apply(variables, inputs, slots, noise(GENERATOR_NOISE), method="generate")
         losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
         weights = batch["prediction_weights"].reshape(-1)
 
-        sampled = sample(logits, fold(keys, SAMPLING_NOISE), positions.shape)
+        sampled = sample(logits, fold(keys, SAMPLING_NOISE), slots.shape)
         original = write_predictions(batch["tokens"], batch, batch["prediction_targets"])
         corrupted = write_predictions(original, batch, sampled)
         replaced = (corrupted != original).astype(jnp.float32)  # a sample that hits the original is no replacement
-        inputs = (corrupted, types, segments, noise(DISCRIMINATOR_NOISE))
-        scores = model.apply(variables, *inputs, method="discriminate")
-        real = (segments > 0).astype(jnp.float32)
+        inputs |= {"tokens": corrupted}
+        hidden = model.apply(variables, inputs, noise(DISCRIMINATOR_NOISE), method="encode")
+        scores = model.apply(variables, hidden, method="token_scores")
+        real = (batch["segments"] > 0).astype(jnp.float32)
         sums = {
             "generator": jnp.sum(losses * weights),
             "discriminator": jnp.sum(binary_cross_entropy(scores, replaced) * real),

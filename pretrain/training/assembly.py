@@ -13,6 +13,7 @@ from models.core.family import Family
 from models.core.parameters import Parameter, Params, leaves, nest
 from models.core.program import Program
 from models.families.registry import family_of
+from pretrain.objectives.inputs import initialise
 from pretrain.optimizers import transformation
 from pretrain.recipe import Recipe
 from pretrain.state import TrainState
@@ -43,7 +44,7 @@ def initial_params(assembly: Assembly) -> Params:
     """Random parameters, trained and frozen, from the recipe's seed."""
     recipe = assembly.recipe
     spec = recipe.objective.spec(recipe.phases[0].length)
-    return recipe.objective.init(jax.random.key(recipe.seed), assembly.model, spec)
+    return initialise(jax.random.key(recipe.seed), assembly.model, spec)
 
 
 def split_frozen(params: Params, frozen: tuple[str, ...]) -> tuple[Params, Params]:

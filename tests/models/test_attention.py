@@ -149,7 +149,19 @@ def test_kernels_give_the_same_outputs_and_gradients(attend_by, head_dim, dtype,
 def test_kernels_have_no_dropout(kind):
     module = Bert(SMALL, Program(attention=kind))
     with pytest.raises(ValueError, match="set model.attention_dropout=0.1 to 0"):
-        jax.eval_shape(module.init, jax.random.key(0), *jnp.ones((4, 1, 128), jnp.int32))
+        jax.eval_shape(module.init, jax.random.key(0), ones_of(128))
+
+
+def ones_of(length):
+    """The inputs of one row."""
+    return dict.fromkeys(("tokens", "types", "segments"), jnp.ones((1, length), jnp.int32))
+
+
+def token_logits(model, params, inputs, slots):
+    """At the first positions."""
+    at = jnp.broadcast_to(jnp.arange(slots), (len(inputs["tokens"]), slots))
+    hidden = model.apply(params, inputs, None, at, method="encode")
+    return model.apply(params, hidden, method="token_logits")
 
 
 WIDE = dataclasses.replace(SMALL, width=128)  # two heads of 64 fill a block's lanes
@@ -163,13 +175,13 @@ def test_a_model_with_a_kernel_is_the_same_model(monkeypatch, config):
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 50, (2, 128))
     segments = (np.arange(128) < np.array([[128], [90]])).astype(np.int32)
-    inputs = (tokens, np.zeros_like(tokens), segments, np.arange(10)[None].repeat(2, 0))
+    inputs = {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments}
     plain, kernel = (Bert(config, Program(attention=kind, remat="dots")) for kind in ("xla", "splash"))
-    shapes, same = (jax.eval_shape(model.init, jax.random.key(0), *inputs) for model in (plain, kernel))
+    shapes, same = (jax.eval_shape(model.init, jax.random.key(0), inputs) for model in (plain, kernel))
     assert shapes == same
     draw = lambda path, leaf: rng.normal(path[-1].key == "scale", 0.1, leaf.shape).astype(np.float32)
     params = jax.tree_util.tree_map_with_path(draw, shapes)
-    loss = lambda params, model: jax.nn.log_softmax(model.apply(params, *inputs)[0])[:, 7].sum()
+    loss = lambda params, model: jax.nn.log_softmax(token_logits(model, params, inputs, 10))[:, 7].sum()
     value_and_gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1, compiler_options=QUICK)
     (one, ours), (other, theirs) = (value_and_gradient(params, model) for model in (kernel, plain))
     np.testing.assert_allclose(one, other, rtol=1e-6)
@@ -180,10 +192,9 @@ def test_a_model_with_a_kernel_is_the_same_model(monkeypatch, config):
 @pytest.mark.parametrize("remat, runs", [("none", 1), ("dots", 1), ("full", 2)])
 def test_rematerialisation_of_all_but_products_does_not_run_a_kernel_twice(config, name, remat, runs):
     config = dataclasses.replace(config, attention_dropout=0.0)
-    model, ones = Bert(config, Program(attention="splash", remat=remat)), jnp.ones((1, 128), jnp.int32)
-    inputs = (ones, ones, ones, ones[:, :8])
-    params = jax.eval_shape(model.init, jax.random.key(0), *inputs)
-    traced = jax.make_jaxpr(jax.grad(lambda params: model.apply(params, *inputs)[0].sum()))(params)
+    model, inputs = Bert(config, Program(attention="splash", remat=remat)), ones_of(128)
+    params = jax.eval_shape(model.init, jax.random.key(0), inputs)
+    traced = jax.make_jaxpr(jax.grad(lambda params: token_logits(model, params, inputs, 8).sum()))(params)
     assert str(traced).count(f"name={name}") == runs
 
 
@@ -199,4 +210,4 @@ def test_a_length_that_the_kernel_cannot_cut_is_a_clear_error():
     config = dataclasses.replace(SMALL, attention_dropout=0.0, positions=192)
     module = Bert(config, Program(attention="splash"))
     with pytest.raises(ValueError, match="attention splash does not work here: length=192: choose a multiple of 128"):
-        jax.eval_shape(module.init, jax.random.key(0), *jnp.ones((4, 1, 192), jnp.int32))
+        jax.eval_shape(module.init, jax.random.key(0), ones_of(192))

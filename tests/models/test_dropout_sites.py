@@ -22,12 +22,13 @@ ELECTRA = electra.ElectraConfig(
 METHODS = {
     "bert": (bert.FAMILY, BERT, "encode"),
     "generator": (electra.FAMILY, ELECTRA, "generate"),
-    "discriminator": (electra.FAMILY, ELECTRA, "discriminate"),
+    "discriminator": (electra.FAMILY, ELECTRA, "encode"),
 }
 SCAN = Program(depth="scan")
 ROWS = 6
 TOKENS = np.random.default_rng(0).integers(5, 50, (ROWS, 12)).astype(np.int32)
-ONES, ZEROS = np.ones_like(TOKENS), np.zeros_like(TOKENS)
+BATCH = {"tokens": TOKENS, "types": np.zeros_like(TOKENS), "segments": np.ones_like(TOKENS)}
+SLOTS = np.zeros((ROWS, 3), np.int32)
 
 
 def random_params(config):
@@ -42,15 +43,17 @@ def compiled(name, dropout, attention_dropout):
     family, config, method = METHODS[name]
     config = dataclasses.replace(config, dropout=dropout, attention_dropout=attention_dropout)
     module = family.module(config, SCAN)
-    return jax.jit(lambda params, *batch: module.apply({"params": params}, *batch, method=method))
+    slots = lambda inputs: (SLOTS[: len(inputs["tokens"])],) if method == "generate" else ()
+    apply = lambda params, inputs, *rest: module.apply({"params": params}, inputs, *rest, method=method)
+    return jax.jit(lambda params, inputs, keys: apply(params, inputs, *slots(inputs), keys))
 
 
 def run(name, rates, step, rows=slice(None)):
     """What one part returns for some rows of the batch, with the noise of a step: [rows, ...]."""
-    positions = (ZEROS[:, :3],) if name == "generator" else ()
     params = random_params(METHODS[name][1])
     keys = row_keys(0, step, jnp.arange(ROWS))
-    output = compiled(name, *rates)(params, *(array[rows] for array in (TOKENS, ZEROS, ONES, *positions, keys)))
+    inputs = {name: array[rows] for name, array in BATCH.items()}
+    output = compiled(name, *rates)(params, inputs, keys[rows])
     output = np.asarray(output).reshape(len(TOKENS[rows]), -1)
     return np.where(np.isfinite(output), output, 0.0)
 
@@ -71,8 +74,7 @@ def test_the_embeddings_are_dropped_out_too():
     flat = {path: (leaf, fixed.get(path.split("/")[-1])) for path, leaf in leaves(random_params(BERT))}
     params = nest({path: leaf if value is None else np.full_like(leaf, value) for path, (leaf, value) in flat.items()})
     keys = row_keys(0, 0, jnp.arange(ROWS))
-    encode = jax.jit(lambda *batch: module.apply({"params": params}, *batch, method="encode"))
-    hidden = encode(TOKENS, ZEROS, ONES, keys)
+    hidden = jax.jit(lambda *batch: module.apply({"params": params}, *batch, method="encode"))(BATCH, keys)
     commonest = [np.unique(row.round(5), return_counts=True)[1].max() for row in np.asarray(hidden).reshape(-1, 16)]
     assert 6 < np.mean(commonest) < 10  # half of the 16 features are 0 before the norm, hence equal after it
 

@@ -149,12 +149,13 @@ def loss_of(config, attention, remat="none"):
     if isinstance(config, XLNetConfig):
         ranks = jnp.asarray(np.argsort(rng.random((BATCH, 128)), axis=1).astype(np.int32))
         positions, backwards = jnp.asarray([[3, 9, 70], [0, 5, 127]]), jnp.asarray([0, 1])
-        inputs = (tokens, ones, ones, ranks, ranks, backwards, positions, memory, 64, KEYS)
-        model, method = XLNet(config, program), "predict"
+        rows = {"types": ones, "ranks": ranks, "thresholds": ranks, "reversed": backwards}
+        model, method, rest = XLNet(config, program), "query", (memory, positions, 64, KEYS)
     else:
-        inputs, model, method = (tokens, ones, memory, KEYS), TransformerXL(config, program), "forward"
+        model, method, rows, rest = TransformerXL(config, program), "read", {}, (memory, KEYS)
+    inputs = {"tokens": tokens, "segments": ones} | rows
     draw = lambda leaf: np.random.default_rng(leaf.size).normal(0, 0.1, leaf.shape).astype(np.float32)
-    loss = lambda params: model.apply({"params": params}, *inputs, method=method)[0][..., :5].sum()
+    loss = lambda params: model.apply({"params": params}, inputs, *rest, method=method)[0][..., :5].sum()
     return loss, jax.tree.map(draw, shapes)
 
 

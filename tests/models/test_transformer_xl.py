@@ -36,11 +36,11 @@ def params_of(config):
 @functools.cache
 def compiled(config, program):
     module = TransformerXL(config, program)
-    return jax.jit(lambda params, *inputs: module.apply({"params": params}, *inputs, method="forward"))
+    return jax.jit(lambda params, *inputs: module.apply({"params": params}, *inputs, method="read"))
 
 
 def forward(config, tokens, segments, memory, keys=None, program=SCAN):
-    return compiled(config, program)(params_of(config), tokens, segments, memory, keys)
+    return compiled(config, program)(params_of(config), {"tokens": tokens, "segments": segments}, memory, keys)
 
 
 def in_pieces(config, tokens, segments, length, remembered):
@@ -111,7 +111,7 @@ def test_pieces_with_a_short_memory_are_the_whole_row_under_a_band(monkeypatch):
     layer = TransformerXLLayer(CONFIG, SCAN).apply
     for index in range(CONFIG.depth):
         weights = jax.tree.map(lambda leaf, index=index: leaf[index], params["layers"])
-        x, _ = layer({"params": weights}, x, shared, None, jnp.zeros((2, 0, 16)))
+        x, _ = layer({"params": weights}, x, shared, None, jnp.zeros((2, 0, 16)), None)
     np.testing.assert_allclose(ours, x, atol=2e-5)
 
 
@@ -144,7 +144,8 @@ def test_memory_keeps_its_length_its_latest_tokens_and_no_gradient():
     embedded = TransformerXL(CONFIG, SCAN).apply({"params": params_of(CONFIG)}, TOKENS[:, :3], method="embed")
     np.testing.assert_allclose(new.hidden[0, :, 2:], embedded, rtol=1e-6)
 
-    kept = lambda params: jnp.sum(compiled(CONFIG, SCAN)(params, TOKENS[:, :3], ONES[:, :3], memory, None)[1].hidden)
+    inputs = {"tokens": TOKENS[:, :3], "segments": ONES[:, :3]}
+    kept = lambda params: jnp.sum(compiled(CONFIG, SCAN)(params, inputs, memory, None)[1].hidden)
     assert not any(leaf.any() for leaf in jax.tree.leaves(jax.grad(kept)(params_of(CONFIG))))
 
 
@@ -170,7 +171,8 @@ def test_clusters_embed_and_score_each_token_by_its_own_table():
     module, params = TransformerXL(CLUSTERED, SCAN), params_of(CLUSTERED)
     hidden = RNG.normal(size=(4, 16)).astype(np.float32)
     tails = module.apply({"params": params}, hidden, method="tails")
-    pieces = [module.apply({"params": params}, hidden, method="logits"), *(h @ table.T + b for h, table, b in tails)]
+    first = module.apply({"params": params}, hidden, method="token_logits")
+    pieces = [first, *(h @ table.T + b for h, table, b in tails)]
     embedded = np.asarray(module.apply({"params": params}, np.arange(60)[None], method="embed"))[0] / 4
     for number, (start, end) in enumerate([(0, 10), (10, 30), (30, 60)]):
         tables = params[f"cluster_{number}"]

@@ -3,12 +3,14 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 from models.core.program import Program
 from models.families.bert import FAMILY
+from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from tests.pretrain import reference
 
@@ -44,8 +46,10 @@ def our_loss(config, program, train):
 
 def our_logits(params, config, batch):
     model = FAMILY.module(config, reference.FLOAT32)
-    inputs = (batch[name] for name in ("tokens", "types", "segments", "prediction_positions"))
-    return model.apply({"params": params}, *inputs)
+    slots = jnp.pad(batch["prediction_positions"], ((0, 0), (1, 0)))
+    hidden = model.apply({"params": params}, inputs_of(model, batch), None, slots, method="encode")
+    pairs = model.apply({"params": params}, hidden[:, 0], method="pair_logits") if config.pair_head else None
+    return model.apply({"params": params}, hidden[:, 1:], method="token_logits"), pairs
 
 
 def check(config, tmp_path, logit_bound, gradient_bound, batch, settings):

@@ -10,6 +10,7 @@ import torch
 from models.core.noise import fold
 from models.core.program import Program
 from models.families.electra import FAMILY
+from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.replaced_token_detection import (
     SAMPLING_NOISE,
     ReplacedTokenDetection,
@@ -34,8 +35,9 @@ def torch_towers(config):
 
 def sampled(params, config, batch, keys):
     """(generator logits, the tokens that the discriminator sees, the original tokens)."""
-    inputs = (batch[name] for name in ("tokens", "types", "segments", "prediction_positions"))
-    logits = FAMILY.module(config, reference.FLOAT32).apply({"params": params}, *inputs, method="generate")
+    module = FAMILY.module(config, reference.FLOAT32)
+    inputs = (inputs_of(module, batch), batch["prediction_positions"])
+    logits = module.apply({"params": params}, *inputs, method="generate")
     guesses = sample(logits, fold(keys, SAMPLING_NOISE), batch["prediction_positions"].shape)
     originals = write_predictions(batch["tokens"], batch, batch["prediction_targets"])
     return logits, write_predictions(originals, batch, guesses), originals
@@ -86,9 +88,10 @@ def check(config, tmp_path, loss_bound, gradient_bound, batch, settings):
     rows = np.arange(len(corrupted))[:, None]
     expected = generator.logits.detach().numpy()[rows, batch["prediction_positions"]].reshape(-1, config.vocab_size)
     np.testing.assert_allclose(logits[:, : config.vocab_size], expected, rtol=0, atol=loss_bound)
-    inputs = (corrupted, batch["types"], batch["segments"])
     module = FAMILY.module(config, reference.FLOAT32)
-    scores = jax.jit(lambda p, *x: module.apply({"params": p}, *x, method="discriminate"))(params, *inputs)
+    apply = lambda params, x, method: module.apply({"params": params}, x, method=method)
+    score = jax.jit(lambda params, inputs: apply(params, apply(params, inputs, "encode"), "token_scores"))
+    scores = score(params, inputs_of(module, batch) | {"tokens": corrupted})
     real = batch["segments"] > 0
     np.testing.assert_allclose(scores[real], discriminator.logits.detach().numpy()[real], rtol=0, atol=loss_bound)
 

@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from models.core.parameters import LAYERS, decays, leaves, nest
-from models.core.program import Program
 from models.families.bert import FAMILY as BERT
 from models.families.electra import FAMILY as ELECTRA
 from pretrain.optimizers import NAMES, Optimizer, clip, transformation
+from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 
 # An embedding, stacked matrices, biases and norms
@@ -22,9 +22,7 @@ STEPS = 5
 
 def random_tree(seed, scale=1.0):
     """One array per parameter of the table."""
-    row = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-    init = BERT.module(tiny.BERT, Program()).init
-    shapes = dict(leaves(jax.eval_shape(init, jax.random.key(0), row, row, row, row)["params"]))
+    shapes = dict(leaves(parameter_shapes(tiny.BERT)))
     rng = np.random.default_rng(seed)
     draw = lambda path: jnp.asarray(scale * rng.standard_normal(shapes[path].shape), jnp.float32)
     return nest({parameter.path: draw(parameter.path) for parameter in TABLE})

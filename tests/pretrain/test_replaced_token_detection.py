@@ -5,6 +5,7 @@ import pytest
 
 from models.core.noise import row_keys
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
+from tests.pretrain import tiny
 
 MASK, ORIGINAL, OTHER = 4, 7, 8
 SCORES = np.array([[0.5, -1.0, 2.0], [0.1, 3.0, -9.0]], np.float32)
@@ -23,15 +24,16 @@ SURE = np.where(np.arange(10) == [[ORIGINAL], [OTHER]], 99.0, 0.0).astype(np.flo
 class Model:
     """A generator that gives these logits, a discriminator that gives SCORES, and what they were asked."""
 
+    config = tiny.ELECTRA
+
     def __init__(self, logits):
         self.logits, self.seen, self.noise = logits, None, {}
 
     def apply(self, variables, *inputs, method):
-        self.noise[method] = inputs[-1]
-        if method == "generate":
-            return self.logits
-        self.seen = inputs[0]
-        return SCORES
+        if method == "token_scores":
+            return SCORES
+        self.noise[method], self.seen = inputs[-1], inputs[0]["tokens"]
+        return self.logits if method == "generate" else None
 
 
 def loss(model, train=True):
@@ -50,9 +52,9 @@ def test_a_sample_that_hits_the_original_is_no_replacement_and_padding_does_not_
 def test_towers_have_noise_of_their_own_and_none_in_evaluation():
     model = Model(SURE)
     loss(model)
-    assert not np.intersect1d(model.noise["generate"], model.noise["discriminate"]).size
+    assert not np.intersect1d(model.noise["generate"], model.noise["encode"]).size
     loss(model, train=False)
-    assert model.noise == {"generate": None, "discriminate": None}
+    assert model.noise == {"generate": None, "encode": None}
 
 
 def test_tokens_are_sampled_not_the_best_taken():

@@ -150,12 +150,12 @@ def check(config, program, bound, gradient_bound, rows=3, length=16, remembered=
 
     def our_loss(params):
         apply = lambda *inputs, method: module.apply({"params": params}, *inputs, method=method)
-        inputs = (np.int32(tokens), np.ones(tokens.shape, np.int32), memory)
-        ours, new = apply(*inputs, method="forward")
-        logits = apply(ours.reshape(-1, config.width), method="logits")
+        inputs = {"tokens": np.int32(tokens), "segments": np.ones(tokens.shape, np.int32)}
+        ours, new = apply(inputs, memory, method="read")
+        logits = apply(ours, method="token_logits")
         flat = jnp.asarray(np.int32(targets)).reshape(-1)
         if config.clusters:
-            tails = apply(ours.reshape(-1, config.width), method="tails")
+            tails = apply(ours, method="tails")
             losses = adaptive_cross_entropy(logits, tails, flat, config.clusters)
         else:
             losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), flat[:, None], axis=1)

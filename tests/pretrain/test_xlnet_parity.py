@@ -11,6 +11,7 @@ import torch
 from models.blocks.memory import Memory
 from models.core.program import Program
 from models.families.xlnet import FAMILY
+from pretrain.objectives.inputs import inputs_of
 from tests.pretrain import reference
 
 pytestmark = pytest.mark.second_tier("xlnet")
@@ -89,12 +90,12 @@ def check(config, folder, batch, memory, *, reuse=None, attn_type="bi", bi_data=
     params = reference.to_ours({"model": model}, config, folder)
     loss, expected, mems = torch_outputs(model, batch, memory, attn_type == "uni")
     loss.backward()
-    names = ("tokens", "types", "segments", "ranks", "thresholds", "reversed", "prediction_positions")
 
     def our_loss(params):
-        inputs = [batch[name] for name in names]
         module = FAMILY.module(config, program)
-        logits, new = module.apply({"params": params}, *inputs, memory, reuse, method="predict")
+        inputs = (inputs_of(module, batch), memory, batch["prediction_positions"], reuse)
+        hidden, new = module.apply({"params": params}, *inputs, method="query")
+        logits = module.apply({"params": params}, hidden, method="token_logits")
         targets, weights = batch["prediction_targets"].reshape(-1), batch["prediction_weights"].reshape(-1)
         losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[:, None], axis=1)[:, 0]
         return (losses * weights).sum() / weights.sum(), (logits, new)

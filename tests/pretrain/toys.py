@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.examples.evaluation import spread
-from models.core.family import Family
+from models.core.family import Family, Input
 from models.core.parameters import Parameter
 from models.families.registry import FAMILIES
 from pretrain.objectives.objective import Objective
@@ -27,17 +27,18 @@ class BagConfig:
 
 
 class Bag(nn.Module):
-    """tokens i32[batch, length] -> logits f32[batch, vocab] from the mean embedding."""
+    """Logits f32[rows, vocab] from the mean embedding."""
 
     config: BagConfig
     program: object
 
     @nn.compact
-    def __call__(self, tokens):
+    def __call__(self, inputs):
         normal = nn.initializers.normal(0.5)
         words = self.param("words", normal, (self.config.vocab_size, self.config.width))
         out = self.param("out", normal, (self.config.width, self.config.vocab_size))
-        return words[tokens].mean(axis=1) @ out + self.param("bias", nn.initializers.zeros, (self.config.vocab_size,))
+        bias = self.param("bias", nn.initializers.zeros, (self.config.vocab_size,))
+        return words[inputs["tokens"]].mean(axis=1) @ out + bias
 
 
 def _parameters(config):
@@ -51,6 +52,7 @@ def _parameters(config):
 FAMILY = Family(
     config=BagConfig,
     sizes={},
+    inputs={"tokens": Input(("length",))},
     module=Bag,
     parameters=_parameters,
     hf={},
@@ -94,9 +96,6 @@ class NextWord(Objective):
     def examples(self, corpus, split, length, batch_size, seed):
         return Windows(corpus, split, length, batch_size, self.spec(length))
 
-    def init(self, key, model, spec):
-        return model.init(key, jnp.zeros((1, *spec["tokens"][0]), jnp.int32))["params"]
-
     def carry(self, model, batch_size, train):
         memory = jnp.zeros((model.config.width, batch_size))
         return {"memory": memory, "seen": jnp.zeros(2)}, {"memory": (None, "batch"), "seen": (None,)}
@@ -110,7 +109,7 @@ class NextWord(Objective):
     def loss(self, model, params, batch, carry, keys, train):
         tokens, size = batch["tokens"], model.config.width
         total, number = carry["seen"]
-        logits = model.apply({"params": params}, tokens[:, :-1])
+        logits = model.apply({"params": params}, {"tokens": tokens[:, :-1]})
         logits = logits.at[:, :size].add(0.5 * jnp.tanh(carry["memory"].T))
         nats = -jax.nn.log_softmax(logits.at[:, 0].add(self.feedback * total / jnp.maximum(number, 1)))
         if self.explodes:

@@ -97,8 +97,8 @@ def test_rows_of_the_host_and_their_placement():
 
 def shapes_of(size):
     module = FAMILY.module(FAMILY.sizes[size], Program())
-    ones = jnp.ones((1, 8), jnp.int32)
-    return jax.eval_shape(lambda: module.init(jax.random.key(0), ones, ones, ones, ones[:, :2])["params"])
+    ones = dict.fromkeys(FAMILY.inputs, jnp.ones((1, 8), jnp.int32))
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), ones)["params"])
 
 
 def test_parameters_are_cut_by_the_names_of_their_axes():

@@ -1,0 +1,91 @@
+"""What objectives ask of models: a trunk that computes hidden states, and heads that read them.
+
+Methods of a Flax module, called by `model.apply({"params": params}, ..., method="encode")`. inputs: the arrays that the
+model's family declares; noise: u32[rows, 2], switches dropout on. Logits are of the padded vocabulary, -inf in padding.
+"""
+
+from typing import Protocol, runtime_checkable
+
+from jax import Array
+
+from models.blocks.memory import Memory
+from models.core.family import Inputs
+from models.core.parameters import Noise
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """A trunk without memory."""
+
+    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
+        """-> hidden [rows, length, width], or at slots i32[rows, n] alone [rows, n, width]."""
+
+
+@runtime_checkable
+class TokenPredictor(Protocol):
+    """A head for tokens."""
+
+    def token_logits(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> logits f32[rows * n, vocab]."""
+
+
+@runtime_checkable
+class PairClassifier(Protocol):
+    """A head for a label of two segments."""
+
+    def pair_logits(self, first: Array) -> Array:
+        """first [rows, width], the hidden states at position 0 -> logits f32[rows, 2]."""
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """A small model of masked tokens, beside a trunk with shared embeddings."""
+
+    def generate(self, inputs: Inputs, slots: Array, noise: Noise = None) -> Array:
+        """slots i32[rows, n] -> logits f32[rows * n, vocab]."""
+
+
+@runtime_checkable
+class Detector(Protocol):
+    """A head that tells replaced tokens."""
+
+    def token_scores(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> logits f32[rows, n], positive for replaced."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """What models with a memory have besides their trunk."""
+
+    def empty_memory(self, rows: int, length: int | None = None) -> Memory:
+        """A memory of nothing; length: how many positions, by default as many as in training."""
+
+
+@runtime_checkable
+class Recurrent(Remembering, Protocol):
+    """A causal trunk with a memory."""
+
+    def read(self, inputs: Inputs, memory: Memory, noise: Noise = None) -> tuple[Array, Memory]:
+        """-> (hidden [rows, length, width], the new memory, as long as the one given)."""
+
+
+@runtime_checkable
+class AdaptivePredictor(TokenPredictor, Protocol):
+    """A head for tokens whose rare ones are in clusters, if there are any."""
+
+    def tails(self, hidden: Array) -> tuple[tuple[Array, Array, Array], ...]:
+        """hidden [rows, n, width] -> the factors of each cluster's logits but the first's: ([rows * n, narrow],
+        table f32[tokens, narrow], bias f32[tokens])."""
+
+
+@runtime_checkable
+class Permutable(Remembering, Protocol):
+    """A trunk with a memory that computes what is known of tokens without themselves, in any order."""
+
+    def query(
+        self, inputs: Inputs, memory: Memory, slots: Array, reuse: int | None = None, noise: Noise = None
+    ) -> tuple[Array, Memory]:
+        """slots: i32[rows, n].   reuse: how many leading positions are remembered, None for all.
+
+        -> (hidden [rows, n, width], the new memory, as long as the one given).
+        """

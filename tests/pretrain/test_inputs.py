@@ -1,0 +1,83 @@
+"""Objectives hand a model the arrays that its family declares: one input more is no edit of any objective."""
+
+import jax
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from models.core.family import Input, unfit_inputs
+from models.core.program import Program
+from pretrain.commands.run import run
+from pretrain.objectives.causal_language_model import CausalLanguageModel
+from pretrain.objectives.inputs import inputs_of
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.recipe import check
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from tests.pretrain import boxes, tiny
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    boxes.register(monkeypatch)
+
+
+def test_the_masked_objective_trains_a_family_with_boxes(corpus_path, tmp_path):
+    recipe = boxes.recipe(steps=200)
+    assert run(recipe, tiny.options(corpus_path, tmp_path / "run")) == 0
+    (figures,) = read_metrics(RunDirectory(tmp_path / "run"), "eval")
+    examples = recipe.objective.examples(Corpus(corpus_path), "heldout", 16, 8, 0)
+    baseline = recipe.objective.baselines([examples.build(0, np.arange(8))], Corpus(corpus_path))
+    # A box tells which quarter of the vocabulary a token is in, which the words around it cannot.
+    assert figures["mlm_loss"] < baseline["mlm_loss"] - 0.5
+
+
+def test_a_model_is_given_what_it_declares_and_the_batch_has(corpus_path):
+    batch = boxes.recipe().objective.examples(Corpus(corpus_path), "train", 16, 8, 0).build(0, np.arange(2))
+    of_boxes = boxes.Boxed(boxes.BoxedConfig(), Program())
+    assert set(inputs_of(of_boxes, batch)) == {"tokens", "boxes"}
+    more = batch | {"confidence": np.full((2, 16), 0.5, np.float32)}
+    assert set(inputs_of(of_boxes, more)) == {"tokens", "boxes", "confidence"}
+    params = of_boxes.init(jax.random.key(0), inputs_of(of_boxes, batch))
+    sure, unsure = (of_boxes.apply(params, inputs_of(of_boxes, rows)) for rows in (batch, more))
+    assert not np.allclose(sure, unsure)
+
+
+def test_rows_without_a_required_input_are_refused():
+    with pytest.raises(UserError, match="MaskedLanguageModel: its rows do not suit BoxedConfig: boxes is missing"):
+        check(boxes.recipe(layout="packed-sentences"))
+
+
+@pytest.mark.parametrize(
+    "recipe, lacking",
+    [
+        (tiny.bert(objective=CausalLanguageModel()), "Recurrent, AdaptivePredictor"),
+        (tiny.transformer_xl(objective=MaskedLanguageModel()), "Encoder, PairClassifier"),
+        (tiny.xlnet(objective=MaskedLanguageModel()), "Encoder, PairClassifier"),
+    ],
+    ids=["bert", "transformer-xl", "xlnet"],
+)
+def test_a_model_without_what_an_objective_asks_for_is_refused(recipe, lacking):
+    with pytest.raises(UserError, match=f"asks for {lacking}, which {type(recipe.model).__name__} has not"):
+        check(recipe)
+
+
+DECLARED = {"tokens": Input(("length",)), "boxes": Input(("length", 4), "float32"), "hint": Input((), required=False)}
+FIT = {"tokens": ((8,), np.int32), "boxes": ((8, 4), np.float32), "other": ((3,), np.int32)}
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({}, []),
+        ({"hint": ((), np.int32)}, []),
+        ({"boxes": ((8, 5), np.float32)}, ["boxes is float32[8, 5] in place of float32['length', 4]"]),
+        ({"boxes": ((9, 4), np.float32)}, ["boxes is float32[9, 4] in place of float32['length', 4]"]),
+        ({"boxes": ((8, 4), np.int32)}, ["boxes is int32[8, 4] in place of float32['length', 4]"]),
+        ({"hint": ((1,), np.int32)}, ["hint is int32[1] in place of int32[]"]),
+    ],
+    ids=str,
+)
+def test_rows_fit_where_shapes_and_types_are_the_declared_ones(changes, said):
+    assert unfit_inputs(DECLARED, FIT | changes) == said
