@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from data_pipelines.prepare import Prepare, prepare
+from pretrain.commands.platform import accelerators
 from tests import second_tier
 from tests.gcs import Storage
 from tests.texts import write_texts
@@ -18,7 +19,8 @@ from tpu.compiled import write_whole
 
 def pytest_configure(config):
     """What one process compiled, all others take from one folder, also the next session; `--cache-clear` empties it."""
-    settings = {
+    settings = {} if accelerators() else {"jax_platforms": "cpu"}  # libtpu, if it is here, would look for its devices
+    settings |= {
         "jax_compilation_cache_dir": str(config.cache.mkdir("compiled")),
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_enable_xla_caches": "none",  # the others put the folder's name into each program's key
