@@ -23,6 +23,8 @@ def test_a_bug_is_caught_by_the_test_that_fails_with_it_and_seen_again_only_when
     root, cache = tmp_path / "root", tmp_path / "cache"
     root.mkdir()
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    option = "parser.addoption('--both-tiers', action='store_true')"
+    (root / "conftest.py").write_text(f"def pytest_addoption(parser): {option}\n")
     (root / "sums.py").write_text("def add(a, b):\n    return a + b\n")
     (root / "test_sums.py").write_text("import sums\ndef test_zero(): assert sums.add(3, 0) == 3\n")
     times, minus = (Bug(name, "sums.py", "a + b", f"a {name} b", ["test_sums.py"]) for name in "*-")
