@@ -24,7 +24,8 @@ from rich.console import Console
 from data_pipelines.errors import UserError
 from tpu import chatter
 
-HEARTBEAT_SECONDS = 30  # after so long without a sign of life, the other processes end (JAX's default: 100)
+# After so long without a sign of life, the other processes end (JAX's default: 100). Tests have no time for it.
+HEARTBEAT_SECONDS = int(os.environ.get("PRETRAIN_HEARTBEAT_SECONDS", 30))
 JOIN_SECONDS = 300
 WAITING_SECONDS = 10  # until it is said that others are waited for
 ABORTED = 134  # the exit status of a process that JAX aborts because another is gone

@@ -100,7 +100,8 @@ def test_one_process_goes_on_and_all_losses_are_those_of_one_device(stopped, alo
     np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
 
 
-def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_path, tmp_path):
+def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_path, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRETRAIN_HEARTBEAT_SECONDS", "10")
     cluster = Cluster(corpus_path, tmp_path / "run", 2, 1, "--steps", 10**6)
     while not RunDirectory(tmp_path / "run").checkpoint_steps():
         cluster.until(r"train +\d")
