@@ -38,6 +38,8 @@ from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.loader import Loader
 
 TOKENS_PER_ROUND = 131_072  # short, so that some rounds go undisturbed on a busy machine
+MASKS = {"token": Masking(), "word": Masking(whole_word=True)}
+MASKS["n-gram"] = Masking(whole_word=True, ngrams=(1, 1 / 2, 1 / 3))
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ def main(options: Options) -> None:
 
 def layouts(length: int) -> Iterator[tuple[type, str, object]]:
     """(layout, what is predicted, the argument that says so) for each row of the table."""
-    for layout, whole_word in itertools.product((SegmentPairs, PackedSentences), (False, True)):
-        yield layout, "word" if whole_word else "token", Masking(whole_word=whole_word)
+    for layout, (predicted, masks) in itertools.product((SegmentPairs, PackedSentences), MASKS.items()):
+        yield layout, predicted, masks
     for reset in (False, True):
         yield ContiguousStreams, "next, reset" if reset else "next", reset
     for spans in (False, True):
