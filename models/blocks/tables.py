@@ -1,32 +1,32 @@
 """Rows of parameter tables and names in Hugging Face, for the blocks that families share."""
 
-from models.core.parameters import Parameter
+from models.core.parameters import Parameter, Slot
 
 
 def embedding_parameters(prefix: str, hf: dict[str, str]) -> list[Parameter]:
     """Table rows of `Embeddings`; hf: checkpoint part -> prefix of its names there."""
-    name = lambda suffix: {part: base + suffix for part, base in hf.items()}
+    name = lambda suffix: {part: Slot(base + suffix) for part, base in hf.items()}
     return [
         Parameter(f"{prefix}/tokens", ("vocab", "embedding"), name("word_embeddings.weight")),
         Parameter(f"{prefix}/positions", ("position", "embedding"), name("position_embeddings.weight")),
         Parameter(f"{prefix}/types", ("type", "embedding"), name("token_type_embeddings.weight")),
-        *norm_parameters(f"{prefix}/norm", ("embedding",), name("LayerNorm")),
+        *norm_parameters(f"{prefix}/norm", ("embedding",), {part: f"{base}LayerNorm" for part, base in hf.items()}),
     ]
 
 
 def norm_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Parameter]:
     """Table rows of `Norm`."""
     return [
-        Parameter(f"{prefix}/scale", axes, {part: f"{base}.weight" for part, base in hf.items()}),
-        Parameter(f"{prefix}/bias", axes, {part: f"{base}.bias" for part, base in hf.items()}),
+        Parameter(f"{prefix}/scale", axes, {part: Slot(f"{base}.weight") for part, base in hf.items()}),
+        Parameter(f"{prefix}/bias", axes, {part: Slot(f"{base}.bias") for part, base in hf.items()}),
     ]
 
 
 def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Parameter]:
     """Table rows of `Dense`; axes: ([layers,] in, out)."""
     return [
-        Parameter(f"{prefix}/kernel", axes, {part: f"{base}.weight" for part, base in hf.items()}, "T"),
-        Parameter(f"{prefix}/bias", axes[:-2] + axes[-1:], {part: f"{base}.bias" for part, base in hf.items()}),
+        Parameter(f"{prefix}/kernel", axes, {part: Slot(f"{base}.weight", "T") for part, base in hf.items()}),
+        Parameter(f"{prefix}/bias", axes[:-2] + axes[-1:], {part: Slot(f"{base}.bias") for part, base in hf.items()}),
     ]
 
 

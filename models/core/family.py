@@ -28,6 +28,18 @@ class Input(NamedTuple):
     required: bool = True
 
 
+class Converter(NamedTuple):
+    """A config field that config.json holds in another form.
+
+    path: of the field; dots lead into nested configs.   write: config -> what config.json holds under the name.
+    read: what config.json holds under all names -> the field's value; KeyError for a name that it lacks and needs.
+    """
+
+    path: str
+    write: Callable[[Any], Any]
+    read: Callable[[Mapping[str, Any]], Any]
+
+
 class HuggingFace(NamedTuple):
     """One Hugging Face checkpoint that a family reads and writes.
 
@@ -35,16 +47,23 @@ class HuggingFace(NamedTuple):
     architectures: transformers class -> the config fields that make a model of this class, in order of preference.
     constants: what config.json says of every such model.
     fields: name in config.json -> config field it holds; dots lead into nested configs ('generator.width').
+        A `Converter` where it holds it in another form.
     settings: the same for fields that belong to a training, not to the weights: dropout rates.
     tied: tensor that is not stored -> the stored one that it equals.
+    trunk: how the names of all tensors below the heads begin.
+    pair: two texts, A and B, as the model is trained on them, with the roles of the special tokens around them.
+    prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that.
     """
 
     folder: str
     architectures: Mapping[str, Mapping[str, Any]]
     constants: Mapping[str, Any]
-    fields: Mapping[str, str]
+    fields: Mapping[str, str | Converter]
     settings: Mapping[str, str]
     tied: Mapping[str, str]
+    trunk: str
+    pair: str = "cls A sep B sep"
+    prepare: str = "--tokenizer wordpiece"
 
 
 class Family(NamedTuple):

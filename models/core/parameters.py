@@ -5,7 +5,29 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-LAYERS = "layers"  # the axis that stacks the parameters of equal layers: [depth, ...]
+LAYERS = "layers"  # the axis that stacks the parameters of equal layers: [depth or groups, ...]
+
+
+class Slot(NamedTuple):
+    """A parameter's place in a Hugging Face checkpoint.
+
+    name: of its tensor; '{layer}' stands for the index along 'layers', each of which has a tensor of its own.
+    layout: '' when the same array is stored there, 'T' when each layer's matrix is stored transposed.
+    shape: that of each layer's array there after that, where it differs: heads on an axis of their own.
+    axis: along it, the tensor holds all parameters that name it one after the other, as the table lists them: GPT-2's
+        `c_attn` is query, key and value. None for a tensor of one parameter.
+    before: rows along the first axis that the tensor has before this parameter's, and no model reads: 2 in RoBERTa's
+        positions. They are written as zeros.
+    layers: number in the name -> index along 'layers', where they are not the same: layers that share parameters, or
+        that take turns with others.
+    """
+
+    name: str
+    layout: str = ""
+    shape: tuple[int, ...] | None = None
+    axis: int | None = None
+    before: int = 0
+    layers: Mapping[int, int] | None = None
 
 
 class Parameter(NamedTuple):
@@ -13,17 +35,13 @@ class Parameter(NamedTuple):
 
     path: its keys in the nested parameter dict, joined by '/'.
     axes: a name per dimension ('layers', 'vocab', 'width', ...), None for a dimension without one.
-    hf: checkpoint part -> name in that Hugging Face checkpoint; '{layer}' stands for the index along 'layers'.
+    hf: checkpoint part -> its place in that Hugging Face checkpoint.
         Several parts when a parameter is written to several checkpoints (embeddings that two models share).
-    layout: '' when Hugging Face stores the same array, 'T' when it stores each layer's matrix transposed.
-    hf_shape: the shape there of each layer's array after that, where it differs: heads on an axis of their own.
     """
 
     path: str
     axes: tuple[str | None, ...]
-    hf: Mapping[str, str]
-    layout: str = ""
-    hf_shape: tuple[int, ...] | None = None
+    hf: Mapping[str, Slot]
 
     @property
     def layer_axes(self) -> tuple[str | None, ...]:

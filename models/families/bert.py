@@ -30,7 +30,7 @@ from models.blocks.tables import (
 )
 from models.core.family import Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
-from models.core.parameters import Noise, Parameter
+from models.core.parameters import Noise, Parameter, Slot
 from models.core.program import Program
 from models.core.ranges import check_ranges
 from models.core.sharding import constrain
@@ -115,7 +115,7 @@ def parameters(config: BertConfig) -> list[Parameter]:
         *layer_parameters("layers", "model", "bert"),
         *dense_parameters("predictions/dense", ("width", "embedding"), model("cls.predictions.transform.dense")),
         *norm_parameters("predictions/norm", ("embedding",), model("cls.predictions.transform.LayerNorm")),
-        Parameter("predictions/bias", ("vocab",), model("cls.predictions.bias")),
+        Parameter("predictions/bias", ("vocab",), {"model": Slot("cls.predictions.bias")}),
     ]
     if config.pair_head:
         table += dense_parameters("pooler", ("width", None), model("bert.pooler.dense"))
@@ -159,6 +159,7 @@ FAMILY = Family(
                 "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
                 "cls.predictions.decoder.bias": "cls.predictions.bias",
             },
+            trunk="bert.",
         )
     },
     flops=flops,

@@ -31,7 +31,7 @@ from models.blocks.tables import (
 )
 from models.core.family import Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
-from models.core.parameters import Noise, Parameter
+from models.core.parameters import Noise, Parameter, Slot
 from models.core.program import Program
 from models.core.ranges import COUNT, check_ranges
 from models.core.sharding import constrain
@@ -177,7 +177,7 @@ def parameters(config: ElectraConfig) -> list[Parameter]:
     head = "generator/predictions"
     table += dense_parameters(f"{head}/dense", ("width", "embedding"), generator("generator_predictions.dense"))
     table += norm_parameters(f"{head}/norm", ("embedding",), generator("generator_predictions.LayerNorm"))
-    table.append(Parameter(f"{head}/bias", ("vocab",), generator("generator_lm_head.bias")))
+    table.append(Parameter(f"{head}/bias", ("vocab",), {"generator": Slot("generator_lm_head.bias")}))
     score = lambda name: {"discriminator": f"discriminator_predictions.{name}"}
     table += dense_parameters("discriminator/dense", ("width", None), score("dense"))
     table += dense_parameters("discriminator/score", ("width", None), score("dense_prediction"))
@@ -194,6 +194,7 @@ def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, st
         fields={**HF_FIELDS, "embedding_size": "embedding", **sizes},
         settings=HF_SETTINGS,
         tied=tied,
+        trunk="electra.",
     )
 
 

@@ -31,7 +31,7 @@ from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
 from models.core.family import Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
-from models.core.parameters import LAYERS, Noise, Parameter
+from models.core.parameters import LAYERS, Noise, Parameter, Slot
 from models.core.program import Program
 from models.core.sharding import constrain
 
@@ -170,23 +170,24 @@ def both_masks(
 def parameters(config: XLNetConfig) -> list[Parameter]:
     """XLNet's parameter table; the heads have an axis of their own in Hugging Face's."""
     heads = (config.heads, config.width // config.heads)
-    model = lambda name: {"model": f"transformer.{name}"}
-    layer = lambda name: model(f"layer.{{layer}}.{name}")
+    slot = lambda name, *form: {"model": Slot(f"transformer.{name}", *form)}
+    layer = lambda name: {"model": f"transformer.layer.{{layer}}.{name}"}
     table = [
-        Parameter("tokens", ("vocab", "embedding"), model("word_embedding.weight")),
-        Parameter("start", (None, "embedding"), model("mask_emb"), hf_shape=(1, 1, config.width)),
-        Parameter("bias", ("vocab",), {"model": "lm_loss.bias"}),
+        Parameter("tokens", ("vocab", "embedding"), slot("word_embedding.weight")),
+        Parameter("start", (None, "embedding"), slot("mask_emb", "", (1, 1, config.width))),
+        Parameter("bias", ("vocab",), {"model": Slot("lm_loss.bias")}),
     ]
     for ours, theirs in {"query": "q", "key": "k", "value": "v", "position": "r", "output": "o"}.items():
         axes, layout = (("heads", "width"), "T") if ours == "output" else (("width", "heads"), "")
-        path, name = f"layers/attention/{ours}/kernel", layer(f"rel_attn.{theirs}")
-        table.append(Parameter(path, (LAYERS, *axes), name, layout, (config.width, *heads)))
+        there = slot(f"layer.{{layer}}.rel_attn.{theirs}", layout, (config.width, *heads))
+        table.append(Parameter(f"layers/attention/{ours}/kernel", (LAYERS, *axes), there))
     for ours, theirs in {"content": "w", "position": "r", "type": "s"}.items():
-        name = layer(f"rel_attn.r_{theirs}_bias")
-        table.append(Parameter(f"layers/{ours}_bias", (LAYERS, "heads"), name, hf_shape=heads))
+        there = slot(f"layer.{{layer}}.rel_attn.r_{theirs}_bias", "", heads)
+        table.append(Parameter(f"layers/{ours}_bias", (LAYERS, "heads"), there))
+    types = slot("layer.{layer}.rel_attn.seg_embed", "", (2, *heads))
     return [
         *table,
-        Parameter("layers/types", (LAYERS, "type", "heads"), layer("rel_attn.seg_embed"), hf_shape=(2, *heads)),
+        Parameter("layers/types", (LAYERS, "type", "heads"), types),
         *norm_parameters("layers/attention/norm", (LAYERS, "width"), layer("rel_attn.layer_norm")),
         *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), layer("ff.layer_1")),
         *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), layer("ff.layer_2")),
@@ -241,6 +242,9 @@ FAMILY = Family(
             },
             settings={"dropout": "dropout", "initializer_range": "init_std"},
             tied={"lm_loss.weight": "transformer.word_embedding.weight"},
+            trunk="transformer.",
+            pair="A sep B sep cls",
+            prepare="--tokenizer sentencepiece-unigram --specials xlnet",
         )
     },
     flops=flops,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.errors import UserError
-from models.core.family import Family, HuggingFace
+from models.core.family import Converter, Family, HuggingFace
 from models.core.parameters import nest
 from models.families.registry import FAMILIES, differing_fields, family_of
 
@@ -123,11 +123,19 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
     for name, value in model.constants.items():
         if fields.get(name) != value:
             raise UserError(f"--init-from {folder}: config.json has {name}={fields.get(name)!r}, needed is {value!r}")
-    missing = [name for name in model.fields if name not in fields]
+    known, values, missing = {**model.fields, **model.settings}, {}, []
+    for name, place in known.items():
+        if isinstance(place, Converter):
+            try:
+                values[place.path] = place.read(fields)
+            except KeyError as error:
+                missing.append(error.args[0])
+        elif name in fields:
+            values[place] = fields[name]
+        elif name in model.fields:
+            missing.append(name)
     if missing:
         raise UserError(f"--init-from {folder}: config.json lacks {', '.join(missing)}; add what the model has")
-    known = {**model.fields, **model.settings}
-    values = {path: fields[name] for name, path in known.items() if name in fields}
     classes = [name for name in architectures(folder) if name in model.architectures]
     return values | dict(model.architectures[classes[0]] if classes else {})
 

@@ -16,7 +16,7 @@ from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_class
-from pretrain.huggingface.tensors import architecture, field, views
+from pretrain.huggingface.tensors import architecture, fields_of, tensors
 from pretrain.huggingface.tokenizer_fit import check_types, misfits
 
 FILES = ("config.json", "model.safetensors", "generation_config.json", "added_tokens.json")
@@ -49,12 +49,13 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
         for part in sorted(parts, key=lambda part: parts[part].folder):
             target = partial / parts[part].folder
             target.mkdir(parents=True)
-            tensors = {
-                name: np.ascontiguousarray(view, np.float32) for name, (_, view) in views(arrays, config, part).items()
+            stored = {
+                name: np.ascontiguousarray(tensor.array(), np.float32)
+                for name, tensor in tensors(arrays, config, part).items()
             }
             fields, weights = config_fields(config, part, ids), target / "model.safetensors"
             (target / "config.json").write_text(_json(fields), "utf-8")
-            save_file(tensors, weights, metadata={"format": "pt"})
+            save_file(stored, weights, metadata={"format": "pt"})
             shutil.copymode(target / "config.json", weights)  # the library makes it for its owner alone
             _write_tokenizer(Path(tokenizer_path), target, fields.get("max_position_embeddings"))
         _replace(folder, partial)
@@ -68,11 +69,10 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
 def config_fields(config, part: str, ids: Mapping[str, int | None]) -> dict:
     """config.json of one part; ids: `tokenizers.token_ids`, also where null: transformers' defaults are others'."""
     model = family_of(config).hf[part]
-    fields = {name: field(config, path) for name, path in {**model.fields, **model.settings}.items()}
     return {
         "architectures": [architecture(config, part)],
         **model.constants,
-        **fields,
+        **fields_of(config, part),
         **ids,
         "dtype": "float32",
     }

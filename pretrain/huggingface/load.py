@@ -16,7 +16,7 @@ from models.core.family import HuggingFace
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of
 from pretrain.huggingface.config import architectures, check_same, config_from, folders
-from pretrain.huggingface.tensors import architecture, views
+from pretrain.huggingface.tensors import Tensor, architecture, tensors
 
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 BUFFERS = ("position_ids", "token_type_ids")  # old transformers stored these constants
@@ -37,24 +37,36 @@ def load(source: str | Path, config, shapes: Mapping, tokenizer_path: Path) -> P
     family = family_of(config)
     check_same(source, config_from(source), config)
     params = nest({path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)})
-    origin: dict[str, str] = {}  # parameter path -> the part that it was read from
+    read: dict[tuple, tuple[str, str]] = {}
     for part, folder in folders(source, family).items():
         check_vocabulary(folder, tokenizer_path)
-        tensors = _Tensors(folder)
-        wanted = views(params, config, part)
-        _check_names(folder, tensors, wanted, config, part)
-        for name, (path, view) in wanted.items():
-            tensor = tensors.read(_stored_name(name, tensors, family.hf[part]))
-            if tensor.shape != view.shape:
-                raise UserError(f"--init-from {folder}: {name} has shape {tensor.shape}, this model needs {view.shape}")
-            if origin.setdefault(path, part) == part:
-                view[...] = tensor
-            elif not np.array_equal(view, tensor):
+        stored = _Tensors(folder)
+        wanted = tensors(params, config, part)
+        _check_names(folder, stored, wanted, config, part)
+        for name, tensor in wanted.items():
+            array = stored.read(_stored_name(name, stored, family.hf[part]))
+            if array.shape != tensor.shape:
                 raise UserError(
-                    f"--init-from {folder}: {name} differs from the {origin[path]}'s, but the model shares it; "
-                    "give the parts of one model"
+                    f"--init-from {folder}: {name} has shape {array.shape}, this model needs {tensor.shape}"
                 )
+            _take(tensor, array, read, part, f"--init-from {folder}: {name}")
     return params
+
+
+def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]], part: str, setting: str) -> None:
+    """Write a stored array into the parameters that its tensor holds.
+
+    read: what was read before -> (part, setting); UserError where the same parameter has another value.
+    """
+    for piece in tensor.pieces:
+        new = array[piece.place]
+        if piece.origin not in read:
+            read[piece.origin] = part, setting
+            piece.view[...] = new
+        elif not np.array_equal(piece.view, new):
+            other_part, other = read[piece.origin]
+            theirs = f"the {other_part}'s" if other_part != part else other.split(": ")[-1]
+            raise UserError(f"{setting} differs from {theirs}, but the model shares it; give the parts of one model")
 
 
 def check_vocabulary(folder: Path, tokenizer_path: Path) -> None:
@@ -172,7 +184,7 @@ def _names_of_all_architectures(config, part: str) -> set[str]:
     names = set()
     for fields in family.hf[part].architectures.values():
         table = family.parameters(dataclasses.replace(config, **fields))
-        names |= {parameter.hf[part] for parameter in table if part in parameter.hf}
+        names |= {parameter.hf[part].name for parameter in table if part in parameter.hf}
     return names
 
 

@@ -1,43 +1,88 @@
 """The one place that knows how parameters map to the tensors of a Hugging Face checkpoint, in both directions."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.core.parameters import LAYERS, Parameter, leaves
+from models.core.family import Converter
+from models.core.parameters import LAYERS, Parameter, Slot, leaves
 from models.families.registry import family_of
 
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"": lambda array: array, "T": np.transpose}
 
 
-def views(params: Mapping, config, part: str) -> dict[str, tuple[str, np.ndarray]]:
-    """Name of each tensor stored for a part -> (parameter path, the view of that parameter in the tensor's layout).
+class Piece(NamedTuple):
+    """What a parameter has in a tensor: its view in the tensor's layout, and where that begins.
+
+    origin: the parameter's path, and the index along 'layers' if it is stacked.
+    """
+
+    origin: tuple[str, int | None]
+    view: np.ndarray
+    axis: int
+    start: int
+
+    @property
+    def place(self) -> tuple[slice, ...]:
+        """Where in the tensor the view lies."""
+        return (slice(None),) * self.axis + (slice(self.start, self.start + self.view.shape[self.axis]),)
+
+
+class Tensor(NamedTuple):
+    """A tensor of a Hugging Face checkpoint, as views of parameters."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        last = self.pieces[-1]
+        return tuple(last.start + size if axis == last.axis else size for axis, size in enumerate(last.view.shape))
+
+    def array(self) -> np.ndarray:
+        """What is to be stored; rows that no parameter has are zeros."""
+        if self.shape == self.pieces[0].view.shape:
+            return self.pieces[0].view
+        whole = np.zeros(self.shape, self.pieces[0].view.dtype)
+        for piece in self.pieces:
+            whole[piece.place] = piece.view
+        return whole
+
+
+def tensors(params: Mapping, config, part: str) -> dict[str, Tensor]:
+    """Name of each tensor stored for a part -> that tensor.
 
     params: nested dict of NumPy arrays. Views leave the vocabulary's padding rows out. Reading them exports, writing
     into them imports.
     """
-    arrays = dict(leaves(params))
-    tensors = {}
+    arrays, found = dict(leaves(params)), {}
     for parameter in family_of(config).parameters(config):
-        if part in parameter.hf:
-            slices = _slices(parameter, arrays[parameter.path], config.vocab_size)
-            for name, view in zip(_names(parameter, part, len(slices)), slices, strict=True):
-                tensors[name] = (parameter.path, view)
-    return tensors
+        if part not in parameter.hf:
+            continue
+        slot = parameter.hf[part]
+        for name, layer in _names(parameter, slot, arrays[parameter.path]):
+            view = _view(parameter, slot, arrays[parameter.path], layer, config.vocab_size)
+            before, axis = found.get(name, ()), slot.axis or 0
+            if before and slot.axis is None:
+                raise ValueError(f"{name} is the place of {before[-1].origin[0]} and of {parameter.path}")
+            start = before[-1].start + before[-1].view.shape[axis] if before else slot.before
+            found[name] = (*before, Piece((parameter.path, layer), view, axis, start))
+    return {name: Tensor(pieces) for name, pieces in found.items()}
 
 
-def _names(parameter: Parameter, part: str, number: int) -> list[str]:
-    return [parameter.hf[part].replace("{layer}", str(layer)) for layer in range(number)]
+def _names(parameter: Parameter, slot: Slot, array: np.ndarray) -> list[tuple[str, int | None]]:
+    """(name of a tensor, index along 'layers' of what it holds or None where nothing is stacked)."""
+    if parameter.axes[:1] != (LAYERS,):
+        return [(slot.name, None)]
+    layers = slot.layers or {layer: layer for layer in range(len(array))}
+    return [(slot.name.replace("{layer}", str(number)), layer) for number, layer in layers.items()]
 
 
-def _slices(parameter: Parameter, array: np.ndarray, vocab_size: int) -> list[np.ndarray]:
-    """The parameter's tensors: one, or one per layer of a stack."""
-    stacked = parameter.axes[:1] == (LAYERS,)
+def _view(parameter: Parameter, slot: Slot, array: np.ndarray, layer: int | None, vocab_size: int) -> np.ndarray:
+    """One layer's array, or the whole one, as it is stored."""
     unpadded = tuple(slice(vocab_size if axis == "vocab" else None) for axis in parameter.layer_axes)
-    layers = [array[layer, ...] for layer in range(len(array))] if stacked else [array]
-    arrays = [LAYOUTS[parameter.layout](layer[unpadded]) for layer in layers]
-    return [array.reshape(parameter.hf_shape or array.shape, copy=False) for array in arrays]
+    array = LAYOUTS[slot.layout]((array if layer is None else array[layer, ...])[unpadded])
+    return array.reshape(slot.shape or array.shape, copy=False)
 
 
 def field(config, path: str) -> Any:
@@ -45,6 +90,14 @@ def field(config, path: str) -> Any:
     for name in path.split("."):
         config = getattr(config, name)
     return config
+
+
+def fields_of(config, part: str) -> dict[str, Any]:
+    """What config.json says of a config's model: name there -> value."""
+    model = family_of(config).hf[part]
+    known = {**model.fields, **model.settings}
+    value = lambda place: place.write(config) if isinstance(place, Converter) else field(config, place)
+    return {name: value(place) for name, place in known.items()}
 
 
 def architecture(config, part: str) -> str:

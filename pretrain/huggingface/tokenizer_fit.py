@@ -4,27 +4,10 @@ A tokenizer writes special tokens around a text and token types beside it. Train
 the exported model that the tokenizer's reach it.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import Made
+from models.core.family import HuggingFace
 from models.families.registry import family_of
-
-
-class Expected(NamedTuple):
-    """pair: two texts, A and B, as the model is trained on them, with the roles of the special tokens around them.
-    prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that."""
-
-    pair: str
-    prepare: str
-
-
-EXPECTED: Mapping[str, Expected] = {  # model type in Hugging Face's config.json -> what fits
-    "bert": Expected("cls A sep B sep", "--tokenizer wordpiece"),
-    "electra": Expected("cls A sep B sep", "--tokenizer wordpiece"),
-    "xlnet": Expected("A sep B sep cls", "--tokenizer sentencepiece-unigram --specials xlnet"),
-}
 
 
 def check_types(setting: str, config, made: Made) -> None:
@@ -51,13 +34,13 @@ def misfits(config, made: Made) -> list[str]:
     ]
 
 
-def _expected(config) -> Expected | None:
-    """None for a family that is not exported."""
-    return next((EXPECTED[model.constants["model_type"]] for model in family_of(config).hf.values()), None)
+def _expected(config) -> HuggingFace | None:
+    """What says so, `pair` and `prepare`; None for a family that is not exported."""
+    return next(iter(family_of(config).hf.values()), None)
 
 
 def _pair(made: Made) -> str:
-    """Two texts as a tokenizer writes them, in the words of `Expected.pair`."""
+    """Two texts as a tokenizer writes them, in the words of `HuggingFace.pair`."""
     roles = {index: role for role, index in made.special.items()}
     encoded = made.tokenizer.encode("a", "b")
     of_text = lambda text, index: "AB"[text] if text is not None else roles.get(index, str(index))

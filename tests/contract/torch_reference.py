@@ -5,7 +5,7 @@ import torch
 
 from models.core.parameters import leaves, nest
 from models.families.registry import family_of
-from pretrain.huggingface.tensors import views
+from pretrain.huggingface.tensors import tensors
 from tests.contract import cases
 from tests.contract.cases import Case
 from tests.pretrain import reference, test_electra_parity, test_transformer_xl_parity, test_xlnet_parity
@@ -15,11 +15,11 @@ def with_parameters(case: Case, part: str) -> torch.nn.Module:
     """The torch model of a part, with the case's parameters."""
     model = reference.torch_model(case.model, part)
     named = dict(model.named_parameters())
-    ours = views(cases.params(case), case.model, part)
+    ours = tensors(cases.params(case), case.model, part)
     assert set(ours) == set(named)
     with torch.no_grad():
-        for name, (_, view) in ours.items():
-            named[name].copy_(torch.from_numpy(np.array(view)))
+        for name, tensor in ours.items():
+            named[name].copy_(torch.from_numpy(np.array(tensor.array())))
     return model
 
 
@@ -29,8 +29,9 @@ def our_gradients(case: Case, models: dict[str, torch.nn.Module]) -> dict[str, n
     for part, model in models.items():
         own = {path: np.zeros_like(array) for path, array in total.items()}
         gradients = reference.torch_gradients(model)
-        for name, (_, view) in views(nest(own), case.model, part).items():
-            view[...] = gradients[name]
+        for name, tensor in tensors(nest(own), case.model, part).items():
+            for piece in tensor.pieces:
+                piece.view[...] += gradients[name][piece.place]
         total = {path: total[path] + own[path] for path in total}
     return total
 

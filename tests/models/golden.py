@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "golden"
 
 
 def tables(family):
-    """Size -> rows of (path, shape, axes, Hugging Face names, layout)."""
+    """Size -> rows of (path, shape, axes, places in Hugging Face's checkpoints)."""
     golden = {}
     for size, config in family.sizes.items():
         shapes = dict(leaves(parameter_shapes(config)))
@@ -25,13 +25,16 @@ def tables(family):
                 "path": p.path,
                 "shape": list(shapes[p.path].shape),
                 "axes": list(p.axes),
-                "hf": dict(p.hf),
-                "layout": p.layout,
-                **({"hf_shape": list(p.hf_shape)} if p.hf_shape else {}),
+                "hf": {part: _plain(slot) for part, slot in p.hf.items()},
             }
             for p in family.parameters(config)
         ]
     return golden
+
+
+def _plain(slot):
+    """What of a slot is not as by default, as JSON has it."""
+    return json.loads(json.dumps({name: value for name, value in slot._asdict().items() if value not in ("", None, 0)}))
 
 
 def write(name, family):

@@ -53,8 +53,8 @@ def test_every_parameter_has_names_in_a_checkpoint_and_no_name_twice(family, con
     for parameter in family.parameters(config):
         assert bool(parameter.hf) == bool(family.hf), parameter.path
         assert set(parameter.hf) <= set(family.hf), parameter.path
-        assert all(("{layer}" in name) == (parameter.axes[0] == LAYERS) for name in parameter.hf.values())
-        names.update(parameter.hf.items())
+        assert all(("{layer}" in slot.name) == (parameter.axes[0] == LAYERS) for slot in parameter.hf.values())
+        names.update((part, slot.name) for part, slot in parameter.hf.items())
     assert set(names.values()) <= {1}
 
 

@@ -10,7 +10,7 @@ from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.huggingface.export import config_fields
 from pretrain.huggingface.load import load
-from pretrain.huggingface.tensors import architecture, views
+from pretrain.huggingface.tensors import architecture, tensors
 from tests.models.shapes import parameter_shapes
 
 PAD, MASK, FIRST_ORDINARY = 0, 4, 5
@@ -104,10 +104,10 @@ def assert_gradients_equal(ours, theirs, config, part, bound):
 
     Key biases have gradient 0 but for rounding, since softmax ignores a shift of all scores.
     """
-    named = views(jax.tree.map(np.asarray, ours), config, part)
+    named = tensors(jax.tree.map(np.asarray, ours), config, part)
     assert set(named) == set(theirs)
     for name, expected in theirs.items():
-        difference = np.linalg.norm(named[name][1].astype(np.float64) - expected)
+        difference = np.linalg.norm(named[name].array().astype(np.float64) - expected)
         if name.endswith("attention.self.key.bias"):
             assert max(difference, np.linalg.norm(expected)) <= 1e-6, name
             continue

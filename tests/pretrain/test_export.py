@@ -20,12 +20,12 @@ from data_pipelines.prepare import Prepare, prepare
 from models.core.parameters import leaves
 from models.families.bert import BertConfig
 from models.families.electra import ElectraConfig, Tower
-from models.families.registry import family_of
+from models.families.registry import FAMILIES, family_of
 from models.families.xlnet import XLNetConfig
 from pretrain.commands import run as runs
 from pretrain.huggingface.export import config_fields, export
-from pretrain.huggingface.tensors import views
-from pretrain.huggingface.tokenizer_fit import EXPECTED, misfits
+from pretrain.huggingface.tensors import tensors
+from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.recipe import resolve
 from pretrain.storage.run_directory import RunDirectory
 from tests.models.shapes import parameter_shapes
@@ -154,19 +154,24 @@ def test_nor_is_such_a_model_exported(tokenizer_paths, tmp_path, family):
     assert not (tmp_path / "export").exists()
 
 
+def expected_of(family):
+    return next(iter(FAMILIES[family].hf.values()))
+
+
 @pytest.mark.parametrize("family, tokenizer", PAIRS)
 def test_a_tokenizer_that_writes_other_rows_than_the_model_reads_is_warned_of(exported, caplog, family, tokenizer):
     fits = (tokenizer == "xlnet") == (family == "xlnet")
     with caplog.at_level(logging.WARNING):
         exported(family, tokenizer)
-    assert (EXPECTED[family].prepare in caplog.text) != fits
-    assert (f"this model is trained on '{EXPECTED[family].pair}'" in caplog.text) != fits
+    expected = expected_of(family)
+    assert (expected.prepare in caplog.text) != fits
+    assert (f"this model is trained on '{expected.pair}'" in caplog.text) != fits
 
 
 def test_what_the_options_that_are_named_make_fits(tokenizer_paths):
-    for family, expected in EXPECTED.items():
-        made = tokenizers.load(tokenizer_paths["xlnet" if "xlnet" in expected.prepare else "wordpiece"])
-        assert misfits(CONFIGS[family], made) == []
+    for family, config in CONFIGS.items():
+        *_, flavour = expected_of(family).prepare.split()
+        assert misfits(config, tokenizers.load(tokenizer_paths[flavour])) == []
 
 
 def test_a_run_says_at_its_start_that_its_export_will_not_fit(corpus_path, tmp_path, monkeypatch):
@@ -185,7 +190,8 @@ def test_every_kernel_is_stored_as_torch_multiplies_by_it(family):
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), parameter_shapes(config))
     flat, seen = dict(leaves(params)), 0
     for part in family_of(config).hf:
-        for name, (path, view) in views(params, config, part).items():
+        for name, tensor in tensors(params, config, part).items():
+            path, view = tensor.pieces[0].origin[0], tensor.array()
             if path.endswith("/kernel"):
                 kernel = flat[path] if flat[path].ndim == 2 else flat[path][int(name.split(".layer.")[1].split(".")[0])]
                 np.testing.assert_array_equal(view, kernel.T, err_msg=name)
@@ -198,13 +204,13 @@ def test_xlnet_s_projections_are_stored_as_torch_multiplies_by_them():
     config = dataclasses.replace(CONFIGS["xlnet"], vocab_size=10)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), parameter_shapes(config))
-    tensors, ours = views(params, config, "model"), params["layers"]["attention"]
+    stored, ours = tensors(params, config, "model"), params["layers"]["attention"]
     x = rng.normal(size=(3, config.width)).astype(np.float32)
     for name, theirs in {"query": "q", "key": "k", "value": "v", "position": "r"}.items():
-        _, view = tensors[f"transformer.layer.1.rel_attn.{theirs}"]
+        view = stored[f"transformer.layer.1.rel_attn.{theirs}"].array()
         expected = np.einsum("bh,hnd->bnd", x, view).reshape(3, -1)
         np.testing.assert_allclose(x @ ours[name]["kernel"][1], expected, rtol=1e-5, atol=1e-5)
-    _, view = tensors["transformer.layer.1.rel_attn.o"]
+    view = stored["transformer.layer.1.rel_attn.o"].array()
     expected = np.einsum("bnd,hnd->bh", x.reshape(3, *view.shape[1:]), view)
     np.testing.assert_allclose(x @ ours["output"]["kernel"][1], expected, rtol=1e-5, atol=1e-5)
 

@@ -24,7 +24,7 @@ from models.families.xlnet import XLNetConfig
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import config_fields, export
 from pretrain.huggingface.load import check_vocabulary, load
-from pretrain.huggingface.tensors import architecture, views
+from pretrain.huggingface.tensors import architecture, tensors
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 
@@ -199,7 +199,7 @@ def test_every_published_size_has_the_tensors_that_transformers_has(name, size):
         with torch.device("meta"):
             model = cls(cls.config_class(**config_fields(config, part, {})))
         theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        assert {name: view.shape for name, (_, view) in views(zeros, config, part).items()} == theirs
+        assert {name: tensor.shape for name, tensor in tensors(zeros, config, part).items()} == theirs
 
 
 def test_dropout_may_differ_from_the_folder(exported, configs, tokenizer_path):
