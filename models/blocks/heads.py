@@ -11,6 +11,7 @@ from models.blocks.norm import Norm
 from models.blocks.products import (
     _scores,
 )
+from models.core.family import Inputs
 from models.core.sharding import constrain, current_rules
 
 
@@ -33,6 +34,36 @@ class TokenHead(nn.Module):
         """hidden [n, width of the encoder], table f32[padded vocab, width] -> logits f32[n, padded vocab]."""
         y = self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
         return tied_logits(y, table, self.bias, self.vocab_size)
+
+
+class TokenAndPairHeads(nn.Module):
+    """A masked-token head and a classifier of pairs, for an encoder to inherit.
+
+    Its setup makes `embeddings` and calls `make_heads`; its config has a pair_head, whether there is a classifier.
+    """
+
+    def make_heads(self, embedding: int) -> None:
+        """embedding: the width of the embeddings, with which the masked-token head shares its logits' weights."""
+        c, dtype = self.config, self.program.compute
+        self.predictions = TokenHead(embedding, c.vocab_size, c.activation, c.norm_epsilon, c.init_std, dtype)
+        if c.pair_head:
+            self.pooler = Dense(c.width, c.init_std, dtype)
+            self.pair = Dense(2, c.init_std, jnp.float32)
+
+    def token_logits(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
+        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
+        return self.predictions(read, self.embeddings.tokens)
+
+    def pair_logits(self, first: Array) -> Array:
+        """first [rows, width], the hidden states at position 0 -> f32[rows, 2]; class 0: B follows A."""
+        return self.pair(jnp.tanh(self.pooler(first)))
+
+    def __call__(self, inputs: Inputs):
+        """All parts once, for initialisation."""
+        hidden = self.encode(inputs)
+        pair = self.pair_logits(hidden[:, 0]) if self.config.pair_head else None
+        return self.token_logits(hidden[:, :1]), pair
 
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:

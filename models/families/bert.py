@@ -6,7 +6,6 @@ Hugging Face: BertForPreTraining, or BertForMaskedLM without the pair head.
 import dataclasses
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jax import Array
 
 from models.attention.kernels import table as kernels
@@ -14,9 +13,8 @@ from models.attention.mask import Mask
 from models.attention.self_attention import attention_of
 from models.attention.transformer import TransformerLayer, encoder_flops
 from models.blocks.checks import TABLES, check_encoder
-from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
-from models.blocks.heads import TokenHead
+from models.blocks.heads import TokenAndPairHeads
 from models.blocks.layer import layer_sizes
 from models.blocks.stack import stack
 from models.blocks.tables import (
@@ -33,7 +31,6 @@ from models.core.noise import dropout, site
 from models.core.parameters import Noise, Parameter, Slot
 from models.core.program import Program
 from models.core.ranges import check_ranges
-from models.core.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,19 +56,16 @@ class BertConfig:
         check_encoder(self)
 
 
-class Bert(nn.Module):
+class Bert(TokenAndPairHeads):
     """The encoder with its masked-token and next-sentence heads."""
 
     config: BertConfig
     program: Program
 
     def setup(self):
-        c, dtype = self.config, self.program.compute
+        c = self.config
         self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.width, c.norm_epsilon, c.init_std)
-        self.predictions = TokenHead(c.width, c.vocab_size, c.activation, c.norm_epsilon, c.init_std, dtype)
-        if c.pair_head:
-            self.pooler = Dense(c.width, c.init_std, dtype)
-            self.pair = Dense(2, c.init_std, jnp.float32)
+        self.make_heads(c.width)
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
@@ -85,21 +79,6 @@ class Bert(nn.Module):
         layer = TransformerLayer(layer_sizes(config), self.program, parent=None)
         mask = Mask(inputs["segments"])
         return stack(self, [layer], config.depth, x, mask, site(noise, 1), self.program, slots)[0]
-
-    def token_logits(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
-        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
-        return self.predictions(read, self.embeddings.tokens)
-
-    def pair_logits(self, first: Array) -> Array:
-        """first [rows, width], the hidden states at position 0 -> f32[rows, 2]; class 0: B follows A."""
-        return self.pair(jnp.tanh(self.pooler(first)))
-
-    def __call__(self, inputs: Inputs):
-        """All parts once, for initialisation."""
-        hidden = self.encode(inputs)
-        pair = self.pair_logits(hidden[:, 0]) if self.config.pair_head else None
-        return self.token_logits(hidden[:, :1]), pair
 
 
 def attentions(config: BertConfig, length: int, memory: int) -> list[kernels.Attention]:

@@ -4,9 +4,10 @@ import dataclasses
 from typing import Any
 
 from models.core.family import Family
-from models.families import bert, electra, transformer_xl, xlnet
+from models.families import albert, bert, electra, transformer_xl, xlnet
 
 FAMILIES: dict[str, Family] = {
+    "albert": albert.FAMILY,
     "bert": bert.FAMILY,
     "electra": electra.FAMILY,
     "transformer-xl": transformer_xl.FAMILY,

@@ -44,7 +44,9 @@ def _electra():
 
 
 PERMUTING = Permuting(reuse_len=8, perm_size=8, k=4)
+ORDER = MaskedLanguageModel(next_sentence=False, sentence_order=True)
 CASES = {
+    "albert": Case(_config("albert", positions=32, embedding=8, groups=2, **WIDE | {"depth": 4}), ORDER),
     "bert": Case(_config("bert", positions=32, **WIDE), MaskedLanguageModel()),
     "electra": Case(_electra(), ReplacedTokenDetection()),
     "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),

@@ -1,5 +1,7 @@
 """The contract's cases by implementations that no one here wrote; `frozen.py` keeps what they give."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -36,12 +38,17 @@ def our_gradients(case: Case, models: dict[str, torch.nn.Module]) -> dict[str, n
     return total
 
 
-def bert(case: Case) -> tuple[float, dict]:
-    batch, model = cases.batch(case), with_parameters(case, "model")
-    labels = {"labels": reference.token_labels(batch), "next_sentence_label": reference.pair_labels(batch)}
-    loss = model(**reference.torch_inputs(batch), **labels).loss
-    loss.backward()
-    return loss.item(), our_gradients(case, {"model": model})
+def masked(label: str) -> Callable[[Case], tuple[float, dict]]:
+    """Of a model with a masked-token head and one for pairs, whose label has this name in transformers."""
+
+    def reference_of(case: Case) -> tuple[float, dict]:
+        batch, model = cases.batch(case), with_parameters(case, "model")
+        labels = {"labels": reference.token_labels(batch), label: reference.pair_labels(batch)}
+        loss = model(**reference.torch_inputs(batch), **labels).loss
+        loss.backward()
+        return loss.item(), our_gradients(case, {"model": model})
+
+    return reference_of
 
 
 def electra(case: Case) -> tuple[float, dict]:
@@ -94,4 +101,10 @@ def _theirs(array: np.ndarray, layout: str, shape) -> np.ndarray:
     return (array.T if layout in ("T", "out") else array).reshape(shape)
 
 
-REFERENCES = {"bert": bert, "electra": electra, "transformer-xl": transformer_xl, "xlnet": xlnet}
+REFERENCES = {
+    "albert": masked("sentence_order_label"),
+    "bert": masked("next_sentence_label"),
+    "electra": electra,
+    "transformer-xl": transformer_xl,
+    "xlnet": xlnet,
+}

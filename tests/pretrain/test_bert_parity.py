@@ -10,6 +10,7 @@ import torch
 
 from models.core.program import Program
 from models.families.bert import FAMILY
+from models.families.registry import family_of
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from tests.pretrain import reference
@@ -20,20 +21,26 @@ TINY = dataclasses.replace(FAMILY.sizes["tiny"], vocab_size=1003, positions=64, 
 BASE = dataclasses.replace(FAMILY.sizes["base"], dropout=0.0, attention_dropout=0.0)
 
 
+# What the label of pairs and their logits are called in transformers
+PAIR = {"bert": ("next_sentence_label", "seq_relationship_logits"), "albert": ("sentence_order_label", "sop_logits")}
+
+
 def torch_outputs(model, config, batch):
     """(loss, token logits [batch, length, vocab], pair logits or None)."""
     if config.pair_head:
-        labels = {"labels": reference.token_labels(batch), "next_sentence_label": reference.pair_labels(batch)}
+        label, logits = PAIR[model.config.model_type]
+        labels = {"labels": reference.token_labels(batch), label: reference.pair_labels(batch)}
         out = model(**reference.torch_inputs(batch), **labels)
-        return out.loss, out.prediction_logits, out.seq_relationship_logits
+        return out.loss, out.prediction_logits, out[logits]
     out = model(**reference.torch_inputs(batch), labels=reference.token_labels(batch))
     return out.loss, out.logits, None
 
 
 def our_loss(config, program, train):
     """(params, batch) -> loss, as the train step forms it."""
-    objective = MaskedLanguageModel(next_sentence=config.pair_head)
-    model = FAMILY.module(config, program)
+    of_order = config.pair_head and family_of(config) is not FAMILY
+    objective = MaskedLanguageModel(next_sentence=config.pair_head and not of_order, sentence_order=of_order)
+    model = family_of(config).module(config, program)
 
     def loss(params, batch):
         keys = np.ones((len(batch["tokens"]), 2), np.uint32)
@@ -45,7 +52,7 @@ def our_loss(config, program, train):
 
 
 def our_logits(params, config, batch):
-    model = FAMILY.module(config, reference.FLOAT32)
+    model = family_of(config).module(config, reference.FLOAT32)
     slots = jnp.pad(batch["prediction_positions"], ((0, 0), (1, 0)))
     hidden = model.apply({"params": params}, inputs_of(model, batch), None, slots, method="encode")
     pairs = model.apply({"params": params}, hidden[:, 0], method="pair_logits") if config.pair_head else None

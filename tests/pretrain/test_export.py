@@ -18,6 +18,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import Prepare, prepare
 from models.core.parameters import leaves
+from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
 from models.families.electra import ElectraConfig, Tower
 from models.families.registry import FAMILIES, family_of
@@ -39,6 +40,7 @@ TEXTS = [
 ] * 5
 SIZES = {"width": 16, "depth": 2, "heads": 2, "feed_forward": 24}
 CONFIGS = {
+    "albert": AlbertConfig(positions=64, embedding=8, **SIZES),
     "bert": BertConfig(positions=64, **SIZES),
     "electra": ElectraConfig(
         positions=64, embedding=16, discriminator=Tower(16, 2, 2, 24), generator=Tower(8, 2, 1, 12)

@@ -68,6 +68,7 @@ def parameters(config):
 FAMILY = Family(
     config=Config,
     sizes={},
+    inputs={},
     module=lambda config, program: nn.Module(),
     parameters=parameters,
     hf={

@@ -1,0 +1,212 @@
+"""ALBERT (Lan et al. 2020, arXiv:1909.11942): BERT's encoder with narrow embeddings and layers that share parameters.
+
+Hugging Face: AlbertForPreTraining, or AlbertForMaskedLM without the pair head. Its `inner_group_num` is 1 here.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+from jax import Array
+
+from models.attention.kernels.table import Attention
+from models.attention.mask import Mask
+from models.attention.self_attention import attention_of
+from models.attention.transformer import TransformerLayer, encoder_flops
+from models.blocks.checks import TABLES, check_encoder
+from models.blocks.dense import Dense
+from models.blocks.embeddings import Embeddings
+from models.blocks.heads import TokenAndPairHeads
+from models.blocks.layer import layer_sizes
+from models.blocks.stack import stack
+from models.blocks.tables import (
+    HF_FIELDS,
+    HF_SETTINGS,
+    HF_SIZES,
+    dense_parameters,
+    embedding_parameters,
+    norm_parameters,
+)
+from models.core.family import Converter, Family, HuggingFace, Input, Inputs
+from models.core.noise import dropout, site
+from models.core.parameters import LAYERS, Noise, Parameter, Slot
+from models.core.program import Program
+from models.core.ranges import COUNT, check_ranges
+
+# What config.sharing names -> the blocks that layers share
+SHARED = {
+    "all": ("attention", "feed_forward"),
+    "attention": ("attention",),
+    "feed_forward": ("feed_forward",),
+    "none": (),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AlbertConfig:
+    """Sizes and rates of an encoder with its heads."""
+
+    vocab_size: int = 30000  # without padding rows
+    positions: int = 512  # the longest sequence
+    types: int = 2  # segment types (A, B)
+    embedding: int = 128  # width of the embeddings
+    width: int = 768  # hidden size
+    depth: int = 12  # layers
+    heads: int = 12  # of attention, in each layer
+    feed_forward: int = 3072  # width inside the feed-forward block
+    sharing: str = "all"  # which blocks the layers of a group share: all, attention, feed_forward or none
+    groups: int = 1  # groups of consecutive layers that share parameters, all of equal size
+    activation: str = "gelu_new"  # inside the feed-forward block and the masked-token head
+    dropout: float = 0.0  # of embeddings and block outputs
+    attention_dropout: float = 0.0  # of attention probabilities
+    norm_epsilon: float = 1e-12  # added to the variance in norms
+    init_std: float = 0.02  # of the random weights at the start
+    pair_head: bool = True  # whether there are a pooler and a sentence-order classifier
+
+    def __post_init__(self):
+        check_ranges(self, TABLES | {"embedding": COUNT, "groups": COUNT}, "model.")
+        check_encoder(self)
+        if self.sharing not in SHARED:
+            raise ValueError(f"model.sharing={self.sharing!r}: use one of {', '.join(SHARED)}")
+        if self.depth % self.groups:
+            raise ValueError(f"model.depth={self.depth} is not a multiple of model.groups={self.groups}")
+
+    @property
+    def sets(self) -> dict[str, int]:
+        """Block -> how many sets of parameters its layers have, where that is not one for each layer."""
+        return dict.fromkeys(SHARED[self.sharing], self.groups)
+
+
+class Albert(TokenAndPairHeads):
+    """The encoder with its masked-token and sentence-order heads."""
+
+    config: AlbertConfig
+    program: Program
+
+    def setup(self):
+        c = self.config
+        self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.embedding, c.norm_epsilon, c.init_std)
+        self.project = Dense(c.width, c.init_std, self.program.compute)
+        self.make_heads(c.embedding)
+
+    @nn.compact
+    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
+        """The trunk, as `bert.Bert.encode`: -> [rows, length, width], or at slots alone [rows, n, width]."""
+        c, mask = self.config, Mask(inputs["segments"])
+        embedded = dropout(self.embeddings(inputs["tokens"], inputs["types"]), c.dropout, site(noise, 0))
+        x = self.project(embedded.astype(self.program.compute))
+        layer = TransformerLayer(layer_sizes(c), self.program, parent=None)
+        return stack(self, [layer], c.depth, x, mask, site(noise, 1), self.program, slots, groups=c.sets)[0]
+
+
+def attentions(config: AlbertConfig, length: int, memory: int) -> list[Attention]:
+    """For kernels: all layers but the last, which is read at few positions."""
+    return [attention_of(layer_sizes(config), length)] * (config.depth > 1)
+
+
+# Block -> (parameter, axes of its kernel or scale, name in Hugging Face's layer)
+BLOCKS = {
+    "attention": (
+        ("query", ("width", "heads"), "attention.query"),
+        ("key", ("width", "heads"), "attention.key"),
+        ("value", ("width", "heads"), "attention.value"),
+        ("output", ("heads", "width"), "attention.dense"),
+        ("norm", ("width",), "attention.LayerNorm"),
+    ),
+    "feed_forward": (
+        ("up", ("width", "feed_forward"), "ffn"),
+        ("down", ("feed_forward", "width"), "ffn_output"),
+        ("norm", ("width",), "full_layer_layer_norm"),
+    ),
+}
+
+
+def parameters(config: AlbertConfig) -> list[Parameter]:
+    """ALBERT's parameter table."""
+    model = lambda name: {"model": name}
+    table = embedding_parameters("embeddings", model("albert.embeddings."))
+    table += dense_parameters("project", ("embedding", "width"), model("albert.encoder.embedding_hidden_mapping_in"))
+    for block, rows in BLOCKS.items():
+        for name, axes, theirs in rows:
+            make = norm_parameters if name == "norm" else dense_parameters
+            there = model(f"albert.encoder.albert_layer_groups.{{layer}}.albert_layers.0.{theirs}")
+            made = make(f"layers/{block}/{name}", (LAYERS, *axes), there)
+            table += [parameter._replace(hf=_in_groups(config, block, parameter.hf)) for parameter in made]
+    table += dense_parameters("predictions/dense", ("width", "embedding"), model("predictions.dense"))
+    table += norm_parameters("predictions/norm", ("embedding",), model("predictions.LayerNorm"))
+    table.append(Parameter("predictions/bias", ("vocab",), {"model": Slot("predictions.bias")}))
+    if config.pair_head:
+        table += dense_parameters("pooler", ("width", None), model("albert.pooler"))
+        table += dense_parameters("pair", ("width", None), model("sop_classifier.classifier"))
+    return table
+
+
+def _hf_groups(config: AlbertConfig) -> int:
+    """Groups in Hugging Face, whose layers share all or nothing."""
+    return config.groups if config.sharing == "all" else config.depth
+
+
+def _in_groups(config: AlbertConfig, block: str, hf: dict[str, Slot]) -> dict[str, Slot]:
+    """A block's places, in the groups of Hugging Face that it is shared by."""
+    groups, sets = _hf_groups(config), config.sets.get(block, config.depth)
+    layers = None if sets == groups else {group: group * sets // groups for group in range(groups)}
+    return {part: slot._replace(layers=layers) for part, slot in hf.items()}
+
+
+def flops(config: AlbertConfig, batch: int, length: int, predictions: int) -> float:
+    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row; sharing saves none."""
+    c, read = config, predictions + int(config.pair_head)
+    projection = 2 * batch * length * c.embedding * c.width
+    head = 2 * batch * predictions * c.embedding * (c.width + c.vocab_size)
+    pair = 2 * batch * (c.width**2 + 2 * c.width) if c.pair_head else 0
+    return encoder_flops(c.width, c.depth, c.feed_forward, batch, length, read) + projection + head + pair
+
+
+def _groups(fields: Mapping[str, Any]) -> int:
+    """Our groups, from a config.json."""
+    own = fields.get("sharing_groups")
+    return fields["num_hidden_groups"] if own is None else own
+
+
+FAMILY = Family(
+    config=AlbertConfig,
+    sizes={
+        # Trains within minutes on a CPU: no published one.
+        "tiny": AlbertConfig(embedding=64, width=128, depth=2, heads=2, feed_forward=512),
+        # Lan et al. 2020, table 1, and the published checkpoints (the paper's rule would give xlarge 32 heads)
+        "base": AlbertConfig(),
+        "large": AlbertConfig(width=1024, depth=24, heads=16, feed_forward=4096),
+        "xlarge": AlbertConfig(width=2048, depth=24, heads=16, feed_forward=8192),
+        "xxlarge": AlbertConfig(width=4096, depth=12, heads=64, feed_forward=16384),
+    },
+    inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
+    module=Albert,
+    parameters=parameters,
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architectures={"AlbertForPreTraining": {"pair_head": True}, "AlbertForMaskedLM": {"pair_head": False}},
+            constants={"model_type": "albert"},
+            fields={
+                **HF_FIELDS,
+                **HF_SIZES,
+                "embedding_size": "embedding",
+                "num_hidden_groups": Converter("groups", _hf_groups, _groups),
+                # Two of our own, for layers that share less; transformers keeps them and does not look.
+                "sharing": Converter("sharing", lambda config: config.sharing, lambda f: f.get("sharing", "all")),
+                "sharing_groups": Converter("groups", lambda c: None if c.sharing == "all" else c.groups, _groups),
+            },
+            settings=HF_SETTINGS,
+            tied={
+                "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+                "predictions.decoder.bias": "predictions.bias",
+            },
+            trunk="albert.",
+            prepare="--tokenizer sentencepiece-unigram --specials albert",
+        )
+    },
+    flops=flops,
+    kernels=("splash", "cudnn"),
+    attentions=attentions,
+)
