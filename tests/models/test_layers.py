@@ -17,6 +17,7 @@ from models.blocks.products import contraction, product
 from models.blocks.stack import stack
 from models.core.noise import bits, row_keys
 from models.core.program import Program
+from tests.models.programs import with_gradients
 
 TORCH_ACTIVATIONS = {
     "gelu": torch.nn.functional.gelu,
@@ -132,26 +133,31 @@ KEYS = row_keys(0, 0, jnp.arange(2))
 PROGRAMS = [Program(depth=depth, remat=remat) for depth in ("scan", "unroll") for remat in ("none", "dots", "full")]
 
 
+@functools.cache
+def initial(depth=3):
+    return jax.jit(Tower(Program(), depth).init)(jax.random.key(0), X)["params"]
+
+
 def test_layers_are_stored_stacked_and_start_differently():
-    params = Tower(Program()).init(jax.random.key(0), X)["params"]
+    params = initial()
     kernel = params["layers"]["dense"]["kernel"]
     assert kernel.shape == (3, 8, 8)
     assert len(np.unique(np.asarray(kernel).reshape(3, -1)[:, 0])) == 3
 
 
 def test_the_stack_applies_its_layers_in_order():
-    params = Tower(Program()).init(jax.random.key(0), X)["params"]
+    params = jax.device_get(initial())
     x = X
     for layer in range(3):
         kernel, bias = (params["layers"]["dense"][name][layer] for name in ("kernel", "bias"))
         x = np.tanh((x + np.float32(0.1)) @ kernel + bias)
-    np.testing.assert_allclose(Tower(Program()).apply({"params": params}, X), x, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(Tower(Program()).apply)({"params": params}, X), x, atol=1e-6)
 
 
 @pytest.mark.parametrize("keys", [None, KEYS], ids=["without noise", "with noise"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: f"{program.depth}-{program.remat}")
 def test_scan_unroll_and_remat_compute_the_same(program, keys):
-    params = Tower(Program()).init(jax.random.key(0), X)["params"]
+    params = initial()
     loss = lambda params, program: jnp.sum(Tower(program).apply({"params": params}, X, keys) ** 2)
     value, gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, program)
     expected, expected_gradient = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, Program())
@@ -162,19 +168,18 @@ def test_scan_unroll_and_remat_compute_the_same(program, keys):
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: f"{program.depth}-{program.remat}")
 def test_the_last_layer_alone_gets_the_positions(program, depth):
-    params = Tower(program, depth).init(jax.random.key(0), X)["params"]
-    positions = np.array([[3, 0, 3], [1, 2, 2]])
-    outputs = lambda params, *positions: Tower(program, depth).apply({"params": params}, X, None, *positions)
-    value, pull = jax.vjp(jax.jit(lambda params: outputs(params, positions)), params)
-    expected, expected_pull = jax.vjp(lambda params: gather_positions(outputs(params), positions), params)
+    positions, weights = np.array([[3, 0, 3], [1, 2, 2]]), np.random.default_rng(1).normal(size=(2, 3, 8))
+    outputs = lambda params, *positions: Tower(program, depth).apply({"params": params}, X, *positions)
+    some, whole = lambda p: outputs(p, None, positions), lambda p: gather_positions(outputs(p), positions)
+    both = [with_gradients(function, weights)(initial(depth)) for function in (some, whole)]
+    (value, gradient), (expected, expected_gradient) = both
     np.testing.assert_allclose(value, expected, rtol=1e-6)
-    gradients = (pull(np.cos(value))[0], expected_pull(np.cos(value))[0])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *gradients)
-    noisy = Tower(program, depth).apply({"params": params}, X, KEYS, positions)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), gradient, expected_gradient)
+    noisy = jax.jit(outputs)(initial(depth), KEYS, positions)
     assert noisy.shape == value.shape and not np.allclose(noisy, value)
 
 
 def test_every_layer_draws_its_own_noise():
-    zeros = lambda tower: jax.tree.map(jnp.zeros_like, tower.init(jax.random.key(0), X))
-    last = [tower.apply(zeros(tower), X, KEYS) for tower in (Tower(Program(), depth=1), Tower(Program(), depth=2))]
+    zeros = lambda depth: {"params": jax.tree.map(np.zeros_like, jax.device_get(initial(depth)))}
+    last = [jax.jit(Tower(Program(), depth).apply)(zeros(depth), X, KEYS) for depth in (1, 2)]
     assert not np.array_equal(*last)  # zero parameters: the output is the last layer's noise alone
