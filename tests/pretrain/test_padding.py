@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from models.blocks import stack as layers
+from models.blocks import embeddings, heads
 from models.core.noise import row_keys
 from models.core.parameters import leaves
 from models.core.program import Program
-from models.families import bert, transformer_xl, xlnet
+from models.families import transformer_xl, xlnet
 from pretrain.optimizers import NAMES, Optimizer, transformation
 from pretrain.training.assembly import assemble, initial_carry, initial_params
 from tests.pretrain import tiny
@@ -38,7 +38,7 @@ def unpadded(monkeypatch):
 
     def call(function):
         with monkeypatch.context() as patch:
-            for module in (layers, bert, xlnet, transformer_xl):
+            for module in (embeddings, heads, transformer_xl, xlnet):
                 patch.setattr(module, "padded_vocab", lambda vocab_size: vocab_size)
             return function()
 
