@@ -1,25 +1,17 @@
 """FLOPs of a traced program: matrix products and convolutions, loops multiplied, recomputation included."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-
-class Kernel(NamedTuple):
-    """A Pallas kernel, into which no compiler looks.
-
-    flops: (arguments, results), each with shape and dtype -> FLOPs of one call.
-    efficiency: generation -> share of the chip's peak that it reaches.
-    """
-
-    flops: Callable[[list, list], float]
-    efficiency: Mapping[str, float]
+from models.attention.kernels.kernel import Cost
 
 
 class Flops(NamedTuple):
-    """products: outside of kernels.   kernels: name -> inside of it.   unknown: kernels without a `Kernel`."""
+    """products: outside of kernels.   kernels: name -> inside of it.   unknown: kernels without a `Cost`, or whose
+    FLOPs nobody declares."""
 
     products: float
     kernels: dict[str, float]
@@ -30,11 +22,11 @@ class Flops(NamedTuple):
         return self.products + sum(self.kernels.values())
 
 
-def flops(jaxpr: ClosedJaxpr, kernels: Mapping[str, Kernel]) -> Flops:
+def flops(jaxpr: ClosedJaxpr, kernels: Mapping[str, Cost]) -> Flops:
     """FLOPs of one run over all devices; a multiply-add counts as 2.
 
-    kernels: by the beginning of the name that `pl.pallas_call` was given. Of a conditional the dearest branch counts,
-    of a loop without a known length one turn.
+    kernels: by the beginning of the name that `pl.pallas_call` was given; their FLOPs are those that they declare. Of
+    a conditional the dearest branch counts, of a loop without a known length one turn.
     """
     products, inside, unknown = 0.0, {}, {}
     for equation, times in _equations(jaxpr.jaxpr, 1):
@@ -43,11 +35,11 @@ def flops(jaxpr: ClosedJaxpr, kernels: Mapping[str, Kernel]) -> Flops:
         if kind == "pallas_call":
             name = str(equation.params.get("name_and_src_info") or equation.params.get("name"))
             known = next((key for key in kernels if name.startswith(key)), None)
-            if known is None:
+            declared = None if known is None else _declared(equation, kernels[known])
+            if declared is None:
                 unknown[name] = None
             else:
-                arguments, results = ([v.aval for v in vs] for vs in (equation.invars, equation.outvars))
-                inside[known] = inside.get(known, 0.0) + times * kernels[known].flops(arguments, results)
+                inside[known] = inside.get(known, 0.0) + times * declared
     return Flops(products, inside, tuple(unknown))
 
 
@@ -73,6 +65,14 @@ def _equations(jaxpr: Jaxpr, times: float):
                     yield from _equations(part.jaxpr, inner)
                 elif isinstance(part, Jaxpr):
                     yield from _equations(part, inner)
+
+
+def _declared(equation: Any, cost: Cost) -> float | None:
+    """FLOPs of one call of a kernel, None where neither it nor its cost says."""
+    if cost.flops:
+        return cost.flops(*([v.aval for v in vs] for vs in (equation.invars, equation.outvars)))
+    estimate = equation.params["cost_estimate"]
+    return None if estimate is None else float(estimate.flops)
 
 
 def _cost(equation: Any) -> float:

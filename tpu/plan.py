@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from models.attention.kernels.kernel import Cost
 from tpu import hlo
 from tpu.chips import TPUS
 from tpu.compiler import Report, compile_for_tpu
 from tpu.costs import Costs, collective_seconds, costs
-from tpu.flops import Flops, Kernel, flops
+from tpu.flops import Flops, flops
 from tpu.hlo import Collective
 from tpu.rules import shard_bytes
 from tpu.topologies import Topology
@@ -98,7 +99,7 @@ class Plan(NamedTuple):
         return self.work.model_flops / (seconds * peak) if seconds else None
 
 
-def plan(work: Work, topology: Topology, kernels: Mapping[str, Kernel], cache: Path) -> Plan:
+def plan(work: Work, topology: Topology, kernels: Mapping[str, Cost], cache: Path) -> Plan:
     """Compile a step for a slice and read what it will do."""
     traced = work.step.trace(*work.arguments)
     report = compile_for_tpu(traced.lower(), topology, cache)
@@ -121,7 +122,7 @@ def estimate(
     counted: Flops,
     work: Work,
     topology: Topology,
-    kernels: Mapping[str, Kernel],
+    kernels: Mapping[str, Cost],
 ) -> Estimate:
     """Time of a step: the cores' or the memory's, whichever is longer, and the collectives that nothing hides.
 
@@ -129,7 +130,7 @@ def estimate(
     """
     chip = TPUS[topology.generation]
     needed = max(counted.total, work.model_flops) / work.chips
-    inside = sum(n / kernels[name].efficiency[topology.generation] for name, n in counted.kernels.items())
+    inside = sum(n / kernels[name].shares[topology.generation] for name, n in counted.kernels.items())
     inside /= work.chips * chip.peak_flops
     compute = found.cycles / chip.clock + found.lookups / chip.hbm_bandwidth + inside
     memory = found.traffic / chip.hbm_bandwidth

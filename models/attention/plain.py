@@ -4,24 +4,22 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.kernels.cudnn import cudnn
 from models.attention.mask import Mask, only_of_seen, visible
-from models.core.noise import dropout
+from models.attention.operands import SelfWeights
+from models.blocks.dense import affine
+from models.blocks.layer import LayerSizes
+from models.core.noise import dropout, site
 from models.core.parameters import Noise
+from models.core.program import Program, kept
 from models.core.sharding import constrain
 
 
-def attention(
-    q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, noise: Noise, kind: str = "xla"
-) -> Array:
+def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, noise: Noise) -> Array:
     """Scaled dot-product attention (Vaswani et al. 2017, equation 1) -> [batch, queries, heads, head_dim].
 
     q: [batch, queries, heads, head_dim], k, v: [batch, length, heads, head_dim], any float dtype; softmax in float32.
     dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
-    kind: 'xla', plain operations that run everywhere, or 'cudnn' (GPU), which has no dropout.
     """
-    if kind == "cudnn":
-        return cudnn(q, k, v, mask)
     q = constrain(q, "batch", mask.axis, "heads", None)
     # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
@@ -35,3 +33,25 @@ def attention(
     if mask.ranks is not None:  # else every query sees itself
         mixed = only_of_seen(mixed, seen)
     return constrain(mixed, "batch", mask.axis, "heads", None)
+
+
+def attend(
+    x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise,
+    read: Array | None = None, mix=attention,
+) -> Array:  # fmt: skip
+    """A layer's self-attention: x [batch, length, width] -> the output's projection of the mixed values, like `read`.
+
+    read: [batch, n, width] where the queries are other than x, as the mask's are; mask: see `Mask`.
+    mix: called as `attention`, for kernels that want heads beside each other in [..., heads, head_dim].
+    """
+    read = x if read is None else read
+
+    def project(name: str, y: Array) -> Array:
+        with jax.named_scope(name):
+            projected = affine(y, getattr(weights, name), program.compute)
+        return kept(projected.reshape(*y.shape[:2], sizes.heads, -1))
+
+    q, k, v = project("query", read), project("key", x), project("value", x)
+    mixed = mix(q, k, v, mask, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
+    with jax.named_scope("output"):
+        return affine(kept(mixed.reshape(read.shape)), weights.output, program.compute)

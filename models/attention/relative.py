@@ -2,7 +2,6 @@
 it that Transformer-XL and XLNet share."""
 
 import functools
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -10,17 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.attention.kernels.relative_kernel import LANES, Inputs, Setting, reach, relative_kernel
-from models.attention.kernels.table import Attention, require
+from models.attention.kernels.relative_kernel import asked
+from models.attention.kernels.table import require
 from models.attention.mask import Mask, only_of_seen, visible
+from models.attention.operands import Biases, Context, Types
 from models.blocks.dense import Projection
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.blocks.products import contraction
-from models.core.noise import ahead, dropout, site
+from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import Program, kept
-from models.core.sharding import constrain, current_rules
+from models.core.sharding import constrain
 
 
 def sinusoids(first: int, last: int, width: int) -> np.ndarray:
@@ -54,33 +54,6 @@ def shift_to(starts: Array, scores: Array, keys: int) -> Array:
     """
     numbers = starts[:, None, :, None] + jnp.arange(keys)
     return jnp.take_along_axis(scores, numbers, axis=-1, mode="clip")
-
-
-class Context(NamedTuple):
-    """What queries attend to, heads side by side: k, v [batch, memory + length, width], r [batch or 1, distances,
-    width], the keys of the distances."""
-
-    k: Array
-    v: Array
-    r: Array
-
-
-class Types(NamedTuple):
-    """For the scores by types: i32[batch, n] of the queries, i32[batch, memory + length] of the keys."""
-
-    queries: Array
-    keys: Array
-
-
-class Biases(NamedTuple):
-    """What is added to a query for each kind of score, f32[heads * head_dim] each: u and v of Dai et al. 2019; for
-    types (Yang et al. 2019, section 2.5) also `type`, and `types` [2, heads * head_dim], the keys of 'same' and
-    'other'."""
-
-    content: Array
-    position: Array
-    type: Array | None = None
-    types: Array | None = None
 
 
 def relative_attention(
@@ -120,75 +93,6 @@ def relative_attention(
     return constrain(mixed, "batch", axis, "heads", None).reshape(q.shape)
 
 
-def asked(n: int, heads: int, dropout_rate: float, context: Context, mask: Mask) -> Attention:
-    """What `by_kernel` is asked for with n queries to this context."""
-    _, keys, width = context.k.shape
-    chosen = mask.after is not None
-    length = context.r.shape[1] - keys if chosen else n  # chosen queries find distances up to that of the row's end
-    return Attention(length, width, heads, dropout_rate, keys - length, chosen, mask.causal, mask.ranks is not None)
-
-
-def by_kernel(
-    q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, heads: int, *,
-    dropout_rate: float, noise: Noise, interpret: bool = False,
-) -> Array:  # fmt: skip
-    """`relative_attention` by a TPU kernel, on a mesh each device with its rows and heads; ValueError for what it has
-    not.   interpret: run as plain operations, on any platform."""
-    require("relative", asked(q.shape[1], heads, dropout_rate, context, mask))
-    setting = Setting(
-        head_dim=q.shape[2] // heads,
-        n=q.shape[1],
-        rate=0.0 if noise is None else dropout_rate,
-        chosen=mask.after is not None,
-        types=types is not None,
-        itself=mask.itself,
-        interpret=interpret,
-    )
-    inputs = packed(q, context, biases, mask, types, noise)
-    rules = current_rules()
-    if rules is None:
-        return relative_kernel(inputs, setting)[:, : setting.n]
-    of_row = ("batch", None, "heads")
-    axes = Inputs(*[of_row] * 4, (None, "heads"), ("batch", None, None), ("batch", None, None), ("batch", None))
-    axes = axes._replace(r=(None if inputs.r.shape[0] == 1 else "batch", None, "heads"))
-    specs = Inputs(*(rules.spec(names, x.shape) for names, x in zip(axes, inputs, strict=True)))
-
-    def attend(own: Inputs) -> Array:
-        shared, local = specs.q[2], own.q.shape[2] // setting.head_dim
-        first = 0 if shared is None else jax.lax.axis_index(shared) * local  # of this device's heads
-        drawn = ahead(own.noise, first * setting.n * own.k.shape[1])
-        return relative_kernel(own._replace(noise=drawn, r=own.r.astype(q.dtype)), setting)
-
-    attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=(specs,), out_specs=specs.q, check_vma=False)
-    # Devices add up the gradient of distances that all rows share: in float32.
-    return attend(inputs._replace(r=inputs.r.astype(jnp.float32)))[:, : setting.n]
-
-
-def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, noise: Noise) -> Inputs:
-    """The kernel's inputs, padded to whole blocks of lanes."""
-    batch, n, _ = q.shape
-    fill = lambda x, like: jnp.zeros_like(like) if x is None else x
-    of_queries, of_keys = types or (None, None)
-    own = [mask.thresholds, mask.own, fill(of_queries, mask.own), fill(mask.after, mask.own)]
-    of_keys = [mask.ranks, mask.segments, fill(of_keys, mask.segments)]
-    content, position, kind, pair = biases
-    other = None if pair is None else pair[1] - pair[0]  # the softmax does not see what both have
-    whole = -(-n // LANES) * LANES
-    length = n if mask.after is None else context.r.shape[1] - context.k.shape[1]
-    long = lambda x, size: jnp.pad(x, ((0, 0), (0, size - x.shape[1]), (0, 0)))
-    return Inputs(
-        q=long(q, whole),
-        k=context.k,
-        v=context.v,
-        r=long(context.r, context.k.shape[1] + reach(length, mask.after is not None)),
-        biases=jnp.stack([content, position, fill(kind, content), fill(other, content)]),
-        # No key is of segment -1: added queries see nothing.
-        queries=jnp.pad(jnp.stack(own, axis=1), ((0, 0), (0, 0), (0, whole - n)), constant_values=-1),
-        keys=jnp.stack(of_keys, axis=1),
-        noise=jnp.zeros((batch, 2), jnp.uint32) if noise is None else noise,
-    )
-
-
 class RelativeAttention(nn.Module):
     """Multi-head relative attention with its residual and norm."""
 
@@ -211,7 +115,9 @@ class RelativeAttention(nn.Module):
         """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
         sizes = self.sizes
         q, rate = kept(self.query(x)), sizes.attention_dropout
-        attend = by_kernel if self.program.attention == "relative" else relative_attention
+        attend = relative_attention
+        if self.program.attention != "xla":
+            attend = require(self.program.attention, "relative", asked(q, context, mask, sizes.heads, rate)).attend
         mixed = attend(q, context, biases, mask, types, sizes.heads, dropout_rate=rate, noise=site(noise, 1))
         y = self.output(kept(mixed))
         return constrain(self.norm(x + dropout(y, sizes.dropout, site(noise, 2))), "batch", mask.axis, None)

@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.blocks.products import (
-    contraction,
-    product,
-)
+from models.blocks.products import product
 from models.core.program import kept
 
 
@@ -38,8 +36,31 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+class Affine(NamedTuple):
+    """A dense layer's parameters: kernel f32[in, features], bias f32[features]."""
+
+    kernel: Array
+    bias: Array
+
+
+def affine(x: Array, weights: Affine, dtype: jnp.dtype) -> Array:
+    """x [..., in] -> x @ kernel + bias [..., features] in a dtype."""
+    return add_bias(product(x.astype(dtype), weights.kernel), weights.bias)
+
+
+class Weights(nn.Module):
+    """A dense layer's parameters for this many inputs themselves, to be used together with those of others."""
+
+    features: int
+    init_std: float
+
+    @nn.compact
+    def __call__(self, inputs: int) -> Affine:
+        return _parameters(self, inputs)
+
+
 class Dense(nn.Module):
-    """x [..., in] -> x @ kernel + bias [..., features]; kernel f32[in, features], bias f32[features]."""
+    """`affine` with parameters of its own."""
 
     features: int
     init_std: float
@@ -47,54 +68,15 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel, bias = self.parameters(x.shape[-1])
-        return _add_bias(product(x.astype(self.dtype), kernel), bias)
-
-    def parameters(self, inputs: int) -> tuple[Array, Array]:
-        """Kernel and bias, float32 both."""
-        kernel = self.param("kernel", nn.initializers.normal(self.init_std), (inputs, self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return kernel, bias
-
-    def contraction(self, equation: str, x: Array, kernel: Array) -> Array:
-        """`contraction` in `dtype`."""
-        return contraction(equation, x.astype(self.dtype), kernel).astype(self.dtype)
+        return affine(x, _parameters(self, x.shape[-1]), self.dtype)
 
 
-class Weights(Dense):
-    """A dense layer's kernel and bias themselves, to be used together with those of others."""
-
-    @nn.compact
-    def __call__(self, inputs: int) -> tuple[Array, Array]:
-        return self.parameters(inputs)
+def _parameters(module: Dense | Weights, inputs: int) -> Affine:
+    kernel = module.param("kernel", nn.initializers.normal(module.init_std), (inputs, module.features))
+    return Affine(kernel, module.param("bias", nn.initializers.zeros, (module.features,)))
 
 
-class ToHeads(Dense):
-    """x [batch, length, in] -> x @ kernel + bias as [batch, heads, length, head_dim]: the form of attention kernels.
-
-    XLA:TPU writes a product in this form at no cost; a transposition after it is a copy. Likewise in `FromHeads`.
-    """
-
-    heads: int = 1
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        kernel, bias = self.parameters(x.shape[-1])
-        cut = lambda array: array.reshape(*array.shape[:-1], self.heads, -1)
-        return _add_bias(self.contraction("blw,whd->bhld", x, cut(kernel)), cut(bias)[:, None, :])
-
-
-class FromHeads(Dense):
-    """x [batch, heads, length, head_dim] -> [batch, length, heads * head_dim] @ kernel + bias."""
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        heads, head_dim = x.shape[1], x.shape[3]
-        kernel, bias = self.parameters(heads * head_dim)
-        return _add_bias(self.contraction("bhld,hdw->blw", x, kernel.reshape(heads, head_dim, -1)), bias)
-
-
-def _add_bias(y: Array, bias: Array) -> Array:
+def add_bias(y: Array, bias: Array) -> Array:
     """In float32, so that the bias's gradient, a sum over all rows, is too."""
     return (y.astype(jnp.float32) + bias).astype(y.dtype)
 

@@ -76,8 +76,8 @@ class Family(NamedTuple):
     parameters: config -> the table, in a stable order.
     hf: checkpoint part -> HuggingFace.
     flops: (config, batch, length, predictions) -> FLOPs of one forward pass; a multiply-add counts as 2.
-    kernels: which of `kernels.KERNELS` its attention may take.
-    attentions: (config, length, memory) -> what they then compute, memory the earlier tokens that are remembered.
+    attention: its form, 'self' or 'relative', for which there are kernels; '' without attention.
+    attentions: (config, length, memory) -> what a kernel is asked for, memory the earlier tokens that are remembered.
     """
 
     config: type
@@ -87,7 +87,7 @@ class Family(NamedTuple):
     parameters: Callable[[Any], list[Parameter]]
     hf: dict[str, HuggingFace]
     flops: Callable[[Any, int, int, int], float]
-    kernels: tuple[str, ...] = ()
+    attention: str = ""
     attentions: Callable[[Any, int, int], list] = lambda config, length, memory: []
 
 

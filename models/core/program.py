@@ -13,8 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 class Program:
     """dtype: of activations and matrix products (parameters, losses and softmax stay float32).
     depth: 'scan' compiles one layer and loops over it, 'unroll' compiles every layer.
-    attention: 'xla', or fused kernels without dropout: 'splash' on TPUs (where a row fits on a chip, `row_attention`
-        in its place), 'cudnn' on GPUs; or for attention by relative positions, with dropout, 'relative' on TPUs.
+    attention: 'xla', or a fused kernel by its name in `models/attention/kernels/table.py`.
     remat: 'none' keeps all activations for the backward pass, 'dots' only what is marked as `kept`, from which no large
         matrix product has to be computed again, 'full' each layer's input.
     """
@@ -38,7 +37,6 @@ _ALLOWED = {
     "dtype": ("float32", "bfloat16"),
     "depth": ("scan", "unroll"),
     "remat": ("none", "dots", "full"),
-    "attention": ("xla", "splash", "cudnn", "relative"),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import flax.linen as nn
 from jax import Array
 
-from models.attention.kernels.table import Attention
+from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.self_attention import attention_of
 from models.attention.transformer import TransformerLayer, encoder_flops
@@ -207,6 +207,6 @@ FAMILY = Family(
         )
     },
     flops=flops,
-    kernels=("splash", "cudnn"),
+    attention="self",
     attentions=attentions,
 )

@@ -8,7 +8,7 @@ import dataclasses
 import flax.linen as nn
 from jax import Array
 
-from models.attention.kernels import table as kernels
+from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.self_attention import attention_of
 from models.attention.transformer import TransformerLayer, encoder_flops
@@ -81,7 +81,7 @@ class Bert(TokenAndPairHeads):
         return stack(self, [layer], config.depth, x, mask, site(noise, 1), self.program, slots)[0]
 
 
-def attentions(config: BertConfig, length: int, memory: int) -> list[kernels.Attention]:
+def attentions(config: BertConfig, length: int, memory: int) -> list[Attention]:
     """For kernels: all layers but the last, which is read at few positions."""
     return [attention_of(layer_sizes(config), length)] * (config.depth > 1)
 
@@ -142,6 +142,6 @@ FAMILY = Family(
         )
     },
     flops=flops,
-    kernels=("splash", "cudnn"),
+    attention="self",
     attentions=attentions,
 )

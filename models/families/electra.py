@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.kernels.table import Attention
+from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.self_attention import attention_of
 from models.attention.transformer import TransformerLayer, encoder_flops
@@ -242,6 +242,6 @@ FAMILY = Family(
         ),
     },
     flops=flops,
-    kernels=("splash", "cudnn"),
+    attention="self",
     attentions=attentions,
 )

@@ -12,10 +12,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.kernels.table import Attention
+from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask, remembering
+from models.attention.operands import Biases
 from models.attention.relative import (
-    Biases,
     RelativeAttention,
     attention_flops,
     distance_table,
@@ -275,7 +275,7 @@ FAMILY = Family(
     parameters=parameters,
     hf={},
     flops=flops,
-    kernels=("relative",),
+    attention="relative",
     attentions=lambda config, length, memory: [
         Attention(length, config.width, config.heads, config.attention_dropout, memory, ranked=True)
     ],

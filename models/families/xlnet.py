@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.attention.kernels.table import Attention
+from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask, chosen, remembering
+from models.attention.operands import Biases, Types
 from models.attention.relative import (
-    Biases,
     RelativeAttention,
-    Types,
     attention_flops,
     projection_flops,
     sinusoids,
@@ -248,6 +247,6 @@ FAMILY = Family(
         )
     },
     flops=flops,
-    kernels=("relative",),
+    attention="relative",
     attentions=attentions,
 )

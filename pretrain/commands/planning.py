@@ -1,15 +1,15 @@
 """`python -m tpu plan`: the steps of recipes, put on slices that nobody has rented yet."""
 
 import dataclasses
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jax.sharding import Mesh
 
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
+from models.attention.kernels.table import costs
 from models.core.parameters import count
 from pretrain.commands.arguments import parse_recipe
 from pretrain.recipe import Recipe, check
@@ -21,62 +21,11 @@ from pretrain.training.placement import abstract_batch, abstract_state, jit_trai
 from tpu import plan_report
 from tpu.chips import TPUS
 from tpu.compiler import devices, prepare
-from tpu.flops import Kernel
 from tpu.mesh import choose_mesh, mesh_shape
 from tpu.plan import Plan, Work, largest_batch, plan
 from tpu.topologies import Topology, parse_topology
 
 CACHE = Path.home() / ".cache" / "pretrain-plans"
-
-
-def _block_flops(products: int):
-    """FLOPs of splash attention with this many products of [queries, head_dim] and [keys, head_dim]."""
-
-    def flops(arguments: list, results: list) -> float:
-        q, k = [a for a in arguments if len(a.shape) == 4][:2]  # [batch, heads, head_dim, length]
-        return 2.0 * products * math.prod(q.shape) * k.shape[3]
-
-    return flops
-
-
-def _row_flops(products: int):
-    """FLOPs of `row_attention` with this many of them."""
-
-    def flops(arguments: list, results: list) -> float:
-        batch, length, tripled = arguments[2].shape
-        return 2.0 * products * batch * length**2 * tripled / 3
-
-    return flops
-
-
-def _relative_flops(by_key: int, by_distance: int, chosen: bool = False):
-    """FLOPs of `relative_kernel` with this many products over keys and over the distances of 128 queries."""
-
-    def flops(arguments: list, results: list) -> float:
-        (batch, n, width), keys, distances = arguments[0].shape, arguments[1].shape[1], arguments[3].shape[1]
-        window = distances if chosen else keys + 128
-        return 2.0 * batch * n * width * (by_key * keys + by_distance * window)
-
-    return flops
-
-
-# Shares of the peak with heads of 64 in rows of 512, from the instruction bundles that XLA:TPU scheduled for a turn of
-# the kernel's loop, one a cycle (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel
-# waits for is not in them; its transfers take a third of the HBM's time. On v5p a turn of row_attention, two heads, is
-# 2630 bundles forward and 4203 backward; one of splash attention, one head, 1922 and 3134. The relative kernels are
-# XLNet's, of 896 keys: on v5e a turn, two heads of 128 queries, is 3402 and on average 5607, of chosen queries 3681 and
-# 6580; v4 looks lanes up slowly.
-# The backward kernels compute scores again, then the gradients of values, probabilities, queries and keys.
-KERNELS: Mapping[str, Kernel] = {
-    "row_attention_forward": Kernel(_row_flops(2), {"v4": 0.25, "v5e": 0.39, "v5p": 0.39, "v6e": 0.12}),
-    "row_attention_backward": Kernel(_row_flops(5), {"v4": 0.45, "v5e": 0.62, "v5p": 0.61, "v6e": 0.20}),
-    "relative_whole_forward": Kernel(_relative_flops(2, 1), {"v4": 0.06, "v5e": 0.21, "v5p": 0.21, "v6e": 0.06}),
-    "relative_whole_backward": Kernel(_relative_flops(5, 3), {"v4": 0.13, "v5e": 0.34, "v5p": 0.33, "v6e": 0.10}),
-    "relative_chosen_forward": Kernel(_relative_flops(2, 1, True), {"v4": 0.07, "v5e": 0.22, "v5p": 0.21, "v6e": 0.07}),
-    "relative_chosen_backward": Kernel(_relative_flops(5, 3, True), {"v4": 0.14, "v5e": 0.33, "v5p": 0.32, "v6e": 0.1}),
-    "splash_mha_fwd": Kernel(_block_flops(2), {"v4": 0.17, "v5e": 0.25, "v5p": 0.27, "v6e": 0.10}),
-    "splash_mha_dkv": Kernel(_block_flops(5), {"v4": 0.33, "v5e": 0.45, "v5p": 0.41, "v6e": 0.17}),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +79,7 @@ def plan_command(arguments: Sequence[str]) -> int:
     topology = parse_topology(target.topology)
     prepare()
     for work, title in works(recipe, target, topology):
-        planned = plan(work, topology, KERNELS, target.cache)
+        planned = plan(work, topology, costs(), target.cache)
         plan_report.show(title, planned)
         if target.largest:
             plan_report.show_largest(_largest(recipe, target, topology, planned), planned)
@@ -217,7 +166,7 @@ def _largest(recipe: Recipe, target: Target, topology: Topology, planned: Plan):
     def total(rows: int) -> float:
         alone = shaped(recipe, rows, planned.work.length)
         work, _ = next(works(alone, target, topology))
-        return plan(work, topology, KERNELS, target.cache).needed
+        return plan(work, topology, costs(), target.cache).needed
 
     fixed = sum(size for name, size in planned.parts.items() if name != "batch")
     return largest_batch(total, fixed, planned.work.rows, planned.work.rows_multiple, planned.capacity)
@@ -234,7 +183,7 @@ def _table(options: Table) -> None:
             target = Target(topology=str(topology), cache=options.cache)
             try:
                 for work, _ in works(recipe, target, topology):
-                    rows.append((recipe.name, plan(work, topology, KERNELS, options.cache)))
+                    rows.append((recipe.name, plan(work, topology, costs(), options.cache)))
             except UserError as error:
                 rows.append((recipe.name, str(error)))
             plan_report.write(rows, options.out)

@@ -1,4 +1,4 @@
-"""Which attention a run takes: its platform's kernel where that can compute every attention of every phase, else XLA's.
+"""Which attention a run takes: its platform's kernel where one can compute every attention of every phase, else XLA's.
 
 A kernel that --attention names and that cannot is an error. An evaluation that remembers another number of positions
 than training takes XLA's where the kernel does not take those.
@@ -31,30 +31,33 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
         program = dataclasses.replace(programs.default(platform), **{k: v for k, v in given.items() if v is not None})
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
-    kernel, named = _kernel(recipe, platform), program.attention != "xla"
-    if named and program.attention != kernel:
-        others = f" or {kernel}" * bool(kernel)
+    kernels, named = _kernels(recipe, platform), program.attention
+    if named != "xla" and named not in kernels:
         where = f"{recipe.name} on {platform or jax.default_backend()}"
-        raise UserError(f"--attention {program.attention}: not for {where}; use xla{others}")
-    if kernel is None or options.attention == "xla":
+        raise UserError(f"--attention {named}: not for {where}; use {' or '.join(['xla', *kernels])}")
+    if options.attention == "xla":
         return program
-    obstacles = _obstacles(recipe, program, kernel, mesh)
-    if named and obstacles:
-        raise UserError(f"--attention {kernel} does not work here: {'; '.join(obstacles)}; or use xla")
-    return program if obstacles else dataclasses.replace(program, attention=kernel)
+    for kernel in kernels if named == "xla" else [named]:
+        obstacles = _obstacles(recipe, program, kernel, mesh)
+        if not obstacles:
+            return dataclasses.replace(program, attention=kernel)
+        if kernel == named:
+            raise UserError(f"--attention {kernel} does not work here: {'; '.join(obstacles)}; or use xla")
+    return program
 
 
 def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, platform: str | None = None) -> list[str]:
     """What to say of attention that takes XLA on a platform that has a kernel, unless that was asked for."""
     recipe, program = assembly.recipe, assembly.model.program
-    kernel = _kernel(recipe, platform)
-    if kernel is None or options.attention == "xla":
+    if options.attention == "xla":
         return []
-    if program.attention != kernel:
-        obstacles = _obstacles(recipe, program, kernel, mesh)
-        return [f"attention xla: {kernel} does not work here: {'; '.join(obstacles)}"]
+    if program.attention == "xla":
+        why = {kernel: _obstacles(recipe, program, kernel, mesh) for kernel in _kernels(recipe, platform)}
+        return [f"attention xla: {kernel} does not work here: {'; '.join(of)}" for kernel, of in why.items()]
     evaluated = dict.fromkeys(
-        obstacle for phase in range(len(recipe.phases)) for obstacle in _of_evaluation(recipe, kernel, phase, mesh)
+        obstacle
+        for phase in range(len(recipe.phases))
+        for obstacle in _of_evaluation(recipe, program.attention, phase, mesh)
     )
     return [f"evaluation takes attention xla: {'; '.join(evaluated)}"] if evaluated else []
 
@@ -68,10 +71,10 @@ def for_evaluation(assembly: Assembly, phase: int, mesh: Mesh) -> Assembly:
     return assembly._replace(model=assembly.family.module(recipe.model, plain))
 
 
-def _kernel(recipe: Recipe, platform: str | None) -> str | None:
-    """The kernel of the recipe's model on a platform."""
-    platform = platform or jax.default_backend()
-    return next((name for name in family_of(recipe.model).kernels if platform in KERNELS[name].platforms), None)
+def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
+    """The kernels of a platform for the form of attention that the recipe's model has."""
+    form, platform = family_of(recipe.model).attention, platform or jax.default_backend()
+    return [kernel.name for kernel in KERNELS.values() if kernel.form == form and platform in kernel.platforms]
 
 
 def _obstacles(recipe: Recipe, program: Program, kernel: str, mesh: Mesh | None) -> list[str]:

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.attention import self_attention
-from models.attention.kernels import table as kernels
-from models.attention.kernels.row_attention import interleaved
+from models.attention.kernels.kernel import Attention
+from models.attention.kernels.row_attention import attend_rows, fits, interleaved
 from models.attention.kernels.splash import splash
-from models.attention.kernels.table import attend_rows, rows_fit
+from models.attention.kernels.table import KERNELS
 from models.attention.mask import Mask
 from models.attention.plain import attention
 from models.attention.self_attention import SelfAttention
@@ -170,8 +169,8 @@ WIDE = dataclasses.replace(SMALL, width=128)  # two heads of 64 fill a block's l
 @pytest.mark.parametrize("config", [SMALL, WIDE], ids=["splash", "rows"])
 def test_a_model_with_a_kernel_is_the_same_model(monkeypatch, config):
     config = dataclasses.replace(config, attention_dropout=0.0)
-    monkeypatch.setattr(self_attention, "splash", functools.partial(splash, interpret=True))
-    monkeypatch.setattr(self_attention, "attend_rows", functools.partial(attend_rows, interpret=True))
+    interpreted = KERNELS["splash"]._replace(attend=functools.partial(KERNELS["splash"].attend, interpret=True))
+    monkeypatch.setitem(KERNELS, "splash", interpreted)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 50, (2, 128))
     segments = (np.arange(128) < np.array([[128], [90]])).astype(np.int32)
@@ -203,7 +202,7 @@ def test_rematerialisation_of_all_but_products_does_not_run_a_kernel_twice(confi
     [(512, 1024, 16, True), (128, 128, 2, True), (1024, 1024, 16, False), (192, 128, 2, False), (128, 64, 1, False)],
 )
 def test_rows_fit_up_to_512_tokens_and_in_blocks_of_128_lanes(length, width, heads, fit):
-    assert rows_fit(kernels.Attention(length, width, heads, dropout=0.0)) == fit
+    assert fits(Attention(length, width, heads, dropout=0.0)) == fit
 
 
 def test_a_length_that_the_kernel_cannot_cut_is_a_clear_error():

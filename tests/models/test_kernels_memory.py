@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from models.attention.kernels.relative_kernel import by_kernel
 from models.attention.kernels.row_attention import row_attention
-from models.attention.relative import by_kernel
 from tests.models import test_relative_kernel as relative
 
 pytestmark = pytest.mark.second_tier("bert", "xlnet", "transformer-xl")

@@ -9,6 +9,7 @@ import pytest
 
 from models.attention.kernels.cudnn import cudnn
 from models.attention.kernels.splash import splash
+from models.attention.kernels.table import KERNELS
 from models.attention.mask import Mask, chosen, remembering, visible
 from models.attention.plain import attention
 from models.attention.self_attention import SelfAttention
@@ -34,6 +35,16 @@ RULES = {  # (row, query i, key j) -> whether i sees j
     "permutation": lambda b, i, j: PACKED[b, i] == PACKED[b, j] and RANKS[b, j] < RANKS[b, i],
     "permutation with themselves": lambda b, i, j: PACKED[b, i] == PACKED[b, j] and RANKS[b, j] <= RANKS[b, i],
 }
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """Kernels run as plain operations, JAX's own in cuDNN's place, which takes the same arguments."""
+    real = jax.nn.dot_product_attention
+    asked = lambda *x, implementation, **given: real(*x, **given, implementation="xla")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", asked)
+    interpreted = functools.partial(KERNELS["splash"].attend, interpret=True)
+    monkeypatch.setitem(KERNELS, "splash", KERNELS["splash"]._replace(attend=interpreted))
 
 
 def dense(name):
@@ -106,14 +117,36 @@ def test_causal_splash_attention_of_packed_documents_is_the_plain_one():
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_cudnn_is_given_the_same_mask(name, monkeypatch):
-    """JAX's own operations in cuDNN's place, which takes the same arguments."""
-    real = jax.nn.dot_product_attention
-    asked = lambda *x, implementation, **given: real(*x, **given, implementation="xla")
-    monkeypatch.setattr(jax.nn, "dot_product_attention", asked)
+def test_cudnn_is_given_the_same_mask(name, anywhere):
     arrays = np.random.default_rng(0).normal(size=(4, 2, 6, 2, 4)).astype(np.float32)
     plain = functools.partial(attention, mask=MASKS[name], dropout_rate=0.0, noise=None)
     near(lambda *x: cudnn(*x, MASKS[name]), plain, *arrays)
+
+
+def layer(x, mask, kind="xla"):
+    module = SelfAttention(LayerSizes(128, 2, 8, "gelu", 0.0, 0.0, 1e-12, 0.5), Program(attention=kind))
+    return jax.jit(lambda x: module.init_with_output(jax.random.key(0), x, mask, None)[0])(x)
+
+
+@pytest.mark.parametrize("kind", [name for name, kernel in KERNELS.items() if kernel.form == "self"])
+def test_a_decoder_s_layer_of_packed_documents_is_the_same_through_every_kernel(kind, anywhere):
+    _, mask = causal_case()
+    x = np.random.default_rng(0).normal(size=(2, 384, 128)).astype(np.float32)
+    whole, kernel = layer(x, mask), layer(x, mask, kind)
+    np.testing.assert_allclose(kernel, whole, atol=2e-5)
+    x[:, 250:] = 0  # changes nothing before it
+    np.testing.assert_array_equal(layer(x, mask, kind)[:, :250], kernel[:, :250])
+
+
+def test_a_prefix_is_read_or_refused(anywhere):
+    at = np.broadcast_to(np.arange(128), (2, 128))
+    mask = Mask(np.ones((2, 128), np.int32), at, np.maximum(at + 1, 50))
+    x = np.random.default_rng(0).normal(size=(2, 128, 128)).astype(np.float32)
+    np.testing.assert_allclose(layer(x, mask, "cudnn"), layer(x, mask), atol=2e-5)
+    with pytest.raises(ValueError, match="attention splash does not work here: the mask has ranks, .*; or use xla"):
+        layer(x, mask, "splash")
+    with pytest.raises(ValueError, match="attention relative does not work here: it computes relative attention"):
+        layer(x, mask, "relative")
 
 
 @pytest.mark.parametrize("name", ["packed, causal", "prefix"])

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.attention import relative
-from models.attention.kernels.table import require
+from models.attention.kernels.relative_kernel import asked, by_kernel
+from models.attention.kernels.table import KERNELS, require
 from models.attention.mask import Mask, remembering
-from models.attention.relative import Biases, Context, asked, by_kernel, relative_attention
+from models.attention.operands import Biases, Context
+from models.attention.relative import relative_attention
 from models.blocks.memory import Memory
 from models.core.noise import row_keys
 from models.core.program import Program
@@ -126,13 +127,13 @@ def test_a_reach_of_any_number_of_blocks(length, memory, n):
 def test_what_does_not_fit_is_an_error_with_the_reason(n, keys, distances, heads, chosen, said):
     context = Context(*(jnp.zeros((1, number, WIDTH)) for number in (keys, keys, distances)))
     mask = Mask(None, ranks=jnp.zeros((1, keys)), after=jnp.zeros((1, n)) if chosen else None)
-    attention = asked(n, heads, 0.3, context, mask)
+    attention = asked(jnp.zeros((1, n, WIDTH)), context, mask, heads, 0.3)
     assert (attention.length + attention.memory, attention.chosen) == (keys, chosen)
     if said is None:
-        require("relative", attention)
+        assert require("relative", "relative", attention).attend is by_kernel
         return
     with pytest.raises(ValueError, match=f"attention relative does not work here: .*{said}.*; or use xla"):
-        by_kernel(jnp.zeros((1, n, WIDTH)), context, None, mask, None, heads, dropout_rate=0.3, noise=None)
+        require("relative", "relative", attention)
 
 
 XLNET = XLNetConfig(vocab_size=60, width=128, depth=2, heads=2, feed_forward=32, memory=128)
@@ -162,7 +163,8 @@ def loss_of(config, attention, remat="none"):
 @pytest.mark.parametrize("config", [XLNET, TRANSFORMER_XL], ids=["xlnet", "transformer-xl"])
 def test_a_model_with_the_kernel_is_the_same_model(monkeypatch, config):
     """With dropout, a memory and rows that run backwards."""
-    monkeypatch.setattr(relative, "by_kernel", functools.partial(by_kernel, interpret=True))
+    interpreted = KERNELS["relative"]._replace(attend=functools.partial(by_kernel, interpret=True))
+    monkeypatch.setitem(KERNELS, "relative", interpreted)
     results = []
     for attention in ("relative", "xla"):
         loss, params = loss_of(config, attention, remat="dots")

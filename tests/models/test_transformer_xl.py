@@ -10,7 +10,8 @@ import pytest
 
 from models.attention import relative as attention
 from models.attention.mask import Mask, remembering
-from models.attention.relative import Biases, Context, relative_attention, sinusoids
+from models.attention.operands import Biases, Context
+from models.attention.relative import relative_attention, sinusoids
 from models.blocks.memory import Memory
 from models.core.noise import row_keys, site
 from models.core.program import Program

@@ -10,7 +10,8 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from models.attention.mask import visible
-from models.attention.relative import Biases, Context, relative_attention, shift, shift_to
+from models.attention.operands import Biases, Context
+from models.attention.relative import relative_attention, shift, shift_to
 from models.blocks.memory import Memory
 from models.core.noise import row_keys
 from models.core.program import Program

@@ -6,8 +6,9 @@ import jax
 import pytest
 
 from data_pipelines.errors import UserError
-from models.attention import plain
-from models.attention.kernels.table import KERNELS, Attention, Kernel
+from models.attention.kernels import cudnn
+from models.attention.kernels.kernel import Attention
+from models.attention.kernels.table import KERNELS
 from models.core.program import Program
 from models.families.registry import FAMILIES
 from models.families.transformer_xl import TransformerXLConfig
@@ -77,7 +78,8 @@ def test_a_kernel_is_taken_by_itself_where_it_can_run_else_the_run_says_why(reci
     options = tiny.options(tmp_path, tmp_path, **changes)
     program = chosen_program(recipe, options, platform=platform)
     reasons = why_plain(assemble(recipe, program), options, platform=platform)
-    kernel = next(name for name in assemble(recipe).family.kernels if platform in KERNELS[name].platforms)
+    form = assemble(recipe).family.attention
+    kernel = next(one.name for one in KERNELS.values() if one.form == form and platform in one.platforms)
     if said is None:
         assert program.attention == kernel and reasons == []
     else:
@@ -135,7 +137,7 @@ def test_an_evaluation_that_the_kernel_cannot_run_is_plain_and_the_run_says_so(t
 def test_a_run_says_once_why_attention_is_not_the_kernel(corpus_path, tmp_path, monkeypatch):
     toys.register(monkeypatch)
     attentions = lambda config, length, memory: [Attention(length, 128, 1, 0.0)]
-    monkeypatch.setitem(FAMILIES, "bag", toys.FAMILY._replace(kernels=("splash",), attentions=attentions))
+    monkeypatch.setitem(FAMILIES, "bag", toys.FAMILY._replace(attention="self", attentions=attentions))
     monkeypatch.setitem(KERNELS, "splash", KERNELS["splash"]._replace(platforms=("cpu",)))
     run(toys.recipe(steps=1), tiny.options(corpus_path, tmp_path))
     log = RunDirectory(tmp_path).log.read_text()
@@ -156,8 +158,8 @@ def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):
     """Neither accepts what the other refuses."""
     asked, family = set(), assemble(recipe).family
     recording = lambda of: asked.add(of._replace(part="")) or []
-    monkeypatch.setitem(KERNELS, kernel, Kernel((), recording))
-    monkeypatch.setattr(plain, "cudnn", lambda q, k, v, mask: q)  # JAX's traces on a machine with a GPU alone
+    monkeypatch.setitem(KERNELS, kernel, KERNELS[kernel]._replace(obstacles=recording))
+    monkeypatch.setattr(cudnn, "cudnn", lambda q, k, v, mask: q)  # JAX's traces on a machine with a GPU alone
     assembly, mesh = assemble(recipe, Program(dtype="bfloat16", attention=kernel)), row_mesh(jax.devices(), [1])
     arguments = (*abstract_state(assembly, 0, mesh), abstract_batch(assembly, 0, mesh))
     asked.clear()  # of the initialisation

@@ -6,7 +6,11 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
-from tpu.flops import Kernel, flops
+from models.attention.kernels.kernel import Cost
+from models.attention.kernels.splash import splash
+from models.attention.kernels.table import costs
+from models.attention.mask import Mask
+from tpu.flops import flops
 
 X, W = jnp.zeros((4, 8)), jnp.zeros((8, 8))
 PRODUCT = 2 * 4 * 8 * 8
@@ -53,18 +57,36 @@ def test_every_device_of_a_shard_map_counts():
     assert count(mapped, X, W).total == PRODUCT
 
 
-def kernel(x):
+def kernel(x, declared=None):
     body = lambda x_ref, out_ref: out_ref.__setitem__(..., x_ref[...] * 2)
-    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), name="attend_forward")(x)
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(body, out_shape=shape, cost_estimate=declared, name="attend_forward")(x)
 
 
-def test_kernels_count_by_their_own_arithmetic():
-    known = {"attend": Kernel(lambda arguments, results: 10.0 * arguments[0].size * results[0].size, {"v5e": 0.5})}
+def test_kernels_count_what_they_declare():
+    declared = pl.CostEstimate(flops=70, bytes_accessed=1, transcendentals=1)
+    found = count(jax.vmap(lambda x: kernel(x, declared)), jnp.zeros((3, 4, 8)), kernels={"attend": Cost({})})
+    assert found.kernels == {"attend": 3 * 70} and found.unknown == ()
+
+
+def test_kernels_that_declare_nothing_count_by_their_cost():
+    known = {"attend": Cost({"v5e": 0.5}, lambda arguments, results: 10.0 * arguments[0].size * results[0].size)}
     twice = lambda x: jax.lax.scan(lambda x, _: (kernel(x), None), x, None, length=2)[0]
     found = count(twice, X, kernels=known)
     assert found.kernels == {"attend": pytest.approx(2 * 10 * 32 * 32)} and found.unknown == ()
     assert found.total == 2 * 10 * 32 * 32
 
 
-def test_a_kernel_without_arithmetic_is_named():
+def test_a_kernel_whose_flops_nobody_declares_is_named():
     assert any("attend_forward" in name for name in count(kernel, X).unknown)
+    assert any("attend_forward" in name for name in count(kernel, X, kernels={"attend": Cost({})}).unknown)
+
+
+@pytest.mark.parametrize("causal, share", [(False, 1), (True, 3 / 4)])
+def test_splash_attention_counts_the_blocks_that_it_computes(causal, share):
+    """Of a causal mask and two blocks of 512 queries and keys, three of four."""
+    x, segments = jnp.zeros((2, 3, 1024, 64), jnp.bfloat16), jnp.ones((2, 1024), jnp.int32)
+    attend = lambda q, k, v: splash(q, k, v, Mask(segments, causal=causal)).astype(jnp.float32).sum()
+    product = 2 * 2 * 3 * 1024 * 1024 * 64
+    expected = {"splash_mha_fwd": 2 * product * share, "splash_mha_dkv": 5 * product * share}
+    assert count(jax.grad(attend, (0, 1, 2)), x, x, x, kernels=costs()).kernels == expected

@@ -91,9 +91,10 @@ KERNEL = """
 import jax, jax.numpy as jnp, numpy as np
 from models.attention.mask import Mask
 from models.attention.plain import attention
-from models.attention.kernels.row_attention import interleaved
+from models.attention.kernels.kernel import Attention
+from models.attention.kernels.row_attention import attend_rows, fits, interleaved
 from models.attention.kernels.splash import splash
-from models.attention.kernels.table import KERNELS, Attention, attend_rows, rows_fit
+from models.attention.kernels.table import KERNELS
 from models.core.sharding import placed_by
 from tpu.mesh import make_mesh, parse_mesh
 from tpu.rules import activation_rules
@@ -120,8 +121,8 @@ def by_rows(q, k, v, w):
 
 def rows_placed(*x):
     with placed_by(activation_rules(make_mesh(parse_mesh("data=2,fsdp=1,tensor=2", 4), jax.devices()[:4]))):
-        assert rows_fit(Attention(256, 256, 4, 0.0))
-        assert not rows_fit(Attention(256, 128, 2, 0.0))  # 64 lanes on each device
+        assert fits(Attention(256, 256, 4, 0.0))
+        assert not fits(Attention(256, 128, 2, 0.0))  # 64 lanes on each device
         return by_rows(*x)
 
 wide = [jnp.concatenate([x, x[::-1]], 2) for x in (q, k, v, w)]  # 4 heads
@@ -129,7 +130,7 @@ for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(*wide) for f in (row
     np.testing.assert_allclose(ours, expected, atol=5e-6)
 with placed_by(rules):
     cut, parts = Attention(256, 256, 4, 0.0), Attention(384, 256, 4, 0.0)
-    assert not rows_fit(cut) and KERNELS["splash"].obstacles(cut) == []
+    assert not fits(cut) and KERNELS["splash"].obstacles(cut) == []
     assert KERNELS["splash"].obstacles(parts) == [
         "--mesh sequence=2 cuts length=384 into parts that are no multiple of 128"
     ]
@@ -140,7 +141,9 @@ RELATIVE = """
 import jax, jax.numpy as jnp, numpy as np
 from models.core.noise import row_keys
 from models.attention.kernels.table import KERNELS
-from models.attention.relative import Biases, Context, asked, by_kernel, relative_attention
+from models.attention.kernels.relative_kernel import asked, by_kernel
+from models.attention.operands import Biases, Context
+from models.attention.relative import relative_attention
 from models.core.sharding import placed_by
 from models.families.xlnet import both_masks
 from tpu.mesh import make_mesh, parse_mesh
@@ -162,7 +165,7 @@ for (mask, types), n, table in zip(streams, (128, 3), (1, 2)):
     placed = jax.jit(jax.grad(lambda x: loss(by_kernel, x, rules("data=2,tensor=2", 4), interpret=True)))(x)
     plain = jax.jit(jax.grad(lambda x: loss(relative_attention, x, None)))(x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max()), placed, plain)
-    obstacles = lambda: KERNELS["relative"].obstacles(asked(n, 4, 0.2, context, mask))
+    obstacles = lambda: KERNELS["relative"].obstacles(asked(x[0], context, mask, 4, 0.2))
     with placed_by(rules("data=2,tensor=4", 8)):
         heads = "model.heads=4 in model.width=256"
         assert obstacles() == [f"--mesh tensor=4 cuts {heads}: its parts do not fill blocks of 128"]

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from models.attention.kernels.kernel import Cost
 from tpu.compiler import Report
 from tpu.costs import Costs
-from tpu.flops import Flops, Kernel
+from tpu.flops import Flops
 from tpu.hlo import Array, Collective
 from tpu.plan import Largest, Plan, Work, estimate, largest_batch
 from tpu.topologies import parse_topology
@@ -43,7 +44,7 @@ def test_lookups_take_their_traffic():
 
 def test_a_kernel_takes_its_flops_at_its_efficiency():
     inside = Flops(16 * 1e12, {"attend": 16 * 1.97e12})
-    kernel = {"attend": Kernel(lambda arguments, results: 0.0, {"v5e": 0.5})}
+    kernel = {"attend": Cost({"v5e": 0.5})}
     assert ms(BUSY._replace(kernels=3), flops=inside, kernels=kernel) == (pytest.approx(30), "")
 
 

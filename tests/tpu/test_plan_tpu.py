@@ -113,7 +113,8 @@ KERNEL = """
 import sys
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
-from models.attention.relative import Biases, Context, by_kernel
+from models.attention.kernels.relative_kernel import by_kernel
+from models.attention.operands import Biases, Context
 from models.families.xlnet import both_masks
 from tpu.compiler import devices, prepare
 from tpu.topologies import parse_topology

@@ -3,14 +3,39 @@
 import jax
 from jax import Array
 
+from models.attention import plain
+from models.attention.kernels.kernel import Attention, Kernel, cuts, of_dropout, of_heads, of_length
 from models.attention.mask import Mask, only_of_seen, visible
+from models.attention.operands import SelfWeights
+from models.blocks.layer import LayerSizes
+from models.core.parameters import Noise
+from models.core.program import Program
+
+
+def attend(x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise) -> Array:
+    """`plain.attend` by the kernel."""
+    mix = lambda q, k, v, mask, **_: cudnn(q, k, v, mask)
+    return plain.attend(x, weights, mask, sizes, program, noise, mix=mix)
 
 
 def cudnn(q: Array, k: Array, v: Array, mask: Mask) -> Array:
-    """cuDNN's fused attention (GPU): bfloat16 q, k, v [batch, length, heads, head_dim] -> like q.
+    """bfloat16 q, k, v [batch, length, heads, head_dim] -> like q.
 
     It takes masks densely alone, but skips what a causal one hides.
     """
     seen = visible(mask)
     mixed = jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=mask.causal, implementation="cudnn")
     return mixed if mask.ranks is None else only_of_seen(mixed, seen)
+
+
+def _obstacles(attention: Attention) -> list[str]:
+    head_dim, (cut, _) = attention.width // attention.heads, cuts(attention)
+    obstacles = of_dropout(attention) + of_length(attention)
+    if head_dim % 8 or head_dim > 128:
+        obstacles.append(f"{of_heads(attention)} have {head_dim} numbers each: choose a multiple of 8 up to 128")
+    if cut > 1:
+        obstacles.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
+    return obstacles
+
+
+KERNEL = Kernel("cudnn", "self", ("gpu",), _obstacles, attend)

@@ -14,11 +14,63 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.core.program import kept
+from models.attention.kernels.kernel import LANES, Attention, Cost, cuts
+from models.attention.mask import Mask
+from models.attention.operands import SelfWeights
+from models.blocks.dense import affine
+from models.blocks.layer import LayerSizes
+from models.blocks.products import product
+from models.core.parameters import Noise
+from models.core.program import Program, kept
+from models.core.sharding import current_rules
 
-LANES = 128
 LONGEST = 512  # tokens; the scores of a head are then 1 MiB
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
+
+
+# Shares of the peak with heads of 64 in rows of 512, from the instruction bundles that XLA:TPU scheduled for a turn of
+# the kernel's loop, one a cycle (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel
+# waits for is not in them; its transfers take a third of the HBM's time. On v5p a turn, two heads, is 2630 bundles
+# forward and 4203 backward.
+COSTS = {
+    "row_attention_forward": Cost({"v4": 0.25, "v5e": 0.39, "v5p": 0.39, "v6e": 0.12}),
+    "row_attention_backward": Cost({"v4": 0.45, "v5e": 0.62, "v5p": 0.61, "v6e": 0.20}),
+}
+
+
+def fits(attention: Attention) -> bool:
+    """Whether rows within segments, as a mesh cuts them, fill whole lanes with their heads and fit into memory."""
+    (length, width, heads), (cut, shared) = attention[:3], cuts(attention)
+    whole = length % LANES == 0 and width // shared % LANES == 0 and LANES % (width // heads) == 0
+    return whole and length <= LONGEST and cut == 1 and not attention.causal
+
+
+def attend(
+    x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise,
+    interpret: bool = False,
+) -> Array:  # fmt: skip
+    """`plain.attend` by the kernel, for what `fits`."""
+    kernels, biases = zip(*weights[:3], strict=True)
+    # One product for all three. Without the barrier XLA:TPU transposes activations to take its gradient apart.
+    products = kept(product(x, jax.lax.optimization_barrier(interleaved(*kernels))))
+    mixed = attend_rows(products, interleaved(*biases), mask.segments, sizes.heads, interpret)
+    with jax.named_scope("output"):
+        return affine(mixed, weights.output, program.compute)
+
+
+def attend_rows(products: Array, biases: Array, segments: Array, heads: int, interpret: bool = False) -> Array:
+    """`row_attention` on a mesh: each device attends with its rows and heads."""
+    head_dim = products.shape[-1] // 3 // heads
+
+    def attend(products: Array, biases: Array, segments: Array) -> Array:
+        return row_attention(products, biases, segments, head_dim, interpret)
+
+    rules = current_rules()
+    if rules is not None:
+        spec = lambda x, *axes: rules.spec(axes, x.shape)
+        specs = (spec(products, "batch", None, "heads"), spec(biases, "heads"), spec(segments, "batch", None))
+        attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return attend(products, biases, segments)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -27,14 +79,9 @@ def row_attention(products: Array, biases: Array, segments: Array, head_dim: int
 
     products: [batch, length, 3 * width], x @ the `interleaved` kernels of q, k and v.
     biases: f32[3 * width], interleaved, still to be added.   segments: i32[batch, length].
-    Sizes as `fits` takes them.   interpret: run as plain operations, on any platform.
+    Sizes: see `fits`.   interpret: run as plain operations, on any platform.
     """
     return _forward(products, biases, segments, head_dim, interpret)[0]
-
-
-def fits(length: int, width: int, head_dim: int) -> bool:
-    """Whether rows of this length, and heads of this size in this width, fill whole lanes and fit into memory."""
-    return length % LANES == 0 and length <= LONGEST and width % LANES == 0 and LANES % head_dim == 0
 
 
 def interleaved(q: Array, k: Array, v: Array) -> Array:
@@ -48,7 +95,7 @@ def _forward(products, biases, segments, head_dim, interpret):
     out = jax.ShapeDtypeStruct((batch, length, tripled // 3), products.dtype)
     spread = jax.ShapeDtypeStruct((batch, tripled // 3 // LANES, LANES // head_dim, length), jnp.float32)
     inputs = (segments[:, None], biases[None], products)
-    out, spread = _call(_forward_kernel, "row_attention_forward", head_dim, interpret, inputs, (out, spread))
+    out, spread = _call(_forward_kernel, "forward", 2, head_dim, interpret, inputs, (out, spread))
     out, spread = kept(out), kept(spread)
     return out, (products, biases, segments, out, spread)
 
@@ -57,17 +104,18 @@ def _backward(head_dim, interpret, residuals, g):
     products, biases, segments, out, spread = residuals
     sums = jax.ShapeDtypeStruct((products.shape[0], 1, biases.shape[0]), jnp.float32)
     inputs = (segments[:, None], biases[None], products, out, g, spread)
-    d_products, sums = _call(_backward_kernel, "row_attention_backward", head_dim, interpret, inputs, (products, sums))
+    # Scores again, then the gradients of values, probabilities, queries and keys.
+    d_products, sums = _call(_backward_kernel, "backward", 5, head_dim, interpret, inputs, (products, sums))
     return d_products, sums.sum((0, 1)), None
 
 
 row_attention.defvjp(_forward, _backward)
 
 
-def _call(kernel, name, head_dim, interpret, inputs, results):
-    """The kernel for each row and each 128 lanes of its heads."""
+def _call(kernel, name, times, head_dim, interpret, inputs, results):
+    """The kernel for each row and each 128 lanes of its heads.   times: products of queries and keys in it."""
     segments, biases, products = inputs[:3]
-    batch, _, tripled = products.shape
+    batch, length, tripled = products.shape
     blocks = tripled // 3 // LANES
 
     def spec(a) -> pl.BlockSpec:
@@ -86,7 +134,12 @@ def _call(kernel, name, head_dim, interpret, inputs, results):
         out_specs=[spec(a) for a in results],
         out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
-        name=name,
+        cost_estimate=pl.CostEstimate(
+            flops=2 * times * batch * length**2 * tripled // 3,
+            bytes_accessed=sum(a.size * a.dtype.itemsize for a in (*inputs, *results)),
+            transcendentals=batch * length**2 * (tripled // 3 // head_dim),
+        ),
+        name=f"row_attention_{name}",
         interpret=interpret,
     )(*inputs)
 

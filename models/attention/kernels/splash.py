@@ -1,15 +1,57 @@
-"""Splash attention (TPU)."""
+"""Splash attention (TPU), or `row_attention` where a row fits on the chip."""
+
+import math
 
 import jax
 from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
+from models.attention.kernels import row_attention
+from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_dropout, of_length
 from models.attention.mask import Mask
-from models.core.program import KEPT
+from models.attention.operands import SelfWeights
+from models.blocks.dense import Affine, add_bias
+from models.blocks.layer import LayerSizes
+from models.blocks.products import contraction
+from models.core.parameters import Noise
+from models.core.program import KEPT, Program, kept
 from models.core.sharding import current_rules
 
 BLOCKS = (512, 256, 128)
+
+
+def attend(
+    x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise,
+    interpret: bool = False,
+) -> Array:  # fmt: skip
+    """`plain.attend` by the kernel.   interpret: run as plain operations, on any platform."""
+    if row_attention.fits(Attention(x.shape[1], sizes.width, sizes.heads, 0.0, causal=mask.causal)):
+        return row_attention.attend(x, weights, mask, sizes, program, noise, interpret)
+    named = {name: jax.named_scope(name) for name in SelfWeights._fields}
+    heads_of = []
+    for name in ("query", "key", "value"):
+        with named[name]:
+            heads_of.append(kept(to_heads(x, getattr(weights, name), sizes.heads, program.compute)))
+    mixed = splash(*heads_of, mask, interpret)
+    with named["output"]:
+        return from_heads(mixed, weights.output, program.compute)
+
+
+def to_heads(x: Array, weights: Affine, heads: int, dtype) -> Array:
+    """x [batch, length, in] -> x @ kernel + bias as [batch, heads, length, head_dim].
+
+    XLA:TPU writes a product in this form at no cost; a transposition after it is a copy. Likewise in `from_heads`.
+    """
+    split = lambda array: array.reshape(*array.shape[:-1], heads, -1)
+    y = contraction("blw,whd->bhld", x.astype(dtype), split(weights.kernel)).astype(dtype)
+    return add_bias(y, split(weights.bias)[:, None, :])
+
+
+def from_heads(x: Array, weights: Affine, dtype) -> Array:
+    """x [batch, heads, length, head_dim] -> [batch, length, heads * head_dim] @ kernel + bias."""
+    kernel = weights.kernel.reshape(x.shape[1], x.shape[3], -1)
+    return add_bias(contraction("bhld,hdw->blw", x.astype(dtype), kernel).astype(dtype), weights.bias)
 
 
 def splash(q: Array, k: Array, v: Array, mask: Mask, interpret: bool = False) -> Array:
@@ -54,3 +96,46 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
         block_q=q, block_kv=kv, block_kv_compute=kv, block_q_dkv=q, block_kv_dkv=kv, block_kv_dkv_compute=kv,
         use_fused_bwd_kernel=True, q_layout=minor, k_layout=minor, v_layout=minor,
     )  # fmt: skip
+
+
+def _obstacles(attention: Attention) -> list[str]:
+    length, (cut, _) = attention.length, cuts(attention)
+    obstacles = of_dropout(attention) + of_length(attention)
+    if length % LANES == 0 and length // cut % LANES:
+        obstacles.append(f"--mesh sequence={cut} cuts length={length} into parts that are no multiple of {LANES}")
+    if cut > 1 and attention.causal:
+        obstacles.append(f"--mesh sequence={cut} cuts rows of a causal mask: leave sequence out")
+    if attention.ranked:
+        obstacles.append("the mask has ranks, a prefix or an order, which it does not read")
+    return obstacles
+
+
+def _flops(products: int):
+    """FLOPs with this many products of [queries, head_dim] and [keys, head_dim]; of a causal mask, of the blocks on
+    and below its diagonal.   q, k: [batch, heads, head_dim, length]."""
+
+    def flops(arguments: list, results: list) -> float:
+        blocks, (q, k) = arguments[0], [a for a in arguments if len(a.shape) == 4][:2]
+        # A mask that is computed inside has the numbers of the positions for another argument.
+        causal = any(len(a.shape) == 2 for a in arguments)
+        share = (blocks.shape[-1] + 1) / (2 * blocks.shape[-1]) if causal else 1
+        return 2.0 * products * math.prod(q.shape) * k.shape[3] * share
+
+    return flops
+
+
+# Shares of the peak with heads of 64 in rows of 512, measured as those of `row_attention`; a turn on v5p, one head, is
+# 1922 bundles forward and 3134 backward. The backward kernel computes scores again, then the gradients of values,
+# probabilities, queries and keys.
+KERNEL = Kernel(
+    "splash",
+    "self",
+    ("tpu",),
+    _obstacles,
+    attend,
+    {
+        "splash_mha_fwd": Cost({"v4": 0.17, "v5e": 0.25, "v5p": 0.27, "v6e": 0.10}, _flops(2)),
+        "splash_mha_dkv": Cost({"v4": 0.33, "v5e": 0.45, "v5p": 0.41, "v6e": 0.17}, _flops(5)),
+        **row_attention.COSTS,
+    },
+)

@@ -1,0 +1,86 @@
+"""What a fused attention kernel says of itself, and what kernels ask alike of an attention."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from jax import Array
+
+from models.core.sharding import current_rules
+
+LANES = 128  # numbers in a register's row: kernels cut sequences and widths into blocks of multiples of it
+
+
+class Attention(NamedTuple):
+    """An attention that a kernel is asked to compute, whole; how a mesh cuts it say the rules in force.
+
+    length: tokens of a row.   width, heads: of its layer.   dropout: of the probabilities.   memory: keys before the
+    row's own.   chosen: whether the queries are chosen positions of the row, else all.
+    causal, ranked: whether its mask is static causal, and whether it has ranks.
+    part: of a model of several, as its settings name it.
+    """
+
+    length: int
+    width: int
+    heads: int
+    dropout: float
+    memory: int = 0
+    chosen: bool = False
+    causal: bool = False
+    ranked: bool = False
+    part: str = ""
+
+
+class Cost(NamedTuple):
+    """Of one program of a kernel, into which no compiler looks.
+
+    shares: TPU generation -> share of the chip's peak FLOP/s that it reaches.
+    flops: (arguments, results), each with shape and dtype -> FLOPs of one call; None where the program declares them
+        itself (`pl.CostEstimate`).
+    """
+
+    shares: Mapping[str, float]
+    flops: Callable[[list, list], float] | None = None
+
+
+class Kernel(NamedTuple):
+    """All that is known of a kernel: who chooses, refuses, traces, plans or counts it reads this.
+
+    name: as --attention takes it.   form: of the attention that it computes, 'self' or 'relative'.
+    platforms: where it runs.   obstacles: of an attention -> why it cannot compute that, nothing where it can;
+    ValueError where a mesh does not divide it.
+    attend: called as the plain function of that form, `plain.attend` or `relative.relative_attention`.
+    costs: of its programs on TPUs, by the beginnings of the names that `pl.pallas_call` is given.
+    """
+
+    name: str
+    form: str
+    platforms: tuple[str, ...]
+    obstacles: Callable[[Attention], list[str]]
+    attend: Callable[..., Array]
+    costs: Mapping[str, Cost] = {}
+
+
+def of_dropout(attention: Attention) -> list[str]:
+    """The obstacle of a kernel without dropout."""
+    return [f"set model.attention_dropout={attention.dropout} to 0"] if attention.dropout > 0 else []
+
+
+def of_length(attention: Attention) -> list[str]:
+    """The obstacle of a kernel that computes whole blocks of a row."""
+    return [f"length={attention.length}: choose a multiple of {LANES}"] if attention.length % LANES else []
+
+
+def of_heads(attention: Attention) -> str:
+    """The settings that say how large heads are."""
+    part = f"model.{attention.part}." if attention.part else "model."
+    return f"{part}heads={attention.heads} in {part}width={attention.width}"
+
+
+def cuts(attention: Attention) -> tuple[int, int]:
+    """Into how many parts the mesh cuts a row's queries and the heads; chosen queries are never cut."""
+    if (rules := current_rules()) is None:
+        return 1, 1
+    rows = None if attention.chosen else "length"
+    axes = rules.spec((rows, "heads"), (attention.length, attention.heads))
+    cut, shared = (1 if axis is None else rules.mesh.shape[axis] for axis in axes)
+    return cut, shared

@@ -1,0 +1,71 @@
+"""A new attention kernel is one entry in the table: choice, log, error, trace, FLOPs and plan read it there."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+from data_pipelines.errors import UserError
+from models.attention import plain
+from models.attention.kernels.kernel import Cost, Kernel
+from models.attention.kernels.table import KERNELS, costs
+from models.attention.mask import Mask
+from models.attention.self_attention import SelfAttention
+from models.blocks.layer import layer_sizes
+from pretrain.recipe import Phase
+from pretrain.training.assembly import assemble
+from pretrain.training.attention_choice import chosen_program, why_plain
+from tests.pretrain import tiny
+from tests.tpu.test_plan import BUSY, FLOPS, ms
+from tpu.flops import flops
+
+
+def attend(*arguments):
+    """Plain attention that passes through a program of its own."""
+    y = plain.attend(*arguments)
+    copy = lambda y_ref, out_ref: out_ref.__setitem__(..., y_ref[...])
+    declared = pl.CostEstimate(flops=16 * 10**6, bytes_accessed=0, transcendentals=0)
+    shape = jax.ShapeDtypeStruct(y.shape, y.dtype)
+    return pl.pallas_call(copy, out_shape=shape, cost_estimate=declared, name="toy_copies", interpret=True)(y)
+
+
+def obstacles(attention):
+    return ["it is bored by short rows"] if attention.length < 32 else []
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    toy = Kernel("toy", "self", ("cpu",), obstacles, attend, {"toy": Cost({"v5e": 0.5})})
+    monkeypatch.setitem(KERNELS, "toy", toy)
+
+
+def recipe(length):
+    return tiny.bert(phases=(Phase(1.0, length, 8),))
+
+
+def test_it_is_chosen_traced_and_costed(toy, tmp_path):
+    program = chosen_program(recipe(32), tiny.options(tmp_path, tmp_path, dtype="bfloat16"), platform="cpu")
+    assert program.attention == "toy"
+    layer, mask = SelfAttention(layer_sizes(tiny.BERT), program), Mask(jnp.ones((2, 32), jnp.int32))
+    x = np.random.default_rng(0).normal(size=(2, 32, tiny.BERT.width)).astype(jnp.bfloat16)
+    params = jax.eval_shape(layer.init, jax.random.key(0), x, mask, None)
+    found = flops(jax.make_jaxpr(lambda params: layer.apply(params, x, mask, None))(params), costs())
+    assert found.kernels == {"toy": 16e6} and found.unknown == ()
+    # On 16 chips of v5e at half of their peak: a thousandth of 1e-2 ms.
+    alone, with_toy = (ms(BUSY._replace(kernels=1), flops=of, kernels=costs())[0] for of in (FLOPS, found))
+    assert alone is None and with_toy == pytest.approx(10 + 1e6 / 0.5 / 197e12 * 1e3)
+
+
+def test_it_is_refused_with_its_reason(toy, tmp_path):
+    options = tiny.options(tmp_path, tmp_path, dtype="bfloat16")
+    named = lambda kernel: dataclasses.replace(options, attention=kernel)
+    program = chosen_program(recipe(16), options, platform="cpu")
+    said = "toy does not work here: it is bored by short rows"
+    assert why_plain(assemble(recipe(16), program), options, platform="cpu") == [f"attention xla: {said}"]
+    with pytest.raises(UserError, match=f"--attention {said}; or use xla"):
+        chosen_program(recipe(16), named("toy"), platform="cpu")
+    with pytest.raises(UserError, match="--attention splash: not for .* on cpu; use xla or toy"):
+        chosen_program(recipe(16), named("splash"), platform="cpu")
