@@ -24,7 +24,7 @@ from pretrain.schedules import Schedule
 SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 2**32)
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
 
-FAMILY = "family"  # names the config's class in JSON
+FAMILY = "family"  # names the config's family in JSON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _check_model(recipe: Recipe, phase: Phase) -> None:
 def to_json(recipe: Recipe) -> str:
     """Readable JSON; `from_json` gives the equal recipe back."""
     fields = plain(Recipe, recipe)
-    fields["model"] = {FAMILY: type(recipe.model).__name__, **fields["model"]}
-    fields["objective"] = {KIND: type(recipe.objective).__name__, **fields["objective"]}
+    fields["model"] = {FAMILY: _name(_configs(), recipe.model), **fields["model"]}
+    fields["objective"] = {KIND: _name(OBJECTIVES, recipe.objective), **fields["objective"]}
     return json.dumps(fields, indent=2) + "\n"
 
 
@@ -126,8 +126,7 @@ def from_json(text: str) -> Recipe:
         raise UserError(f"is not JSON ({error}); write it anew") from None
     if not isinstance(fields, dict):
         raise UserError("is no recipe, which is a JSON object; write it anew")
-    configs = {family.config.__name__: family.config for family in FAMILIES.values()}
-    model = _of_class(fields, "model", FAMILY, configs)
+    model = _of_class(fields, "model", FAMILY, _configs())
     objective = _of_class(fields, "objective", KIND, OBJECTIVES)
     rest = {name: value for name, value in fields.items() if name not in ("model", "objective")}
     return make(Recipe, rest, "", model=model, objective=objective)
@@ -144,12 +143,21 @@ def read_recipe(file: Path) -> Recipe:
         raise UserError(f"{file}: {error}") from None
 
 
+def _configs() -> dict[str, type]:
+    return {name: family.config for name, family in FAMILIES.items()}
+
+
+def _name(classes: Mapping[str, type], value) -> str:
+    return next(name for name, cls in classes.items() if cls is type(value))
+
+
 def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type]) -> Any:
-    """The field of a recipe whose class stands in its `tag`."""
+    """The field of a recipe whose class stands in its `tag`, by its name in a registry; in older files by its own."""
     value = fields.get(name)
     if not isinstance(value, dict):
         raise UserError(f"{name}={value!r}: must be an object with {tag} and fields")
-    if value.get(tag) not in classes:
+    known = {cls.__name__: cls for cls in classes.values()} | dict(classes)
+    if value.get(tag) not in known:
         raise UserError(unknown(f"{name}.{tag}: this version has no", str(value.get(tag)), classes))
     inside = {field: item for field, item in value.items() if field != tag}
-    return make(classes[value[tag]], inside, f"{name}.")
+    return make(known[value[tag]], inside, f"{name}.")

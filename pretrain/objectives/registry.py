@@ -5,5 +5,9 @@ from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 
-KINDS = (MaskedLanguageModel, ReplacedTokenDetection, CausalLanguageModel, PermutationLanguageModel)
-OBJECTIVES = {kind.__name__: kind for kind in KINDS}
+OBJECTIVES = {
+    "causal-language-model": CausalLanguageModel,
+    "masked-language-model": MaskedLanguageModel,
+    "permutation-language-model": PermutationLanguageModel,
+    "replaced-token-detection": ReplacedTokenDetection,
+}

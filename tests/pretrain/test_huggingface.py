@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from data_pipelines import pieces, tokenizers
 from data_pipelines.errors import UserError
 from models.core.parameters import leaves
+from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
 from models.families.electra import ElectraConfig, Tower
 from models.families.registry import FAMILIES, family_of
@@ -54,6 +55,10 @@ def configs(tokenizer_path):
         "electra": ElectraConfig(
             embedding=16, discriminator=Tower(16, 2, 2, 24), generator=Tower(8, 2, 1, 12), **shared
         ),
+        "albert": AlbertConfig(embedding=8, width=16, depth=2, heads=2, feed_forward=24, **shared),
+        "albert groups": AlbertConfig(
+            embedding=8, width=16, depth=4, heads=2, feed_forward=24, groups=2, sharing="attention", **shared
+        ),
         "xlnet": XLNetConfig(vocab_size=vocab_size, width=16, depth=2, heads=2, feed_forward=24, dropout=0.2),
     }
 
@@ -91,6 +96,9 @@ LOADERS = [
     ("pretraining", "", "AutoModelForPreTraining"),
     ("masked", "", "BertForMaskedLM"),
     ("masked", "", "AutoModelForMaskedLM"),
+    ("albert", "", "AlbertForPreTraining"),
+    ("albert", "", "AutoModelForPreTraining"),
+    ("albert groups", "", "AlbertForPreTraining"),
     ("electra", "", "ElectraForPreTraining"),
     ("electra", "", "AutoModelForPreTraining"),
     ("electra", "generator", "ElectraForMaskedLM"),
@@ -110,7 +118,12 @@ def test_exports_load_with_no_missing_and_no_unexpected_tensor(exported, kind, p
     assert type(model).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
 
 
-HEADS = [("pretraining", "cls."), ("electra", "discriminator_predictions."), ("xlnet", "lm_loss.")]
+HEADS = [
+    ("pretraining", "cls."),
+    ("albert", ("predictions.", "sop_classifier.")),
+    ("electra", "discriminator_predictions."),
+    ("xlnet", "lm_loss."),
+]
 
 
 @pytest.mark.parametrize(("kind", "heads"), HEADS)
@@ -121,7 +134,7 @@ def test_the_bare_encoder_loads_and_only_the_heads_are_left_over(exported, kind,
     assert all(name.startswith(heads) for name in info["unexpected_keys"])
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "electra", "xlnet"])
+@pytest.mark.parametrize("kind", ["pretraining", "masked", "albert", "albert groups", "electra", "xlnet"])
 def test_export_then_load_gives_the_same_bits_and_zero_padding(exported, configs, tokenizer_path, kind):
     config = configs[kind]
     loaded = load_like(exported(kind), config, tokenizer_path)
@@ -134,7 +147,7 @@ def test_export_then_load_gives_the_same_bits_and_zero_padding(exported, configs
         assert not leaf[len(before[path]) :].any()
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "electra", "xlnet"])
+@pytest.mark.parametrize("kind", ["pretraining", "masked", "albert", "electra", "xlnet"])
 def test_load_then_export_gives_the_same_bits(configs, tokenizer_path, tmp_path, kind):
     config = configs[kind]
     parts = family_of(config).hf
@@ -167,7 +180,7 @@ def test_the_exported_tokenizer_gives_the_corpus_ids(exported, tokenizer_path, k
     assert json.loads((folder / "config.json").read_text())["pad_token_id"] == theirs.pad_token_id == special["pad"]
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "electra", "xlnet"])
+@pytest.mark.parametrize("kind", ["pretraining", "masked", "albert", "albert groups", "electra", "xlnet"])
 def test_the_config_is_read_from_the_folder(exported, configs, kind):
     assert config_from(exported(kind)) == configs[kind]
 
@@ -297,13 +310,15 @@ def test_a_tower_of_another_size_is_named_by_its_field(exported, configs, tokeni
     expect_load_error(exported("electra"), config, tokenizer_path, "--model.generator.depth 2")
 
 
-@pytest.mark.parametrize("kind", ["masked", "electra", "xlnet"])
+@pytest.mark.parametrize("kind", ["masked", "albert", "electra", "xlnet"])
 def test_every_architecture_field_is_compared(exported, configs, tokenizer_path, kind):
     other = {"hidden_act": "relu", "ff_activation": "relu", "layer_norm_eps": 1e-3}
+    other |= {"sharing": "none", "sharing_groups": 2}
     folder = exported(kind)
     for model in family_of(configs[kind]).hf.values():
         original = json.loads((folder / model.folder / "config.json").read_text())
-        for name, path in model.fields.items():
+        for name, place in model.fields.items():
+            path = getattr(place, "path", place)
             edit_config(folder / model.folder, **{name: other.get(name) or original[name] * 2})
             expect_load_error(folder, configs[kind], tokenizer_path, f"model.{path} is ")
             edit_config(folder / model.folder, **original)

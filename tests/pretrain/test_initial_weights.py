@@ -64,8 +64,9 @@ def test_a_device_is_given_its_part_of_the_weights_alone(uninterrupted, corpus_p
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-RECIPES = {recipe.name: recipe for recipe in (tiny.bert(), tiny.electra(), tiny.transformer_xl(), tiny.xlnet())}
-VALUES = {"activation": "gelu_new", "cutoffs": (50,), "vocab_size": 196}
+MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.transformer_xl, tiny.xlnet)
+RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
+VALUES = {"activation": ("relu", "gelu"), "cutoffs": (50,), "vocab_size": 196, "sharing": "attention", "groups": 2}
 FREE = {"dropout", "attention_dropout", "init_std", "memory"}  # no weight depends on them
 FREE |= {"pair_head"}  # weights that are not needed are left out
 FIELDS = [
@@ -80,6 +81,8 @@ def changed(name, path):
     recipe = RECIPES[name]
     old = run_directory.flat(dataclasses.asdict(recipe.model))
     other = VALUES.get(path) or (not old[path] if isinstance(old[path], bool) else old[path] * 2)
+    if path == "activation":
+        other = next(activation for activation in other if activation != old[path])
     return replaced(recipe, f"model.{path}", other).model
 
 

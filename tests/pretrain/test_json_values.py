@@ -97,7 +97,7 @@ RECIPE_MISTAKES = [
     (lambda f: f["model"].update(heads=3), r"model.heads: this version has no field heads; use one of .*positions"),
     (lambda f: f["model"].update(types=0), r"model.*types=0: must be at least 1"),
     (lambda f: f.update(model=None), r"model=None: must be an object with family and fields"),
-    (lambda f: f["model"].update(family="BertConfg"), r"model.family: .* BertConfg; did you mean BertConfig\?"),
+    (lambda f: f["model"].update(family="electa"), r"model.family: .* electa; did you mean electra\?"),
     (lambda f: f["objective"].update(kind="Guess"), r"objective.kind: this version has no Guess; use one of "),
     (lambda f: f["phases"][0].update(length=None), r"phases.0.length=None: must be a whole number"),
     (lambda f: f.pop("steps"), r"steps is missing; give it a whole number"),
@@ -110,6 +110,13 @@ def test_a_mistake_in_an_edited_recipe_is_one_line(change, said):
     with pytest.raises(UserError, match=said) as error:
         from_json(edited(change))
     assert "\n" not in str(error.value)
+
+
+def test_recipes_name_registered_families_and_objectives_and_those_of_older_files_their_classes():
+    fields = json.loads(to_json(tiny.bert()))
+    assert (fields["model"]["family"], fields["objective"]["kind"]) == ("bert", "masked-language-model")
+    fields["model"]["family"], fields["objective"]["kind"] = "BertConfig", "MaskedLanguageModel"
+    assert from_json(json.dumps(fields)) == tiny.bert()
 
 
 @pytest.mark.parametrize("text, said", [("{", "is not JSON"), ("[]", "is no recipe")])

@@ -40,6 +40,10 @@ CHANGES = {
     | {f"model.{tower}.{name}": value for tower in ("discriminator", "generator") for name, value in SIZES.items()}
     | {"model.embedding": 48, "objective.layout": "packed-sentences", "objective.discriminator_weight": 7.0},
 }
+CHANGES["albert"] = {f"model.{name}": value for name, value in (MODEL | SIZES).items()} | {
+    "model.embedding": 48, "model.groups": 2, "model.sharing": "attention", "model.pair_head": False,
+    "objective.layout": "packed-sentences", "objective.sentence_order": False, "objective.next_sentence": True,
+}  # fmt: skip
 for changes in CHANGES.values():
     changes |= {f"objective.masking.{name}": value for name, value in MASKING.items()}
 NOT_REMEMBERING = ("positions", "types", "activation")
@@ -112,16 +116,18 @@ def observe(corpus_path):
     return look
 
 
-RECIPES = {"bert": tiny.bert(), "electra": tiny.electra(), "transformer-xl": tiny.transformer_xl()}
-RECIPES["xlnet"] = tiny.xlnet()
+LABELS = ("objective.next_sentence", "objective.sentence_order")  # of which a recipe has one at most
+RECIPES = {"albert": tiny.albert(), "bert": tiny.bert(), "electra": tiny.electra()}
+RECIPES |= {"transformer-xl": tiny.transformer_xl(), "xlnet": tiny.xlnet()}
 
 
 @pytest.mark.parametrize("name, field", [(name, field) for name, changes in CHANGES.items() for field in changes])
 def test_every_field_of_a_recipe_matters(name, field, observe):
     recipe = RECIPES[name]
     part = "program" if field.startswith("model.") else "batch"
-    if field in ("objective.layout", "objective.sentence_order", "model.pair_head"):
-        recipe = replaced(recipe, "objective.next_sentence", False) if name == "bert" else recipe
+    label = {"albert": "objective.sentence_order", "bert": "objective.next_sentence"}.get(name)
+    if label and field in {"objective.layout", "model.pair_head", *LABELS} - {label}:
+        recipe = replaced(recipe, label, False)
     if field == "objective.masking.ngrams":
         recipe = replaced(recipe, "objective.masking.whole_word", True)
     changed = replaced(recipe, field, CHANGES[name][field])

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from data_pipelines.examples.permutations import Permuting
+from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
 from models.families.electra import ElectraConfig, Tower
 from models.families.transformer_xl import TransformerXLConfig
@@ -29,6 +30,7 @@ from pretrain.training.restore import state_after
 from tpu.mesh import row_mesh
 
 BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=2, heads=2, feed_forward=64)
+ALBERT = AlbertConfig(vocab_size=195, positions=32, embedding=16, width=32, depth=2, heads=2, feed_forward=64)
 ELECTRA = ElectraConfig(
     vocab_size=195, positions=32, embedding=32, discriminator=Tower(32, 2, 2, 64), generator=Tower(16, 1, 1, 32)
 )
@@ -47,6 +49,11 @@ _COMMON = {
 
 def bert(**changes) -> Recipe:
     return dataclasses.replace(Recipe(name="bert", model=BERT, objective=MaskedLanguageModel(), **_COMMON), **changes)
+
+
+def albert(**changes) -> Recipe:
+    objective = MaskedLanguageModel(next_sentence=False, sentence_order=True)
+    return dataclasses.replace(Recipe(name="albert", model=ALBERT, objective=objective, **_COMMON), **changes)
 
 
 def electra(**changes) -> Recipe:

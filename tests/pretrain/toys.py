@@ -135,7 +135,7 @@ def _at(nats, tokens):
 def register(monkeypatch) -> None:
     """Make the toys known, as a built-in family and objective are."""
     monkeypatch.setitem(FAMILIES, "bag", FAMILY)
-    monkeypatch.setitem(OBJECTIVES, NextWord.__name__, NextWord)
+    monkeypatch.setitem(OBJECTIVES, "next-word", NextWord)
 
 
 def recipe(**changes) -> Recipe:
