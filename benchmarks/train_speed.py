@@ -1,12 +1,14 @@
 """How fast BERT trains on this CPU, beside Hugging Face's torch model: whole steps with gradient clipping and AdamW.
 
     python -m benchmarks.train_speed [--sizes tiny mini base] [--vocab 8192 30522] [--electra-sizes tiny mini]
+                                     [--albert-sizes tiny base]
 
 Every contestant is a process of its own on the same cores; they take turns. The same random batches, dropout 0.1,
 float32, masked-token loss without pairs:
     scan, unroll       ours, the step that `pretrain run` takes, with the layers looped over or written out
     torch              Hugging Face's encoder with its head on the masked positions, as ours; torch's fused attention
-    torch, all         BertForMaskedLM as it comes, with logits at every position
+    torch, all         BertForMaskedLM (AlbertForMaskedLM) as it comes, with logits at every position
+    update             what of our step is the optimiser's: the same AdamW on given gradients, and nothing else
 torch takes fused or foreach AdamW, whichever a trial finds faster, and the memory setting of
 `pretrain.commands.platform`, which helps it too. The ratios are to the faster of ours. ELECTRA has no joint model
 there to compare with.
@@ -33,22 +35,25 @@ BATCH = {"tiny": 32, "mini": 32, "base": 8}
 ROUNDS = {"tiny": 30, "mini": 12, "base": 6}
 WARM_UP = {"tiny": 8, "mini": 8, "base": 3}  # steps until the heap has settled
 OURS, TORCH = ("scan", "unroll"), ("torch", "torch, all")
+# Family -> (transformers' class, its trunk, its head)
+REFERENCES = {"bert": ("BertForMaskedLM", "bert", "cls"), "albert": ("AlbertForMaskedLM", "albert", "predictions")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """sizes: of BERT.   electra_sizes: of ELECTRA.   vocab: sizes of the vocabulary.
+    """sizes: of BERT.   electra_sizes: of ELECTRA.   albert_sizes: of ALBERT.   vocab: sizes of the vocabulary.
     threads: cores for each contestant, 0 for all.   rounds: timed steps; 0 chooses by size.
     """
 
     sizes: tuple[str, ...] = ("tiny", "mini", "base")
     electra_sizes: tuple[str, ...] = ()
+    albert_sizes: tuple[str, ...] = ()
     vocab: tuple[int, ...] = (8192, 30522)
     threads: int = 0
     rounds: int = 0
 
     def __post_init__(self):
-        for size in (*self.sizes, *self.electra_sizes):
+        for size in (*self.sizes, *self.electra_sizes, *self.albert_sizes):
             if size not in BATCH:
                 raise UserError(f"size {size!r}: use one of {', '.join(BATCH)}")
 
@@ -62,10 +67,11 @@ def main(arguments: list[str]) -> int:
         return 2
     cores = sorted(os.sched_getaffinity(0))
     cores = cores[: options.threads or len(cores)]
-    models = [("bert", size) for size in options.sizes] + [("electra", size) for size in options.electra_sizes]
+    sizes = {"bert": options.sizes, "electra": options.electra_sizes, "albert": options.albert_sizes}
+    models = [(family, size) for family, chosen in sizes.items() for size in chosen]
     console = Console(width=110)
     title = f"ms per training step, median of wall (CPU) time, {len(cores)} threads"
-    table = Table("model", "vocab", "batch", *OURS, *TORCH, "torch / ours", "all / ours", title=title)
+    table = Table("model", "vocab", "batch", *OURS, "update", *TORCH, "torch / ours", "all / ours", title=title)
     for family, size in models:
         for vocab in options.vocab:
             with console.status(f"{family}-{size}, vocabulary {vocab}"):
@@ -78,7 +84,7 @@ def main(arguments: list[str]) -> int:
 def row(times: dict[str, np.ndarray]) -> list[str]:
     """Cells of a table row from side -> seconds [rounds, (wall, CPU)]."""
     best = min(OURS, key=lambda side: np.median(times[side][:, 0]))
-    shown = [milliseconds(times[side]) if side in times else "-" for side in (*OURS, *TORCH)]
+    shown = [milliseconds(times[side]) if side in times else "-" for side in (*OURS, "update", *TORCH)]
     return shown + [ratio(times[side], times[best]) if side in times else "-" for side in TORCH]
 
 
@@ -86,8 +92,9 @@ def measure(family: str, size: str, vocab: int, cores: list[int], rounds: int) -
     """Side -> seconds [rounds, (wall, CPU)] of a step."""
     batch = random_batch(vocab, BATCH[size])
     makers = {depth: functools.partial(our_step, depth, family, size, vocab, batch) for depth in OURS}
-    if family == "bert":
-        makers |= {side: functools.partial(torch_step, side, size, vocab, batch) for side in TORCH}
+    makers["update"] = functools.partial(our_update, family, size, vocab)
+    if family in REFERENCES:
+        makers |= {side: functools.partial(torch_step, side, family, size, vocab, batch) for side in TORCH}
     return take_turns(makers, cores, rounds or ROUNDS[size], WARM_UP[size])
 
 
@@ -108,17 +115,48 @@ def random_batch(vocab: int, rows: int) -> dict[str, np.ndarray]:
 
 
 def our_step(depth: str, family: str, size: str, vocab: int, batch: dict) -> Step:
-    """The recipe's step; BERT without its pair head."""
+    """The recipe's step, without a pair head."""
     prepare_cpu()
+    return recipe_step(our_recipe(family, size, vocab), depth, batch)
+
+
+def our_recipe(family: str, size: str, vocab: int):
+    """As published but for dropout 0.1, AdamW and no pair head."""
+    from pretrain.optimizers import Optimizer
     from pretrain.recipes.registry import find
 
     recipe = find(f"{family}-{size}")
     model = dataclasses.replace(recipe.model, vocab_size=vocab, dropout=0.1, attention_dropout=0.1)
     objective = recipe.objective
-    if family == "bert":
+    if family in REFERENCES:
         model = dataclasses.replace(model, pair_head=False)
-        objective = dataclasses.replace(objective, next_sentence=False)
-    return recipe_step(dataclasses.replace(recipe, model=model, objective=objective), depth, batch)
+        objective = dataclasses.replace(objective, next_sentence=False, sentence_order=False)
+    return dataclasses.replace(recipe, model=model, objective=objective, optimizer=Optimizer())
+
+
+def our_update(family: str, size: str, vocab: int) -> Step:
+    """The optimiser's part of a step, on gradients that are the parameters themselves."""
+    prepare_cpu()
+    import jax
+
+    from models.core.program import default
+    from pretrain.training.assembly import assemble, initial_params
+
+    assembly = assemble(our_recipe(family, size, vocab), default("cpu"))
+    params = initial_params(assembly)
+
+    def update(params, moments):
+        updates, moments = assembly.optimizer.update(params, moments, params, finite=True)
+        return jax.tree.map(lambda p, u: p - 1e-4 * u, params, updates), moments
+
+    state, compiled = (params, assembly.optimizer.init(params)), jax.jit(update, donate_argnums=(0, 1))
+
+    def step() -> float:
+        nonlocal state
+        state = jax.block_until_ready(compiled(*state))
+        return 0.0
+
+    return step
 
 
 def recipe_step(recipe, depth: str, batch: dict) -> Step:
@@ -144,14 +182,15 @@ def recipe_step(recipe, depth: str, batch: dict) -> Step:
     return step
 
 
-def torch_step(side: str, size: str, vocab: int, batch: dict) -> Step:
+def torch_step(side: str, family: str, size: str, vocab: int, batch: dict) -> Step:
     """Hugging Face's model with AdamW and clipping as in the recipe."""
     keep_memory()
     import torch
-    from transformers import BertForMaskedLM
+    import transformers
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = BertForMaskedLM(torch_config(size, vocab)).train()
+    cls, trunk, head = REFERENCES[family]
+    model = getattr(transformers, cls)(torch_config(family, size, vocab)).train()
     inputs = {name: torch.from_numpy(array).long() for name, array in batch.items()}
     rows, length = inputs["tokens"].shape
     flat = (torch.arange(rows)[:, None] * length + inputs["prediction_positions"]).reshape(-1)
@@ -163,8 +202,8 @@ def torch_step(side: str, size: str, vocab: int, batch: dict) -> Step:
     def loss():
         if side == "torch, all":
             return model(**inputs, labels=labels).loss
-        hidden = model.bert(**inputs).last_hidden_state
-        logits = model.cls(hidden.reshape(rows * length, -1)[flat])
+        hidden = getattr(model, trunk)(**inputs).last_hidden_state
+        logits = getattr(model, head)(hidden.reshape(rows * length, -1)[flat])
         return torch.nn.functional.cross_entropy(logits, targets)
 
     return torch_adamw(model, loss)
@@ -199,16 +238,15 @@ def _wall(step: Step) -> float:
     return time.perf_counter() - start
 
 
-def torch_config(size: str, vocab: int):
-    """The recipe's BERT as Hugging Face's config, by the family's own export."""
-    from transformers import BertConfig
+def torch_config(family: str, size: str, vocab: int):
+    """The recipe's model as Hugging Face's config, by the family's own export."""
+    import transformers
 
-    from models.families.bert import FAMILY
+    from pretrain.huggingface.export import config_fields
 
-    config = dataclasses.replace(FAMILY.sizes[size], vocab_size=vocab, pair_head=False)
-    fields = {**FAMILY.hf["model"].fields, **FAMILY.hf["model"].settings}
-    values = {name: getattr(config, field) for name, field in fields.items()}
-    return BertConfig(**values, attn_implementation="sdpa")
+    fields = config_fields(our_recipe(family, size, vocab).model, "model", {"pad_token_id": 0})
+    cls = getattr(transformers, REFERENCES[family][0])
+    return cls.config_class(**fields, attn_implementation="sdpa")
 
 
 if __name__ == "__main__":
