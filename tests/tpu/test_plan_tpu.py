@@ -109,46 +109,72 @@ def test_twice_the_layers_do_not_compile_twice_as_long():
     assert large < 2 * base, f"bert-base {base:.1f} s, bert-large {large:.1f} s"
 
 
-KERNEL = """
+COMMON = """
 import sys
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
-from models.attention.kernels.relative_kernel import by_kernel
-from models.attention.operands import Biases, Context
-from models.families.xlnet import both_masks
 from tpu.compiler import devices, prepare
 from tpu.topologies import parse_topology
 
 prepare()
-batch, length, memory, width = 2, 512, 384, 128
 
-def loss(x, row, positions, memory, keys, number):
-    mask, types = both_masks(*row, positions, memory)[number]
-    return by_kernel(*x, mask, types, 2, dropout_rate=0.1, noise=keys).astype(jnp.float32).sum()
-
-for topology in sys.argv[1:]:
-    place = SingleDeviceSharding(devices(parse_topology(topology))[0])
-    array = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-    integers = lambda *shape: array(jnp.int32, batch, *shape)
-    sizes = (memory + length, memory + length, memory + 2 * length)
-    context = Context(*(array(jnp.bfloat16, batch, size, width) for size in sizes))
-    biases = Biases(*[array(jnp.bfloat16, width)] * 3, array(jnp.bfloat16, 2, width))
-    for number, n in enumerate((length, 86)):
-        x = (array(jnp.bfloat16, batch, n, width), context, biases)
-        rest = [integers(length)] * 4, integers(86), integers(memory), array(jnp.uint32, batch, 2)
-        lowered = jax.jit(jax.grad(loss), static_argnums=5).lower(x, *rest, number)
+def compile(loss, *shapes, static=()):
+    for topology in sys.argv[1:]:
+        place = SingleDeviceSharding(devices(parse_topology(topology))[0])
+        placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+        numbers = tuple(range(len(shapes), len(shapes) + len(static)))
+        lowered = jax.jit(jax.grad(loss), static_argnums=numbers).lower(*jax.tree.map(placed, shapes), *static)
         lowered.compile()
         print(topology, lowered.as_text().count("tpu_custom_call"))
+
+def array(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+batch, length, memory, width = 2, 512, 384, 128
+integers = lambda *shape: array(batch, *shape, dtype=jnp.int32)
 """
+KERNELS = {
+    "row_attention": """
+from models.attention.kernels.row_attention import attend_rows
+
+loss = lambda products, biases, segments: attend_rows(products, biases, segments, 2).astype(jnp.float32).sum()
+compile(loss, array(batch, length, 3 * width), array(3 * width, dtype=jnp.float32), integers(length))
+""",
+    "splash": """
+from models.attention.kernels.splash import splash
+from models.attention.mask import Mask
+
+for causal in (False, True):
+    loss = lambda q, k, v, segments: splash(q, k, v, Mask(segments, causal=causal)).astype(jnp.float32).sum()
+    compile(loss, *[array(batch, 2, 2 * length, 64)] * 3, integers(2 * length))
+""",
+    "relative": """
+from models.attention.kernels.relative_kernel import by_kernel
+from models.attention.operands import Biases, Context
+from models.families.xlnet import both_masks
+
+def loss(x, row, slots, memory, noise, number):
+    mask, types = both_masks(*row, slots, memory)[number]
+    return by_kernel(*x, mask, types, 2, dropout_rate=0.1, noise=noise).astype(jnp.float32).sum()
+
+context = Context(*(array(batch, size, width) for size in (memory + length, memory + length, memory + 2 * length)))
+biases = Biases(*[array(width)] * 3, array(2, width))
+for number, n in enumerate((length, 86)):
+    x, noise = (array(batch, n, width), context, biases), array(batch, 2, dtype=jnp.uint32)
+    compile(loss, x, [integers(length)] * 4, integers(86), integers(memory), noise, static=(number,))
+""",
+}
 
 
-@pytest.mark.slow
-def test_relative_attention_of_both_streams_compiles_for_every_generation():
+@pytest.mark.second_tier("bert", "xlnet")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_and_its_gradient_compile_for_every_generation(kernel):
     topologies = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"]
-    command = [sys.executable, "-c", KERNEL, *topologies]
+    command = [sys.executable, "-c", COMMON + KERNELS[kernel], *topologies]
     done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == [f"{topology} 2" for topology in topologies for _ in range(2)]
+    times = 1 if kernel == "row_attention" else 2
+    assert done.stdout.splitlines() == [f"{topology} 2" for topology in topologies] * times
 
 
 def carries_activations(collective, found):
