@@ -22,6 +22,8 @@ class Options:
     """Where the run keeps everything; the same directory resumes."""
     init_from: str | None = None
     """Start from these weights: a Hugging Face folder, discriminator=DIR,generator=DIR, or another run's workdir."""
+    init_heads_anew: bool = False
+    """With --init-from: heads that it lacks start from random weights, and its other heads are left out."""
     microbatches: int = 1
     """Cut each batch into so many parts whose gradients add up: less memory, same mathematics."""
     dtype: str | None = None

@@ -117,7 +117,8 @@ def _initial_weights(assembly: Assembly, corpus: Corpus, options: Options) -> Pa
     if source is None:
         return None
     shapes, weights = jax.eval_shape(lambda: initial_params(assembly)), []
-    load = lambda: weights.append(load_weights(source, assembly.recipe.model, shapes, corpus))
+    start = (lambda: jax.device_get(jax.jit(lambda: initial_params(assembly))())) if options.init_heads_anew else None
+    load = lambda: weights.append(load_weights(source, assembly.recipe.model, shapes, corpus, start))
     gather(f"--init-from {source}", load)
     return weights[0]
 

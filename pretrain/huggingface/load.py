@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
@@ -24,12 +25,20 @@ BUFFERS = ("position_ids", "token_type_ids")  # old transformers stored these co
 log = logging.getLogger(__name__)
 
 
-def load(source: str | Path, config, shapes: Mapping, tokenizer_path: Path) -> Params:
+def load(
+    source: str | Path,
+    config,
+    shapes: Mapping,
+    tokenizer_path: Path,
+    start: Callable[[], Mapping] | None = None,
+) -> Params:
     """The parameters of a Hugging Face model: a nested dict of float32 NumPy arrays; padding rows are zeros.
 
     source: a folder as `export` writes it, or 'discriminator=DIR,generator=DIR' for a model of several parts.
     config: what the model must be.   shapes: nested dict of arrays or ShapeDtypeStructs, the parameters of `config`.
     tokenizer_path: folder of the corpus's tokenizer, whose vocabulary must be the model's.
+    start: gives random parameters. Then heads that the source lacks start from them, a trunk without any will do, and
+    heads that this model has no place for are left out; without, each is an error.
 
     UserError for a config field that differs, another vocabulary, and tensors that are missing, unexpected or of
     another shape; safetensors only, in one file or sharded.
@@ -37,12 +46,19 @@ def load(source: str | Path, config, shapes: Mapping, tokenizer_path: Path) -> P
     family = family_of(config)
     check_same(source, config_from(source), config)
     params = nest({path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)})
+    if start is not None:
+        params = jax.tree.map(np.array, start())
     read: dict[tuple, tuple[str, str]] = {}
     for part, folder in folders(source, family).items():
         check_vocabulary(folder, tokenizer_path)
-        stored = _Tensors(folder)
+        stored = _Tensors(folder, family.hf[part].trunk if start else "")
         wanted = tensors(params, config, part)
-        _check_names(folder, stored, wanted, config, part)
+        missing = [name for name in wanted if _stored_name(name, stored, family.hf[part]) not in stored]
+        anew = [name for name in missing if not _of_trunk(wanted[name], config, part)] if start else []
+        _check_names(folder, stored, wanted, [name for name in missing if name not in anew], config, part, bool(start))
+        if anew:
+            log.warning("%s: read all but %s, which start anew", folder, ", ".join(anew))
+            wanted = {name: tensor for name, tensor in wanted.items() if name not in anew}
         for name, tensor in wanted.items():
             array = stored.read(_stored_name(name, stored, family.hf[part]))
             if array.shape != tensor.shape:
@@ -102,7 +118,8 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
 class _Tensors:
     """The tensors of a folder by name, read from disk one at a time; legacy names are brought up to date."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, trunk: str):
+        """trunk: put before all names where none begins so: transformers saves a bare trunk without it."""
         self.folder = folder
         self.found = {}  # name -> (open file, name in the file)
         for file in _tensor_files(folder):
@@ -115,6 +132,8 @@ class _Tensors:
                 for old, new in LEGACY.items():
                     name = name.replace(old, new)
                 self.found[name] = (handle, stored)
+        if not any(name.startswith(trunk) for name in self.found):
+            self.found = {trunk + name: place for name, place in self.found.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self.found
@@ -151,10 +170,14 @@ def _stored_name(name: str, tensors: _Tensors, model: HuggingFace) -> str:
     return name if name in tensors or not twins else twins[0]
 
 
-def _check_names(folder: Path, tensors: _Tensors, wanted: Mapping, config, part: str) -> None:
-    """UserError for tensors that are missing, that this model has no place for, or tied ones that are not equal."""
+def _check_names(
+    folder: Path, tensors: _Tensors, wanted: Mapping, missing: list[str], config, part: str, other_heads: bool
+) -> None:
+    """UserError for tensors that are missing, that this model has no place for, or tied ones that are not equal.
+
+    other_heads: whether heads of any kind are left out.
+    """
     model = family_of(config).hf[part]
-    missing = [name for name in wanted if _stored_name(name, tensors, model) not in tensors]
     if missing:
         raise UserError(
             f"--init-from {folder}: has no {_listed(missing)}; it is a {' or '.join(architectures(folder)) or 'model'} "
@@ -169,6 +192,8 @@ def _check_names(folder: Path, tensors: _Tensors, wanted: Mapping, config, part:
     others = [name for name in tensors.found if name not in wanted and name not in model.tied]
     heads = _names_of_all_architectures(config, part)
     unexpected = [name for name in others if name not in heads and not name.endswith(BUFFERS)]
+    if other_heads:
+        unexpected = [name for name in unexpected if name.startswith(model.trunk)]
     if unexpected:
         raise UserError(
             f"--init-from {folder}: has {_listed(unexpected)}, for which a {architecture(config, part)} has no place; "
@@ -176,6 +201,16 @@ def _check_names(folder: Path, tensors: _Tensors, wanted: Mapping, config, part:
         )
     if others:
         log.warning("%s: left out %s, which this model does not use", folder, _listed(others))
+
+
+def _of_trunk(tensor: Tensor, config, part: str) -> bool:
+    """Whether every class of the part has it, below its heads."""
+    model, table = family_of(config).hf[part], family_of(config).parameters
+    tables = [table(dataclasses.replace(config, **fields)) for fields in model.architectures.values()]
+    trunks = [
+        {row.path for row in rows if part in row.hf and row.hf[part].name.startswith(model.trunk)} for rows in tables
+    ]
+    return tensor.pieces[0].origin[0] in set.intersection(*trunks)
 
 
 def _names_of_all_architectures(config, part: str) -> set[str]:

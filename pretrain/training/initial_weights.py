@@ -1,6 +1,7 @@
 """The weights that --init-from names: a Hugging Face folder or another run's work directory."""
 
 import logging
+from collections.abc import Callable
 
 import jax
 
@@ -17,25 +18,30 @@ from pretrain.training.step import merge
 log = logging.getLogger(__name__)
 
 
-def load_weights(source: str, config, shapes: Params, corpus: Corpus) -> Params:
+def load_weights(
+    source: str, config, shapes: Params, corpus: Corpus, start: Callable[[], Params] | None = None
+) -> Params:
     """Parameters for a config in this host's memory, a nested dict of NumPy arrays like `shapes`.
 
+    start: gives random parameters for heads that the source lacks; without it, that is an error.
     UserError when the source has another model or vocabulary.
     """
     directory = RunDirectory(source)
     if not is_file(directory.recipe):
         if not in_cloud(source):
-            return load(source, config, shapes, corpus.tokenizer_path)
+            return load(source, config, shapes, corpus.tokenizer_path, start)
         with local_folder(directory.path) as folder:
-            return load(folder, config, shapes, corpus.tokenizer_path)
+            return load(folder, config, shapes, corpus.tokenizer_path, start)
     model = directory.read_recipe().model
     _check_same_model(source, model, config)
     ours = [parameter.path for parameter in family_of(config).parameters(config)]
-    _check_heads(source, [parameter.path for parameter in family_of(model).parameters(model)], ours)
+    theirs = [parameter.path for parameter in family_of(model).parameters(model)]
+    _check_heads(source, theirs, ours, anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path)
     restored = restore(directory, devices=_host())
-    params = dict(leaves(merge(restored.params, restored.frozen)))
+    params = dict(leaves(start())) if start else {}
+    params |= dict(leaves(merge(restored.params, restored.frozen)))
     return jax.device_get(nest({path: params[path] for path in ours}))
 
 
@@ -57,9 +63,16 @@ def _check_same_model(source: str, theirs, ours) -> None:
         raise UserError(f"--init-from {source}: {listed}; give the recipe the same values, or another --init-from")
 
 
-def _check_heads(source: str, theirs: list[str], ours: list[str]) -> None:
-    """UserError where there are no weights for a head; heads of which this model has none are left out."""
-    if missing := sorted(set(ours) - set(theirs)):
-        raise UserError(f"--init-from {source}: has no {', '.join(missing)}; give the recipe the heads that it has")
+def _check_heads(source: str, theirs: list[str], ours: list[str], anew: bool) -> None:
+    """UserError where there are no weights for a head, unless those start anew; heads of which this model has none are
+    left out."""
+    missing = sorted(set(ours) - set(theirs))
+    if missing and not anew:
+        raise UserError(
+            f"--init-from {source}: has no {', '.join(missing)}; give the recipe the heads that it has, or "
+            "--init-heads-anew"
+        )
+    if missing:
+        log.warning("%s: these start anew: %s", source, ", ".join(missing))
     if others := sorted(set(theirs) - set(ours)):
         log.warning("%s: left out %s, which this model does not use", source, ", ".join(others))

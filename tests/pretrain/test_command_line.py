@@ -306,9 +306,10 @@ def test_every_run_option_can_be_given():
         "coordinator": "host:1", "processes": 2, "process": 1,
     }  # fmt: skip
     arguments = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    _, options = parse_run(["bert-tiny", *arguments, "--profile"])
-    assert dataclasses.asdict(options) == given | {"profile": True}
-    assert set(given) | {"profile"} == {field.name for field in dataclasses.fields(Options)}
+    _, options = parse_run(["bert-tiny", *arguments, "--profile", "--init-heads-anew"])
+    switched = {"profile": True, "init_heads_anew": True}
+    assert dataclasses.asdict(options) == given | switched
+    assert set(given | switched) == {field.name for field in dataclasses.fields(Options)}
 
 
 def test_help_says_what_there_is(capsys):

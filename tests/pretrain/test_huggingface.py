@@ -279,6 +279,34 @@ def test_buffers_and_the_heads_of_another_class_are_left_out_with_a_note(exporte
         assert name in caplog.text
 
 
+def test_a_bare_trunk_starts_its_heads_anew_only_where_that_is_asked_for(configs, tokenizer_path, tmp_path, caplog):
+    config, start = configs["pretraining"], random_params(configs["pretraining"], seed=1)
+    theirs = reference.torch_model(config, "model")
+    theirs.bert.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"has no bert\.embeddings"):
+        load_like(tmp_path, config, tokenizer_path)
+    with caplog.at_level(logging.WARNING):
+        loaded = load(tmp_path, config, parameter_shapes(config), tokenizer_path, start=lambda: start)
+    assert "cls.predictions.bias" in caplog.text and "start anew" in caplog.text and "pooler" not in caplog.text
+    jax.tree.map(np.testing.assert_array_equal, loaded["predictions"], start["predictions"])
+    jax.tree.map(np.testing.assert_array_equal, loaded["pair"], start["pair"])
+    expected = theirs.bert.encoder.layer[1].output.dense.weight.detach().numpy().T
+    np.testing.assert_array_equal(loaded["layers"]["feed_forward"]["down"]["kernel"][1], expected)
+
+
+def test_another_head_is_left_out_and_a_trunk_never_starts_anew(exported, configs, tokenizer_path, caplog):
+    folder, config = exported("masked"), configs["pretraining"]
+    rewrite(folder, lambda tensors: tensors.update({"classifier.weight": np.zeros((3, 16), np.float32)}))
+    start = lambda: random_params(config, seed=1)
+    with caplog.at_level(logging.WARNING):
+        load(folder, config, parameter_shapes(config), tokenizer_path, start)
+    assert "left out classifier.weight" in caplog.text
+    assert "cls.seq_relationship.weight" in caplog.text and "bert.pooler.dense.weight" in caplog.text
+    rewrite(folder, lambda tensors: tensors.pop("bert.encoder.layer.0.output.dense.weight"))
+    with pytest.raises(UserError, match=r"has no bert\.encoder\.layer\.0\.output\.dense\.weight"):
+        load(folder, config, parameter_shapes(config), tokenizer_path, start)
+
+
 def expect_load_error(folder, config, tokenizer_path, *parts):
     with pytest.raises(UserError) as error:
         load_like(folder, config, tokenizer_path)

@@ -14,6 +14,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.families.registry import family_of
+from pretrain.commands.run import run
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
 from pretrain.storage import run_directory
@@ -127,3 +128,15 @@ def test_a_head_that_a_run_lacks_is_refused_and_one_too_many_left_out(uninterrup
     run_directory.start(tmp_path / "run", dataclasses.replace(tiny.bert(), model=without), corpus, None)
     with pytest.raises(UserError, match="has no pair/bias, pair/kernel, pooler/bias, pooler/kernel; give the recipe"):
         load_weights(str(tmp_path / "run"), tiny.BERT, {}, corpus)
+
+
+def test_a_head_that_a_run_lacks_starts_anew_where_that_is_asked_for(corpus_path, tmp_path, caplog):
+    model = dataclasses.replace(tiny.BERT, pair_head=False)
+    objective = dataclasses.replace(tiny.bert().objective, next_sentence=False)
+    assert run(tiny.bert(model=model, objective=objective, steps=1), tiny.options(corpus_path, tmp_path / "run")) == 0
+    said = {"init_from": str(tmp_path / "run"), "init_heads_anew": True}
+    assert run(tiny.bert(steps=1), tiny.options(corpus_path, tmp_path / "next", **said)) == 0
+    assert "these start anew: pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
+    trained, after = (tiny.final_state(tmp_path / name, 1).params for name in ("run", "next"))
+    moved = np.abs(after["layers"]["feed_forward"]["up"]["kernel"] - trained["layers"]["feed_forward"]["up"]["kernel"])
+    assert moved.max() < 0.01 and np.abs(after["pair"]["kernel"]).max() > 0

@@ -298,6 +298,7 @@ def test_the_program_can_be_chosen(field, value, tmp_path):
 
 def test_no_run_option_is_without_a_test():
     tested = {"corpus", "workdir", "init_from", "microbatches", "dtype", "depth", "remat", "mesh", "profile"}
+    tested |= {"init_heads_anew"}  # test_huggingface, test_initial_weights
     tested |= {"workers", "attention", "coordinator", "processes", "process"}  # test_cluster
     tested |= {"log_every", "eval_every", "eval_examples", "checkpoint_every", "keep", "keep_every", "max_skipped"}
     assert {field.name for field in dataclasses.fields(Options)} == tested
