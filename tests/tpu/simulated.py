@@ -1,6 +1,6 @@
 """A recipe trained on each of several meshes, in a process with 8 simulated devices; prints JSON. For test_meshes.py.
 
-Arguments: 'bert', 'electra', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number of steps,
+Arguments: 'albert', 'bert', 'electra', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number of steps,
 meshes ('one' for a single device, MESH/4 for 4 microbatches).
 """
 
@@ -30,7 +30,7 @@ def recipe(name):
     """Wide enough for 8 heads in every tower."""
     if name == "toy":
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
-    recipes = {"bert": tiny.bert, "electra": tiny.electra, "xlnet": tiny.xlnet}
+    recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "xlnet": tiny.xlnet}
     found = recipes.get(name, tiny.transformer_xl)(phases=(Phase(1.0, 32, ROWS),))
     if name == "adaptive":
         found = replaced(found, "model.cutoffs", (40, 100))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.second_tier(starts=["tests.tpu.simulated"])
 ROOT = Path(__file__).parent.parent.parent
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,sequence=2", "tensor=8")
 STEPS = 20
-SLOW = ("bert", "electra", "transformer-xl", "adaptive", "xlnet")
+SLOW = ("albert", "bert", "electra", "transformer-xl", "adaptive", "xlnet")
 
 
 def simulated(name, *meshes):
