@@ -1,7 +1,7 @@
 """A recipe trained on each of several meshes, in a process with 8 simulated devices; prints JSON. For test_meshes.py.
 
-Arguments: 'albert', 'bert', 'electra', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number of steps,
-meshes ('one' for a single device, MESH/4 for 4 microbatches).
+Arguments: 'albert', 'bert', 'electra', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number
+of steps, meshes ('one' for a single device, MESH/4 for 4 microbatches).
 """
 
 import json
