@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.families import bert, electra, transformer_xl
+from models.families import albert, bert, electra, transformer_xl
 from tests.pretrain import reference
 
 SHARED = {"vocab_size": 1003, "positions": 64}
@@ -15,6 +15,7 @@ BERT = dataclasses.replace(bert.FAMILY.sizes["tiny"], **SHARED)
 # FLOPs of one position of a BERT layer, but for its key and value, in rows of 32
 QUERY = 2 * (2 * BERT.width**2 + 2 * BERT.width * BERT.feed_forward) + 2 * 2 * 32 * BERT.width
 XL = dataclasses.replace(transformer_xl.FAMILY.sizes["tiny"], vocab_size=1003, memory=20)
+ALBERT = dataclasses.replace(albert.FAMILY.sizes["tiny"], pair_head=False, **SHARED)
 ELECTRA = dataclasses.replace(electra.FAMILY.sizes["tiny"], **SHARED)
 
 
@@ -32,6 +33,11 @@ def test_bert(pair_head):
     if pair_head:  # ours computes the first position once for each head
         expected += 3 * QUERY
     assert bert.FAMILY.flops(config, 3, 32, predictions=32) == expected
+
+
+def test_albert():
+    expected = torch_flops(reference.torch_model(ALBERT, "model"), 3, 32)
+    assert albert.FAMILY.flops(ALBERT, 3, 32, predictions=32) == expected
 
 
 def test_electra_is_its_generator_and_its_discriminator():

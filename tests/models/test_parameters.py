@@ -8,6 +8,7 @@ import pytest
 
 from models.blocks.embeddings import padded_vocab
 from models.core.parameters import LAYERS, count, decays, leaves, nest
+from models.families import albert
 from models.families.registry import FAMILIES
 from tests.models import golden
 from tests.models.shapes import parameter_shapes
@@ -23,6 +24,13 @@ SIZES = [
 def test_tables_are_the_golden_ones(name):
     expected = json.loads((golden.FOLDER / f"{name}.json").read_text("utf-8"))
     assert golden.tables(FAMILIES[name]) == expected, "meant? then run `python -m tests.models.golden`"
+
+
+def test_layers_that_share_attention_alone_have_that_of_their_group_in_hugging_face():
+    config = albert.AlbertConfig(depth=4, groups=2, sharing="attention")
+    slots = {parameter.path: parameter.hf["model"] for parameter in albert.parameters(config)}
+    assert slots["layers/attention/query/kernel"].layers == {0: 0, 1: 0, 2: 1, 3: 1}
+    assert slots["layers/feed_forward/up/kernel"].layers is None
 
 
 @pytest.mark.parametrize(("family", "config"), SIZES)

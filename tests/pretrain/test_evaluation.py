@@ -23,7 +23,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
-from pretrain.training.step import evaluation_step
+from pretrain.training.step import Evaluation, evaluation_step
 from tests.pretrain import tiny
 from tests.pretrain.reference import random_batch
 from tpu.mesh import choose_mesh
@@ -108,6 +108,19 @@ def test_equal_scores_are_worth_a_coin_toss():
     labels = np.array([0, 1, 0, 0, 1, 0], np.float32)
     report = detection_report(jax.device_get(score_histograms(np.full(6, 0.3, np.float32), labels, np.ones(6))))
     assert report["roc_auc"] == pytest.approx(0.5) and report["average_precision"] == pytest.approx(1 / 3)
+
+
+def test_each_batch_of_the_set_finds_the_memory_that_the_one_before_left(corpus_path):
+    carries, one = [], np.float32(1)
+
+    def step(params, frozen, batch, index, carry):
+        carries.append(carry)
+        counts = dict.fromkeys(("lm_total", "lm_nats", "lm_hits"), one)
+        return Evaluation({"lm": one}, {"lm": one}, counts), f"after {index}"
+
+    mesh = choose_mesh(None, 0, jax.devices(), None)
+    Evaluator(assemble(tiny.transformer_xl(), Program()), Corpus(corpus_path), 0, 24, mesh, step)({}, {})
+    assert not carries[0]["segments"].any() and carries[1:] == ["after 0", "after 1"]
 
 
 def test_each_batch_of_the_set_has_noise_of_its_own():

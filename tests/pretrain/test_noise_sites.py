@@ -8,12 +8,15 @@ import pytest
 from models.core import noise
 from models.core.program import Program
 from pretrain.training.assembly import assemble, initial_carry, initial_params
+from tests.pretrain.test_options import replaced
 from tests.tpu import simulated
 
 
-@pytest.mark.parametrize(("name", "places"), [("bert", 7), ("electra", 12), ("transformer-xl", 9), ("xlnet", 16)])
+@pytest.mark.parametrize(
+    ("name", "places"), [("bert", 7), ("albert", 7), ("electra", 12), ("transformer-xl", 9), ("xlnet", 16)]
+)
 def test_every_place_has_keys_of_its_own(name, places, monkeypatch):
-    recipe = simulated.recipe(name)
+    recipe = replaced(replaced(simulated.recipe(name), "model.dropout", 0.1), "model.attention_dropout", 0.1)
     assembly = assemble(recipe, Program(depth="unroll"))
     carry, _ = initial_carry(assembly, 0)
     bits, drawn = noise.bits, []

@@ -43,6 +43,7 @@ def rows_of(name, number):
     """A random global batch of the model's objective."""
     batch = random_batch(tiny.BERT, number, rows=ROWS)
     batch |= {"targets": np.roll(batch["tokens"], -1, axis=1), "weights": (batch["segments"] > 0).astype(np.float32)}
+    batch["sentence_order"] = batch["next_sentence"]
     batch["reversed"] = np.arange(ROWS, dtype=np.int32) % 2
     rng = np.random.default_rng(number)
     batch["ranks"] = rng.permuted(np.tile(np.arange(32, dtype=np.int32), (ROWS, 1)), axis=1)
