@@ -66,3 +66,7 @@ def test_fewer_predictions_save_logits_and_queries_of_the_last_layer():
     fewer = bert.FAMILY.flops(BERT, 3, 32, predictions=5)
     head = 2 * BERT.width * (BERT.width + BERT.vocab_size)
     assert bert.FAMILY.flops(BERT, 3, 32, predictions=32) - fewer == 3 * 27 * (head + QUERY)
+    tower, width = ELECTRA.generator, ELECTRA.embedding
+    query = 2 * (2 * tower.width**2 + 2 * tower.width * tower.feed_forward) + 2 * 2 * 32 * tower.width
+    saved = electra.FAMILY.flops(ELECTRA, 3, 32, predictions=32) - electra.FAMILY.flops(ELECTRA, 3, 32, predictions=5)
+    assert saved == 3 * 27 * (2 * width * (tower.width + ELECTRA.vocab_size) + query)
