@@ -41,7 +41,8 @@ class Converter(NamedTuple):
 
 
 class HuggingFace(NamedTuple):
-    """One Hugging Face checkpoint that a family reads and writes.
+    """One Hugging Face checkpoint that a family reads and writes; or, for a model that has no class there, a folder of
+    our own of the same files.
 
     folder: where it lies below the export directory ('' for the directory itself).
     architectures: transformers class -> the config fields that make a model of this class, in order of preference.
@@ -51,7 +52,8 @@ class HuggingFace(NamedTuple):
     settings: the same for fields that belong to a training, not to the weights: dropout rates.
     tied: tensor that is not stored -> the stored one that it equals.
     trunk: how the names of all tensors below the heads begin.
-    pair: two texts, A and B, as the model is trained on them, with the roles of the special tokens around them.
+    pair: two texts, A and B, as the model is trained on them, with the roles of the special tokens around them; None
+        where nothing is expected of a tokenizer.
     prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that.
     """
 
@@ -62,7 +64,7 @@ class HuggingFace(NamedTuple):
     settings: Mapping[str, str]
     tied: Mapping[str, str]
     trunk: str
-    pair: str = "cls A sep B sep"
+    pair: str | None = "cls A sep B sep"
     prepare: str = "--tokenizer wordpiece"
 
 

@@ -11,7 +11,8 @@ LAYERS = "layers"  # the axis that stacks the parameters of equal layers: [depth
 class Slot(NamedTuple):
     """A parameter's place in a Hugging Face checkpoint.
 
-    name: of its tensor; '{layer}' stands for the index along 'layers', each of which has a tensor of its own.
+    name: of its tensor; '{layer}' stands for the index along 'layers', each of which has a tensor of its own; without
+        it, the whole stack is one.
     layout: '' when the same array is stored there, 'T' when each layer's matrix is stored transposed.
     shape: that of each layer's array there after that, where it differs: heads on an axis of their own.
     axis: along it, the tensor holds all parameters that name it one after the other, as the table lists them: GPT-2's

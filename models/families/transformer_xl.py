@@ -2,7 +2,8 @@
 computed for the tokens before the row.
 
 The vocabulary may be cut into clusters of falling frequency (adaptive input and softmax: Baevski & Auli 2019,
-arXiv:1809.10853; Grave et al. 2017, arXiv:1609.04309). Hugging Face has no class for this model any more.
+arXiv:1809.10853; Grave et al. 2017, arXiv:1609.04309). Hugging Face has no class for this model any more: an export
+holds `model.safetensors`, with the table's paths as names and layers stacked, and the config as `config.json`.
 """
 
 import dataclasses
@@ -31,9 +32,9 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.products import product
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Family, Input, Inputs
+from models.core.family import Converter, Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
-from models.core.parameters import LAYERS, Noise, Parameter
+from models.core.parameters import LAYERS, Noise, Parameter, Slot
 from models.core.program import Program
 from models.core.ranges import COUNT, check_ranges
 from models.core.sharding import constrain
@@ -232,14 +233,14 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
         table += [layer(name, "heads") for name in biases]
     for name in ("query", "key", "value", "position"):
         table.append(layer(f"attention/{name}/kernel", "width", "heads"))
-    return [
-        *table,
+    table += [
         layer("attention/output/kernel", "heads", "width"),
         *norm_parameters("layers/attention/norm", (LAYERS, "width"), {}),
         *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), {}),
         *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), {}),
         *norm_parameters("layers/feed_forward/norm", (LAYERS, "width"), {}),
     ]
+    return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
 
 
 def flops(config: TransformerXLConfig, batch: int, length: int, predictions: int) -> float:
@@ -273,7 +274,23 @@ FAMILY = Family(
     inputs={"tokens": Input(("length",)), "segments": Input(("length",))},
     module=TransformerXL,
     parameters=parameters,
-    hf={},
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architectures={"TransformerXL": {}},
+            constants={"model_type": "transformer-xl"},
+            fields={
+                **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
+                **{name: name for name in ("norm_epsilon", "divisor", "shared_biases")},
+                "cutoffs": Converter("cutoffs", lambda config: config.cutoffs, lambda fields: tuple(fields["cutoffs"])),
+            },
+            settings={name: name for name in ("dropout", "attention_dropout", "init_std", "memory")},
+            tied={},
+            trunk="",
+            pair=None,
+            prepare="--tokenizer wordlevel",
+        )
+    },
     flops=flops,
     attention="relative",
     attentions=lambda config, length, memory: [

@@ -72,7 +72,7 @@ def tensors(params: Mapping, config, part: str) -> dict[str, Tensor]:
 
 def _names(parameter: Parameter, slot: Slot, array: np.ndarray) -> list[tuple[str, int | None]]:
     """(name of a tensor, index along 'layers' of what it holds or None where nothing is stacked)."""
-    if parameter.axes[:1] != (LAYERS,):
+    if parameter.axes[:1] != (LAYERS,) or "{layer}" not in slot.name:
         return [(slot.name, None)]
     layers = slot.layers or {layer: layer for layer in range(len(array))}
     return [(slot.name.replace("{layer}", str(number)), layer) for number, layer in layers.items()]
@@ -80,7 +80,8 @@ def _names(parameter: Parameter, slot: Slot, array: np.ndarray) -> list[tuple[st
 
 def _view(parameter: Parameter, slot: Slot, array: np.ndarray, layer: int | None, vocab_size: int) -> np.ndarray:
     """One layer's array, or the whole one, as it is stored."""
-    unpadded = tuple(slice(vocab_size if axis == "vocab" else None) for axis in parameter.layer_axes)
+    axes = parameter.axes if layer is None else parameter.layer_axes
+    unpadded = tuple(slice(vocab_size if axis == "vocab" else None) for axis in axes)
     array = LAYOUTS[slot.layout]((array if layer is None else array[layer, ...])[unpadded])
     return array.reshape(slot.shape or array.shape, copy=False)
 

@@ -7,14 +7,18 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import Prepare, prepare
+from models.core.parameters import leaves
 from models.core.program import Program
 from pretrain.__main__ import main
 from pretrain.commands.run import run
+from pretrain.huggingface.config import config_from
+from pretrain.huggingface.load import load
 from pretrain.recipe import Phase
 from pretrain.storage import stored_state
 from pretrain.storage.journal import read_metrics
@@ -22,6 +26,7 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.restore import restore
+from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 from tests.texts import write_texts
 from tpu.mesh import choose_mesh
@@ -115,9 +120,18 @@ def test_reading_a_run_leaves_memory_and_moments_in_the_file(trained, monkeypatc
     assert len(left) > 2 and all(leaf is stored_state.NOT_READ for leaf in left)
 
 
-def test_export_says_that_hugging_face_has_no_such_class(trained, tmp_path, capsys):
-    assert main(["export", str(trained), "--to", str(tmp_path / "out")]) == 2
-    assert "Hugging Face has no class for transformer-xl" in capsys.readouterr().err
+def test_a_model_without_a_class_at_hugging_face_has_an_export_of_its_own(trained, corpus_path, tmp_path):
+    out = tmp_path / "out"
+    assert main(["export", str(trained), "--to", str(out)]) == 0
+    params, config = dict(leaves(tiny.final_state(trained).params)), RunDirectory(trained).read_recipe().model
+    stored = load_file(out / "model.safetensors")
+    assert stored.keys() == params.keys()
+    assert config_from(out) == config
+    loaded = dict(leaves(load(out, config, parameter_shapes(config), Corpus(corpus_path).tokenizer_path)))
+    for path, array in params.items():
+        rows = slice(config.vocab_size if path.startswith("cluster_0") else None)
+        np.testing.assert_array_equal(stored[path], array[rows], err_msg=path)
+        np.testing.assert_array_equal(loaded[path][rows], array[rows], err_msg=path)
 
 
 def test_an_xlnet_trains_evaluates_and_exports(corpus_path, tmp_path, capsys):
