@@ -69,7 +69,7 @@ def _examples(corpus, options) -> dict:
 
     recipe = resolve(find(options.recipe), corpus)
     phase = recipe.phases[0]
-    examples = recipe.objective.examples(corpus, "train", phase.length, phase.batch_size, recipe.seed)
+    examples = recipe.objective.examples(corpus, "train", phase, recipe.seed)
     return examples.build(0, np.arange(min(options.examples, examples.number)))
 
 

@@ -15,8 +15,9 @@ from models.core.program import Program
 from models.core.ranges import COUNT, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.tokenizer_fit import check_types
-from pretrain.json_values import KIND, make, plain
+from pretrain.json_values import KIND, build, make, plain
 from pretrain.objectives.objective import Objective
+from pretrain.objectives.phase import Phase
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule
@@ -25,15 +26,6 @@ SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 2**32)
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
 
 FAMILY = "family"  # names the config's family in JSON
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """A stretch of training at one shape: BERT's is 90% of the steps at length 128, then 10% at 512."""
-
-    share: float  # of the run's steps
-    length: int  # tokens per row
-    batch_size: int  # rows per step, over all devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +98,7 @@ def _check_model(recipe: Recipe, phase: Phase) -> None:
     model, ours = family.module(recipe.model, Program()), type(objective).__name__
     if lacking := [protocol.__name__ for protocol in objective.asks if not isinstance(model, protocol)]:
         raise UserError(f"objective {ours}: asks for {', '.join(lacking)}, which {theirs} has not; change one of them")
-    if unfit := unfit_inputs(family.inputs, objective.spec(phase.length)):
+    if unfit := unfit_inputs(family.inputs, objective.spec(phase)):
         raise UserError(f"objective {ours}: its rows do not suit {theirs}: {'; '.join(unfit)}; change one of them")
 
 
@@ -128,8 +120,10 @@ def from_json(text: str) -> Recipe:
         raise UserError("is no recipe, which is a JSON object; write it anew")
     model = _of_class(fields, "model", FAMILY, _configs())
     objective = _of_class(fields, "objective", KIND, OBJECTIVES)
-    rest = {name: value for name, value in fields.items() if name not in ("model", "objective")}
-    return make(Recipe, rest, "", model=model, objective=objective)
+    made = {"model": model, "objective": objective}
+    if isinstance(phases := fields.get("phases"), list):
+        made["phases"] = build(tuple[objective.phase, ...], phases, "phases")
+    return make(Recipe, {name: value for name, value in fields.items() if name not in made}, "", **made)
 
 
 def read_recipe(file: Path) -> Recipe:

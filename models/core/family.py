@@ -4,7 +4,7 @@ Sharding, weight decay, per-layer optimiser rules, import, export and the golden
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
 import numpy as np
@@ -12,6 +12,14 @@ from jax import Array
 
 from models.core.parameters import Parameter
 from models.core.program import Program
+
+
+class Shape(Protocol):
+    """The sizes of a batch: the phase of a training, which may have more."""
+
+    batch_size: int
+    length: int
+
 
 Inputs = Mapping[str, Array]  # what a model is given of a batch: name -> [rows, *its shape]
 
@@ -77,7 +85,7 @@ class Family(NamedTuple):
     module: (config, program) -> the Flax module.
     parameters: config -> the table, in a stable order.
     hf: checkpoint part -> HuggingFace.
-    flops: (config, batch, length, predictions) -> FLOPs of one forward pass; a multiply-add counts as 2.
+    flops: (config, Shape, predictions per row) -> FLOPs of one forward pass; a multiply-add counts as 2.
     attention: its form, 'self' or 'relative', for which there are kernels; '' without attention.
     attentions: (config, length, memory) -> what a kernel is asked for, memory the earlier tokens that are remembered.
     """
@@ -88,7 +96,7 @@ class Family(NamedTuple):
     module: Callable[[Any, Program], nn.Module]
     parameters: Callable[[Any], list[Parameter]]
     hf: dict[str, HuggingFace]
-    flops: Callable[[Any, int, int, int], float]
+    flops: Callable[[Any, Shape, int], float]
     attention: str = ""
     attentions: Callable[[Any, int, int], list] = lambda config, length, memory: []
 

@@ -28,7 +28,7 @@ from models.blocks.tables import (
     embedding_parameters,
     norm_parameters,
 )
-from models.core.family import Converter, Family, HuggingFace, Input, Inputs
+from models.core.family import Converter, Family, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot
 from models.core.program import Program
@@ -154,9 +154,10 @@ def _in_groups(config: AlbertConfig, block: str, hf: dict[str, Slot]) -> dict[st
     return {part: slot._replace(layers=layers) for part, slot in hf.items()}
 
 
-def flops(config: AlbertConfig, batch: int, length: int, predictions: int) -> float:
+def flops(config: AlbertConfig, shape: Shape, predictions: int) -> float:
     """Forward FLOPs with the vocabulary's logits at `predictions` positions per row; sharing saves none."""
     c, read = config, predictions + int(config.pair_head)
+    batch, length = shape.batch_size, shape.length
     projection = 2 * batch * length * c.embedding * c.width
     head = 2 * batch * predictions * c.embedding * (c.width + c.vocab_size)
     pair = 2 * batch * (c.width**2 + 2 * c.width) if c.pair_head else 0

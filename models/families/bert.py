@@ -26,7 +26,7 @@ from models.blocks.tables import (
     layer_parameters,
     norm_parameters,
 )
-from models.core.family import Family, HuggingFace, Input, Inputs
+from models.core.family import Family, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import Noise, Parameter, Slot
 from models.core.program import Program
@@ -102,9 +102,9 @@ def parameters(config: BertConfig) -> list[Parameter]:
     return table
 
 
-def flops(config: BertConfig, batch: int, length: int, predictions: int) -> float:
+def flops(config: BertConfig, shape: Shape, predictions: int) -> float:
     """Forward FLOPs with the vocabulary's logits at `predictions` positions per row, as `Bert` computes them."""
-    read = predictions + int(config.pair_head)
+    batch, length, read = shape.batch_size, shape.length, predictions + int(config.pair_head)
     head = 2 * batch * predictions * (config.width**2 + config.width * config.vocab_size)
     pair = 2 * batch * (config.width**2 + 2 * config.width) if config.pair_head else 0
     return encoder_flops(config.width, config.depth, config.feed_forward, batch, length, read) + head + pair

@@ -29,7 +29,7 @@ from models.blocks.tables import (
     layer_parameters,
     norm_parameters,
 )
-from models.core.family import Family, HuggingFace, Input, Inputs
+from models.core.family import Family, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import Noise, Parameter, Slot
 from models.core.program import Program
@@ -198,9 +198,9 @@ def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, st
     )
 
 
-def flops(config: ElectraConfig, batch: int, length: int, predictions: int) -> float:
+def flops(config: ElectraConfig, shape: Shape, predictions: int) -> float:
     """Forward FLOPs: the generator with logits at `predictions` positions per row, the discriminator everywhere."""
-    total = 0.0
+    total, batch, length = 0.0, shape.batch_size, shape.length
     for tower, read in ((config.generator, predictions), (config.discriminator, length)):
         total += encoder_flops(tower.width, tower.depth, tower.feed_forward, batch, length, read)
         if tower.width != config.embedding:

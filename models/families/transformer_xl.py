@@ -32,7 +32,7 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.products import product
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Converter, Family, HuggingFace, Input, Inputs
+from models.core.family import Converter, Family, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot
 from models.core.program import Program
@@ -243,11 +243,12 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
     return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
 
 
-def flops(config: TransformerXLConfig, batch: int, length: int, predictions: int) -> float:
+def flops(config: TransformerXLConfig, shape: Shape, predictions: int) -> float:
     """Forward FLOPs with the vocabulary's logits at `predictions` positions per row.
 
     Of clusters, the first one's: few tokens need the others'.
     """
+    batch, length = shape.batch_size, shape.length
     keys = config.memory + length
     layer = projection_flops(config.width, config.feed_forward, length, keys, distances=keys + 1)
     layer += attention_flops(config.width, length, keys, distances=keys + 1)

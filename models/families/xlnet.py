@@ -28,7 +28,7 @@ from models.blocks.layer import layer_sizes
 from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Family, HuggingFace, Input, Inputs
+from models.core.family import Family, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot
 from models.core.program import Program
@@ -194,8 +194,9 @@ def parameters(config: XLNetConfig) -> list[Parameter]:
     ]
 
 
-def flops(config: XLNetConfig, batch: int, length: int, predictions: int) -> float:
+def flops(config: XLNetConfig, shape: Shape, predictions: int) -> float:
     """Forward FLOPs of both streams; the last layer's content stream computes keys and values alone."""
+    batch, length = shape.batch_size, shape.length
     width, depth, keys = config.width, config.depth, config.memory + length
     distances, queries = keys + length, (depth - 1) * length + depth * predictions
     total = projection_flops(width, config.feed_forward, queries, depth * keys, depth * distances)

@@ -57,7 +57,7 @@ def fill_masks(directory: RunDirectory, console: Console, rows: int = 4, window:
     restored, corpus = restore(directory), directory.open_corpus()
     recipe, tokenizer = restored.assembly.recipe, Tokenizer.from_file(str(directory.tokenizer / "tokenizer.json"))
     phase = recipe.phases[-1]
-    examples = recipe.objective.examples(corpus, "heldout", phase.length, phase.batch_size, seed=1)
+    examples = recipe.objective.examples(corpus, "heldout", phase, seed=1)
     spread = np.linspace(0, examples.number - 1, min(8 * rows, examples.number)).astype(np.int64)
     batch = examples.build(0, spread)
     model, params = restored.assembly.model, merge(restored.params, restored.frozen)

@@ -12,10 +12,10 @@ from data_pipelines.errors import UserError
 from models.attention.kernels.table import costs
 from models.core.parameters import count
 from pretrain.commands.arguments import parse_recipe
-from pretrain.recipe import Recipe, check
+from pretrain.recipe import Phase, Recipe, check
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.checkpoints import checkpoint_bytes
-from pretrain.training.assembly import Assembly, assemble, state_shapes
+from pretrain.training.assembly import Assembly, assemble, model_flops, state_shapes
 from pretrain.training.attention_choice import chosen_program
 from pretrain.training.placement import abstract_batch, abstract_state, jit_train_step
 from tpu import plan_report
@@ -101,10 +101,11 @@ def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe
     """The recipe with every phase at this batch size and length, where given; phases that become equal are joined."""
     given = {"batch_size": batch_size, "length": length}
     change = {name: value for name, value in given.items() if value is not None}
-    joined: dict[tuple, float] = {}
-    for phase in (dataclasses.replace(phase, **change) for phase in recipe.phases):
-        joined[phase.length, phase.batch_size] = joined.get((phase.length, phase.batch_size), 0.0) + phase.share
-    phases = tuple(type(recipe.phases[0])(share, *shape) for shape, share in joined.items())
+    shares: dict[Phase, float] = {}
+    for phase in recipe.phases:
+        shape = dataclasses.replace(phase, share=0.0, **change)
+        shares[shape] = shares.get(shape, 0.0) + phase.share
+    phases = tuple(dataclasses.replace(shape, share=share) for shape, share in shares.items())
     return dataclasses.replace(recipe, phases=phases)
 
 
@@ -139,7 +140,6 @@ def _work(assembly: Assembly, index: int, mesh: Mesh, microbatches: int) -> Work
         )
     state, frozen = abstract_state(assembly, index, mesh)
     batch = abstract_batch(assembly, index, mesh)
-    predictions = recipe.objective.predictions(phase.length)
     return Work(
         step=jit_train_step(assembly, index, mesh, microbatches),
         arguments=(state, frozen, batch),
@@ -154,8 +154,7 @@ def _work(assembly: Assembly, index: int, mesh: Mesh, microbatches: int) -> Work
         rows=phase.batch_size,
         rows_multiple=parts,
         length=phase.length,
-        # The backward pass costs two forward passes.
-        model_flops=3 * assembly.family.flops(recipe.model, phase.batch_size, phase.length, predictions),
+        model_flops=model_flops(recipe, phase),
         checkpoint=checkpoint_bytes(state),
     )
 

@@ -38,20 +38,20 @@ class CausalLanguageModel(Objective):
 
     def check(self, model_config, corpus, phases):
         for phase in phases:
-            self.examples(corpus, "train", phase.length, phase.batch_size, seed=0).check_size()
+            self.examples(corpus, "train", phase, seed=0).check_size()
         _check_order(model_config.clusters, corpus.token_counts())
 
-    def spec(self, length):
-        return streams.spec(length)
+    def spec(self, phase):
+        return streams.spec(phase.length)
 
-    def examples(self, corpus, split, length, batch_size, seed):
-        return streams.ContiguousStreams(corpus, split, length, batch_size, seed, self.reset)
+    def examples(self, corpus, split, phase, seed):
+        return streams.ContiguousStreams(corpus, split, phase.length, phase.batch_size, seed, self.reset)
 
     def memory(self, model_config, train):
         return model_config.memory if train or self.evaluation_memory is None else self.evaluation_memory
 
-    def carry(self, model, batch_size, train):
-        return carried(model.empty_memory(batch_size, self.memory(model.config, train)))
+    def carry(self, model, phase, train):
+        return carried(model.empty_memory(phase.batch_size, self.memory(model.config, train)))
 
     def weights(self, batch):
         return {"lm": batch["weights"].sum()}
@@ -76,8 +76,8 @@ class CausalLanguageModel(Objective):
         total = jnp.sum(losses * weights)
         return {"lm": total}, carried(memory)[0], counts | {"lm_nats": total}
 
-    def predictions(self, length):
-        return length
+    def predictions(self, phase):
+        return phase.length
 
     def baselines(self, batches, corpus):
         targets = ((batch["targets"], batch["weights"]) for batch in batches)

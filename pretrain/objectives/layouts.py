@@ -10,6 +10,7 @@ from data_pipelines.examples import masking as masking_rule
 from data_pipelines.examples import packed_sentences, segment_pairs
 from data_pipelines.examples.masking import Masking
 from pretrain.objectives.objective import Examples, Spec
+from pretrain.objectives.phase import Phase
 
 PAIRS, PACKED, PACKED_ACROSS = "segment-pairs", "packed-sentences", "packed-across-documents"
 
@@ -17,29 +18,33 @@ PAIRS, PACKED, PACKED_ACROSS = "segment-pairs", "packed-sentences", "packed-acro
 class Layout(NamedTuple):
     """How rows are made.
 
-    spec: (length, Masking, label) -> Spec.   examples: (corpus, split, length, batch size, seed, Masking, label) ->
-    Examples.   pairs: whether rows are pairs, which may have a label; the label is None otherwise.
+    spec: (Phase, Masking, label) -> Spec.   examples: (corpus, split, Phase, seed, Masking, label) -> Examples.
+    pairs: whether rows are pairs, which may have a label, by its name; the label is None otherwise.
     """
 
-    spec: Callable[..., Spec]
-    examples: Callable[..., Examples]
+    spec: Callable[[Phase, Masking, str | None], Spec]
+    examples: Callable[[Corpus, str, Phase, int, Masking, str | None], Examples]
     pairs: bool
+
+
+def _pairs() -> Layout:
+    def examples(corpus: Corpus, split: str, phase: Phase, seed: int, masking: Masking, label: str | None) -> Examples:
+        return segment_pairs.SegmentPairs(corpus, split, phase.length, phase.batch_size, seed, masking, label)
+
+    return Layout(lambda phase, *rest: segment_pairs.spec(phase.length, *rest), examples, pairs=True)
 
 
 def _packed(across: bool) -> Layout:
     """across: whether attention crosses from document to document."""
-    return Layout(
-        lambda length, masking, label: packed_sentences.spec(length, masking),
-        lambda *shape: packed_sentences.PackedSentences(*shape[:-1], cross_document_attention=across),
-        pairs=False,
-    )
+
+    def examples(corpus: Corpus, split: str, phase: Phase, seed: int, masking: Masking, label: None) -> Examples:
+        shape = (corpus, split, phase.length, phase.batch_size, seed, masking)
+        return packed_sentences.PackedSentences(*shape, cross_document_attention=across)
+
+    return Layout(lambda phase, masking, label: packed_sentences.spec(phase.length, masking), examples, pairs=False)
 
 
-LAYOUTS = {
-    PAIRS: Layout(segment_pairs.spec, segment_pairs.SegmentPairs, pairs=True),
-    PACKED: _packed(across=False),
-    PACKED_ACROSS: _packed(across=True),
-}
+LAYOUTS = {PAIRS: _pairs(), PACKED: _packed(across=False), PACKED_ACROSS: _packed(across=True)}
 
 
 def check_layout(layout: str, label: str | None) -> None:
@@ -55,30 +60,11 @@ def check_corpus(corpus: Corpus) -> None:
     masking_rule.SpecialTokens.of(corpus)
 
 
-def predictions(length: int, masking: Masking) -> int:
+def predictions(phase: Phase, masking: Masking) -> int:
     """Positions per row at which the vocabulary's logits are computed."""
-    return masking_rule.predictions(length, masking.rate)
+    return masking_rule.predictions(phase.length, masking.rate)
 
 
 def targets(batches: Iterable[Mapping[str, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(targets, weights) of each host batch."""
     return ((batch["prediction_targets"], batch["prediction_weights"]) for batch in batches)
-
-
-def spec(layout: str, length: int, masking: Masking, label: str | None) -> Spec:
-    """The arrays of a batch of this layout; label: of pairs, by its name, None for none."""
-    return LAYOUTS[layout].spec(length, masking, label)
-
-
-def examples(
-    layout: str,
-    corpus: Corpus,
-    split: str,
-    length: int,
-    batch_size: int,
-    seed: int,
-    masking: Masking,
-    label: str | None,
-) -> Examples:
-    """Rows of this layout on a split of a corpus."""
-    return LAYOUTS[layout].examples(corpus, split, length, batch_size, seed, masking, label)

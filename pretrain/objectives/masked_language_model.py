@@ -50,11 +50,11 @@ class MaskedLanguageModel(Objective):
                 "set both to True or both to False"
             )
 
-    def spec(self, length):
-        return layouts.spec(self.layout, length, self.masking, self.label)
+    def spec(self, phase):
+        return layouts.LAYOUTS[self.layout].spec(phase, self.masking, self.label)
 
-    def examples(self, corpus, split, length, batch_size, seed):
-        return layouts.examples(self.layout, corpus, split, length, batch_size, seed, self.masking, self.label)
+    def examples(self, corpus, split, phase, seed):
+        return layouts.LAYOUTS[self.layout].examples(corpus, split, phase, seed, self.masking, self.label)
 
     def weights(self, batch):
         weights = {"mlm": batch["prediction_weights"].sum()}
@@ -84,8 +84,8 @@ class MaskedLanguageModel(Objective):
             counts |= {f"{self.label}_hits": jnp.sum(hits * labelled), f"{self.label}_total": labelled.sum()}
         return sums, carry, counts
 
-    def predictions(self, length):
-        return layouts.predictions(length, self.masking)
+    def predictions(self, phase):
+        return layouts.predictions(phase, self.masking)
 
     def baselines(self, batches, corpus):
         loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)

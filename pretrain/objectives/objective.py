@@ -9,6 +9,7 @@ from jax import Array
 
 from data_pipelines.corpus import Corpus
 from models.core.parameters import Params
+from pretrain.objectives.phase import Phase
 
 Batch = Mapping[str, Array]  # name -> [batch, ...]
 Spec = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape without the batch, dtype)
@@ -37,32 +38,33 @@ class Objective(abc.ABC):
     `weights` the denominators W_k from the batch alone, `coefficients` the c_k. So microbatches, padding and devices
     change nothing but rounding.
 
-    asks: of the model, `protocols` that it must have.
+    asks: of the model, `protocols` that it must have.   phase: the class of its recipes' phases.
     """
 
     asks: ClassVar[tuple[type, ...]] = ()
+    phase: ClassVar[type[Phase]] = Phase
 
-    def check_phase(self, phase) -> None:
-        """UserError when the rows of a `recipe.Phase` cannot be made, whatever the corpus."""
+    def check_phase(self, phase: Phase) -> None:
+        """UserError when the rows of a phase cannot be made, whatever the corpus."""
         return
 
-    def check(self, model_config, corpus: Corpus, phases: Sequence) -> None:
-        """UserError when this objective cannot train this model on this corpus in these `recipe.Phase`s."""
+    def check(self, model_config, corpus: Corpus, phases: Sequence[Phase]) -> None:
+        """UserError when this objective cannot train this model on this corpus in these phases."""
         return
 
     @abc.abstractmethod
-    def spec(self, length: int) -> Spec:
+    def spec(self, phase: Phase) -> Spec:
         """The arrays of a batch, known without data."""
 
     @abc.abstractmethod
-    def examples(self, corpus: Corpus, split: str, length: int, batch_size: int, seed: int) -> Examples:
+    def examples(self, corpus: Corpus, split: str, phase: Phase, seed: int) -> Examples:
         """The host half on a split of a corpus."""
 
     def memory(self, model_config, train: bool) -> int:
         """Positions before a row that a model remembers, in training or in evaluation."""
         return getattr(model_config, "memory", 0)
 
-    def carry(self, model: nn.Module, batch_size: int, train: bool) -> tuple[Any, Any]:
+    def carry(self, model: nn.Module, phase: Phase, train: bool) -> tuple[Any, Any]:
         """State that passes between batches, and the axes of each leaf ('batch' where rows are)."""
         return {}, {}
 
@@ -85,7 +87,7 @@ class Objective(abc.ABC):
         """
 
     @abc.abstractmethod
-    def predictions(self, length: int) -> int:
+    def predictions(self, phase: Phase) -> int:
         """Positions per row at which the vocabulary's logits are computed, for counting FLOPs."""
 
     def baselines(self, batches: Iterable[Mapping[str, Any]], corpus: Corpus) -> dict[str, float]:

@@ -33,21 +33,21 @@ class PermutationLanguageModel(Objective):
 
     def check(self, model_config, corpus, phases):
         for phase in phases:
-            self.examples(corpus, "train", phase.length, phase.batch_size, seed=0).check_size()
-            if not self.examples(corpus, "heldout", phase.length, phase.batch_size, seed=0).number:
+            self.examples(corpus, "train", phase, seed=0).check_size()
+            if not self.examples(corpus, "heldout", phase, seed=0).number:
                 raise UserError(
                     f"--corpus {corpus.path}: its held-out split is shorter than a row of {phase.length}; prepare it "
                     "with a larger --heldout, or lower the length"
                 )
 
-    def spec(self, length):
-        return permutations.spec(length, self.permuting)
+    def spec(self, phase):
+        return permutations.spec(phase.length, self.permuting)
 
-    def examples(self, corpus, split, length, batch_size, seed):
-        return permutations.PermutedSpans(corpus, split, length, batch_size, seed, self.permuting)
+    def examples(self, corpus, split, phase, seed):
+        return permutations.PermutedSpans(corpus, split, phase.length, phase.batch_size, seed, self.permuting)
 
-    def carry(self, model, batch_size, train):
-        return carried(model.empty_memory(batch_size))
+    def carry(self, model, phase, train):
+        return carried(model.empty_memory(phase.batch_size))
 
     def weights(self, batch):
         return {"plm": batch["prediction_weights"].sum()}
@@ -66,8 +66,8 @@ class PermutationLanguageModel(Objective):
         counts = {"plm_hits": jnp.sum(hits * weights), "plm_total": weights.sum()}
         return {"plm": jnp.sum(losses * weights)}, carried(memory)[0], counts
 
-    def predictions(self, length):
-        return permutations.predictions(length, self.permuting)
+    def predictions(self, phase):
+        return permutations.predictions(phase.length, self.permuting)
 
     def baselines(self, batches, corpus):
         loss, accuracy = baselines.unigram(layouts.targets(batches), corpus, end_token(corpus))

@@ -36,11 +36,11 @@ class ReplacedTokenDetection(Objective):
     def check(self, model_config, corpus, phases):
         layouts.check_corpus(corpus)
 
-    def spec(self, length):
-        return layouts.spec(self.layout, length, self.masking, label=None)
+    def spec(self, phase):
+        return layouts.LAYOUTS[self.layout].spec(phase, self.masking, None)
 
-    def examples(self, corpus, split, length, batch_size, seed):
-        return layouts.examples(self.layout, corpus, split, length, batch_size, seed, self.masking, label=None)
+    def examples(self, corpus, split, phase, seed):
+        return layouts.LAYOUTS[self.layout].examples(corpus, split, phase, seed, self.masking, None)
 
     def weights(self, batch):
         real = (batch["segments"] > 0).sum().astype(jnp.float32)
@@ -73,8 +73,8 @@ class ReplacedTokenDetection(Objective):
             counts |= score_histograms(scores, replaced, real)
         return sums, carry, counts
 
-    def predictions(self, length):
-        return layouts.predictions(length, self.masking)
+    def predictions(self, phase):
+        return layouts.predictions(phase, self.masking)
 
     def baselines(self, batches, corpus):
         loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)

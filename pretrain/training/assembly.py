@@ -15,7 +15,7 @@ from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.objectives.inputs import initialise
 from pretrain.optimizers import transformation
-from pretrain.recipe import Recipe
+from pretrain.recipe import Phase, Recipe
 from pretrain.state import TrainState
 from pretrain.training.step import new_state
 
@@ -43,8 +43,14 @@ def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
 def initial_params(assembly: Assembly) -> Params:
     """Random parameters, trained and frozen, from the recipe's seed."""
     recipe = assembly.recipe
-    spec = recipe.objective.spec(recipe.phases[0].length)
+    spec = recipe.objective.spec(recipe.phases[0])
     return initialise(jax.random.key(recipe.seed), assembly.model, spec)
+
+
+def model_flops(recipe: Recipe, phase: Phase) -> float:
+    """FLOPs of a train step that the model needs: the backward pass costs two forward passes, since a product's
+    gradient is two products of its size."""
+    return 3 * family_of(recipe.model).flops(recipe.model, phase, recipe.objective.predictions(phase))
 
 
 def split_frozen(params: Params, frozen: tuple[str, ...]) -> tuple[Params, Params]:
@@ -63,8 +69,7 @@ def initial_state(assembly: Assembly, params: Params, phase: int) -> tuple[Train
 
 def initial_carry(assembly: Assembly, phase: int, train: bool = True) -> tuple[Any, Any]:
     """The objective's carry before a phase's first batch, and its axes."""
-    batch_size = assembly.recipe.phases[phase].batch_size
-    return assembly.recipe.objective.carry(assembly.model, batch_size, train)
+    return assembly.recipe.objective.carry(assembly.model, assembly.recipe.phases[phase], train)
 
 
 def carry_axes(assembly: Assembly, phase: int, train: bool = True):

@@ -32,10 +32,8 @@ class Evaluator:
         self.assembly, self.corpus, self.mesh = assembly, corpus, mesh
         self._step = step or jit_evaluation_step(assembly, phase, EVALUATION_SEED, mesh)
         self._first_carry = jit_first_carry(assembly, phase, mesh, train=False)
-        shape = assembly.recipe.phases[phase]
-        held_out = assembly.recipe.objective.examples(
-            corpus, "heldout", shape.length, shape.batch_size, EVALUATION_SEED
-        )
+        recipe = assembly.recipe
+        held_out = recipe.objective.examples(corpus, "heldout", recipe.phases[phase], EVALUATION_SEED)
         self.batches = list(evaluation_batches(held_out, examples))
 
     def __call__(self, params: Params, frozen: Params) -> dict[str, float]:

@@ -24,7 +24,7 @@ from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.journal import Journal, Silence, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.ahead import EVALUATE, TRAIN, Program, compile_phases, compiles_ahead
-from pretrain.training.assembly import Assembly
+from pretrain.training.assembly import Assembly, model_flops
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.placement import jit_first_carry
 from pretrain.training.signals import EXIT_STOPPED, StopRequest
@@ -131,9 +131,7 @@ def _evaluator(run: Run, phase: int) -> Evaluator:
 def _batches(run: Run, phase: int, first: int, end: int) -> Iterator[tuple[int, dict]]:
     """(step, global batch on the devices) for the steps of a phase."""
     shape = run.assembly.recipe.phases[phase]
-    examples = run.assembly.recipe.objective.examples(
-        run.corpus, "train", shape.length, shape.batch_size, run.assembly.recipe.seed
-    )
+    examples = run.assembly.recipe.objective.examples(run.corpus, "train", shape, run.assembly.recipe.seed)
     mine = host_rows(run.mesh, shape.batch_size)
     with Loader(examples, first, end, mine, processes=run.options.workers) as loader:
         for step, batch in loader:
@@ -174,10 +172,7 @@ class Meter:
         self.run, self.phase = run, run.assembly.recipe.phases[phase]
         self.waiting: list[Metrics] = []
         self.since: float | None = None  # unknown until the first step has compiled
-        assembly, length = run.assembly, self.phase.length
-        predictions = assembly.recipe.objective.predictions(length)
-        # The backward pass costs two forward passes: a product's gradient is two products of its size.
-        self.flops = 3 * assembly.family.flops(assembly.recipe.model, self.phase.batch_size, length, predictions)
+        self.flops = model_flops(run.assembly.recipe, self.phase)
 
     def add(self, metrics: Metrics) -> None:
         self.waiting.append(metrics)

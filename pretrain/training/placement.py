@@ -64,7 +64,7 @@ def abstract_batch(assembly: Assembly, phase: int, mesh: Mesh) -> dict[str, jax.
     shape = assembly.recipe.phases[phase]
     return {
         name: jax.ShapeDtypeStruct((shape.batch_size, *of_row), dtype, sharding=rows(mesh))
-        for name, (of_row, dtype) in assembly.recipe.objective.spec(shape.length).items()
+        for name, (of_row, dtype) in assembly.recipe.objective.spec(shape).items()
     }
 
 

@@ -15,6 +15,7 @@ from models.core.parameters import leaves
 from models.core.program import Program
 from models.core.sharding import placed_by
 from models.families.registry import FAMILIES, family_of
+from pretrain.objectives.phase import Phase
 from tests.contract import cases, frozen
 from tests.contract.cases import CASES, Case
 from tests.models.shapes import parameter_shapes
@@ -29,7 +30,7 @@ MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,sequence=2", "sl
 
 def carry_of(case, rows):
     model = family_of(case.model).module(case.model, Program(dtype="bfloat16"))
-    return case.objective.carry(model, rows, True)[0]
+    return case.objective.carry(model, Phase(1.0, cases.LENGTH, rows), True)[0]
 
 
 def loss_of(case, program, train):
@@ -77,7 +78,7 @@ def test_stated_flops_are_those_of_the_program(name):
     traced = jax.jit(loss_of(case, Program(depth="unroll"), True)).trace(*arguments(case))
     counted = flops(traced.jaxpr, {}).products
     predictions = len(cases.batch(case)["prediction_positions"][0]) if case.padded else cases.LENGTH
-    stated = family_of(model).flops(model, cases.ROWS, cases.LENGTH, predictions)
+    stated = family_of(model).flops(model, Phase(1.0, cases.LENGTH, cases.ROWS), predictions)
     assert stated <= counted <= 1.1 * stated  # the vocabulary's padding, types as products
 
 
@@ -86,9 +87,8 @@ def test_the_published_size_can_be_placed_on_every_mesh(name):
     family, objective = FAMILIES[name], CASES[name].objective
     case = Case(family.sizes["large"], objective)
     shapes, rows = parameter_shapes(case.model), 16
-    batch = {
-        field: jax.ShapeDtypeStruct((rows, *shape), dtype) for field, (shape, dtype) in objective.spec(128).items()
-    }
+    spec = objective.spec(Phase(1.0, 128, rows))
+    batch = {field: jax.ShapeDtypeStruct((rows, *shape), dtype) for field, (shape, dtype) in spec.items()}
     for mesh in MESHES:
         sizes = dataclasses.asdict(parse_mesh(mesh, 8))
         abstract = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))

@@ -1,6 +1,7 @@
 """The FLOPs that a family states are those that torch counts in transformers' models."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ XL = dataclasses.replace(transformer_xl.FAMILY.sizes["tiny"], vocab_size=1003, m
 ALBERT = dataclasses.replace(albert.FAMILY.sizes["tiny"], pair_head=False, **SHARED)
 ELECTRA = dataclasses.replace(electra.FAMILY.sizes["tiny"], **SHARED)
 
+SHAPE = SimpleNamespace(batch_size=3, length=32)
+
 
 def torch_flops(model, rows, length):
     tokens = torch.zeros(rows, length, dtype=torch.long)
@@ -32,17 +35,17 @@ def test_bert(pair_head):
     expected = torch_flops(reference.torch_model(config, "model"), 3, 32)
     if pair_head:  # ours computes the first position once for each head
         expected += 3 * QUERY
-    assert bert.FAMILY.flops(config, 3, 32, predictions=32) == expected
+    assert bert.FAMILY.flops(config, SHAPE, predictions=32) == expected
 
 
 def test_albert():
     expected = torch_flops(reference.torch_model(ALBERT, "model"), 3, 32)
-    assert albert.FAMILY.flops(ALBERT, 3, 32, predictions=32) == expected
+    assert albert.FAMILY.flops(ALBERT, SHAPE, predictions=32) == expected
 
 
 def test_electra_is_its_generator_and_its_discriminator():
     expected = sum(torch_flops(reference.torch_model(ELECTRA, part), 3, 32) for part in electra.FAMILY.hf)
-    assert electra.FAMILY.flops(ELECTRA, 3, 32, predictions=32) == expected
+    assert electra.FAMILY.flops(ELECTRA, SHAPE, predictions=32) == expected
 
 
 @pytest.mark.parametrize("cutoffs", [(), (100, 400)])
@@ -59,14 +62,14 @@ def test_transformer_xl_is_a_causal_xlnet_and_its_softmax(cutoffs):
         model(input_ids=tokens, mems=[memory] * config.depth)
     rows = cutoffs[0] + len(cutoffs) if cutoffs else config.vocab_size
     softmax = 2 * 3 * 32 * config.width * rows
-    assert transformer_xl.FAMILY.flops(config, 3, 32, predictions=32) == counter.get_total_flops() + softmax
+    assert transformer_xl.FAMILY.flops(config, SHAPE, predictions=32) == counter.get_total_flops() + softmax
 
 
 def test_fewer_predictions_save_logits_and_queries_of_the_last_layer():
-    fewer = bert.FAMILY.flops(BERT, 3, 32, predictions=5)
+    fewer = bert.FAMILY.flops(BERT, SHAPE, predictions=5)
     head = 2 * BERT.width * (BERT.width + BERT.vocab_size)
-    assert bert.FAMILY.flops(BERT, 3, 32, predictions=32) - fewer == 3 * 27 * (head + QUERY)
+    assert bert.FAMILY.flops(BERT, SHAPE, predictions=32) - fewer == 3 * 27 * (head + QUERY)
     tower, width = ELECTRA.generator, ELECTRA.embedding
     query = 2 * (2 * tower.width**2 + 2 * tower.width * tower.feed_forward) + 2 * 2 * 32 * tower.width
-    saved = electra.FAMILY.flops(ELECTRA, 3, 32, predictions=32) - electra.FAMILY.flops(ELECTRA, 3, 32, predictions=5)
+    saved = electra.FAMILY.flops(ELECTRA, SHAPE, predictions=32) - electra.FAMILY.flops(ELECTRA, SHAPE, predictions=5)
     assert saved == 3 * 27 * (2 * width * (tower.width + ELECTRA.vocab_size) + query)

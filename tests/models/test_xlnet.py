@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -217,7 +218,7 @@ def test_flops_are_those_of_the_products_in_the_program():
     )
     padded = 2.0 * ROWS * SLOTS * CONFIG.width * (128 - CONFIG.vocab_size)
     counted = products(jax.make_jaxpr(run)(params_of(CONFIG)).jaxpr)
-    assert FAMILY.flops(CONFIG, ROWS, LENGTH, SLOTS) == counted - padded
+    assert FAMILY.flops(CONFIG, SimpleNamespace(batch_size=ROWS, length=LENGTH), SLOTS) == counted - padded
 
 
 def test_base_has_the_published_checkpoint_s_parameters():

@@ -64,19 +64,19 @@ FAMILY = Family(
         Parameter("out", ("width", "vocab"), {}),
     ],
     hf={},
-    flops=lambda config, batch, length, predictions: 2.0 * batch * predictions * config.width * config.vocab_size,
+    flops=lambda config, shape, predictions: 2.0 * shape.batch_size * predictions * config.width * config.vocab_size,
 )
 
 
-def spec(length, masking, label):
-    return packed_sentences.spec(length, masking) | {"boxes": ((length, 4), np.float32)}
+def spec(phase, masking, label):
+    return packed_sentences.spec(phase.length, masking) | {"boxes": ((phase.length, 4), np.float32)}
 
 
 class Rows(packed_sentences.PackedSentences):
     """Packed sentences whose boxes say which of four kinds the token is, also where it is masked."""
 
-    def __init__(self, corpus, split, length, batch_size, seed, masking, label):
-        super().__init__(corpus, split, length, batch_size, seed, masking)
+    def __init__(self, corpus, split, phase, seed, masking, label):
+        super().__init__(corpus, split, phase.length, phase.batch_size, seed, masking)
 
     def build(self, epoch, example):
         batch = super().build(epoch, example)

@@ -27,14 +27,15 @@ def test_the_masked_objective_trains_a_family_with_boxes(corpus_path, tmp_path):
     recipe = boxes.recipe(steps=200)
     assert run(recipe, tiny.options(corpus_path, tmp_path / "run")) == 0
     (figures,) = read_metrics(RunDirectory(tmp_path / "run"), "eval")
-    examples = recipe.objective.examples(Corpus(corpus_path), "heldout", 16, 8, 0)
+    examples = recipe.objective.examples(Corpus(corpus_path), "heldout", recipe.phases[0], 0)
     baseline = recipe.objective.baselines([examples.build(0, np.arange(8))], Corpus(corpus_path))
     # A box tells which quarter of the vocabulary a token is in, which the words around it cannot.
     assert figures["mlm_loss"] < baseline["mlm_loss"] - 0.5
 
 
 def test_a_model_is_given_what_it_declares_and_the_batch_has(corpus_path):
-    batch = boxes.recipe().objective.examples(Corpus(corpus_path), "train", 16, 8, 0).build(0, np.arange(2))
+    recipe = boxes.recipe()
+    batch = recipe.objective.examples(Corpus(corpus_path), "train", recipe.phases[0], 0).build(0, np.arange(2))
     of_boxes = boxes.Boxed(boxes.BoxedConfig(), Program())
     assert set(inputs_of(of_boxes, batch)) == {"tokens", "boxes"}
     more = batch | {"confidence": np.full((2, 16), 0.5, np.float32)}

@@ -24,7 +24,7 @@ def test_training_batches_are_of_the_train_split_and_the_run_s_seed(corpus_path,
     mesh, options = row_mesh(jax.local_devices()[:1], [1]), SimpleNamespace(workers=0)
     begun = SimpleNamespace(assembly=assemble(recipe, Program()), corpus=corpus, mesh=mesh, options=options)
     step, batch = next(loop._batches(begun, 0, 3, 4))
-    expected = MaskedLanguageModel().examples(corpus, "train", 32, 8, 7).batch(3, np.arange(8))
+    expected = MaskedLanguageModel().examples(corpus, "train", recipe.phases[0], 7).batch(3, np.arange(8))
     assert step == 3 and batch.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(batch[name], array)
@@ -35,8 +35,8 @@ def test_model_flops_are_three_forward_passes_and_mfu_is_their_share_of_all_chip
     monkeypatch.setattr(loop, "peak_flops", {"chip": 1e9}.get)
     mesh = SimpleNamespace(size=4, devices=np.array([chip] * 4))
     meter = loop.Meter(SimpleNamespace(assembly=assembly, mesh=mesh), phase=0, first=0)
-    predictions = assembly.recipe.objective.predictions(32)
-    assert meter.flops == 3 * assembly.family.flops(tiny.BERT, 8, 32, predictions)
+    phase, objective = assembly.recipe.phases[0], assembly.recipe.objective
+    assert meter.flops == 3 * assembly.family.flops(tiny.BERT, phase, objective.predictions(phase))
     figures = meter._speed(seconds=2.0, step=5)
     assert figures["mfu"] == pytest.approx(meter.flops / 2.0 / 4e9)
     assert figures["tokens_per_s"] == 8 * 32 / 2.0 and figures["step_ms"] == 2000 and figures["seconds_left"] == 30

@@ -88,15 +88,15 @@ def observed(recipe, corpus, part):
     """A digest of what a recipe makes: its initialisation and loss as programs, or its first batch."""
     phase = recipe.phases[0]
     if part == "batch":
-        batch = recipe.objective.examples(corpus, "train", phase.length, phase.batch_size, recipe.seed)
+        batch = recipe.objective.examples(corpus, "train", phase, recipe.seed)
         arrays = batch.batch(0, np.arange(phase.batch_size))
         shown = [(name, array.shape, array.tobytes()) for name, array in arrays.items()]
         return hashlib.sha256(repr((shown, recipe.objective.coefficients(0))).encode()).hexdigest()
     assembly = assemble(recipe, Program())
-    spec = recipe.objective.spec(phase.length)
+    spec = recipe.objective.spec(phase)
     batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
     params, keys = jax.eval_shape(lambda: initial_params(assembly)), jax.ShapeDtypeStruct((8, 2), np.uint32)
-    carry, _ = recipe.objective.carry(assembly.model, 8, True)
+    carry, _ = recipe.objective.carry(assembly.model, phase, True)
     loss = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, carry, keys, True)[0]
     init = lambda: initial_params(assembly)
     texts = [jax.jit(init).lower().as_text(), jax.jit(loss).lower(params, batch, keys).as_text()]
@@ -174,7 +174,7 @@ def test_every_field_of_a_program_changes_what_is_compiled(field, value):
 
     def text(program):
         assembly = assemble(recipe, program)
-        spec = recipe.objective.spec(32)
+        spec = recipe.objective.spec(recipe.phases[0])
         batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
         sums = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, {}, keys, True)[0]
         loss = lambda *inputs: sums(*inputs)["mlm"]

@@ -88,7 +88,7 @@ def trained(recipe, params):
 def batch_of(recipe, number):
     batch = random_batch(recipe.model, number)
     batch |= {"targets": np.roll(batch["tokens"], -1, axis=1), "weights": (batch["segments"] > 0).astype(np.float32)}
-    return {name: batch[name] for name in recipe.objective.spec(32)}
+    return {name: batch[name] for name in recipe.objective.spec(recipe.phases[0])}
 
 
 def test_padding_rows_start_at_zero_and_no_other_row_does(first):

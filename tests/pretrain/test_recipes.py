@@ -41,7 +41,7 @@ def test_every_recipe_lowers_at_a_tiny_size_from_shapes_alone(name):
     assembly = assemble(recipe, Program())
     for phase, shape in enumerate(recipe.phases):
         state, frozen = state_shapes(assembly, phase)
-        spec = recipe.objective.spec(shape.length)
+        spec = recipe.objective.spec(shape)
         batch = {key: jax.ShapeDtypeStruct((shape.batch_size, *one), dtype) for key, (one, dtype) in spec.items()}
         step = train_step(recipe, assembly.model, assembly.optimizer, carry_axes(assembly, phase))
         after, metrics = jax.eval_shape(step, state, frozen, batch)
@@ -60,7 +60,7 @@ def lowered(recipe, program):
     assembly = assemble(recipe, program)
     state, frozen = state_shapes(assembly, 0)
     shape = recipe.phases[0]
-    spec = recipe.objective.spec(shape.length)
+    spec = recipe.objective.spec(shape)
     batch = {key: jax.ShapeDtypeStruct((shape.batch_size, *one), dtype) for key, (one, dtype) in spec.items()}
     step = train_step(recipe, assembly.model, assembly.optimizer, carry_axes(assembly, 0))
     return jax.jit(step).lower(state, frozen, batch).as_text()

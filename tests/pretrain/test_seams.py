@@ -12,6 +12,7 @@ from data_pipelines.errors import UserError
 from models.core.noise import row_keys
 from models.core.parameters import leaves
 from models.core.program import Program
+from pretrain.commands.arguments import parse_run
 from pretrain.commands.run import run
 from pretrain.recipe import Phase, from_json, resolve, to_json
 from pretrain.storage.journal import read_metrics
@@ -124,6 +125,36 @@ def test_a_frozen_part_stays_as_it_began_and_comes_back_on_resume(corpus_path, t
     start = initial_params(restored.assembly)
     assert tiny.equal(restored.frozen["words"], start["words"])
     assert not tiny.equal(restored.params["out"], start["out"])
+
+
+TWO_LENGTHS = (toys.TwoLengths(0.5, 16, 8, target_length=4), toys.TwoLengths(0.5, 16, 8, target_length=12))
+
+
+def test_a_phase_has_the_lengths_that_its_objective_needs(corpus_path, tmp_path, monkeypatch):
+    shapes, place = [], loop.place_rows
+
+    def seen(batch, *rest):
+        shapes.append(batch["targets"].shape)
+        return place(batch, *rest)
+
+    monkeypatch.setattr(loop, "place_rows", seen)
+    recipe = toys.recipe(objective=toys.WhatFollows(), phases=TWO_LENGTHS, steps=20)
+    assert run(recipe, tiny.options(corpus_path, tmp_path / "run")) == 0
+    assert shapes == [(8, 4)] * 10 + [(8, 12)] * 10
+    assert RunDirectory(tmp_path / "run").read_recipe().phases == TWO_LENGTHS
+    losses = [entry["loss"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")]
+    assert losses[-1] < losses[0]
+
+
+def test_a_field_of_such_a_phase_is_an_option_and_an_error_names_it(tmp_path):
+    file = tmp_path / "recipe.json"
+    file.write_text(to_json(toys.recipe(objective=toys.WhatFollows(), phases=TWO_LENGTHS)))
+    where = ("--recipe", str(file), "--corpus", "a", "--workdir", "b")
+    recipe, _ = parse_run([*where, "--phases.1.target-length", "5"])
+    assert [phase.target_length for phase in recipe.phases] == [4, 5]
+    file.write_text(file.read_text().replace('"target_length": 4', '"target_length": "x"'))
+    with pytest.raises(UserError, match=r"phases.0.target_length='x': must be a whole number"):
+        parse_run(where)
 
 
 def test_a_toy_recipe_survives_json(corpus_path):

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import spread
 from models.core.family import Family, Input
 from models.core.parameters import Parameter
 from models.families.registry import FAMILIES
+from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
@@ -56,7 +58,7 @@ FAMILY = Family(
     module=Bag,
     parameters=_parameters,
     hf={},
-    flops=lambda config, batch, length, predictions: 2.0 * batch * config.width * config.vocab_size,
+    flops=lambda config, shape, predictions: 2.0 * shape.batch_size * config.width * config.vocab_size,
 )
 
 
@@ -90,14 +92,14 @@ class NextWord(Objective):
     feedback: float = 0.1
     explodes: int = 0
 
-    def spec(self, length):
-        return {"tokens": ((length,), np.int32)}
+    def spec(self, phase):
+        return {"tokens": ((phase.length,), np.int32)}
 
-    def examples(self, corpus, split, length, batch_size, seed):
-        return Windows(corpus, split, length, batch_size, self.spec(length))
+    def examples(self, corpus, split, phase, seed):
+        return Windows(corpus, split, phase.length, phase.batch_size, self.spec(phase))
 
-    def carry(self, model, batch_size, train):
-        memory = jnp.zeros((model.config.width, batch_size))
+    def carry(self, model, phase, train):
+        memory = jnp.zeros((model.config.width, phase.batch_size))
         return {"memory": memory, "seen": jnp.zeros(2)}, {"memory": (None, "batch"), "seen": (None,)}
 
     def weights(self, batch):
@@ -121,11 +123,61 @@ class NextWord(Objective):
         hits = (jnp.argmin(nats, axis=1) == tokens[:, -1]).sum().astype(jnp.float32)
         return sums, carry, {"hits": hits, "rows": rows}
 
-    def predictions(self, length):
+    def predictions(self, phase):
         return 1
 
     def report(self, counts):
         return {"accuracy": float(counts["hits"] / counts["rows"])}
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoLengths(Phase):
+    """A phase of rows with an input and a target."""
+
+    target_length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class WhatFollows(Objective):
+    """Predict all words that follow a window of `length` tokens, `target_length` of them, in any order."""
+
+    phase = TwoLengths
+
+    def check_phase(self, phase):
+        if phase.target_length < 1:
+            raise UserError(f"target_length={phase.target_length}: must be at least 1")
+
+    def spec(self, phase):
+        return {"tokens": ((phase.length,), np.int32), "targets": ((phase.target_length,), np.int32)}
+
+    def examples(self, corpus, split, phase, seed):
+        return TwoWindows(corpus, split, phase.length, phase.batch_size, self.spec(phase))
+
+    def weights(self, batch):
+        return {"words": jnp.float32(batch["targets"].size)}
+
+    def coefficients(self, step):
+        return {"words": 1.0}
+
+    def loss(self, model, params, batch, carry, keys, train):
+        nats = -jax.nn.log_softmax(model.apply({"params": params}, inputs_of(model, batch)))
+        return {"words": _at(nats, batch["targets"]).sum()}, carry, {}
+
+    def predictions(self, phase):
+        return phase.target_length
+
+    def report(self, counts):
+        return {}
+
+
+class TwoWindows(Windows):
+    """Two in a row, of the lengths in the spec."""
+
+    def build(self, epoch, example):
+        target = self.spec["targets"][0][0]
+        starts = np.asarray(example, np.int64) * self.length % (int(self.corpus.sentences(self.split)[-1]) - target)
+        read = lambda at, length: self.corpus.read(self.split, "tokens", at, length).astype(np.int32)
+        return {"tokens": read(starts, self.length), "targets": read(starts + self.length - target, target)}
 
 
 def _at(nats, tokens):
@@ -136,6 +188,7 @@ def register(monkeypatch) -> None:
     """Make the toys known, as a built-in family and objective are."""
     monkeypatch.setitem(FAMILIES, "bag", FAMILY)
     monkeypatch.setitem(OBJECTIVES, "next-word", NextWord)
+    monkeypatch.setitem(OBJECTIVES, "what-follows", WhatFollows)
 
 
 def recipe(**changes) -> Recipe:

@@ -48,7 +48,7 @@ def rows_of(name, number):
     rng = np.random.default_rng(number)
     batch["ranks"] = rng.permuted(np.tile(np.arange(32, dtype=np.int32), (ROWS, 1)), axis=1)
     batch["thresholds"] = batch["ranks"]
-    spec = recipe(name).objective.spec(32)
+    spec = recipe(name).objective.spec(recipe(name).phases[0])
     return {key: batch[key][:, : shape[0]] if shape else batch[key] for key, (shape, _) in spec.items()}
 
 
