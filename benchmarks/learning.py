@@ -76,7 +76,7 @@ def _figures(workdir: Path) -> tuple[dict, dict]:
 
     directory = RunDirectory(workdir)
     restored = restore(directory)
-    evaluator = Evaluator(restored.assembly, directory.open_corpus(), 0, 1024, restored.mesh)
+    evaluator = Evaluator(restored.stages[0], directory.open_corpus(), 1024)
     return read_metrics(directory, "eval")[-1], evaluator.baselines()
 
 

@@ -17,6 +17,7 @@ from benchmarks.wikitext2 import Training, cadence, corpus, train
 from pretrain.commands.plot import plot
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.evaluate import Evaluator
+from pretrain.training.placement import stages
 from pretrain.training.restore import restore
 
 VOCABULARY, LENGTH = 2048, 32
@@ -66,8 +67,8 @@ def main(options: Options) -> None:
 def _line(run: Training, minutes: float) -> str:
     """One row of the table."""
     restored, held_out = restore(RunDirectory(run.workdir)), RunDirectory(run.workdir).open_corpus()
-    figures = lambda assembly, rows: (evaluator := Evaluator(assembly, held_out, 0, rows, restored.mesh))(
-        restored.state.params, restored.frozen
+    figures = lambda assembly, rows: (evaluator := Evaluator(stages(assembly, restored.mesh)[0], held_out, rows))(
+        restored.params, restored.frozen
     ) | {"unigram": evaluator.baselines()}
     if run.recipe.startswith("xlnet"):
         found = figures(restored.assembly, ROWS)

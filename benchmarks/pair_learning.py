@@ -66,7 +66,7 @@ def _line(run: Training, minutes: float) -> str:
     """One row of the table."""
     directory, term = RunDirectory(run.workdir), TASKS[run.name][0]
     restored = restore(directory)
-    evaluator = Evaluator(restored.assembly, directory.open_corpus(), 0, ROWS, restored.mesh)
+    evaluator = Evaluator(restored.stages[0], directory.open_corpus(), ROWS)
     figures = evaluator(restored.params, restored.frozen)
     pairs, accuracy = sum((batch[term] >= 0).sum() for batch in evaluator.batches), figures[f"{term}_accuracy"]
     found = f"{100 * accuracy:.1f}%", f"{2 * (accuracy - 0.5) * math.sqrt(pairs):.1f}", f"{figures['mlm_loss']:.3f}"

@@ -47,11 +47,12 @@ def _last_state(directory):
 
     from pretrain.storage.stored_state import load, verified
     from pretrain.training.assembly import assemble
+    from pretrain.training.placement import stages
     from pretrain.training.restore import state_after
     from tpu.mesh import row_mesh
 
     step, mesh = max(directory.checkpoint_steps()), row_mesh(jax.local_devices()[:1], [1])
-    like = state_after(assemble(directory.read_recipe()), step, mesh)
+    like = state_after(stages(assemble(directory.read_recipe()), mesh), step)
     return verified(*load(directory.checkpoints / str(step), like), like)
 
 

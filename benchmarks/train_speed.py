@@ -166,12 +166,12 @@ def recipe_step(recipe, depth: str, batch: dict) -> Step:
 
     from models.core.program import default
     from pretrain.training.assembly import assemble, initial_params, initial_state
-    from pretrain.training.placement import jit_train_step
+    from pretrain.training.placement import stages
     from tpu.mesh import choose_mesh
 
     assembly = assemble(recipe, dataclasses.replace(default("cpu"), depth=depth))
     state, frozen = initial_state(assembly, initial_params(assembly), 0)
-    compiled = jit_train_step(assembly, 0, choose_mesh(None, 0, jax.devices(), None), microbatches=1)
+    compiled = stages(assembly, choose_mesh(None, 0, jax.devices(), None))[0].train.run
     batch = jax.device_put(batch)
 
     def step() -> float:

@@ -15,9 +15,9 @@ from pretrain.commands.arguments import parse_recipe
 from pretrain.recipe import Phase, Recipe, check
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.checkpoints import checkpoint_bytes
-from pretrain.training.assembly import Assembly, assemble, model_flops, state_shapes
+from pretrain.training.assembly import assemble, model_flops, parameter_shapes, split_frozen
 from pretrain.training.attention_choice import chosen_program
-from pretrain.training.placement import abstract_batch, abstract_state, jit_train_step
+from pretrain.training.placement import Stage, stages
 from tpu import plan_report
 from tpu.chips import TPUS
 from tpu.compiler import devices, prepare
@@ -111,17 +111,19 @@ def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe
 
 def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[Work, str]]:
     """(the real train step of each phase, its title); UserError where the mesh and the batch do not agree."""
-    plain = assemble(recipe)
     named = re.search(r"slice=(\d+)", target.mesh or "")
     slices = int(named[1]) if named else 1
     chips = devices(topology, slices)
-    parameters = count(state_shapes(plain, 0)[0].params)
+    shapes = parameter_shapes(assemble(recipe))
+    parameters = count(split_frozen(shapes, recipe.frozen)[0])
     mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm)
     program = chosen_program(recipe, target, mesh, "tpu")
-    assembly = assemble(recipe, program)
+    for index in range(len(recipe.phases)):
+        _check_batch(recipe, index, mesh, target.microbatches)
+    placed = stages(assemble(recipe, program), mesh, target.microbatches, shapes)
     where = f"{slices} x {topology}" if slices > 1 else str(topology)
     for index, phase in enumerate(recipe.phases):
-        yield _work(assembly, index, mesh, target.microbatches), (
+        yield _work(placed[index], target.microbatches), (
             f"{recipe.name} on {where} ({topology.cloud}: {len(chips)} chips), mesh {mesh_shape(mesh)}, "
             f"phase {index + 1} of {len(recipe.phases)}: {phase.batch_size} rows of {phase.length} tokens; "
             f"{parameters / 1e6:.1f}M parameters, {program.dtype}, layers {program.depth}, remat {program.remat}, "
@@ -129,20 +131,23 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
         )
 
 
-def _work(assembly: Assembly, index: int, mesh: Mesh, microbatches: int) -> Work:
-    """The train step of a phase on a mesh."""
-    recipe, phase, shape = assembly.recipe, assembly.recipe.phases[index], mesh_shape(mesh)
+def _check_batch(recipe: Recipe, index: int, mesh: Mesh, microbatches: int) -> None:
+    phase, shape = recipe.phases[index], mesh_shape(mesh)
     parts = microbatches * shape.batch_parts
     if phase.batch_size % parts:
         raise UserError(
             f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches {microbatches} x the "
             f"{shape.batch_parts} parts of the mesh {shape}: give --batch-size a multiple of {parts}, or another --mesh"
         )
-    state, frozen = abstract_state(assembly, index, mesh)
-    batch = abstract_batch(assembly, index, mesh)
+
+
+def _work(stage: Stage, microbatches: int) -> Work:
+    """The train step of a phase."""
+    phase, shape = stage.phase, mesh_shape(stage.mesh)
+    state, frozen, batch = stage.train.arguments
     return Work(
-        step=jit_train_step(assembly, index, mesh, microbatches),
-        arguments=(state, frozen, batch),
+        step=stage.train.run,
+        arguments=stage.train.arguments,
         parts={
             "parameters": (state.params, frozen),
             "optimizer": state.opt_state,
@@ -150,11 +155,11 @@ def _work(assembly: Assembly, index: int, mesh: Mesh, microbatches: int) -> Work
             "other state": (state.step, state.carry, state.skipped),
         },
         mesh=str(shape),
-        chips=mesh.size,
+        chips=stage.mesh.size,
         rows=phase.batch_size,
-        rows_multiple=parts,
+        rows_multiple=microbatches * shape.batch_parts,
         length=phase.length,
-        model_flops=model_flops(recipe, phase),
+        model_flops=model_flops(stage.assembly.recipe, phase),
         checkpoint=checkpoint_bytes(state),
     )
 

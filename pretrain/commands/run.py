@@ -24,11 +24,11 @@ from pretrain.storage.environment import changed, versions
 from pretrain.storage.journal import Journal, Silence
 from pretrain.storage.run_directory import RunDirectory, disk_errors, flat
 from pretrain.training.ahead import trace
-from pretrain.training.assembly import Assembly, assemble, initial_params, initial_state, state_shapes
+from pretrain.training.assembly import Assembly, assemble, initial_params, initial_state, parameter_shapes, split_frozen
 from pretrain.training.attention_choice import chosen_program, why_plain
 from pretrain.training.initial_weights import load_weights
 from pretrain.training.loop import Run, describe, train
-from pretrain.training.placement import abstract_state, place_parameters, state_shardings
+from pretrain.training.placement import Stage, place_parameters, shardings
 from pretrain.training.restore import load_frozen, phase_after, save_frozen
 from pretrain.training.signals import StopRequest
 from tpu.cluster import agree, from_first, gather, is_first
@@ -48,16 +48,17 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     agree("the recipe and its options", lambda: _shared_settings(given, options))
     extended = from_first("--schedule.from-here", lambda: to_json(run_directory.extended(options.workdir, given)))
     recipe = from_json(extended)
-    mesh = chosen_mesh(assemble(recipe), options)
+    shapes = parameter_shapes(assemble(recipe))
+    mesh = chosen_mesh(recipe, shapes, options)
     assembly = assemble(recipe, chosen_program(recipe, options, mesh))
     check_batches(recipe, options.microbatches, mesh_shape(mesh))
-    weights = _initial_weights(assembly, corpus, options)
-    programs = trace(assembly, mesh, options.microbatches)
+    weights = _initial_weights(assembly, shapes, corpus, options)
+    stages = trace(assembly, mesh, options.microbatches, shapes)
     renewed = _renewed(RunDirectory(options.workdir))
     with disk_errors(RunDirectory(options.workdir)), run_directory.alone(options.workdir):
         directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
-            first = _first_state(assembly, before or recipe, directory, checkpoints, weights, mesh)
+            first = _first_state(stages, before or recipe, directory, checkpoints, weights)
             state, carried, frozen, origin = first
             with closing(journal_of(directory, int(state.step), recipe)) as journal:
                 journal.say(describe(assembly, state.params, mesh))
@@ -71,7 +72,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
                 if before and before.steps != recipe.steps:
                     journal.say(_longer_or_shorter(before, recipe, int(state.step)))
                 stop = stop or StopRequest()
-                whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop, programs)
+                whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop, stages)
                 state, status = train(whole, state, carried)
                 if status == 0:
                     journal.say(f"done: {int(state.step)} steps in {directory.path}")
@@ -104,19 +105,19 @@ def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | 
     return Journal(directory, step, recipe.steps) if is_first() else Silence()
 
 
-def chosen_mesh(assembly: Assembly, options: Options) -> Mesh:
+def chosen_mesh(recipe: Recipe, shapes: Params, options: Options) -> Mesh:
     """The mesh that the options name, or the one that suits the model on this machine's devices."""
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    parameters = count(state_shapes(assembly, 0)[0].params)
+    parameters = count(split_frozen(shapes, recipe.frozen)[0])
     return choose_mesh(options.mesh, parameters, jax.devices(), memory)
 
 
-def _initial_weights(assembly: Assembly, corpus: Corpus, options: Options) -> Params | None:
+def _initial_weights(assembly: Assembly, shapes: Params, corpus: Corpus, options: Options) -> Params | None:
     """What --init-from names, unless the work directory has checkpoints to go on from."""
     source = from_first("--init-from", lambda: _init_from(RunDirectory(options.workdir), options.init_from))
     if source is None:
         return None
-    shapes, weights = jax.eval_shape(lambda: initial_params(assembly)), []
+    weights = []
     start = (lambda: jax.device_get(jax.jit(lambda: initial_params(assembly))())) if options.init_heads_anew else None
     load = lambda: weights.append(load_weights(source, assembly.recipe.model, shapes, corpus, start))
     gather(f"--init-from {source}", load)
@@ -167,12 +168,11 @@ def _longer_or_shorter(before: Recipe, recipe: Recipe, step: int) -> str:
 
 @busy("making or restoring the state")
 def _first_state(
-    assembly: Assembly,
+    stages: list[Stage],
     before: Recipe,
     directory: RunDirectory,
     checkpoints: Checkpoints,
     weights: Params | None,
-    mesh: Mesh,
 ) -> tuple[TrainState, int, Params, str]:
     """(state, the phase of its carry, frozen parameters, where they come from).
 
@@ -183,14 +183,15 @@ def _first_state(
         recorded = checkpoints.phase(step)
         return phase_after(before, step) if recorded is None else recorded
 
-    state = checkpoints.restore(lambda step: abstract_state(assembly, phase_of(step), mesh)[0])
+    assembly, first_stage = stages[0].assembly, stages[0]
+    state = checkpoints.restore(lambda step: stages[phase_of(step)].state)
     if state is not None:
         step = int(state.step)
-        return state, phase_of(step), load_frozen(assembly, directory, mesh), f"resuming from step {step}"
+        return state, phase_of(step), load_frozen(first_stage, directory), f"resuming from step {step}"
     first = jax.jit(
         lambda weights: initial_state(assembly, initial_params(assembly) if weights is None else weights, 0),
-        out_shardings=state_shardings(assembly, 0, mesh),
+        out_shardings=shardings((first_stage.state, first_stage.frozen)),
     )
-    state, frozen = first(None if weights is None else place_parameters(weights, assembly, mesh))
+    state, frozen = first(None if weights is None else place_parameters(weights, first_stage))
     save_frozen(directory, frozen)
     return state, 0, frozen, "starting from random weights" if weights is None else "starting from --init-from"

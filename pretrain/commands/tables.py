@@ -11,6 +11,7 @@ from pretrain.recipes.table import wide_console
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import Assembly
 from pretrain.training.evaluate import Evaluator
+from pretrain.training.placement import stages
 from pretrain.training.restore import restore
 
 
@@ -24,14 +25,14 @@ def print_evaluation(
     directory = RunDirectory(run)
     newest = restore(directory)
     recipe = newest.assembly.recipe
-    assembly = newest.assembly if memory is None else _remembering(newest.assembly, memory)
+    placed = newest.stages if memory is None else stages(_remembering(newest.assembly, memory), newest.mesh)
     steps = directory.checkpoint_steps() if every_checkpoint else [newest.step]
     columns, evaluator, phase = {}, None, None
     for step in steps:
         restored = newest if step == newest.step else restore(directory, step)
         if phase != phase_at(recipe, step - 1):
             phase = phase_at(recipe, step - 1)
-            evaluator = Evaluator(assembly, directory.open_corpus(corpus), phase, examples, newest.mesh)
+            evaluator = Evaluator(placed[phase], directory.open_corpus(corpus), examples)
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen)
     columns["unigram"] = evaluator.baselines()
     wide_console().print(_figures_table(f"held-out figures of {run}", columns))

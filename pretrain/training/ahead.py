@@ -2,68 +2,43 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
+from models.core.parameters import Params
 from pretrain.storage.checkpoints import checkpoint_bytes
 from pretrain.training.assembly import Assembly
-from pretrain.training.evaluate import EVALUATION_SEED
-from pretrain.training.placement import (
-    abstract_batch,
-    abstract_carry,
-    abstract_state,
-    jit_evaluation_step,
-    jit_train_step,
-)
+from pretrain.training.placement import Program, Stage, stages
 from tpu.chips import GIB
 from tpu.rules import shard_bytes
 
 TRAIN, EVALUATE = "train step", "evaluation"
+FIELDS = {TRAIN: "train", EVALUATE: "evaluate"}  # of a Stage
 CURES = {
     TRAIN: "raise --microbatches, or try --remat full, a --mesh with more fsdp, a smaller phases.{}.batch_size",
     EVALUATE: "try a --mesh with more fsdp, or a smaller phases.{}.batch_size",
 }
 
 
-class Program(NamedTuple):
-    """run: jitted or compiled.   arguments: its arguments as shapes.   beside: bytes that a device holds meanwhile."""
-
-    run: Callable
-    arguments: tuple
-    beside: int = 0
-
-
-def trace(assembly: Assembly, mesh: Mesh, microbatches: int) -> list[dict[str, Program]]:
-    """The programs of each phase by name, traced, not compiled.
+def trace(
+    assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params | None = None
+) -> list[Stage]:
+    """The phases on a mesh (see `placement.stages`), their programs traced, not compiled.
 
     UserError where a mesh does not divide the parameters or a phase's activations evenly.
     """
     try:
-        return [_traced(assembly, phase, mesh, microbatches) for phase in range(len(assembly.recipe.phases))]
+        made = stages(assembly, mesh, microbatches, shapes)
+        for stage in made:
+            for program in (stage.train, stage.evaluate):
+                program.run.trace(*program.arguments)
     except ValueError as error:
         if mesh.size == 1:
             raise
         raise UserError(str(error)) from None
-
-
-def _traced(assembly: Assembly, phase: int, mesh: Mesh, microbatches: int) -> dict[str, Program]:
-    state, frozen = abstract_state(assembly, phase, mesh)
-    batch, carry = abstract_batch(assembly, phase, mesh), abstract_carry(assembly, phase, mesh, train=False)
-    index = jax.ShapeDtypeStruct((), np.int32)
-    unused = state._replace(params=())  # by an evaluation
-    train = jit_train_step(assembly, phase, mesh, microbatches)
-    evaluate = jit_evaluation_step(assembly, phase, EVALUATION_SEED, mesh)
-    programs = {
-        TRAIN: Program(train, (state, frozen, batch)),
-        EVALUATE: Program(evaluate, (state.params, frozen, batch, index, carry), shard_bytes(unused)),
-    }
-    for program in programs.values():
-        program.run.trace(*program.arguments)
-    return programs
+    return made
 
 
 def compiles_ahead(mesh: Mesh) -> bool:
@@ -72,29 +47,28 @@ def compiles_ahead(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform != "cpu"
 
 
-def compile_phases(
-    programs: list[dict[str, Program]], names: Mapping[int, list[str]], mesh: Mesh, say: Callable[[str], None]
-) -> list[dict[str, Program]]:
-    """The same programs, of which those with these names (phase -> names) are compiled.
+def compile_phases(made: list[Stage], names: Mapping[int, list[str]], say: Callable[[str], None]) -> list[Stage]:
+    """The same stages, whose programs with these names (phase -> names) are compiled.
 
     say: is told what takes so long, and how long it took.   UserError for what does not fit a device.
     """
-    programs = [dict(of_phase) for of_phase in programs]
-    capacity = (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+    made = list(made)
     for phase, wanted in names.items():
-        say(f"compiling phase {phase + 1} of {len(programs)}: {', '.join(wanted)}")
+        stage = made[phase]
+        capacity = (stage.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+        say(f"compiling phase {phase + 1} of {len(made)}: {', '.join(wanted)}")
         start, needed = time.perf_counter(), {}
+        beside = {EVALUATE: shard_bytes(stage.state._replace(params=()))}  # which lies there, but is not read
         for name in wanted:
-            program = programs[phase][name]
+            program = getattr(stage, FIELDS[name])
             compiled = _compiled(program, phase, name)
-            programs[phase][name] = program._replace(run=compiled)
-            needed[name] = _bytes(compiled) + program.beside
-        arguments = programs[phase][TRAIN].arguments
-        needed["checkpoint"] = shard_bytes(arguments) + checkpoint_bytes(arguments[0])
+            made[phase] = made[phase]._replace(**{FIELDS[name]: program._replace(run=compiled)})
+            needed[name] = _bytes(compiled) + beside.get(name, 0)
+        needed["checkpoint"] = shard_bytes(stage.train.arguments) + checkpoint_bytes(stage.state)
         _check_memory(needed, phase, capacity)
         sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in needed.items())
         say(f"compiled in {time.perf_counter() - start:.0f} s; GiB of each device: {sizes}")
-    return programs
+    return made
 
 
 def _check_memory(needed: Mapping[str, int], phase: int, capacity: int | None) -> None:

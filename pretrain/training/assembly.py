@@ -47,6 +47,11 @@ def initial_params(assembly: Assembly) -> Params:
     return initialise(jax.random.key(recipe.seed), assembly.model, spec)
 
 
+def parameter_shapes(assembly: Assembly) -> Params:
+    """`initial_params` as shapes, whatever the program, without computing anything."""
+    return jax.eval_shape(lambda: initial_params(assembly))
+
+
 def model_flops(recipe: Recipe, phase: Phase) -> float:
     """FLOPs of a train step that the model needs: the backward pass costs two forward passes, since a product's
     gradient is two products of its size."""
@@ -70,24 +75,6 @@ def initial_state(assembly: Assembly, params: Params, phase: int) -> tuple[Train
 def initial_carry(assembly: Assembly, phase: int, train: bool = True) -> tuple[Any, Any]:
     """The objective's carry before a phase's first batch, and its axes."""
     return assembly.recipe.objective.carry(assembly.model, assembly.recipe.phases[phase], train)
-
-
-def carry_axes(assembly: Assembly, phase: int, train: bool = True):
-    """The axes of that carry alone, without computing anything: a memory of many rows fits on no single device."""
-    axes = []
-
-    def carry():
-        made, of_made = initial_carry(assembly, phase, train)
-        axes.append(of_made)
-        return made
-
-    jax.eval_shape(carry)
-    return axes[0]
-
-
-def state_shapes(assembly: Assembly, phase: int) -> tuple[TrainState, Params]:
-    """`initial_state` as shapes, without computing anything."""
-    return jax.eval_shape(lambda: initial_state(assembly, initial_params(assembly), phase))
 
 
 def _check_frozen(prefixes: tuple[str, ...], paths: list[str]) -> None:

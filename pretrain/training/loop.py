@@ -23,10 +23,10 @@ from pretrain.state import TrainState
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.journal import Journal, Silence, read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.ahead import EVALUATE, TRAIN, Program, compile_phases, compiles_ahead
+from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, compiles_ahead
 from pretrain.training.assembly import Assembly, model_flops
 from pretrain.training.evaluate import Evaluator
-from pretrain.training.placement import jit_first_carry
+from pretrain.training.placement import Stage
 from pretrain.training.signals import EXIT_STOPPED, StopRequest
 from pretrain.training.step import Metrics
 from tpu.batches import host_rows, place_rows
@@ -49,7 +49,7 @@ class Run(NamedTuple):
     mesh: Mesh
     frozen: Params
     stop: StopRequest
-    programs: list[dict[str, Program]]
+    stages: list[Stage]
 
 
 def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
@@ -70,7 +70,7 @@ def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
         run.journal.say(f"phase {phase + 1} of {len(ends)}: {recipe.phases[phase]}, steps {step} to {ends[phase]}")
         evaluator = _evaluator(run, phase)
         if phase != carried:  # the rows of another phase's batches do not continue these
-            state, carried = state._replace(carry=jit_first_carry(run.assembly, phase, run.mesh)()), phase
+            state, carried = state._replace(carry=run.stages[phase].first_carry()), phase
         state, stopped = _train_phase(run, state, phase, ends[phase], evaluator)
         if stopped:
             _save(run, state, carried)
@@ -90,7 +90,7 @@ def _train_phase(
     """Steps up to `end` or to a stop request -> (state, whether it was one)."""
     options, recipe = run.options, run.assembly.recipe
     first = int(state.step)
-    step_function = run.programs[phase][TRAIN].run
+    step_function = run.stages[phase].train.run
     meter = Meter(run, phase, first)
     run.journal.doing(f"compiling phase {phase + 1}")
     for step, batch in _batches(run, phase, first, end):
@@ -120,12 +120,11 @@ def _compiled(run: Run, step: int) -> Run:
     last = len(recipe.phases) - 1
     names = lambda phase: [TRAIN, EVALUATE] if run.options.eval_every or phase == last else [TRAIN]
     wanted = {phase: names(phase) for phase in range(phase_at(recipe, step), len(recipe.phases))}
-    return run._replace(programs=compile_phases(run.programs, wanted, run.mesh, run.journal.say))
+    return run._replace(stages=compile_phases(run.stages, wanted, run.journal.say))
 
 
 def _evaluator(run: Run, phase: int) -> Evaluator:
-    step = run.programs[phase][EVALUATE].run
-    return Evaluator(run.assembly, run.corpus, phase, run.options.eval_examples, run.mesh, step)
+    return Evaluator(run.stages[phase], run.corpus, run.options.eval_examples)
 
 
 def _batches(run: Run, phase: int, first: int, end: int) -> Iterator[tuple[int, dict]]:

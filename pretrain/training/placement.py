@@ -1,24 +1,144 @@
-"""A run's state and its two programs on a mesh: what lies where, and the jitted steps."""
+"""A recipe on a mesh: what lies where in each phase, and its programs. Made once; all that trains reads it."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
 from models.core.parameters import Params
 from models.core.sharding import placed_by
+from pretrain.objectives.phase import Phase
 from pretrain.state import TrainState
-from pretrain.training.assembly import Assembly, carry_axes, initial_carry, split_frozen, state_shapes
+from pretrain.training.assembly import Assembly, initial_carry, parameter_shapes, split_frozen
 from pretrain.training.attention_choice import for_evaluation
-from pretrain.training.step import evaluation_step, merge, train_step
+from pretrain.training.step import evaluation_step, merge, new_state, train_step
 from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
 from tpu.xla import compiler_options, matmul_precision
 
+EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
 
-def state_shardings(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainState, Params]:
-    """(of the state in a phase, of the frozen parameters): a sharding for each array; UserError if the mesh misfits."""
-    state, frozen = state_shapes(assembly, phase)
+
+class Program(NamedTuple):
+    """run: jitted or compiled.   arguments: its arguments as shapes, dtypes and shardings."""
+
+    run: Callable
+    arguments: tuple
+
+
+class Stage(NamedTuple):
+    """A phase of a recipe on a mesh.
+
+    state, frozen: the train state in this phase and the frozen parameters as shapes, dtypes and shardings.
+    train: (state, frozen, batch) -> (state, metrics); the old state is given up.
+    evaluate: `step.evaluation_step`.
+    first_carry, first_evaluation_carry: () -> the objective's carry before the first batch, jitted.
+    """
+
+    assembly: Assembly
+    index: int
+    mesh: Mesh
+    state: TrainState
+    frozen: Params
+    train: Program
+    evaluate: Program
+    first_carry: Callable
+    first_evaluation_carry: Callable
+
+    @property
+    def phase(self) -> Phase:
+        return self.assembly.recipe.phases[self.index]
+
+
+def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params | None = None) -> list[Stage]:
+    """Each phase of a recipe on a mesh; nothing is computed or traced yet. UserError if the mesh misfits.
+
+    shapes: the `parameter_shapes`, where they are known.
+    """
+    shapes = parameter_shapes(assembly) if shapes is None else shapes
+    trained, frozen = split_frozen(shapes, assembly.recipe.frozen)
+    state = jax.eval_shape(lambda params: new_state(params, assembly.optimizer, {}), trained)
+    placed, held = _shardings(assembly, state, frozen, mesh)
+    state, frozen = jax.tree.map(_placed, (state, frozen), (placed, held))
+    return [_stage(assembly, index, mesh, microbatches, state, frozen) for index in range(len(assembly.recipe.phases))]
+
+
+def shardings(tree: Any) -> Any:
+    """The shardings of what a stage says is placed."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def place_parameters(params: Params, stage: Stage) -> Params:
+    """Parameters that every host has whole, trained and frozen, on a mesh: a device is given only its part."""
+    place = lambda array, like: jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
+    return jax.tree.map(place, params, merge(stage.state.params, stage.frozen))
+
+
+def _stage(
+    assembly: Assembly, index: int, mesh: Mesh, microbatches: int, state: TrainState, frozen: Params
+) -> Stage:
+    """state: without a carry."""
+    recipe, phase = assembly.recipe, assembly.recipe.phases[index]
+    first, carry, axes = _carry(assembly, index, mesh, train=True)
+    first_evaluation, evaluation_carry, _ = _carry(assembly, index, mesh, train=False)
+    state = state._replace(carry=carry)
+    batch = {
+        name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype, sharding=rows(mesh))
+        for name, (shape, dtype) in recipe.objective.spec(phase).items()
+    }
+    step = train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches)
+    outputs = (shardings(state), replicated(mesh))
+    train = jit_on(mesh, assembly, step, out_shardings=outputs, donate_argnums=0)
+    evaluated = for_evaluation(assembly, index, mesh)
+    evaluation = evaluation_step(recipe.objective, evaluated.model, EVALUATION_SEED)
+    # The carry comes back as it lies in the first one.
+    evaluate = jit_on(mesh, evaluated, evaluation, out_shardings=(replicated(mesh), shardings(evaluation_carry)))
+    number = jax.ShapeDtypeStruct((), np.int32)
+    return Stage(
+        assembly,
+        index,
+        mesh,
+        state,
+        frozen,
+        train=Program(train, (state, frozen, batch)),
+        evaluate=Program(evaluate, (state.params, frozen, batch, number, evaluation_carry)),
+        first_carry=first,
+        first_evaluation_carry=first_evaluation,
+    )
+
+
+def jit_on(mesh: Mesh, assembly: Assembly, step: Callable, **how) -> Callable:
+    """A step jitted for a mesh."""
+
+    def placed(*arguments):
+        with placed_by(activation_rules(mesh)), matmul_precision(assembly.model.program.dtype):
+            return step(*arguments)
+
+    return jax.jit(placed, compiler_options=compiler_options(mesh), **how)
+
+
+def _carry(assembly: Assembly, index: int, mesh: Mesh, train: bool) -> tuple[Callable, Any, Any]:
+    """(makes the first carry, jitted; the carry as shapes, dtypes and shardings; its axes).
+
+    Nothing is computed: a memory of many rows fits on no single device.
+    """
+    axes = []
+
+    def make():
+        carry, of_carry = initial_carry(assembly, index, train)
+        axes.append(of_carry)
+        return carry
+
+    shapes = jax.eval_shape(make)
+    where = carry_shardings(axes[0], mesh)
+    first = jax.jit(lambda: initial_carry(assembly, index, train)[0], out_shardings=where)
+    return first, jax.tree.map(_placed, shapes, where), axes[0]
+
+
+def _shardings(assembly: Assembly, state: TrainState, frozen: Params, mesh: Mesh) -> tuple[TrainState, Params]:
+    """(of a state without a carry, of the frozen parameters): a sharding for each array."""
     table = assembly.family.parameters(assembly.recipe.model)
     everything = parameter_shardings(table, merge(state.params, frozen), mesh)
     trained, held = split_frozen(everything, assembly.recipe.frozen)
@@ -27,69 +147,8 @@ def state_shardings(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainSt
         assembly.optimizer, lambda _, sharding: sharding, state.opt_state, trained,
         transform_non_params=lambda _: everywhere,
     )  # fmt: skip
-    carry = carry_shardings(carry_axes(assembly, phase), mesh)
-    return TrainState(everywhere, trained, moments, carry, everywhere), held
-
-
-def abstract_state(assembly: Assembly, phase: int, mesh: Mesh) -> tuple[TrainState, Params]:
-    """(state, frozen parameters) as shapes, dtypes and shardings."""
-    return jax.tree.map(_placed, state_shapes(assembly, phase), state_shardings(assembly, phase, mesh))
+    return TrainState(everywhere, trained, moments, {}, everywhere), held
 
 
 def _placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-
-def place_parameters(params: Params, assembly: Assembly, mesh: Mesh) -> Params:
-    """Parameters that every host has whole, trained and frozen, on a mesh: a device is given only its part."""
-    state, held = state_shardings(assembly, 0, mesh)
-    place = lambda array, sharding: jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-    return jax.tree.map(place, params, merge(state.params, held))
-
-
-def jit_first_carry(assembly: Assembly, phase: int, mesh: Mesh, train: bool = True) -> Callable:
-    """() -> the objective's carry before a phase's first batch, jitted."""
-    make = lambda: initial_carry(assembly, phase, train)[0]
-    return jax.jit(make, out_shardings=carry_shardings(carry_axes(assembly, phase, train), mesh))
-
-
-def abstract_carry(assembly: Assembly, phase: int, mesh: Mesh, train: bool = True):
-    """What `jit_first_carry` gives as shapes, dtypes and shardings."""
-    shapes = jax.eval_shape(lambda: initial_carry(assembly, phase, train)[0])
-    return jax.tree.map(_placed, shapes, carry_shardings(carry_axes(assembly, phase, train), mesh))
-
-
-def abstract_batch(assembly: Assembly, phase: int, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """A global batch of a phase as shapes, dtypes and shardings."""
-    shape = assembly.recipe.phases[phase]
-    return {
-        name: jax.ShapeDtypeStruct((shape.batch_size, *of_row), dtype, sharding=rows(mesh))
-        for name, (of_row, dtype) in assembly.recipe.objective.spec(shape).items()
-    }
-
-
-def jit_train_step(assembly: Assembly, phase: int, mesh: Mesh, microbatches: int) -> Callable:
-    """The train step of a phase, jitted: (state, frozen, batch) -> (state, metrics); the old state is given up."""
-    axes = carry_axes(assembly, phase)
-    step = train_step(assembly.recipe, assembly.model, assembly.optimizer, axes, microbatches)
-
-    def placed(state, frozen, batch):
-        with placed_by(activation_rules(mesh)), matmul_precision(assembly.model.program.dtype):
-            return step(state, frozen, batch)
-
-    shardings, _ = state_shardings(assembly, phase, mesh)
-    outputs = (shardings, replicated(mesh))
-    return jax.jit(placed, donate_argnums=0, out_shardings=outputs, compiler_options=compiler_options(mesh))
-
-
-def jit_evaluation_step(assembly: Assembly, phase: int, seed: int, mesh: Mesh) -> Callable:
-    """`step.evaluation_step` of a phase, jitted; the carry comes back as it lies in `jit_first_carry`."""
-    assembly = for_evaluation(assembly, phase, mesh)
-    step = evaluation_step(assembly.recipe.objective, assembly.model, seed)
-
-    def placed(*arguments):
-        with placed_by(activation_rules(mesh)), matmul_precision(assembly.model.program.dtype):
-            return step(*arguments)
-
-    carry = carry_shardings(carry_axes(assembly, phase, train=False), mesh)
-    return jax.jit(placed, out_shardings=(replicated(mesh), carry), compiler_options=compiler_options(mesh))

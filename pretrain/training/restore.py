@@ -22,7 +22,7 @@ from pretrain.storage.checkpoints import newest_intact
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.storage.stored_state import NOT_READ, Damaged, load, patiently, verified
 from pretrain.training.assembly import Assembly, assemble
-from pretrain.training.placement import abstract_state
+from pretrain.training.placement import Stage, stages
 from tpu.mesh import row_mesh
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class Restored(NamedTuple):
     params: Params
     frozen: Params
     mesh: Mesh
+    stages: list[Stage]
 
 
 def restore(directory: RunDirectory, step: int | None = None, devices: list[jax.Device] | None = None) -> Restored:
@@ -47,15 +48,17 @@ def restore(directory: RunDirectory, step: int | None = None, devices: list[jax.
     recipe = directory.read_recipe()
     assembly = assemble(recipe, programs.default())
     mesh = row_mesh(devices or jax.local_devices(), [phase.batch_size for phase in recipe.phases])
+    placed = stages(assembly, mesh)
 
     def read(at: int) -> TrainState:
-        like = _parameters_after(assembly, at, mesh)
+        like = _parameters_after(placed, at)
         return verified(*load(directory.checkpoints / str(at), like), like)
 
     state = _newest(directory, step, read)
     if state is None:
         raise UserError(f"{directory.path} has no checkpoint yet: let `python -m pretrain run` write one")
-    return Restored(assembly, int(state.step), state.params, load_frozen(assembly, directory, mesh), mesh)
+    frozen = load_frozen(placed[0], directory)
+    return Restored(assembly, int(state.step), state.params, frozen, mesh, placed)
 
 
 def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], TrainState]) -> TrainState | None:
@@ -72,9 +75,9 @@ def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], Tra
     return state
 
 
-def state_after(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
+def state_after(placed: list[Stage], step: int) -> TrainState:
     """Shapes, dtypes and shardings of the state after `step` steps."""
-    return abstract_state(assembly, phase_after(assembly.recipe, step), mesh)[0]
+    return placed[phase_after(placed[0].assembly.recipe, step)].state
 
 
 def phase_after(recipe: Recipe, step: int) -> int:
@@ -82,9 +85,9 @@ def phase_after(recipe: Recipe, step: int) -> int:
     return phase_at(recipe, max(step - 1, 0))
 
 
-def _parameters_after(assembly: Assembly, step: int, mesh: Mesh) -> TrainState:
+def _parameters_after(placed: list[Stage], step: int) -> TrainState:
     """`state_after` without what only training needs: moments and memories may be many times the parameters."""
-    state = state_after(assembly, step, mesh)
+    state = state_after(placed, step)
     unread = lambda tree: jax.tree.map(lambda _: NOT_READ, tree)
     return state._replace(opt_state=unread(state.opt_state), carry=unread(state.carry))
 
@@ -96,15 +99,14 @@ def save_frozen(directory: RunDirectory, frozen: Params) -> None:
             writer.save(_frozen_folder(directory), frozen, force=True)
 
 
-def load_frozen(assembly: Assembly, directory: RunDirectory, mesh: Mesh) -> Params:
+def load_frozen(stage: Stage, directory: RunDirectory) -> Params:
     """The frozen parameters of a run, mostly {}."""
-    _, like = abstract_state(assembly, 0, mesh)
-    if not like:
+    if not stage.frozen:
         return {}
     folder = _frozen_folder(directory)
     with ocp.StandardCheckpointer() as reader:
         try:
-            return patiently(folder, lambda: reader.restore(folder, like))
+            return patiently(folder, lambda: reader.restore(folder, stage.frozen))
         except Damaged as error:
             raise UserError(f"{folder} is damaged ({error}): restore it from a copy") from error
 

@@ -66,9 +66,10 @@ def test_a_second_phase_without_room_ends_the_run_before_the_first_step(
 
 
 def test_what_is_compiled_ahead_trains_and_evaluates(accelerator, corpus_path, tmp_path, monkeypatch, capsys):
-    for name in ("jit_train_step", "jit_evaluation_step"):
-        make = getattr(ahead, name)
-        monkeypatch.setattr(ahead, name, lambda *of, make=make: Uncalled(make(*of)))
+    make = ahead.stages
+    uncalled = lambda program: program._replace(run=Uncalled(program.run))
+    of_stage = lambda stage: stage._replace(train=uncalled(stage.train), evaluate=uncalled(stage.evaluate))
+    monkeypatch.setattr(ahead, "stages", lambda *of: [of_stage(stage) for stage in make(*of)])
     recipe = toys.recipe(steps=4, phases=PHASES)
     options = tiny.options(corpus_path, tmp_path / "run", eval_every=1)
     assert run(recipe, options) == 0
@@ -97,13 +98,13 @@ def test_a_phase_that_cannot_be_traced_fails_before_anything_is_written(corpus_p
 @pytest.mark.parametrize("name, names", [(TRAIN, [TRAIN]), (EVALUATE, [EVALUATE]), ("checkpoint", [])])
 def test_a_device_needs_room_for_the_state_beside_whatever_is_done(name, names):
     mesh = choose_mesh(None, 0, jax.devices(), None)
-    programs = trace(assemble(toys.recipe(), Program()), mesh, 1)
-    state, frozen, batch = programs[0][TRAIN].arguments
+    (stage,) = trace(assemble(toys.recipe(), Program()), mesh)
+    state, frozen, batch = stage.train.arguments
     stood_in = lambda memory: SimpleNamespace(
         local_devices=[SimpleNamespace(memory_stats=lambda: memory and {"bytes_limit": memory})]
     )
     room = shard_bytes((state, frozen, batch))
     with pytest.raises(UserError, match=f"phase 1: its {name} takes .* GiB of a device that has .*phases.0.batch_size"):
-        compile_phases(programs, {0: names}, stood_in(room), print)
+        compile_phases([stage._replace(mesh=stood_in(room))], {0: names}, print)
     for memory in (3 * room + 2**20, None):
-        compile_phases(programs, {0: names}, stood_in(memory), print)
+        compile_phases([stage._replace(mesh=stood_in(memory))], {0: names}, print)

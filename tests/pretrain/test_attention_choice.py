@@ -17,13 +17,7 @@ from pretrain.recipe import Phase
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
 from pretrain.training.attention_choice import chosen_program, for_evaluation, why_plain
-from pretrain.training.placement import (
-    abstract_batch,
-    abstract_state,
-    jit_evaluation_step,
-    jit_first_carry,
-    jit_train_step,
-)
+from pretrain.training.placement import stages
 from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
 
@@ -127,10 +121,9 @@ def test_an_evaluation_that_the_kernel_cannot_run_is_plain_and_the_run_says_so(t
     assert for_evaluation(assembly, 0, mesh).model.program == dataclasses.replace(program, attention="xla")
     same = assembly._replace(recipe=transformer_xl(evaluation_memory=256))
     assert for_evaluation(same, 0, mesh) is same and why_plain(same, options, platform="tpu") == []
-    (state, frozen), batch = abstract_state(assembly, 0, mesh), abstract_batch(assembly, 0, mesh)
     for of, kernels in ((assembly, 0), (same, 1)):
-        carry = jax.eval_shape(jit_first_carry(of, 0, mesh, train=False))
-        traced = jit_evaluation_step(of, 0, 0, mesh).trace(state.params, frozen, batch, 0, carry)
+        evaluate = stages(of, mesh)[0].evaluate
+        traced = evaluate.run.trace(*evaluate.arguments)
         assert str(traced.jaxpr).count("name=relative_whole_forward") == kernels
 
 
@@ -161,8 +154,8 @@ def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):
     monkeypatch.setitem(KERNELS, kernel, KERNELS[kernel]._replace(obstacles=recording))
     monkeypatch.setattr(cudnn, "cudnn", lambda q, k, v, mask: q)  # JAX's traces on a machine with a GPU alone
     assembly, mesh = assemble(recipe, Program(dtype="bfloat16", attention=kernel)), row_mesh(jax.devices(), [1])
-    arguments = (*abstract_state(assembly, 0, mesh), abstract_batch(assembly, 0, mesh))
+    step = stages(assembly, mesh)[0].train
     asked.clear()  # of the initialisation
-    jit_train_step(assembly, 0, mesh, 1).trace(*arguments)
+    step.run.trace(*step.arguments)
     length, memory = recipe.phases[0].length, recipe.objective.memory(recipe.model, train=True)
     assert asked == {of._replace(part="") for of in family.attentions(recipe.model, length, memory)}

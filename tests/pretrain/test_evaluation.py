@@ -23,6 +23,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
+from pretrain.training.placement import stages
 from pretrain.training.step import Evaluation, evaluation_step
 from tests.pretrain import tiny
 from tests.pretrain.reference import random_batch
@@ -31,7 +32,7 @@ from tpu.mesh import choose_mesh
 
 def evaluator(recipe, corpus_path, examples=20):
     mesh = choose_mesh(None, 0, jax.devices(), None)
-    return Evaluator(assemble(recipe, Program()), Corpus(corpus_path), 0, examples, mesh)
+    return Evaluator(stages(assemble(recipe, Program()), mesh)[0], Corpus(corpus_path), examples)
 
 
 @pytest.fixture(scope="module")
@@ -255,14 +256,13 @@ from pretrain.training import ahead
 from pretrain.commands.run import run
 from tests.pretrain import tiny
 
-compiled, during, make = [], [], ahead.jit_evaluation_step
+compiled, during, make = [], [], ahead.stages
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: compiled.append(event) if event.endswith("backend_compile_duration") else None)
 
 class Counted:
-    def __init__(self, *of):
-        self.jitted = make(*of)
-        self.trace = self.jitted.trace
+    def __init__(self, jitted):
+        self.jitted, self.trace = jitted, jitted.trace
 
     def __call__(self, *arguments):
         before = len(compiled)
@@ -270,7 +270,10 @@ class Counted:
         during.append(len(compiled) - before)
         return result
 
-ahead.jit_evaluation_step = Counted
+def counted(stage):
+    return stage._replace(evaluate=stage.evaluate._replace(run=Counted(stage.evaluate.run)))
+
+ahead.stages = lambda *of: [counted(stage) for stage in make(*of)]
 corpus, workdir = map(Path, sys.argv[1:])
 run(tiny.transformer_xl(steps=2), tiny.options(corpus, workdir, eval_every=1, mesh="data=2,sequence=2"))
 assert during == [1, 0, 0, 0], during

@@ -25,6 +25,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
+from pretrain.training.placement import stages
 from pretrain.training.restore import restore
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
@@ -44,7 +45,7 @@ def evaluated(corpus_path, params, **objective):
     recipe = tiny.transformer_xl()
     recipe = dataclasses.replace(recipe, objective=dataclasses.replace(recipe.objective, **objective))
     mesh = choose_mesh(None, 0, jax.devices(), None)
-    return Evaluator(assemble(recipe, Program()), Corpus(corpus_path), 0, 64, mesh)(params, {})
+    return Evaluator(stages(assemble(recipe, Program()), mesh)[0], Corpus(corpus_path), 64)(params, {})
 
 
 @pytest.mark.parametrize("recipe", [tiny.transformer_xl, pytest.param(tiny.xlnet, marks=pytest.mark.slow)])

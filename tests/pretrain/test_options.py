@@ -211,7 +211,7 @@ def test_log_every(toy_run):
 
 def test_eval_every_and_eval_examples(toy_run, monkeypatch):
     sizes, evaluator = [], loop.Evaluator
-    monkeypatch.setattr(loop, "Evaluator", lambda *rest: sizes.append(rest[3]) or evaluator(*rest))
+    monkeypatch.setattr(loop, "Evaluator", lambda *rest: sizes.append(rest[2]) or evaluator(*rest))
     assert steps_of(toy_run(eval_every=7, eval_examples=24), "eval") == [7, 14, 20]
     assert sizes == [24]
 
@@ -247,8 +247,8 @@ def test_max_skipped(corpus_path, tmp_path, monkeypatch, toy_run):
 
 
 def test_microbatches(toy_run, monkeypatch):
-    parts, step = [], ahead.jit_train_step
-    monkeypatch.setattr(ahead, "jit_train_step", lambda *rest: parts.append(rest[3]) or step(*rest))
+    parts, stages = [], ahead.stages
+    monkeypatch.setattr(ahead, "stages", lambda *rest: parts.append(rest[2]) or stages(*rest))
     toy_run(microbatches=4)
     assert parts == [4]
 

@@ -16,9 +16,8 @@ from pretrain.recipes import table
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import assemble, carry_axes, state_shapes
-from pretrain.training.placement import abstract_state
-from pretrain.training.step import train_step
+from pretrain.training.assembly import assemble
+from pretrain.training.placement import stages
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import replaced
 from tpu.mesh import MeshShape, make_mesh
@@ -38,32 +37,23 @@ def shrunk(recipe):
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_lowers_at_a_tiny_size_from_shapes_alone(name):
     recipe = shrunk(RECIPES[name])
-    assembly = assemble(recipe, Program())
-    for phase, shape in enumerate(recipe.phases):
-        state, frozen = state_shapes(assembly, phase)
-        spec = recipe.objective.spec(shape)
-        batch = {key: jax.ShapeDtypeStruct((shape.batch_size, *one), dtype) for key, (one, dtype) in spec.items()}
-        step = train_step(recipe, assembly.model, assembly.optimizer, carry_axes(assembly, phase))
-        after, metrics = jax.eval_shape(step, state, frozen, batch)
+    for stage in stages(assemble(recipe, Program()), make_mesh(MeshShape(), jax.devices()[:1])):
+        state = stage.train.arguments[0]
+        after, metrics = jax.eval_shape(stage.train.run, *stage.train.arguments)
         assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
         assert metrics.loss.shape == ()
 
 
 def test_nothing_is_allocated_to_place_a_memory_that_fits_on_no_single_device():
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
-    state, _ = abstract_state(assemble(RECIPES["xlnet-large"], Program()), 0, mesh)
+    state = stages(assemble(RECIPES["xlnet-large"], Program()), mesh)[0].state
     assert state.carry["hidden"].shape == (24, 8192, 384, 1024)  # 309 GB
 
 
 def lowered(recipe, program):
     """The text of a recipe's train step in its first phase."""
-    assembly = assemble(recipe, program)
-    state, frozen = state_shapes(assembly, 0)
-    shape = recipe.phases[0]
-    spec = recipe.objective.spec(shape)
-    batch = {key: jax.ShapeDtypeStruct((shape.batch_size, *one), dtype) for key, (one, dtype) in spec.items()}
-    step = train_step(recipe, assembly.model, assembly.optimizer, carry_axes(assembly, 0))
-    return jax.jit(step).lower(state, frozen, batch).as_text()
+    step = stages(assemble(recipe, program), make_mesh(MeshShape(), jax.devices()[:1]))[0].train
+    return step.run.lower(*step.arguments).as_text()
 
 
 @pytest.mark.parametrize(

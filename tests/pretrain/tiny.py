@@ -26,6 +26,7 @@ from pretrain.schedules import Schedule
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
+from pretrain.training.placement import stages
 from pretrain.training.restore import state_after
 from tpu.mesh import row_mesh
 
@@ -86,10 +87,10 @@ def equal(one, other) -> bool:
 def final_state(workdir: Path, step: int | None = None):
     """The train state of a checkpoint, by default the newest, as NumPy arrays."""
     directory = RunDirectory(workdir)
-    assembly, mesh = assemble(directory.read_recipe()), row_mesh(jax.local_devices()[:1], [1])
+    placed = stages(assemble(directory.read_recipe()), row_mesh(jax.local_devices()[:1], [1]))
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        return jax.device_get(checkpoints.restore(lambda at: state_after(assembly, at, mesh), step))
+        return jax.device_get(checkpoints.restore(lambda at: state_after(placed, at), step))
     finally:
         checkpoints.close()
 

@@ -22,8 +22,8 @@ from tpu.mesh import make_mesh, parse_mesh
 def exchanged(name, text):
     mesh = make_mesh(parse_mesh(text, 2), jax.devices())
     assembly = assemble(simulated.recipe(name), Program(dtype="bfloat16"))
-    arguments = (*placement.abstract_state(assembly, 0, mesh), placement.abstract_batch(assembly, 0, mesh))
-    lowered = placement.jit_train_step(assembly, 0, mesh, 1).lower(*arguments)
+    step = placement.stages(assembly, mesh)[0].train
+    lowered = step.run.lower(*step.arguments)
     with tempfile.TemporaryDirectory() as folder:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd-partitioning"}
         lowered.compile(compiler_options={**simulated.QUICK, **dump})

@@ -58,11 +58,12 @@ def train(name, steps, text):
     devices = jax.devices() if text != "one" else jax.devices()[:1]
     mesh = make_mesh(parse_mesh(text, len(devices)) if text != "one" else MeshShape(), devices)
     assembly = assemble(recipe(name), Program())
-    shardings = placement.state_shardings(assembly, 0, mesh)
-    first = jax.jit(lambda: initial_state(assembly, initial_params(assembly), 0), out_shardings=shardings)
+    stage = placement.stages(assembly, mesh, int(parts or 1))[0]
+    where = placement.shardings((stage.state, stage.frozen))
+    first = jax.jit(lambda: initial_state(assembly, initial_params(assembly), 0), out_shardings=where)
     state, frozen = first()
     mine = host_rows(mesh, ROWS)
-    step, losses = placement.jit_train_step(assembly, 0, mesh, int(parts or 1)), []
+    step, losses = stage.train.run, []
     for number in range(steps):
         batch = place_rows(rows_of(name, number), mine, ROWS, mesh)
         if number == 0:

@@ -41,9 +41,8 @@ def test_an_old_compiler_for_tpus_is_not_asked_for_what_it_crashes_on(installed,
 def test_a_step_in_float32_does_not_round_its_products(dtype, precise):
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     assembly = assemble(tiny.bert(), Program(dtype=dtype))
-    step = placement.jit_train_step(assembly, 0, mesh, 1)
-    arguments = (*placement.abstract_state(assembly, 0, mesh), placement.abstract_batch(assembly, 0, mesh))
-    assert ("precision = [HIGHEST, HIGHEST]" in step.lower(*arguments).as_text()) == precise
+    step = placement.stages(assembly, mesh)[0].train
+    assert ("precision = [HIGHEST, HIGHEST]" in step.run.lower(*step.arguments).as_text()) == precise
     assert compiler_options(mesh) == {}
 
 
