@@ -102,6 +102,15 @@ def _check_model(recipe: Recipe, phase: Phase) -> None:
         raise UserError(f"objective {ours}: its rows do not suit {theirs}: {'; '.join(unfit)}; change one of them")
 
 
+def check_rowwise(recipe: Recipe, microbatches: int) -> None:
+    """UserError where microbatches would change what is learned."""
+    if microbatches > 1 and not recipe.objective.rowwise:
+        raise UserError(
+            f"--microbatches {microbatches}: {type(recipe.objective).__name__} compares the rows of a batch with one "
+            "another, of which a microbatch has few; leave it out, and take more devices or a smaller batch"
+        )
+
+
 def to_json(recipe: Recipe) -> str:
     """Readable JSON; `from_json` gives the equal recipe back."""
     fields = plain(Recipe, recipe)

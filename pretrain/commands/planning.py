@@ -12,7 +12,7 @@ from data_pipelines.errors import UserError
 from models.attention.kernels.table import costs
 from models.core.parameters import count
 from pretrain.commands.arguments import parse_recipe
-from pretrain.recipe import Phase, Recipe, check
+from pretrain.recipe import Phase, Recipe, check, check_rowwise
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.checkpoints import checkpoint_bytes
 from pretrain.training.assembly import assemble, model_flops, parameter_shapes, split_frozen
@@ -118,6 +118,7 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     parameters = count(split_frozen(shapes, recipe.frozen)[0])
     mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm)
     program = chosen_program(recipe, target, mesh, "tpu")
+    check_rowwise(recipe, target.microbatches)
     for index in range(len(recipe.phases)):
         _check_batch(recipe, index, mesh, target.microbatches)
     placed = stages(assemble(recipe, program), mesh, target.microbatches, shapes)

@@ -15,7 +15,7 @@ from data_pipelines.progress import busy
 from models.core.parameters import Params, count
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.options import Options
-from pretrain.recipe import Recipe, from_json, resolve, to_json
+from pretrain.recipe import Recipe, check_rowwise, from_json, resolve, to_json
 from pretrain.schedules import learning_rate
 from pretrain.state import TrainState
 from pretrain.storage import run_directory
@@ -146,6 +146,7 @@ def _check_splits(corpus: Corpus) -> None:
 
 def check_batches(recipe: Recipe, microbatches: int, shape: MeshShape) -> None:
     """UserError unless a mesh of this shape cuts the microbatches of every phase evenly."""
+    check_rowwise(recipe, microbatches)
     parts = microbatches * shape.batch_parts
     for index, phase in enumerate(recipe.phases):
         if phase.batch_size % parts:

@@ -33,7 +33,7 @@ def print_evaluation(
         if phase != phase_at(recipe, step - 1):
             phase = phase_at(recipe, step - 1)
             evaluator = Evaluator(placed[phase], directory.open_corpus(corpus), examples)
-        columns[f"step {step}"] = evaluator(restored.params, restored.frozen)
+        columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
     columns["unigram"] = evaluator.baselines()
     wide_console().print(_figures_table(f"held-out figures of {run}", columns))
     return columns[f"step {steps[-1]}"]

@@ -59,10 +59,10 @@ class CausalLanguageModel(Objective):
     def coefficients(self, step):
         return {"lm": 1.0}
 
-    def loss(self, model, params, batch, carry, keys, train):
+    def loss(self, model, params, batch, carry, moment):
         variables = {"params": params}
         memory = remembered(carry, model, batch["tokens"].shape[0])
-        inputs = (inputs_of(model, batch), memory, keys if train else None)
+        inputs = (inputs_of(model, batch), memory, moment.noise)
         hidden, memory = model.apply(variables, *inputs, method="read")
         logits = model.apply(variables, hidden, method="token_logits")
         targets, weights = batch["targets"].reshape(-1), batch["weights"].reshape(-1)

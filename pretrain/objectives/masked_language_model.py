@@ -65,10 +65,10 @@ class MaskedLanguageModel(Objective):
     def coefficients(self, step):
         return {"mlm": 1.0, self.label: 1.0} if self.label else {"mlm": 1.0}
 
-    def loss(self, model, params, batch, carry, keys, train):
+    def loss(self, model, params, batch, carry, moment):
         variables, first = {"params": params}, int(self.label is not None)
         slots = jnp.pad(batch["prediction_positions"], ((0, 0), (first, 0)))  # with position 0 before them
-        inputs = (inputs_of(model, batch), keys if train else None, slots)
+        inputs = (inputs_of(model, batch), moment.noise, slots)
         hidden = model.apply(variables, *inputs, method="encode")
         pair_logits = model.apply(variables, hidden[:, 0], method="pair_logits") if self.label else None
         logits = model.apply(variables, hidden[:, first:], method="token_logits")

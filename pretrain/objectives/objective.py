@@ -2,13 +2,13 @@
 
 import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import flax.linen as nn
 from jax import Array
 
 from data_pipelines.corpus import Corpus
-from models.core.parameters import Params
+from models.core.parameters import Noise, Params
 from pretrain.objectives.phase import Phase
 
 Batch = Mapping[str, Array]  # name -> [batch, ...]
@@ -31,6 +31,23 @@ class Examples(Protocol):
         """Examples i64[n] as they look in an epoch: name -> [n, ...]."""
 
 
+class Moment(NamedTuple):
+    """When a loss is computed.
+
+    keys: u32[rows, 2] noise keys, one per row.   train: whether dropout is on; evaluation may count more.
+    step: i32[], how many updates were made before.
+    """
+
+    keys: Array
+    train: bool
+    step: Array | int = 0
+
+    @property
+    def noise(self) -> Noise:
+        """What switches a model's dropout on."""
+        return self.keys if self.train else None
+
+
 class Objective(abc.ABC):
     """Base of frozen dataclasses whose fields are the objective's hyper-parameters.
 
@@ -39,10 +56,14 @@ class Objective(abc.ABC):
     change nothing but rounding.
 
     asks: of the model, `protocols` that it must have.   phase: the class of its recipes' phases.
+    rowwise: whether a row's loss depends on that row alone, or else on others too, which no microbatch has.
+    per_example: of `loss`'s counts in evaluation, those that are [rows, ...]; `report` gets them joined, not summed.
     """
 
     asks: ClassVar[tuple[type, ...]] = ()
     phase: ClassVar[type[Phase]] = Phase
+    rowwise: ClassVar[bool] = True
+    per_example: ClassVar[tuple[str, ...]] = ()
 
     def check_phase(self, phase: Phase) -> None:
         """UserError when the rows of a phase cannot be made, whatever the corpus."""
@@ -78,12 +99,11 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def loss(
-        self, model: nn.Module, params: Params, batch: Batch, carry, keys: Array, train: bool
+        self, model: nn.Module, params: Params, batch: Batch, carry, moment: Moment
     ) -> tuple[dict[str, Array], Any, dict[str, Array]]:
         """(term -> sum f32[], the new carry, counts for `report`, sums over rows of any shape).
 
-        params: the trained and the frozen ones.   keys: u32[batch, 2] noise keys, one per row.
-        train: whether dropout is on; evaluation may count more.
+        params: the trained and the frozen ones.
         """
 
     @abc.abstractmethod
@@ -96,4 +116,7 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
-        """Readable figures from counts summed over batches, like accuracy or ROC-AUC."""
+        """Readable figures from counts summed over batches, like accuracy or ROC-AUC.
+
+        In training without those of `per_example`.
+        """

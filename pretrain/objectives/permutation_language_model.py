@@ -55,9 +55,9 @@ class PermutationLanguageModel(Objective):
     def coefficients(self, step):
         return {"plm": 1.0}
 
-    def loss(self, model, params, batch, carry, keys, train):
+    def loss(self, model, params, batch, carry, moment):
         memory = remembered(carry, model, batch["tokens"].shape[0])
-        variables, noise = {"params": params}, keys if train else None
+        variables, noise = {"params": params}, moment.noise
         inputs = (inputs_of(model, batch), memory, batch["prediction_positions"], self.permuting.reuse_len or None)
         hidden, memory = model.apply(variables, *inputs, noise, method="query")
         logits = model.apply(variables, hidden, method="token_logits")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from data_pipelines.examples.masking import Masking
-from models.core.noise import fold, gumbel
+from models.core.noise import fold, gumbel, site
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import binary_cross_entropy, cross_entropy
@@ -49,14 +49,14 @@ class ReplacedTokenDetection(Objective):
     def coefficients(self, step):
         return {"generator": 1.0, "discriminator": self.discriminator_weight}
 
-    def loss(self, model, params, batch, carry, keys, train):
-        variables, noise = {"params": params}, lambda tag: fold(keys, tag) if train else None
+    def loss(self, model, params, batch, carry, moment):
+        variables, noise = {"params": params}, lambda tag: site(moment.noise, tag)
         inputs, slots = inputs_of(model, batch), batch["prediction_positions"]
         logits = model.apply(variables, inputs, slots, noise(GENERATOR_NOISE), method="generate")
         losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
         weights = batch["prediction_weights"].reshape(-1)
 
-        sampled = sample(logits, fold(keys, SAMPLING_NOISE), slots.shape)
+        sampled = sample(logits, fold(moment.keys, SAMPLING_NOISE), slots.shape)
         original = write_predictions(batch["tokens"], batch, batch["prediction_targets"])
         corrupted = write_predictions(original, batch, sampled)
         replaced = (corrupted != original).astype(jnp.float32)  # a sample that hits the original is no replacement
@@ -69,7 +69,7 @@ class ReplacedTokenDetection(Objective):
             "discriminator": jnp.sum(binary_cross_entropy(scores, replaced) * real),
         }
         counts = {"generator_hits": jnp.sum(hits * weights), "generator_total": weights.sum()}
-        if not train:
+        if not moment.train:
             counts |= score_histograms(scores, replaced, real)
         return sums, carry, counts
 

@@ -20,17 +20,19 @@ class Evaluator:
         held_out = self.objective.examples(corpus, "heldout", stage.phase, EVALUATION_SEED)
         self.batches = list(evaluation_batches(held_out, examples))
 
-    def __call__(self, params: Params, frozen: Params) -> dict[str, float]:
-        """loss, each term in nats per prediction, and the objective's report."""
+    def __call__(self, params: Params, frozen: Params, trained: int = 0) -> dict[str, float]:
+        """loss, each term in nats per prediction, and the objective's report, after `trained` updates."""
         objective, step = self.objective, self.stage.evaluate.run
-        carry, total = self.stage.first_evaluation_carry(), None
+        carry, total, examples = self.stage.first_evaluation_carry(), None, []
         for index, batch in enumerate(self.batches):
             size = len(next(iter(batch.values())))
             placed = place_rows(batch, np.arange(size), size, self.stage.mesh)
-            part, carry = step(params, frozen, placed, np.int32(index), carry)
+            part, of_examples, carry = step(params, frozen, placed, np.int32(index), carry, np.int32(trained))
+            examples.append(jax.device_get(of_examples))
             total = part if total is None else jax.tree.map(operator.add, total, part)
         sums, weights, counts = jax.device_get(total)
         terms = {term: float(sums[term] / weights[term]) for term in sums if weights[term] > 0}
+        counts |= {name: np.concatenate([of[name] for of in examples]) for name in objective.per_example}
         factors = objective.coefficients(0)
         loss = sum(float(factors[term]) * value for term, value in terms.items())
         return {"loss": loss, **{f"{term}_loss": value for term, value in terms.items()}, **objective.report(counts)}

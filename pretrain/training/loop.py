@@ -145,7 +145,7 @@ def _save(run: Run, state: TrainState, phase: int) -> None:
 
 def _evaluate(run: Run, state: TrainState, evaluator: Evaluator) -> None:
     run.journal.doing("evaluating")
-    run.journal.figures("eval", int(state.step), evaluator(state.params, run.frozen))
+    run.journal.figures("eval", int(state.step), evaluator(state.params, run.frozen, int(state.step)))
     run.journal.sync()
 
 

@@ -94,7 +94,8 @@ def _stage(
     evaluated = for_evaluation(assembly, index, mesh)
     evaluation = evaluation_step(recipe.objective, evaluated.model, EVALUATION_SEED)
     # The carry comes back as it lies in the first one.
-    evaluate = jit_on(mesh, evaluated, evaluation, out_shardings=(replicated(mesh), shardings(evaluation_carry)))
+    outputs = (replicated(mesh), replicated(mesh), shardings(evaluation_carry))
+    evaluate = jit_on(mesh, evaluated, evaluation, out_shardings=outputs)
     number = jax.ShapeDtypeStruct((), np.int32)
     return Stage(
         assembly,
@@ -103,7 +104,7 @@ def _stage(
         state,
         frozen,
         train=Program(train, (state, frozen, batch)),
-        evaluate=Program(evaluate, (state.params, frozen, batch, number, evaluation_carry)),
+        evaluate=Program(evaluate, (state.params, frozen, batch, number, evaluation_carry, number)),
         first_carry=first,
         first_evaluation_carry=first_evaluation,
     )

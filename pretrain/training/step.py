@@ -11,7 +11,7 @@ from jax import Array
 
 from models.core.noise import row_keys
 from models.core.parameters import Params
-from pretrain.objectives.objective import Batch, Objective
+from pretrain.objectives.objective import Batch, Moment, Objective
 from pretrain.optimizers import clip
 from pretrain.recipe import Recipe
 from pretrain.schedules import learning_rate
@@ -54,7 +54,7 @@ def train_step(
 
         def loss(params, part, keys, carry):
             merged = merge(params, frozen)
-            sums, carry, counts = objective.loss(model, merged, part, carry, keys, True)
+            sums, carry, counts = objective.loss(model, merged, part, carry, Moment(keys, True, state.step))
             return sum(factors[term] * sums[term] for term in factors), (sums, carry, counts)
 
         gradient = jax.value_and_grad(loss, has_aux=True)
@@ -149,7 +149,7 @@ def _by_rows(carry, carry_axes, parts: int):
 
 
 class Evaluation(NamedTuple):
-    """Sums over batches: term -> (S_k, W_k), and the objective's counts."""
+    """Sums over batches: term -> (S_k, W_k), and the objective's counts, but for those that are one an example."""
 
     sums: dict[str, Array]
     weights: dict[str, Array]
@@ -157,16 +157,18 @@ class Evaluation(NamedTuple):
 
 
 def evaluation_step(objective: Objective, model: nn.Module, seed: int) -> Callable:
-    """(params, frozen, batch, index, carry) -> (Evaluation of this batch, carry), to be jitted.
+    """(params, frozen, batch, index, carry, trained) -> (Evaluation of this batch, its counts per example, carry).
 
     index: i32[] number of the batch in the fixed set, which keys its noise with the seed. No dropout.
+    trained: i32[], how many updates were made.   To be jitted.
     """
 
-    def step(params: Params, frozen: Params, batch: Batch, index: Array, carry):
+    def step(params: Params, frozen: Params, batch: Batch, index: Array, carry, trained: Array):
         keys = row_keys(seed, index, jnp.arange(batch_rows(batch)))
         merged = merge(params, frozen)
-        sums, carry, counts = objective.loss(model, merged, batch, carry, keys, False)
-        return Evaluation(sums, objective.weights(batch), counts), carry
+        sums, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained))
+        examples = {name: counts.pop(name) for name in objective.per_example}
+        return Evaluation(sums, objective.weights(batch), counts), examples, carry
 
     return step
 

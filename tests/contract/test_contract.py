@@ -15,6 +15,7 @@ from models.core.parameters import leaves
 from models.core.program import Program
 from models.core.sharding import placed_by
 from models.families.registry import FAMILIES, family_of
+from pretrain.objectives.objective import Moment
 from pretrain.objectives.phase import Phase
 from tests.contract import cases, frozen
 from tests.contract.cases import CASES, Case
@@ -39,7 +40,7 @@ def loss_of(case, program, train):
 
     def loss(params, batch, carry):
         keys = cases.noise(len(batch["tokens"]))
-        sums, _, _ = case.objective.loss(model, params, batch, carry, keys, train)
+        sums, _, _ = case.objective.loss(model, params, batch, carry, Moment(keys, train))
         weights = case.objective.weights(batch)
         return sum(c * sums[term] / weights[term] for term, c in case.objective.coefficients(0).items())
 

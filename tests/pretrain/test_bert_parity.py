@@ -13,6 +13,7 @@ from models.families.bert import FAMILY
 from models.families.registry import family_of
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.objective import Moment
 from tests.pretrain import reference
 
 pytestmark = pytest.mark.second_tier("bert")
@@ -44,7 +45,7 @@ def our_loss(config, program, train):
 
     def loss(params, batch):
         keys = np.ones((len(batch["tokens"]), 2), np.uint32)
-        sums, _, _ = objective.loss(model, params, batch, {}, keys, train)
+        sums, _, _ = objective.loss(model, params, batch, {}, Moment(keys, train))
         weights = objective.weights(batch)
         return sum(c * sums[term] / weights[term] for term, c in objective.coefficients(0).items())
 

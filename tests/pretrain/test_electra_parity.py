@@ -11,6 +11,7 @@ from models.core.noise import fold
 from models.core.program import Program
 from models.families.electra import FAMILY
 from pretrain.objectives.inputs import inputs_of
+from pretrain.objectives.objective import Moment
 from pretrain.objectives.replaced_token_detection import (
     SAMPLING_NOISE,
     ReplacedTokenDetection,
@@ -49,7 +50,7 @@ def our_loss(config, program, train=True, factors=(1.0, 50.0)):
     model = FAMILY.module(config, program)
 
     def loss(params, batch, keys):
-        sums, _, _ = objective.loss(model, params, batch, {}, keys, train)
+        sums, _, _ = objective.loss(model, params, batch, {}, Moment(keys, train))
         weights = objective.weights(batch)
         terms = {term: sums[term] / weights[term] for term in sums}
         return factors[0] * terms["generator"] + factors[1] * terms["discriminator"], terms

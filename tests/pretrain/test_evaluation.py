@@ -1,6 +1,7 @@
 """Held-out figures: a fixed set, the right arithmetic, and what guessing reaches."""
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pretrain.__main__ import main
 from pretrain.commands.export import export_run
 from pretrain.commands.run import run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.objective import Moment
 from pretrain.objectives.ranking import detection_report, score_histograms
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
@@ -126,12 +128,12 @@ def test_each_batch_of_the_set_finds_the_memory_that_the_one_before_left(corpus_
 
 def test_each_batch_of_the_set_has_noise_of_its_own():
     class Keys(MaskedLanguageModel):
-        def loss(self, model, params, batch, carry, keys, train):
-            assert not train
+        def loss(self, model, params, batch, carry, moment):
+            assert not moment.train
             return {}, carry, {"keys": keys}
 
     step, batch = evaluation_step(Keys(), None, seed=1), random_batch(tiny.BERT, 0)
-    keys = [np.asarray(step({}, {}, batch, np.int32(index), {})[0].counts["keys"]) for index in (0, 1, 0)]
+    keys = [np.asarray(step({}, {}, batch, np.int32(index), {}, np.int32(0))[0].counts["keys"]) for index in (0, 1, 0)]
     np.testing.assert_array_equal(keys[0], keys[2])
     assert not np.intersect1d(keys[0], keys[1]).size
 
@@ -140,7 +142,8 @@ def test_the_generator_s_samples_come_from_each_row_s_own_key(electra_params):
     recipe = tiny.electra()
     batch = {name: np.repeat(array[:1], 8, axis=0) for name, array in random_batch(tiny.ELECTRA, 0).items()}
     model = assemble(recipe, Program()).model
-    counts = jax.jit(lambda batch, keys: recipe.objective.loss(model, electra_params, batch, {}, keys, False)[2])
+    loss = functools.partial(recipe.objective.loss, model, electra_params)
+    counts = jax.jit(lambda batch, keys: loss(batch, {}, Moment(keys, False))[2])
     own, alike = (counts(batch, row_keys(0, 0, rows))["replaced_scores"] for rows in (np.arange(8), np.zeros(8, int)))
     assert (alike % 8 == 0).all() and not (own % 8 == 0).all()  # equal rows with equal keys are corrupted alike
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.objective import Moment
 from tests.pretrain import tiny
 
 LABELS = np.array([-1, 0, 1, 1], np.int32)
@@ -34,7 +35,7 @@ def nats(logits, target):
 def test_labelled_pairs_are_classified_under_the_label_s_name(label):
     objective = MaskedLanguageModel(**{"next_sentence": False} | {label: True})
     batch = BATCH | {label: LABELS}
-    sums, _, counts = objective.loss(Model(), {}, batch, {}, None, train=True)
+    sums, _, counts = objective.loss(Model(), {}, batch, {}, Moment(None, True))
     assert sums.keys() == objective.coefficients(0).keys() == {"mlm", label}
     assert sums["mlm"] == pytest.approx(nats(OF_TOKENS[0], 1) + nats(OF_TOKENS[1], 0) + nats(OF_TOKENS[2], 0))
     assert sums[label] == pytest.approx(nats(OF_PAIRS[1], 0) + nats(OF_PAIRS[2], 1) + nats(OF_PAIRS[3], 1))
@@ -44,6 +45,6 @@ def test_labelled_pairs_are_classified_under_the_label_s_name(label):
 
 def test_without_a_label_only_tokens_are_predicted():
     objective = MaskedLanguageModel(next_sentence=False)
-    sums, _, counts = objective.loss(Model(), {}, BATCH, {}, None, train=True)
+    sums, _, counts = objective.loss(Model(), {}, BATCH, {}, Moment(None, True))
     assert sums.keys() == objective.coefficients(0).keys() == objective.weights(BATCH).keys() == {"mlm"}
     assert objective.report(counts).keys() == {"mlm_accuracy"}

@@ -7,6 +7,7 @@ import pytest
 
 from models.core import noise
 from models.core.program import Program
+from pretrain.objectives.objective import Moment
 from pretrain.training.assembly import assemble, initial_carry, initial_params
 from tests.pretrain.test_options import replaced
 from tests.tpu import simulated
@@ -23,7 +24,7 @@ def test_every_place_has_keys_of_its_own(name, places, monkeypatch):
     monkeypatch.setattr(noise, "bits", lambda keys, shape: drawn.append(keys) or bits(keys, shape))
 
     def keys_of_places(params, batch, keys):
-        recipe.objective.loss(assembly.model, params, batch, carry, keys, True)
+        recipe.objective.loss(assembly.model, params, batch, carry, Moment(keys, True))
         return jnp.stack(drawn)
 
     params = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(lambda: initial_params(assembly)))

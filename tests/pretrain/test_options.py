@@ -1,6 +1,7 @@
 """Every field does something: changing it changes what is said here, and no field is without such a line."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 
@@ -14,6 +15,7 @@ from data_pipelines.loader import Loader
 from models.core.parameters import decays, leaves
 from models.core.program import Program
 from pretrain.commands.run import run
+from pretrain.objectives.objective import Moment
 from pretrain.options import Options
 from pretrain.recipe import resolve
 from pretrain.schedules import Schedule
@@ -97,7 +99,8 @@ def observed(recipe, corpus, part):
     batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
     params, keys = jax.eval_shape(lambda: initial_params(assembly)), jax.ShapeDtypeStruct((8, 2), np.uint32)
     carry, _ = recipe.objective.carry(assembly.model, phase, True)
-    loss = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, carry, keys, True)[0]
+    of_model = functools.partial(recipe.objective.loss, assembly.model)
+    loss = lambda params, batch, keys: of_model(params, batch, carry, Moment(keys, True))[0]
     init = lambda: initial_params(assembly)
     texts = [jax.jit(init).lower().as_text(), jax.jit(loss).lower(params, batch, keys).as_text()]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
@@ -176,8 +179,8 @@ def test_every_field_of_a_program_changes_what_is_compiled(field, value):
         assembly = assemble(recipe, program)
         spec = recipe.objective.spec(recipe.phases[0])
         batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
-        sums = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, {}, keys, True)[0]
-        loss = lambda *inputs: sums(*inputs)["mlm"]
+        of_model = functools.partial(recipe.objective.loss, assembly.model)
+        loss = lambda params, batch, keys: of_model(params, batch, {}, Moment(keys, True))[0]["mlm"]
         params = jax.eval_shape(lambda: initial_params(assembly))
         keys = jax.ShapeDtypeStruct((8, 2), np.uint32)
         return jax.jit(jax.grad(loss)).lower(params, batch, keys).as_text()

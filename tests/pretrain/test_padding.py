@@ -11,6 +11,7 @@ from models.core.noise import row_keys
 from models.core.parameters import leaves
 from models.core.program import Program
 from models.families import transformer_xl, xlnet
+from pretrain.objectives.objective import Moment
 from pretrain.optimizers import NAMES, Optimizer, transformation
 from pretrain.training.assembly import assemble, initial_carry, initial_params
 from tests.pretrain import tiny
@@ -69,8 +70,9 @@ def trained(recipe, params):
     """Parameters after a few large steps with each optimiser."""
     assembly = assemble(recipe, Program(depth="scan"))
     carry, _ = initial_carry(assembly, 0)
+    moment = Moment(row_keys(0, 0, np.arange(8)), True)
     loss = lambda params, batch: sum(
-        recipe.objective.loss(assembly.model, params, batch, carry, row_keys(0, 0, np.arange(8)), True)[0].values()
+        recipe.objective.loss(assembly.model, params, batch, carry, moment)[0].values()
     )
     gradient = jax.jit(jax.grad(loss), compiler_options=QUICK)
     found = {}

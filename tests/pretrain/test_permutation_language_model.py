@@ -5,6 +5,7 @@ import pytest
 
 from data_pipelines.examples.permutations import Permuting
 from models.blocks.memory import Memory
+from pretrain.objectives.objective import Moment
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from tests.pretrain import tiny
 
@@ -35,7 +36,7 @@ class Model:
 @pytest.mark.parametrize("train", [True, False])
 def test_the_reused_part_is_remembered_or_the_whole_row_where_there_is_none(train, reuse_len, remembered):
     model, objective = Model(), PermutationLanguageModel(Permuting(reuse_len=reuse_len))
-    sums, after, counts = objective.loss(model, {}, BATCH, BEFORE._asdict(), "noise", train)
+    sums, after, counts = objective.loss(model, {}, BATCH, BEFORE._asdict(), Moment("noise", train))
     _, memory, positions, reuse, noise = model.asked
     assert memory.hidden is BEFORE.hidden and positions is BATCH["prediction_positions"]
     assert reuse == remembered and noise == ("noise" if train else None)

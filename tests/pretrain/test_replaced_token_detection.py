@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from models.core.noise import row_keys
+from pretrain.objectives.objective import Moment
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from tests.pretrain import tiny
 
@@ -37,7 +38,7 @@ class Model:
 
 
 def loss(model, train=True):
-    return ReplacedTokenDetection().loss(model, {}, BATCH, {}, KEYS, train)[0]
+    return ReplacedTokenDetection().loss(model, {}, BATCH, {}, Moment(KEYS, train))[0]
 
 
 def test_a_sample_that_hits_the_original_is_no_replacement_and_padding_does_not_count():

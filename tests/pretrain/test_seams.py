@@ -14,6 +14,7 @@ from models.core.parameters import leaves
 from models.core.program import Program
 from pretrain.commands.arguments import parse_run
 from pretrain.commands.run import run
+from pretrain.objectives.objective import Moment
 from pretrain.recipe import Phase, from_json, resolve, to_json
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -67,7 +68,7 @@ def test_microbatches_pass_on_a_carry_without_rows():
     for rows in (slice(part, None, 4) for part in range(4)):
         own = {"memory": carry["memory"][:, rows], "seen": seen}
         tokens = {"tokens": batch["tokens"][rows]}
-        added, after, _ = recipe.objective.loss(model, params, tokens, own, keys[rows], True)
+        added, after, _ = recipe.objective.loss(model, params, tokens, own, Moment(keys[rows], True))
         sums, seen, memory[rows.start] = jax.tree.map(jnp.add, sums, added), after["seen"], after["memory"]
     expected = sums["next"] / 8 + 0.5 * sums["rare"] / (batch["tokens"] > 100).sum()
     np.testing.assert_allclose(metrics.loss, expected, rtol=1e-5)
@@ -155,6 +156,19 @@ def test_a_field_of_such_a_phase_is_an_option_and_an_error_names_it(tmp_path):
     file.write_text(file.read_text().replace('"target_length": 4', '"target_length": "x"'))
     with pytest.raises(UserError, match=r"phases.0.target_length='x': must be a whole number"):
         parse_run(where)
+
+
+def test_a_loss_between_rows_trains_knows_its_step_and_gives_figures_of_each_example(corpus_path, tmp_path):
+    phases = (toys.TwoLengths(1.0, 16, 8, target_length=8),)
+    recipe = toys.recipe(objective=toys.InBatch(), phases=phases, steps=3)
+    options = tiny.options(corpus_path, tmp_path / "run", log_every=1, eval_examples=24)
+    with pytest.raises(UserError, match="--microbatches 2: InBatch compares the rows of a batch with one another"):
+        run(recipe, dataclasses.replace(options, microbatches=2))
+    assert run(recipe, options) == 0
+    assert [entry["at_step"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")] == [0, 1, 2]
+    (figures,) = read_metrics(RunDirectory(tmp_path / "run"), "eval")
+    assert figures["at_step"] == 3 and figures["ranked"] == 24  # of three batches
+    assert 0 < figures["mean_rank"] < 7
 
 
 def test_a_toy_recipe_survives_json(corpus_path):

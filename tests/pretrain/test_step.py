@@ -108,9 +108,9 @@ def test_dropout_draws_anew_at_every_step():
 def test_noise_is_of_the_seed_the_step_and_the_row(monkeypatch):
     loss = toys.NextWord.loss
 
-    def showing_keys(self, model, params, batch, carry, keys, train):
-        sums, carry, counts = loss(self, model, params, batch, carry, keys, train)
-        return sums, carry, counts | {"keys": keys}
+    def showing_keys(self, model, params, batch, carry, moment):
+        sums, carry, counts = loss(self, model, params, batch, carry, moment)
+        return sums, carry, counts | {"keys": moment.keys}
 
     monkeypatch.setattr(toys.NextWord, "loss", showing_keys)
     _, state, _ = started(toys.recipe())

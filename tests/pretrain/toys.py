@@ -108,7 +108,7 @@ class NextWord(Objective):
     def coefficients(self, step):
         return {"next": 1.0, "rare": 0.5}
 
-    def loss(self, model, params, batch, carry, keys, train):
+    def loss(self, model, params, batch, carry, moment):
         tokens, size = batch["tokens"], model.config.width
         total, number = carry["seen"]
         logits = model.apply({"params": params}, {"tokens": tokens[:, :-1]})
@@ -159,7 +159,7 @@ class WhatFollows(Objective):
     def coefficients(self, step):
         return {"words": 1.0}
 
-    def loss(self, model, params, batch, carry, keys, train):
+    def loss(self, model, params, batch, carry, moment):
         nats = -jax.nn.log_softmax(model.apply({"params": params}, inputs_of(model, batch)))
         return {"words": _at(nats, batch["targets"]).sum()}, carry, {}
 
@@ -180,6 +180,34 @@ class TwoWindows(Windows):
         return {"tokens": read(starts, self.length), "targets": read(starts + self.length - target, target)}
 
 
+@dataclasses.dataclass(frozen=True)
+class InBatch(WhatFollows):
+    """Find what follows a window among what follows all windows of the batch: no row stands alone."""
+
+    rowwise = False
+    per_example = ("ranks",)
+
+    def weights(self, batch):
+        return {"pairs": jnp.float32(len(batch["tokens"]))}
+
+    def coefficients(self, step):
+        return {"pairs": 1.0}
+
+    def loss(self, model, params, batch, carry, moment):
+        ours, theirs = (model.apply({"params": params}, {"tokens": batch[name]}) for name in ("tokens", "targets"))
+        scores = ours @ theirs.T
+        own = jnp.diag(scores)
+        counts = {"step": jnp.float32(moment.step), "batches": jnp.float32(1)}
+        if not moment.train:
+            counts["ranks"] = (scores > own[:, None]).sum(axis=1)
+        return {"pairs": (jax.nn.logsumexp(scores, axis=1) - own).sum()}, carry, counts
+
+    def report(self, counts):
+        ranks = counts.get("ranks")
+        ranked = {} if ranks is None else {"mean_rank": float(np.mean(ranks)), "ranked": float(len(ranks))}
+        return {"at_step": float(counts["step"] / counts["batches"])} | ranked
+
+
 def _at(nats, tokens):
     return jnp.take_along_axis(nats, tokens, axis=1)
 
@@ -189,6 +217,7 @@ def register(monkeypatch) -> None:
     monkeypatch.setitem(FAMILIES, "bag", FAMILY)
     monkeypatch.setitem(OBJECTIVES, "next-word", NextWord)
     monkeypatch.setitem(OBJECTIVES, "what-follows", WhatFollows)
+    monkeypatch.setitem(OBJECTIVES, "in-batch", InBatch)
 
 
 def recipe(**changes) -> Recipe:
