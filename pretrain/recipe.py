@@ -19,6 +19,7 @@ from pretrain.json_values import KIND, build, make, plain
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.phase import Phase
 from pretrain.objectives.registry import OBJECTIVES
+from pretrain.objectives.teacher import Teacher
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule
 
@@ -42,6 +43,7 @@ class Recipe:
     steps: int  # of all phases together
     seed: int = 0  # of weights, batches and noise
     frozen: tuple[str, ...] = ()  # parameter path prefixes that are not trained
+    teachers: tuple[Teacher, ...] = ()  # frozen models that the objective asks for
 
 
 def boundaries(recipe: Recipe) -> list[int]:
@@ -62,9 +64,11 @@ def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
     """The recipe with the corpus's vocabulary size, checked: UserError on the first thing that cannot train."""
     try:
         model = dataclasses.replace(recipe.model, vocab_size=corpus.vocab_size)
+        of_corpus = lambda config: dataclasses.replace(config, vocab_size=corpus.vocab_size)
+        teachers = tuple(dataclasses.replace(one, model=of_corpus(one.model)) for one in recipe.teachers)
     except ValueError as error:  # sizes that do not go with this vocabulary
         raise UserError(str(error)) from None
-    resolved = dataclasses.replace(recipe, model=model)
+    resolved = dataclasses.replace(recipe, model=model, teachers=teachers)
     check(resolved)
     check_types(f"--corpus {corpus.source}", model, tokenizers.load(corpus.tokenizer_path))
     resolved.objective.check(resolved.model, corpus, resolved.phases)
@@ -81,6 +85,7 @@ def check(recipe: Recipe) -> None:
         raise UserError(str(error)) from None
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
         raise UserError(f"phases: the shares are {[p.share for p in recipe.phases]}, they must add up to 1")
+    _check_teachers(recipe)
     for index, phase in enumerate(recipe.phases):
         longest = getattr(recipe.model, "positions", phase.length)  # a bag of words has no limit
         if phase.length > longest:
@@ -89,14 +94,25 @@ def check(recipe: Recipe) -> None:
                 "lower the one or raise the other"
             )
         recipe.objective.check_phase(phase)
-        _check_model(recipe, phase)
+        _check_model(recipe.model, recipe.objective, recipe.objective.asks, phase)
+        for teacher in recipe.teachers:
+            _check_model(teacher.model, recipe.objective, recipe.objective.teachers[teacher.name], phase)
 
 
-def _check_model(recipe: Recipe, phase: Phase) -> None:
-    """UserError where the model lacks what the objective asks of it, or its rows what the model is given."""
-    family, objective, theirs = family_of(recipe.model), recipe.objective, type(recipe.model).__name__
-    model, ours = family.module(recipe.model, Program()), type(objective).__name__
-    if lacking := [protocol.__name__ for protocol in objective.asks if not isinstance(model, protocol)]:
+def _check_teachers(recipe: Recipe) -> None:
+    names, asked = [teacher.name for teacher in recipe.teachers], sorted(recipe.objective.teachers)
+    if sorted(names) != asked:
+        raise UserError(
+            f"teachers: the recipe has {', '.join(names) or 'none'}, {type(recipe.objective).__name__} asks for "
+            f"{', '.join(asked) or 'none'}; give each a name, a source and a model in --recipe FILE.json"
+        )
+
+
+def _check_model(config: Any, objective: Objective, asks: tuple[type, ...], phase: Phase) -> None:
+    """UserError where a model lacks what the objective asks of it, or its rows what the model is given."""
+    family, theirs = family_of(config), type(config).__name__
+    model, ours = family.module(config, Program()), type(objective).__name__
+    if lacking := [protocol.__name__ for protocol in asks if not isinstance(model, protocol)]:
         raise UserError(f"objective {ours}: asks for {', '.join(lacking)}, which {theirs} has not; change one of them")
     if unfit := unfit_inputs(family.inputs, objective.spec(phase)):
         raise UserError(f"objective {ours}: its rows do not suit {theirs}: {'; '.join(unfit)}; change one of them")
@@ -116,6 +132,10 @@ def to_json(recipe: Recipe) -> str:
     fields = plain(Recipe, recipe)
     fields["model"] = {FAMILY: _name(_configs(), recipe.model), **fields["model"]}
     fields["objective"] = {KIND: _name(OBJECTIVES, recipe.objective), **fields["objective"]}
+    for teacher, of in zip(recipe.teachers, fields["teachers"], strict=True):
+        of["model"] = {FAMILY: _name(_configs(), teacher.model), **of["model"]}
+    if not recipe.teachers:
+        del fields["teachers"]
     return json.dumps(fields, indent=2) + "\n"
 
 
@@ -132,6 +152,8 @@ def from_json(text: str) -> Recipe:
     made = {"model": model, "objective": objective}
     if isinstance(phases := fields.get("phases"), list):
         made["phases"] = build(tuple[objective.phase, ...], phases, "phases")
+    if isinstance(teachers := fields.get("teachers"), list):
+        made["teachers"] = tuple(_teacher(of, f"teachers.{index}") for index, of in enumerate(teachers))
     return make(Recipe, {name: value for name, value in fields.items() if name not in made}, "", **made)
 
 
@@ -154,9 +176,19 @@ def _name(classes: Mapping[str, type], value) -> str:
     return next(name for name, cls in classes.items() if cls is type(value))
 
 
-def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type]) -> Any:
-    """The field of a recipe whose class stands in its `tag`, by its name in a registry; in older files by its own."""
-    value = fields.get(name)
+def _teacher(fields: Any, path: str) -> Teacher:
+    if not isinstance(fields, dict):
+        raise UserError(f"{path}={fields!r}: must be an object with name, source and model")
+    model = _of_class(fields, "model", FAMILY, _configs(), f"{path}.")
+    return make(Teacher, {name: of for name, of in fields.items() if name != "model"}, f"{path}.", model=model)
+
+
+def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type], before: str = "") -> Any:
+    """The field of a recipe whose class stands in its `tag`, by its name in a registry; in older files by its own.
+
+    before: what stands before the field's name in a message.
+    """
+    value, name = fields.get(name), before + name
     if not isinstance(value, dict):
         raise UserError(f"{name}={value!r}: must be an object with {tag} and fields")
     known = {cls.__name__: cls for cls in classes.values()} | dict(classes)

@@ -115,7 +115,7 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     slices = int(named[1]) if named else 1
     chips = devices(topology, slices)
     shapes = parameter_shapes(assemble(recipe))
-    parameters = count(split_frozen(shapes, recipe.frozen)[0])
+    parameters = count(split_frozen(shapes, recipe)[0])
     mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm)
     program = chosen_program(recipe, target, mesh, "tpu")
     check_rowwise(recipe, target.microbatches)

@@ -14,6 +14,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
 from models.core.parameters import Params, count
 from pretrain.huggingface.tokenizer_fit import misfits
+from pretrain.objectives.teacher import TEACHERS
 from pretrain.options import Options
 from pretrain.recipe import Recipe, check_rowwise, from_json, resolve, to_json
 from pretrain.schedules import learning_rate
@@ -53,12 +54,13 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     assembly = assemble(recipe, chosen_program(recipe, options, mesh))
     check_batches(recipe, options.microbatches, mesh_shape(mesh))
     weights = _initial_weights(assembly, shapes, corpus, options)
+    teachers = _teachers(recipe, shapes, corpus, options)
     stages = trace(assembly, mesh, options.microbatches, shapes)
     renewed = _renewed(RunDirectory(options.workdir))
     with disk_errors(RunDirectory(options.workdir)), run_directory.alone(options.workdir):
         directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
-            first = _first_state(stages, before or recipe, directory, checkpoints, weights)
+            first = _first_state(stages, before or recipe, directory, checkpoints, weights, teachers)
             state, carried, frozen, origin = first
             with closing(journal_of(directory, int(state.step), recipe)) as journal:
                 journal.say(describe(assembly, state.params, mesh))
@@ -108,7 +110,7 @@ def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | 
 def chosen_mesh(recipe: Recipe, shapes: Params, options: Options) -> Mesh:
     """The mesh that the options name, or the one that suits the model on this machine's devices."""
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    parameters = count(split_frozen(shapes, recipe.frozen)[0])
+    parameters = count(split_frozen(shapes, recipe)[0])
     return choose_mesh(options.mesh, parameters, jax.devices(), memory)
 
 
@@ -117,11 +119,30 @@ def _initial_weights(assembly: Assembly, shapes: Params, corpus: Corpus, options
     source = from_first("--init-from", lambda: _init_from(RunDirectory(options.workdir), options.init_from))
     if source is None:
         return None
-    weights = []
+    weights, own = [], {name: of for name, of in shapes.items() if name != TEACHERS}
     start = (lambda: jax.device_get(jax.jit(lambda: initial_params(assembly))())) if options.init_heads_anew else None
-    load = lambda: weights.append(load_weights(source, assembly.recipe.model, shapes, corpus, start))
+    load = lambda: weights.append(load_weights(source, assembly.recipe.model, own, corpus, start))
     gather(f"--init-from {source}", load)
     return weights[0]
+
+
+def _teachers(recipe: Recipe, shapes: Params, corpus: Corpus, options: Options) -> Params:
+    """The parameters of the recipe's teachers from their sources, unless the work directory has checkpoints."""
+    begun = from_first("teachers", lambda: bool(RunDirectory(options.workdir).checkpoint_steps()))
+    if begun or not recipe.teachers:
+        return {}
+    found = {}
+
+    def load() -> None:
+        for index, teacher in enumerate(recipe.teachers):
+            try:
+                weights = load_weights(teacher.source, teacher.model, shapes[TEACHERS][teacher.name], corpus)
+            except UserError as error:
+                raise UserError(str(error).replace("--init-from", f"teachers.{index}.source", 1)) from None
+            found[teacher.name] = weights
+
+    gather("teachers", load)
+    return {TEACHERS: found}
 
 
 def _init_from(directory: RunDirectory, given: str | None) -> str | None:
@@ -174,6 +195,7 @@ def _first_state(
     directory: RunDirectory,
     checkpoints: Checkpoints,
     weights: Params | None,
+    teachers: Params,
 ) -> tuple[TrainState, int, Params, str]:
     """(state, the phase of its carry, frozen parameters, where they come from).
 
@@ -189,10 +211,12 @@ def _first_state(
     if state is not None:
         step = int(state.step)
         return state, phase_of(step), load_frozen(first_stage, directory), f"resuming from step {step}"
+    made = lambda weights: initial_params(assembly) if weights is None else weights
     first = jax.jit(
-        lambda weights: initial_state(assembly, initial_params(assembly) if weights is None else weights, 0),
+        lambda weights, teachers: initial_state(assembly, made(weights) | teachers, 0),
         out_shardings=shardings((first_stage.state, first_stage.frozen)),
     )
-    state, frozen = first(None if weights is None else place_parameters(weights, first_stage))
+    given = None if weights is None else place_parameters(weights, first_stage)
+    state, frozen = first(given, place_parameters(teachers, first_stage))
     save_frozen(directory, frozen)
     return state, 0, frozen, "starting from random weights" if weights is None else "starting from --init-from"

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import flax.linen as nn
@@ -10,6 +11,7 @@ from jax import Array
 from data_pipelines.corpus import Corpus
 from models.core.parameters import Noise, Params
 from pretrain.objectives.phase import Phase
+from pretrain.objectives.teacher import Bound
 
 Batch = Mapping[str, Array]  # name -> [batch, ...]
 Spec = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape without the batch, dtype)
@@ -35,12 +37,13 @@ class Moment(NamedTuple):
     """When a loss is computed.
 
     keys: u32[rows, 2] noise keys, one per row.   train: whether dropout is on; evaluation may count more.
-    step: i32[], how many updates were made before.
+    step: i32[], how many updates were made before.   teachers: by name, those of the recipe.
     """
 
     keys: Array
     train: bool
     step: Array | int = 0
+    teachers: Mapping[str, Bound] = MappingProxyType({})
 
     @property
     def noise(self) -> Noise:
@@ -56,12 +59,14 @@ class Objective(abc.ABC):
     change nothing but rounding.
 
     asks: of the model, `protocols` that it must have.   phase: the class of its recipes' phases.
+    teachers: name -> what is asked of each frozen model beside it.
     rowwise: whether a row's loss depends on that row alone, or else on others too, which no microbatch has.
     per_example: of `loss`'s counts in evaluation, those that are [rows, ...]; `report` gets them joined, not summed.
     """
 
     asks: ClassVar[tuple[type, ...]] = ()
     phase: ClassVar[type[Phase]] = Phase
+    teachers: ClassVar[Mapping[str, tuple[type, ...]]] = MappingProxyType({})
     rowwise: ClassVar[bool] = True
     per_example: ClassVar[tuple[str, ...]] = ()
 

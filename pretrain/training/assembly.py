@@ -1,5 +1,6 @@
 """A recipe put together: its model, optimiser, parameter table and states."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -14,6 +15,7 @@ from models.core.parameters import Parameter, Params, leaves, nest
 from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.objectives.inputs import initialise
+from pretrain.objectives.teacher import TEACHERS
 from pretrain.optimizers import transformation
 from pretrain.recipe import Phase, Recipe
 from pretrain.state import TrainState
@@ -21,13 +23,14 @@ from pretrain.training.step import new_state
 
 
 class Assembly(NamedTuple):
-    """table: of the trained parameters only."""
+    """table: of the trained parameters only.   teachers: by name, the frozen models beside."""
 
     recipe: Recipe
     family: Family
     model: nn.Module
     table: list[Parameter]
     optimizer: optax.GradientTransformation
+    teachers: dict[str, nn.Module]
 
 
 def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
@@ -36,30 +39,45 @@ def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
     everything = family.parameters(recipe.model)
     _check_frozen(recipe.frozen, [parameter.path for parameter in everything])
     table = [parameter for parameter in everything if not _is_frozen(parameter.path, recipe.frozen)]
-    model = family.module(recipe.model, program or programs.default())
-    return Assembly(recipe, family, model, table, transformation(recipe.optimizer, table))
+    program = program or programs.default()
+    # Kernels are chosen for the trained model: a teacher's attention may be one that they do not take.
+    plain = dataclasses.replace(program, attention="xla")
+    teachers = {one.name: family_of(one.model).module(one.model, plain) for one in recipe.teachers}
+    optimizer = transformation(recipe.optimizer, table)
+    return Assembly(recipe, family, family.module(recipe.model, program), table, optimizer, teachers)
 
 
 def initial_params(assembly: Assembly) -> Params:
-    """Random parameters, trained and frozen, from the recipe's seed."""
+    """Random parameters of the model, trained and frozen, from the recipe's seed."""
     recipe = assembly.recipe
     spec = recipe.objective.spec(recipe.phases[0])
     return initialise(jax.random.key(recipe.seed), assembly.model, spec)
 
 
 def parameter_shapes(assembly: Assembly) -> Params:
-    """`initial_params` as shapes, whatever the program, without computing anything."""
-    return jax.eval_shape(lambda: initial_params(assembly))
+    """`initial_params` and the teachers' as shapes, whatever the program, without computing anything."""
+    spec, key = assembly.recipe.objective.spec(assembly.recipe.phases[0]), jax.random.key(0)
+    teach = lambda: {name: initialise(key, module, spec) for name, module in assembly.teachers.items()}
+    return jax.eval_shape(lambda: initial_params(assembly) | ({TEACHERS: teach()} if assembly.teachers else {}))
+
+
+def all_parameters(recipe: Recipe) -> list[Parameter]:
+    """The tables of the model and of its teachers, by their paths in `parameter_shapes`."""
+    below = lambda name, parameter: parameter._replace(path=f"{TEACHERS}/{name}/{parameter.path}")
+    of_teachers = [below(one.name, p) for one in recipe.teachers for p in family_of(one.model).parameters(one.model)]
+    return family_of(recipe.model).parameters(recipe.model) + of_teachers
 
 
 def model_flops(recipe: Recipe, phase: Phase) -> float:
     """FLOPs of a train step that the model needs: the backward pass costs two forward passes, since a product's
-    gradient is two products of its size."""
-    return 3 * family_of(recipe.model).flops(recipe.model, phase, recipe.objective.predictions(phase))
+    gradient is two products of its size. A teacher's are one forward pass."""
+    forward = lambda config: family_of(config).flops(config, phase, recipe.objective.predictions(phase))
+    return 3 * forward(recipe.model) + sum(forward(teacher.model) for teacher in recipe.teachers)
 
 
-def split_frozen(params: Params, frozen: tuple[str, ...]) -> tuple[Params, Params]:
-    """(trained, frozen) parameters by path prefix."""
+def split_frozen(params: Params, recipe: Recipe) -> tuple[Params, Params]:
+    """(trained, frozen) parameters, by the path prefixes that the recipe freezes; teachers are frozen."""
+    frozen = (*recipe.frozen, TEACHERS)
     flat = dict(leaves(params))
     held = {path: leaf for path, leaf in flat.items() if _is_frozen(path, frozen)}
     return nest({path: leaf for path, leaf in flat.items() if path not in held}), nest(held)
@@ -67,7 +85,7 @@ def split_frozen(params: Params, frozen: tuple[str, ...]) -> tuple[Params, Param
 
 def initial_state(assembly: Assembly, params: Params, phase: int) -> tuple[TrainState, Params]:
     """(state before the first step, frozen parameters)."""
-    trained, frozen = split_frozen(params, assembly.recipe.frozen)
+    trained, frozen = split_frozen(params, assembly.recipe)
     carry, _ = initial_carry(assembly, phase)
     return new_state(trained, assembly.optimizer, carry), frozen
 

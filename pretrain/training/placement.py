@@ -12,7 +12,7 @@ from models.core.parameters import Params
 from models.core.sharding import placed_by
 from pretrain.objectives.phase import Phase
 from pretrain.state import TrainState
-from pretrain.training.assembly import Assembly, initial_carry, parameter_shapes, split_frozen
+from pretrain.training.assembly import Assembly, all_parameters, initial_carry, parameter_shapes, split_frozen
 from pretrain.training.attention_choice import for_evaluation
 from pretrain.training.step import evaluation_step, merge, new_state, train_step
 from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
@@ -58,7 +58,7 @@ def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params
     shapes: the `parameter_shapes`, where they are known.
     """
     shapes = parameter_shapes(assembly) if shapes is None else shapes
-    trained, frozen = split_frozen(shapes, assembly.recipe.frozen)
+    trained, frozen = split_frozen(shapes, assembly.recipe)
     state = jax.eval_shape(lambda params: new_state(params, assembly.optimizer, {}), trained)
     placed, held = _shardings(assembly, state, frozen, mesh)
     state, frozen = jax.tree.map(_placed, (state, frozen), (placed, held))
@@ -71,9 +71,10 @@ def shardings(tree: Any) -> Any:
 
 
 def place_parameters(params: Params, stage: Stage) -> Params:
-    """Parameters that every host has whole, trained and frozen, on a mesh: a device is given only its part."""
+    """Parameters that every host has whole, some of a stage's, on a mesh: a device is given only its part."""
     place = lambda array, like: jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
-    return jax.tree.map(place, params, merge(stage.state.params, stage.frozen))
+    everything = merge(stage.state.params, stage.frozen)
+    return jax.tree.map(place, params, {name: everything[name] for name in params})
 
 
 def _stage(
@@ -88,11 +89,11 @@ def _stage(
         name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype, sharding=rows(mesh))
         for name, (shape, dtype) in recipe.objective.spec(phase).items()
     }
-    step = train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches)
+    step = train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches, assembly.teachers)
     outputs = (shardings(state), replicated(mesh))
     train = jit_on(mesh, assembly, step, out_shardings=outputs, donate_argnums=0)
     evaluated = for_evaluation(assembly, index, mesh)
-    evaluation = evaluation_step(recipe.objective, evaluated.model, EVALUATION_SEED)
+    evaluation = evaluation_step(recipe.objective, evaluated.model, EVALUATION_SEED, assembly.teachers)
     # The carry comes back as it lies in the first one.
     outputs = (replicated(mesh), replicated(mesh), shardings(evaluation_carry))
     evaluate = jit_on(mesh, evaluated, evaluation, out_shardings=outputs)
@@ -140,9 +141,8 @@ def _carry(assembly: Assembly, index: int, mesh: Mesh, train: bool) -> tuple[Cal
 
 def _shardings(assembly: Assembly, state: TrainState, frozen: Params, mesh: Mesh) -> tuple[TrainState, Params]:
     """(of a state without a carry, of the frozen parameters): a sharding for each array."""
-    table = assembly.family.parameters(assembly.recipe.model)
-    everything = parameter_shardings(table, merge(state.params, frozen), mesh)
-    trained, held = split_frozen(everything, assembly.recipe.frozen)
+    everything = parameter_shardings(all_parameters(assembly.recipe), merge(state.params, frozen), mesh)
+    trained, held = split_frozen(everything, assembly.recipe)
     everywhere = replicated(mesh)
     moments = optax.tree_utils.tree_map_params(
         assembly.optimizer, lambda _, sharding: sharding, state.opt_state, trained,

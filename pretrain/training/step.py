@@ -1,6 +1,7 @@
 """The train step and the evaluation step: the only two jitted programs of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -12,6 +13,7 @@ from jax import Array
 from models.core.noise import row_keys
 from models.core.parameters import Params
 from pretrain.objectives.objective import Batch, Moment, Objective
+from pretrain.objectives.teacher import TEACHERS, Bound
 from pretrain.optimizers import clip
 from pretrain.recipe import Recipe
 from pretrain.schedules import learning_rate
@@ -35,7 +37,12 @@ def new_state(params: Params, optimizer: optax.GradientTransformation, carry) ->
 
 
 def train_step(
-    recipe: Recipe, model: nn.Module, optimizer: optax.GradientTransformation, carry_axes, microbatches: int = 1
+    recipe: Recipe,
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    carry_axes,
+    microbatches: int = 1,
+    teachers: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]:
     """The step of a recipe: (state, frozen parameters, global batch) -> (state, metrics), to be jitted.
 
@@ -53,8 +60,8 @@ def train_step(
         keys = row_keys(recipe.seed, state.step, rows)
 
         def loss(params, part, keys, carry):
-            merged = merge(params, frozen)
-            sums, carry, counts = objective.loss(model, merged, part, carry, Moment(keys, True, state.step))
+            merged, bound = _bound(merge(params, frozen), teachers)
+            sums, carry, counts = objective.loss(model, merged, part, carry, Moment(keys, True, state.step, bound))
             return sum(factors[term] * sums[term] for term in factors), (sums, carry, counts)
 
         gradient = jax.value_and_grad(loss, has_aux=True)
@@ -156,7 +163,9 @@ class Evaluation(NamedTuple):
     counts: dict[str, Array]
 
 
-def evaluation_step(objective: Objective, model: nn.Module, seed: int) -> Callable:
+def evaluation_step(
+    objective: Objective, model: nn.Module, seed: int, teachers: Mapping[str, nn.Module] = MappingProxyType({})
+) -> Callable:
     """(params, frozen, batch, index, carry, trained) -> (Evaluation of this batch, its counts per example, carry).
 
     index: i32[] number of the batch in the fixed set, which keys its noise with the seed. No dropout.
@@ -165,12 +174,18 @@ def evaluation_step(objective: Objective, model: nn.Module, seed: int) -> Callab
 
     def step(params: Params, frozen: Params, batch: Batch, index: Array, carry, trained: Array):
         keys = row_keys(seed, index, jnp.arange(batch_rows(batch)))
-        merged = merge(params, frozen)
-        sums, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained))
+        merged, bound = _bound(merge(params, frozen), teachers)
+        sums, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained, bound))
         examples = {name: counts.pop(name) for name in objective.per_example}
         return Evaluation(sums, objective.weights(batch), counts), examples, carry
 
     return step
+
+
+def _bound(params: Params, teachers: Mapping[str, nn.Module]) -> tuple[Params, dict[str, Bound]]:
+    """(the model's own parameters, each teacher with its)."""
+    own = {name: leaf for name, leaf in params.items() if name != TEACHERS}
+    return own, {name: Bound(module, params[TEACHERS][name]) for name, module in teachers.items()}
 
 
 def batch_rows(batch: Batch) -> int:

@@ -188,7 +188,7 @@ def test_frozen_parameters_get_no_update_and_no_moments():
 
 def test_a_name_to_freeze_is_a_whole_name():
     params = {"pool": {"kernel": 1}, "pooler": {"kernel": 2}, "layers": {"pool": 3}}
-    trained, frozen = split_frozen(params, ("pool",))
+    trained, frozen = split_frozen(params, tiny.bert(frozen=("pool",)))
     assert frozen == {"pool": {"kernel": 1}} and trained == {"pooler": {"kernel": 2}, "layers": {"pool": 3}}
     with pytest.raises(UserError, match="frozen: no parameters are below predict; did you mean predictions"):
         assemble(tiny.bert(frozen=("predict",)))

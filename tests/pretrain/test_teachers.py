@@ -1,0 +1,121 @@
+"""A toy distillation: a teacher from another run stands beside the model, never trained, saved once."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from data_pipelines.errors import UserError
+from pretrain.commands.run import run
+from pretrain.objectives.inputs import inputs_of
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.protocols import Encoder, TokenPredictor
+from pretrain.objectives.registry import OBJECTIVES
+from pretrain.objectives.teacher import TEACHERS, Teacher
+from pretrain.recipe import check, from_json, to_json
+from pretrain.schedules import Schedule
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import model_flops
+from pretrain.training.restore import restore
+from tests.pretrain import tiny
+
+STUDENT = dataclasses.replace(tiny.BERT, pair_head=False)
+TEACHER = dataclasses.replace(STUDENT, width=48, depth=1)
+PLAIN = MaskedLanguageModel(next_sentence=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation(MaskedLanguageModel):
+    """Masked tokens, and what a teacher makes of them (Hinton et al. 2015) in place of their pair."""
+
+    next_sentence: bool = False
+    temperature: float = 2.0
+
+    teachers = {"teacher": (Encoder, TokenPredictor)}
+
+    def weights(self, batch):
+        return super().weights(batch) | {"soft": batch["prediction_weights"].sum()}
+
+    def coefficients(self, step):
+        return {"mlm": 1.0, "soft": 1.0}
+
+    def loss(self, model, params, batch, carry, moment):
+        sums, carry, counts = super().loss(model, params, batch, carry, moment)
+        inputs, slots = inputs_of(model, batch), batch["prediction_positions"]
+        variables, vocab = {"params": params}, model.config.vocab_size
+        hidden = model.apply(variables, inputs, moment.noise, slots, method="encode")
+        ours = model.apply(variables, hidden, method="token_logits")[:, :vocab]
+        teacher = moment.teachers["teacher"]
+        theirs = teacher.apply(teacher.apply(inputs, None, slots, method="encode"), method="token_logits")[:, :vocab]
+        soft = jax.nn.softmax(theirs / self.temperature)
+        nats = -jnp.sum(soft * jax.nn.log_softmax(ours / self.temperature), axis=-1)
+        return sums | {"soft": jnp.sum(nats * batch["prediction_weights"].reshape(-1))}, carry, counts
+
+
+def recipe(source, model=TEACHER, **changes):
+    teachers = (Teacher("teacher", str(source), model),)
+    constant = Schedule("constant", peak=1e-3, warmup=0.0)
+    return tiny.bert(model=STUDENT, objective=Distillation(), teachers=teachers, schedule=constant, **changes)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(OBJECTIVES, "distillation", Distillation)
+
+
+@pytest.fixture(scope="module")
+def source(corpus_path, tmp_path_factory):
+    """A run of the teacher."""
+    workdir = tmp_path_factory.mktemp("teacher") / "run"
+    run(tiny.bert(model=TEACHER, objective=PLAIN, steps=1), tiny.options(corpus_path, workdir))
+    return workdir
+
+
+def test_a_student_learns_from_a_run_and_goes_on_without_it_bit_for_bit(corpus_path, source, tmp_path):
+    run(recipe(source, steps=6), tiny.options(corpus_path, tmp_path / "once"))
+    run(recipe(source, steps=3), tiny.options(corpus_path, tmp_path / "twice"))
+    moved = source.rename(source.with_name("elsewhere"))
+    try:
+        assert run(recipe(source, steps=6), tiny.options(corpus_path, tmp_path / "twice")) == 0
+    finally:
+        moved.rename(source)
+    once = tiny.final_state(tmp_path / "once", 6)
+    assert tiny.equal(once.params, tiny.final_state(tmp_path / "twice", 6).params)
+    assert TEACHERS not in once.params and TEACHERS not in once.opt_state[0].mu
+    restored = restore(RunDirectory(tmp_path / "twice"))
+    assert tiny.equal(restored.frozen[TEACHERS]["teacher"], restore(RunDirectory(source)).params)
+    figures = read_metrics(RunDirectory(tmp_path / "twice"), "eval")[-1]
+    assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["soft_loss"], rel=1e-5)
+    assert figures["soft_loss"] > 0
+
+
+def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, tmp_path):
+    options = tiny.options(corpus_path, tmp_path / "run")
+    with pytest.raises(UserError, match="teachers: the recipe has none, Distillation asks for teacher; give each"):
+        check(tiny.bert(model=STUDENT, objective=Distillation()))
+    with pytest.raises(UserError, match="teachers: the recipe has teacher, MaskedLanguageModel asks for none"):
+        check(dataclasses.replace(recipe(source), objective=PLAIN))
+    with pytest.raises(UserError, match="objective Distillation: asks for Encoder, which TransformerXLConfig has not"):
+        check(recipe(source, tiny.TRANSFORMER_XL))
+    with pytest.raises(UserError, match=r"^teachers.0.source .*: model.width is 48 there and 32 here"):
+        run(recipe(source, dataclasses.replace(TEACHER, width=32)), options)
+    with pytest.raises(UserError, match=r"^teachers.0.source .*nowhere"):
+        run(recipe(tmp_path / "nowhere"), options)
+    assert not options.workdir.exists()
+
+
+def test_a_recipe_with_a_teacher_survives_json_and_one_without_says_nothing_of_them():
+    distilled = recipe("runs/teacher")
+    assert from_json(to_json(distilled)) == distilled
+    assert TEACHERS not in to_json(tiny.bert())
+    before, after = to_json(distilled).rsplit('"bert"', 1)
+    with pytest.raises(UserError, match="teachers.0.model.family: this version has no bart"):
+        from_json(f'{before}"bart"{after}')
+
+
+def test_a_teacher_costs_its_forward_pass_alone():
+    phase = tiny.bert().phases[0]
+    alone = lambda model: model_flops(tiny.bert(model=model, objective=PLAIN), phase)
+    assert model_flops(recipe("x"), phase) == pytest.approx(alone(STUDENT) + alone(TEACHER) / 3)
