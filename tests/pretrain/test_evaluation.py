@@ -116,13 +116,15 @@ def test_equal_scores_are_worth_a_coin_toss():
 def test_each_batch_of_the_set_finds_the_memory_that_the_one_before_left(corpus_path):
     carries, one = [], np.float32(1)
 
-    def step(params, frozen, batch, index, carry):
+    def step(params, frozen, batch, index, carry, trained):
         carries.append(carry)
         counts = dict.fromkeys(("lm_total", "lm_nats", "lm_hits"), one)
-        return Evaluation({"lm": one}, {"lm": one}, counts), f"after {index}"
+        return Evaluation({"lm": one}, {"lm": one}, counts), {}, f"after {index}"
 
     mesh = choose_mesh(None, 0, jax.devices(), None)
-    Evaluator(assemble(tiny.transformer_xl(), Program()), Corpus(corpus_path), 0, 24, mesh, step)({}, {})
+    stage = stages(assemble(tiny.transformer_xl(), Program()), mesh)[0]
+    stage = stage._replace(evaluate=stage.evaluate._replace(run=step))
+    Evaluator(stage, Corpus(corpus_path), 24)({}, {})
     assert not carries[0]["segments"].any() and carries[1:] == ["after 0", "after 1"]
 
 
