@@ -132,7 +132,7 @@ def test_each_batch_of_the_set_has_noise_of_its_own():
     class Keys(MaskedLanguageModel):
         def loss(self, model, params, batch, carry, moment):
             assert not moment.train
-            return {}, carry, {"keys": keys}
+            return {}, carry, {"keys": moment.keys}
 
     step, batch = evaluation_step(Keys(), None, seed=1), random_batch(tiny.BERT, 0)
     keys = [np.asarray(step({}, {}, batch, np.int32(index), {}, np.int32(0))[0].counts["keys"]) for index in (0, 1, 0)]
