@@ -29,6 +29,6 @@ def test_every_place_has_keys_of_its_own(name, places, monkeypatch):
 
     params = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(lambda: initial_params(assembly)))
     keys = noise.row_keys(0, 0, jnp.arange(simulated.ROWS))
-    found = np.asarray(jax.jit(keys_of_places)(params, simulated.rows_of(name, 0), keys))
+    found = np.asarray(jax.jit(keys_of_places)(params, simulated.rows_of(simulated.recipe(name), 0), keys))
     assert len(found) == places
     assert len(np.unique(found.reshape(-1, 2), axis=0)) == places * simulated.ROWS

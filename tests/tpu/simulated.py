@@ -39,17 +39,24 @@ def recipe(name):
     return found
 
 
-def rows_of(name, number):
-    """A random global batch of the model's objective."""
-    batch = random_batch(tiny.BERT, number, rows=ROWS)
+def rows_of(recipe, number):
+    """A random global batch of a recipe's objective."""
+    length = recipe.phases[0].length
+    batch = random_batch(tiny.BERT, number, rows=ROWS, length=length)
     batch |= {"targets": np.roll(batch["tokens"], -1, axis=1), "weights": (batch["segments"] > 0).astype(np.float32)}
     batch["sentence_order"] = batch["next_sentence"]
     batch["reversed"] = np.arange(ROWS, dtype=np.int32) % 2
     rng = np.random.default_rng(number)
-    batch["ranks"] = rng.permuted(np.tile(np.arange(32, dtype=np.int32), (ROWS, 1)), axis=1)
+    batch["ranks"] = rng.permuted(np.tile(np.arange(length, dtype=np.int32), (ROWS, 1)), axis=1)
     batch["thresholds"] = batch["ranks"]
-    spec = recipe(name).objective.spec(recipe(name).phases[0])
-    return {key: batch[key][:, : shape[0]] if shape else batch[key] for key, (shape, _) in spec.items()}
+    spec = recipe.objective.spec(recipe.phases[0])
+    cut = lambda array, shape: array[:, : shape[0]] if shape else array
+    return {key: _padded(cut(batch[key], shape), shape) for key, (shape, _) in spec.items()}
+
+
+def _padded(array, shape):
+    """With zeros where a row has room for more predictions than were drawn."""
+    return np.pad(array, ((0, 0), (0, shape[0] - array.shape[1]))) if shape else array
 
 
 def train(name, steps, text):
@@ -65,7 +72,7 @@ def train(name, steps, text):
     mine = host_rows(mesh, ROWS)
     step, losses = stage.train.run, []
     for number in range(steps):
-        batch = place_rows(rows_of(name, number), mine, ROWS, mesh)
+        batch = place_rows(rows_of(recipe(name), number), mine, ROWS, mesh)
         if number == 0:
             step = step.lower(state, frozen, batch).compile(compiler_options=QUICK)
         state, metrics = step(state, frozen, batch)
