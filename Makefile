@@ -18,7 +18,7 @@ test: setup-dev
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20
 
 test-all: setup-dev  ## also what is slow or has not changed (recorded: tests/second_tier.json), and the bugs of tests/planted.toml
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "" --both-tiers
+	XLA_FLAGS= $(BIN)/python -m pytest -n auto --dist loadfile -m "" --both-tiers
 	$(BIN)/python -m tests.planted --jobs 2
 
 lint: setup-dev
