@@ -108,4 +108,9 @@ def rows(mesh: Mesh) -> NamedSharding:
 def carry_shardings(axes, mesh: Mesh):
     """Each leaf of a carry cut along its 'batch' axis."""
     cut = lambda names: NamedSharding(mesh, PartitionSpec(*(ROWS if name == "batch" else None for name in names)))
-    return jax.tree.map(cut, axes, is_leaf=lambda node: isinstance(node, tuple))
+    return jax.tree.map(cut, axes, is_leaf=is_axes)
+
+
+def is_axes(node) -> bool:
+    """Whether a node of a tree of axes is the axes of one array; a tuple of such tuples is not."""
+    return isinstance(node, tuple) and all(name is None or isinstance(name, str) for name in node)

@@ -42,6 +42,10 @@ def weight_fields(config, prefix: str = "") -> dict[str, Any]:
 
 
 def differing_fields(theirs, ours) -> dict[str, tuple[Any, Any]]:
-    """Path -> (their value, ours) of the weight fields of two configs of one family that differ."""
+    """Path -> (their value, ours) of the weight fields of two configs of one family that differ.
+
+    What only one of them has, of a nested config that is None in the other, is None in the other.
+    """
     old, new = weight_fields(theirs), weight_fields(ours)
-    return {path: (old[path], new[path]) for path in new if old[path] != new[path]}
+    both = {path: (old.get(path), new.get(path)) for path in old | new}
+    return {path: values for path, values in both.items() if values[0] != values[1]}

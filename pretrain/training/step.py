@@ -18,6 +18,7 @@ from pretrain.optimizers import clip
 from pretrain.recipe import Recipe
 from pretrain.schedules import learning_rate
 from pretrain.state import TrainState
+from tpu.rules import is_axes
 
 
 class Metrics(NamedTuple):
@@ -135,7 +136,6 @@ def _joined(x: Array, axis: int) -> Array:
 
 def _by_rows(carry, carry_axes, parts: int):
     """How a carry is split into leaves that have rows and leaves that do not, and joined again."""
-    is_axes = lambda node: isinstance(node, tuple)
     structure = jax.tree.structure(carry)
     axes = [a.index("batch") if "batch" in a else None for a in jax.tree.leaves(carry_axes, is_leaf=is_axes)]
 

@@ -13,7 +13,7 @@ from models.core.program import Program
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule, learning_rate
 from pretrain.training.assembly import assemble, initial_carry, initial_params, initial_state, split_frozen
-from pretrain.training.step import train_step
+from pretrain.training.step import accumulate, train_step
 from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch
 
@@ -214,3 +214,18 @@ def test_metrics_are_the_losses_per_prediction_their_weighted_sum_and_the_rate()
     assert discriminator == pytest.approx(np.log(2), rel=0.1)
     assert metrics.learning_rate == learning_rate(recipe.schedule, 0, recipe.steps)
     assert state.step == 1
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_a_carry_may_be_a_tuple_of_arrays_cut_along_any_axis_or_none(microbatches):
+    def gradient(params, rows, carry):
+        by_row, counted, (turned,) = carry
+        value = params * rows.sum()
+        return (value, ({"sum": value}, (by_row + rows, counted + 1, (turned + rows[None],)), {})), rows.sum()
+
+    rows, axes = jnp.arange(8.0), (("batch",), (), ((None, "batch"),))
+    carry = (jnp.zeros(8), jnp.int32(0), (jnp.ones((3, 8)),))
+    (total, (_, carry, _)), gradients = accumulate(gradient, jnp.float32(2), (rows,), carry, axes, microbatches)
+    assert total == 56 and gradients == 28 and carry[1] == microbatches
+    np.testing.assert_array_equal(carry[0], rows)
+    np.testing.assert_array_equal(carry[2][0], np.tile(rows + 1, (3, 1)))

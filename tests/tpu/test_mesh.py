@@ -153,6 +153,8 @@ def test_constrain_follows_the_rules_in_force_and_else_does_nothing():
 def test_carries_and_batches_are_cut_by_their_rows():
     mesh = mesh_of(data=2)
     found = carry_shardings({"a": (None, "batch"), "b": ("batch",), "c": ()}, mesh)
+    in_tuples = carry_shardings(((None, "batch"), (("batch",), ())), mesh)
+    assert in_tuples == (found["a"], (found["b"], found["c"]))
     batch = ("slice", "data", "fsdp")
     assert [tuple(found[name].spec) for name in "abc"] == [(None, batch), (batch,), ()]
     assert tuple(rows(mesh).spec) == (batch,) and tuple(replicated(mesh).spec) == ()
