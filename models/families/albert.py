@@ -188,7 +188,7 @@ FAMILY = Family(
         "model": HuggingFace(
             folder="",
             architectures={"AlbertForPreTraining": {"pair_head": True}, "AlbertForMaskedLM": {"pair_head": False}},
-            constants={"model_type": "albert"},
+            constants={"model_type": "albert", "inner_group_num": 1},
             fields={
                 **HF_FIELDS,
                 **HF_SIZES,

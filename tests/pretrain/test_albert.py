@@ -9,9 +9,11 @@ import pytest
 import transformers
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from models.core.program import Program
 from pretrain.commands.export import export_run
 from pretrain.commands.run import run
+from pretrain.huggingface.config import config_from
 from pretrain.recipe import Phase
 from pretrain.schedules import Schedule
 from pretrain.training.assembly import assemble, initial_params, initial_state
@@ -32,6 +34,12 @@ def test_a_folder_of_hugging_face_trains_and_its_export_loads_there(corpus_path,
     for (name, trained), (_, start) in zip(model.named_parameters(), before.named_parameters(), strict=True):
         moved = float((trained - start).abs().max())
         assert 0 < moved < 0.1 or name.endswith("attention.key.bias"), (name, moved)
+
+
+def test_groups_of_several_layers_are_refused_by_name(tmp_path):
+    transformers.AlbertConfig(inner_group_num=2).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="config.json has inner_group_num=2, needed is 1"):
+        config_from(tmp_path)
 
 
 @pytest.mark.slow
