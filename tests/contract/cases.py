@@ -1,6 +1,6 @@
 """One line per family: the small model, objective and batch by which the contract is checked.
 
-`frozen.py` has how the independent implementation computes the same; a new family adds a line in each.
+`torch_reference.py` has how the independent implementation computes the same; a new family adds a line in each.
 """
 
 import dataclasses

@@ -47,7 +47,7 @@ def test_the_order_of_200_pairs_is_learned_within_400_steps(corpus_path):
     recipe = tiny.albert(phases=(Phase(1.0, 32, 200),), schedule=Schedule(peak=3e-3, warmup=0.1), steps=400)
     corpus = Corpus(corpus_path)
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=corpus.vocab_size))
-    batch = recipe.objective.examples(corpus, "train", 32, 200, seed=0).batch(0, np.arange(200))
+    batch = recipe.objective.examples(corpus, "train", recipe.phases[0], seed=0).batch(0, np.arange(200))
     assembly = assemble(recipe, Program())
     state, frozen = initial_state(assembly, jax.jit(functools.partial(initial_params, assembly))(), 0)
     step = jax.jit(train_step(recipe, assembly.model, assembly.optimizer, {}))

@@ -277,7 +277,8 @@ def test_every_field_of_a_recipe_can_be_given(name):
             path, _, last = option[2:].rpartition(".")
             option = f"--{path}.{'' if new else 'no-'}{last}"
         given = [] if text is None else [text]
-        more = ["--objective.no-next-sentence"] if field == "objective.layout" and "bert" in name else []
+        instead = field in ("objective.layout", "objective.sentence_order")  # of next-sentence prediction
+        more = ["--objective.no-next-sentence"] if instead and "bert" in name else []
         parsed, _ = parse_run([name, "--corpus", "c", "--workdir", "w", option, *given, *more])
         assert flat(dataclasses.asdict(parsed))[field] == new, field
 

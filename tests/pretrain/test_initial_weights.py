@@ -47,7 +47,8 @@ initial_weights.restore = lambda *of, **more: read.append(restore(*of, **more)) 
 runs.train = lambda run, state, carried: (state, 0)
 runs.run(tiny.bert(), tiny.options(corpus, workdir, mesh="fsdp=4", init_from=str(source)))
 assert [restored.mesh.size for restored in read] == [1]
-((weights,),) = given
+((weights, teachers),) = given
+assert teachers == {}
 held = {device: 0 for device in jax.devices()}
 for leaf in jax.tree.leaves(weights):
     for shard in leaf.addressable_shards:
