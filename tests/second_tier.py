@@ -37,8 +37,11 @@ def record(passed: dict[Path, str]) -> None:
 
 def fingerprint(file: Path, families: tuple[str, ...], starts: tuple[str, ...]) -> str:
     """Hash of every file of this repository that a test file reaches, and of the packages' versions."""
+    if unknown := [start for start in starts if _file(start) is None]:
+        raise ValueError(f"{_name(file)}: second_tier(starts=[...]) names {', '.join(unknown)}, which is not there")
     reached: set[Path] = set()
-    waiting = [file, *filter(None, map(_file, starts))]
+    conftests = [folder / "conftest.py" for folder in file.parents if ROOT in (folder, *folder.parents)]
+    waiting = [file, *map(_file, starts), *(path for path in conftests if path.is_file())]
     while waiting:
         path = waiting.pop()
         if path not in reached:
@@ -46,7 +49,7 @@ def fingerprint(file: Path, families: tuple[str, ...], starts: tuple[str, ...]) 
             named = {_file(f"models.families.{family.replace('-', '_')}") for family in families}
             waiting += named if path == REGISTRY and families else imports(path)
     digest = hashlib.sha256()
-    for path in sorted(reached | {VERSIONS}):
+    for path in sorted(reached.union({VERSIONS}, *map(_data, reached)) - {RECORD}):
         digest.update(_name(path).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
@@ -63,6 +66,12 @@ def imports(file: Path) -> frozenset[Path]:
         elif isinstance(node, ast.ImportFrom):
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return frozenset(filter(None, map(_file, names)))
+
+
+def _data(file: Path) -> set[Path]:
+    """What a module reads: files of its name beside it, or in a folder of its name."""
+    beside = {path for path in file.parent.glob(f"{file.stem}.*") if path != file and path.is_file()}
+    return beside | {path for path in file.with_suffix("").glob("*") if path.is_file() and path.suffix != ".py"}
 
 
 def _file(module: str) -> Path | None:

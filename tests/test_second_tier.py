@@ -18,6 +18,9 @@ def tree(tmp_path, monkeypatch):
         "tpu/colab.ipynb": "{}",
         "tests/test_it.py": "def f():\n    import models.families.registry\n",
         "constraints.txt": "jax==1\n",
+        "tests/conftest.py": "",
+        "models/blocks/norm.json": "{}",
+        "models/families/bert/sizes.json": "{}",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -43,6 +46,9 @@ def tree(tmp_path, monkeypatch):
         ("tpu/colab.ipynb", True),
         ("tests/test_it.py", True),
         ("constraints.txt", True),
+        ("tests/conftest.py", True),
+        ("models/blocks/norm.json", True),
+        ("models/families/bert/sizes.json", True),
     ],
 )
 def test_a_file_runs_again_for_what_it_reaches(tree, changed, runs):
@@ -60,3 +66,8 @@ def test_without_names_every_family_counts(tree):
     second_tier.record({file: second_tier.fingerprint(file, (), ())})
     (tree / "models/families/xlnet.py").write_text("# changed\n")
     assert not second_tier.unchanged(file, (), ())
+
+
+def test_a_start_that_is_not_there_is_an_error(tree):
+    with pytest.raises(ValueError, match="test_it.py: .* names programme, which is not there"):
+        second_tier.fingerprint(tree / "tests/test_it.py", (), ("programme",))
