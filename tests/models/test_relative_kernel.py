@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.attention.kernels.kernel import Attention
 from models.attention.kernels.relative_kernel import asked, by_kernel
 from models.attention.kernels.table import KERNELS, require
-from models.attention.mask import Mask, remembering
+from models.attention.mask import Mask, chosen, remembering
 from models.attention.operands import Biases, Context
 from models.attention.relative import relative_attention
+from models.blocks.heads import gather_positions
 from models.blocks.memory import Memory
 from models.core.noise import row_keys
 from models.core.program import Program
@@ -46,10 +48,13 @@ def case(kind, head_dim, dtype, length=256, memory=128, n=30):
     causal = jnp.arange(length)[None].repeat(BATCH, 0)
     ones = jnp.ones_like(causal)
     without_types = remembering(jnp.ones((BATCH, memory), jnp.int32), Mask(ones, causal, causal + 1)), None
-    mask, types = {"content": content, "query": query, "causal": without_types}[kind]
+    spread = np.linspace([0, 1], [length - 2, length - 1], n, axis=1, dtype=np.int32)
+    themselves = chosen(content[0], spread), content[1]._replace(queries=gather_positions(content[1].queries, spread))
+    kinds = {"content": content, "query": query, "causal": without_types, "themselves": themselves}
+    mask, types = kinds[kind]
     keys, typed = length + memory, kind != "causal"
     distances = keys + (length if typed else 1)
-    number = n if kind == "query" else length
+    number = mask.own.shape[1]
     context = Context(draw(BATCH, keys, WIDTH), draw(BATCH, keys, WIDTH), draw(BATCH if typed else 1, distances, WIDTH))
     biases = Biases(draw(WIDTH), draw(WIDTH), *((draw(WIDTH), draw(2, WIDTH)) if typed else ()))
     return draw(BATCH, number, WIDTH), context, biases, mask, types, WIDTH // head_dim
@@ -87,6 +92,7 @@ SLOW = pytest.mark.slow
         *(pytest.param(kind, 0.0, marks=SLOW) for kind in ("content", "query")),
         ("causal", 0.0),
         *((kind, 0.3) for kind in ("content", "query", "causal")),
+        ("themselves", 0.0),  # chosen queries that see themselves
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_plain_operations(kind, rate):
@@ -134,6 +140,19 @@ def test_what_does_not_fit_is_an_error_with_the_reason(n, keys, distances, heads
         return
     with pytest.raises(ValueError, match=f"attention relative does not work here: .*{said}.*; or use xla"):
         require("relative", "relative", attention)
+
+
+@pytest.mark.parametrize(
+    ("causal", "ranked", "said"),
+    [
+        (True, True, ["the mask has causal=True, which it does not read: say it by ranks and thresholds alone"]),
+        (True, False, ["the mask has causal=True, which it does not read: say it by ranks and thresholds alone"]),
+        (False, False, ["the mask has no ranks, which it needs: give it ranks and thresholds"]),
+        (False, True, []),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_named_as_it_is(causal, ranked, said):
+    assert KERNELS["relative"].obstacles(Attention(128, 128, 2, 0.1, causal=causal, ranked=ranked)) == said
 
 
 XLNET = XLNetConfig(vocab_size=60, width=128, depth=2, heads=2, feed_forward=32, memory=128)

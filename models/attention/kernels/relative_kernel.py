@@ -305,8 +305,11 @@ def _standing(inputs: Inputs, setting: Setting) -> _Standing:
     ranks, key_segments, key_types = (inputs.keys[index : index + 1, :] for index in range(3))
     visible = ranks < thresholds
     if setting.itself:
-        shape, memory = (LANES, ranks.shape[1]), ranks.shape[1] - setting.n
-        visible |= _iota(shape, 1) - _iota(shape, 0) == memory + pl.program_id(2) * LANES
+        shape, keys = (LANES, ranks.shape[1]), ranks.shape[1]
+        if setting.chosen:
+            visible |= _iota(shape, 1) == keys - 1 - starts
+        else:
+            visible |= _iota(shape, 1) - _iota(shape, 0) == keys - setting.n + pl.program_id(2) * LANES
     visible &= key_segments == segments
     if not setting.chosen:
         starts = LANES - 1 - _iota((LANES, 1), 0)
@@ -413,8 +416,10 @@ def _across(x: Array, y: Array) -> Array:
 def _obstacles(attention: Attention) -> list[str]:
     length, memory, width, heads = attention.length, attention.memory, attention.width, attention.heads
     (cut, shared), obstacles = cuts(attention), of_length(attention)
-    if attention.causal or not attention.ranked:
-        obstacles.append("the mask has no ranks, which alone it reads")
+    if attention.causal:
+        obstacles.append("the mask has causal=True, which it does not read: say it by ranks and thresholds alone")
+    elif not attention.ranked:
+        obstacles.append("the mask has no ranks, which it needs: give it ranks and thresholds")
     if memory % LANES:
         obstacles.append(f"memory={memory}: choose a multiple of {LANES}")
     distances = memory + length + reach(length, attention.chosen)
