@@ -57,7 +57,11 @@ def stack(
     period, turns = len(pattern), depth // len(pattern)
     if depth % period:
         raise ValueError(f"depth={depth}: is not a multiple of the pattern's {period} layers")
-    sets = {name: number for name, number in (groups or {}).items() if number != turns}
+    groups = groups or {}
+    for name, number in groups.items():
+        if not 1 <= number <= turns:
+            raise ValueError(f"groups={number} of {name!r}: must be from 1 to the pattern's {turns} turns")
+    sets = {name: number for name, number in groups.items() if number != turns}
     own = jax.tree.map(lambda array: array[0], each)
 
     def init(key: Array) -> dict:
@@ -67,6 +71,9 @@ def stack(
         return {str(place): of_place(place, key) for place, key in enumerate(jax.random.split(key, period))}
 
     params = parent.param(LAYERS, init)
+    of_layers = set(params) if period == 1 else set().union(*params.values())
+    if unknown := sorted(groups.keys() - of_layers):
+        raise ValueError(f"groups of {', '.join(unknown)}: the layers have {', '.join(sorted(of_layers))}")
     numbers = jnp.arange(depth)
     stacked = [
         Stacked(

@@ -139,6 +139,28 @@ def test_the_depth_is_a_multiple_of_the_pattern():
         Tower(Program(), (Mixer(parent=None), Shift(parent=None))).init(jax.random.key(0), X)
 
 
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({"frist": 1}, "groups of frist: the layers have first, second"),
+        ({"first": 1, "frist": 5}, "groups of frist: the layers have first, second"),  # as many as there are turns
+        ({"first": 6}, "groups=6 of 'first': must be from 1 to the pattern's 5 turns"),
+        ({"first": 0}, "groups=0 of 'first': must be from 1 to the pattern's 5 turns"),
+    ],
+)
+def test_groups_that_share_nothing_or_that_no_layer_uses_are_errors(groups, said):
+    with pytest.raises(ValueError, match=said):
+        jax.eval_shape(Tower(Program(), groups=tuple(groups.items())).init, jax.random.key(0), X)
+
+
+def test_groups_may_name_what_one_of_unlike_layers_has():
+    tower = Tower(Program(), (Mixer(parent=None), Shift(parent=None)), 4, (("by", 1),))
+    shapes = jax.eval_shape(tower.init, jax.random.key(0), X)["params"]["layers"]
+    assert shapes["1"]["by"].shape == (1, 8)
+    with pytest.raises(ValueError, match="groups of bye: the layers have by, first, second"):
+        jax.eval_shape(tower.clone(groups=(("bye", 1),)).init, jax.random.key(0), X)
+
+
 def shapes_in(jaxpr):
     """Of everything that a program computes, loops' insides too."""
     for equation in jaxpr.eqns:
