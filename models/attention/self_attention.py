@@ -19,18 +19,21 @@ from models.core.sharding import constrain
 
 
 class SelfAttention(nn.Module):
-    """Post-norm, with its residual: x, mask -> norm(x + dropout(attend(x))).
+    """With its residual: x, mask -> norm(x + dropout(attend(x))), or pre-norm x + dropout(attend(norm(x))).
 
     With slots i32[batch, n], queries at those positions alone: [batch, length, width] -> [batch, n, width].
     """
 
     sizes: LayerSizes
     program: Program
+    pre_norm: bool = False
 
     @nn.compact
     def __call__(self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:
         sizes, program, width = self.sizes, self.program, x.shape[-1]
         weights = SelfWeights(*(Weights(width, sizes.init_std, name=name)(width) for name in SelfWeights._fields))
+        norm = Norm(sizes.norm_epsilon, program.compute, name="norm")
+        given, x = x, norm(x) if self.pre_norm else x
         if slots is None:
             read, attend = x, plain.attend
             if program.attention != "xla":
@@ -40,8 +43,10 @@ class SelfAttention(nn.Module):
         else:  # too few queries for a kernel's blocks
             read, mask = gather_positions(x, slots), chosen(mask, slots)
             y = plain.attend(x, weights, mask, sizes, program, noise, read)
-        norm = Norm(sizes.norm_epsilon, program.compute, name="norm")
-        return constrain(norm(read + dropout(y, sizes.dropout, site(noise, 2))), "batch", mask.axis, None)
+        if self.pre_norm:
+            read = given if slots is None else gather_positions(given, slots)
+        y = read + dropout(y, sizes.dropout, site(noise, 2))
+        return constrain(y if self.pre_norm else norm(y), "batch", mask.axis, None)
 
 
 def attention_of(

@@ -1,4 +1,4 @@
-"""The post-norm layer of an encoder (Vaswani et al. 2017, section 3.1; Devlin et al. 2019)."""
+"""The layer of an encoder (Vaswani et al. 2017, section 3.1), post-norm as there or pre-norm (Radford et al. 2019)."""
 
 import flax.linen as nn
 from jax import Array
@@ -12,14 +12,18 @@ from models.core.program import Program
 
 
 class TransformerLayer(nn.Module):
-    """x [batch, length, width] -> the same, or at slots i32[batch, n] alone; as `stack` calls it."""
+    """x [batch, length, width] -> the same, or at slots i32[batch, n] alone; as `stack` calls it.
+
+    pre_norm: whether the norms stand before the blocks; then the sum that leaves the last layer has none yet.
+    """
 
     sizes: LayerSizes
     program: Program
+    pre_norm: bool = False
 
     def setup(self):
-        self.attention = SelfAttention(self.sizes, self.program)
-        self.feed_forward = FeedForward(self.sizes, self.program.compute)
+        self.attention = SelfAttention(self.sizes, self.program, self.pre_norm)
+        self.feed_forward = FeedForward(self.sizes, self.program.compute, pre_norm=self.pre_norm)
 
     def __call__(
         self, x: Array, mask: Mask, noise: Noise, own: None = None, slots: Array | None = None

@@ -13,23 +13,26 @@ from models.core.sharding import constrain
 
 
 class FeedForward(nn.Module):
-    """Post-norm, with its residual: x [batch, n, width] -> norm(x + dropout(down(activation(up(x))))).
+    """With its residual: x [batch, n, width] -> norm(x + dropout(block(x))), or pre-norm x + dropout(block(norm(x))).
 
-    inner_dropout: whether there is dropout also after the activation.
+    block: down(activation(up(x))).   inner_dropout: whether there is dropout also after the activation.
     """
 
     sizes: LayerSizes
     dtype: jnp.dtype
     inner_dropout: bool = False
+    pre_norm: bool = False
 
     @nn.compact
     def __call__(self, x: Array, noise: Noise, axis: str | None = "length") -> Array:
         """axis: the name of n for the mesh, None where it is not the whole length."""
         sizes, tag = self.sizes, 3  # 1 and 2 are the attention's
-        y = Dense(sizes.feed_forward, sizes.init_std, self.dtype, name="up")(x)
+        norm = Norm(sizes.norm_epsilon, self.dtype, name="norm")
+        y = norm(x) if self.pre_norm else x
+        y = Dense(sizes.feed_forward, sizes.init_std, self.dtype, name="up")(y)
         y = ACTIVATIONS[sizes.activation](constrain(y, "batch", axis, "feed_forward"))
         if self.inner_dropout:
             y, tag = dropout(y, sizes.dropout, site(noise, tag)), tag + 1
         y = Dense(x.shape[-1], sizes.init_std, self.dtype, name="down")(y)
-        y = Norm(sizes.norm_epsilon, self.dtype, name="norm")(x + dropout(y, sizes.dropout, site(noise, tag)))
-        return constrain(y, "batch", axis, None)
+        y = x + dropout(y, sizes.dropout, site(noise, tag))
+        return constrain(y if self.pre_norm else norm(y), "batch", axis, None)
