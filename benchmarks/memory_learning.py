@@ -68,7 +68,7 @@ def _line(run: Training, minutes: float) -> str:
     """One row of the table."""
     restored, held_out = restore(RunDirectory(run.workdir)), RunDirectory(run.workdir).open_corpus()
     figures = lambda assembly, rows: (evaluator := Evaluator(stages(assembly, restored.mesh)[0], held_out, rows))(
-        restored.params, restored.frozen
+        restored.params, restored.frozen, restored.step
     ) | {"unigram": evaluator.baselines()}
     if run.recipe.startswith("xlnet"):
         found = figures(restored.assembly, ROWS)

@@ -69,7 +69,7 @@ def _line(run: Training, minutes: float) -> str:
     directory, term = RunDirectory(run.workdir), TASKS[run.name][0]
     restored = restore(directory)
     evaluator = Evaluator(restored.stages[0], directory.open_corpus(), ROWS)
-    figures = evaluator(restored.params, restored.frozen)
+    figures = evaluator(restored.params, restored.frozen, restored.step)
     pairs, accuracy = sum((batch[term] >= 0).sum() for batch in evaluator.batches), figures[f"{term}_accuracy"]
     above = lambda chance: f"{(accuracy - chance) / math.sqrt(chance * (1 - chance) / pairs):.1f}"
     lengths = by_lengths(evaluator.batches, term)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import evaluation_batches
 from models.core.parameters import Params
 from pretrain.training.placement import EVALUATION_SEED, Stage
@@ -13,14 +14,20 @@ from tpu.batches import place_rows
 
 
 class Evaluator:
-    """The fixed held-out set of one phase; examples: how many."""
+    """The fixed held-out set of one phase; examples: how many.
+
+    Where the loss compares rows with one another, whole batches alone: rows that fill up would be compared too.
+    """
 
     def __init__(self, stage: Stage, corpus: Corpus, examples: int):
         self.stage, self.objective, self.corpus = stage, stage.assembly.recipe.objective, corpus
         held_out = self.objective.examples(corpus, "heldout", stage.phase, EVALUATION_SEED)
         self.batches = list(evaluation_batches(held_out, examples))
+        self.real = [len(chosen) for chosen in held_out.fixed(examples)]  # of each batch the first rows; others fill up
+        if not self.objective.rowwise:
+            self._keep_whole(examples)
 
-    def __call__(self, params: Params, frozen: Params, trained: int = 0) -> dict[str, float]:
+    def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
         """loss, each term in nats per prediction, and the objective's report, after `trained` updates."""
         objective, step = self.objective, self.stage.evaluate.run
         carry, total, examples = self.stage.first_evaluation_carry(), None, []
@@ -28,12 +35,12 @@ class Evaluator:
             size = len(next(iter(batch.values())))
             placed = place_rows(batch, np.arange(size), size, self.stage.mesh)
             part, of_examples, carry = step(params, frozen, placed, np.int32(index), carry, np.int32(trained))
-            examples.append(jax.device_get(of_examples))
+            examples.append({name: of[: self.real[index]] for name, of in jax.device_get(of_examples).items()})
             total = part if total is None else jax.tree.map(operator.add, total, part)
         sums, weights, counts = jax.device_get(total)
         terms = {term: float(sums[term] / weights[term]) for term in sums if weights[term] > 0}
         counts |= {name: np.concatenate([of[name] for of in examples]) for name in objective.per_example}
-        factors = objective.coefficients(0)
+        factors = objective.coefficients(trained)
         loss = sum(float(factors[term]) * value for term, value in terms.items())
         return {"loss": loss, **{f"{term}_loss": value for term, value in terms.items()}, **objective.report(counts)}
 
@@ -41,4 +48,14 @@ class Evaluator:
         """What needs no model, under the names of the figures that it stands beside."""
         return self.objective.baselines(self.batches, self.corpus)
 
-
+    def _keep_whole(self, examples: int) -> None:
+        """Batches of real rows alone."""
+        size = self.stage.phase.batch_size
+        self.batches = [batch for batch, real in zip(self.batches, self.real, strict=True) if real == size]
+        self.real = [size] * len(self.batches)
+        if not self.batches:
+            raise UserError(
+                f"--eval-examples {examples}: the held-out rows fill no batch of {size}, and "
+                f"{type(self.objective).__name__} compares the rows of a batch with one another; give more, or lower "
+                f"phases.{self.stage.index}.batch_size"
+            )

@@ -12,6 +12,7 @@ import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from models.core.noise import row_keys
 from models.core.program import Program
 from pretrain.__main__ import main
@@ -27,7 +28,7 @@ from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.placement import stages
 from pretrain.training.step import Evaluation, evaluation_step
-from tests.pretrain import tiny
+from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch
 from tpu.mesh import choose_mesh
 
@@ -44,9 +45,9 @@ def electra_params():
 
 def test_the_same_parameters_get_the_same_figures_whatever_the_seed_of_the_run(corpus_path, electra_params):
     one = evaluator(tiny.electra(), corpus_path)
-    figures = one(electra_params, {})
-    assert one(electra_params, {}) == figures
-    assert evaluator(tiny.electra(seed=7, steps=99), corpus_path)(electra_params, {}) == figures
+    figures = one(electra_params, {}, 0)
+    assert one(electra_params, {}, 0) == figures
+    assert evaluator(tiny.electra(seed=7, steps=99), corpus_path)(electra_params, {}, 0) == figures
     assert figures["loss"] == pytest.approx(figures["generator_loss"] + 50 * figures["discriminator_loss"], rel=1e-6)
 
 
@@ -54,7 +55,7 @@ def test_the_batch_size_changes_only_how_the_set_is_cut(corpus_path):
     recipe = tiny.bert()
     params = initial_params(assemble(recipe, Program()))
     figures = [
-        evaluator(dataclasses.replace(recipe, phases=(Phase(1.0, 32, size),)), corpus_path)(params, {})
+        evaluator(dataclasses.replace(recipe, phases=(Phase(1.0, 32, size),)), corpus_path)(params, {}, 0)
         for size in (8, 16)  # 20 rows do not fill the last batch of either
     ]
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
@@ -65,6 +66,33 @@ def test_the_set_is_of_the_held_out_split(corpus_path, monkeypatch):
     monkeypatch.setattr(MaskedLanguageModel, "examples", lambda *of: asked.append(of[2]) or examples(*of))
     evaluator(tiny.bert(), corpus_path)
     assert asked == ["heldout"]
+
+
+def toy_evaluator(corpus_path, monkeypatch, objective, examples):
+    """On batches of 8 rows, of which each has the loss 1 and the ranks 0 to 7."""
+    toys.register(monkeypatch)
+    phases = (toys.TwoLengths(1.0, 16, 8, target_length=8),)
+    of_toy = evaluator(toys.recipe(objective=objective, phases=phases), corpus_path, examples)
+    one = dict.fromkeys(objective.coefficients(0), np.float32(1))
+    step = lambda *_: (Evaluation(one, one, {"step": 0, "batches": 1}), {"ranks": np.arange(8)}, None)
+    of_toy.stage = of_toy.stage._replace(evaluate=of_toy.stage.evaluate._replace(run=step))
+    return of_toy
+
+
+@pytest.mark.parametrize("rowwise, rows", [(True, 20), (False, 16)])
+def test_rows_that_fill_up_a_batch_have_no_figures_and_are_compared_with_none(corpus_path, monkeypatch, rowwise, rows):
+    monkeypatch.setattr(toys.InBatch, "rowwise", rowwise)
+    assert toy_evaluator(corpus_path, monkeypatch, toys.InBatch(), 20)({}, {}, 0)["ranked"] == rows
+
+
+def test_a_loss_between_rows_needs_a_whole_batch(corpus_path, monkeypatch):
+    with pytest.raises(UserError, match="--eval-examples 7: the held-out rows fill no batch of 8, and InBatch"):
+        toy_evaluator(corpus_path, monkeypatch, toys.InBatch(), 7)
+
+
+def test_the_loss_has_the_coefficients_of_the_step_that_training_has_come_to(corpus_path, monkeypatch):
+    monkeypatch.setattr(toys.InBatch, "coefficients", lambda self, step: {"pairs": 1.0 + step})
+    assert toy_evaluator(corpus_path, monkeypatch, toys.InBatch(), 20)({}, {}, 3)["loss"] == 4
 
 
 def test_more_examples_are_more_of_the_set(corpus_path):
@@ -124,7 +152,7 @@ def test_each_batch_of_the_set_finds_the_memory_that_the_one_before_left(corpus_
     mesh = choose_mesh(None, 0, jax.devices(), None)
     stage = stages(assemble(tiny.transformer_xl(), Program()), mesh)[0]
     stage = stage._replace(evaluate=stage.evaluate._replace(run=step))
-    Evaluator(stage, Corpus(corpus_path), 24)({}, {})
+    Evaluator(stage, Corpus(corpus_path), 24)({}, {}, 0)
     assert not carries[0]["segments"].any() and carries[1:] == ["after 0", "after 1"]
 
 

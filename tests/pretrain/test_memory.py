@@ -45,7 +45,7 @@ def evaluated(corpus_path, params, **objective):
     recipe = tiny.transformer_xl()
     recipe = dataclasses.replace(recipe, objective=dataclasses.replace(recipe.objective, **objective))
     mesh = choose_mesh(None, 0, jax.devices(), None)
-    return Evaluator(stages(assemble(recipe, Program()), mesh)[0], Corpus(corpus_path), 64)(params, {})
+    return Evaluator(stages(assemble(recipe, Program()), mesh)[0], Corpus(corpus_path), 64)(params, {}, 0)
 
 
 @pytest.mark.parametrize("recipe", [tiny.transformer_xl, pytest.param(tiny.xlnet, marks=pytest.mark.slow)])
