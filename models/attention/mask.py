@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.blocks.heads import gather_positions
+from models.blocks.positions import gather_positions
 
 
 @jax.tree_util.register_dataclass

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.attention.kernels.relative_kernel import asked
+from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
 from models.attention.mask import Mask, only_of_seen, visible
 from models.attention.operands import Biases, Context, Types
@@ -121,6 +121,13 @@ class RelativeAttention(nn.Module):
         mixed = attend(q, context, biases, mask, types, sizes.heads, dropout_rate=rate, noise=site(noise, 1))
         y = self.output(kept(mixed))
         return constrain(self.norm(x + dropout(y, sizes.dropout, site(noise, 2))), "batch", mask.axis, None)
+
+
+def asked(q: Array, context: Context, mask: Mask, heads: int, dropout_rate: float) -> Attention:
+    """What a kernel is asked for with these queries [batch, n, width] to this context."""
+    (_, n, width), keys, chosen = q.shape, context.k.shape[1], mask.after is not None
+    length = context.r.shape[1] - keys if chosen else n  # chosen queries find distances up to that of the row's end
+    return Attention(length, width, heads, dropout_rate, keys - length, chosen, mask.causal, mask.ranks is not None)
 
 
 def projection_flops(width: int, feed_forward: int, queries: int, keys: int, distances: int) -> float:

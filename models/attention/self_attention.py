@@ -9,9 +9,9 @@ from models.attention.kernels.table import require
 from models.attention.mask import Mask, chosen
 from models.attention.operands import SelfWeights
 from models.blocks.dense import Weights
-from models.blocks.heads import gather_positions
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
+from models.blocks.positions import gather_positions
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import Program

@@ -1,18 +1,15 @@
 """What reads hidden states: the masked-token head, logits over tied embeddings."""
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from models.blocks.dense import ACTIVATIONS, Dense
 from models.blocks.embeddings import padded_vocab
 from models.blocks.norm import Norm
-from models.blocks.products import (
-    _scores,
-)
+from models.blocks.products import table_scores
 from models.core.family import Inputs
-from models.core.sharding import constrain, current_rules
+from models.core.sharding import constrain
 
 
 class TokenHead(nn.Module):
@@ -71,17 +68,7 @@ def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Ar
 
     The padding rows get -inf, so that they carry no probability and no gradient.
     """
-    logits = constrain(_scores(hidden, table, bias), "batch", "vocab")
+    logits = constrain(table_scores(hidden, table, bias), "batch", "vocab")
     if table.shape[0] == vocab_size:
         return logits
     return jnp.where(jnp.arange(table.shape[0]) < vocab_size, logits, -jnp.inf)
-
-
-def gather_positions(x: Array, positions: Array) -> Array:
-    """x [batch, length, ...] at positions i32[batch, n] -> [batch, n, ...]."""
-    if current_rules() is None:
-        return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, positions)
-    # A product with ones and zeros takes each device's own rows; a gather sends rows to all devices.
-    chosen = (positions[..., None] == jnp.arange(x.shape[1])).astype(x.dtype)
-    taken = jnp.einsum("bnl,bl...->bn...", chosen, x, precision="highest")
-    return constrain(taken, "batch", *(None,) * (x.ndim - 1))

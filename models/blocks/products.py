@@ -78,7 +78,7 @@ contraction.defvjp(_contraction_forward, _contraction_gradients)
 
 
 @jax.custom_vjp
-def _scores(hidden: Array, table: Array, bias: Array) -> Array:
+def table_scores(hidden: Array, table: Array, bias: Array) -> Array:
     """hidden [n, width], table f32[vocab, width] -> their dot products plus bias f32[vocab]: f32[n, vocab]."""
     return _scores_forward(hidden, table, bias)[0]
 
@@ -103,4 +103,4 @@ def _scores_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, 
     return g @ table, row_product(g, hidden), bias
 
 
-_scores.defvjp(_scores_forward, _scores_gradients)
+table_scores.defvjp(_scores_forward, _scores_gradients)

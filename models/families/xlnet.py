@@ -23,9 +23,10 @@ from models.attention.relative import (
 from models.blocks.checks import check_relative
 from models.blocks.embeddings import padded_vocab, token_table
 from models.blocks.feed_forward import FeedForward
-from models.blocks.heads import gather_positions, tied_logits
+from models.blocks.heads import tied_logits
 from models.blocks.layer import layer_sizes
 from models.blocks.memory import Memory, empty_memory, remember
+from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
 from models.core.family import Family, HuggingFace, Input, Inputs, Shape

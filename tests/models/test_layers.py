@@ -11,8 +11,9 @@ import torch
 
 from models.blocks.dense import ACTIVATIONS, Dense
 from models.blocks.embeddings import padded_vocab
-from models.blocks.heads import gather_positions, tied_logits
+from models.blocks.heads import tied_logits
 from models.blocks.norm import Norm
+from models.blocks.positions import gather_positions
 from models.blocks.products import contraction, product
 from models.blocks.stack import stack
 from models.core.noise import bits, row_keys

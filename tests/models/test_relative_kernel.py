@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from models.attention.kernels.kernel import Attention
-from models.attention.kernels.relative_kernel import asked, by_kernel
+from models.attention.kernels.relative_kernel import by_kernel
 from models.attention.kernels.table import KERNELS, require
 from models.attention.mask import Mask, chosen, remembering
 from models.attention.operands import Biases, Context
-from models.attention.relative import relative_attention
-from models.blocks.heads import gather_positions
+from models.attention.relative import asked, relative_attention
 from models.blocks.memory import Memory
+from models.blocks.positions import gather_positions
 from models.core.noise import row_keys
 from models.core.program import Program
 from models.families.transformer_xl import TransformerXL, TransformerXLConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.blocks.dense import Dense
-from models.blocks.heads import gather_positions
+from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
 from models.core.noise import bits, fold, row_keys
 from models.core.program import Program

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.examples import packed_sentences
-from models.blocks.heads import gather_positions
+from models.blocks.positions import gather_positions
 from models.core.family import Family, Input
 from models.core.parameters import Parameter
 from models.families.registry import FAMILIES

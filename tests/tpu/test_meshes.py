@@ -141,9 +141,9 @@ RELATIVE = """
 import jax, jax.numpy as jnp, numpy as np
 from models.core.noise import row_keys
 from models.attention.kernels.table import KERNELS
-from models.attention.kernels.relative_kernel import asked, by_kernel
+from models.attention.kernels.relative_kernel import by_kernel
 from models.attention.operands import Biases, Context
-from models.attention.relative import relative_attention
+from models.attention.relative import asked, relative_attention
 from models.core.sharding import placed_by
 from models.families.xlnet import both_masks
 from tpu.mesh import make_mesh, parse_mesh

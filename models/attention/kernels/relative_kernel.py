@@ -68,13 +68,6 @@ def reach(length: int, chosen: bool) -> int:
     return LANES * 2 ** max(0, math.ceil(math.log2(length / LANES))) if chosen else length
 
 
-def asked(q: Array, context: Context, mask: Mask, heads: int, dropout_rate: float) -> Attention:
-    """What a kernel is asked for with these queries [batch, n, width] to this context."""
-    (_, n, width), keys, chosen = q.shape, context.k.shape[1], mask.after is not None
-    length = context.r.shape[1] - keys if chosen else n  # chosen queries find distances up to that of the row's end
-    return Attention(length, width, heads, dropout_rate, keys - length, chosen, mask.causal, mask.ranks is not None)
-
-
 def by_kernel(
     q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, heads: int, *,
     dropout_rate: float, noise: Noise, interpret: bool = False,
