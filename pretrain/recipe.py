@@ -86,17 +86,19 @@ def check(recipe: Recipe) -> None:
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
         raise UserError(f"phases: the shares are {[p.share for p in recipe.phases]}, they must add up to 1")
     _check_teachers(recipe)
+    models = {"model": (recipe.model, recipe.objective.asks)}
+    for index, teacher in enumerate(recipe.teachers):
+        models[f"teachers.{index}.model"] = teacher.model, recipe.objective.teachers[teacher.name]
     for index, phase in enumerate(recipe.phases):
-        longest = getattr(recipe.model, "positions", phase.length)  # a bag of words has no limit
-        if phase.length > longest:
-            raise UserError(
-                f"phases.{index}.length={phase.length} is longer than model.positions={longest}: "
-                "lower the one or raise the other"
-            )
         recipe.objective.check_phase(phase)
-        _check_model(recipe.model, recipe.objective, recipe.objective.asks, phase)
-        for teacher in recipe.teachers:
-            _check_model(teacher.model, recipe.objective, recipe.objective.teachers[teacher.name], phase)
+        for setting, (config, asks) in models.items():
+            longest = getattr(config, "positions", phase.length)  # a bag of words has no limit
+            if phase.length > longest:
+                raise UserError(
+                    f"phases.{index}.length={phase.length} is longer than {setting}.positions={longest}: "
+                    "lower the one or raise the other"
+                )
+            _check_model(config, recipe.objective, asks, phase)
 
 
 def _check_teachers(recipe: Recipe) -> None:

@@ -99,6 +99,8 @@ def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, t
         check(dataclasses.replace(recipe(source), objective=PLAIN))
     with pytest.raises(UserError, match="objective Distillation: asks for Encoder, which TransformerXLConfig has not"):
         check(recipe(source, tiny.TRANSFORMER_XL))
+    with pytest.raises(UserError, match=r"phases.0.length=32 is longer than teachers.0.model.positions=16: lower"):
+        check(recipe(source, dataclasses.replace(TEACHER, positions=16)))
     with pytest.raises(UserError, match=r"^teachers.0.source .*: model.width is 48 there and 32 here"):
         run(recipe(source, dataclasses.replace(TEACHER, width=32)), options)
     with pytest.raises(UserError, match=r"^teachers.0.source .*nowhere"):
