@@ -78,11 +78,11 @@ def plan_command(arguments: Sequence[str]) -> int:
     recipe, target = parse_plan(arguments)
     topology = parse_topology(target.topology)
     prepare()
-    for work, title in works(recipe, target, topology):
+    for index, (work, title) in enumerate(works(recipe, target, topology)):
         planned = plan(work, topology, costs(), target.cache)
         plan_report.show(title, planned)
         if target.largest:
-            plan_report.show_largest(_largest(recipe, target, topology, planned), planned)
+            plan_report.show_largest(_largest(recipe, index, target, topology, planned), planned)
     return 0
 
 
@@ -165,12 +165,12 @@ def _work(stage: Stage, microbatches: int) -> Work:
     )
 
 
-def _largest(recipe: Recipe, target: Target, topology: Topology, planned: Plan):
-    """The largest batch of a planned phase."""
+def _largest(recipe: Recipe, index: int, target: Target, topology: Topology, planned: Plan):
+    """The largest batch of a phase that is planned."""
 
     def total(rows: int) -> float:
-        alone = shaped(recipe, rows, planned.work.length)
-        work, _ = next(works(alone, target, topology))
+        alone = dataclasses.replace(recipe.phases[index], share=1.0, batch_size=rows)
+        work, _ = next(works(dataclasses.replace(recipe, phases=(alone,)), target, topology))
         return plan(work, topology, costs(), target.cache).needed
 
     fixed = sum(size for name, size in planned.parts.items() if name != "batch")

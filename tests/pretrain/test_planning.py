@@ -1,6 +1,7 @@
 """`python -m tpu plan` from the command line to its tables. XLA:CPU compiles here; its programs have no cycles."""
 
 import re
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -11,7 +12,7 @@ from pretrain.commands import planning
 from pretrain.commands.planning import Target, parse_plan, plan_command, shaped, works
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
-from tests.pretrain import tiny
+from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import replaced
 from tpu import plan as plans
 from tpu.__main__ import main
@@ -155,6 +156,17 @@ def test_a_plan_is_printed_for_every_phase(on_cpu, capsys, tmp_path):
     assert "6 ms" in printed  # 9 million cycles at 1.5 GHz
     # 15.75 GiB hold as many rows of 1 MiB as are tried last; the parameters are not in the stand-in's answer.
     assert "largest batch that fits: 16128 rows of 16" in printed and on_cpu[0] == 8 and on_cpu[-1] == 16128
+
+
+def test_the_largest_batch_of_a_phase_has_all_its_other_fields(monkeypatch):
+    phases = tuple(toys.TwoLengths(0.5, 16, 8, target_length=length) for length in (4, 12))
+    recipe, seen = toys.recipe(objective=toys.WhatFollows(), phases=phases), []
+    monkeypatch.setattr(planning, "works", lambda alone, *_: seen.extend(alone.phases) or iter([(None, "")]))
+    monkeypatch.setattr(planning, "plan", lambda *_: SimpleNamespace(needed=0))
+    monkeypatch.setattr(planning, "largest_batch", lambda total, *_: total(32))
+    planned = SimpleNamespace(work=SimpleNamespace(length=16, rows=8, rows_multiple=1), parts={}, capacity=1)
+    planning._largest(recipe, 1, target(), V5E, planned)
+    assert seen == [toys.TwoLengths(1.0, 16, 32, target_length=12)]
 
 
 def test_all_writes_a_table_and_a_picture(on_cpu, tmp_path):
