@@ -27,7 +27,7 @@ from pretrain.storage.run_directory import RunDirectory, disk_errors, flat
 from pretrain.training.ahead import trace
 from pretrain.training.assembly import Assembly, assemble, initial_params, initial_state, parameter_shapes, split_frozen
 from pretrain.training.attention_choice import chosen_program, why_plain
-from pretrain.training.initial_weights import load_weights
+from pretrain.training.initial_weights import INIT_FROM, load_weights
 from pretrain.training.loop import Run, describe, train
 from pretrain.training.placement import Stage, place_parameters, shardings
 from pretrain.training.restore import load_frozen, phase_after, save_frozen
@@ -121,7 +121,7 @@ def _initial_weights(assembly: Assembly, shapes: Params, corpus: Corpus, options
         return None
     weights, own = [], {name: of for name, of in shapes.items() if name != TEACHERS}
     start = (lambda: jax.device_get(jax.jit(lambda: initial_params(assembly))())) if options.init_heads_anew else None
-    load = lambda: weights.append(load_weights(source, assembly.recipe.model, own, corpus, start))
+    load = lambda: weights.append(load_weights(INIT_FROM, source, assembly.recipe.model, own, corpus, start))
     gather(f"--init-from {source}", load)
     return weights[0]
 
@@ -135,11 +135,8 @@ def _teachers(recipe: Recipe, shapes: Params, corpus: Corpus, options: Options) 
 
     def load() -> None:
         for index, teacher in enumerate(recipe.teachers):
-            try:
-                weights = load_weights(teacher.source, teacher.model, shapes[TEACHERS][teacher.name], corpus)
-            except UserError as error:
-                raise UserError(str(error).replace("--init-from", f"teachers.{index}.source", 1)) from None
-            found[teacher.name] = weights
+            setting, own = f"teachers.{index}.source", shapes[TEACHERS][teacher.name]
+            found[teacher.name] = load_weights(setting, teacher.source, teacher.model, own, corpus)
 
     gather("teachers", load)
     return {TEACHERS: found}

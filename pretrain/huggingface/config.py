@@ -25,15 +25,13 @@ def config_from(source: str | Path) -> Any:
         for path, value in _values(folder, family.hf[part]).items():
             if values.setdefault(path, value) != value:
                 raise UserError(
-                    f"--init-from {source}: model.{path} is {values[path]} in one part and {value} in {folder}; "
+                    f"{source}: model.{path} is {values[path]} in one part and {value} in {folder}; "
                     "give the parts of one model"
                 )
     try:
         return _replaced(family.config(), nest({path.replace(".", "/"): value for path, value in values.items()}))
     except (ValueError, TypeError) as error:
-        raise UserError(
-            f"--init-from {source}: config.json describes a model that cannot be built ({error})"
-        ) from error
+        raise UserError(f"{source}: config.json describes a model that cannot be built ({error})") from error
 
 
 def folders(source: str | Path, family: Family) -> dict[str, Path]:
@@ -44,24 +42,20 @@ def folders(source: str | Path, family: Family) -> dict[str, Path]:
     for item in str(source).split(","):
         part, _, folder = item.partition("=")
         if part.strip() not in family.hf:
-            raise UserError(f"--init-from {source}: no part {part.strip()!r}; the parts are {', '.join(family.hf)}")
+            raise UserError(f"{source}: no part {part.strip()!r}; the parts are {', '.join(family.hf)}")
         found[part.strip()] = Path(folder.strip())
     missing = [part for part in family.hf if part not in found]
     if missing:
-        raise UserError(
-            f"--init-from {source}: {', '.join(missing)} is missing; add {','.join(f'{p}=DIR' for p in missing)}"
-        )
+        raise UserError(f"{source}: {', '.join(missing)} is missing; add {','.join(f'{p}=DIR' for p in missing)}")
     return found
 
 
 def check_same(source: str | Path, theirs, ours) -> None:
     """UserError listing each field that the weights depend on and that differs."""
     if type(theirs) is not type(ours):
-        check_class(f"--init-from {source}", ours)
+        check_class(str(source), ours)
         kinds = [_model_type(family_of(config)) for config in (theirs, ours)]
-        raise UserError(
-            f"--init-from {source}: is {kinds[0]!r} and the recipe's model {kinds[1]!r}; take another recipe"
-        )
+        raise UserError(f"{source}: is {kinds[0]!r} and the recipe's model {kinds[1]!r}; take another recipe")
     differing = differing_fields(theirs, ours)
     if not differing:
         return
@@ -70,14 +64,16 @@ def check_same(source: str | Path, theirs, ours) -> None:
     cures = [f"set {flags}"] if flags else []
     if "vocab_size" in differing:
         cures.append("prepare the corpus with --tokenizer and that model's tokenizer")
-    raise UserError(f"--init-from {source}: {listed}; {' and '.join(cures)}, or give another folder")
+    raise UserError(f"{source}: {listed}; {' and '.join(cures)}, or give another folder")
 
 
 def check_class(setting: str, config) -> None:
     """UserError where transformers has no class for models of this config's family."""
     if not family_of(config).hf:
         name = next(name for name, family in FAMILIES.items() if family is family_of(config))
-        raise UserError(f"{setting}: Hugging Face has no class for {name}; continue from the run, --init-from RUN")
+        raise UserError(
+            f"{setting}: Hugging Face has no class for {name}; read weights from the run itself, --init-from RUN"
+        )
 
 
 def architectures(folder: Path) -> list[str]:
@@ -94,9 +90,7 @@ def _family(folder: Path) -> Family:
     model_type = _read(folder).get("model_type")
     families = {_model_type(family): family for family in FAMILIES.values() if family.hf}
     if model_type not in families:
-        raise UserError(
-            f"--init-from {folder}: config.json has model_type={model_type!r}; use one of {', '.join(families)}"
-        )
+        raise UserError(f"{folder}: config.json has model_type={model_type!r}; use one of {', '.join(families)}")
     return families[model_type]
 
 
@@ -107,13 +101,13 @@ def _model_type(family: Family) -> str:
 def _read(folder: Path) -> Mapping[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
-        raise UserError(f"--init-from {folder}: has no config.json; give a folder that `export` or transformers wrote")
+        raise UserError(f"{folder}: has no config.json; give a folder that `export` or transformers wrote")
     try:
         fields = json.loads(file.read_text("utf-8"))
     except (ValueError, OSError) as error:
-        raise UserError(f"--init-from {folder}: config.json cannot be read ({error}); copy the folder again") from error
+        raise UserError(f"{folder}: config.json cannot be read ({error}); copy the folder again") from error
     if not isinstance(fields, dict):
-        raise UserError(f"--init-from {folder}: config.json is no JSON object; copy the folder again")
+        raise UserError(f"{folder}: config.json is no JSON object; copy the folder again")
     return fields
 
 
@@ -122,7 +116,7 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
     fields = _read(folder)
     for name, value in model.constants.items():
         if fields.get(name) != value:
-            raise UserError(f"--init-from {folder}: config.json has {name}={fields.get(name)!r}, needed is {value!r}")
+            raise UserError(f"{folder}: config.json has {name}={fields.get(name)!r}, needed is {value!r}")
     known, values, missing = {**model.fields, **model.settings}, {}, []
     for name, place in known.items():
         if isinstance(place, Converter):
@@ -135,7 +129,7 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
         elif name in model.fields:
             missing.append(name)
     if missing:
-        raise UserError(f"--init-from {folder}: config.json lacks {', '.join(missing)}; add what the model has")
+        raise UserError(f"{folder}: config.json lacks {', '.join(missing)}; add what the model has")
     classes = [name for name in architectures(folder) if name in model.architectures]
     return values | dict(model.architectures[classes[0]] if classes else {})
 

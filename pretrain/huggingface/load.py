@@ -62,10 +62,8 @@ def load(
         for name, tensor in wanted.items():
             array = stored.read(_stored_name(name, stored, family.hf[part]))
             if array.shape != tensor.shape:
-                raise UserError(
-                    f"--init-from {folder}: {name} has shape {array.shape}, this model needs {tensor.shape}"
-                )
-            _take(tensor, array, read, part, f"--init-from {folder}: {name}")
+                raise UserError(f"{folder}: {name} has shape {array.shape}, this model needs {tensor.shape}")
+            _take(tensor, array, read, part, f"{folder}: {name}")
     return params
 
 
@@ -92,7 +90,7 @@ def check_vocabulary(folder: Path, tokenizer_path: Path) -> None:
         return
     token = min(theirs.items() ^ ours.items(), key=lambda item: item[::-1])[0]
     raise UserError(
-        f"--init-from {folder}: its tokenizer gives {token!r} the id {theirs.get(token)}, "
+        f"{folder}: its tokenizer gives {token!r} the id {theirs.get(token)}, "
         f"the corpus's {ours.get(token)}; prepare the corpus with --tokenizer {folder}"
     )
 
@@ -109,9 +107,7 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
             return tokenizers.load(folder).tokenizer.get_vocab()
     except Exception as error:  # the library raises bare Exception
         reason = str(error).splitlines()[0]
-        raise UserError(
-            f"--init-from {folder}: its tokenizer cannot be read ({reason}); copy the folder again"
-        ) from error
+        raise UserError(f"{folder}: its tokenizer cannot be read ({reason}); copy the folder again") from error
     return None
 
 
@@ -126,7 +122,7 @@ class _Tensors:
             try:
                 handle = safe_open(file, framework="numpy")
             except (SafetensorError, OSError) as error:
-                raise UserError(f"--init-from {folder}: {file.name} cannot be read ({error}); copy it again") from error
+                raise UserError(f"{folder}: {file.name} cannot be read ({error}); copy it again") from error
             for stored in handle.keys():  # noqa: SIM118 (the handle is no dict)
                 name = stored
                 for old, new in LEGACY.items():
@@ -151,16 +147,14 @@ def _tensor_files(folder: Path) -> list[Path]:
     if not index.exists():
         old = [name for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack") if (folder / name).exists()]
         cure = f"{old[0]} is not read: load and save it with transformers" if old else "give a folder with weights"
-        raise UserError(f"--init-from {folder}: has no model.safetensors; {cure}")
+        raise UserError(f"{folder}: has no model.safetensors; {cure}")
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise UserError(f"--init-from {folder}: {index.name} cannot be read ({error!r}); copy it again") from error
+        raise UserError(f"{folder}: {index.name} cannot be read ({error!r}); copy it again") from error
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
-        raise UserError(
-            f"--init-from {folder}: {index.name} lists {', '.join(missing)}, not there; copy the folder again"
-        )
+        raise UserError(f"{folder}: {index.name} lists {', '.join(missing)}, not there; copy the folder again")
     return [folder / name for name in names]
 
 
@@ -180,14 +174,13 @@ def _check_names(
     model = family_of(config).hf[part]
     if missing:
         raise UserError(
-            f"--init-from {folder}: has no {_listed(missing)}; it is a {' or '.join(architectures(folder)) or 'model'} "
+            f"{folder}: has no {_listed(missing)}; it is a {' or '.join(architectures(folder)) or 'model'} "
             f"and this recipe needs a {architecture(config, part)}"
         )
     for target, source in model.tied.items():
         if target in tensors and source in tensors and not np.array_equal(tensors.read(target), tensors.read(source)):
             raise UserError(
-                f"--init-from {folder}: {target} differs from {source}, but this model ties them; "
-                "give a folder of a tied model"
+                f"{folder}: {target} differs from {source}, but this model ties them; give a folder of a tied model"
             )
     others = [name for name in tensors.found if name not in wanted and name not in model.tied]
     heads = _names_of_all_architectures(config, part)
@@ -196,7 +189,7 @@ def _check_names(
         unexpected = [name for name in unexpected if name.startswith(model.trunk)]
     if unexpected:
         raise UserError(
-            f"--init-from {folder}: has {_listed(unexpected)}, for which a {architecture(config, part)} has no place; "
+            f"{folder}: has {_listed(unexpected)}, for which a {architecture(config, part)} has no place; "
             "give a folder of that class"
         )
     if others:

@@ -1,4 +1,4 @@
-"""The weights that --init-from names: a Hugging Face folder or another run's work directory."""
+"""The weights that --init-from or a teacher names: a Hugging Face folder or another run's work directory."""
 
 import logging
 from collections.abc import Callable
@@ -18,14 +18,25 @@ from pretrain.training.step import merge
 log = logging.getLogger(__name__)
 
 
+INIT_FROM = "--init-from"
+
+
 def load_weights(
-    source: str, config, shapes: Params, corpus: Corpus, start: Callable[[], Params] | None = None
+    setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable[[], Params] | None = None
 ) -> Params:
     """Parameters for a config in this host's memory, a nested dict of NumPy arrays like `shapes`.
 
+    setting: that names the source, with which an error begins.
     start: gives random parameters for heads that the source lacks; without it, that is an error.
     UserError when the source has another model or vocabulary.
     """
+    try:
+        return _weights(setting, source, config, shapes, corpus, start)
+    except UserError as error:
+        raise UserError(f"{setting} {error}") from None
+
+
+def _weights(setting: str, source: str, config, shapes: Params, corpus: Corpus, start) -> Params:
     directory = RunDirectory(source)
     if not is_file(directory.recipe):
         if not in_cloud(source):
@@ -36,7 +47,7 @@ def load_weights(
     _check_same_model(source, model, config)
     ours = [parameter.path for parameter in family_of(config).parameters(config)]
     theirs = [parameter.path for parameter in family_of(model).parameters(model)]
-    _check_heads(source, theirs, ours, anew=start is not None)
+    _check_heads(setting, source, theirs, ours, anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path)
     restored = restore(directory, devices=_host())
@@ -57,21 +68,19 @@ def _host() -> list[jax.Device]:
 def _check_same_model(source: str, theirs, ours) -> None:
     if type(theirs) is not type(ours):
         kinds = f"it is a {type(theirs).__name__}, the recipe has a {type(ours).__name__}"
-        raise UserError(f"--init-from {source}: {kinds}; give a run of the same family")
+        raise UserError(f"{source}: {kinds}; give a run of the same family")
     if differing := differing_fields(theirs, ours):
         listed = ", ".join(f"model.{path} is {old} there and {new} here" for path, (old, new) in differing.items())
-        raise UserError(f"--init-from {source}: {listed}; give the recipe the same values, or another --init-from")
+        raise UserError(f"{source}: {listed}; give the recipe the same values, or another run")
 
 
-def _check_heads(source: str, theirs: list[str], ours: list[str], anew: bool) -> None:
+def _check_heads(setting: str, source: str, theirs: list[str], ours: list[str], anew: bool) -> None:
     """UserError where there are no weights for a head, unless those start anew; heads of which this model has none are
     left out."""
     missing = sorted(set(ours) - set(theirs))
     if missing and not anew:
-        raise UserError(
-            f"--init-from {source}: has no {', '.join(missing)}; give the recipe the heads that it has, or "
-            "--init-heads-anew"
-        )
+        anyhow = ", or --init-heads-anew" if setting == INIT_FROM else ""
+        raise UserError(f"{source}: has no {', '.join(missing)}; give the recipe the heads that it has{anyhow}")
     if missing:
         log.warning("%s: these start anew: %s", source, ", ".join(missing))
     if others := sorted(set(theirs) - set(ours)):

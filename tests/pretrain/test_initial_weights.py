@@ -108,7 +108,7 @@ def test_every_field_is_free_or_refused_from_a_run_and_from_a_folder(name, path,
     (run, folder), model, corpus, free = sources[name], changed(name, path), Corpus(corpus_path), path in FREE
     shapes = parameter_shapes(model)
     with pytest.raises(UserError) as refused:
-        load_weights(str(run), model, shapes, corpus)
+        load_weights("--init-from", str(run), model, shapes, corpus)
     assert (f"model.{path} is " in str(refused.value)) != free
     assert ("no checkpoint" in str(refused.value)) == free  # nothing else is amiss
     if folder is None:
@@ -123,12 +123,12 @@ def test_every_field_is_free_or_refused_from_a_run_and_from_a_folder(name, path,
 def test_a_head_that_a_run_lacks_is_refused_and_one_too_many_left_out(uninterrupted, corpus_path, tmp_path, caplog):
     corpus, without = Corpus(corpus_path), dataclasses.replace(tiny.BERT, pair_head=False)
     with caplog.at_level(logging.WARNING):
-        params = load_weights(str(uninterrupted), without, {}, corpus)
+        params = load_weights("--init-from", str(uninterrupted), without, {}, corpus)
     assert "left out pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, parameter_shapes(without))
     run_directory.start(tmp_path / "run", dataclasses.replace(tiny.bert(), model=without), corpus, None)
     with pytest.raises(UserError, match="has no pair/bias, pair/kernel, pooler/bias, pooler/kernel; give the recipe"):
-        load_weights(str(tmp_path / "run"), tiny.BERT, {}, corpus)
+        load_weights("--init-from", str(tmp_path / "run"), tiny.BERT, {}, corpus)
 
 
 def test_a_head_that_a_run_lacks_starts_anew_where_that_is_asked_for(corpus_path, tmp_path, caplog):

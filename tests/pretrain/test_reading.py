@@ -83,7 +83,7 @@ def readers(workdir, corpus_path, tmp_path):
     def start_from():
         assembly = assemble(RunDirectory(workdir).read_recipe())
         shapes = jax.eval_shape(lambda: initial_params(assembly))
-        load_weights(str(workdir), assembly.recipe.model, shapes, Corpus(corpus_path))
+        load_weights("--init-from", str(workdir), assembly.recipe.model, shapes, Corpus(corpus_path))
 
     return {
         "eval": lambda: main(["eval", str(workdir), "--examples", "8"]),

@@ -172,9 +172,9 @@ def test_weights_of_a_run_with_another_model_are_refused(corpus_path, tmp_path):
     run_directory.start(tmp_path / "run", tiny.bert(), Corpus(corpus_path), None)
     corpus, run_path = Corpus(corpus_path), str(tmp_path / "run")
     with pytest.raises(UserError, match="--init-from .* it is a BertConfig, the recipe has a ElectraConfig"):
-        load_weights(run_path, tiny.ELECTRA, {}, corpus)
+        load_weights("--init-from", run_path, tiny.ELECTRA, {}, corpus)
     with pytest.raises(UserError, match="--init-from .* model.width is 32 there and 64 here"):
-        load_weights(run_path, dataclasses.replace(tiny.BERT, width=64), {}, corpus)
+        load_weights("--init-from", run_path, dataclasses.replace(tiny.BERT, width=64), {}, corpus)
 
 
 def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, capsys):
