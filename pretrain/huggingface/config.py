@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from data_pipelines.errors import UserError
 from models.core.family import Converter, Family, HuggingFace
 from models.core.parameters import nest
 from models.families.registry import FAMILIES, differing_fields, family_of
+from pretrain.json_values import build
 
 
 def config_from(source: str | Path) -> Any:
@@ -129,12 +131,20 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
         elif name in model.fields:
             missing.append(name)
     if missing:
-        raise UserError(f"{folder}: config.json lacks {', '.join(missing)}; add what the model has")
+        raise UserError(f"{folder}: config.json lacks {', '.join(dict.fromkeys(missing))}; add what the model has")
     classes = [name for name in architectures(folder) if name in model.architectures]
     return values | dict(model.architectures[classes[0]] if classes else {})
 
 
 def _replaced(config, values: Mapping[str, Any]):
     """The config with the values of a nested dict; its checks see all of them at once."""
-    inner = {name: _replaced(getattr(config, name), v) if isinstance(v, dict) else v for name, v in values.items()}
-    return dataclasses.replace(config, **inner)
+    return dataclasses.replace(config, **{name: _inner(config, name, value) for name, value in values.items()})
+
+
+def _inner(config, name: str, value: Any) -> Any:
+    """A field's new value; a nested config that was None is made of its values alone."""
+    if not isinstance(value, dict):
+        return value
+    if (part := getattr(config, name)) is not None:
+        return _replaced(part, value)
+    return build(typing.get_type_hints(type(config))[name], value, f"model.{name}")

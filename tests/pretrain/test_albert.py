@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import numpy as np
@@ -39,6 +40,15 @@ def test_a_folder_of_hugging_face_trains_and_its_export_loads_there(corpus_path,
 def test_groups_of_several_layers_are_refused_by_name(tmp_path):
     transformers.AlbertConfig(inner_group_num=2).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="config.json has inner_group_num=2, needed is 1"):
+        config_from(tmp_path)
+
+
+def test_a_field_that_two_others_need_is_missing_once(tmp_path):
+    transformers.AlbertConfig().save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    del fields["num_hidden_groups"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="config.json lacks num_hidden_groups; add"):
         config_from(tmp_path)
 
 

@@ -87,7 +87,7 @@ FAMILY = Family(
             trunk="h.",
         )
     },
-    flops=lambda config, batch, length, predictions: 0.0,
+    flops=lambda config, shape, predictions: 0.0,
 )
 
 
@@ -179,6 +179,24 @@ def test_config_fields_are_written_and_read_in_their_own_form(exported):
     assert config_from(exported) == Config()
     (exported / "config.json").write_text(json.dumps(fields | {"local": 6}))
     assert config_from(exported).window == 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class WithPart:
+    vocab_size: int = 10
+    part: Part | None = None
+
+
+def test_a_nested_config_that_is_none_by_default_is_read(monkeypatch, tmp_path):
+    model = FAMILY.hf["model"]._replace(fields={"vocab_size": "vocab_size", "part_size": "part.size"})
+    monkeypatch.setitem(FAMILIES, "toy", FAMILY._replace(config=WithPart, hf={"model": model}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "toy", "vocab_size": 7, "part_size": 3}))
+    assert config_from(tmp_path) == WithPart(7, Part(3))
 
 
 def test_a_field_that_a_converter_needs_and_lacks_is_named(exported):
