@@ -177,6 +177,14 @@ def test_weights_of_a_run_with_another_model_are_refused(corpus_path, tmp_path):
         load_weights("--init-from", run_path, dataclasses.replace(tiny.BERT, width=64), {}, corpus)
 
 
+def test_an_error_about_a_teacher_names_its_source_and_only_cures_that_it_has(corpus_path, tmp_path):
+    without = dataclasses.replace(tiny.BERT, pair_head=False)
+    run_directory.start(tmp_path / "run", tiny.bert(model=without), Corpus(corpus_path), None)
+    for setting, cure in {"--init-from": ", or --init-heads-anew", "teachers.0.source": ""}.items():
+        with pytest.raises(UserError, match=f"^{setting} .*; give the recipe the heads that it has{cure}$"):
+            load_weights(setting, str(tmp_path / "run"), tiny.BERT, {}, Corpus(corpus_path))
+
+
 def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, capsys):
     for steps in (10, 10, 20):
         run(toys.recipe(steps=steps, schedule=Schedule(peak=0.1)), tiny.options(corpus_path, tmp_path / "linear"))
