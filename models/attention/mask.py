@@ -1,7 +1,7 @@
 """Which keys a query sees, without a dense [batch, queries, keys] array: causal, prefix, permutation and packed rows.
 
-`visible` says it densely. It is what plain attention computes with and what a kernel is tested against; nobody else
-makes such an array.
+`visible` says it densely: for plain attention in both forms, for cuDNN's, which takes masks in no other way, and for
+tests. No other kernel makes such an array.
 """
 
 import dataclasses

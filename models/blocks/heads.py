@@ -6,6 +6,7 @@ from jax import Array
 
 from models.blocks.dense import ACTIVATIONS, Dense
 from models.blocks.embeddings import padded_vocab
+from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.blocks.products import table_scores
 from models.core.family import Inputs
@@ -36,16 +37,16 @@ class TokenHead(nn.Module):
 class TokenAndPairHeads(nn.Module):
     """A masked-token head and a classifier of pairs, for an encoder to inherit.
 
-    Its setup makes `embeddings` and calls `make_heads`; its config has a pair_head, whether there is a classifier.
+    Its setup makes `embeddings` and calls `make_heads`.
     """
 
-    def make_heads(self, embedding: int) -> None:
-        """embedding: the width of the embeddings, with which the masked-token head shares its logits' weights."""
-        c, dtype = self.config, self.program.compute
-        self.predictions = TokenHead(embedding, c.vocab_size, c.activation, c.norm_epsilon, c.init_std, dtype)
-        if c.pair_head:
-            self.pooler = Dense(c.width, c.init_std, dtype)
-            self.pair = Dense(2, c.init_std, jnp.float32)
+    def make_heads(self, sizes: LayerSizes, vocab_size: int, embedding: int, pair: bool, dtype: jnp.dtype) -> None:
+        """sizes: of the encoder's layers.   pair: whether there is a classifier.
+        embedding: the width of the embeddings, with which the masked-token head shares its logits' weights."""
+        of_head = (embedding, vocab_size, sizes.activation, sizes.norm_epsilon, sizes.init_std, dtype)
+        self.predictions = TokenHead(*of_head)
+        self.pooler = Dense(sizes.width, sizes.init_std, dtype) if pair else None
+        self.pair = Dense(2, sizes.init_std, jnp.float32) if pair else None
 
     def token_logits(self, hidden: Array) -> Array:
         """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
@@ -59,7 +60,7 @@ class TokenAndPairHeads(nn.Module):
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
         hidden = self.encode(inputs)
-        pair = self.pair_logits(hidden[:, 0]) if self.config.pair_head else None
+        pair = self.pair_logits(hidden[:, 0]) if self.pair else None
         return self.token_logits(hidden[:, :1]), pair
 
 

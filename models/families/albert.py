@@ -88,7 +88,7 @@ class Albert(TokenAndPairHeads):
         c = self.config
         self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.embedding, c.norm_epsilon, c.init_std)
         self.project = Dense(c.width, c.init_std, self.program.compute)
-        self.make_heads(c.embedding)
+        self.make_heads(layer_sizes(c), c.vocab_size, c.embedding, c.pair_head, self.program.compute)
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:

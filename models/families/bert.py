@@ -65,7 +65,7 @@ class Bert(TokenAndPairHeads):
     def setup(self):
         c = self.config
         self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.width, c.norm_epsilon, c.init_std)
-        self.make_heads(c.width)
+        self.make_heads(layer_sizes(c), c.vocab_size, c.width, c.pair_head, self.program.compute)
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:

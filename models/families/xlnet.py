@@ -159,7 +159,7 @@ def signed_table(memory: int, length: int, width: int, reversed: Array) -> Array
 def both_masks(
     types: Array, segments: Array, ranks: Array, thresholds: Array, slots: Array, memory: Array
 ) -> tuple[tuple[Mask, Types], tuple[Mask, Types]]:
-    """The content stream's mask and types and the query stream's; arguments as in `XLNet.predict`, memory: its
+    """The content stream's mask and types and the query stream's; arguments as in `XLNet.query`, memory: its
     segments."""
     mask = remembering(memory, Mask(segments, ranks, thresholds))
     of_keys = jnp.concatenate([jnp.zeros_like(memory), types], axis=1)
