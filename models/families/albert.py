@@ -35,7 +35,7 @@ from models.core.program import Program
 from models.core.ranges import COUNT, check_ranges
 
 # What config.sharing names -> the blocks that layers share
-SHARED = {
+SHARING = {
     "all": ("attention", "feed_forward"),
     "attention": ("attention",),
     "feed_forward": ("feed_forward",),
@@ -67,15 +67,15 @@ class AlbertConfig:
     def __post_init__(self):
         check_ranges(self, TABLES | {"embedding": COUNT, "groups": COUNT}, "model.")
         check_encoder(self)
-        if self.sharing not in SHARED:
-            raise ValueError(f"model.sharing={self.sharing!r}: use one of {', '.join(SHARED)}")
+        if self.sharing not in SHARING:
+            raise ValueError(f"model.sharing={self.sharing!r}: use one of {', '.join(SHARING)}")
         if self.depth % self.groups:
             raise ValueError(f"model.depth={self.depth} is not a multiple of model.groups={self.groups}")
 
     @property
     def sets(self) -> dict[str, int]:
         """Block -> how many sets of parameters its layers have, where that is not one for each layer."""
-        return dict.fromkeys(SHARED[self.sharing], self.groups)
+        return dict.fromkeys(SHARING[self.sharing], self.groups)
 
 
 class Albert(TokenAndPairHeads):

@@ -9,7 +9,7 @@ import transformers
 
 from models.blocks.embeddings import padded_vocab
 from models.core.parameters import count, leaves
-from models.families.albert import FAMILY, SHARED
+from models.families.albert import FAMILY, SHARING
 from pretrain.huggingface.export import config_fields
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
@@ -74,6 +74,6 @@ def test_what_is_shared_is_there_once_for_each_group():
     rows = lambda config: {
         path.split("/")[1]: leaf.shape[0] for path, leaf in leaves(parameter_shapes(config)["layers"], "layers/")
     }
-    for sharing, blocks in SHARED.items():
+    for sharing, blocks in SHARING.items():
         config = dataclasses.replace(GROUPS, sharing=sharing)
         assert rows(config) == {block: 2 if block in blocks else 4 for block in ("attention", "feed_forward")}

@@ -30,7 +30,7 @@ LONGEST = 2048  # distances; scores of 128 queries are then 1 MiB
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
-class Inputs(NamedTuple):
+class Operands(NamedTuple):
     """One step of relative attention, heads side by side in the width.
 
     q [batch, n, width], k, v [batch, keys, width], r [batch or 1, distances, width].
@@ -88,11 +88,11 @@ def by_kernel(
     if rules is None:
         return relative_kernel(inputs, setting)[:, : setting.n]
     of_row = ("batch", None, "heads")
-    axes = Inputs(*[of_row] * 4, (None, "heads"), ("batch", None, None), ("batch", None, None), ("batch", None))
+    axes = Operands(*[of_row] * 4, (None, "heads"), ("batch", None, None), ("batch", None, None), ("batch", None))
     axes = axes._replace(r=(None if inputs.r.shape[0] == 1 else "batch", None, "heads"))
-    specs = Inputs(*(rules.spec(names, x.shape) for names, x in zip(axes, inputs, strict=True)))
+    specs = Operands(*(rules.spec(names, x.shape) for names, x in zip(axes, inputs, strict=True)))
 
-    def attend(own: Inputs) -> Array:
+    def attend(own: Operands) -> Array:
         shared, local = specs.q[2], own.q.shape[2] // setting.head_dim
         first = 0 if shared is None else jax.lax.axis_index(shared) * local  # of this device's heads
         drawn = ahead(own.noise, first * setting.n * own.k.shape[1])
@@ -103,7 +103,7 @@ def by_kernel(
     return attend(inputs._replace(r=inputs.r.astype(jnp.float32)))[:, : setting.n]
 
 
-def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, noise: Noise) -> Inputs:
+def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, noise: Noise) -> Operands:
     """The kernel's inputs, padded to whole blocks of lanes."""
     batch, n, _ = q.shape
     fill = lambda x, like: jnp.zeros_like(like) if x is None else x
@@ -115,7 +115,7 @@ def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types 
     whole = -(-n // LANES) * LANES
     length = n if mask.after is None else context.r.shape[1] - context.k.shape[1]
     long = lambda x, size: jnp.pad(x, ((0, 0), (0, size - x.shape[1]), (0, 0)))
-    return Inputs(
+    return Operands(
         q=long(q, whole),
         k=context.k,
         v=context.v,
@@ -129,7 +129,7 @@ def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def relative_kernel(inputs: Inputs, setting: Setting) -> Array:
+def relative_kernel(inputs: Operands, setting: Setting) -> Array:
     """`relative.relative_attention` -> [batch, n, width].
 
     n, keys and the distances, keys and their `reach`, are multiples of 128; `_obstacles` says what else fits.
@@ -137,7 +137,7 @@ def relative_kernel(inputs: Inputs, setting: Setting) -> Array:
     return _forward(inputs, setting)[0]
 
 
-def _forward(inputs: Inputs, setting: Setting):
+def _forward(inputs: Operands, setting: Setting):
     batch, n, width = inputs.q.shape
     statistics = (batch, width // LANES, LANES // setting.head_dim, n)
     out = jax.ShapeDtypeStruct(inputs.q.shape, inputs.q.dtype), _OF_QUERIES
@@ -160,7 +160,7 @@ def _backward(setting: Setting, residuals, g: Array):
     dq, dk, dv, dr, sums = _call(_backward_kernel, "backward", (5, 3), setting, inputs, more, results, scratch)
     if r.shape[0] == 1:
         dr = dr.astype(jnp.float32).sum(0, keepdims=True).astype(r.dtype)
-    return (Inputs(dq, dk, dv, dr, sums.sum(0), None, None, None),)
+    return (Operands(dq, dk, dv, dr, sums.sum(0), None, None, None),)
 
 
 relative_kernel.defvjp(_forward, _backward)
@@ -179,7 +179,7 @@ def _statistics(shape: tuple[int, ...]) -> pl.BlockSpec:
     return pl.BlockSpec((None, None, shape[2], LANES), lambda row, block, part: (row, block, 0, part))
 
 
-def _call(kernel, name: str, times, setting: Setting, inputs: Inputs, more: list, results: list, scratch: list):
+def _call(kernel, name: str, times, setting: Setting, inputs: Operands, more: list, results: list, scratch: list):
     """The kernel with its inputs, `more` of them and its results, the last two with their specs.
 
     times: how many products of queries with keys and with distances are in it.
@@ -187,7 +187,7 @@ def _call(kernel, name: str, times, setting: Setting, inputs: Inputs, more: list
     (batch, n, width), keys = inputs.q.shape, inputs.k.shape[1]
     distances = inputs.r.shape[1] if setting.chosen else keys + LANES  # that 128 queries are multiplied with
     moved = [*inputs, *(a for a, _ in (*more, *results))]
-    specs = Inputs(
+    specs = Operands(
         q=_OF_QUERIES,
         k=_whole(inputs.k.shape),
         v=_whole(inputs.v.shape),
@@ -216,7 +216,7 @@ def _call(kernel, name: str, times, setting: Setting, inputs: Inputs, more: list
 
 
 def _forward_kernel(*refs, setting: Setting):
-    inputs, (out, spread) = Inputs(*refs[:8]), refs[8:]
+    inputs, (out, spread) = Operands(*refs[:8]), refs[8:]
     stand, q, r = _standing(inputs, setting), _biased(inputs, setting), inputs.r[_window(inputs, setting), :]
     mixed = jnp.zeros((LANES, LANES), jnp.float32)
     statistics = jnp.zeros((LANES, LANES), jnp.float32)  # a column for each head
@@ -236,7 +236,7 @@ def _forward_kernel(*refs, setting: Setting):
 
 
 def _backward_kernel(*refs, setting: Setting):
-    inputs, (out, g, spread, dq, dk, dv, dr, sums, dkt, dvt, drt) = Inputs(*refs[:8]), refs[8:]
+    inputs, (out, g, spread, dq, dk, dv, dr, sums, dkt, dvt, drt) = Operands(*refs[:8]), refs[8:]
 
     @pl.when(pl.program_id(2) == 0)
     def _():
@@ -292,7 +292,7 @@ class _Standing(NamedTuple):
     other: Array | None
 
 
-def _standing(inputs: Inputs, setting: Setting) -> _Standing:
+def _standing(inputs: Operands, setting: Setting) -> _Standing:
     columns = jnp.tile(inputs.queries[...], (LANES // 4, 1)).T  # [queries, lanes], the four in turns
     thresholds, segments, types, starts = (columns[:, index : index + 1] for index in range(4))
     ranks, key_segments, key_types = (inputs.keys[index : index + 1, :] for index in range(3))
@@ -310,7 +310,7 @@ def _standing(inputs: Inputs, setting: Setting) -> _Standing:
     return _Standing(starts, jnp.where(visible, 0.0, _HIDDEN), other)
 
 
-def _biased(inputs: Inputs, setting: Setting) -> tuple[Array, Array, Array]:
+def _biased(inputs: Operands, setting: Setting) -> tuple[Array, Array, Array]:
     """The queries for scores by content, position and type, scaled."""
     q, scale = inputs.q[...], setting.head_dim**-0.5
     wide = q.astype(jnp.float32)
@@ -318,7 +318,7 @@ def _biased(inputs: Inputs, setting: Setting) -> tuple[Array, Array, Array]:
     return content.astype(q.dtype), position.astype(q.dtype), kind
 
 
-def _window(inputs: Inputs, setting: Setting) -> slice | pl.Slice:
+def _window(inputs: Operands, setting: Setting) -> slice | pl.Slice:
     """The distances that these queries reach."""
     if setting.chosen:
         return slice(None)
@@ -326,7 +326,7 @@ def _window(inputs: Inputs, setting: Setting) -> slice | pl.Slice:
     return pl.ds(pl.multiple_of(later * LANES, LANES), inputs.k.shape[0] + LANES)
 
 
-def _scores(inputs: Inputs, q, r: Array, stand: _Standing, head: int, setting: Setting) -> Array:
+def _scores(inputs: Operands, q, r: Array, stand: _Standing, head: int, setting: Setting) -> Array:
     """f32[queries, keys]"""
     content, position, kind = (_only(x, head, setting) for x in q)
     k = inputs.k[...]
@@ -336,7 +336,7 @@ def _scores(inputs: Inputs, q, r: Array, stand: _Standing, head: int, setting: S
     return scores + stand.hidden
 
 
-def _keep(inputs: Inputs, head: int, setting: Setting) -> Array:
+def _keep(inputs: Operands, head: int, setting: Setting) -> Array:
     """bool[queries, keys]: what `noise.dropout` keeps of these elements of [heads, n, keys].
 
     LONGEST keeps them far below the number that `noise.bits` counts, so all have the row's own key.
