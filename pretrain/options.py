@@ -69,5 +69,7 @@ class Options:
             value = getattr(self, field)
             if value is not None and not allowed.holds(value):
                 raise UserError(f"--{field.replace('_', '-')} {value}: must be {allowed.words}")
+        if self.init_heads_anew and self.init_from is None:
+            raise UserError("--init-heads-anew: give --init-from, whose heads it is about, or leave it out")
         if None not in (self.process, self.processes) and self.process >= self.processes:
             raise UserError(f"--process {self.process}: must be below --processes {self.processes}")

@@ -45,10 +45,9 @@ class MaskedLanguageModel(Objective):
         layouts.check_corpus(corpus)
         pair_head = getattr(model_config, "pair_head", self.label is not None)  # where a model may leave it out
         if (self.label is not None) != pair_head:
-            raise UserError(
-                f"objective.{self.label or NEXT_SENTENCE}={self.label is not None} but model.pair_head={pair_head}: "
-                "set both to True or both to False"
-            )
+            label = self.label or f"{NEXT_SENTENCE}=False and objective.{SENTENCE_ORDER}"
+            cure = "set both to True or both to False" if self.label else "set one to True or the last to False"
+            raise UserError(f"objective.{label}={bool(self.label)} but model.pair_head={pair_head}: {cure}")
 
     def spec(self, phase):
         return layouts.LAYOUTS[self.layout].spec(phase, self.masking, self.label)
@@ -93,4 +92,5 @@ class MaskedLanguageModel(Objective):
 
     def report(self, counts):
         names = ("mlm", self.label) if self.label else ("mlm",)
-        return {f"{name}_accuracy": float(counts[f"{name}_hits"] / max(counts[f"{name}_total"], 1)) for name in names}
+        seen = (name for name in names if counts[f"{name}_total"] > 0)
+        return {f"{name}_accuracy": float(counts[f"{name}_hits"] / counts[f"{name}_total"]) for name in seen}

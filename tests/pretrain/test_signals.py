@@ -16,6 +16,8 @@ from pretrain.training.signals import EXIT_STOPPED, StopRequest, stop_request
 from tests.pretrain import tiny
 from tests.pretrain.test_kills import reached
 
+pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__"])
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_before_the_next_step_and_the_old_handlers_come_back(number):
