@@ -150,6 +150,11 @@ class TransformerXL(nn.Module):
     config: TransformerXLConfig
     program: Program
 
+    @property
+    def clusters(self) -> tuple[int, ...]:
+        """Those of the config."""
+        return self.config.clusters
+
     def setup(self):
         c = self.config
         self.cluster = [

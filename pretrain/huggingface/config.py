@@ -70,11 +70,11 @@ def check_same(source: str | Path, theirs, ours) -> None:
 
 
 def check_class(setting: str, config) -> None:
-    """UserError where transformers has no class for models of this config's family."""
+    """UserError where models of this config's family have no form as a Hugging Face folder."""
     if not family_of(config).hf:
         name = next(name for name, family in FAMILIES.items() if family is family_of(config))
         raise UserError(
-            f"{setting}: Hugging Face has no class for {name}; read weights from the run itself, --init-from RUN"
+            f"{setting}: {name} has no form as a Hugging Face folder; read weights from the run itself, --init-from RUN"
         )
 
 

@@ -1,4 +1,4 @@
-"""Write parameters as folders that transformers' AutoModel and AutoTokenizer load."""
+"""Write parameters as Hugging Face folders: AutoTokenizer loads each, AutoModel where transformers has the class."""
 
 import json
 import logging

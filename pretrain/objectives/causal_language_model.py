@@ -1,4 +1,4 @@
-"""Causal language modelling over contiguous streams of text, with memory between batches where the model has one.
+"""Causal language modelling over contiguous streams of text, by models with a memory (which may be of no positions).
 
 Segment-level recurrence: Dai et al. 2019 (arXiv:1901.02860), section 3.2. Row b of a batch goes on where row b of the
 batch before ended, so what the model remembers of that row is the text just read.
@@ -13,7 +13,9 @@ import numpy as np
 from data_pipelines.errors import UserError
 from data_pipelines.examples import streams
 from data_pipelines.examples.document_stream import end_token
+from models.core.program import Program
 from models.core.ranges import COUNT_OR_NONE, check_ranges
+from models.families.registry import family_of
 from pretrain.objectives import baselines
 from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
 from pretrain.objectives.cross_entropy import cross_entropy
@@ -39,7 +41,7 @@ class CausalLanguageModel(Objective):
     def check(self, model_config, corpus, phases):
         for phase in phases:
             self.examples(corpus, "train", phase, seed=0).check_size()
-        _check_order(model_config.clusters, corpus.token_counts())
+        _check_order(family_of(model_config).module(model_config, Program()).clusters, corpus.token_counts())
 
     def spec(self, phase):
         return streams.spec(phase.length)
@@ -67,9 +69,9 @@ class CausalLanguageModel(Objective):
         logits = model.apply(variables, hidden, method="token_logits")
         targets, weights = batch["targets"].reshape(-1), batch["weights"].reshape(-1)
         counts = {"lm_total": weights.sum()}
-        if model.config.clusters:
+        if model.clusters:
             tails = model.apply(variables, hidden, method="tails")
-            losses = adaptive_cross_entropy(logits, tails, targets, model.config.clusters)
+            losses = adaptive_cross_entropy(logits, tails, targets, model.clusters)
         else:
             losses, hits = cross_entropy(logits, targets)
             counts["lm_hits"] = jnp.sum(hits * weights)

@@ -60,7 +60,8 @@ class Objective(abc.ABC):
 
     asks: of the model, `protocols` that it must have.   phase: the class of its recipes' phases.
     teachers: name -> what is asked of each frozen model beside it.
-    rowwise: whether a row's loss depends on that row alone, or else on others too, which no microbatch has.
+    rowwise: whether a row's loss depends on that row alone, or else on others too: no microbatch has these, and
+    held-out figures are then of whole batches alone.
     per_example: of `loss`'s counts in evaluation, those that are [rows, ...]; `report` gets them joined, not summed.
     """
 

@@ -73,6 +73,10 @@ class Recurrent(Remembering, Protocol):
 class AdaptivePredictor(TokenPredictor, Protocol):
     """A head for tokens whose rare ones are in clusters, if there are any."""
 
+    @property
+    def clusters(self) -> tuple[int, ...]:
+        """The first token of each cluster but the first, ascending; none: a plain softmax."""
+
     def tails(self, hidden: Array) -> tuple[tuple[Array, Array, Array], ...]:
         """hidden [rows, n, width] -> the factors of each cluster's logits but the first's: ([rows * n, narrow],
         table f32[tokens, narrow], bias f32[tokens])."""

@@ -10,7 +10,7 @@ from data_pipelines.errors import UserError
 from models.core.parameters import Params
 from pretrain.storage.checkpoints import checkpoint_bytes
 from pretrain.training.assembly import Assembly
-from pretrain.training.placement import Program, Stage, stages
+from pretrain.training.placement import Jitted, Stage, stages
 from tpu.chips import GIB
 from tpu.rules import shard_bytes
 
@@ -78,7 +78,7 @@ def _check_memory(needed: Mapping[str, int], phase: int, capacity: int | None) -
             raise UserError(_too_large(phase, name, has))
 
 
-def _compiled(program: Program, phase: int, name: str) -> jax.stages.Compiled:
+def _compiled(program: Jitted, phase: int, name: str) -> jax.stages.Compiled:
     try:
         return program.run.lower(*program.arguments).compile()
     except jax.errors.JaxRuntimeError as error:

@@ -21,8 +21,8 @@ from tpu.xla import compiler_options, matmul_precision
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
 
 
-class Program(NamedTuple):
-    """run: jitted or compiled.   arguments: its arguments as shapes, dtypes and shardings."""
+class Jitted(NamedTuple):
+    """A step.   run: jitted, later compiled.   arguments: its arguments as shapes, dtypes and shardings."""
 
     run: Callable
     arguments: tuple
@@ -42,8 +42,8 @@ class Stage(NamedTuple):
     mesh: Mesh
     state: TrainState
     frozen: Params
-    train: Program
-    evaluate: Program
+    train: Jitted
+    evaluate: Jitted
     first_carry: Callable
     first_evaluation_carry: Callable
 
@@ -53,7 +53,7 @@ class Stage(NamedTuple):
 
 
 def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params | None = None) -> list[Stage]:
-    """Each phase of a recipe on a mesh; nothing is computed or traced yet. UserError if the mesh misfits.
+    """Each phase of a recipe on a mesh; only shapes are traced, nothing is computed. UserError if the mesh misfits.
 
     shapes: the `parameter_shapes`, where they are known.
     """
@@ -104,8 +104,8 @@ def _stage(
         mesh,
         state,
         frozen,
-        train=Program(train, (state, frozen, batch)),
-        evaluate=Program(evaluate, (state.params, frozen, batch, number, evaluation_carry, number)),
+        train=Jitted(train, (state, frozen, batch)),
+        evaluate=Jitted(evaluate, (state.params, frozen, batch, number, evaluation_carry, number)),
         first_carry=first,
         first_evaluation_carry=first_evaluation,
     )

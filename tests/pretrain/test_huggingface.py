@@ -479,7 +479,7 @@ def test_a_model_of_another_kind_is_an_error(exported, configs, tokenizer_path):
 
 def test_exporting_a_model_without_a_form_for_it_is_an_error(tokenizer_path, tmp_path, monkeypatch):
     toys.register(monkeypatch)
-    with pytest.raises(UserError, match="no class for bag; read weights from the run"):
+    with pytest.raises(UserError, match="bag has no form as a Hugging Face folder; read weights from the run"):
         export({}, toys.BagConfig(), tokenizer_path, tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
