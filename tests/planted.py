@@ -49,15 +49,23 @@ def noticed(bug: Bug, root: Path, cache: Path) -> str:
         file = copy / bug.file
         before = file.read_text()
         file.write_text(before.replace(bug.old, bug.new, 1))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--both-tiers", "-o", f"cache_dir={cache}", *bug.tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--both-tiers", "-o", f"cache_dir={cache}"]
+        ask = lambda *tests: subprocess.run(
+            [*command, *tests], cwd=copy, capture_output=True, text=True, timeout=SECONDS
+        )
         try:
-            done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=SECONDS)
+            done = ask(*bug.tests)
         except subprocess.TimeoutExpired:
             return f"no end within {SECONDS} seconds"
-    if done.returncode not in (0, 1, 2):  # all pass, some fail, what cannot be imported
-        raise RuntimeError(f"{bug.name}: pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else ""
+        if done.returncode not in (0, 1, 2):  # all pass, some fail, what cannot be imported
+            raise RuntimeError(f"{bug.name}: pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        if failed is None:
+            return ""
+        file.write_text(before)
+        if ask(failed[1]).returncode:
+            raise RuntimeError(f"{bug.name}: {failed[1]} fails without it too: mend that first")
+        return failed[1]
 
 
 def digest(bug: Bug, root: Path) -> str:

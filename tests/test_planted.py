@@ -19,14 +19,20 @@ def test_names_of_planted_bugs_are_their_own():
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 60
 
 
-def test_a_bug_is_caught_by_the_test_that_fails_with_it_and_seen_again_only_when_something_changed(tmp_path, capsys):
-    root, cache = tmp_path / "root", tmp_path / "cache"
+def a_tree(folder, test):
+    """A small repository whose tests are this text."""
+    root = folder / "root"
     root.mkdir()
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     option = "parser.addoption('--both-tiers', action='store_true')"
     (root / "conftest.py").write_text(f"def pytest_addoption(parser): {option}\n")
     (root / "sums.py").write_text("def add(a, b):\n    return a + b\n")
-    (root / "test_sums.py").write_text("import sums\ndef test_zero(): assert sums.add(3, 0) == 3\n")
+    (root / "test_sums.py").write_text(test)
+    return root
+
+
+def test_a_bug_is_caught_by_the_test_that_fails_with_it_and_seen_again_only_when_something_changed(tmp_path, capsys):
+    root, cache = a_tree(tmp_path, "import sums\ndef test_zero(): assert sums.add(3, 0) == 3\n"), tmp_path / "cache"
     times, minus = (Bug(name, "sums.py", "a + b", f"a {name} b", ["test_sums.py"]) for name in "*-")
     assert planted.hunt([times, minus], root, cache, jobs=2) == {"*": "test_sums.py::test_zero", "-": ""}
     assert "SURVIVED  - (sums.py)" in capsys.readouterr().out
@@ -37,6 +43,12 @@ def test_a_bug_is_caught_by_the_test_that_fails_with_it_and_seen_again_only_when
         assert planted.hunt([times, minus], root, cache, jobs=1) == {"*": "test_sums.py::test_zero", "-": ""}
         (root / "test_sums.py").write_text("import sums\ndef test_one(): assert sums.add(3, 1) == 4\n")
         assert planted.hunt([minus], root, cache, jobs=1) == {"-": "not again"}
+
+
+def test_a_test_that_fails_without_the_bug_too_catches_nothing(tmp_path):
+    root = a_tree(tmp_path, "def test_any(): assert False\n")
+    with pytest.raises(RuntimeError, match="test_sums.py::test_any fails without it too"):
+        planted.noticed(Bug("-", "sums.py", "a + b", "a - b", ["test_sums.py"]), root, tmp_path / "cache")
 
 
 def test_below_95_percent_is_status_1(monkeypatch, capsys):
