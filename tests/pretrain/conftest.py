@@ -3,6 +3,7 @@
 import pytest
 
 from tests.pretrain import tiny
+from tests.pretrain.hugging_face_folders import configs, exported, tokenizer_path  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,9 @@
-"""What we export, transformers loads whole; what transformers saves, we load whole, or say what is wrong."""
+"""What we export, transformers loads whole; what transformers saves, we load whole."""
 
 import dataclasses
 import json
 import logging
 import shutil
-from collections import Counter
 
 import jax
 import numpy as np
@@ -13,83 +12,19 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from data_pipelines import pieces, tokenizers
+from data_pipelines import tokenizers
 from data_pipelines.errors import UserError
 from models.core.parameters import leaves
-from models.families.albert import AlbertConfig
-from models.families.bert import BertConfig
-from models.families.electra import ElectraConfig, Tower
 from models.families.registry import FAMILIES, family_of
-from models.families.transformer_xl import TransformerXLConfig
-from models.families.xlnet import XLNetConfig
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import config_fields, export
-from pretrain.huggingface.load import check_vocabulary, load
+from pretrain.huggingface.load import load
 from pretrain.huggingface.tensors import architecture, tensors
 from tests.models.shapes import parameter_shapes
-from tests.pretrain import reference, toys
+from tests.pretrain import reference
+from tests.pretrain.hugging_face_folders import QUESTIONS, load_like, random_params, rewrite, without_padding
 
 pytestmark = pytest.mark.second_tier()
-
-TEXTS = ["the quick brown fox jumps over the lazy dog", "a corpus of small texts, for tests only", "naïve words"] * 5
-QUESTIONS = ["the lazy corpus", "Quick! naïve fox?", "日本 unknown"]
-
-
-@pytest.fixture(scope="session")
-def tokenizer_path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus") / "tokenizer"
-    tokenizer = tokenizers.train(TEXTS, vocab_size=150)
-    tokenizers.save(tokenizers.Made(tokenizer, tokenizers.special_ids(tokenizer, {}, folder), {}), folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def configs(tokenizer_path):
-    vocab_size = len((tokenizer_path / "vocab.txt").read_text("utf-8").splitlines())
-    assert vocab_size % 128, "the tests need padding rows"
-    shared = {"vocab_size": vocab_size, "positions": 32, "dropout": 0.2}
-    bert = BertConfig(width=16, depth=2, heads=2, feed_forward=24, **shared)
-    return {
-        "pretraining": bert,
-        "masked": dataclasses.replace(bert, pair_head=False),
-        "electra": ElectraConfig(
-            embedding=16, discriminator=Tower(16, 2, 2, 24), generator=Tower(8, 2, 1, 12), **shared
-        ),
-        "albert": AlbertConfig(embedding=8, width=16, depth=2, heads=2, feed_forward=24, **shared),
-        "albert groups": AlbertConfig(
-            embedding=8, width=16, depth=4, heads=2, feed_forward=24, groups=2, sharing="attention", **shared
-        ),
-        "xlnet": XLNetConfig(vocab_size=vocab_size, width=16, depth=2, heads=2, feed_forward=24, dropout=0.2),
-    }
-
-
-def random_params(config, seed=0):
-    rng = np.random.default_rng(seed)
-    shapes = parameter_shapes(config)
-    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
-
-
-def without_padding(params, config):
-    """Flat parameters without the vocabulary's padding rows."""
-    vocab = {parameter.path for parameter in family_of(config).parameters(config) if "vocab" in parameter.axes}
-    return {path: leaf[: config.vocab_size] if path in vocab else leaf for path, leaf in leaves(params)}
-
-
-def load_like(source, config, tokenizer_path):
-    return load(source, config, parameter_shapes(config), tokenizer_path)
-
-
-@pytest.fixture
-def exported(configs, tokenizer_path, tmp_path):
-    """kind -> the folder of an export."""
-
-    def write(kind):
-        folder = tmp_path / kind
-        export(random_params(configs[kind]), configs[kind], tokenizer_path, folder)
-        return folder
-
-    return write
-
 
 LOADERS = [
     ("pretraining", "", "BertForPreTraining"),
@@ -230,13 +165,6 @@ def test_sharded_weights_load(configs, tokenizer_path, tmp_path):
     np.testing.assert_array_equal(loaded["predictions"]["dense"]["kernel"], expected)
 
 
-def rewrite(folder, change):
-    """Apply change(tensors) to the dict of a folder's tensors."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
 def test_legacy_norm_names_load(exported, configs, tokenizer_path):
     folder = exported("pretraining")
 
@@ -306,190 +234,6 @@ def test_another_head_is_left_out_and_a_trunk_never_starts_anew(exported, config
     rewrite(folder, lambda tensors: tensors.pop("bert.encoder.layer.0.output.dense.weight"))
     with pytest.raises(UserError, match=r"has no bert\.encoder\.layer\.0\.output\.dense\.weight"):
         load(folder, config, parameter_shapes(config), tokenizer_path, start)
-
-
-def expect_load_error(folder, config, tokenizer_path, *parts):
-    with pytest.raises(UserError) as error:
-        load_like(folder, config, tokenizer_path)
-    message = str(error.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message, message
-
-
-def edit_config(folder, **fields):
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
-
-
-def test_every_differing_field_is_listed_with_both_values_and_the_cure(exported, configs, tokenizer_path):
-    config = dataclasses.replace(configs["masked"], width=32, positions=64, norm_epsilon=1e-5)
-    parts = (
-        "model.width is 16 there and 32 here",
-        "model.positions is 32 there and 64 here",
-        "model.norm_epsilon is 1e-12 there and 1e-05 here",
-        "--model.width 16",
-        "--model.positions 32",
-    )
-    expect_load_error(exported("masked"), config, tokenizer_path, *parts)
-
-
-def test_a_tower_of_another_size_is_named_by_its_field(exported, configs, tokenizer_path):
-    config = dataclasses.replace(configs["electra"], generator=Tower(8, 3, 1, 12))
-    expect_load_error(exported("electra"), config, tokenizer_path, "--model.generator.depth 2")
-
-
-@pytest.mark.parametrize("kind", ["masked", "albert", "electra", "xlnet"])
-def test_every_architecture_field_is_compared(exported, configs, tokenizer_path, kind):
-    other = {"hidden_act": "relu", "ff_activation": "relu", "layer_norm_eps": 1e-3}
-    other |= {"sharing": "none", "sharing_groups": 2}
-    folder = exported(kind)
-    for model in family_of(configs[kind]).hf.values():
-        original = json.loads((folder / model.folder / "config.json").read_text())
-        for name, place in model.fields.items():
-            path = getattr(place, "path", place)
-            edit_config(folder / model.folder, **{name: other.get(name) or original[name] * 2})
-            expect_load_error(folder, configs[kind], tokenizer_path, f"model.{path} is ")
-            edit_config(folder / model.folder, **original)
-
-
-def test_another_vocabulary_is_an_error(exported, configs, tokenizer_path):
-    folder = exported("masked")
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocab = tokenizer["model"]["vocab"]
-    vocab["the"], vocab["fox"] = vocab["fox"], vocab["the"]
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    expect_load_error(folder, configs["masked"], tokenizer_path, "'fox'", f"--tokenizer {folder}")
-
-
-def test_another_vocabulary_in_vocab_txt_is_an_error(exported, configs, tokenizer_path):
-    folder = exported("masked")
-    (folder / "tokenizer.json").unlink()
-    load_like(folder, configs["masked"], tokenizer_path)
-    words = (folder / "vocab.txt").read_text("utf-8")
-    (folder / "vocab.txt").write_text(words.replace("\nfox\n", "\nwolf\n"), "utf-8")
-    expect_load_error(folder, configs["masked"], tokenizer_path, "prepare the corpus with --tokenizer")
-
-
-def test_another_vocabulary_in_a_spiece_model_is_an_error(tmp_path, exported, configs, tokenizer_path):
-    folder = exported("masked")
-    for name in ("tokenizer.json", "vocab.txt", "special_tokens_map.json"):
-        (folder / name).unlink()
-    _, model = pieces.learn(Counter({"fox": 2, "the": 1}), "unigram", 12, pieces.FLAVOURS["albert"])
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
-    (folder / "spiece.model").write_bytes(model)
-    tokenizers.save(tokenizers.load(folder), tmp_path / "same")
-    check_vocabulary(folder, tmp_path / "same")
-    expect_load_error(folder, configs["masked"], tokenizer_path, "prepare the corpus with --tokenizer")
-
-
-def test_a_vocabulary_of_another_size_says_to_prepare_with_that_tokenizer(exported, configs, tokenizer_path):
-    config = dataclasses.replace(configs["masked"], vocab_size=99)
-    expect_load_error(exported("masked"), config, tokenizer_path, "model.vocab_size", "--tokenizer")
-
-
-def test_missing_tensors_are_named_with_the_class_that_has_them(exported, configs, tokenizer_path):
-    parts = ("cls.seq_relationship.weight", "BertForMaskedLM", "BertForPreTraining")
-    expect_load_error(exported("masked"), configs["pretraining"], tokenizer_path, *parts)
-
-
-def test_unexpected_tensors_are_named(exported, configs, tokenizer_path):
-    folder = exported("masked")
-    rewrite(folder, lambda tensors: tensors.update({"classifier.weight": np.zeros((2, 16), np.float32)}))
-    expect_load_error(folder, configs["masked"], tokenizer_path, "classifier.weight")
-
-
-def test_a_tensor_of_another_shape_is_named_with_both_shapes(exported, configs, tokenizer_path):
-    folder = exported("masked")
-    name = "bert.encoder.layer.1.output.dense.weight"
-    rewrite(folder, lambda tensors: tensors.update({name: np.zeros((16, 25), np.float32)}))
-    expect_load_error(folder, configs["masked"], tokenizer_path, name, "(16, 25)", "(16, 24)")
-
-
-def test_an_untied_head_is_an_error(exported, configs, tokenizer_path):
-    folder, name = exported("masked"), "cls.predictions.decoder.weight"
-    table = np.zeros((configs["masked"].vocab_size, 16), np.float32)
-    rewrite(folder, lambda tensors: tensors.update({name: table}))
-    expect_load_error(folder, configs["masked"], tokenizer_path, name, "ties")
-
-
-def test_parts_with_different_embeddings_are_an_error(exported, configs, tokenizer_path):
-    folder = exported("electra")
-    name = "electra.embeddings.LayerNorm.bias"
-    rewrite(folder / "generator", lambda tensors: tensors.update({name: np.zeros(16, np.float32)}))
-    expect_load_error(folder, configs["electra"], tokenizer_path, name, "discriminator")
-
-
-def test_parts_that_disagree_in_a_field_are_an_error(exported, configs, tokenizer_path):
-    folder = exported("electra")
-    edit_config(folder / "generator", embedding_size=8)
-    expect_load_error(folder, configs["electra"], tokenizer_path, "model.embedding is 16", "8")
-
-
-def test_torch_pickles_are_not_read(exported, configs, tokenizer_path):
-    folder = exported("masked")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    expect_load_error(folder, configs["masked"], tokenizer_path, "pytorch_model.bin", "transformers")
-
-
-def test_missing_shards_are_named(configs, tokenizer_path, tmp_path):
-    reference.torch_model(configs["masked"], "model").save_pretrained(tmp_path, max_shard_size="10KB")
-    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
-    shard.unlink()
-    expect_load_error(tmp_path, configs["masked"], tokenizer_path, shard.name)
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_damaged_file_is_named(exported, configs, tokenizer_path, file):
-    folder = exported("masked")
-    (folder / file).write_bytes(b"\x00\x01{")
-    expect_load_error(folder, configs["masked"], tokenizer_path, file.removesuffix(".json"))
-
-
-SOURCES = {
-    "nowhere": "config.json",
-    "generator=a": "discriminator=DIR",
-    "teacher=a,generator=b": "'teacher'",
-    "discriminator=a,generator=b": "config.json",
-}
-
-
-@pytest.mark.parametrize(("source", "expected"), SOURCES.items())
-def test_sources_that_do_not_exist_or_are_incomplete(exported, configs, tokenizer_path, monkeypatch, source, expected):
-    folder = exported("electra")
-    monkeypatch.chdir(folder.parent)
-    folder.rename("a")
-    expect_load_error(source, configs["electra"], tokenizer_path, expected)
-
-
-def test_an_export_without_its_generator_names_the_missing_folder(exported, configs, tokenizer_path):
-    folder = exported("electra")
-    shutil.rmtree(folder / "generator")
-    expect_load_error(folder, configs["electra"], tokenizer_path, str(folder / "generator"), "config.json")
-
-
-def test_a_model_of_another_kind_is_an_error(exported, configs, tokenizer_path):
-    expect_load_error(exported("masked"), configs["electra"], tokenizer_path, "'bert'", "'electra'")
-    folder = exported("pretraining")
-    edit_config(folder, model_type="gpt2")
-    known = "bert, electra, transformer-xl, xlnet"
-    expect_load_error(folder, configs["pretraining"], tokenizer_path, "model_type='gpt2'", known)
-    expect_load_error(exported("masked"), TransformerXLConfig(), tokenizer_path, "'bert'", "'transformer-xl'")
-
-
-def test_exporting_a_model_without_a_form_for_it_is_an_error(tokenizer_path, tmp_path, monkeypatch):
-    toys.register(monkeypatch)
-    with pytest.raises(UserError, match="bag has no form as a Hugging Face folder; read weights from the run"):
-        export({}, toys.BagConfig(), tokenizer_path, tmp_path / "there")
-    assert not (tmp_path / "there").exists()
-
-
-def test_a_config_without_a_needed_field_or_with_an_impossible_value_is_an_error(exported, configs, tokenizer_path):
-    folder = exported("masked")
-    edit_config(folder, hidden_act="silu")
-    expect_load_error(folder, configs["masked"], tokenizer_path, "model.activation='silu'")
-    (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 16}')
-    expect_load_error(folder, configs["masked"], tokenizer_path, "num_hidden_layers")
 
 
 def test_exporting_again_replaces_the_whole_folder(exported, configs, tokenizer_path):
