@@ -26,7 +26,8 @@ from tokenizers import Tokenizer
 
 from data_pipelines import sentences, sources
 from data_pipelines.command_line import parse
-from data_pipelines.prepare import Prepare, prepare
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 from data_pipelines.records import Problems, read
 
 

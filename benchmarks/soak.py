@@ -30,7 +30,8 @@ from benchmarks.soak_checks import differences, left_behind, unreadable
 from benchmarks.soak_starts import LIMIT, Ending, Lane, interrupted, uninterrupted
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
-from data_pipelines.prepare import Prepare, prepare
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 
 RESERVE = 150  # of the seconds, to bring the runs to their ends
 AT_ONCE = 20  # steps within which a signal is heard

@@ -35,7 +35,8 @@ def main(arguments: list[str]) -> int:
 
 def prepare(arguments: list[str], console) -> None:
     from data_pipelines.command_line import parse
-    from data_pipelines.prepare import Prepare, prepare
+    from data_pipelines.prepare.command import prepare
+    from data_pipelines.prepare.options import Prepare
 
     prepare(parse(Prepare, arguments, "python -m data_pipelines prepare"), console)
 

@@ -9,7 +9,8 @@ import jax
 import pytest
 from rich.console import Console
 
-from data_pipelines.prepare import Prepare, prepare
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 from pretrain.commands.platform import accelerators
 from tests import second_tier
 from tests.gcs import Storage

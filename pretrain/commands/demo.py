@@ -8,7 +8,8 @@ import numpy as np
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from data_pipelines.prepare import Prepare, prepare
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 from pretrain.commands.export import export_run
 from pretrain.commands.plot import plot
 from pretrain.commands.run import run

@@ -8,7 +8,8 @@ import numpy as np
 from rich.console import Console
 
 from data_pipelines.corpus import Corpus
-from data_pipelines.prepare import Prepare, prepare
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation
 

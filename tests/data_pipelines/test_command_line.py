@@ -4,7 +4,7 @@ import pytest
 
 from data_pipelines import __main__ as program
 from data_pipelines.command_line import parse
-from data_pipelines.prepare import Prepare
+from data_pipelines.prepare.options import Prepare
 
 OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
 

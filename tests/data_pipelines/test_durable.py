@@ -8,7 +8,8 @@ from rich.console import Console
 
 from data_pipelines import fetch, store
 from data_pipelines.durable import put
-from data_pipelines.prepare import Prepare, prepare
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 from pretrain.storage import run_directory
 from tests.texts import write_texts
 

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-import data_pipelines.prepare as module
+import data_pipelines.prepare.pool as pool
 from data_pipelines import sources, store
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -290,9 +290,9 @@ def test_the_vocabulary_size_is_kept_to(tmp_path):
 @pytest.mark.parametrize(("given", "used"), [(1, 1), (2, 2), (None, len(os.sched_getaffinity(0)))])
 def test_as_many_processes_run_as_asked_for(tmp_path, text, monkeypatch, given, used):
     seen = []
-    one = module._run
+    one = pool._run
     monkeypatch.setattr(sources, "SHARD", 10_000)
-    monkeypatch.setattr(module, "_run", lambda *work: seen.append(work[-1]) or one(*work[:-1], 1))
+    monkeypatch.setattr(pool, "_run", lambda *work: seen.append(work[-1]) or one(*work[:-1], 1))
     run(tmp_path / "out", f"text:{text}", processes=given)
     assert seen == [used]
 

@@ -65,7 +65,7 @@ def test_special_tokens_written_in_the_text_are_unknown_words():
 
 
 def test_prepare_counts_the_whole_text_and_keeps_to_the_size(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipelines.prepare.SAMPLE", 10)
+    monkeypatch.setattr("data_pipelines.prepare.training.SAMPLE", 10)
     (tmp_path / "a.txt").write_text("rare one .\n\n" + "many many two .\n\n" * 50)
     options = {"tokenizer": "wordlevel", "documents": "blank-line", "vocab_size": len(SPECIALS) + 4}
     manifest, _ = run(tmp_path / "one", f"text:{tmp_path}/a.txt", **options)

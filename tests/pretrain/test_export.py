@@ -16,7 +16,8 @@ from rich.console import Console
 from data_pipelines import pieces, tokenizers
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.prepare import Prepare, prepare
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 from models.core.parameters import leaves
 from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig

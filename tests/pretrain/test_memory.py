@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.prepare import Prepare, prepare
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 from models.core.parameters import leaves
 from models.core.program import Program
 from pretrain.__main__ import main

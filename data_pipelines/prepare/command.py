@@ -9,74 +9,26 @@
 import dataclasses
 import fcntl
 import hashlib
-import itertools
 import json
-import multiprocessing
-import os
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
 
-import tokenizers
-import tyro
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from data_pipelines import pieces, records, shards, sources, store, wordlevel
+from data_pipelines import records, shards, sources, store
 from data_pipelines import tokenizers as ours
 from data_pipelines.durable import put, sync
-from data_pipelines.encoding import Encoder
 from data_pipelines.errors import UserError
+from data_pipelines.prepare.options import Prepare
+from data_pipelines.prepare.pool import make_shards, read_tokenizer
+from data_pipelines.prepare.report import report
+from data_pipelines.prepare.training import train
 from data_pipelines.progress import busy
-from data_pipelines.show import show_problems
 
-SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
-SAMPLE_PLACES = 64
 LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
 ADDED_SETTINGS = {"keep_accents": False}  # what they were before they could be set
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepare:
-    """Split text into sentences, tokenise it and store it as a corpus. After a kill, the same command continues."""
-
-    source: Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
-    """Repeatable. text:DIR_OR_PATTERN, jsonl:PATTERN, parquet:PATTERN, wikiextractor:DIR_OR_PATTERN (files may be .gz
-    .zst .bz2 .xz), tfds:NAME:SPLIT, or builtin (documentation that comes with Python)."""
-    out: Path
-    """The corpus to make: a directory."""
-    tokenizer: str = "wordpiece"
-    """wordpiece, sentencepiece-unigram, sentencepiece-bpe or wordlevel (whole words by frequency) to train one; or a
-    vocab.txt, a tokenizer.json, a spiece.model or a Hugging Face folder to use."""
-    vocab_size: int = 30_522
-    """Tokens of a trained tokenizer, at most; with SentencePiece exactly."""
-    cased: bool = False
-    """Keep case and accents, with a trained tokenizer, a vocab.txt or a spiece.model. XLNet's loses accents all the
-    same, as its Hugging Face class does."""
-    keep_accents: bool = False
-    """Keep accents though case is not kept, or with XLNet's special tokens."""
-    specials: Literal["xlnet", "albert"] | None = None
-    """Whose special tokens a trained SentencePiece has, and where they go; xlnet unless told."""
-    language: str = "en"
-    """Of the text, for splitting sentences."""
-    documents: Literal["file", "blank-line"] = "file"
-    """What is a document in a text source: each file, or what blank lines separate."""
-    field: str = "text"
-    """The field, column or feature with the text in jsonl, parquet and tfds sources."""
-    undecodable: Literal["replace", "skip"] = "replace"
-    """What to do with a document that is not UTF-8: replace the bad bytes by U+FFFD, or skip the document."""
-    heldout: float = 0.01
-    """Share of documents, chosen by hash, to keep for evaluation; raised up to 0.05 to reach 50,000 tokens. 0: none."""
-    processes: int | None = None
-    """How many to use; all cores by default. The result does not depend on it."""
-    tfds_dir: str | None = None
-    """Where TFDS data sets are, or are downloaded to."""
 
 
 def prepare(options: Prepare, console: Console) -> dict:
@@ -153,10 +105,10 @@ def _make(options: Prepare, settings: dict, parsed, units, partial: Path, consol
     if not (partial / "tokenizer").exists():
         _make_tokenizer(options, parsed, units, partial, state, console)
     special = json.loads((partial / "special.json").read_text())
-    tokens = ours.vocabulary(_tokenizer(partial))
+    tokens = ours.vocabulary(read_tokenizer(partial))
     dtype = shards.token_dtype(len(tokens))
     folders = [partial / f"shard-{number:06}" for number in range(len(units))]
-    _make_shards(options, units, folders, (parsed, partial, options.language, dtype), console)
+    make_shards(options, units, folders, (parsed, partial, options.language, dtype), console)
     problems, characters = records.Problems(), 0
     for folder in folders:
         summary = json.loads((folder / "summary.json").read_text())
@@ -186,17 +138,8 @@ def _make(options: Prepare, settings: dict, parsed, units, partial: Path, consol
         "counts": problems,
     }
     _publish(options.out, partial, manifest)
-    _report(options.out, manifest, console)
+    report(options.out, manifest, console)
     return manifest
-
-
-def _report(out: Path, manifest: dict, console: Console) -> None:
-    for split, sizes in manifest["splits"].items():
-        listed = ", ".join(f"{count:,} {name}" for name, count in sizes.items())
-        console.print(f"{out}/{split}: {listed}", markup=False, soft_wrap=True)
-    show_problems(manifest["counts"], console)
-    if not manifest["splits"]["heldout"]["documents"] and manifest["settings"]["heldout"]:
-        console.print("nothing could be held out for evaluation: one document; see --documents", style="yellow")
 
 
 def _describe(spec: str, index: int, units) -> dict:
@@ -215,16 +158,12 @@ def _check_state(out: Path, partial: Path, state: dict) -> None:
             )
 
 
-def _tokenizer(partial: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(partial / "tokenizer" / "tokenizer.json"))
-
-
 def _make_tokenizer(options: Prepare, parsed, units, partial: Path, state: dict, console: Console) -> None:
     """Train or load the tokenizer. What fails here binds no settings: the state is written after it."""
     if options.tokenizer in ours.TRAINED:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
-            made = _train(options, parsed, units)
+            made = train(options, parsed, units)
     else:
         made = ours.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
     shutil.rmtree(partial / "tokenizer.new", ignore_errors=True)
@@ -232,101 +171,6 @@ def _make_tokenizer(options: Prepare, parsed, units, partial: Path, state: dict,
     store.write_json(partial / "special.json", made.special)
     store.write_json(partial / "state.json", state)
     put(partial / "tokenizer.new", partial / "tokenizer")
-
-
-def _train(options: Prepare, parsed, units) -> ours.Made:
-    size, keep = options.vocab_size, (options.cased, options.keep_accents)
-    if options.tokenizer == "wordlevel":
-        trained = wordlevel.train(_texts(parsed, units), size, *keep), {}
-    elif options.tokenizer == "wordpiece":
-        trained = ours.train(_sample(parsed, units), size, *keep), {}
-    else:
-        kind, flavour = options.tokenizer.removeprefix("sentencepiece-"), pieces.FLAVOURS[options.specials or "xlnet"]
-        trained = pieces.train(_sample(parsed, units), kind, size, flavour, *keep)
-    tokenizer, config = trained
-    return ours.Made(tokenizer, ours.special_ids(tokenizer, {}, options.out), config)
-
-
-def _texts(parsed, units) -> Iterator[str]:
-    """All of the corpus, piece by piece."""
-    for part in itertools.chain.from_iterable(units):
-        for piece in records.read(parsed[part.source], part, records.Problems()):
-            yield piece.text
-
-
-def _sample(parsed, units) -> list[str]:
-    """At most SAMPLE characters, from the beginnings of evenly spaced units."""
-    chosen = [units[index * len(units) // SAMPLE_PLACES] for index in range(SAMPLE_PLACES)]
-    chosen = units if len(units) <= SAMPLE_PLACES else chosen
-    texts = []
-    for unit in chosen:
-        left = SAMPLE // len(chosen)
-        for part in unit:
-            for piece in records.read(parsed[part.source], part, records.Problems()):
-                texts.append(piece.text[:left])
-                left -= len(texts[-1])
-                if not left:
-                    break
-            if not left:
-                break
-    return texts
-
-
-_worker = ()  # in a worker process: what its tasks share
-
-
-def _start_worker(parsed, partial, language, dtype) -> None:
-    global _worker
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are as many as the cores
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = (parsed, Encoder(_tokenizer(partial)), language, dtype)
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()  # a killed run leaves no workers behind
-    os._exit(1)
-
-
-def _work(folder: Path, unit) -> None:
-    shards.write(folder, unit, *_worker)
-
-
-def _make_shards(options: Prepare, units, folders, shared, console: Console) -> None:
-    """Write the shards that are missing, showing progress by bytes of source."""
-    missing = [(folder, unit) for folder, unit in zip(folders, units, strict=True) if not folder.exists()]
-    if len(missing) < len(units):
-        console.print(f"continuing: {len(units) - len(missing)} of {len(units)} shards are there")
-    weight = {folder: sum(part.size for part in unit) for folder, unit in missing}
-    columns = TextColumn("tokenising"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    processes = min(options.processes or cores, len(missing))
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=sum(weight.values()))
-        for folder in _run(missing, shared, processes):
-            progress.advance(task, weight[folder])
-
-
-def _run(missing, shared, processes: int) -> Iterator[Path]:
-    """Do the work, yielding each folder when it is there."""
-    if processes <= 1:
-        parsed, partial, language, dtype = shared
-        encoder = Encoder(_tokenizer(partial))
-        for folder, unit in missing:
-            shards.write(folder, unit, parsed, encoder, language, dtype)
-            yield folder
-        return
-    spawn = multiprocessing.get_context("spawn")  # threads of the tokenizers do not survive a fork
-    with ProcessPoolExecutor(processes, spawn, _start_worker, shared) as pool:
-        try:
-            submitted = {pool.submit(_work, folder, unit): folder for folder, unit in missing}
-            for future in as_completed(submitted):
-                future.result()
-                yield submitted[future]
-        except BrokenProcessPool as error:
-            raise UserError("--processes: a worker was killed, perhaps for memory; use fewer and run again") from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _publish(out: Path, partial: Path, manifest: dict) -> None:
