@@ -24,11 +24,12 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from data_pipelines import sentences, sources
+from data_pipelines import sentences
 from data_pipelines.command_line import parse
+from data_pipelines.formats import table
+from data_pipelines.formats.problems import Problems
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
-from data_pipelines.records import Problems, read
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Options:
 
 
 def main(options: Options) -> None:
-    source = sources.parse(f"text:{options.text}" if options.text else "builtin")
-    parts = [part for unit in sources.plan([source]) for part in unit]
-    documents = [piece.text for part in parts for piece in read(source, part, Problems())]
+    source = table.parse(f"text:{options.text}" if options.text else "builtin")
+    parts = [part for unit in table.plan([source], Problems()) for part in unit]
+    documents = [found.segments[0].text for part in parts for found in table.read(source, part, Problems())]
     copies = max(1, options.megabytes * 1_000_000 // sum(map(len, documents)))
     with tempfile.TemporaryDirectory() as folder:
         measure(Path(folder), documents, copies, options)

@@ -18,10 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipelines import records, sentences
+from data_pipelines import sentences
 from data_pipelines.durable import put
 from data_pipelines.encoding import Encoder
-from data_pipelines.sources import Range, Source
+from data_pipelines.formats.problems import EMPTY, Problems
+from data_pipelines.formats.source import Range, Source
+from data_pipelines.formats.table import read
 
 BATCH = 1 << 20  # characters encoded at a time
 DOCUMENT = np.dtype([("start", np.int64), ("hash", np.uint64), ("part", np.int64)])  # start: a sentence; part: a range
@@ -38,15 +40,16 @@ def write(folder: Path, unit: tuple[Range, ...], sources: list[Source], encoder:
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    problems = records.Problems()
+    problems = Problems()
     with _Arrays(temporary, encoder, dtype) as arrays:
         for index, part in enumerate(unit):
-            for piece in records.read(sources[part.source], part, problems):
-                if piece.first:
-                    arrays.begin(piece.text, index)
-                arrays.add(sentences.split(piece.text, language))
+            for document in read(sources[part.source], part, problems):
+                text = "\n\n".join(segment.text for segment in document.segments)
+                if not document.continues:
+                    arrays.begin(text, index)
+                arrays.add(sentences.split(text, language))
         for index in arrays.finish():
-            problems.note(records.EMPTY, unit[index].path)
+            problems.note(EMPTY, unit[index].path)
     (temporary / "summary.json").write_text(json.dumps({"characters": arrays.characters, "problems": problems}))
     try:
         put(temporary, folder)

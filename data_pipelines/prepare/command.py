@@ -1,9 +1,9 @@
 """Text to a stored corpus: plan, tokenizer, shards on all cores, joining. A second run continues where the first ended.
 
-    OUT/.partial/state.json     the settings and a hash of the plan
-    OUT/.partial/tokenizer/     done when present; so are
-    OUT/.partial/shard-000000/  the units of work
-    OUT/manifest.json           written last: its presence says that the corpus is finished
+OUT/.partial/state.json     the settings and a hash of the plan
+OUT/.partial/tokenizer/     done when present; so are
+OUT/.partial/shard-000000/  the units of work
+OUT/manifest.json           written last: its presence says that the corpus is finished
 """
 
 import dataclasses
@@ -17,10 +17,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data_pipelines import records, shards, sources, store
+from data_pipelines import shards, store
 from data_pipelines import tokenizers as ours
 from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
+from data_pipelines.formats.problems import Problems
+from data_pipelines.formats.table import parse, plan
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.prepare.pool import make_shards, read_tokenizer
 from data_pipelines.prepare.report import report
@@ -39,9 +41,9 @@ def prepare(options: Prepare, console: Console) -> dict:
         shutil.rmtree(options.out / ".partial", ignore_errors=True)  # left by a kill after the manifest was written
         console.print(f"{options.out} is already finished; nothing to do")
         return manifest
-    choices = {name: settings[name] for name in ("field", "documents", "undecodable", "tfds_dir")}
-    parsed = [sources.parse(spec, **choices) for spec in options.source]
-    units = sources.plan(parsed)
+    choices = {name: settings[name] for name in ("documents", "undecodable", "tfds_dir")}
+    parsed = [parse(spec, options.language, fields=(options.field,), **choices) for spec in options.source]
+    units = plan(parsed, Problems())
     try:
         with _locked(options.out) as partial:
             return _make(options, settings, parsed, units, partial, console)
@@ -109,7 +111,7 @@ def _make(options: Prepare, settings: dict, parsed, units, partial: Path, consol
     dtype = shards.token_dtype(len(tokens))
     folders = [partial / f"shard-{number:06}" for number in range(len(units))]
     make_shards(options, units, folders, (parsed, partial, options.language, dtype), console)
-    problems, characters = records.Problems(), 0
+    problems, characters = Problems(), 0
     for folder in folders:
         summary = json.loads((folder / "summary.json").read_text())
         problems.merge(summary["problems"])

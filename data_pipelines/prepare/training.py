@@ -3,8 +3,10 @@
 import itertools
 from collections.abc import Iterator
 
-from data_pipelines import pieces, records, wordlevel
+from data_pipelines import pieces, wordlevel
 from data_pipelines import tokenizers as ours
+from data_pipelines.formats.problems import Problems
+from data_pipelines.formats.table import read
 from data_pipelines.prepare.options import Prepare
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
@@ -27,8 +29,8 @@ def train(options: Prepare, parsed, units) -> ours.Made:
 def _texts(parsed, units) -> Iterator[str]:
     """All of the corpus, piece by piece."""
     for part in itertools.chain.from_iterable(units):
-        for piece in records.read(parsed[part.source], part, records.Problems()):
-            yield piece.text
+        for document in read(parsed[part.source], part, Problems()):
+            yield from (segment.text for segment in document.segments)
 
 
 def _sample(parsed, units) -> list[str]:
@@ -39,8 +41,8 @@ def _sample(parsed, units) -> list[str]:
     for unit in chosen:
         left = SAMPLE // len(chosen)
         for part in unit:
-            for piece in records.read(parsed[part.source], part, records.Problems()):
-                texts.append(piece.text[:left])
+            for text in _texts(parsed, [(part,)]):
+                texts.append(text[:left])
                 left -= len(texts[-1])
                 if not left:
                     break

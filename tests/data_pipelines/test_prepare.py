@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 
 import data_pipelines.prepare.pool as pool
-from data_pipelines import sources, store
+from data_pipelines import store
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.records import REPLACED, SKIPPED
+from data_pipelines.formats import source
+from data_pipelines.formats.problems import REPLACED, SKIPPED
 from tests.data_pipelines.prepared import content, documents, run
 
 # A run in another process, with small shards, that may kill itself at the n-th call of a function
 PROGRAM = """
 import os, sys
-from data_pipelines import shards, sources, store, tokenizers
+from data_pipelines import shards, store, tokenizers
+from data_pipelines.formats import source
 from data_pipelines.__main__ import main
 
 def dying(function, calls=[]):
@@ -34,7 +36,7 @@ def dying(function, calls=[]):
     return call
 
 if __name__ == "__main__":
-    sources.SHARD = 20_000
+    source.SHARD = 20_000
     if sys.argv[1]:
         module, name = sys.argv[1].split(".")
         setattr(globals()[module], name, dying(getattr(globals()[module], name)))
@@ -230,7 +232,7 @@ def test_documents_that_are_all_the_same_are_all_trained_on(tmp_path):
 
 
 def test_documents_that_cross_shards_stay_whole_in_either_split(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "SHARD", 300)
+    monkeypatch.setattr(source, "SHARD", 300)
     texts = {f"{number}.txt": "".join(f"Line {line} of {number}.\n" for line in range(99)) for number in range(6)}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
@@ -291,7 +293,7 @@ def test_the_vocabulary_size_is_kept_to(tmp_path):
 def test_as_many_processes_run_as_asked_for(tmp_path, text, monkeypatch, given, used):
     seen = []
     one = pool._run
-    monkeypatch.setattr(sources, "SHARD", 10_000)
+    monkeypatch.setattr(source, "SHARD", 10_000)
     monkeypatch.setattr(pool, "_run", lambda *work: seen.append(work[-1]) or one(*work[:-1], 1))
     run(tmp_path / "out", f"text:{text}", processes=given)
     assert seen == [used]

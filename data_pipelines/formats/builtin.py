@@ -8,9 +8,13 @@ import ast
 import inspect
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from data_pipelines.document import Document
 from data_pipelines.errors import UserError
+from data_pipelines.formats.source import Format, Range
+from data_pipelines.formats.texts import whole
 
 TOPICS = Path("pydoc_data", "topics.py")
 # Test suites hold few sentences and many fixtures; the others are not part of the standard library.
@@ -49,3 +53,22 @@ def docstrings(node: ast.AST) -> Iterator[str]:
                 yield inspect.cleandoc(text)
         if child is not node:
             yield from docstrings(child)
+
+
+@dataclass(frozen=True)
+class Options:
+    """None."""
+
+
+def _ranges(index, source, problems, exclude) -> Iterator[Range]:
+    for path in files():
+        yield Range(index, str(path), 0, None, path.stat().st_size)
+
+
+def _read(source, part, problems) -> Iterator[Document]:
+    for text in documents(part.path):
+        if text:  # a module without docstrings is no document
+            yield from whole(text)
+
+
+FORMAT = Format(Options, _ranges, _read, location="")

@@ -17,9 +17,9 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_pipelines import files
 from data_pipelines.errors import UserError
-from data_pipelines.records import MALFORMED, UNREADABLE
+from data_pipelines.formats import texts
+from data_pipelines.formats.problems import MALFORMED, UNREADABLE
 from tests.data_pipelines.prepared import documents, run
 
 # suffix -> compress, and as much as can be had back from the front of a damaged file
@@ -133,7 +133,7 @@ def test_a_truncated_file_keeps_its_complete_documents_and_is_reported(suffix):
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_truncated_document_is_left_out_whole(monkeypatch, suffix):
-    monkeypatch.setattr(files, "BLOCK", 256)
+    monkeypatch.setattr(texts, "WINDOW", 256)
     packed = CODECS[suffix][0](b"".join(b"good %d.\n" % number for number in range(5000)))
     content = {f"a{suffix}": packed[:-5], "b": b"good 5000."}
     manifest = prepare_bytes("text", content, {"good 5000 ."})

@@ -10,9 +10,10 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from data_pipelines import builtin, files, sources
 from data_pipelines.errors import UserError
-from data_pipelines.records import Problems, read
+from data_pipelines.formats import builtin, files, source, table
+from data_pipelines.formats import texts as cutting
+from data_pipelines.formats.problems import Problems
 from tests.data_pipelines.prepared import documents, run
 from tests.data_pipelines.tiny_texts import TEXTS, TinyTexts
 
@@ -27,17 +28,21 @@ TWO = [["First text .", "Two sentences ."], ["Another text ."]]
 
 
 def texts(spec, **options):
-    source = sources.parse(spec, **options)
-    problems = Problems()
-    found = []
-    for unit in sources.plan([source]):
-        for part in unit:
-            for piece in read(source, part, problems):
-                if piece.first:
-                    found.append(piece.text)
-                else:
-                    found[-1] += piece.text
+    """The texts of a source's documents, whole, and the problems."""
+    one = table.parse(spec, **options)
+    problems, found = Problems(), []
+    for part in ranges(one):
+        for document in table.read(one, part, problems):
+            (segment,) = document.segments
+            if document.continues:
+                found[-1] += segment.text
+            else:
+                found.append(segment.text)
     return found, problems
+
+
+def ranges(one):
+    return [part for unit in table.plan([one], Problems()) for part in unit]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -123,27 +128,27 @@ def test_several_sources_follow_one_another(tmp_path):
 @pytest.mark.parametrize("shard", [50, 777, 5000, 1 << 20])
 @pytest.mark.parametrize("kind", ["file", "blank-line", "jsonl", "wikiextractor"])
 def test_cutting_a_file_into_shards_changes_no_document(tmp_path, monkeypatch, kind, shard):
-    monkeypatch.setattr(sources, "SHARD", shard)
+    monkeypatch.setattr(source, "SHARD", shard)
     paragraphs = [f"Line one of {number}.\nLine two {'é' * (number % 97)}." for number in range(300)]
     form = {"jsonl": lambda text: json.dumps({"text": text}), "wikiextractor": "<doc>\n{}\n</doc>".format}
     text = ("\n" if kind == "jsonl" else "\n\n").join(form.get(kind, str)(paragraph) for paragraph in paragraphs)
     (tmp_path / "a").write_text(text, "utf-8")
     spec = f"{kind if kind in form else 'text'}:{tmp_path}/a"
     options = {} if kind in form else {"documents": kind}
-    assert len(sources.plan([sources.parse(spec, **options)])) > 1 or shard > 5000
+    assert len(table.plan([table.parse(spec, **options)], Problems())) > 1 or shard > 5000
     assert texts(spec, **options) == ([text] if kind == "file" else paragraphs, {})
 
 
 def test_a_shard_holds_many_small_files(tmp_path):
     for number in range(50):
         (tmp_path / f"{number}.txt").write_text("Text.")
-    assert len(sources.plan([sources.parse(f"text:{tmp_path}")])) == 1
+    assert len(table.plan([table.parse(f"text:{tmp_path}")], Problems())) == 1
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("separator", ["\n", " ", ""])
 def test_a_document_larger_than_a_block_is_whole(tmp_path, monkeypatch, suffix, separator):
-    monkeypatch.setattr(files, "BLOCK", 1024)
+    monkeypatch.setattr(cutting, "WINDOW", 1024)
     text = separator.join(f"Wörd{number}." for number in range(2000))
     (tmp_path / f"a{suffix}").write_bytes(COMPRESS[suffix](text.encode()))
     for undecodable in ("replace", "skip"):
@@ -169,41 +174,41 @@ def test_a_record_too_long_for_memory_is_counted_and_its_neighbours_kept(tmp_pat
     ("spec", "said"),
     [
         ("pdf:a", "unknown kind 'pdf'; use one of text, jsonl"),
-        ("text", "write text:LOCATION"),
+        ("text", "write text:DIR_OR_PATTERN"),
         ("builtin:a", "builtin takes no location"),
         ("tfds:imdb", "write tfds:NAME:SPLIT"),
     ],
 )
 def test_a_source_of_no_known_form_is_an_error(spec, said):
     with pytest.raises(UserError, match=f"--source {spec}: .*{said}"):
-        sources.parse(spec)
+        table.parse(spec)
 
 
 def test_an_unknown_tfds_data_set_is_an_error(tmp_path):
-    source = sources.parse("tfds:no_such_set:train", tfds_dir=str(tmp_path))
+    one = table.parse("tfds:no_such_set:train", tfds_dir=str(tmp_path))
     with pytest.raises(UserError, match="--source tfds:no_such_set:train cannot be opened: .*no_such_set"):
-        sources.plan([source])
+        table.plan([one], Problems())
 
 
 def test_missing_and_empty_sources_are_errors(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="does not exist, and as a pattern matches no file"):
-        sources.plan([sources.parse(f"text:{tmp_path}/nothing*.txt")])
+        table.plan([table.parse(f"text:{tmp_path}/nothing*.txt")], Problems())
     with pytest.raises(UserError, match="has no files"):
-        sources.plan([sources.parse(f"text:{tmp_path}/folder")])
+        table.plan([table.parse(f"text:{tmp_path}/folder")], Problems())
     (tmp_path / "folder" / "a").write_text("")
     with pytest.raises(UserError, match="all 1 files are empty"):
-        sources.plan([sources.parse(f"text:{tmp_path}/folder")])
+        table.plan([table.parse(f"text:{tmp_path}/folder")], Problems())
 
 
 def test_a_source_that_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "a.txt").symlink_to(tmp_path / "gone.txt")
     (tmp_path / "b.txt").write_text("Text.")
     with pytest.raises(UserError, match=r"--source: cannot read .*a.txt \(No such file or directory\)"):
-        sources.plan([sources.parse(f"text:{tmp_path}")])
+        table.plan([table.parse(f"text:{tmp_path}")], Problems())
 
 
 def test_a_parquet_file_without_the_column_is_an_error(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="--field text: .*a.parquet has no such column; it has body"):
-        sources.plan([sources.parse(f"parquet:{tmp_path}/a.parquet")])
+        table.plan([table.parse(f"parquet:{tmp_path}/a.parquet")], Problems())

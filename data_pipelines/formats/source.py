@@ -1,0 +1,50 @@
+"""What a format is, and what passes between a source, its plan and its reader."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from data_pipelines.document import AnnotationField, Document
+from data_pipelines.formats.problems import Problems
+
+SHARD = 8 << 20  # bytes of source per unit of work
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where documents come from and how to read them."""
+
+    kind: str  # a name in the table of formats
+    location: str
+    options: Any  # the format's own frozen dataclass
+    language: str = "en"
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.location}" if self.location else self.kind
+
+
+class Range(NamedTuple):
+    """Part of a source: bytes of a plain file, row groups of Parquet, examples of TFDS; 0 and None: all of a file."""
+
+    source: int  # index
+    path: str
+    start: int
+    end: int | None
+    size: int  # bytes of text, or an estimate of them
+    continues: bool = False  # begins inside a document that began in the range before
+    version: str = ""  # of the file: another one once its content has changed
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of source: an entry of the table."""
+
+    options: type  # a frozen dataclass; prepare's options of the same names set its fields
+    ranges: Callable[[int, Source, Problems, Sequence[str]], Iterator[Range]]
+    """(the source's index, the source, what was left out, paths that are no part of it) -> its ranges, in order."""
+    read: Callable[[Source, Range, Problems], Iterator[Document]]
+    location: str = "LOCATION"  # what follows the colon; "": nothing
+    segments: Callable[[Any], tuple[str, ...]] = lambda options: ("text",)
+    """options -> the names that segments may have."""
+    annotations: Callable[[Any], dict[str, AnnotationField]] = lambda options: {}
+    """options -> what the annotations are."""

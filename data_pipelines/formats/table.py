@@ -1,0 +1,79 @@
+"""Formats of sources, `--source KIND:LOCATION`. A new one is a file here that holds a FORMAT, and its name below."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from importlib import import_module
+
+from data_pipelines.document import AnnotationField, Document
+from data_pipelines.errors import UserError
+from data_pipelines.formats import source as sizes
+from data_pipelines.formats.files import Unreadable
+from data_pipelines.formats.problems import UNREADABLE, Problems
+from data_pipelines.formats.source import Format, Range, Source
+
+KINDS = ("text", "jsonl", "parquet", "wikiextractor", "tfds", "builtin")
+FORMATS: dict[str, Format] = {kind: import_module(f"data_pipelines.formats.{kind}").FORMAT for kind in KINDS}
+MOST_FILES = 1000  # in a unit of work
+
+
+def parse(spec: str, language: str = "en", **settings) -> Source:
+    """The source a spec like 'text:corpus/*.txt' names; of the settings it takes those that are options of its format.
+    UserError for an unknown kind or a location of another form."""
+    kind, _, location = spec.partition(":")
+    if kind not in FORMATS:
+        raise UserError(f"--source {spec}: unknown kind {kind!r}; use one of {', '.join(FORMATS)}, as in text:DIR")
+    form = FORMATS[kind].location
+    if location and not form:
+        raise UserError(f"--source {spec}: {kind} takes no location")
+    if form and (not location or ":" in form and ":" not in location):
+        raise UserError(f"--source {spec}: write {kind}:{form}")
+    known = {field.name for field in fields(FORMATS[kind].options)}
+    options = {name: value for name, value in settings.items() if name in known}
+    return Source(kind, location, FORMATS[kind].options(**options), language)
+
+
+def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ()) -> list[tuple[Range, ...]]:
+    """Units of work of about SHARD bytes, in order, which depend on the sources alone; what lies below the excluded
+    paths is no part of them. UserError for a source that is missing, empty or out of reach."""
+    try:
+        return list(_grouped(_ranges(sources, problems, exclude)))
+    except OSError as error:  # a broken link, a file without permission
+        reason = f"cannot read {error.filename} ({error.strerror})"
+        raise UserError(f"--source: {reason}; make it readable or leave it out") from error
+
+
+def read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
+    """The documents of one range of a source; an empty one is counted by whoever finds that it has no tokens."""
+    try:
+        yield from FORMATS[source.kind].read(source, part, problems)
+    except Unreadable as error:
+        problems.note(UNREADABLE, f"{part.path}: {error}")
+
+
+def segments(source: Source) -> tuple[str, ...]:
+    """The names that the segments of its documents may have."""
+    return FORMATS[source.kind].segments(source.options)
+
+
+def annotations(source: Source) -> dict[str, AnnotationField]:
+    """What the annotations of its documents are, by name."""
+    return FORMATS[source.kind].annotations(source.options)
+
+
+def _ranges(sources: list[Source], problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
+    for index, source in enumerate(sources):
+        yield from FORMATS[source.kind].ranges(index, source, problems, exclude)
+
+
+def _grouped(ranges: Iterable[Range]) -> Iterator[tuple[Range, ...]]:
+    """Neighbours together up to SHARD bytes or MOST_FILES files."""
+    group: list[Range] = []
+    size = 0
+    for part in ranges:
+        if group and (size + part.size > sizes.SHARD or len(group) == MOST_FILES):
+            yield tuple(group)
+            group, size = [], 0
+        group.append(part)
+        size += part.size
+    if group:
+        yield tuple(group)

@@ -1,0 +1,137 @@
+"""Texts as bytes or str to Documents: decoded, and cut where they are long, by one rule for all formats.
+
+A text is cut once in every WINDOW of its UTF-8: after the window's last newline, else after its last white space, else
+between characters. So pieces have at most two windows, and the same text has the same pieces wherever it comes from and
+wherever its reader began.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from data_pipelines.document import Document, Segment, plain
+from data_pipelines.formats.problems import EMPTY, NO_FIELD, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems
+
+WINDOW = 1 << 19  # bytes
+
+
+def cut_of(window: bytes, following: bytes) -> int:
+    """Where a text is cut in a window of it that is followed by `following`: in [1, len(window)]."""
+    space = window.rfind(b"\n") + 1 or max(window.rfind(b" "), window.rfind(b"\t")) + 1
+    return space or _character_start(window + following[:1], len(window))
+
+
+def _character_start(data: bytes, at: int) -> int:
+    """The last position <= at, at most three bytes back, that does not split a UTF-8 character."""
+    return next((at - back for back in range(4) if at - back > 0 and data[at - back] & 0xC0 != 0x80), at)
+
+
+def pieces(blocks: Iterable[bytes], start: int = 0) -> Iterator[bytes]:
+    """The same bytes in pieces; `start`: 0, or the cut of the document at which they begin."""
+    held = b""
+    border = -(-start // WINDOW) * WINDOW + WINDOW - start  # in `held`; the one before was used by the cut at `start`
+    for block in blocks:
+        held += block
+        while len(held) > border:
+            begin = border - WINDOW
+            cut = begin + cut_of(held[begin:border], held[border : border + 1])
+            yield held[:cut]
+            held = held[cut:]
+            border += WINDOW - cut
+    if held:
+        yield held
+
+
+def streamed(
+    reopen: Callable[[], Iterator[bytes]], source, part, problems: Problems, check_whole: bool
+) -> Iterator[Document]:
+    """A document from the bytes of a range. check_whole: a long one is read twice, the first time only to know
+    whether all of it can be read (and decoded, where what cannot is to be skipped)."""
+    skip = source.options.undecodable == "skip"
+    found = pieces(reopen(), part.start)
+    head = [piece for _, piece in zip(range(2), found, strict=False)]
+    if len(head) > 1 and check_whole:
+        for piece in pieces(reopen(), part.start):
+            if skip and decode(piece, "skip") is None:
+                problems.note(SKIPPED, part.path)
+                return
+    replaced = False
+    for index, piece in enumerate(_chain(head, found)):
+        text = decode(piece, "skip")
+        if text is None and skip:
+            problems.note(SKIPPED, part.path)
+            return
+        replaced |= text is None
+        yield plain(decode(piece, "replace") if text is None else text, index > 0 or part.continues)
+    if replaced:
+        problems.note(REPLACED, part.path)
+
+
+def _chain(head: list[bytes], rest: Iterable[bytes]) -> Iterator[bytes]:
+    yield from head
+    yield from rest
+
+
+def decode(data: bytes, undecodable: str) -> str | None:
+    """UTF-8 without a byte order mark; what is none becomes U+FFFD, or all of it None ('skip')."""
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "replace") if undecodable == "replace" else None
+
+
+def decoded(raw: Iterable[bytes | None], source, part, problems: Problems) -> Iterator[str]:
+    """Records of bytes as str; None is one that was too long."""
+    for data in raw:
+        if data is None:
+            problems.note(TOO_LONG, part.path)
+        elif (text := readable(data, source, part.path, problems)) is not None:
+            yield text
+
+
+def readable(data: bytes | str, source, where: str, problems: Problems) -> str | None:
+    """Text that can be encoded as UTF-8. A str may hold lone surrogates, which JSON can escape: as undecodable."""
+    if isinstance(data, str):
+        if data.isascii():
+            return data
+        data = data.encode("utf-8", "surrogatepass")
+    text = decode(data, "skip")
+    if text is not None:
+        return text
+    problems.note(SKIPPED if source.options.undecodable == "skip" else REPLACED, where)
+    return decode(data, source.options.undecodable)
+
+
+def document_of(record: Mapping, source, where: str, problems: Problems) -> Iterator[Document]:
+    """The document of a record that names its values: one field is its text, several are its segments."""
+    names = source.options.fields
+    texts = []
+    for name in names:
+        if name not in record:
+            problems.note(NO_FIELD, where)
+            return
+        found = record[name]
+        if found is None or not isinstance(found, str | bytes):
+            problems.note(EMPTY if found is None else NOT_TEXT, where)
+            return
+        text = readable(found, source, where, problems)
+        if text is None:
+            return
+        texts.append(text)
+    if len(names) == 1:
+        yield from whole(texts[0])
+    else:
+        yield Document(tuple(map(Segment, names, texts)))
+
+
+def segments_of(options) -> tuple[str, ...]:
+    """The names of the segments that `document_of` makes."""
+    return options.fields if len(options.fields) > 1 else ("text",)
+
+
+def whole(text: str) -> Iterator[Document]:
+    """A document of a text that is in memory, in pieces where it is long."""
+    if len(text) <= WINDOW // 4:  # of at most four bytes each
+        yield plain(text)
+        return
+    blocks = (text[at : at + WINDOW].encode() for at in range(0, len(text), WINDOW))
+    for index, piece in enumerate(pieces(blocks)):
+        yield plain(piece.decode(), index > 0)

@@ -1,0 +1,61 @@
+"""`tfds:NAME:SPLIT` the examples of a TFDS data set, read without TensorFlow."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from data_pipelines.document import Document
+from data_pipelines.errors import UserError
+from data_pipelines.formats import files
+from data_pipelines.formats import source as sizes
+from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.texts import document_of, segments_of
+
+EXAMPLES = 10_000  # in a unit of work
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where the data set is, and which features hold the text."""
+
+    fields: tuple[str, ...] = ("text",)  # one: the text; several: the segments
+    undecodable: str = "replace"  # or "skip": what to do with a document that is not UTF-8
+    tfds_dir: str | None = None
+
+
+def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
+    count = len(_examples(source))
+    if not count:
+        raise UserError(f"--source tfds:{source.location} has no examples; choose another split")
+    for start in range(0, count, EXAMPLES):
+        yield Range(index, source.location, start, min(start + EXAMPLES, count), sizes.SHARD)
+
+
+def _read(source: Source, part: Range, problems) -> Iterator[Document]:
+    examples = _examples(source)
+    for index in range(part.start, part.end):
+        try:
+            record = examples[index]
+        except Exception as error:  # a damaged file raises whatever its reader does
+            raise files.Unreadable(str(error).splitlines()[0]) from error
+        where = f"{part.path}, example {index}"
+        files.check_fields(source, part.path, "feature", list(record))
+        yield from document_of(record, source, where, problems)
+
+
+@functools.cache
+def _examples(source: Source):
+    """The random-access examples of 'NAME:SPLIT', downloaded and built as array_record if need be."""
+    import tensorflow_datasets  # slow to import, and needed by this kind alone
+
+    name, _, split = source.location.rpartition(":")
+    try:
+        return tensorflow_datasets.data_source(
+            name, split=split, data_dir=source.options.tfds_dir, builder_kwargs={"file_format": "array_record"}
+        )
+    except Exception as error:  # anything from a wrong name to a missing dependency of one data set
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"--source tfds:{source.location} cannot be opened: {reason}; see --tfds-dir") from error
+
+
+FORMAT = Format(Options, _ranges, _read, location="NAME:SPLIT", segments=segments_of)

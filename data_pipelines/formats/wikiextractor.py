@@ -1,0 +1,61 @@
+"""`wikiextractor:` files of <doc ...> on a line, the title, the text, </doc> on a line."""
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from data_pipelines.document import Document
+from data_pipelines.formats import files
+from data_pipelines.formats.problems import MALFORMED
+from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.texts import decoded, whole
+
+
+@dataclass(frozen=True)
+class Options:
+    """How files are read."""
+
+    undecodable: str = "replace"  # or "skip": what to do with a document that is not UTF-8
+
+
+def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
+    return files.ranges(index, source, problems, exclude, _to_block)
+
+
+def _to_block(file) -> None:
+    while (line := files.skip_line(file)) and not line.startswith(b"</doc>"):
+        pass
+
+
+def _read(source: Source, part: Range, problems) -> Iterator[Document]:
+    for text in decoded(_articles(part, problems), source, part, problems):
+        yield from whole(html.unescape(text))
+
+
+def _articles(part: Range, problems) -> Iterator[bytes | None]:
+    """The insides of blocks; None for one that is too long. A block without its end is malformed."""
+    held, size = None, 0
+    for line in files.lines(files.range_blocks(part)):
+        if line is not None and line.startswith((b"<doc ", b"<doc>")):
+            if held is not None:
+                problems.note(MALFORMED, f"{part.path}: <doc> inside <doc>")
+            held, size = [], 0
+        elif line is not None and line.startswith(b"</doc>"):
+            if held is None:
+                problems.note(MALFORMED, f"{part.path}: </doc> without <doc>")
+            else:
+                yield b"\n".join(held) if size <= files.LARGEST_RECORD else None
+            held = None
+        elif held is not None:
+            size += files.LARGEST_RECORD + 1 if line is None else len(line) + 1
+            if size <= files.LARGEST_RECORD:
+                held.append(line)
+            else:
+                held.clear()
+        elif line is None or line.strip():
+            problems.note(MALFORMED, f"{part.path}: text outside <doc>")
+    if held is not None:
+        problems.note(MALFORMED, f"{part.path}: <doc> without </doc>")
+
+
+FORMAT = Format(Options, _ranges, _read, location="DIR_OR_PATTERN")
