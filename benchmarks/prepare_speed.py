@@ -4,7 +4,7 @@
 
 Both sides use all cores and the same tokenizer, trained before on the text (not timed). One side is `prepare` from
 starting its processes to the finished manifest: reading, decoding, splitting sentences, tokens, word starts, hashes,
-files. The other is `encode_batch_fast` alone, over the same sentences in memory, 1,000 at a time; its ids are not even
+files. The other is `encode_batch_fast` alone, over the same documents in memory, 1,000 at a time; its ids are not even
 fetched. The sides take turns; the medians are compared. Text shorter than --megabytes is repeated. Repeats favour
 `prepare`, which looks words up that it has seen: give a long text, or --megabytes 0 for no repeats, to be strict.
 """
@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from data_pipelines import sentences
 from data_pipelines.command_line import parse
 from data_pipelines.formats import table
 from data_pipelines.formats.problems import Problems
@@ -64,7 +63,7 @@ def measure(folder: Path, documents: list[str], copies: int, options: Options) -
     source, quiet = (f"text:{folder / 'text'}",), Console(file=io.StringIO())
     prepare(Prepare(source, folder / "trained", options.tokenizer, vocab_size=8192), quiet)
     tokenizer = Tokenizer.from_file(str(folder / "trained" / "tokenizer" / "tokenizer.json"))
-    found = [s for d in documents for s in sentences.split(d)] * copies
+    found = documents * copies
     characters = sum(map(len, found))
     seconds: dict[str, list[float]] = {"prepare, end to end": [], "encode_batch_fast alone": []}
     for repeat in range(options.repeats):

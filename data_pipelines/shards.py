@@ -14,16 +14,17 @@ import hashlib
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from data_pipelines import sentences
 from data_pipelines.durable import put
-from data_pipelines.encoding import Encoder
-from data_pipelines.formats.problems import EMPTY, Problems
+from data_pipelines.formats.problems import EMPTY, PLAIN_SPACES, Problems
 from data_pipelines.formats.source import Range, Source
 from data_pipelines.formats.table import read
+from data_pipelines.text.encoding import Encoded, Encoder
+from data_pipelines.text.sentences import starts
 
 BATCH = 1 << 20  # characters encoded at a time
 DOCUMENT = np.dtype([("start", np.int64), ("hash", np.uint64), ("part", np.int64)])  # start: a sentence; part: a range
@@ -47,7 +48,8 @@ def write(folder: Path, unit: tuple[Range, ...], sources: list[Source], encoder:
                 text = "\n\n".join(segment.text for segment in document.segments)
                 if not document.continues:
                     arrays.begin(text, index)
-                arrays.add(sentences.split(text, language))
+                plainly = partial(problems.note, PLAIN_SPACES, part.path)
+                arrays.add(text, starts(text, language, plainly))
         for index in arrays.finish():
             problems.note(EMPTY, unit[index].path)
     (temporary / "summary.json").write_text(json.dumps({"characters": arrays.characters, "problems": problems}))
@@ -66,8 +68,9 @@ class _Arrays:
         self.encoder, self.dtype = encoder, dtype
         names = ("tokens", "word_starts", "sentences", "documents")
         self.files = {name: open(folder / f"{name}.bin", "wb") for name in names}  # noqa: SIM115
-        self.waiting, self.waiting_characters = [], 0
-        self.begun = []  # (index in waiting, hash, part)
+        self.waiting = []  # (text, where its sentences start)
+        self.waiting_characters = self.waiting_sentences = 0
+        self.begun = []  # (sentence among those waiting, hash, part)
         self.documents = []  # arrays of DOCUMENT
         self.sentences = self.characters = 0  # written
 
@@ -81,11 +84,14 @@ class _Arrays:
     def begin(self, text: str, part: int) -> None:
         """A document begins, whose (first piece of) text decides the split."""
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        self.begun.append((len(self.waiting), int.from_bytes(digest, "little"), part))
+        self.begun.append((self.waiting_sentences, int.from_bytes(digest, "little"), part))
 
-    def add(self, found: list[str]) -> None:
-        self.waiting += found
-        self.waiting_characters += sum(map(len, found))
+    def add(self, text: str, starts: np.ndarray) -> None:
+        """A text and where its sentences start; the white space of one without sentences is left out."""
+        if len(starts):
+            self.waiting.append((text, starts))
+            self.waiting_sentences += len(starts)
+            self.waiting_characters += len(text)
         if self.waiting_characters >= BATCH:
             self._flush()
 
@@ -98,7 +104,12 @@ class _Arrays:
         return documents["part"][~full]
 
     def _flush(self) -> None:
-        tokens, word_starts, lengths = self.encoder.encode(self.waiting)
+        texts, starts = [text for text, _ in self.waiting], [starts for _, starts in self.waiting]
+        encoded = self.encoder.encode(texts, starts)
+        tokens, word_starts = encoded.tokens, encoded.word_starts
+        if word_starts is None:
+            word_starts = self.encoder.word_starts[tokens]
+        lengths = sentence_lengths(encoded, np.array([len(some) for some in starts], np.int64))
         kept = np.concatenate([[0], np.cumsum(lengths > 0)])  # a sentence of control characters has no tokens
         documents = np.array(self.begun, DOCUMENT)
         documents["start"] = self.sentences + kept[documents["start"]]
@@ -108,4 +119,15 @@ class _Arrays:
         self.files["sentences"].write(lengths[lengths > 0].astype(np.uint32).tobytes())
         self.sentences += int(kept[-1])
         self.characters += self.waiting_characters
-        self.waiting, self.waiting_characters, self.begun = [], 0, []
+        self.waiting, self.begun = [], []
+        self.waiting_characters = self.waiting_sentences = 0
+
+
+def sentence_lengths(encoded: Encoded, sentences: np.ndarray) -> np.ndarray:
+    """i64 [sentences]: the tokens of each. The places in a text, of which each has at least one, are where its sentences
+    start. A token belongs to the sentence in which it ends; what ends before the first belongs to the first."""
+    ends = np.cumsum(encoded.lengths)
+    begin = encoded.ended + np.repeat(ends - encoded.lengths, sentences)
+    first = np.cumsum(sentences) - sentences
+    begin[first] = ends - encoded.lengths
+    return np.diff(begin, append=ends[-1:])

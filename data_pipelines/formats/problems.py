@@ -7,6 +7,7 @@ MALFORMED = "malformed records"
 NO_FIELD = "records without the field"
 NOT_TEXT = "records whose field is not text"
 EMPTY = "empty documents"
+PLAIN_SPACES = "places whose sentences were found with plain spaces alone"
 TOO_LONG = "records longer than 256 MiB"
 
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from data_pipelines import shards
-from data_pipelines.encoding import Encoder
 from data_pipelines.errors import UserError
 from data_pipelines.prepare.options import Prepare
+from data_pipelines.text.encoding import Encoder
 
 
 def read_tokenizer(partial: Path) -> tokenizers.Tokenizer:

@@ -17,7 +17,7 @@ from data_pipelines import store
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
-from data_pipelines.formats.problems import REPLACED, SKIPPED
+from data_pipelines.formats.problems import PLAIN_SPACES, REPLACED, SKIPPED
 from tests.data_pipelines.prepared import content, documents, run
 
 # A run in another process, with small shards, that may kill itself at the n-th call of a function
@@ -374,3 +374,10 @@ def test_memory_does_not_grow_with_a_document(tmp_path):
         done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
         peaks.append(int(re.search(r"VmHWM:\s+(\d+) kB", done.stdout)[1]) / 1024)
     assert peaks[1] - peaks[0] < 30, peaks
+
+
+def test_a_space_at_which_the_sentence_splitter_panics_costs_no_text_and_is_counted(tmp_path):
+    (tmp_path / "a.txt").write_text("B\u00a0. It helps", "utf-8")
+    manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    assert documents(tmp_path / "out") == [["B .", "It helps"]]
+    assert manifest["counts"][PLAIN_SPACES]["count"] == 1

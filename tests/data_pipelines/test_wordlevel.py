@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 
 from data_pipelines import tokenizers, wordlevel
 from data_pipelines.corpus import Corpus
-from data_pipelines.encoding import Encoder
 from data_pipelines.errors import UserError
+from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import Made
 from tests.data_pipelines.prepared import content, run
 
@@ -50,17 +50,17 @@ def test_the_encoder_gives_hugging_faces_ids(tmp_path_factory, cased, sentences)
     tokenizers.save(make(cased=cased), folder)
     theirs, encoder = AutoTokenizer.from_pretrained(folder), Encoder(tokenizers.load(folder).tokenizer)
     expected = [theirs(text, add_special_tokens=False)["input_ids"] for text in sentences]
-    tokens, word_starts, lengths = encoder.encode(sentences)
-    assert tokens.tolist() == [index for ids in expected for index in ids]
-    assert lengths.tolist() == list(map(len, expected))
-    assert encoder.continues is not None
-    assert word_starts.all()
+    encoded = encoder.encode(sentences, [np.zeros(0, np.int64)] * len(sentences))
+    assert encoded.tokens.tolist() == [index for ids in expected for index in ids]
+    assert encoded.lengths.tolist() == list(map(len, expected))
+    assert encoder.runs is not None
+    assert encoder.word_starts.all()
     the, cat = theirs("the cat", add_special_tokens=False)["input_ids"]
     assert theirs("the", "cat")["input_ids"] == [2, the, 3, cat, 3]
 
 
 def test_special_tokens_written_in_the_text_are_unknown_words():
-    tokens, _, _ = Encoder(make(cased=True).tokenizer).encode([" ".join(SPECIALS), "the"])
+    tokens = Encoder(make(cased=True).tokenizer).encode([" ".join(SPECIALS), "the"], [np.zeros(0, np.int64)] * 2)[0]
     assert tokens.tolist() == [1] * len(SPECIALS) + [6]
 
 

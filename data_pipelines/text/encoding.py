@@ -1,0 +1,246 @@
+"""Texts to token ids, the same as the tokenizer's own of each whole text, several times faster for the kinds that
+`prepare` trains.
+
+Text is cut into runs, each the white space before a word and the word, where the tokenizer treats what is on either
+side alone. Natural text repeats its words: each distinct run is encoded once, by the tokenizer itself, and looked up
+afterwards.
+"""
+
+import bisect
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer, pre_tokenizers
+
+from data_pipelines.pieces import WORD
+
+METASPACE = {"type": "Metaspace", "replacement": WORD, "prepend_scheme": "always", "split": True}
+ALONE = {"NFKD", "NFKC", "StripAccents", "Lowercase"}  # what these do ends at a space, before and after it
+SPACE = r" \t\n\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+CONTROL_SPACE = r"\x0b\x0c\x85"  # white space, but BERT's normaliser removes it
+# Characters of BERT's that are words of their own: Chinese, and the punctuation beside it
+SINGLE = r"\u3400-\u4dbf\u4e00-\u9fff、。，．！？；：（）《》〈〉「」『』【】〔〕“”‘’…—·"
+MOST_RUNS, MOST_CHARACTERS = 400_000, 16_000_000  # the table starts anew beyond these, to bound memory (~150 MB)
+
+
+def _runs(space: str, single: str = "") -> re.Pattern:
+    return re.compile((f"[{single}]|" if single else "") + f"[{space}]*[^{space}{single}]+|[{space}]+")
+
+
+SPACED, CHINESE, BYTES = _runs(SPACE), _runs(SPACE, SINGLE), _runs(SPACE + CONTROL_SPACE)
+LEAD = re.compile(f"[{SPACE}]*")
+BYTES_LEAD = re.compile(f"[{SPACE}{CONTROL_SPACE}]*")
+BYTE_ALPHABET = pre_tokenizers.ByteLevel.alphabet()
+BYTE_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level tokens write space, newline, tab, return
+
+
+class Encoded(NamedTuple):
+    """Texts one after another. A place is a character of a text, or its end."""
+
+    tokens: np.ndarray  # u32 [tokens]
+    lengths: np.ndarray  # i64 [texts]
+    ended: np.ndarray  # i64 [places]: how many tokens of that text end at or before the place
+    straddled: np.ndarray  # bool [places]: a token begins before the place and ends after it
+    word_starts: np.ndarray | None  # bool [tokens]; None where the encoder's own tells by token
+
+
+class Table(dict):
+    """Run -> its index; one not seen before gets the next index and waits in `new`."""
+
+    def __init__(self):
+        super().__init__()
+        self.new = []
+
+    def __missing__(self, run):
+        self.new.append(run)
+        self[run] = index = len(self)
+        return index
+
+
+class Encoder:
+    """Encodes texts with a `tokenizers.Tokenizer`. Special tokens are not added and not recognised: '[MASK]' in a
+    document is ordinary text. word_starts: bool [vocab], the tokens that begin a word; None where that depends on
+    more than the token."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        written = json.loads(tokenizer.to_str())
+        self.runs, self.word_starts = _reading(written)
+        self.prefix = bool(self.runs) and written["pre_tokenizer"].get("add_prefix_space", False)
+        if self.prefix:
+            written["pre_tokenizer"]["add_prefix_space"] = False  # of a text, not of each run
+        self.tokenizer = _without_specials(written)
+        self._forget()
+
+    def encode(self, texts: list[str], places: Sequence[np.ndarray]) -> Encoded:
+        """places: i64 [places of that text], for each text."""
+        if self.runs is None:
+            return self._encode_plainly(texts, places)
+        if self.prefix:
+            texts, places = _prefixed(texts, places)
+        runs_of = list(map(self.runs.findall, texts))
+        runs = list(itertools.chain.from_iterable(runs_of))
+        index = np.fromiter(map(self.table.__getitem__, runs), np.int64, len(runs))
+        if self.table.new:
+            self._learn()
+        count = self.count[index]
+        first = _bounds(count)
+        tokens = self.flat[np.repeat(self.start[index] - first[:-1], count) + np.arange(first[-1])]
+        texts_at = _bounds(map(len, runs_of), len(runs_of))  # the first run of each text
+        ended, straddled = self._find(runs, index, first, texts_at, places)
+        if len(self.table) > MOST_RUNS or self.characters > MOST_CHARACTERS:
+            self._forget()
+        return Encoded(tokens, np.diff(first[texts_at]), ended, straddled, None)
+
+    def _find(self, runs, index, first, texts_at, places) -> tuple[np.ndarray, np.ndarray]:
+        """Encoded.ended and straddled. first: of each run, the number of tokens before it; texts_at: the first run of
+        each text."""
+        text = np.repeat(np.arange(len(places)), [len(some) for some in places])
+        begin = _bounds(map(len, runs), len(runs))
+        at = begin[texts_at[text]] + np.concatenate([np.zeros(0, np.int64), *places])
+        run = np.searchsorted(begin, at, "right") - 1
+        offset = at - begin[run]
+        ended, straddled = first[run] - first[texts_at[text]], np.zeros(len(at), bool)
+        inside = np.flatnonzero(offset)
+        known = index[run[inside]]
+        lead = offset[inside] == self.leads[0, known]
+        ended[inside[lead]] += self.leads[1, known[lead]]
+        straddled[inside[lead]] = self.leads[2, known[lead]]
+        inside = inside[~lead]
+        if len(inside):
+            more, straddled[inside] = self._look_inside([runs[one] for one in run[inside]], offset[inside])
+            ended[inside] += more
+        return ended, straddled
+
+    def _look_inside(self, runs: list[str], offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens that end at or before the offset in the run, whether one straddles it), of each run."""
+        distinct = list(dict.fromkeys(runs))
+        encodings = self.tokenizer.encode_batch(distinct, add_special_tokens=False)
+        spans = {run: encoding.offsets for run, encoding in zip(distinct, encodings, strict=True)}
+        found = [_place(spans[run], at) for run, at in zip(runs, offsets.tolist(), strict=True)]
+        return tuple(np.array(found, np.int64).T)
+
+    def _encode_plainly(self, texts, places):
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)  # _fast has no word_ids
+        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+        tokens = np.fromiter(itertools.chain.from_iterable(e.ids for e in encodings), np.uint32, lengths.sum())
+        spans = (encoding.offsets for encoding in encodings)
+        found = [_place(each, at) for each, some in zip(spans, places, strict=True) for at in some.tolist()]
+        ended, straddled = np.array(found, np.int64).reshape(-1, 2).T
+        word_starts = None
+        if self.word_starts is None:
+            word_starts = np.ones(len(tokens), bool)
+            words = itertools.chain.from_iterable(e.word_ids for e in encodings)
+            word = np.fromiter((-1 if w is None else w for w in words), np.int64, len(tokens))
+            word_starts[1:] = word[1:] != word[:-1]
+            first = np.cumsum(lengths) - lengths
+            word_starts[first[lengths > 0]] = True
+        return Encoded(tokens, lengths, ended, straddled.astype(bool), word_starts)
+
+    def _learn(self):
+        """Encode the new runs and append them to the table."""
+        new = self.table.new
+        byte_level = self.runs is BYTES  # alone has tokens of white space
+        encode = self.tokenizer.encode_batch if byte_level else self.tokenizer.encode_batch_fast  # _fast has no offsets
+        encodings = encode(new, add_special_tokens=False)
+        count = np.fromiter(map(len, encodings), np.int64, len(encodings))
+        ids = np.fromiter(itertools.chain.from_iterable(e.ids for e in encodings), np.uint32, count.sum())
+        self.count = np.concatenate([self.count, count])
+        self.start = np.concatenate([self.start, len(self.flat) + np.cumsum(count) - count])
+        self.flat = np.concatenate([self.flat, ids])
+        lead = BYTES_LEAD if byte_level else LEAD
+        spaces = [lead.match(run).end() for run in new]
+        at_lead = [_place(e.offsets, at) for e, at in zip(encodings, spaces, strict=True)] if byte_level else (0, 0)
+        leads = np.zeros((3, len(new)), np.int64)
+        leads[0] = spaces
+        leads[1:] = np.array(at_lead, np.int64).reshape(-1, 2).T
+        self.leads = np.concatenate([self.leads, leads], axis=1)
+        self.characters += sum(map(len, new))
+        new.clear()
+
+    def _forget(self):
+        self.table, self.characters = Table(), 0
+        self.count = np.zeros(0, np.int64)  # tokens of each run
+        self.start = np.zeros(0, np.int64)  # where they begin in `flat`
+        self.flat = np.zeros(0, np.uint32)
+        # of each run: how long is the white space in front, and what `_place` says of its end
+        self.leads = np.zeros((3, 0), np.int64)
+
+
+def _bounds(counts, length: int = -1) -> np.ndarray:
+    """[0, the sums of counts so far]; from an array, or from so many integers."""
+    counts = np.fromiter(counts, np.int64, length) if length >= 0 else counts
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _place(spans: list[tuple[int, int]], at: int) -> tuple[int, bool]:
+    """(tokens that end at or before character `at`, whether one begins before it and ends after it)."""
+    ended = bisect.bisect_right(spans, at, key=lambda span: span[1])
+    return ended, ended < len(spans) and spans[ended][0] < at
+
+
+def _prefixed(texts, places):
+    """Each text with the space in front that its tokenizer takes it to have, and its places moved with it."""
+    moved = [bool(text) and text[0] != " " for text in texts]
+    texts = [f" {text}" if one else text for one, text in zip(moved, texts, strict=True)]
+    return texts, [np.where(some, some + one, 0) for one, some in zip(moved, places, strict=True)]
+
+
+def _without_specials(written: dict) -> Tokenizer:
+    """The tokenizer with special tokens that no text spells. A unigram or word model finds them like any other token;
+    a space in front, which their words never hold, hides them."""
+    specials = {token["content"] for token in written["added_tokens"] if token["special"]}
+    model = written["model"]
+    hide = lambda token: f" {token}" if token in specials and token != model.get("unk_token") else token
+    plain = written | {"post_processor": None, "padding": None, "truncation": None}
+    if model["type"] == "Unigram":
+        model = model | {"vocab": [[hide(token), score] for token, score in model["vocab"]]}
+    elif model["type"] == "WordLevel":
+        model = model | {"vocab": {hide(token): index for token, index in model["vocab"].items()}}
+    else:
+        tokenizer = Tokenizer.from_str(json.dumps(plain))
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+    others = [token for token in written["added_tokens"] if not token["special"]]
+    return Tokenizer.from_str(json.dumps(plain | {"model": model, "added_tokens": others}))
+
+
+def _reading(written: dict) -> tuple[re.Pattern | None, np.ndarray | None]:
+    """How a tokenizer's texts are cut into runs that it treats alone, and bool [vocab], the tokens that begin a word.
+    None for both unless that is known of its kind. written: its tokenizer.json."""
+    model = written["model"]
+    splits, changes = _steps(written["pre_tokenizer"], "pretokenizers"), _steps(written["normalizer"], "normalizers")
+    kinds = model["type"], [step["type"] for step in splits], [step["type"] for step in changes]
+    if not all(token["special"] for token in written["added_tokens"]):
+        return None, None
+    if kinds == ("WordPiece", ["BertPreTokenizer"], ["BertNormalizer"]):
+        prefix = model["continuing_subword_prefix"]
+        runs = CHINESE if changes[0]["handle_chinese_chars"] else SPACED
+        begins = lambda token: not token.startswith(prefix) or token == prefix
+    elif kinds == ("WordLevel", ["WhitespaceSplit"], ["BertNormalizer"]):
+        runs, begins = SPACED, lambda token: True
+    elif splits == [{"type": "WhitespaceSplit"}, METASPACE] and all(map(_alone, changes)):
+        runs, begins = SPACED, lambda token: token.startswith(WORD)
+    elif kinds == ("BPE", ["ByteLevel"], []) and splits[0]["use_regex"] and {*BYTE_ALPHABET} <= {*model["vocab"]}:
+        runs, begins = BYTES, lambda token: token.startswith(BYTE_SPACES)
+    else:
+        return None, None
+    vocab = model["vocab"] if isinstance(model["vocab"], dict) else {t: i for i, (t, _) in enumerate(model["vocab"])}
+    word_starts = np.zeros(1 + max(vocab.values()), bool)
+    for token, index in vocab.items():
+        word_starts[index] = begins(token)
+    return runs, word_starts
+
+
+def _steps(part: dict | None, inside: str) -> list[dict]:
+    """Those of a normaliser or pre-tokeniser."""
+    return part.get(inside, [part]) if part else []
+
+
+def _alone(change: dict) -> bool:
+    """A step of normalising does the same to the text on either side of a space whatever is on the other."""
+    replaces_words = change["type"] == "Replace" and " " not in change["pattern"].get("String", " ")
+    return replaces_words or change["type"] in ALONE
