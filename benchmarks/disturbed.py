@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
 
 class Bucket:
-    """As much of an fsspec file system as `data_pipelines.fetch` asks for."""
+    """As much of an fsspec file system as `data_pipelines.download` asks for."""
 
     def __init__(self, folder: str):
         self._folder = Path(folder)
@@ -59,13 +59,13 @@ def main(plan: Plan, arguments: list[str]) -> int:
     file = os.open(f"{plan.marks}.{me}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     mark = lambda stage: os.write(file, f"{stage}\n".encode())
     mark("imports")
-    from data_pipelines import fetch
+    from data_pipelines import download, fetch
     from pretrain import __main__ as program
     from tpu import chatter
 
-    fetch.filesystem = lambda: Bucket(plan.bucket)
+    download.filesystem = lambda path: Bucket(plan.bucket)
     _announce(chatter, "sort_out", "joining", mark)
-    _announce(fetch, "_copy_all", "corpus copy", mark)
+    _announce(fetch, "copy_file", "corpus copy", mark)
     whole = program.keep_compiled_with  # the last that it does before the imports that take long
 
     def then_patch(workdir) -> None:

@@ -11,17 +11,28 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
+from typing import TypeVar
 
 from data_pipelines.errors import UserError
 
 SCHEME = "gs://"
 ROLES = "roles/storage.objectUser and roles/storage.legacyBucketReader"  # objects; and Orbax asks about the bucket
+PAUSES = (1, 2, 4, 8, 16, 32)  # seconds before what failed for now is tried again
+PASSING = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that another try may not meet
+CLIENTS = ("aiohttp", "botocore", "gcsfs", "google", "requests", "urllib3")  # who speaks to storages
+Value = TypeVar("Value")
 
 
 def in_cloud(path: str | PurePath) -> bool:
     return str(path).startswith(SCHEME)
+
+
+def is_remote(path: str | PurePath) -> bool:
+    """Whether fsspec reads it: gs://, s3://, https:// and the like."""
+    return "://" in str(path)
 
 
 def place(path: str | PurePath) -> Path:
@@ -37,12 +48,17 @@ def place(path: str | PurePath) -> Path:
     return epath.Path(str(path))
 
 
-def filesystem():
-    """The fsspec file system of gs:// paths."""
-    _configure()
+def filesystem(path: str = SCHEME):
+    """The fsspec file system of a path such as gs://..., s3://... or https://...; UserError where there is none."""
+    if in_cloud(path):
+        _configure()
     import fsspec
 
-    return fsspec.filesystem("gcs")
+    scheme = path.partition("://")[0]
+    try:
+        return fsspec.filesystem(scheme)
+    except (ImportError, ValueError) as error:  # the package for it is not installed; no such scheme
+        raise UserError(f"{path}: {scheme}:// cannot be read ({error})") from error
 
 
 @functools.cache
@@ -144,6 +160,36 @@ def refusal(error: Exception) -> str | None:
             f"no access ({said}); log in with `gcloud auth application-default login`, or give the machine's service "
             f"account {ROLES} on the bucket"
         )
-    if type(error).__module__.split(".")[0] in ("aiohttp", "gcsfs", "google", "requests"):
+    if type(error).__module__.split(".")[0] in CLIENTS:
         return f"Google Cloud Storage failed ({said or type(error).__name__}); start the same command again"
     return None
+
+
+def patiently(read: Callable[[], Value], told: Callable[[Exception], object]) -> Value:
+    """What read() returns. Where it fails in a way that may pass it is called again, after each of PAUSES; `told` hears
+    of each failure but the last, which is raised as it is."""
+    for pause in PAUSES:
+        try:
+            return read()
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            told(error)
+        time.sleep(pause)
+    return read()
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a read over the network may succeed later: a time-out, a lost connection, a server that is busy."""
+    if status(error) is not None:
+        return status(error) in PASSING
+    if isinstance(error, OSError):  # requests' and aiohttp's, too; gcsfs has one without a number for what is refused
+        final = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
+        return not final and not str(error).startswith("Forbidden")
+    return getattr(error, "retryable", type(error).__module__.split(".")[0] in CLIENTS)  # google.auth's errors say it
+
+
+def status(error: Exception) -> int | None:
+    """The HTTP status that an error stands for."""
+    code = str(getattr(error, "code", None) or getattr(error, "status", None))
+    return int(code) if code.isdigit() else None

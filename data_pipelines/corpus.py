@@ -12,14 +12,15 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
 """
 
 import hashlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from data_pipelines.cloud import in_cloud
+from data_pipelines.cloud import is_remote
 from data_pipelines.errors import UserError
-from data_pipelines.fetch import fetch
+from data_pipelines.fetch import Copy, open_copy
 from data_pipelines.manifest import check_size, read_manifest
 
 
@@ -38,9 +39,10 @@ class Corpus:
     file whose size is not the manifest's.
     """
 
-    def __init__(self, path: str | Path):
-        self.source = str(path) if in_cloud(path) else str(Path(path).absolute())
-        self.path = fetch(self.source) if in_cloud(path) else Path(path)
+    def __init__(self, path: str | Path, copy: Copy | None = None):
+        self._copy = copy or (open_copy(str(path)) if is_remote(path) else None)
+        self.source = str(path) if self._copy else str(Path(path).absolute())
+        self.path = self._copy.folder if self._copy else Path(path)
         self.manifest = read_manifest(self.path)
         self.fingerprint = self.manifest["fingerprint"]
         self.vocab_size = self.manifest["vocab_size"]
@@ -49,11 +51,15 @@ class Corpus:
         self.tokenizer_path = self.path / "tokenizer"
         self._arrays = {}
         self._windows = {}
-        for name, file in self.manifest["files"].items():
+        for name, file in self.manifest["files"].items() if self._copy is None else ():
             check_size(self.path, name, file["bytes"])
 
     def __reduce__(self):
-        return Corpus, (self.path,)
+        return Corpus, (self.source if self._copy else self.path, self._copy)
+
+    def _file(self, name: str):
+        """The local path of a file, as a context in which it stays."""
+        return self._copy.file(0, name) if self._copy else nullcontext(self.path / name)
 
     def documents(self, split: str) -> np.ndarray:
         """int64 [documents + 1]: the sentence index where each document starts, then the number of
@@ -93,7 +99,7 @@ class Corpus:
     def verify(self) -> None:
         """Hash every file. Raises UserError at the first whose content is not what `prepare` wrote."""
         for name, file in self.manifest["files"].items():
-            with open(self.path / name, "rb") as stream:
+            with self._file(name) as path, open(path, "rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
             if digest != file["sha256"]:
                 raise UserError(
@@ -104,14 +110,13 @@ class Corpus:
     def _array(self, split, name):
         key = split, name
         if key not in self._arrays:
-            file = self.path / split / f"{name}.npy"
             try:
-                # An ndarray over the map: np.memmap's own indexing is slower
-                self._arrays[key] = np.asarray(np.load(file, mmap_mode="r"))
+                with self._file(f"{split}/{name}.npy") as file:
+                    # An ndarray over the map: np.memmap's own indexing is slower
+                    self._arrays[key] = np.asarray(np.load(file, mmap_mode="r"))
             except OSError as error:
                 raise UserError(
-                    f"corpus {self.path}: {file.name} of {split} cannot be read ({error.strerror or error}); "
+                    f"corpus {self.path}: {name}.npy of {split} cannot be read ({error.strerror or error}); "
                     "start the same command again when what it lies on can be reached"
                 ) from error
         return self._arrays[key]
-

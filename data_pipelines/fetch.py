@@ -1,63 +1,56 @@
-"""A corpus in Google Cloud Storage, copied once to this host.
+"""A corpus in a bucket, read part by part: what is asked for is copied to this host's disk, and dropped when done.
 
     $XDG_CACHE_HOME (else ~/.cache)/pretrain/corpora/
-        FINGERPRINT.lock            held by the process that copies
-        FINGERPRINT/                the corpus; a file NAME.partial is being copied
-        FINGERPRINT/manifest.json   written last: its presence says that the copy is whole
+        manifests/HASH/manifest.json        and tokenizer/, tables/: of a corpus, by the hash of its manifest
+        FINGERPRINT/{train,heldout}/        arrays of a part, by the part's fingerprint: a corpus that grows keeps them
+        FINGERPRINT/GROUP.lock              held by the process that copies files of the group: train, heldout, counts
+        FINGERPRINT/GROUP.used              held by every process that reads them: what is held is not dropped
+
+A file has its name when it is whole and its hash was checked; until then it is NAME.partial.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
-import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import socket
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO
 
-from data_pipelines.cloud import SCHEME, cloud_errors, filesystem
+from data_pipelines.download import File, copy_file, read_object, say, sizes_below
 from data_pipelines.durable import put
 from data_pipelines.errors import UserError
-from data_pipelines.manifest import parse_manifest
+from data_pipelines.manifest import parse_manifest, parts_of
 
-BLOCK = 16 << 20  # bytes asked for at a time
-ASKED_AT_ONCE = 8  # one stream does not fill a host's network
-SAY_EVERY = 10  # seconds
-
-
-class File(NamedTuple):
-    size: int
-    sha256: str | None  # None for tokenizer files of corpora whose manifest does not list them
+COUNTS = "token_counts.npy"  # read for all parts at once, by those who need nothing else of them
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # what network file systems answer
+FULL = (errno.ENOSPC, errno.EDQUOT)
+ROOM = 0.9  # of what is free on the disk may be filled with a corpus that is kept
+Key = tuple[int, str]  # a part's number, and which group of its files
 
 
-def fetch(source: str) -> Path:
-    """The folder with this host's copy of the corpus at a gs:// path, copying what is not there yet.
+def open_copy(source: str) -> "Copy":
+    """A corpus at a path that fsspec reads (gs://, s3://, https://): its manifest, tokenizer and tables are copied.
 
-    Of several processes one copies and the others wait. Every file's hash is checked while it is copied. After a kill
-    the next call checks what is there and copies the rest.
-    UserError when the corpus cannot be read, is not what `prepare` wrote, or does not fit on the disk.
+    UserError when it cannot be read or is not what `prepare` wrote.
     """
-    source, setting = source.rstrip("/"), f"--corpus {source}"
-    with cloud_errors(setting):
-        content = filesystem().cat_file(f"{source}/manifest.json")
+    source = source.rstrip("/")
+    content = read_object(source, "manifest.json")
     manifest = parse_manifest(source, content)
-    folder = cache() / manifest["fingerprint"]
-    try:
-        with _alone(folder), cloud_errors(setting):
-            wanted = _wanted(manifest, source, folder, content)
-            if wanted:
-                _copy_all(source, folder, wanted)
-                _write_whole(folder / "manifest.json", [content])
-    except OSError as error:
-        raise UserError(
-            f"{setting}: cannot be copied to {folder} ({error.strerror or error}); "
-            "free space, or set XDG_CACHE_HOME to a folder on another disk"
-        ) from error
-    return folder
+    folder = cache() / "manifests" / hashlib.sha256(content).hexdigest()
+    with _disk_errors(source, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.with_suffix(".lock")) as suffix:
+            _copy_beside_parts(source, manifest, folder, suffix)
+            new = folder / f"manifest.json{suffix}"
+            new.write_bytes(content)
+            put(new, folder / "manifest.json")
+    return Copy(source, folder, _has_room(source, manifest))
 
 
 def cache() -> Path:
@@ -65,117 +58,236 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pretrain" / "corpora"
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """While the context lasts, no other process of this host copies to this folder; a killed one lets go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(folder.name + ".lock"), "w") as lock:
+class Copy:
+    """This host's copy of a corpus. Safe to use from several threads and processes; pickles.
+
+    Attributes: `source`, `folder` (manifest.json, tokenizer/ and tables/ are there), `keeps`: whether the disk had
+    room for the whole corpus when it was opened. Then parts that are released stay, else they are deleted as soon as
+    no process of this host reads them. (Where the disk has no kernel locks nothing can be deleted safely: all stays.)
+    """
+
+    def __init__(self, source: str, folder: Path, keeps: bool):
+        self.source, self.folder, self.keeps = source, folder, keeps
+        manifest = parse_manifest(source, (folder / "manifest.json").read_bytes())
+        self._parts = [(part, _grouped(part.files)) for part in parts_of(manifest)]
+        self._lock, self._copying = threading.Lock(), defaultdict(threading.Lock)
+        self._held: dict[Key, IO | None] = {}  # locks on what this process reads
+        self._inside, self._leaving = Counter(), set()  # who reads just now; what they drop when they are done
+        self._wanted, self._queue, self._thread = set(), deque(), None
+
+    def __reduce__(self):
+        return Copy, (self.source, self.folder, self.keeps)
+
+    @contextmanager
+    def file(self, number: int, name: str) -> Iterator[Path]:
+        """The local path of a part's file, copied first where it is not there; it is not dropped while the context
+        lasts, nor before `release`.
+
+        number: of the part; name: as in its summary, such as 'train/tokens.npy'. Of several processes one copies and
+        the others wait; what another process left unfinished is copied anew, what it finished is not.
+        """
+        key = number, _group(name)
+        path, file = self._path(number, name), self._parts[number][1][key[1]][name]
+        disk_errors = lambda: _disk_errors(self.source, path.parent)
+        with disk_errors():
+            self._enter(key)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say(f"waiting for another process, which copies the corpus to {folder}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+            if not _is_there(path, file):
+                with disk_errors():
+                    self._copy(key, name, file, path)
+            yield path
+        finally:
+            self._exit(key)
+
+    def want(self, split: str, numbers: Sequence[int]) -> None:
+        """Copy the files of parts in the background, in this order. What fails is tried again when it is read, and
+        raised there."""
+        with self._lock:
+            new = [(number, split) for number in numbers if (number, split) not in self._wanted]
+            self._wanted.update(new)
+            self._queue.extend(new)
+            if self._queue and self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="corpus", daemon=True)
+                self._thread.start()
+
+    def release(self, split: str, numbers: Sequence[int]) -> None:
+        """These parts are done. What is read of them later is copied again where it was dropped."""
+        with self._lock:
+            for key in [(number, split) for number in numbers]:
+                self._wanted.discard(key)
+                if self._inside[key]:
+                    self._leaving.add(key)
+                elif key in self._held:
+                    self._leave(key)
+
+    def _path(self, number: int, name: str) -> Path:
+        return _path(self._parts[number][0].fingerprint, name)
+
+    def _mark(self, key: Key, kind: str) -> Path:
+        return self._path(key[0], f"{key[1]}.{kind}")
+
+    def _enter(self, key: Key) -> None:
+        with self._lock:
+            if key not in self._held:
+                self._mark(key, "used").parent.mkdir(parents=True, exist_ok=True)
+                self._held[key] = _locked(self._mark(key, "used"), fcntl.LOCK_SH)
+            self._inside[key] += 1
+
+    def _exit(self, key: Key) -> None:
+        with self._lock:
+            self._inside[key] -= 1
+            if not self._inside[key] and (key in self._leaving or key[1] == "counts"):
+                self._leaving.discard(key)
+                self._leave(key)
+
+    def _leave(self, key: Key) -> None:
+        held = self._held.pop(key)
+        if held is not None:
+            held.close()
+        if not self.keeps and key[1] != "counts":
+            self._drop(key)
+
+    def _drop(self, key: Key) -> bool:
+        """Delete a part's files unless a process reads them; whether it did."""
+        number, group = key
+        try:
+            used = _locked(self._mark(key, "used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError):  # read by another; never copied
+            return False
+        if used is None:
+            return False
+        with used, suppress(OSError):  # what cannot be deleted is noticed when the disk is full
+            for name in self._parts[number][1][group]:
+                self._path(number, name).unlink(missing_ok=True)
+        return True
+
+    def _copy(self, key: Key, name: str, file: File, path: Path) -> None:
+        with self._copying[key], _alone(self._mark(key, "lock")) as suffix:
+            if not _is_there(path, file):
+                self._make_room(file.size)
+                part = self._parts[key[0]][0].path
+                copy_file(self.source, name if part == "." else f"{part}/{name}", file, path, suffix)
+
+    def _make_room(self, size: int) -> None:
+        """Where the disk is full, drop what no process reads; UserError where that is not enough."""
+        free = lambda: shutil.disk_usage(self.folder).free
+        for number, (_, groups) in enumerate(self._parts):
+            for group in groups:
+                if free() >= size:
+                    return
+                if (number, group) not in self._held:
+                    self._drop((number, group))
+        if free() < size:
+            raise OSError(errno.ENOSPC, f"{size / 1e6:,.1f} MB are to be copied, {free() / 1e6:,.1f} MB are free")
+
+    def _work(self) -> None:
+        """Copy what is wanted until nothing is left."""
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._thread = None
+                    return
+                number, split = key = self._queue.popleft()
+            for name in self._parts[number][1].get(split, ()):
+                if key not in self._wanted:
+                    break
+                with suppress(Exception), self.file(number, name):  # it is raised when the file is read
+                    pass
 
 
-def _wanted(manifest: dict, source: str, folder: Path, content: bytes) -> dict[str, File]:
-    """What has to be copied: {} where the copy is whole."""
-    listed = {name: File(file["bytes"], file["sha256"]) for name, file in _listed(manifest).items()}
-    done = folder / "manifest.json"
-    if done.is_file() and done.read_bytes() == content and all(_has_size(folder, *item) for item in listed.items()):
-        return {}
-    done.unlink(missing_ok=True)
-    start = f"{source}/".removeprefix(SCHEME)
-    found = {name.removeprefix(start): info["size"] for name, info in filesystem().find(source, detail=True).items()}
-    if "tokenizer" not in manifest:
-        listed |= {name: File(size, None) for name, size in found.items() if name.startswith("tokenizer/")}
-    for name, file in listed.items():
-        if found.get(name) != file.size:
-            has = f"has {found[name]} bytes, the manifest says {file.size}" if name in found else "is missing"
-            raise UserError(f"--corpus {source}: {name} {has}; copy the corpus to the bucket again")
-    return {name: file for name, file in listed.items() if not _is_there(folder, name, file)}
+def _group(name: str) -> str:
+    """Files of a part that are dropped together: those of a split, but for its token counts."""
+    return "counts" if name.endswith(COUNTS) else name.partition("/")[0]
 
 
-def _listed(manifest: dict) -> dict[str, dict]:
-    return manifest["files"] | manifest.get("tokenizer", {})
+def _grouped(files: dict[str, dict]) -> dict[str, dict[str, File]]:
+    found = defaultdict(dict)
+    for name, file in files.items():
+        found[_group(name)][name] = _file(file)
+    return dict(found)
 
 
-def _has_size(folder: Path, name: str, file: File) -> bool:
-    return (folder / name).is_file() and (folder / name).stat().st_size == file.size
+def _file(described: dict) -> File:
+    return File(described["bytes"], described["sha256"])
 
 
-def _is_there(folder: Path, name: str, file: File) -> bool:
-    """Whether an earlier copy of a file is whole."""
-    if file.sha256 is None or not _has_size(folder, name, file):
+def _copy_beside_parts(source: str, manifest: dict, folder: Path, suffix: str) -> None:
+    """The tokenizer's files and the tables."""
+    files = {name: _file(file) for name, file in (manifest.get("tokenizer", {}) | manifest.get("tables", {})).items()}
+    if "tokenizer" not in manifest and not (folder / "manifest.json").is_file():  # from before they were hashed
+        files |= {name: File(size, None) for name, size in sizes_below(source, "tokenizer").items()}
+    for name, file in files.items():
+        if file.sha256 is None or not _is_there(folder / name, file):
+            copy_file(source, name, file, folder / name, suffix)
+
+
+def _has_room(source: str, manifest: dict) -> bool:
+    """Whether the disk has room for what is not there of all parts; which is said."""
+    files = [(part, name, _file(file)) for part in parts_of(manifest) for name, file in part.files.items()]
+    missing = sum(file.size for part, name, file in files if not _is_there(_path(part.fingerprint, name), file))
+    free = shutil.disk_usage(cache()).free
+    if missing:
+        room = "room for all" if missing <= ROOM * free else "no room for all: what is done is dropped"
+        say(f"copying {source} to {cache()}: {missing / 1e6:,.1f} MB, part by part, {free / 1e6:,.0f} MB free: {room}")
+    return missing <= ROOM * free
+
+
+def _path(fingerprint: str, name: str) -> Path:
+    """Where a part's file is on this host."""
+    return cache() / fingerprint / name
+
+
+def _is_there(path: Path, file: File) -> bool:
+    try:
+        return path.stat().st_size == file.size
+    except FileNotFoundError:
         return False
-    with open(folder / name, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() == file.sha256
 
 
-def _copy_all(source: str, folder: Path, wanted: dict[str, File]) -> None:
-    total, free = sum(file.size for file in wanted.values()), shutil.disk_usage(folder).free
-    if free < total:
-        raise UserError(
-            f"--corpus {source}: {total / 1e6:,.1f} MB are to be copied to {folder} and {free / 1e6:,.1f} MB are free; "
-            "free space, or set XDG_CACHE_HOME to a folder on another disk"
-        )
-    _say(f"copying {source} to {folder}: {total / 1e6:,.1f} MB")
-    progress = _progress(total)
-    for name, file in wanted.items():
-        hashed = hashlib.sha256()
-        _write_whole(folder / name, _checked(source, name, file, hashed, progress))
-    _say("the copy is whole")
+@contextmanager
+def _alone(path: Path) -> Iterator[str]:
+    """While the context lasts no other process of this host holds the lock at a path; a killed one lets go.
+
+    Gives the suffix of unfinished files: one's own where the disk has no locks, so that processes that copy the same
+    file at the same time do not write to the same one.
+    """
+    try:
+        lock = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"waiting for another process, which copies the corpus to {path.with_suffix('')}")
+        lock = _locked(path, fcntl.LOCK_EX)
+    if lock is None:
+        yield f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.partial"
+        return
+    with lock:
+        yield ".partial"
 
 
-def _checked(source: str, name: str, file: File, hashed, progress: Callable[[int], None]) -> Iterator[bytes]:
-    """The blocks of an object; UserError after the last if they are not what the manifest says."""
-    for block in _blocks(f"{source}/{name}", file.size):
-        hashed.update(block)
-        progress(len(block))
-        yield block
-    if file.sha256 not in (None, hashed.hexdigest()):
-        raise UserError(
-            f"--corpus {source}: the content of {name} is not what prepare wrote (its hash differs); "
-            "copy the corpus to the bucket again"
-        )
+def _locked(path: Path, operation: int) -> IO | None:
+    """An open file that holds the lock until it is closed; None where the disk has no locks. BlockingIOError where
+    LOCK_NB was asked for and another holds it; FileNotFoundError where the folder is not there."""
+    file = open(path, "a+")  # noqa: SIM115, over a network a shared lock needs a file that can be read
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        file.close()
+        if error.errno in NO_LOCKS:
+            return None
+        raise
+    return file
 
 
-def _blocks(path: str, size: int) -> Iterator[bytes]:
-    """An object's content in order, several blocks asked for at once."""
-    files, waiting = filesystem(), deque()
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        for start in range(0, size, BLOCK):
-            waiting.append(pool.submit(files.cat_file, path, start=start, end=min(start + BLOCK, size)))
-            if len(waiting) == ASKED_AT_ONCE:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _write_whole(path: Path, blocks) -> None:
-    """Write a file under a temporary name; it gets its own when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        for block in blocks:
-            file.write(block)
-    put(partial, path)
-
-
-def _progress(total: int) -> Callable[[int], None]:
-    """A function to be told of bytes that have arrived, which says now and then how far it is."""
-    began = said = time.monotonic()
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done, said
-        done += size
-        if time.monotonic() - said >= SAY_EVERY:
-            said = time.monotonic()
-            _say(f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {done / (said - began) / 1e6:.0f} MB/s")
-
-    return advance
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+@contextmanager
+def _disk_errors(source: str, folder: Path) -> Iterator[None]:
+    """What the disk refuses, as a UserError with the cure that fits."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            cure = "free space, or set XDG_CACHE_HOME to a folder on another disk"
+        elif error.errno in (errno.EIO, errno.ETIMEDOUT, errno.ESTALE):
+            cure = "start the same command again, it goes on; if this stays so set XDG_CACHE_HOME to another disk"
+        else:
+            cure = "set XDG_CACHE_HOME to a folder that can be written"
+        reason = error.strerror or error
+        raise UserError(f"--corpus {source}: cannot be copied to {folder} ({reason}); {cure}") from error

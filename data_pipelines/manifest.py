@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from data_pipelines.errors import UserError
 
@@ -49,3 +50,16 @@ def check_size(folder: Path, name: str, size: int) -> None:
             f"corpus {folder}: {name} has {found} bytes, the manifest says {size}; "
             "copy the corpus again or rerun prepare"
         )
+
+
+class PartEntry(NamedTuple):
+    path: str  # in the corpus
+    fingerprint: str
+    files: dict[str, dict]  # {name in the part: {bytes, sha256}}
+
+
+def parts_of(manifest: dict) -> list[PartEntry]:
+    if "parts" not in manifest:
+        return [PartEntry(".", manifest["fingerprint"], manifest["files"])]
+    parts = enumerate(manifest["parts"])
+    return [PartEntry(f"parts/{number:06}", part["fingerprint"], part["files"]) for number, part in parts]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from data_pipelines.cloud import in_cloud
+from data_pipelines.cloud import is_remote
 from data_pipelines.command_line import Place, parse
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -82,7 +82,7 @@ def _run(arguments: list[str]) -> int:
     from pretrain.commands.arguments import parse_run
 
     recipe, options = parse_run(arguments)
-    if not in_cloud(options.corpus) and options.coordinator is None and not may_be_one_of_several():
+    if not is_remote(options.corpus) and options.coordinator is None and not may_be_one_of_several():
         Corpus(options.corpus)  # a mistaken path is said before the imports that follow, which take seconds
     from pretrain.training.signals import stop_request
     from tpu.cluster import ending_together, join

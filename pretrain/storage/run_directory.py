@@ -27,7 +27,7 @@ from pathlib import Path
 
 import jax
 
-from data_pipelines.cloud import cloud_errors, entries, in_cloud, is_file, place, refusal, upload
+from data_pipelines.cloud import cloud_errors, entries, in_cloud, is_file, is_remote, place, refusal, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
@@ -86,7 +86,7 @@ class RunDirectory:
     def open_corpus(self, path: Path | None = None) -> Corpus:
         """The run's corpus, from where it was or from `path`; UserError when it is another one."""
         run = self.read_run()
-        if path is None and not in_cloud(run["corpus"]) and not Path(run["corpus"]).exists():
+        if path is None and not is_remote(run["corpus"]) and not Path(run["corpus"]).exists():
             raise UserError(f"the corpus of {self.path} is no longer at {run['corpus']}: pass --corpus")
         corpus = Corpus(path or run["corpus"])
         if corpus.fingerprint != run["fingerprint"]:
@@ -154,7 +154,7 @@ def _start(directory: RunDirectory, recipe: Recipe, corpus: Corpus, init_from: s
         _check_steps(directory, recipe)
         if not in_cloud(path) and is_file(directory.metrics) and not directory.checkpoints.is_dir():
             raise UserError(f"--workdir {path}: its checkpoints/ was removed; restore it, or use another --workdir")
-        directory.open_corpus(corpus.path)
+        directory.open_corpus(corpus.source)
         old_init = directory.read_run()["init_from"]
         if init_from is not None and init_from != old_init:
             raise UserError(f"--init-from {init_from}: {path} was started from {old_init or 'random weights'}; "

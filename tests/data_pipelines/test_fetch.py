@@ -1,9 +1,9 @@
-"""A corpus in a bucket is copied once per host, whole or not at all, and what is wrong with it is one line."""
+"""Files of a corpus in a bucket are copied once per host, whole or not at all; what is wrong with them is one line."""
 
 import hashlib
 import json
 import pickle
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipelines import cloud, fetch
+from data_pipelines import cloud, download, fetch
 from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.manifest import parts_of
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = "gs://bucket/some/corpus"
@@ -38,15 +39,38 @@ def arrays_read(storage):
     return [name for name in names if name != "manifest.json"]
 
 
+def copied(source=SOURCE):
+    """{name: content} of all that a copy holds, as `content` of the corpus's own folder."""
+    copy = fetch.open_copy(source)
+    found = content(copy.folder)
+    for number, part in enumerate(parts_of(json.loads(found["manifest.json"]))):
+        for name in part.files:
+            with copy.file(number, name) as path:
+                found[(Path(part.path) / name).as_posix()] = path.read_bytes()
+    return found
+
+
+def arrays(folder):
+    """The local copy's folder of the first part."""
+    [first, *_] = parts_of(json.loads((folder / "manifest.json").read_text()))
+    return fetch.cache() / first.fingerprint
+
+
 def content(folder):
-    return {
-        file.relative_to(folder).as_posix(): file.read_bytes() for file in Path(folder).rglob("*") if file.is_file()
-    }
+    """{name: content} of a folder's files; not of the parts' summaries, which the manifest holds, too."""
+    files = [file for file in Path(folder).rglob("*") if file.is_file() and file.name != "summary.json"]
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
-def change(storage, name, change):
+def name_of(storage, end):
+    """The name in the corpus of the file whose name ends so."""
+    [name] = [name for name in storage.names("bucket") if name.endswith(end)]
+    return name.removeprefix("some/corpus/")
+
+
+def change(storage, end, change):
     """Replace an object by what a function makes of it."""
-    key = "bucket", f"some/corpus/{name}"
+    key = "bucket", f"some/corpus/{name_of(storage, end)}"
     storage.put(*key, change(storage.objects[key][0]))
 
 
@@ -61,91 +85,97 @@ def change_manifest(storage, change_fields):
 
 def refusal(source=SOURCE):
     with pytest.raises(UserError) as caught:
-        Corpus(source)
+        copied(source)
     message = str(caught.value)
     assert message.startswith("--corpus gs://") and "\n" not in message
     return message
 
 
 def test_the_copy_is_the_corpus_and_is_made_once(bucket, corpus_path, tmp_path):
+    assert copied() == content(corpus_path)
     corpus, local = Corpus(SOURCE), Corpus(corpus_path)
-    assert content(corpus.path) == content(corpus_path)
-    assert corpus.path == tmp_path / "cache" / "pretrain" / "corpora" / local.fingerprint
-    assert corpus.source == SOURCE and corpus.lengths("train").tolist() == local.lengths("train").tolist()
+    assert corpus.path.is_relative_to(tmp_path / "cache" / "pretrain" / "corpora")
+    assert corpus.source == SOURCE and corpus.fingerprint == local.fingerprint
     bucket.reads.clear()
-    assert Corpus(f"{SOURCE}/").path == corpus.path
+    assert copied(f"{SOURCE}/") == content(corpus_path)
     assert bucket.reads == ["some/corpus/manifest.json"]
+
+
+def test_opening_copies_no_array(bucket):
+    Corpus(SOURCE)
+    assert not any(name.endswith(("tokens.npy", "sentences.npy")) for name in bucket.reads)
 
 
 def test_a_worker_process_opens_the_copy(bucket):
     corpus = Corpus(SOURCE)
+    corpus.verify()
     bucket.refuse = 403, "no more"
-    assert pickle.loads(pickle.dumps(corpus)).path == corpus.path
+    again = pickle.loads(pickle.dumps(corpus))
+    again.verify()
+    assert again.path == corpus.path and again.source == SOURCE
 
 
 def test_a_file_of_many_blocks_arrives_in_order(bucket, corpus_path, monkeypatch):
-    monkeypatch.setattr(fetch, "BLOCK", 300)
-    corpus = Corpus(SOURCE)
-    assert content(corpus.path) == content(corpus_path)
-    assert bucket.reads.count("some/corpus/train/tokens.npy") > 2 * fetch.ASKED_AT_ONCE
+    monkeypatch.setattr(download, "BLOCK", 300)
+    assert copied() == content(corpus_path)
+    tokens = f"some/corpus/{name_of(bucket, 'train/tokens.npy')}"
+    assert bucket.reads.count(tokens) > 2 * download.ASKED_AT_ONCE
 
 
 def test_progress_is_shown(bucket, capsys, monkeypatch):
-    monkeypatch.setattr(fetch, "SAY_EVERY", 0)
-    Corpus(SOURCE)
+    monkeypatch.setattr(download, "SAY_EVERY", 0)
+    copied()
     said = capsys.readouterr().err
-    assert f"copying {SOURCE} to " in said and "MB/s" in said and "the copy is whole" in said
+    assert f"copying {SOURCE} to " in said and "MB/s" in said
 
 
-def test_what_an_earlier_copy_left_is_checked_and_completed(bucket, corpus_path):
-    folder = fetch.cache() / Corpus(corpus_path).fingerprint
-    shutil.copytree(corpus_path, folder)
-    (folder / "manifest.json").unlink()
-    (folder / "train" / "sentences.npy").unlink()
-    (folder / "train" / "sentences.npy.partial").write_bytes(b"half")
-    tokens = bytearray((folder / "train" / "tokens.npy").read_bytes())
-    tokens[-1] ^= 1
-    (folder / "train" / "tokens.npy").write_bytes(tokens)
-    assert content(Corpus(SOURCE).path) == content(corpus_path)
-    assert sorted(arrays_read(bucket)) == ["train/sentences.npy", "train/tokens.npy"]
-
-
-def test_a_copy_that_lost_a_file_is_completed(bucket, corpus_path):
-    (Corpus(SOURCE).path / "train" / "tokens.npy").unlink()
+def test_what_an_earlier_copy_left_is_completed(bucket, corpus_path):
+    copied()
+    folder = arrays(Corpus(SOURCE).path) / "train"
+    (folder / "sentences.npy").unlink()
+    (folder / "sentences.npy.partial").write_bytes(b"half")
     bucket.reads.clear()
-    assert content(Corpus(SOURCE).path) == content(corpus_path)
-    assert arrays_read(bucket) == ["train/tokens.npy"]
+    assert copied() == content(corpus_path)
+    assert arrays_read(bucket) == [name_of(bucket, "train/sentences.npy")]
+    assert not list(folder.glob("*.partial"))
+
+
+def test_a_file_of_the_copy_that_was_cut_is_copied_again(bucket, corpus_path):
+    copied()
+    tokens = arrays(Corpus(SOURCE).path) / "train" / "tokens.npy"
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    bucket.reads.clear()
+    assert copied() == content(corpus_path)
+    assert arrays_read(bucket) == [name_of(bucket, "train/tokens.npy")]
 
 
 def test_a_killed_copy_is_never_used_and_is_continued(bucket, corpus_path):
     bucket.delay = 0.2
     process = subprocess.Popen([sys.executable, "-c", OPEN], **SECOND)
-    while len(arrays_read(bucket)) < 4:
+    while sum(name.endswith(".npy") for name in arrays_read(bucket)) < 3:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    folder = fetch.cache() / Corpus(corpus_path).fingerprint
-    assert not (folder / "manifest.json").exists()
-    finished, bucket.delay = set(arrays_read(bucket)[:3]), 0.0
+    finished, bucket.delay = set(arrays_read(bucket)[:-1]), 0.0
     bucket.reads.clear()
-    assert {name: (folder / name).read_bytes() for name in finished}.items() <= content(Corpus(SOURCE).path).items()
+    assert copied() == content(corpus_path)
     assert not finished & set(arrays_read(bucket))
-    assert content(folder) == content(corpus_path)
 
 
-def test_of_several_processes_one_copies_and_the_others_wait(bucket, corpus_path):
+def test_of_several_processes_one_copies_and_the_others_wait(bucket):
     bucket.delay = 0.1
     processes = [subprocess.Popen([sys.executable, "-c", OPEN], **SECOND) for _ in range(3)]
     said = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], said
-    assert sorted(arrays_read(bucket)) == sorted(set(content(corpus_path)) - {"manifest.json"})
-    assert sum("copying gs://" in one for one in said) == 1
+    assert len(arrays_read(bucket)) == len(set(arrays_read(bucket)))
+    assert any("waiting for another process" in one for one in said)
 
 
-def test_another_tokenizer_of_the_same_tokens_replaces_the_copy_s(bucket):
+def test_another_tokenizer_of_the_same_tokens_stands_beside_the_copy_s(bucket):
     """The fingerprint is that of the tokens; settings of the tokenizer may differ all the same."""
-    Corpus(SOURCE)
+    first = Corpus(SOURCE)
+    first.verify()
     change(bucket, "tokenizer/tokenizer_config.json", lambda _: b"{}")
 
     def rewrite(manifest):
@@ -156,15 +186,17 @@ def test_another_tokenizer_of_the_same_tokens_replaces_the_copy_s(bucket):
 
     change_manifest(bucket, rewrite)
     bucket.reads.clear()
+    before = content(first.tokenizer_path)
     assert (Corpus(SOURCE).tokenizer_path / "tokenizer_config.json").read_text() == "{}"
-    assert arrays_read(bucket) == ["tokenizer/tokenizer_config.json"]
+    assert content(first.tokenizer_path) == before  # a job that reads it goes on with what it opened
+    assert not any(name.endswith(".npy") for name in arrays_read(bucket))
 
 
 def test_a_corpus_of_before_its_tokenizer_was_hashed_is_copied_too(bucket, corpus_path):
     change_manifest(bucket, lambda manifest: manifest.pop("tokenizer"))
-    copied, original = content(Corpus(SOURCE).path), content(corpus_path)
-    assert copied.keys() == original.keys()
-    assert all(copied[name] == original[name] for name in copied if name != "manifest.json")
+    here, original = copied(), content(corpus_path)
+    assert here.keys() == original.keys()
+    assert all(here[name] == original[name] for name in here if name != "manifest.json")
 
 
 def test_the_hashes_of_the_tokenizer_are_in_the_manifest(corpus_path):
@@ -181,36 +213,39 @@ WRONG = {
     "a flipped bit": (lambda s: change(s, "train/tokens.npy", FLIPPED), r"train/tokens.npy is not what prepare wrote"),
     "of the tokenizer": (lambda s: change(s, "tokenizer/vocab.txt", FLIPPED), r"vocab.txt is not what prepare wrote"),
     "cut": (lambda s: change(s, "train/tokens.npy", lambda text: text[:-2]), r"tokens.npy has \d+ bytes, the manifest"),
-    "lost": (lambda s: s.objects.pop(("bucket", "some/corpus/train/tokens.npy")), "train/tokens.npy is missing; copy"),
-    "no manifest": (lambda s: s.objects.pop(("bucket", "some/corpus/manifest.json")), "no such bucket or object"),
+    "lost": (lambda s: lose(s, "train/tokens.npy"), "train/tokens.npy is missing; copy"),
+    "no manifest": (lambda s: lose(s, "manifest.json"), "no such bucket or object"),
     "refused": (lambda s: setattr(s, "refuse", (403, "robot has no access")), "no access .*robot.*roles/storage"),
     "no login": (lambda s: setattr(s, "refuse", (401, "Anonymous caller")), "no access .*Anonymous.*gcloud auth appl"),
 }
 
 
+def lose(storage, end):
+    del storage.objects["bucket", f"some/corpus/{name_of(storage, end)}"]
+
+
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_wrong_in_the_bucket_is_one_line_and_no_copy_remains_in_use(kind, bucket, corpus_path):
+def test_what_is_wrong_in_the_bucket_is_one_line_and_stays_so(kind, bucket):
     spoil, said = WRONG[kind]
     spoil(bucket)
     for _ in range(2):  # the second time too
         with pytest.raises(UserError, match=said):
-            Corpus(SOURCE)
+            copied()
         assert SOURCE in refusal()
-    assert not (fetch.cache() / Corpus(corpus_path).fingerprint / "manifest.json").exists()
 
 
 def test_no_such_bucket_and_another_version_are_one_line(bucket):
     assert "no such bucket or object" in refusal("gs://other/corpus")
-    change_manifest(bucket, lambda manifest: manifest.update(version=2))
-    with pytest.raises(UserError, match="corpus gs://bucket/some/corpus has format version 2"):
+    change_manifest(bucket, lambda manifest: manifest.update(version=9))
+    with pytest.raises(UserError, match="corpus gs://bucket/some/corpus has format version 9"):
         Corpus(SOURCE)
     assert arrays_read(bucket) == []
 
 
-def test_a_disk_that_is_too_small_is_said_before_anything_is_copied(bucket, monkeypatch):
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1000))
-    assert "are to be copied to" in refusal() and "XDG_CACHE_HOME" in refusal()
-    assert arrays_read(bucket) == []
+def test_a_disk_that_is_too_small_is_said_before_an_array_is_copied(bucket, monkeypatch):
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=20))
+    assert re.search("cannot be copied.*are to be copied.*are free.*free space.*XDG_CACHE_HOME", refusal())
+    assert not any(name.endswith(".npy") for name in arrays_read(bucket))
 
 
 def test_a_cache_that_cannot_be_written_is_named(bucket, tmp_path, monkeypatch):

@@ -1,0 +1,163 @@
+"""One file from a storage to this host's disk: hashed on the way, tried again where the network fails for now."""
+
+import hashlib
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from data_pipelines.cloud import PAUSES, filesystem, may_pass, patiently, refusal, status
+from data_pipelines.durable import put
+from data_pipelines.errors import UserError
+
+BLOCK = 16 << 20  # bytes asked for at a time
+ASKED_AT_ONCE = 8  # one stream does not fill a host's network
+SAY_EVERY = 10  # seconds
+NOT_IN_OBJECT = 416  # HTTP: the object ends before the bytes that were asked for
+Value = TypeVar("Value")
+
+
+class File(NamedTuple):
+    size: int
+    sha256: str | None  # None for tokenizer files of corpora whose manifest does not list them
+
+
+class Cut(ConnectionError):
+    """Fewer bytes came than were asked for."""
+
+
+def copy_file(source: str, name: str, file: File, path: Path, suffix: str) -> None:
+    """Copy the file `name` of the corpus at `source` to a local path, where it is only when it is whole.
+
+    suffix: of its name until then. UserError when it is not what the manifest says or cannot be read; OSError when
+    the disk fails.
+    """
+    hashed, advance, new = hashlib.sha256(), _progress(name, file.size), path.with_name(path.name + suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(new, "wb") as stream:
+        for block in _blocks(source, name, file.size):
+            hashed.update(block)
+            stream.write(block)
+            advance(len(block))
+    if file.sha256 not in (None, hashed.hexdigest()):
+        raise UserError(
+            f"--corpus {source}: the content of {name} is not what prepare wrote (its hash differs); "
+            "copy the corpus to the bucket again"
+        )
+    put(new, path)
+
+
+def read_object(source: str, name: str) -> bytes:
+    """The content of a small file of the corpus at `source`; UserError when it cannot be read."""
+    path = f"{source}/{name}"
+    return _asked(source, lambda: filesystem(path).cat_file(path), _once(source))
+
+
+def sizes_below(source: str, folder: str) -> dict[str, int]:
+    """{name: bytes} of the files in a folder of the corpus at `source`; UserError when it cannot be listed."""
+    path = f"{source}/{folder}"
+    found = _asked(source, lambda: filesystem(path).find(path, detail=True), _once(source))
+    return {f"{folder}/{name.rpartition(f'/{folder}/')[2]}": info["size"] for name, info in found.items()}
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _blocks(source: str, name: str, size: int) -> Iterator[bytes]:
+    """A file's content in order, several blocks asked for at once."""
+    waiting, told = deque(), _once(source)
+    read = partial(_block, source, name, size)
+    next_block = lambda: _asked(source, waiting.popleft(), told)
+    pool = ThreadPoolExecutor(ASKED_AT_ONCE)
+    try:
+        for start in range(0, size, BLOCK):
+            again = partial(read, start, min(start + BLOCK, size))
+            tries = itertools.chain([pool.submit(again).result], itertools.repeat(again))
+            waiting.append(lambda tries=tries: next(tries)())
+            if len(waiting) == ASKED_AT_ONCE:
+                yield next_block()
+        while waiting:
+            yield next_block()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # where one block fails the others are not waited for
+
+
+def _block(source: str, name: str, size: int, start: int, end: int) -> bytes:
+    """Bytes [start, end) of a file that has `size` of them."""
+    path = f"{source}/{name}"
+    try:
+        block = filesystem(path).cat_file(path, start=start, end=end)
+    except FileNotFoundError as error:
+        raise UserError(f"--corpus {source}: {name} is missing; copy the corpus to the bucket again") from error
+    except Exception as error:
+        if status(error) != NOT_IN_OBJECT:
+            raise
+        block = b""
+    if len(block) == end - start:
+        return block
+    if (found := filesystem(path).info(path)["size"]) != size:
+        raise UserError(
+            f"--corpus {source}: {name} has {found} bytes, the manifest says {size}; "
+            "copy the corpus to the bucket again"
+        )
+    raise Cut(f"{len(block)} of {end - start} bytes came")
+
+
+def _asked(source: str, read: Callable[[], Value], told: Callable[[Exception], None]) -> Value:
+    """What read() gives, patiently; UserError where it fails for good."""
+    try:
+        return patiently(read, told)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        raise UserError(f"--corpus {source}: {reason}") from error
+
+
+def _reason(error: Exception) -> str | None:
+    """Why a storage cannot be read, with the cure; None for an error that no storage makes."""
+    if may_pass(error):
+        return (
+            f"cannot be read ({_said(error)}), although tried again for {sum(PAUSES)} s; "
+            "start the same command again, it goes on with what is copied"
+        )
+    return refusal(error) or (f"cannot be read ({_said(error)})" if isinstance(error, OSError) else None)
+
+
+def _once(source: str) -> Callable[[Exception], None]:
+    """A function to be told of failures that may pass, which says the first."""
+    said = []
+
+    def told(error: Exception) -> None:
+        if not said:
+            said.append(error)
+            say(f"{source} cannot be read for now ({_said(error)}): trying again, for {sum(PAUSES)} s at most")
+
+    return told
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
+
+
+def _progress(name: str, total: int) -> Callable[[int], None]:
+    """A function to be told of bytes that have arrived, which says now and then how far it is."""
+    began = said = time.monotonic()
+    done = 0
+
+    def advance(size: int) -> None:
+        nonlocal done, said
+        done += size
+        if time.monotonic() - said >= SAY_EVERY:
+            said = time.monotonic()
+            say(f"{name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {done / (said - began) / 1e6:.0f} MB/s")
+
+    return advance

@@ -1,0 +1,164 @@
+"""What a network or a disk does while a corpus is copied: tried again where it may pass, else one line that fits."""
+
+import builtins
+import errno
+import os
+import types
+
+import aiohttp
+import pytest
+import requests
+
+from data_pipelines import cloud, download, fetch
+from data_pipelines.errors import UserError
+from tests.data_pipelines.buckets import SOURCE, Bucket, arrays_of_part, use
+
+TOKENS = "parts/000000/train/tokens.npy"
+GO_ON = "start the same command again, it goes on"
+
+
+class HttpError(Exception):
+    """As gcsfs raises it."""
+
+    def __init__(self, code):
+        super().__init__(f"status {code}")
+        self.code = code
+
+
+# What passes; a read that comes to less than was asked for, too
+PASSING = {
+    "time-out": TimeoutError("timed out"),
+    "time-out of the system": OSError(errno.ETIMEDOUT, "Connection timed out"),
+    "reset": ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+    "reset in a library": aiohttp.ServerDisconnectedError(),
+    "reset in another": requests.exceptions.ConnectionError("aborted"),
+    "input/output error": OSError(errno.EIO, "Input/output error"),
+    "429": HttpError(429),
+    "503": HttpError("503"),
+    "503 in a library": aiohttp.ClientResponseError(
+        types.SimpleNamespace(real_url="u"), (), status=503, message="slow down"
+    ),
+    "cut": lambda content: content[:-3],
+    "nothing": lambda content: b"",
+}
+FOR_GOOD = {
+    "403": (OSError("Forbidden: bucket/corpus\nrobot may not"), "no access .*robot may not"),
+    "refused": (PermissionError("Access Denied"), "Access Denied"),
+    "401": (HttpError(401), "no access .*status 401"),
+    "404": (HttpError(404), "no such bucket or object"),
+}
+
+
+@pytest.fixture
+def bucket(monkeypatch, tmp_path):
+    bucket = Bucket()
+    bucket.write([arrays_of_part(0)])
+    bucket.paused = use(bucket, monkeypatch, tmp_path)
+    return bucket
+
+
+def read(number=0, name="train/tokens.npy"):
+    with fetch.open_copy(SOURCE).file(number, name) as path:
+        return path.read_bytes()
+
+
+def refusal():
+    with pytest.raises(UserError) as caught:
+        read()
+    message = str(caught.value)
+    assert message.startswith(f"--corpus {SOURCE}: ") and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", [TOKENS, "manifest.json", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("fault", [name for name, fault in PASSING.items() if isinstance(fault, Exception)])
+def test_what_passes_is_tried_again_and_said_once(bucket, capsys, fault, name):
+    bucket.faults[name] = [PASSING[fault]] * 3
+    assert read() == arrays_of_part(0)["train/tokens.npy"]
+    assert bucket.paused == [1, 2, 4] and bucket.reads[name] == 4
+    assert capsys.readouterr().err.count("cannot be read for now") == 1
+
+
+@pytest.mark.parametrize("fault", ["cut", "nothing"])
+def test_a_download_that_ends_early_is_noticed_and_tried_again(bucket, fault):
+    bucket.faults[TOKENS] = [PASSING[fault]]
+    assert read() == arrays_of_part(0)["train/tokens.npy"]
+    assert bucket.paused == [1]
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_what_does_not_pass_ends_in_a_line_that_says_how_to_go_on(bucket, fault):
+    bucket.faults[TOKENS] = [PASSING[fault]] * 100
+    message = refusal()
+    assert bucket.paused == list(cloud.PAUSES) and bucket.reads[TOKENS] == len(cloud.PAUSES) + 1
+    assert GO_ON in message and "free space" not in message
+    bucket.faults.clear()
+    assert read() == arrays_of_part(0)["train/tokens.npy"]
+
+
+def test_each_block_is_tried_again_by_itself(bucket, monkeypatch):
+    monkeypatch.setattr(download, "BLOCK", 100)
+    bucket.faults[TOKENS] = [TimeoutError(), TimeoutError()]
+    assert read() == arrays_of_part(0)["train/tokens.npy"]
+    assert bucket.reads[TOKENS] == 10 + 2
+
+
+@pytest.mark.parametrize("fault", FOR_GOOD)
+def test_what_is_refused_is_not_asked_for_again(bucket, fault):
+    error, said = FOR_GOOD[fault]
+    bucket.faults[TOKENS] = [error]
+    with pytest.raises(UserError, match=said):
+        read()
+    assert bucket.paused == [] and bucket.reads[TOKENS] == 1
+
+
+@pytest.mark.parametrize("changed", [b"1" * 1000, b"1" * 999, b""])
+def test_an_object_that_has_changed_is_to_be_copied_to_the_bucket_again(bucket, changed):
+    bucket.objects[TOKENS] = changed
+    assert "copy the corpus to the bucket again" in refusal()
+    assert bucket.paused == []
+
+
+# What the disk answers -> what the line says
+DISK = {
+    errno.ENOSPC: "free space, or set XDG_CACHE_HOME",
+    errno.EDQUOT: "free space, or set XDG_CACHE_HOME",
+    errno.EIO: GO_ON,
+    errno.ETIMEDOUT: GO_ON,
+    errno.ESTALE: GO_ON,
+    errno.EROFS: "set XDG_CACHE_HOME to a folder that can be written",
+    errno.EACCES: "set XDG_CACHE_HOME to a folder that can be written",
+}
+
+
+@pytest.mark.parametrize("number", DISK)
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_what_the_disk_answers_is_told_from_what_the_network_does(bucket, monkeypatch, number, call):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    if call == "sync":
+        monkeypatch.setattr(os, "fsync", refused)
+    else:
+        opened = builtins.open
+        fails = lambda path, *mode: refused() if "tokens" in str(path) else opened(path, *mode)
+        monkeypatch.setattr(download, "open", fails, raising=False)
+    message = refusal()
+    assert "cannot be copied to" in message and os.strerror(number) in message and DISK[number] in message
+    assert ("free space" in message) == (number in fetch.FULL)
+    assert bucket.paused == []
+
+
+def test_a_scheme_that_nothing_reads_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="nowhere://bucket/corpus.*nowhere:// cannot be read"):
+        fetch.open_copy("nowhere://bucket/corpus")
+
+
+def test_any_file_system_of_fsspec_will_do(bucket, monkeypatch):
+    monkeypatch.setattr(download, "filesystem", cloud.filesystem)
+    memory = cloud.filesystem("memory://corpus")
+    for name, content in bucket.objects.items():
+        memory.pipe_file(f"/corpus/{name}", content)
+    with fetch.open_copy("memory://corpus").file(0, "train/tokens.npy") as path:
+        assert path.read_bytes() == arrays_of_part(0)["train/tokens.npy"]

@@ -1,0 +1,232 @@
+"""A corpus in a bucket is copied part by part, a window ahead, and what is done makes room for what comes."""
+
+import errno
+import fcntl
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from data_pipelines import fetch
+from data_pipelines.errors import UserError
+from tests.data_pipelines.buckets import SOURCE, Bucket, arrays_of_part, use
+
+ROOT = Path(__file__).parent.parent.parent
+PARTS = 6
+
+
+@pytest.fixture
+def bucket(monkeypatch, tmp_path):
+    bucket = Bucket()
+    bucket.write([arrays_of_part(number) for number in range(PARTS)])
+    use(bucket, monkeypatch, tmp_path)
+    return bucket
+
+
+def small_disk(monkeypatch, free=2000):
+    """The disk has room for some files of 1,000 bytes; what is there already counts."""
+    used = lambda: sum(file.stat().st_size for file in fetch.cache().glob("*/*/*.npy"))
+    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=free - used()))
+
+
+def read(copy, number, name="train/tokens.npy"):
+    with copy.file(number, name) as path:
+        return path.read_bytes()
+
+
+def parts_read(bucket):
+    return {name.split("/", 2)[1] for name in bucket.reads if name.startswith("parts/")}
+
+
+def there(copy, number, name="train/tokens.npy"):
+    return copy._path(number, name).exists()
+
+
+def eventually(condition):
+    for _ in range(500):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def all_there(copy, numbers, names=("train/tokens.npy", "train/sentences.npy")):
+    return all(there(copy, number, name) for number in numbers for name in names)
+
+
+def test_a_file_is_copied_when_it_is_read_and_no_other(bucket):
+    copy = fetch.open_copy(SOURCE)
+    assert parts_read(bucket) == set()
+    assert (copy.folder / "tokenizer" / "tokenizer.json").read_bytes() == b"{}"
+    for _ in range(2):
+        assert read(copy, 3) == arrays_of_part(3)["train/tokens.npy"]
+    assert {name: count for name, count in bucket.reads.items() if name.startswith("parts/")} == {
+        "parts/000003/train/tokens.npy": 1
+    }
+
+
+def test_a_corpus_that_grew_copies_its_new_parts_alone(bucket):
+    before = fetch.open_copy(SOURCE)
+    for number in range(PARTS):
+        read(before, number)
+    manifest = (before.folder / "manifest.json").read_bytes()
+    bucket.reads.clear()
+    bucket.write([arrays_of_part(number) for number in range(PARTS + 2)])
+    after = fetch.open_copy(SOURCE)
+    for number in range(PARTS + 2):
+        assert read(after, number) == arrays_of_part(number)["train/tokens.npy"]
+    assert parts_read(bucket) == {"000006", "000007"}
+    assert (before.folder / "manifest.json").read_bytes() == manifest  # a job that reads it goes on
+    assert read(before, 0) == arrays_of_part(0)["train/tokens.npy"]
+
+
+def test_what_is_wanted_is_copied_in_the_background_without_its_counts(bucket):
+    copy = fetch.open_copy(SOURCE)
+    copy.want("train", [2, 4])
+    copy.want("train", [2, 4])
+    assert eventually(lambda: all_there(copy, [2, 4]))
+    assert parts_read(bucket) == {"000002", "000004"}
+    assert set(bucket.reads.values()) == {1}
+    assert not there(copy, 2, "train/token_counts.npy") and not there(copy, 2, "heldout/tokens.npy")
+    copy.want("train", [5])  # the thread of before may have ended
+    assert eventually(lambda: all_there(copy, [5]))
+
+
+def test_an_error_in_the_background_is_raised_where_the_part_is_read(bucket):
+    copy = fetch.open_copy(SOURCE)
+    lost = bucket.objects.pop("parts/000001/train/tokens.npy")
+    copy.want("train", [1, 2])
+    assert eventually(lambda: all_there(copy, [2]))
+    with pytest.raises(UserError, match="train/tokens.npy is missing"):
+        read(copy, 1)
+    bucket.objects["parts/000001/train/tokens.npy"] = lost
+    assert read(copy, 1) == lost
+
+
+def test_what_is_done_is_kept_where_the_disk_has_room_for_the_corpus(bucket):
+    copy = fetch.open_copy(SOURCE)
+    assert copy.keeps
+    read(copy, 0)
+    copy.release("train", [0])
+    assert there(copy, 0)
+
+
+def test_what_is_done_is_dropped_where_it_has_not_and_copied_again_when_read(bucket, monkeypatch):
+    small_disk(monkeypatch, free=4 * 1000 * PARTS)
+    copy = fetch.open_copy(SOURCE)
+    assert not copy.keeps
+    read(copy, 0), read(copy, 0, "train/token_counts.npy"), read(copy, 0, "heldout/tokens.npy")
+    copy.release("train", [0, 5])
+    copy.release("train", [0])
+    assert not there(copy, 0)
+    assert there(copy, 0, "train/token_counts.npy") and there(copy, 0, "heldout/tokens.npy")
+    assert read(copy, 0) == arrays_of_part(0)["train/tokens.npy"]
+    assert bucket.reads["parts/000000/train/tokens.npy"] == 2
+
+
+def test_a_corpus_many_times_the_disk_is_read_through(bucket, monkeypatch):
+    small_disk(monkeypatch, free=4000)
+    copy = fetch.open_copy(SOURCE)
+    for _epoch in range(2):
+        for number in range(PARTS):
+            copy.want("train", [number, (number + 1) % PARTS])
+            for name in ("train/tokens.npy", "train/sentences.npy"):
+                assert read(copy, number, name) == arrays_of_part(number)[name]
+            copy.release("train", [number])
+    held = sum(file.stat().st_size for file in fetch.cache().glob("*/*/*.npy"))
+    assert held <= 4000
+
+
+def test_what_a_killed_run_left_makes_room(bucket, monkeypatch):
+    left = fetch.open_copy(SOURCE)
+    for number in range(3):
+        read(left, number)
+    for file in left._held.values():
+        file.close()  # as the kernel does
+    small_disk(monkeypatch, free=3500)
+    copy = fetch.open_copy(SOURCE)
+    assert read(copy, 1) and read(copy, 4) == arrays_of_part(4)["train/tokens.npy"]
+    assert there(copy, 1) and not there(copy, 0)
+
+
+def test_a_disk_that_is_full_of_what_is_read_says_so(bucket, monkeypatch):
+    small_disk(monkeypatch, free=2500)
+    copy = fetch.open_copy(SOURCE)
+    read(copy, 0), read(copy, 1)
+    with pytest.raises(UserError, match=r"cannot be copied .*are free\); free space, or set XDG_CACHE_HOME"):
+        read(copy, 2)
+
+
+def test_what_another_process_reads_is_not_dropped(bucket, monkeypatch):
+    small_disk(monkeypatch, free=10_000)
+    copy, another = fetch.open_copy(SOURCE), fetch.open_copy(SOURCE)  # locks belong to open files, not to processes
+    read(copy, 0), read(another, 0)
+    copy.release("train", [0])
+    assert there(copy, 0)
+    another.release("train", [0])
+    assert not there(copy, 0)
+
+
+def test_a_process_that_was_killed_lets_go(bucket, monkeypatch):
+    small_disk(monkeypatch, free=10_000)
+    copy = fetch.open_copy(SOURCE)
+    read(copy, 0)
+    used, lock = (str(copy._path(0, f"train.{kind}")) for kind in ("used", "lock"))
+    hold = (
+        f"import fcntl, time; used, lock = open({used!r}, 'a+'), open({lock!r}, 'a+')\n"
+        "fcntl.flock(used, fcntl.LOCK_SH), fcntl.flock(lock, fcntl.LOCK_EX), print('held', flush=True), time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    copy.release("train", [0])
+    assert there(copy, 0)
+    waiting = threading.Thread(target=read, args=(copy, 0, "train/sentences.npy"))
+    waiting.start()
+    time.sleep(0.1)
+    assert waiting.is_alive() and not there(copy, 0, "train/sentences.npy")
+    process.kill()
+    waiting.join(10)
+    process.wait()
+    assert there(copy, 0, "train/sentences.npy")
+    copy.release("train", [0])
+    assert not there(copy, 0)
+
+
+def test_what_is_released_while_it_is_read_is_dropped_after(bucket, monkeypatch):
+    small_disk(monkeypatch, free=10_000)
+    copy = fetch.open_copy(SOURCE)
+    with copy.file(0, "train/tokens.npy") as path:
+        copy.release("train", [0])
+        assert path.read_bytes() == arrays_of_part(0)["train/tokens.npy"]
+    assert not there(copy, 0)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_is_copied_to_and_never_deleted_from(bucket, monkeypatch, number):
+    def refused(*_):
+        raise OSError(number, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    small_disk(monkeypatch, free=10_000)
+    copy = fetch.open_copy(SOURCE)
+    assert not copy.keeps
+    readers = [threading.Thread(target=read, args=(copy, 1)) for _ in range(4)]
+    [reader.start() for reader in readers], [reader.join() for reader in readers]
+    assert read(copy, 1) == arrays_of_part(1)["train/tokens.npy"]
+    copy.release("train", [1])
+    assert there(copy, 1) and not list(fetch.cache().rglob("*.partial"))
+
+
+def test_a_copy_goes_to_worker_processes(bucket, monkeypatch):
+    small_disk(monkeypatch, free=10_000)
+    copy = fetch.open_copy(SOURCE)
+    read(copy, 0)
+    bucket.objects.pop("manifest.json")
+    again = pickle.loads(pickle.dumps(copy))
+    assert (again.source, again.folder, again.keeps) == (copy.source, copy.folder, copy.keeps)
+    assert read(again, 0) == arrays_of_part(0)["train/tokens.npy"]
