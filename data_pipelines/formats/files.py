@@ -1,94 +1,201 @@
-"""Files that a source names, and the bytes of plain and compressed ones: blocks of bounded size, lines and records."""
+"""Bytes of files, plain and compressed, on a disk or in a store: blocks of bounded size, lines and records."""
 
 import bz2
-import glob
+import errno
 import gzip
 import lzma
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 from typing import BinaryIO
 
 import zstandard
 
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source as sizes
+from data_pipelines.formats.listing import Found, filesystem, find, is_compressed, is_remote
+from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Range, Source
 
 BLOCK = 1 << 20  # bytes read at a time
-LARGEST_RECORD = 256 << 20  # bytes; a line or document that must be whole in memory may not be longer
-COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": None}
+LARGEST_RECORD = 256 << 20  # bytes; what must be whole in memory may not be longer
+LONGEST_WINDOW = 1 << 31  # bytes that a .zst file may look back: the most that `zstd --long` takes
+OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)  # raised by what decompresses
 
 
 class Unreadable(Exception):
-    """A file ended early, is corrupt, or may not be read; what was yielded before is sound."""
+    """A file ended early or is corrupt; what was yielded before is sound."""
 
 
-def is_compressed(path: str) -> bool:
-    return Path(path).suffix.lower() in COMPRESSED
+class Watched:
+    """An open file that remembers how reading it failed, which tells that from damage in what was read."""
+
+    def __init__(self, path: str):
+        self.path, self.closed = path, False
+        self.error: Exception | None = None
+        opened = (lambda path, mode: filesystem(path).open(path, mode)) if is_remote(path) else open
+        self.file = self._try(lambda: opened(path, "rb"))
+
+    def read(self, size: int = -1) -> bytes:
+        return self._try(lambda: self.file.read(size))
+
+    def readline(self, size: int = -1) -> bytes:
+        return self._try(lambda: self.file.readline(size))
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        return self._try(lambda: self.file.seek(place, whence))
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def close(self) -> None:
+        self.closed = True
+        self.file.close()
+
+    def _try(self, do: Callable):
+        try:
+            return do()
+        except (UserError, OSError) as error:
+            self.error = error
+            raise
+        except Exception as error:  # whatever a store's package raises
+            self.error = OSError(errno.EIO, f"{type(error).__name__}: {error}", self.path)
+            raise self.error from error
 
 
-def find(source: Source, problems, exclude: Sequence[str]) -> list[str]:
-    """The files of a source, sorted: all below a directory, or what a glob matches; hidden files are left out."""
-    location = os.path.expanduser(source.location)
-    if os.path.isdir(location):
-        found = [os.path.join(folder, name) for folder, _, names in os.walk(location) for name in names]
-        relative = [(path, os.path.relpath(path, location)) for path in found]
-        files = [path for path, name in relative if not any(part.startswith(".") for part in Path(name).parts)]
-    elif os.path.exists(location):
-        files = [location]
-    else:
-        files = [path for path in glob.glob(location, recursive=True) if os.path.isfile(path)]
-    if not files:
-        exists = "has no files" if os.path.isdir(location) else "does not exist, and as a pattern matches no file"
-        raise UserError(
-            f"--source {source} {exists}; give a directory, a file or a quoted pattern such as 'DIR/**/*.txt'"
-        )
-    if not any(os.path.getsize(path) for path in files):
-        raise UserError(f"--source {source}: all {len(files)} files are empty; give files with text")
-    return sorted(files)
+@contextmanager
+def reading(path: str, damage: tuple[type[Exception], ...] = DAMAGE) -> Iterator[Watched]:
+    """An open file. What is damaged in it raises Unreadable; when it cannot be read (a disk, a network, a permission),
+    the OSError that says so is raised: another time it may be read."""
+    file = Watched(path)
+    try:
+        yield file
+    except damage as error:
+        if file.error is not None:
+            raise file.error from None
+        raise Unreadable(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+    finally:
+        file.close()
 
 
-def check_fields(source: Source, where: str, what: str, there: Sequence[str]) -> None:
-    """UserError where a field that the source names is not there."""
-    for field in source.options.fields:
-        if field not in there:
-            raise UserError(f"--field {field}: {where} has no such {what}; it has {', '.join(there)}")
+def blocks(path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Bytes [start, end) of a plain file, or all of a compressed file's content. Raises Unreadable."""
+    suffix = path[path.rfind(".") :].lower()
+    with reading(path) as file:
+        if suffix == ".zst":
+            yield from _zstandard_blocks(file)
+        elif is_compressed(path):
+            with OPENERS[suffix](file) as content:
+                while block := content.read1(BLOCK):  # read() would drop what came before an error
+                    yield block
+        else:
+            file.seek(start)
+            left = end - start if end is not None else None
+            while block := file.read(BLOCK if left is None else min(BLOCK, left)):
+                left = None if left is None else left - len(block)
+                yield block
+
+
+def range_blocks(part: Range) -> Iterator[bytes]:
+    """The bytes of a range of a file."""
+    return blocks(part.path, part.start, part.end)
+
+
+def _zstandard_blocks(file: Watched) -> Iterator[bytes]:
+    # zstandard's stream_reader takes a truncated file for a complete one; an object per frame knows its end.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=LONGEST_WINDOW)
+    frame, rest = None, b""
+    while rest or (rest := file.read(BLOCK >> 7)):  # little, for what repeats much becomes long
+        frame = frame or decompressor.decompressobj()
+        block, rest = frame.decompress(rest), b""
+        if frame.eof:
+            frame, rest = None, frame.unused_data
+        for at in range(0, len(block), BLOCK):
+            yield block[at : at + BLOCK]
+    if frame is not None:
+        raise EOFError("the file ends inside a zstandard frame")
+
+
+class Record:
+    """Bytes that are put together, at most LARGEST_RECORD."""
+
+    def __init__(self, between: bytes = b""):
+        self.between, self.held, self.size = between, bytearray(), 0
+
+    def add(self, data: bytes | None) -> None:
+        """None is what was too long already."""
+        between = self.between if self.size else b""
+        self.size += LARGEST_RECORD + 1 if data is None else len(data) + len(self.between)
+        if self.size > LARGEST_RECORD:
+            self.held.clear()
+        else:
+            self.held += between
+            self.held += data
+
+    def take(self) -> bytes | None:
+        """All of it, None if it was too long; what follows begins anew."""
+        held, size = self.held, self.size
+        self.held, self.size = bytearray(), 0
+        return bytes(held) if size <= LARGEST_RECORD else None
+
+
+def lines(source: Iterable[bytes]) -> Iterator[bytes | None]:
+    """Lines without their newline; None in place of a line longer than LARGEST_RECORD."""
+    record = Record()
+    for block in source:
+        first, *others = block.split(b"\n")
+        record.add(first)
+        if others:
+            yield record.take()
+            yield from others[:-1]
+            record.add(others[-1])
+    if record.size:
+        yield record.take()
+
+
+def paragraphs(source: Iterable[bytes]) -> Iterator[bytes | None]:
+    """Runs of lines between blank lines; None in place of one longer than LARGEST_RECORD."""
+    record = Record(b"\n")
+    for line in lines(source):
+        if line is None or line.strip():
+            record.add(line)
+        elif record.size:
+            yield record.take()
+    if record.size:
+        yield record.take()
 
 
 def ranges(
-    index: int,
-    source: Source,
-    problems,
-    exclude: Sequence[str],
-    border: Callable[[BinaryIO], None] | None,
-    continues: bool = False,
+    index: int, source: Source, found: Iterable[Found], border: Callable[[BinaryIO, int], None] | None
 ) -> Iterator[Range]:
-    """The files of a source, long plain ones in pieces of about SHARD bytes. border: moves a file from the beginning
-    of a line to where a document begins, or `continues`; None: files may not be cut."""
-    for path in find(source, problems, exclude):
-        size = os.path.getsize(path)
-        if border is None or is_compressed(path) or size <= sizes.SHARD:
-            yield Range(index, path, 0, None, size)
+    """The files of a source, long plain ones in pieces of about SHARD bytes. border: moves an open file to where a
+    document begins, at or after this byte; None: files may not be cut."""
+    for path, size, version in found:
+        if border is None or size is None or is_compressed(path) or size <= sizes.SHARD:
+            yield Range(index, path, 0, None, Found(path, size, version).text_size, False, version)
         else:
             cuts = _cuts(path, size, border)
             for start, end in zip(cuts, cuts[1:], strict=False):
-                yield Range(index, path, start, end, end - start, continues and start > 0)
+                yield Range(index, path, start, end, end - start, False, version)
 
 
-def _cuts(path: str, size: int, border: Callable[[BinaryIO], None]) -> list[int]:
+def _cuts(path: str, size: int, border: Callable[[BinaryIO, int], None]) -> list[int]:
     """Byte offsets from 0 to size, about SHARD apart."""
     cuts = [0]
-    with open(path, "rb") as file:
+    with reading(path) as file:
         while cuts[-1] + sizes.SHARD < size:
-            file.seek(cuts[-1] + sizes.SHARD)
-            skip_line(file)
-            border(file)
+            border(file, cuts[-1] + sizes.SHARD)
             if file.tell() >= size:
                 break
             cuts.append(file.tell())
     return [*cuts, size]
+
+
+def to_line(file: BinaryIO, place: int) -> None:
+    """Go to the first line that begins after a place."""
+    file.seek(place)
+    skip_line(file)
 
 
 def skip_line(file: BinaryIO) -> bytes:
@@ -99,79 +206,20 @@ def skip_line(file: BinaryIO) -> bytes:
     return line
 
 
-def range_blocks(part: Range) -> Iterator[bytes]:
-    """The bytes of a range of a file."""
-    return blocks(part.path, part.start, part.end)
+def check_fields(source: Source, where: str, what: str, there: Sequence[str]) -> None:
+    """UserError where a field that the source names is not there."""
+    for field in source.options.fields:
+        if field not in there:
+            raise UserError(f"--field {field}: {printable(where)} has no such {what}; it has {', '.join(there)}")
 
 
-def blocks(path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Bytes [start, end) of a plain file, or all of a compressed file's content. Raises Unreadable."""
-    suffix = Path(path).suffix.lower()
-    try:
-        if suffix == ".zst":
-            yield from _zstandard_blocks(path)
-        elif suffix in COMPRESSED:
-            with COMPRESSED[suffix](path) as file:
-                while block := file.read1(BLOCK):  # read() would drop what came before an error
-                    yield block
-        else:
-            with open(path, "rb") as file:
-                file.seek(start)
-                while block := file.read(BLOCK if end is None else min(BLOCK, end - file.tell())):
-                    yield block
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
-        raise Unreadable(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
-
-
-def _zstandard_blocks(path: str) -> Iterator[bytes]:
-    # zstandard's stream_reader takes a truncated file for a complete one; an object per frame knows its end.
-    with open(path, "rb") as file:
-        frame, rest = None, b""
-        while rest or (rest := file.read(BLOCK >> 4)):
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            block, rest = frame.decompress(rest), b""
-            if frame.eof:
-                frame, rest = None, frame.unused_data
-            if block:
-                yield block
-        if frame is not None:
-            raise EOFError("the file ends inside a zstandard frame")
-
-
-def lines(source: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Lines without their newline; None in place of a line longer than LARGEST_RECORD."""
-    held: list[bytes] = []
-    size = 0
-    for block in source:
-        first, *others = block.split(b"\n")
-        size += len(first)
-        if size <= LARGEST_RECORD:
-            held.append(first)
-        else:
-            held.clear()
-        if not others:
-            continue
-        yield b"".join(held) if size <= LARGEST_RECORD else None
-        yield from others[:-1]
-        held, size = [others[-1]], len(others[-1])
-    if size:
-        yield b"".join(held) if size <= LARGEST_RECORD else None
-
-
-def paragraphs(source: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Runs of lines between blank lines; None in place of one longer than LARGEST_RECORD."""
-    held: list[bytes] = []
-    size = 0
-    for line in lines(source):
-        if line is not None and not line.strip():
-            if size:
-                yield b"\n".join(held) if size <= LARGEST_RECORD else None
-            held, size = [], 0
-            continue
-        size += LARGEST_RECORD + 1 if line is None else len(line) + 1
-        if size <= LARGEST_RECORD:
-            held.append(line)
-        else:
-            held.clear()
-    if size:
-        yield b"\n".join(held) if size <= LARGEST_RECORD else None
+def files_of(
+    index: int,
+    source: Source,
+    problems: Problems,
+    exclude: Sequence[str],
+    border: Callable[[BinaryIO, int], None] | None,
+    suffixes: Sequence[str] = (),
+) -> Iterator[Range]:
+    """The ranges of a source of files, see `find` and `ranges`."""
+    return ranges(index, source, find(source, problems, exclude, suffixes), border)

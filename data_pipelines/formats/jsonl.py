@@ -1,14 +1,19 @@
 """`jsonl:` files of which each line is a JSON object with the text in a field."""
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
-from data_pipelines.formats.problems import MALFORMED, TOO_LONG
+from data_pipelines.formats.listing import find
+from data_pipelines.formats.problems import MALFORMED, NO_FIELD, TOO_LONG, Problems
 from data_pipelines.formats.source import Format, Range, Source
 from data_pipelines.formats.texts import document_of, readable, segments_of
+
+SUFFIXES = ("", ".jsonl", ".ndjson", ".json")
+LOOKED_AT = 4 << 20  # bytes at the beginning of a source, in which a record must have the fields
 
 
 @dataclass(frozen=True)
@@ -19,12 +24,42 @@ class Options:
     undecodable: str = "replace"  # or "skip": what to do with a document that is not UTF-8
 
 
-def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
-    return files.ranges(index, source, problems, exclude, lambda file: None)
+def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
+    found = find(source, problems, exclude, SUFFIXES)
+    _check_fields(source, next(file.path for file in found if file.size != 0))
+    return files.ranges(index, source, found, files.to_line)
 
 
-def _read(source: Source, part: Range, problems) -> Iterator[Document]:
-    for number, line in enumerate(files.lines(files.range_blocks(part)), 1):
+def _check_fields(source: Source, path: str) -> None:
+    """UserError where no record at the beginning of the first file has the fields."""
+    first = None
+    start = itertools.islice(files.blocks(path), LOOKED_AT // files.BLOCK)
+    try:
+        for line in files.lines(start):
+            record = _parse(line.decode("utf-8", "replace").strip()) if line else None
+            if isinstance(record, dict):
+                if all(field in record for field in source.options.fields):
+                    return
+                first = record if first is None else first
+    except files.Unreadable:
+        return  # its reader counts it
+    if first is not None:
+        files.check_fields(source, path, "field", list(first))
+
+
+def _parse(line: str):
+    """What a line holds; a str says what is wrong with it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return record if isinstance(record, dict) else "not an object"
+
+
+def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
+    number = 0
+    for line in files.lines(files.range_blocks(part)):
+        number += 1  # enumerate() would hold a line after it is parsed
         where = f"{part.path}, line {number}" + (f" after byte {part.start}" if part.start else "")
         if line is None:
             problems.note(TOO_LONG, where)
@@ -32,15 +67,13 @@ def _read(source: Source, part: Range, problems) -> Iterator[Document]:
         line = readable(line.strip(), source, where, problems)
         if not line:
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problems.note(MALFORMED, f"{where}: {error}")
-            continue
-        if not isinstance(record, dict):
-            problems.note(MALFORMED, f"{where}: not an object")
+        record = line = _parse(line)
+        if isinstance(record, str):
+            problems.note(MALFORMED, f"{where}: {record}")
+        elif missing := [field for field in source.options.fields if field not in record]:
+            problems.note(NO_FIELD, f"{where}: it has no {missing[0]} but {', '.join(record)[:200]}")
         else:
             yield from document_of(record, source, where, problems)
 
 
-FORMAT = Format(Options, _ranges, _read, location="PATTERN", segments=segments_of)
+FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", segments_of)

@@ -1,6 +1,5 @@
 """`parquet:` files of which each row is a document, with the text in a column."""
 
-import os
 from collections.abc import Iterator, Sequence
 
 import pyarrow
@@ -10,41 +9,64 @@ from data_pipelines.document import Document
 from data_pipelines.formats import files
 from data_pipelines.formats import source as sizes
 from data_pipelines.formats.jsonl import Options
+from data_pipelines.formats.listing import Found, find
+from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Format, Range, Source
 from data_pipelines.formats.texts import document_of, segments_of
 
+SUFFIXES = (".parquet",)
+BATCH = 4 << 20  # bytes of text in a batch of rows, about
+MOST_ROWS = 64  # in a batch, for rows are of uneven size
+DAMAGE = (*files.DAMAGE, ValueError, pyarrow.ArrowException)
 
-def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
-    for path in files.find(source, problems, exclude):
-        yield from _row_groups(index, source, path)
+
+def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
+    for found in find(source, problems, exclude, SUFFIXES):
+        yield from _row_groups(index, source, found)
 
 
-def _row_groups(index: int, source: Source, path: str) -> Iterator[Range]:
+def _row_groups(index: int, source: Source, found: Found) -> Iterator[Range]:
     try:
-        metadata = pyarrow.parquet.ParquetFile(path).metadata
-        schema = metadata.schema.to_arrow_schema()
-        group_sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
-    except (OSError, ValueError, pyarrow.ArrowException):
-        yield Range(index, path, 0, None, os.path.getsize(path))  # its reader counts it as unreadable
+        with files.reading(found.path, DAMAGE) as file:
+            opened = _open(file)
+            metadata, names = opened.metadata, opened.schema_arrow.names
+    except files.Unreadable:
+        yield Range(index, found.path, 0, None, found.size or 0, False, found.version)  # its reader counts it
         return
-    files.check_fields(source, path, "column", schema.names)
+    files.check_fields(source, found.path, "column", names)
     start, size = 0, 0
-    for group, bytes_ in enumerate(group_sizes):
-        size += bytes_
-        if size >= sizes.SHARD or group + 1 == len(group_sizes):
-            yield Range(index, path, start, group + 1, size)
+    for group in range(metadata.num_row_groups):
+        size += _bytes(metadata, group, source)
+        if size >= sizes.SHARD or group + 1 == metadata.num_row_groups:
+            yield Range(index, found.path, start, group + 1, size, False, found.version)
             start, size = group + 1, 0
 
 
-def _read(source: Source, part: Range, problems) -> Iterator[Document]:
-    try:
-        file = pyarrow.parquet.ParquetFile(part.path)
-        groups = range(part.start, file.num_row_groups if part.end is None else part.end)
-        for batch in file.iter_batches(batch_size=1024, row_groups=list(groups), columns=list(source.options.fields)):
-            for record in batch.to_pylist():
-                yield from document_of(record, source, part.path, problems)
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise files.Unreadable(str(error).splitlines()[0]) from error
+def _open(file: files.Watched) -> pyarrow.parquet.ParquetFile:
+    # Page by page: whole columns of a group, or groups ahead, may not fit in memory.
+    return pyarrow.parquet.ParquetFile(pyarrow.PythonFile(file, mode="r"), buffer_size=files.BLOCK, pre_buffer=False)
 
 
-FORMAT = Format(Options, _ranges, _read, location="PATTERN", segments=segments_of)
+def _bytes(metadata, group: int, source: Source) -> int:
+    """The bytes of the fields' columns in a row group."""
+    columns = map(metadata.row_group(group).column, range(metadata.num_columns))
+    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema in source.options.fields)
+
+
+def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
+    for record in _rows(source, part):
+        yield from document_of(record, source, part.path, problems)
+
+
+def _rows(source: Source, part: Range) -> Iterator[dict]:
+    with files.reading(part.path, DAMAGE) as file:
+        opened = _open(file)
+        for group in range(part.start, opened.num_row_groups if part.end is None else part.end):
+            each = _bytes(opened.metadata, group, source) // max(opened.metadata.row_group(group).num_rows, 1)
+            rows = max(1, min(MOST_ROWS, BATCH // max(each, 1)))
+            for batch in opened.iter_batches(rows, [group], list(source.options.fields), use_threads=False):
+                for row in range(batch.num_rows):
+                    yield {name: batch[name][row].as_py() for name in source.options.fields}
+
+
+FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", segments_of)

@@ -9,13 +9,29 @@ NOT_TEXT = "records whose field is not text"
 EMPTY = "empty documents"
 PLAIN_SPACES = "places whose sentences were found with plain spaces alone"
 TOO_LONG = "records longer than 256 MiB"
+HIDDEN = "hidden files and folders left out"
+OTHER = "files with other suffixes left out"
+OWN = "files of the output left out"
+LINKED = "links to folders that are read already"
+
+
+def printable(path: str) -> str:
+    """A path as text: what is not UTF-8 or cannot be seen in a name is escaped."""
+    return "".join(c if c.isprintable() else _escaped(c) for c in path)
+
+
+def _escaped(character: str) -> str:
+    byte = ord(character) - 0xDC00  # how Python holds a byte of a name that is not UTF-8
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else character.encode("unicode_escape").decode()
 
 
 class Problems(dict):
     """problem -> {'count': n, 'first': where it was first met}."""
 
     def note(self, problem: str, where: str, count: int = 1) -> None:
-        self.setdefault(problem, {"count": 0, "first": where})["count"] += count
+        if problem not in self:
+            self[problem] = {"count": 0, "first": printable(where)}
+        self[problem]["count"] += count
 
     def merge(self, other: dict) -> None:
         for problem, seen in other.items():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from data_pipelines.document import AnnotationField, Document
-from data_pipelines.formats.problems import Problems
+from data_pipelines.formats.problems import Problems, printable
 
 SHARD = 8 << 20  # bytes of source per unit of work
 
@@ -20,7 +20,7 @@ class Source:
     language: str = "en"
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.location}" if self.location else self.kind
+        return printable(f"{self.kind}:{self.location}" if self.location else self.kind)
 
 
 class Range(NamedTuple):

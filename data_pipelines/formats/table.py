@@ -8,7 +8,7 @@ from data_pipelines.document import AnnotationField, Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source as sizes
 from data_pipelines.formats.files import Unreadable
-from data_pipelines.formats.problems import UNREADABLE, Problems
+from data_pipelines.formats.problems import UNREADABLE, Problems, printable
 from data_pipelines.formats.source import Format, Range, Source
 
 KINDS = ("text", "jsonl", "parquet", "wikiextractor", "tfds", "builtin")
@@ -38,7 +38,7 @@ def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ())
     try:
         return list(_grouped(_ranges(sources, problems, exclude)))
     except OSError as error:  # a broken link, a file without permission
-        reason = f"cannot read {error.filename} ({error.strerror})"
+        reason = f"cannot read {printable(str(error.filename))} ({error.strerror})"
         raise UserError(f"--source: {reason}; make it readable or leave it out") from error
 
 

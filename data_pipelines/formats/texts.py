@@ -8,7 +8,8 @@ wherever its reader began.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from data_pipelines.document import Document, Segment, plain
-from data_pipelines.formats.problems import EMPTY, NO_FIELD, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems
+from data_pipelines.formats import files
+from data_pipelines.formats.problems import EMPTY, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems
 
 WINDOW = 1 << 19  # bytes
 
@@ -90,8 +91,8 @@ def decoded(raw: Iterable[bytes | None], source, part, problems: Problems) -> It
 def readable(data: bytes | str, source, where: str, problems: Problems) -> str | None:
     """Text that can be encoded as UTF-8. A str may hold lone surrogates, which JSON can escape: as undecodable."""
     if isinstance(data, str):
-        if data.isascii():
-            return data
+        if _is_encodable(data):
+            return data.removeprefix("\ufeff")
         data = data.encode("utf-8", "surrogatepass")
     text = decode(data, "skip")
     if text is not None:
@@ -100,19 +101,30 @@ def readable(data: bytes | str, source, where: str, problems: Problems) -> str |
     return decode(data, source.options.undecodable)
 
 
+def _is_encodable(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        for at in range(0, len(text), WINDOW):  # never a second copy of a long one
+            text[at : at + WINDOW].encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def document_of(record: Mapping, source, where: str, problems: Problems) -> Iterator[Document]:
-    """The document of a record that names its values: one field is its text, several are its segments."""
+    """The document of a record that has the source's fields: one is its text, several are its segments."""
     names = source.options.fields
+    found = [record[name] for name in names]
     texts = []
-    for name in names:
-        if name not in record:
-            problems.note(NO_FIELD, where)
+    for one in found:
+        if one is None or not isinstance(one, str | bytes):
+            problems.note(EMPTY if one is None else NOT_TEXT, where)
             return
-        found = record[name]
-        if found is None or not isinstance(found, str | bytes):
-            problems.note(EMPTY if found is None else NOT_TEXT, where)
+        if len(one) > files.LARGEST_RECORD:
+            problems.note(TOO_LONG, where)
             return
-        text = readable(found, source, where, problems)
+        text = readable(one, source, where, problems)
         if text is None:
             return
         texts.append(text)

@@ -3,6 +3,7 @@
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
@@ -19,10 +20,11 @@ class Options:
 
 
 def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
-    return files.ranges(index, source, problems, exclude, _to_block)
+    return files.files_of(index, source, problems, exclude, _to_block)
 
 
-def _to_block(file) -> None:
+def _to_block(file: BinaryIO, place: int) -> None:
+    files.to_line(file, place)
     while (line := files.skip_line(file)) and not line.startswith(b"</doc>"):
         pass
 
@@ -34,27 +36,24 @@ def _read(source: Source, part: Range, problems) -> Iterator[Document]:
 
 def _articles(part: Range, problems) -> Iterator[bytes | None]:
     """The insides of blocks; None for one that is too long. A block without its end is malformed."""
-    held, size = None, 0
+    inside, article = False, files.Record(b"\n")
     for line in files.lines(files.range_blocks(part)):
         if line is not None and line.startswith((b"<doc ", b"<doc>")):
-            if held is not None:
+            if inside:
                 problems.note(MALFORMED, f"{part.path}: <doc> inside <doc>")
-            held, size = [], 0
+            inside = True
+            article.take()
         elif line is not None and line.startswith(b"</doc>"):
-            if held is None:
+            if inside:
+                yield article.take()
+            else:
                 problems.note(MALFORMED, f"{part.path}: </doc> without <doc>")
-            else:
-                yield b"\n".join(held) if size <= files.LARGEST_RECORD else None
-            held = None
-        elif held is not None:
-            size += files.LARGEST_RECORD + 1 if line is None else len(line) + 1
-            if size <= files.LARGEST_RECORD:
-                held.append(line)
-            else:
-                held.clear()
+            inside = False
+        elif inside:
+            article.add(line)
         elif line is None or line.strip():
             problems.note(MALFORMED, f"{part.path}: text outside <doc>")
-    if held is not None:
+    if inside:
         problems.note(MALFORMED, f"{part.path}: <doc> without </doc>")
 
 

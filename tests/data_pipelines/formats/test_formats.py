@@ -13,7 +13,8 @@ import zstandard
 from data_pipelines.errors import UserError
 from data_pipelines.formats import builtin, files, source, table
 from data_pipelines.formats import texts as cutting
-from data_pipelines.formats.problems import Problems
+from data_pipelines.formats.problems import NO_FIELD, Problems
+from tests.data_pipelines.formats.reading import texts
 from tests.data_pipelines.prepared import documents, run
 from tests.data_pipelines.tiny_texts import TEXTS, TinyTexts
 
@@ -25,24 +26,6 @@ COMPRESS = {
     ".zst": lambda data: zstandard.compress(data[: len(data) // 2]) + zstandard.compress(data[len(data) // 2 :]),
 }
 TWO = [["First text .", "Two sentences ."], ["Another text ."]]
-
-
-def texts(spec, **options):
-    """The texts of a source's documents, whole, and the problems."""
-    one = table.parse(spec, **options)
-    problems, found = Problems(), []
-    for part in ranges(one):
-        for document in table.read(one, part, problems):
-            (segment,) = document.segments
-            if document.continues:
-                found[-1] += segment.text
-            else:
-                found.append(segment.text)
-    return found, problems
-
-
-def ranges(one):
-    return [part for unit in table.plan([one], Problems()) for part in unit]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -212,3 +195,11 @@ def test_a_parquet_file_without_the_column_is_an_error(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="--field text: .*a.parquet has no such column; it has body"):
         table.plan([table.parse(f"parquet:{tmp_path}/a.parquet")], Problems())
+
+
+def test_json_lines_without_the_field_name_those_that_there_are(tmp_path):
+    (tmp_path / "a.jsonl").write_text('not json\n{"body": "a", "id": 1}\n')
+    with pytest.raises(UserError, match="--field text: .*a.jsonl has no such field; it has body, id"):
+        table.plan([table.parse(f"jsonl:{tmp_path}/a.jsonl")], Problems())
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"body": "b", "id": 1}\n')
+    assert texts(f"jsonl:{tmp_path}/a.jsonl")[1][NO_FIELD]["first"].endswith("line 2: it has no text but body, id")

@@ -1,0 +1,195 @@
+"""The files that a source names: local ones, and by fsspec those of gs://, s3://, https:// and the like."""
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path, PurePath, PurePosixPath
+from typing import NamedTuple
+
+from data_pipelines import cloud
+from data_pipelines.errors import UserError
+from data_pipelines.formats.problems import HIDDEN, LINKED, OTHER, OWN, Problems, printable
+from data_pipelines.formats.source import Source
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+EXPANDS = 4  # text in a compressed file, for an estimate: times its size
+VERSIONS = ("generation", "etag", "ETag", "md5Hash", "Content-MD5", "LastModified", "Last-Modified", "mtime", "created")
+
+
+class Found(NamedTuple):
+    """A file of a source."""
+
+    path: str
+    size: int | None  # bytes; None where a server does not tell
+    version: str  # another one once the content has changed
+
+    @property
+    def text_size(self) -> int:
+        """Bytes of text, an estimate."""
+        return (self.size or 0) * (EXPANDS if is_compressed(self.path) else 1)
+
+
+def is_compressed(path: str) -> bool:
+    return _suffix(path) in COMPRESSED
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def is_remote(path: str) -> bool:
+    return "://" in path
+
+
+def filesystem(path: str):
+    """The fsspec file system of a remote path. UserError where the package for it is missing."""
+    if cloud.in_cloud(path):
+        return cloud.filesystem()
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(path)[0]
+    except (ImportError, ValueError) as error:  # no package for it; no such protocol
+        raise UserError(f"--source {path}: {error}") from error
+
+
+def version(path: str) -> str:
+    """What changes with the content of a file: its time and size, or what a store says of an object."""
+    if is_remote(path):
+        return _remote(path, filesystem(path).info(path)).version
+    return _local(path).version
+
+
+def _local(path: str) -> Found:
+    status = os.stat(path)
+    return Found(path, status.st_size, f"{status.st_mtime_ns}-{status.st_size}")
+
+
+def _remote(path: str, info: dict) -> Found:
+    told = next((info[name] for name in VERSIONS if info.get(name)), "")
+    told = told.timestamp() if isinstance(told, datetime) else told
+    return Found(path, info.get("size"), f"{told}-{info.get('size')}")
+
+
+def find(source: Source, problems: Problems, exclude: Sequence[str] = (), suffixes: Sequence[str] = ()) -> list[Found]:
+    """The files of a source, sorted: those below a directory that have one of the suffixes (also compressed; '' is no
+    suffix; none: all), a file, or what a glob matches. What was left out is noted. UserError where there is nothing."""
+    if is_remote(source.location):
+        folder, paths = _reached(source, problems)
+    else:
+        folder, paths = _on_disk(os.path.expanduser(source.location), problems)
+    if exclude:
+        paths = [found for found in paths if not _below(found.path, exclude, problems)]
+    files = [found for found in paths if not (folder and suffixes) or _is_named(found.path, suffixes, problems)]
+    if not files:
+        raise UserError(f"--source {source} {_nothing(folder, paths, suffixes)}")
+    if not any(found.size is None or found.size for found in files):
+        raise UserError(f"--source {source}: all {len(files)} files are empty; give files with text")
+    return sorted(files)
+
+
+def _nothing(folder: bool, paths: list[Found], suffixes: Sequence[str]) -> str:
+    """Why there is no file, and the cure."""
+    if paths:
+        named = " ".join(suffix or "(no suffix)" for suffix in suffixes)
+        return f"has no files named {named}, but {printable(paths[0].path)}; give a pattern such as 'DIR/**/*.html'"
+    exists = "has no files" if folder else "does not exist, and as a pattern matches no file"
+    return f"{exists}; give a directory, a file or a quoted pattern such as 'DIR/**/*.txt'"
+
+
+def _on_disk(location: str, problems: Problems) -> tuple[bool, list[Found]]:
+    """(whether the location is a folder, its files)."""
+    if os.path.isdir(location):
+        return True, [_local(path) for path in _walk(location, problems)]
+    if os.path.exists(location):
+        return False, [_local(location)]
+    return False, [_local(path) for path in glob.glob(location, recursive=True) if os.path.isfile(path)]
+
+
+def _walk(root: str, problems: Problems) -> Iterator[str]:
+    """The files below a folder, also through links, each folder once: links are followed when all else is read."""
+    seen: set[str] = set()
+    waiting = [root]
+    while waiting:
+        start = waiting.pop(0)
+        if os.path.realpath(start) in seen:
+            problems.note(LINKED, start)
+            continue
+        for folder, folders, names in os.walk(start, onerror=_raise):
+            seen.add(os.path.realpath(folder))
+            hidden = [os.path.join(folder, name) for name in (*folders, *names) if name.startswith(".")]
+            for path in hidden:
+                problems.note(HIDDEN, path)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            waiting += [path for name in folders if os.path.islink(path := os.path.join(folder, name))]
+            yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _reached(source: Source, problems: Problems) -> tuple[bool, list[Found]]:
+    """As _on_disk, of a remote location."""
+    location = source.location
+    files = filesystem(location)
+    try:
+        if glob.has_magic(location) and not location.startswith("http"):
+            found = files.glob(location, detail=True)
+            return False, [_remote(_whole(name, location), info) for name, info in found.items() if _is_file(info)]
+        if not files.exists(location):
+            return False, []
+        info = files.info(location)
+        if _is_file(info):
+            return False, [_remote(location, info)]
+        root = files._strip_protocol(location).rstrip("/")
+        found = files.find(location, detail=True)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a store's package raises
+        reason = cloud.refusal(error) or f"cannot be listed ({' '.join(str(error).split()) or type(error).__name__})"
+        raise UserError(f"--source {source}: {reason}") from error
+    shown = {name: info for name, info in found.items() if not _is_hidden(name[len(root) :], name, problems)}
+    return True, [_remote(_whole(name, location), info) for name, info in shown.items()]
+
+
+def _is_file(info: dict) -> bool:
+    return info["type"] == "file"
+
+
+def _is_hidden(relative: str, name: str, problems: Problems) -> bool:
+    hidden = any(part.startswith(".") for part in PurePosixPath(relative).parts)
+    if hidden:
+        problems.note(HIDDEN, name)
+    return hidden
+
+
+def _whole(name: str, location: str) -> str:
+    """A name of a file system with the scheme of the location in which it was found."""
+    scheme = location.partition("://")[0]
+    return name if is_remote(name) else f"{scheme}://{name}"
+
+
+def _below(path: str, exclude: Iterable[str], problems: Problems) -> bool:
+    """Whether a file lies below a folder that is no part of the source."""
+    place = _place(path)
+    below = any(place.is_relative_to(_place(str(folder))) for folder in exclude)
+    if below:
+        problems.note(OWN, path)
+    return below
+
+
+def _place(path: str) -> PurePath:
+    """A path that is the same however it is written."""
+    if not is_remote(path):
+        return Path(os.path.realpath(path))
+    return PurePosixPath(path.partition("://")[0], filesystem(path)._strip_protocol(path).lstrip("/"))
+
+
+def _is_named(path: str, suffixes: Sequence[str], problems: Problems) -> bool:
+    plain = os.path.splitext(path)[0] if is_compressed(path) else path
+    named = _suffix(plain) in suffixes
+    if not named:
+        problems.note(OTHER, path)
+    return named

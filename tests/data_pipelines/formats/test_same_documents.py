@@ -1,0 +1,85 @@
+"""The same text gives the same documents, piece by piece, whatever the format and wherever its file is cut."""
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_pipelines.formats import source
+from data_pipelines.formats import texts as cutting
+from data_pipelines.formats.texts import pieces
+from tests.data_pipelines.formats.reading import read
+
+LETTERS = st.text(st.sampled_from("ab é中😀\n\t."), min_size=1, max_size=400)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(cutting, "WINDOW", 32)
+    monkeypatch.setattr(source, "SHARD", 128)
+
+
+def write(folder: Path, texts: list[str]) -> list[tuple[str, dict]]:
+    """The texts in each format."""
+    for number, text in enumerate(texts):
+        (folder / f"{number:03}.txt").write_bytes(text.encode())
+        (folder / f"{number:03}.txt.gz").write_bytes(gzip.compress(text.encode()))
+    records = [{"text": text, "n": 1} for text in texts]
+    for name, ascii_ in (("a.jsonl", True), ("b.jsonl", False)):
+        lines = [json.dumps(record, ensure_ascii=ascii_) + "\n" for record in records]
+        (folder / name).write_text("".join(lines), "utf-8")
+    pyarrow.parquet.write_table(pyarrow.table({"n": [0] * len(texts), "text": texts}), folder / "a.parquet")
+    names = "text:*.txt", "text:*.txt.gz", "jsonl:a.jsonl", "jsonl:b.jsonl", "parquet:a.parquet"
+    return [name.replace(":", f":{folder}/") for name in names]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(LETTERS, min_size=1, max_size=4))
+def test_text_jsonl_and_parquet_of_the_same_documents_are_the_same(small, texts):
+    with tempfile.TemporaryDirectory() as folder:
+        found = [read(spec) for spec in write(Path(folder), texts)]
+    for documents, problems in found:
+        assert documents == found[0][0]
+        assert not problems
+    joined = "".join(("|" if not one.continues else "") + one.segments[0].text for one in found[0][0])
+    assert joined == "".join(f"|{text}" for text in texts)
+    assert all(len(one.segments[0].text.encode()) <= 64 for one in found[0][0])
+
+
+@given(LETTERS, st.integers(1, 50))
+def test_pieces_depend_neither_on_blocks_nor_on_where_the_reader_began(text, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cutting, "WINDOW", 16)
+        data = text.encode()
+        whole = list(pieces([data]))
+        assert list(pieces(data[at : at + block] for at in range(0, len(data), block))) == whole
+        start = 0
+        for index, piece in enumerate(whole):
+            assert list(pieces([data[start:]], start)) == whole[index:]
+            assert piece.decode()  # whole characters
+            start += len(piece)
+
+
+def test_a_piece_ends_with_a_line_else_a_space_else_a_character(small):
+    assert list(pieces([b"one two\nthree " + b"x" * 40])) == [b"one two\n", b"three " + b"x" * 40]
+    assert list(pieces([b"one two " + b"x" * 40])) == [b"one two ", b"x" * 40]
+    assert list(pieces(["é".encode() * 20, "中".encode() * 20]))[0].decode() == "é" * 16
+
+
+def test_several_fields_are_segments_in_every_format_of_records(tmp_path):
+    records = [{"question": "Who?", "context": f"It was {name}.", "id": 1} for name in ("Ann", "Bob")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet")
+    for kind in ("jsonl", "parquet"):
+        documents, problems = read(f"{kind}:{tmp_path}/a.{kind}", fields=("context", "question"))
+        assert [one.segments for one in documents] == [
+            (("context", "It was Ann."), ("question", "Who?")),
+            (("context", "It was Bob."), ("question", "Who?")),
+        ]
+        assert not problems
