@@ -28,8 +28,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
+from data_pipelines.batches import make_examples
 from data_pipelines.command_line import parse
 from data_pipelines.corpus import Corpus
+from data_pipelines.examples.layout import Layout, RowLayout
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
@@ -63,27 +65,27 @@ def main(options: Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = repeated(Corpus(options.corpus), Path(folder), options.tokens)
         for length, batch_size in itertools.product((128, 512), (32, 256)):
-            for layout, choice, choices in layouts(length):
+            for layout, choice in layouts(length):
                 begin = time.process_time()
-                examples = layout(corpus, "train", length, batch_size, 0, choices)
-                examples.batch(0, np.arange(1))  # streams work out an epoch's order at the first batch
+                examples = make_examples(layout, corpus, "train", batch_size, seed=0)
+                examples.batch(0, np.arange(1))  # which plans
                 plan = time.process_time() - begin
-                ours, theirs = rates(examples, options.rounds, layout in (SegmentPairs, PackedSentences))
+                ours, theirs = rates(examples, options.rounds, isinstance(layout, RowLayout))
                 figures = (f"{theirs:.1f}", f"{ours / theirs:.0f}x") if theirs else ("", "")
-                table.add_row(
-                    layout.__name__, str(length), str(batch_size), choice, f"{plan:.2f}", f"{ours:.1f}", *figures
-                )
+                name = type(layout).__name__
+                table.add_row(name, str(length), str(batch_size), choice, f"{plan:.2f}", f"{ours:.1f}", *figures)
     Console(width=100).print(table)
 
 
-def layouts(length: int) -> Iterator[tuple[type, str, object]]:
-    """(layout, what is predicted, the argument that says so) for each row of the table."""
+def layouts(length: int) -> Iterator[tuple[Layout, str]]:
+    """(layout, what is predicted) for each row of the table."""
     for layout, (predicted, masks) in itertools.product((SegmentPairs, PackedSentences), MASKS.items()):
-        yield layout, predicted, masks
+        yield layout(length, masks), predicted
     for reset in (False, True):
-        yield ContiguousStreams, "next, reset" if reset else "next", reset
+        yield ContiguousStreams(length, reset), "next, reset" if reset else "next"
     for spans in (False, True):
-        yield PermutedSpans, "span" if spans else "token", Permuting(length // 2, perm_size=length // 2, spans=spans)
+        permuting = Permuting(length // 2, perm_size=length // 2, spans=spans)
+        yield PermutedSpans(length, permuting), "span" if spans else "token"
 
 
 def repeated(corpus: Corpus, folder: Path, tokens: int) -> Corpus:
@@ -105,7 +107,7 @@ def repeated(corpus: Corpus, folder: Path, tokens: int) -> Corpus:
 def rates(examples, rounds: int, compare: bool) -> tuple[float, float | None]:
     """(the loader's, the collator's if they are to be compared) millions of non-padding tokens per second of processor
     time."""
-    steps = max(1, TOKENS_PER_ROUND // (examples.batch_size * examples.length))
+    steps = max(1, TOKENS_PER_ROUND // (examples.batch_size * examples.layout.length))
     rows = np.arange(examples.batch_size)
     first = [examples.batch(step, rows) for step in range(steps)]
     tokens = sum(np.count_nonzero(batch["segments"]) for batch in first)

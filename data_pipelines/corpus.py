@@ -61,6 +61,18 @@ class Corpus:
         """The local path of a file, as a context in which it stays."""
         return self._copy.file(0, name) if self._copy else nullcontext(self.path / name)
 
+    @property
+    def parts(self):
+        return (self,)
+
+    @property
+    def corpus(self):
+        return self
+
+    @property
+    def sizes(self):
+        return self.manifest["splits"]
+
     def documents(self, split: str) -> np.ndarray:
         """int64 [documents + 1]: the sentence index where each document starts, then the number of
         sentences."""

@@ -5,23 +5,39 @@ Stafford's variant 13). The key's halves then steer a 32-bit mixer over the coun
 Wellons' hash-prospector search ("lowbias32": shifts 16, 15, 16), the low half added before the first round, the
 high half xored in between the two, so that two rows share a sequence only if all 64 bits of their keys agree.
 
-Different uses of one key take different streams: disjoint ranges of the counter.
+Different uses of one key take different streams: disjoint ranges of the counter, by name. Other kinds of keys have a
+name among their numbers.
 """
+
+import functools
+import hashlib
 
 import numpy as np
 
 GAMMA = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, SplitMix64's increment
 MASK = 0xFFFFFFFFFFFFFFFF
 STREAM = 1 << 24  # counters per stream; positions in a row stay far below it
+# What an example's numbers are drawn for. No row is both masked and permuted: those two share streams. A new use takes
+# a new number (below 256).
+STREAMS = {
+    "masked tokens": 0, "what masked tokens become": 1, "segments": 2, "lengths of n-grams": 3,
+    "permuted tokens": 0, "permuted spans": 1, "order of prediction": 2, "permuted segments": 3,
+}  # fmt: skip
 
 
-def key(*numbers: int | np.ndarray) -> int | np.ndarray:
-    """Hash a sequence of numbers to 64 bits: an int for ints, uint64 [n] as soon as one is an int64 array [n]."""
+def key(*numbers: int | str | np.ndarray) -> int | np.ndarray:
+    """Hash a sequence of numbers and names to 64 bits: an int, or uint64 [n] as soon as one is an int64 array [n]."""
     state = 0
     for number in numbers:
+        number = _of_name(number) if isinstance(number, str) else number
         number = number & MASK if isinstance(number, int) else number.view(np.uint64)
         state = _mix64(((state + GAMMA) & MASK) ^ number)
     return state
+
+
+@functools.cache
+def _of_name(name):
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def _mix64(x):
@@ -31,9 +47,10 @@ def _mix64(x):
     return x ^ (x >> 31)
 
 
-def counters(stream: int, count: int) -> np.ndarray:
-    """uint32 [count]: the first counters of a stream (0 .. 255)."""
-    return np.arange(stream * STREAM, stream * STREAM + count, dtype=np.uint32)
+def counters(stream: str, count: int) -> np.ndarray:
+    """uint32 [count]: the first counters of one of the `STREAMS`."""
+    first = STREAMS[stream] * STREAM
+    return np.arange(first, first + count, dtype=np.uint32)
 
 
 def bits(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:

@@ -1,10 +1,19 @@
-"""In which order examples come: a global shuffle per epoch, computed by index, with no buffer and no state.
+"""In which order examples come: computed by index from (seed, epoch) alone, with no buffer and no state.
+
+An epoch puts the parts of a corpus in an order of its own and cuts them, one after the other, in equal stretches, one
+for each lane of the batch. A lane walks through its stretch in windows of a few parts, inside which every example is
+shuffled with every other. So a host, which has some lanes, needs only their parts, a window at a time; and what a batch
+holds depends on the lanes, which are the recipe's, not on hosts. With one lane and one window it is a global shuffle.
 
 Grain's `index_shuffle` does the same for one index per call, at 3.6 us; 32 rows of 128 tokens are due in 200 us,
 so this one permutes all indices of a batch at once.
 """
 
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,25 +25,71 @@ from data_pipelines.errors import UserError
 ROUNDS = 6
 
 
-def schedule(examples, step: int, rows: np.ndarray) -> tuple[int | np.ndarray, np.ndarray]:
-    """(epoch, example int64 [n]) of some rows (int64 [n], below batch_size) of one step's global batch.
+@dataclass(frozen=True)
+class Order:
+    """How the parts of a corpus are dealt to a batch. Raises UserError for numbers below 1."""
 
-    Examples are counted endlessly, count = step * batch_size + row: the epoch is count // number, and within an
-    epoch every example comes once, in that epoch's own order. The epoch is an int where it is one for all rows,
-    else int64 [n]. examples: has seed, batch_size, number, corpus and split. Raises UserError where the split is
-    empty.
+    lanes: int = 1  # equal shares of the batch's rows that read parts of their own; as many hosts need not read all
+    window: int = 4  # parts that a lane shuffles together
+
+    def __post_init__(self):
+        for name in ("lanes", "window"):
+            if getattr(self, name) < 1:
+                raise UserError(f"order.{name}={getattr(self, name)}: must be at least 1")
+
+    def check(self, name: str, batch_size: int) -> None:
+        """Raises UserError where the lanes do not divide a batch, whose size has this name."""
+        if batch_size % self.lanes:
+            raise UserError(
+                f"{name}={batch_size} is not a multiple of order.lanes={self.lanes}: every lane has equally many rows; "
+                "change one of them"
+            )
+
+
+ONE_LANE = Order()
+
+
+class Window(NamedTuple):
+    """What a lane shuffles together. parts: int64 [pieces], ascending; of each the units begins .. ends - 1, int64.
+    start: units of the lane before it. key: the permutation's seed."""
+
+    parts: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    start: int
+    key: int
+
+    @property
+    def size(self) -> int:
+        """Units."""
+        return int((self.ends - self.begins).sum())
+
+
+def stretch(total: int, lane: int, lanes: int) -> tuple[int, int]:
+    """Where a lane's share of an epoch's units begins and ends."""
+    return lane * total // lanes, (lane + 1) * total // lanes
+
+
+def deal(seed: int, epoch: int, sizes: np.ndarray, order: Order, lane: int) -> list[Window]:
+    """An epoch's windows of a lane, in which it walks through its units.
+
+    sizes: int64 [parts], the units (examples, or tokens of a stream) of each. A part in which one lane's stretch ends
+    and the next one's begins is in windows of both.
     """
-    if not examples.number:
-        raise UserError(f"split '{examples.split}' of corpus {examples.corpus.path} is empty; prepare more text")
-    epoch, position = np.divmod(step * examples.batch_size + rows, examples.number)
-    first, last = int(epoch.min()), int(epoch.max())
-    if first == last:
-        return first, permute(examples.seed, first, examples.number, position)
-    example = np.empty_like(position)
-    for number in range(first, last + 1):
-        here = epoch == number
-        example[here] = permute(examples.seed, number, examples.number, position[here])
-    return epoch, example
+    parts = permute(noise.key(seed, "parts"), epoch, len(sizes), np.arange(len(sizes)))
+    ends = np.cumsum(sizes[parts])
+    begins = ends - sizes[parts]
+    low, high = stretch(int(ends[-1]), lane, order.lanes)
+    mine = np.flatnonzero(np.minimum(ends, high) > np.maximum(begins, low))
+    windows, start = [], 0
+    for index, chosen in enumerate(np.array_split(mine, -(-len(mine) // order.window)) if len(mine) else ()):
+        chosen = chosen[np.argsort(parts[chosen])]
+        first = np.maximum(low - begins[chosen], 0)
+        last = np.minimum(high - begins[chosen], sizes[parts[chosen]])
+        key = noise.key(seed, "window", lane, index) if lane or index else seed
+        windows.append(Window(parts[chosen], first, last, start, key))
+        start += windows[-1].size
+    return windows
 
 
 def permute(seed: int, epoch: int, number: int, positions: np.ndarray) -> np.ndarray:
@@ -43,21 +98,47 @@ def permute(seed: int, epoch: int, number: int, positions: np.ndarray) -> np.nda
     A Feistel network over a * b >= number, a and b near the square root, walked until the value falls below
     number (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", methods 2 and 3 together).
     """
-    a = isqrt(max(number - 1, 0)) + 1
-    b = -(-number // a)
-    # -1 - round: no example has such a number, so no row shares its key with a round
-    round_keys = [noise.key(seed, epoch, -1 - index) for index in range(ROUNDS)]
-    values = _feistel(round_keys, a, b, positions)
+    *keys, a, b = _network(seed, epoch, number)
+    values = _feistel(keys, a, b, positions)
     while (outside := values >= number).any():
-        values[outside] = _feistel(round_keys, a, b, values[outside])
+        values[outside] = _feistel(keys, a, b, values[outside])
     return values
 
 
+def permute_each(networks: Sequence[tuple[int, int, int]], which: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """`permute` for positions (int64 [n]) of several permutations (seed, epoch, number), each of the one that `which`
+    (int64 [n]) says: int64 [n]."""
+    if len(networks) == 1:
+        return permute(*networks[0], positions)
+    keys = np.array([_network(*network)[:ROUNDS] for network in networks], np.uint64)
+    a, b = np.array([_network(*network)[ROUNDS:] for network in networks]).T
+    number = np.array([number for _, _, number in networks])
+    values, left = np.array(positions), np.arange(len(positions))
+    while len(left):
+        of = which[left]
+        values[left] = _feistel(keys[of].T, a[of], b[of], values[left])
+        left = left[values[left] >= number[of]]
+    return values
+
+
+@functools.lru_cache(4096)
+def _network(seed: int, epoch: int, number: int) -> tuple[int, ...]:
+    """The keys of the rounds, and the sizes a and b of the halves."""
+    a = isqrt(max(number - 1, 0)) + 1
+    # -1 - round: no example has such a number, so no row shares its key with a round
+    return *(noise.key(seed, epoch, -1 - index) for index in range(ROUNDS)), a, -(-number // a)
+
+
 def _feistel(round_keys, a, b, values):
-    """A permutation of 0 .. a * b - 1 (a and b below 2**31), int64 [n] to int64 [n]."""
+    """A permutation of 0 .. a * b - 1 (a and b below 2**31), int64 [n] to int64 [n]; keys, a and b one or [n] each."""
     right, left = np.divmod(values, a)
     for index, key in enumerate(round_keys):
         # The round function may be any: only the sum modulo the half's size has to be invertible
-        drawn = noise.bits(key, right.astype(np.uint32))
+        drawn = _drawn(key, right.astype(np.uint32))
         left, right = right, (left + drawn) % (b if index % 2 else a)
     return left + a * right
+
+
+def _drawn(keys, counters):
+    """A number for each counter, under one key or its own."""
+    return noise.bits(keys, counters) if isinstance(keys, int) else noise.bits(keys, counters[:, None])[:, 0]

@@ -21,8 +21,7 @@ from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 
-# Streams of the examples' keys; each layout's own draws come from LAYOUT
-ORDER, FATE, LAYOUT, SIZES = range(4)
+TOKENS, FATE, SIZES = "masked tokens", "what masked tokens become", "lengths of n-grams"  # streams of the rows' keys
 LAST = np.uint32(0xFFFFFFFF)  # sorts after every token that may be chosen
 
 
@@ -176,7 +175,7 @@ def _choose_tokens(keys, maskable, wanted, slots):
     """`wanted` tokens per row, every set of that size alike: positions, uint32 [batch, slots], ascending, and
     `length` in the slots left over."""
     length = maskable.shape[1]
-    order = _shuffled(keys, noise.counters(ORDER, length), maskable)[:, :slots]
+    order = _shuffled(keys, noise.counters(TOKENS, length), maskable)[:, :slots]
     return _ascending(order, np.arange(slots) < wanted[:, None], length)
 
 

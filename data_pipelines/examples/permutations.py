@@ -9,7 +9,6 @@ The factorisation order is never written out. A query at i sees the key at j whe
 content stream every position sees itself too. What is not predicted comes first in the order and sees itself.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +16,12 @@ import numpy as np
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream, by_epoch
+from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.evaluation import consecutive
+from data_pipelines.examples.layout import StreamLayout
 
-TOKEN, SPAN, PERMUTATION, LAYOUT = range(4)  # streams of the examples' keys; TOKEN and SPAN: see _chosen
-SPLIT, COIN, ELSEWHERE = range(3)  # draws per row in LAYOUT
+TOKENS, SPANS, ORDER = "permuted tokens", "permuted spans", "order of prediction"  # streams of the rows' keys
+SPLIT, COIN, ELSEWHERE = range(3)  # draws per row, in a stream of their own
 LONGEST = 5  # tokens of a span; one of n has a chance in proportion to 1 / n
 SPECIALS = 3  # SEP, SEP, CLS
 SLOT = np.uint64(20)  # bits for a permuted token's number
@@ -56,91 +56,94 @@ def predictions(length: int, permuting: Permuting) -> int:
     return -(-length // permuting.k)
 
 
-def spec(length: int, permuting: Permuting) -> dict[str, tuple]:
-    """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
-    slots = predictions(length, permuting)
-    whole = dict.fromkeys(("tokens", "types", "segments", "ranks", "thresholds"), ((length,), np.int32))
-    predicted = dict.fromkeys(("prediction_positions", "prediction_targets"), ((slots,), np.int32))
-    return whole | predicted | {"prediction_weights": ((slots,), np.float32), "reversed": ((), np.int32)}
+@dataclass(frozen=True)
+class PermutedSpans(StreamLayout):
+    """Rows of which each continues the same row of the step before.
 
-
-class PermutedSpans:
-    """Rows of one split of a corpus, of which row b of a step continues row b of the step before.
-
-    The stream of an epoch (`DocumentStream`) is cut into pieces of reuse_len tokens, and row b of the epoch's steps
-    begins with the b-th of batch_size equal runs of them; what is dropped are the last ones in the epoch's order. With
-    bidirectional data each half of the rows has the whole stream, the second half back to front.
+    A stream is cut into pieces of reuse_len tokens, and of each row's equal run of them every piece begins one of its
+    steps; what is dropped are the last ones of the stream. With bidirectional data each half of the rows has the whole
+    stream, the second half back to front.
 
     A batch holds tokens; types (0 in the reused part and A SEP, 1 in B SEP, 2 at CLS); segments (1); ranks and
     thresholds (see the module); prediction_positions (ascending, 0 where unused), prediction_targets and
     prediction_weights; reversed (1 where the row runs backwards). CLS and the two SEP are never predicted; the tokens
     that end documents are text like any other.
 
-    corpus: Corpus. split: 'train' or 'heldout'. length: tokens per row. batch_size: rows of the global batch.
-    Raises UserError where lengths or batch size do not fit, or the corpus lacks a special token.
+    Raises UserError where the parts of a row do not fit its length.
     """
 
-    def __init__(
-        self, corpus: Corpus, split: str, length: int, batch_size: int, seed: int, permuting: Permuting = XLNET
-    ):
-        check_shape(length, batch_size, permuting)
-        check_corpus(corpus)
-        self.corpus, self.split, self.length = corpus, split, length
-        self.batch_size, self.seed, self.permuting = batch_size, seed, permuting
-        self.spec = spec(length, permuting)
-        self._room = length - permuting.reuse_len - SPECIALS
-        self._advance = permuting.reuse_len or self._room
-        # One that ends a document has an end token too, and one has to end in every row's room, before its end
-        self._stream = DocumentStream(corpus, split, seed, longest=self._room - 2)
-        self._pieces = max((self._stream.total - permuting.reuse_len - self._room) // self._advance + 1, 0)
-        self._directions = 1 + permuting.bidirectional
-        self.steps = self._pieces * self._directions // batch_size
+    permuting: Permuting = XLNET
 
-    @property
-    def number(self) -> int:
-        """Examples in an epoch: those that run forwards, then as many backwards if bidirectional."""
-        return self._pieces * self._directions
-
-    def check_size(self) -> None:
-        """Raises UserError where the split is too small for a step."""
-        if not self.steps:
+    def __post_init__(self):
+        if self.length < self.permuting.reuse_len + SPECIALS + 4:
             raise UserError(
-                f"split '{self.split}' of corpus {self.corpus.path} has {self._stream.total} tokens, too few for a "
-                f"batch of {self.batch_size} rows of {self.length}: lower the batch size or the length, or prepare "
-                "more text"
+                f"length {self.length} leaves no room for A and B beside permuting reuse_len "
+                f"{self.permuting.reuse_len} and {SPECIALS} special tokens; use at most reuse_len {self.length // 2}"
             )
 
-    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]. Raises UserError as
-        `check_size` does."""
-        self.check_size()
-        later, row = np.divmod(rows, self.batch_size)
-        epoch, place = np.divmod(step + later, self.steps)
-        direction, row = np.divmod(row, self.batch_size // self._directions)
-        return by_epoch(self.build, epoch, direction * self._pieces + row * self.steps + place)
+    @property
+    def spec(self) -> dict[str, tuple]:
+        slots = predictions(self.length, self.permuting)
+        whole = dict.fromkeys(("tokens", "types", "segments", "ranks", "thresholds"), ((self.length,), np.int32))
+        predicted = dict.fromkeys(("prediction_positions", "prediction_targets"), ((slots,), np.int32))
+        return whole | predicted | {"prediction_weights": ((slots,), np.float32), "reversed": ((), np.int32)}
 
-    def fixed(self, limit: int) -> Iterator[np.ndarray]:
-        """The examples of each batch of a fixed set, at most `limit` in all, rows continuing each other: int64 [n].
-        With bidirectional data the rows run forwards and backwards by turns, at least one of each."""
-        ways = self._pieces * np.arange(self._directions)
-        for chosen in consecutive(self._pieces, max(limit // len(ways), 1), self.batch_size // len(ways)):
+    @property
+    def _room(self):
+        return self.length - self.permuting.reuse_len - SPECIALS
+
+    @property
+    def _advance(self):
+        return self.permuting.reuse_len or self._room
+
+    @property
+    def _directions(self):
+        return 1 + self.permuting.bidirectional
+
+    def check(self, corpus):
+        check_corpus(corpus)
+
+    def check_rows(self, rows: int) -> None:
+        if rows % self._directions:
+            raise UserError(f"{rows} rows are odd: bidirectional data needs two halves; make their number even")
+
+    def _pieces(self, total):
+        return max((total - self.permuting.reuse_len - self._room) // self._advance + 1, 0)
+
+    def number(self, total: int) -> int:
+        """Those that run forwards, then as many backwards if bidirectional."""
+        return self._pieces(total) * self._directions
+
+    def steps(self, total: int, rows: int) -> int:
+        return self.number(total) // rows
+
+    def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
+        direction, row = np.divmod(row, rows // self._directions)
+        return direction * self._pieces(total) + row * self.steps(total, rows) + step
+
+    def fixed(self, total, limit, batch_size):
+        """With bidirectional data the rows run forwards and backwards by turns, at least one of each."""
+        ways = self._pieces(total) * np.arange(self._directions)
+        for chosen in consecutive(self._pieces(total), max(limit // len(ways), 1), batch_size // len(ways)):
             yield (chosen[:, None] + ways).ravel()
 
-    def build(self, epoch: int, example: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples (int64 [n], below `number`) as they look in an epoch: name -> array [n, ...]."""
-        keys = noise.key(self.seed, epoch, example)
-        backwards, piece = np.divmod(example, self._pieces)
+    def plan(self, pieces, split: str, key: int, epoch: int, first: int = 0) -> DocumentStream:
+        # One that ends a document has an end token too, and one has to end in every row's room, before its end
+        return DocumentStream(pieces, split, key, epoch, longest=self._room - 2)
+
+    def build(self, plan: DocumentStream, example: np.ndarray, keys: np.ndarray) -> dict[str, np.ndarray]:
+        backwards, piece = np.divmod(example, self._pieces(plan.total))
         backwards = backwards.astype(bool)
         begin = piece * self._advance
-        draws = noise.bits(keys, noise.counters(LAYOUT, 3))
-        size_a, begin_b = self._segments(self._stream.order(epoch), draws, begin, backwards)
-        tokens = self._tokens(self._stream.order(epoch), begin, size_a, begin_b, backwards)
+        draws = noise.bits(keys, noise.counters("permuted segments", 3))
+        size_a, begin_b = self._segments(plan, draws, begin, backwards)
+        tokens = self._tokens(plan, begin, size_a, begin_b, backwards)
         separator = self.permuting.reuse_len + size_a.astype(np.int32)[:, None]
         types = (np.arange(self.length, dtype=np.int32) > separator).astype(np.int32)
         types[:, -1] = 2
         positions = self._targets(keys, separator)
         ranks, thresholds = self._ordered(keys, positions, separator)
-        unused = self.spec["prediction_positions"][0][0] - positions.shape[1]
+        unused = predictions(self.length, self.permuting) - positions.shape[1]
         targets = np.take_along_axis(tokens, positions, axis=1)
         padded = lambda array: np.pad(array, ((0, 0), (0, unused)))
         return {
@@ -155,33 +158,33 @@ class PermutedSpans:
             "reversed": backwards.astype(np.int32),
         }
 
-    def _segments(self, order, draws, begin, backwards):
+    def _segments(self, stream, draws, begin, backwards):
         """A's size and where B begins, both int64 [n]. begin: of the reused part. Places count from the stream's end
         in rows that run backwards."""
-        stream, room = self._stream, self._room
+        room = self._room
         begin_a = begin + self.permuting.reuse_len
         mirrored = lambda place: np.where(backwards, stream.total - place, place)
         # A ends where a sentence begins, at least one token after A begins and before the room ends
         lowest = np.where(backwards, stream.total - begin_a - room, begin_a) + 1
-        first = stream.sentences_before(order, lowest)
-        number = stream.sentences_before(order, lowest + room - 1) - first
-        end_a = mirrored(stream.sentence_start(order, first + noise.below(draws[:, SPLIT], number)))
+        first = stream.sentences_before(lowest)
+        number = stream.sentences_before(lowest + room - 1) - first
+        end_a = mirrored(stream.sentence_start(first + noise.below(draws[:, SPLIT], number)))
         size_b = room - end_a + begin_a
         # B anywhere else begins where a sentence does (or, backwards, ends) and does not reach past the stream
-        before = stream.sentences_before(order, np.where(backwards, size_b, stream.total - size_b + 1))
+        before = stream.sentences_before(np.where(backwards, size_b, stream.total - size_b + 1))
         first = np.where(backwards, before, 0)
-        number = np.where(backwards, order.units[-1] + 1 - before, before)
-        other = stream.sentence_start(order, first + noise.below(draws[:, ELSEWHERE], number))
+        number = np.where(backwards, stream.sentences + 1 - before, before)
+        other = stream.sentence_start(first + noise.below(draws[:, ELSEWHERE], number))
         return end_a - begin_a, np.where(draws[:, COIN] < 1 << 31, end_a, mirrored(other))
 
-    def _tokens(self, order, begin, size_a, begin_b, backwards):
+    def _tokens(self, stream, begin, size_a, begin_b, backwards):
         """int32 [n, length]. A row that runs backwards is read forwards, mirrored, and turned."""
         size = self.permuting.reuse_len + size_a
         start = np.stack([begin, begin_b], 1)
         sizes = np.stack([size, self._room - size_a], 1)
-        start[backwards] = (self._stream.total - start - sizes)[backwards, ::-1]
+        start[backwards] = (stream.total - start - sizes)[backwards, ::-1]
         sizes[backwards] = sizes[backwards, ::-1]
-        text, _ = self._stream.read(order, start.ravel(), sizes.ravel())
+        text, _ = stream.read(start.ravel(), sizes.ravel())
         tokens = np.empty((len(begin), self.length), np.int32)
         row = np.arange(len(begin))
         is_text = np.ones(tokens.shape, bool)
@@ -189,8 +192,8 @@ class PermutedSpans:
         is_text[backwards] = is_text[backwards, ::-1]
         tokens[is_text] = text
         tokens[backwards] = tokens[backwards, ::-1]
-        tokens[row, size] = tokens[:, -2] = self.corpus.special["sep"]
-        tokens[:, -1] = self.corpus.special["cls"]
+        tokens[row, size] = tokens[:, -2] = stream.special["sep"]
+        tokens[:, -1] = stream.special["cls"]
         return tokens
 
     def _targets(self, keys, separator):
@@ -209,20 +212,9 @@ class PermutedSpans:
         permuted = np.concatenate([positions, separator, special], axis=1)
         block = np.where(permuted < reuse, permuted // size, -(-reuse // size) + (permuted - reuse) // size)
         slot = np.arange(permuted.shape[1])
-        drawn = noise.bits(keys, noise.counters(PERMUTATION, len(slot))) >> 8
+        drawn = noise.bits(keys, noise.counters(ORDER, len(slot))) >> 8
         order = (block.astype(np.uint64) << SLOT + 24) | (drawn.astype(np.uint64) << SLOT) | slot.astype(np.uint64)
         return visibility(order, permuted, slot < positions.shape[1], reuse, self.length)
-
-
-def check_shape(length: int, batch_size: int, permuting: Permuting) -> None:
-    """Raises UserError where the parts of a row do not fit its length, or its directions the batch size."""
-    if length < permuting.reuse_len + SPECIALS + 4:
-        raise UserError(
-            f"length {length} leaves no room for A and B beside permuting reuse_len {permuting.reuse_len} and "
-            f"{SPECIALS} special tokens; use at most reuse_len {max(length // 2, 0)}"
-        )
-    if permuting.bidirectional and batch_size % 2:
-        raise UserError(f"batch size {batch_size} is odd: bidirectional data needs two halves; make it even")
 
 
 def check_corpus(corpus: Corpus) -> None:
@@ -266,7 +258,7 @@ def _chosen(permuting, keys, begin, size, wanted):
     bits = (size - 1).bit_length() if size else 0
     low = np.uint32((1 << bits) - 1)
     position = np.arange(size, dtype=np.uint32)
-    order = noise.bits(keys, position + np.uint32(TOKEN * noise.STREAM + begin))
+    order = noise.bits(keys, noise.counters(TOKENS, size) + np.uint32(begin))
     order &= ~low
     order |= position
     if permuting.spans:
@@ -281,7 +273,7 @@ def _chosen(permuting, keys, begin, size, wanted):
 def _spans(context, keys, begin, size, wanted):
     """Positions below size in spans, at most `wanted` per row: (row, position), int64 [all]."""
     most = min(wanted, size // (1 + context) + 1)
-    counters = noise.counters(SPAN, 2 * most) + np.uint32(2 * begin)
+    counters = noise.counters(SPANS, 2 * most) + np.uint32(2 * begin)
     draws = noise.bits(keys, counters).reshape(len(keys), 2, most)
     chances = np.cumsum(1 / np.arange(1, LONGEST + 1))
     length = 1 + np.searchsorted(chances[:-1] / chances[-1] * 2**32, draws[:, 0].astype(np.float64), "right")

@@ -16,111 +16,111 @@ that reaches its target, mostly a long one, so the later part is the longer one 
 length 128, 56% at 32).
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from data_pipelines import noise
-from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks, masking
-from data_pipelines.examples.evaluation import spread
-from data_pipelines.examples.masking import Masking
-from data_pipelines.order import schedule
+from data_pipelines.examples.layout import Chosen, RowLayout
+from data_pipelines.examples.masking import Masking, SpecialTokens
 
 SHORT = 0.1  # share of the chunks that are short on purpose, so that the model sees rows of every length
-COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in the stream masking.LAYOUT; TRIM and what follows
+COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in a stream of their own; TRIM and what follows
 NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"  # what a pair may be labelled with
 
 
-def spec(length: int, masks: Masking, label: str | None = NEXT_SENTENCE) -> dict[str, tuple]:
-    """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
-    return masking.spec(length, masks) | ({label: ((), np.int32)} if label else {})
+class Plan(NamedTuple):
+    """units: where sentences begin, in tokens, then the end. documents: the units that begin them, then the number.
+    chunks: the units that begin chunks, then the number. of: the document of each chunk. All int64. key: of the
+    chunks' target lengths."""
 
-
-class SegmentPairs:
-    """Masked segment pairs from one split of a corpus.
-
-    A batch holds tokens, types (1 in B [SEP], else 0), segments (1, and 0 at padding), the prediction arrays of
-    `masking.mask`, and the label under its name: 0 where B follows A, 1 where B is random (NEXT_SENTENCE) or A follows
-    B (SENTENCE_ORDER). A chunk of one sentence gets a random B for NEXT_SENTENCE, as in BERT. Where there is none to
-    get (another label or none, or a single document) it stands alone, as [CLS] A [SEP] with label -1: no label.
-
-    corpus: Corpus. split: 'train' or 'heldout'. length: tokens per row. batch_size: rows of the global batch.
-    masks: Masking. Raises UserError for a length below 5 or a corpus without the special tokens.
-    """
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        split: str,
-        length: int,
-        batch_size: int,
-        seed: int,
-        masks: Masking = masking.BERT,
-        label: str | None = NEXT_SENTENCE,
-    ):
-        if length < 5:
-            raise UserError(f"length {length} leaves no room for two segments; use at least 5")
-        self.corpus, self.split, self.length = corpus, split, length
-        self.batch_size, self.seed = batch_size, seed
-        self.masks, self.label = masks, label
-        self.spec = spec(length, masks, label)
-        self._special = masking.SpecialTokens.of(corpus)
-        self._room = length - 3
-        self._target_key = noise.key(seed)
-        sentences = corpus.sentences(split)
-        # Pieces of half a row, so that a corpus without sentence boundaries makes pairs too
-        self._units = chunks.units(sentences, longest=self._room, piece=-(-self._room // 2))
-        starts = chunks.document_starts(sentences, corpus.documents(split))
-        self._documents = np.searchsorted(self._units, starts)
-        self._chunks = chunks.follow(self._chunk_ends())
-        self._chunk_documents = np.searchsorted(self._documents, self._chunks[:-1], "right") - 1
+    part: Any
+    split: str
+    special: SpecialTokens
+    key: int
+    units: np.ndarray
+    documents: np.ndarray
+    chunks: np.ndarray
+    of: np.ndarray
 
     @property
     def number(self) -> int:
         """Examples per epoch."""
-        return len(self._chunks) - 1
+        return len(self.chunks) - 1
 
-    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Some rows (int64 [n]) of a step's global batch: name -> array [n, ...]."""
-        return self.build(*schedule(self, step, rows))
 
-    def fixed(self, limit: int) -> Iterator[np.ndarray]:
-        """The examples of each batch of a fixed set, at most `limit` in all, spread over the split: int64 [n]."""
-        return spread(self.number, limit, self.batch_size)
+@dataclass(frozen=True)
+class SegmentPairs(RowLayout):
+    """Masked segment pairs.
 
-    def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples (int64 [n], below `number`) as they look in an epoch (or one each): name -> array [n, ...]."""
-        keys = noise.key(self.seed, epoch, example)
+    A batch holds tokens, types (1 in B [SEP], else 0), segments (1, and 0 at padding), the prediction arrays of
+    `masking.mask`, and the label under its name: 0 where B follows A, 1 where B is random (NEXT_SENTENCE) or A follows
+    B (SENTENCE_ORDER). A chunk of one sentence gets a random B for NEXT_SENTENCE, as in BERT; it is of the same part.
+    Where there is none to get (another label or none, or a single document) it stands alone, as [CLS] A [SEP] with
+    label -1: no label.
+
+    Raises UserError for a length below 5.
+    """
+
+    masks: Masking = masking.BERT
+    label: str | None = NEXT_SENTENCE
+
+    def __post_init__(self):
+        if self.length < 5:
+            raise UserError(f"length {self.length} leaves no room for two segments; use at least 5")
+
+    @property
+    def spec(self) -> dict[str, tuple]:
+        return masking.spec(self.length, self.masks) | ({self.label: ((), np.int32)} if self.label else {})
+
+    @property
+    def _room(self):
+        return self.length - 3
+
+    def check(self, corpus):
+        SpecialTokens.of(corpus)
+
+    def plan(self, part, split: str, seed: int) -> Plan:
+        sentences, key = part.sentences(split), noise.key(seed)
+        # Pieces of half a row, so that a corpus without sentence boundaries makes pairs too
+        units = chunks.units(sentences, longest=self._room, piece=-(-self._room // 2))
+        documents = np.searchsorted(units, chunks.document_starts(sentences, part.documents(split)))
+        followed = chunks.follow(self._chunk_ends(key, units, documents))
+        of = np.searchsorted(documents, followed[:-1], "right") - 1
+        return Plan(part, split, SpecialTokens.of(part.corpus), key, units, documents, followed, of)
+
+    def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         trims = -(-self.length // 32)
-        draws = noise.bits(keys, noise.counters(masking.LAYOUT, TRIM + 2 * trims))
-        start, size, label = self._segments(draws, example)
+        draws = noise.bits(keys, noise.counters("segments", TRIM + 2 * trims))
+        start, size, label = chosen.gather(lambda plan, rows, example: self._segments(plan, draws[rows], example))
         start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
-        arrays = self._laid_out(keys, start, size)
+        arrays = self._laid_out(chosen, keys, start, size)
         return arrays | ({self.label: label} if self.label else {})
 
-    def _targets(self, units):
+    def _targets(self, key, units):
         """The length that a chunk beginning at each unit aims for: int64, of units' shape."""
-        draw = noise.bits(self._target_key, units.astype(np.uint32))
+        draw = noise.bits(key, units.astype(np.uint32))
         short = round(SHORT * 2**32)
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
-    def _chunk_ends(self):
+    def _chunk_ends(self, key, units, documents):
         """The unit after a chunk beginning at each unit: where the target is reached, or the document's end."""
-        begin = self._units[:-1]
-        reached = np.searchsorted(self._units, begin + self._targets(np.arange(len(begin))))
-        return np.minimum(reached, np.repeat(self._documents[1:], np.diff(self._documents)))
+        begin = units[:-1]
+        reached = np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
+        return np.minimum(reached, np.repeat(documents[1:], np.diff(documents)))
 
-    def _segments(self, draws, example):
+    def _segments(self, plan, draws, example):
         """Segments A and B before truncation: start and size, int64 [n, 2], in tokens; and the label, int32 [n]."""
-        first, last = self._chunks[example], self._chunks[example + 1]
+        first, last = plan.chunks[example], plan.chunks[example + 1]
         split = first + 1 + noise.below(draws[:, SPLIT], np.maximum(last - first - 1, 1))
-        start = self._units[np.stack([first, split], 1)]
-        end = self._units[np.stack([split, last], 1)]
+        start = plan.units[np.stack([first, split], 1)]
+        end = plan.units[np.stack([split, last], 1)]
         alone = split == last
         label = np.where(alone, np.int32(-1), np.int32(0))
-        documents = len(self._documents) - 1
+        documents = len(plan.documents) - 1
         heads = draws[:, COIN] < 1 << 31
         if self.label == SENTENCE_ORDER:
             # Before the cut, which leaves the first of two long segments a token more: it must not tell the order
@@ -129,29 +129,29 @@ class SegmentPairs:
         if self.label == NEXT_SENTENCE and documents > 1:
             rows = np.flatnonzero(heads | alone)
             draws, first = draws[rows], first[rows]
-            others = self._chunk_documents[example[rows]] + 1 + noise.below(draws[:, DOCUMENT], documents - 1)
+            others = plan.of[example[rows]] + 1 + noise.below(draws[:, DOCUMENT], documents - 1)
             others %= documents
-            begin, stop = self._documents[others], self._documents[others + 1]
+            begin, stop = plan.documents[others], plan.documents[others + 1]
             begin += noise.below(draws[:, SENTENCE], stop - begin)
-            start[rows, 1] = self._units[begin]
-            wanted = np.maximum(self._targets(first) - (end[rows, 0] - start[rows, 0]), 1)
-            end[rows, 1] = np.minimum(self._units[stop], self._reached(begin, start[rows, 1] + wanted))
+            start[rows, 1] = plan.units[begin]
+            wanted = np.maximum(self._targets(plan.key, first) - (end[rows, 0] - start[rows, 0]), 1)
+            end[rows, 1] = np.minimum(plan.units[stop], self._reached(plan.units, begin, start[rows, 1] + wanted))
             label[rows] = 1
         return start, end - start, label
 
-    def _reached(self, unit, goal):
+    def _reached(self, units, unit, goal):
         """The first unit boundary after each unit at or beyond a goal at most `length` tokens away, int64 [n].
 
         A search in steps of halving size that stays near the unit: a binary search over a large corpus misses the
         cache at every probe.
         """
-        last = len(self._units) - 1
+        last = len(units) - 1
         for step in reversed(range(self.length.bit_length())):
             ahead = np.minimum(unit + (1 << step), last)
-            unit = np.where(self._units[ahead] < goal, ahead, unit)
-        return self._units[np.minimum(unit + 1, last)]
+            unit = np.where(units[ahead] < goal, ahead, unit)
+        return units[np.minimum(unit + 1, last)]
 
-    def _laid_out(self, keys, start, size):
+    def _laid_out(self, chosen, keys, start, size):
         """The row arrays for segments A and B (start and size, int64 [n, 2]), masked."""
         row, column = np.arange(len(keys)), np.arange(self.length, dtype=np.int32)
         middle = size[:, 0] + 1  # A's [SEP]
@@ -162,11 +162,11 @@ class SegmentPairs:
         maskable[:, 0] = maskable[row, middle] = maskable[row, end - 1] = False
 
         def read(field):  # both stretches aligned with their places in the row, so no index per token
-            values = self.corpus.read(self.split, field, start[:, 1] - middle - 1, self.length)
-            np.copyto(values, self.corpus.read(self.split, field, start[:, 0] - 1, self.length), where=in_a)
+            values = chosen.read(split, field, start[:, 1] - middle - 1, self.length)
+            np.copyto(values, chosen.read(split, field, start[:, 0] - 1, self.length), where=in_a)
             return values
 
-        special = self._special
+        split, special = chosen.plans[0].split, chosen.plans[0].special
         tokens = read("tokens").astype(np.int32)
         np.copyto(tokens, special.pad, where=~real)
         tokens[:, 0] = special.cls

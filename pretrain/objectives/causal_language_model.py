@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples import streams
 from data_pipelines.examples.document_stream import end_token
+from data_pipelines.examples.streams import ContiguousStreams
 from models.core.program import Program
 from models.core.ranges import COUNT_OR_NONE, check_ranges
 from models.families.registry import family_of
@@ -43,11 +43,8 @@ class CausalLanguageModel(Objective):
             self.examples(corpus, "train", phase, seed=0).check_size()
         _check_order(family_of(model_config).module(model_config, Program()).clusters, corpus.token_counts())
 
-    def spec(self, phase):
-        return streams.spec(phase.length)
-
-    def examples(self, corpus, split, phase, seed):
-        return streams.ContiguousStreams(corpus, split, phase.length, phase.batch_size, seed, self.reset)
+    def rows(self, phase):
+        return ContiguousStreams(phase.length, self.reset)
 
     def memory(self, model_config, train):
         return model_config.memory if train or self.evaluation_memory is None else self.evaluation_memory

@@ -7,44 +7,31 @@ import numpy as np
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples import masking as masking_rule
-from data_pipelines.examples import packed_sentences, segment_pairs
+from data_pipelines.examples.layout import RowLayout
 from data_pipelines.examples.masking import Masking
-from pretrain.objectives.objective import Examples, Spec
+from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.segment_pairs import SegmentPairs
 from pretrain.objectives.phase import Phase
 
 PAIRS, PACKED, PACKED_ACROSS = "segment-pairs", "packed-sentences", "packed-across-documents"
 
 
-class Layout(NamedTuple):
+class Rows(NamedTuple):
     """How rows are made.
 
-    spec: (Phase, Masking, label) -> Spec.   examples: (corpus, split, Phase, seed, Masking, label) -> Examples.
+    layout: (tokens per row, Masking, label) -> layout.
     pairs: whether rows are pairs, which may have a label, by its name; the label is None otherwise.
     """
 
-    spec: Callable[[Phase, Masking, str | None], Spec]
-    examples: Callable[[Corpus, str, Phase, int, Masking, str | None], Examples]
+    layout: Callable[[int, Masking, str | None], RowLayout]
     pairs: bool
 
 
-def _pairs() -> Layout:
-    def examples(corpus: Corpus, split: str, phase: Phase, seed: int, masking: Masking, label: str | None) -> Examples:
-        return segment_pairs.SegmentPairs(corpus, split, phase.length, phase.batch_size, seed, masking, label)
-
-    return Layout(lambda phase, *rest: segment_pairs.spec(phase.length, *rest), examples, pairs=True)
-
-
-def _packed(across: bool) -> Layout:
-    """across: whether attention crosses from document to document."""
-
-    def examples(corpus: Corpus, split: str, phase: Phase, seed: int, masking: Masking, label: None) -> Examples:
-        shape = (corpus, split, phase.length, phase.batch_size, seed, masking)
-        return packed_sentences.PackedSentences(*shape, cross_document_attention=across)
-
-    return Layout(lambda phase, masking, label: packed_sentences.spec(phase.length, masking), examples, pairs=False)
-
-
-LAYOUTS = {PAIRS: _pairs(), PACKED: _packed(across=False), PACKED_ACROSS: _packed(across=True)}
+LAYOUTS = {
+    PAIRS: Rows(SegmentPairs, pairs=True),
+    PACKED: Rows(lambda length, masking, _: PackedSentences(length, masking), pairs=False),
+    PACKED_ACROSS: Rows(lambda length, masking, _: PackedSentences(length, masking, True), pairs=False),
+}
 
 
 def check_layout(layout: str, label: str | None) -> None:

@@ -49,11 +49,8 @@ class MaskedLanguageModel(Objective):
             cure = "set both to True or both to False" if self.label else "set one to True or the last to False"
             raise UserError(f"objective.{label}={bool(self.label)} but model.pair_head={pair_head}: {cure}")
 
-    def spec(self, phase):
-        return layouts.LAYOUTS[self.layout].spec(phase, self.masking, self.label)
-
-    def examples(self, corpus, split, phase, seed):
-        return layouts.LAYOUTS[self.layout].examples(corpus, split, phase, seed, self.masking, self.label)
+    def rows(self, phase):
+        return layouts.LAYOUTS[self.layout].layout(phase.length, self.masking, self.label)
 
     def weights(self, batch):
         weights = {"mlm": batch["prediction_weights"].sum()}

@@ -1,36 +1,23 @@
 """What an objective is: the device half of what is learned. The host half are its examples."""
 
 import abc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 from jax import Array
 
+from data_pipelines.batches import Examples, make_examples
 from data_pipelines.corpus import Corpus
+from data_pipelines.examples.layout import Layout
+from data_pipelines.order import ONE_LANE, Order
 from models.core.parameters import Noise, Params
 from pretrain.objectives.phase import Phase
 from pretrain.objectives.teacher import Bound
 
 Batch = Mapping[str, Array]  # name -> [batch, ...]
 Spec = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape without the batch, dtype)
-
-
-class Examples(Protocol):
-    """Batches of NumPy arrays; a batch depends on (corpus, recipe, seed, step) alone."""
-
-    spec: Spec
-    number: int
-
-    def batch(self, step: int, rows) -> dict:
-        """Rows i64[n] of the global batch of a step: name -> [n, ...]."""
-
-    def fixed(self, limit: int) -> Iterator:
-        """The examples i64[n] of each batch of a fixed set, at most `limit` in all, n at most the batch size."""
-
-    def build(self, epoch, example) -> dict:
-        """Examples i64[n] as they look in an epoch: name -> [n, ...]."""
 
 
 class Moment(NamedTuple):
@@ -80,12 +67,24 @@ class Objective(abc.ABC):
         return
 
     @abc.abstractmethod
+    def rows(self, phase: Phase) -> Layout:
+        """The host half: how rows are made. UserError for a phase that they do not fit."""
+
     def spec(self, phase: Phase) -> Spec:
         """The arrays of a batch, known without data."""
+        return self.rows(phase).spec
 
-    @abc.abstractmethod
-    def examples(self, corpus: Corpus, split: str, phase: Phase, seed: int) -> Examples:
-        """The host half on a split of a corpus."""
+    def examples(
+        self,
+        corpus: Corpus,
+        split: str,
+        phase: Phase,
+        seed: int,
+        order: Order = ONE_LANE,
+        sizes: Sequence[int] | None = None,
+    ) -> Examples:
+        """The batches of a phase, of a split of a corpus. sizes: the examples of its parts, where they are known."""
+        return make_examples(self.rows(phase), corpus, split, phase.batch_size, seed, order, sizes)
 
     def memory(self, model_config, train: bool) -> int:
         """Positions before a row that a model remembers, in training or in evaluation."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from data_pipelines.errors import UserError
 from data_pipelines.examples import permutations
 from data_pipelines.examples.document_stream import end_token
-from data_pipelines.examples.permutations import Permuting
+from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.inputs import inputs_of
@@ -29,7 +29,7 @@ class PermutationLanguageModel(Objective):
     permuting: Permuting = Permuting()  # how rows are made, permuted and predicted
 
     def check_phase(self, phase):
-        permutations.check_shape(phase.length, phase.batch_size, self.permuting)
+        self.rows(phase).check_rows(phase.batch_size)
 
     def check(self, model_config, corpus, phases):
         for phase in phases:
@@ -40,11 +40,8 @@ class PermutationLanguageModel(Objective):
                     "with a larger --heldout, or lower the length"
                 )
 
-    def spec(self, phase):
-        return permutations.spec(phase.length, self.permuting)
-
-    def examples(self, corpus, split, phase, seed):
-        return permutations.PermutedSpans(corpus, split, phase.length, phase.batch_size, seed, self.permuting)
+    def rows(self, phase):
+        return PermutedSpans(phase.length, self.permuting)
 
     def carry(self, model, phase, train):
         return carried(model.empty_memory(phase.batch_size))

@@ -36,11 +36,8 @@ class ReplacedTokenDetection(Objective):
     def check(self, model_config, corpus, phases):
         layouts.check_corpus(corpus)
 
-    def spec(self, phase):
-        return layouts.LAYOUTS[self.layout].spec(phase, self.masking, None)
-
-    def examples(self, corpus, split, phase, seed):
-        return layouts.LAYOUTS[self.layout].examples(corpus, split, phase, seed, self.masking, None)
+    def rows(self, phase):
+        return layouts.LAYOUTS[self.layout].layout(phase.length, self.masking, None)
 
     def weights(self, batch):
         real = (batch["segments"] > 0).sum().astype(jnp.float32)

@@ -6,6 +6,9 @@ from itertools import count
 
 import numpy as np
 
+from data_pipelines.examples.document_stream import DocumentStream
+from data_pipelines.examples.layout import Piece
+
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 FIRST = 5  # the first ordinary token
 
@@ -83,6 +86,12 @@ def unmasked(batch):
     row, slot = np.nonzero(batch["prediction_weights"])
     tokens[row, batch["prediction_positions"][row, slot]] = batch["prediction_targets"][row, slot]
     return tokens
+
+
+def whole_stream(corpus, split, epoch=0):
+    """The stream of an epoch, of all documents in one window."""
+    pieces = [Piece(part, 0, sum(part.sizes[split][of] for of in ("tokens", "documents"))) for part in corpus.parts]
+    return DocumentStream(pieces, split, 0, epoch)
 
 
 def epoch(examples, number=0):

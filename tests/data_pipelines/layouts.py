@@ -1,6 +1,5 @@
-"""Every way to make rows, and a small corpus for all of them that is the same on every machine."""
+"""Every way to make rows of 32 tokens, and a small corpus for all of them that is the same on every machine."""
 
-from functools import partial
 from pathlib import Path
 
 from data_pipelines.corpus import Corpus
@@ -12,21 +11,21 @@ from data_pipelines.examples.streams import ContiguousStreams
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
 
 LAYOUTS = {
-    "pairs, next sentence": SegmentPairs,
-    "pairs, sentence order": partial(SegmentPairs, label=SENTENCE_ORDER),
-    "pairs, no label": partial(SegmentPairs, label=None),
-    "pairs, whole words": partial(SegmentPairs, masks=Masking(whole_word=True)),
-    "pairs, masked as ELECTRA's": partial(SegmentPairs, masks=Masking(0.25, 0.85, 0.0), label=None),
-    "pairs, n-grams as ALBERT's": partial(SegmentPairs, masks=Masking(whole_word=True, ngrams=(1, 1 / 2, 1 / 3))),
-    "packed": PackedSentences,
-    "packed, whole words": partial(PackedSentences, masks=Masking(whole_word=True)),
-    "packed, n-grams": partial(PackedSentences, masks=Masking(whole_word=True, ngrams=(0.4, 0.3, 0.2, 0.1))),
-    "packed across documents": partial(PackedSentences, cross_document_attention=True),
-    "stream": ContiguousStreams,
-    "stream, reset": partial(ContiguousStreams, reset=True),
-    "permuted spans": partial(PermutedSpans, permuting=Permuting(reuse_len=14, perm_size=8)),
-    "permuted tokens, one way": partial(
-        PermutedSpans, permuting=Permuting(reuse_len=0, perm_size=32, k=4, spans=False, bidirectional=False)
+    "pairs, next sentence": SegmentPairs(32),
+    "pairs, sentence order": SegmentPairs(32, label=SENTENCE_ORDER),
+    "pairs, no label": SegmentPairs(32, label=None),
+    "pairs, whole words": SegmentPairs(32, masks=Masking(whole_word=True)),
+    "pairs, masked as ELECTRA's": SegmentPairs(32, masks=Masking(0.25, 0.85, 0.0), label=None),
+    "pairs, n-grams as ALBERT's": SegmentPairs(32, masks=Masking(whole_word=True, ngrams=(1, 1 / 2, 1 / 3))),
+    "packed": PackedSentences(32),
+    "packed, whole words": PackedSentences(32, masks=Masking(whole_word=True)),
+    "packed, n-grams": PackedSentences(32, masks=Masking(whole_word=True, ngrams=(0.4, 0.3, 0.2, 0.1))),
+    "packed across documents": PackedSentences(32, cross_document_attention=True),
+    "stream": ContiguousStreams(32),
+    "stream, reset": ContiguousStreams(32, reset=True),
+    "permuted spans": PermutedSpans(32, permuting=Permuting(reuse_len=14, perm_size=8)),
+    "permuted tokens, one way": PermutedSpans(
+        32, permuting=Permuting(reuse_len=0, perm_size=32, k=4, spans=False, bidirectional=False)
     ),
 }
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.evaluation import evaluation_batches
 from data_pipelines.examples.packed_sentences import PackedSentences
@@ -17,7 +18,7 @@ def corpus(tmp_path_factory):
 
 
 def test_every_held_out_token_counts_once(corpus):
-    examples = PackedSentences(corpus, "heldout", 32, batch_size=16, seed=0)
+    examples = make_examples(PackedSentences(32), corpus, "heldout", 16, seed=0)
     batches = list(evaluation_batches(examples, limit=10**6))
     assert {batch["tokens"].shape for batch in batches} == {(16, 32)}
     texts = np.concatenate([unmasked(batch)[batch["segments"] > 0] for batch in batches])
@@ -28,7 +29,9 @@ def test_every_held_out_token_counts_once(corpus):
 @pytest.mark.parametrize("label", [NEXT_SENTENCE, SENTENCE_ORDER])
 @pytest.mark.parametrize("limit", [1, 16, 21])
 def test_the_limit_is_kept_and_the_last_batch_is_filled_with_rows_that_count_nowhere(corpus, limit, label):
-    batches = list(evaluation_batches(SegmentPairs(corpus, "heldout", 16, batch_size=8, seed=0, label=label), limit))
+    batches = list(
+        evaluation_batches(make_examples(SegmentPairs(16, label=label), corpus, "heldout", 8, seed=0), limit)
+    )
     assert len(batches) == -(-limit // 8)
     whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     assert (whole["segments"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
@@ -37,7 +40,7 @@ def test_the_limit_is_kept_and_the_last_batch_is_filled_with_rows_that_count_now
 
 
 def test_the_set_is_the_same_every_time_and_spread_over_the_split(corpus):
-    examples = SegmentPairs(corpus, "heldout", 16, batch_size=8, seed=0)
+    examples = make_examples(SegmentPairs(16), corpus, "heldout", 8, seed=0)
     first, again = (list(evaluation_batches(examples, 40)) for _ in range(2))
     assert all(map(equal, first, again))
     assert all(equal(batch, examples.build(0, rows)) for batch, rows in zip(first, examples.fixed(40), strict=True))
@@ -48,4 +51,4 @@ def test_the_set_is_the_same_every_time_and_spread_over_the_split(corpus):
 
 
 def test_an_empty_split_has_no_batches(corpus):
-    assert list(evaluation_batches(PackedSentences(corpus, "train", 16, batch_size=8, seed=0), 100)) == []
+    assert list(evaluation_batches(make_examples(PackedSentences(16), corpus, "train", 8, seed=0), 100)) == []

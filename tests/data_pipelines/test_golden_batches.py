@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.evaluation import evaluation_batches
 from tests.data_pipelines.layouts import LAYOUTS, written
@@ -39,10 +40,10 @@ GOLDEN = {
 
 def digest(layout, corpus: Corpus) -> str:
     """Of two epochs' steps, some rows of each in another order than theirs, and of an evaluation."""
-    train = layout(corpus, "train", 32, BATCH_SIZE, seed=7)
+    train = make_examples(layout, corpus, "train", BATCH_SIZE, seed=7)
     steps = 2 * train.number // BATCH_SIZE + 1
     batches = [train.batch(step, ROWS) for step in range(steps)]
-    batches += evaluation_batches(layout(corpus, "heldout", 32, BATCH_SIZE, seed=7), limit=12)
+    batches += evaluation_batches(make_examples(layout, corpus, "heldout", BATCH_SIZE, seed=7), limit=12)
     found = hashlib.sha256()
     for batch in batches:
         for name, array in sorted(batch.items()):

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.segment_pairs import SegmentPairs
@@ -18,7 +19,7 @@ ROWS = np.array([1, 4, 6])  # one host's rows of a batch of 8
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "c"
-    return SegmentPairs(Corpus(write_corpus(path, random_documents(0, 30))), "train", 16, batch_size=8, seed=0)
+    return make_examples(SegmentPairs(16), Corpus(write_corpus(path, random_documents(0, 30))), "train", 8, seed=0)
 
 
 @pytest.mark.parametrize("workers", [{"threads": 0}, {"threads": 1}, {"threads": 4}, {"processes": 3}])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.masking import ORDER, SIZES, Masking, SpecialTokens, mask, predictions
+from data_pipelines.examples.masking import SIZES, TOKENS, Masking, SpecialTokens, mask, predictions
 from tests.data_pipelines.corpora import unmasked, write_corpus
 
 VOCAB = 1000
@@ -133,7 +133,7 @@ def test_whole_words_are_chosen_as_long_as_one_fits(data):
 
 def drawn(key, stream, number):
     """The random bits of one counter of a row's stream, as a Python integer."""
-    return int(noise.bits(key, np.array([stream * noise.STREAM + number], np.uint32))[0])
+    return int(noise.bits(key, np.array([noise.STREAMS[stream] * noise.STREAM + number], np.uint32))[0])
 
 
 def chosen_slowly(masking, key, maskable, word_starts):
@@ -150,7 +150,7 @@ def chosen_slowly(masking, key, maskable, word_starts):
             words -= 1
         number += begins
         if maskable[position]:
-            runs.setdefault(drawn(key, ORDER, number) >> (len(maskable) - 1).bit_length(), []).append(position)
+            runs.setdefault(drawn(key, TOKENS, number) >> (len(maskable) - 1).bit_length(), []).append(position)
     left = min(max(round(masking.rate * sum(maskable)), 1), sum(maskable))
     found = []
     for _, run in sorted(runs.items()):

@@ -5,8 +5,9 @@ import pytest
 
 from data_pipelines import noise
 
+ONE, OTHER = "masked tokens", "what masked tokens become"
 KEYS = noise.key(1, 0, np.arange(2000))
-DRAWS = noise.bits(KEYS, noise.counters(0, 500))  # uint32 [2000, 500]
+DRAWS = noise.bits(KEYS, noise.counters(ONE, 500))  # uint32 [2000, 500]
 
 
 def test_an_int_and_an_array_are_hashed_alike():
@@ -14,13 +15,18 @@ def test_an_int_and_an_array_are_hashed_alike():
     expected = [noise.key(7, 3, row) for row in range(5)]
     assert noise.key(7, 3, rows).tolist() == expected
     assert noise.key(7, np.full(5, 3), rows).tolist() == expected
-    counters = noise.counters(2, 4)
+    counters = noise.counters(ONE, 4)
     assert noise.bits(noise.key(7, 3, rows), counters)[1].tolist() == noise.bits(expected[1], counters).tolist()
 
 
 def test_every_number_in_a_key_counts():
     keys = [noise.key(*numbers) for numbers in ((1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (2, 1, 3), (1, 2), (-1, 2))]
     assert len(set(keys)) == len(keys)
+
+
+def test_a_name_in_a_key_counts_too():
+    keys = [noise.key(*numbers) for numbers in ((1,), (1, "parts"), ("parts", 1), (1, "window"))]
+    assert len(set(keys)) == len(keys) and noise.key(1, "parts", np.arange(3))[2] == noise.key(1, "parts", 2)
 
 
 def test_all_256_values_of_every_byte_are_equally_frequent():
@@ -37,9 +43,9 @@ def test_neighbours_are_independent(neighbour):
     other = {
         "next counter": lambda: np.roll(DRAWS, 1, axis=1),
         "next row": lambda: np.roll(DRAWS, 1, axis=0),
-        "next epoch": lambda: noise.bits(noise.key(1, 1, rows), noise.counters(0, 500)),
-        "next seed": lambda: noise.bits(noise.key(2, 0, rows), noise.counters(0, 500)),
-        "next stream": lambda: noise.bits(KEYS, noise.counters(1, 500)),
+        "next epoch": lambda: noise.bits(noise.key(1, 1, rows), noise.counters(ONE, 500)),
+        "next seed": lambda: noise.bits(noise.key(2, 0, rows), noise.counters(ONE, 500)),
+        "next stream": lambda: noise.bits(KEYS, noise.counters(OTHER, 500)),
     }[neighbour]()
     correlation = np.corrcoef(DRAWS.ravel(), other.ravel())[0, 1]
     assert abs(correlation) < 5 / np.sqrt(DRAWS.size)

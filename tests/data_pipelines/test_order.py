@@ -1,19 +1,28 @@
 """Every epoch is a permutation of its own, found by index."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipelines.errors import UserError
-from data_pipelines.order import permute, schedule
+from data_pipelines.order import permute, permute_each
+from tests.data_pipelines.counted import counted
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 10**9))
 def test_positions_are_permuted(number, seed, epoch):
     assert sorted(permute(seed, epoch, number, np.arange(number))) == list(range(number))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 99), st.integers(1, 50)), min_size=1, max_size=5))
+def test_several_permutations_at_once_are_those_one_by_one(networks):
+    which = np.repeat(np.arange(len(networks)), [number for *_, number in networks])[::-1]
+    positions = np.concatenate([np.arange(number) for *_, number in reversed(networks)])
+    together = permute_each(networks, which, positions)
+    for index, network in enumerate(networks):
+        here = which == index
+        assert together[here].tolist() == permute(*network, positions[here]).tolist()
 
 
 def test_a_corpus_of_a_trillion_examples_is_permuted_too():
@@ -46,32 +55,27 @@ def test_the_network_s_halves_do_not_show():
     assert chi_square < 99 + 5 * np.sqrt(2 * 99)
 
 
-def examples(number, batch_size):
-    corpus = SimpleNamespace(path="corpora/none")
-    return SimpleNamespace(seed=1, number=number, batch_size=batch_size, corpus=corpus, split="train")
-
-
 def test_steps_run_through_epoch_after_epoch_without_a_gap():
     seen = {epoch: [] for epoch in range(4)}
     for step in range(7):
-        epoch, example = schedule(examples(10, batch_size=4), step, np.arange(4))
-        for one, other in zip(np.broadcast_to(epoch, 4).tolist(), example.tolist(), strict=True):
-            seen[one].append(other)
+        batch = counted([10], batch_size=4).batch(step, np.arange(4))
+        for epoch, example in zip(batch["epoch"].tolist(), batch["example"].tolist(), strict=True):
+            seen[epoch].append(example)
     assert [sorted(order) for order in seen.values()] == [list(range(10))] * 2 + [sorted(seen[2]), []]
     assert len(set(seen[2])) == 8
     assert seen[0] != seen[1]
 
 
 def test_rows_beyond_the_batch_are_those_of_later_steps():
-    some = examples(7, batch_size=4)
-    epoch, example = schedule(some, 2, np.arange(12))
+    some = counted([7], batch_size=4)
+    together = some.batch(2, np.arange(12))
     for later in range(3):
-        expected_epoch, expected = schedule(some, 2 + later, np.arange(4))
-        rows = slice(4 * later, 4 * later + 4)
-        assert example[rows].tolist() == expected.tolist()
-        assert np.broadcast_to(epoch, 12)[rows].tolist() == np.broadcast_to(expected_epoch, 4).tolist()
+        alone = some.batch(2 + later, np.arange(4))
+        assert {name: array[4 * later : 4 * later + 4].tolist() for name, array in together.items()} == {
+            name: array.tolist() for name, array in alone.items()
+        }
 
 
 def test_an_empty_split_is_an_error_that_names_it():
     with pytest.raises(UserError, match="split 'train' of corpus corpora/none is empty"):
-        schedule(examples(0, batch_size=4), 0, np.arange(4))
+        counted([0], batch_size=4).batch(0, np.arange(4))

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
-from data_pipelines.examples.packed_sentences import PackedSentences, spec
+from data_pipelines.examples.packed_sentences import PackedSentences
 from tests.data_pipelines.corpora import epoch, equal, numbered, random_documents, unmasked, write_corpus
 
 CLS, SEP, PAD = 2, 3, 0
@@ -50,7 +51,7 @@ def written(row, length):
 def test_rows_are_those_of_a_plain_loop(tmp_path_factory, shape, length):
     documents = numbered(shape)
     corpus = Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", documents, vocab_size=3000))
-    examples = PackedSentences(corpus, "train", length, 4, seed=0)
+    examples = make_examples(PackedSentences(length), corpus, "train", 4, seed=0)
     expected = packed_slowly(documents, length)
     assert examples.number == len(expected)
     if expected:
@@ -66,14 +67,14 @@ def corpus(tmp_path_factory):
 
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_an_epoch_of_steps_has_every_token_of_the_corpus_once(corpus, whole_word):
-    examples = PackedSentences(corpus, "train", 64, batch_size=1, seed=3, masks=Masking(whole_word=whole_word))
+    examples = make_examples(PackedSentences(64, masks=Masking(whole_word=whole_word)), corpus, "train", 1, seed=3)
     tokens = [unmasked(examples.batch(step, np.arange(1)))[0] for step in range(examples.number)]
     seen = np.bincount(np.concatenate(tokens), minlength=100)
     assert seen[5:].tolist() == corpus.token_counts()[5:].tolist()
 
 
 def test_the_order_and_the_noise_change_with_the_epoch_and_the_seed(corpus):
-    first, other = (PackedSentences(corpus, "train", 64, batch_size=4, seed=seed) for seed in (0, 1))
+    first, other = (make_examples(PackedSentences(64), corpus, "train", 4, seed=seed) for seed in (0, 1))
     rows = np.arange(4)
     assert not np.array_equal(unmasked(first.batch(0, rows)), unmasked(other.batch(0, rows)))
     assert np.array_equal(unmasked(epoch(first, 0)), unmasked(epoch(first, 1)))
@@ -81,13 +82,13 @@ def test_the_order_and_the_noise_change_with_the_epoch_and_the_seed(corpus):
 
 
 def test_the_share_that_is_predicted_is_of_the_text_without_special_tokens(corpus):
-    batch = epoch(PackedSentences(corpus, "train", 64, 4, seed=0, masks=Masking(rate=0.4)))
+    batch = epoch(make_examples(PackedSentences(64, masks=Masking(rate=0.4)), corpus, "train", 4, seed=0))
     text = (unmasked(batch) >= 5).sum(axis=1)
     assert batch["prediction_weights"].sum(axis=1).tolist() == np.maximum(np.rint(0.4 * text), 1).tolist()
 
 
 def test_whole_words_are_masked_whole(corpus):
-    batch = epoch(PackedSentences(corpus, "train", 64, 4, seed=0, masks=Masking(whole_word=True)))
+    batch = epoch(make_examples(PackedSentences(64, masks=Masking(whole_word=True)), corpus, "train", 4, seed=0))
     assert batch["prediction_weights"].sum() > 0.13 * (batch["segments"] > 0).sum()
     text = unmasked(batch)
     special = np.isin(text, [PAD, CLS, SEP])
@@ -102,7 +103,7 @@ def test_whole_words_are_masked_whole(corpus):
 
 @pytest.mark.parametrize("across", [False, True])
 def test_attention_may_cross_documents_only_when_asked(corpus, across):
-    batch = epoch(PackedSentences(corpus, "train", 128, 4, seed=0, cross_document_attention=across))
+    batch = epoch(make_examples(PackedSentences(128, cross_document_attention=across), corpus, "train", 4, seed=0))
     real = unmasked(batch) != PAD
     assert np.array_equal(batch["segments"] > 0, real)
     assert (batch["segments"].max() == 1) == across
@@ -110,7 +111,7 @@ def test_attention_may_cross_documents_only_when_asked(corpus, across):
 
 
 def test_rows_built_together_are_those_built_apart(corpus):
-    examples = PackedSentences(corpus, "train", 32, batch_size=64, seed=5)
+    examples = make_examples(PackedSentences(32), corpus, "train", 64, seed=5)
     for step in (0, 7):  # some step crosses an epoch's end
         whole = examples.batch(step, np.arange(64))
         for rows in (np.array([0]), np.arange(20, 50), np.array([63, 2, 17])):
@@ -119,14 +120,14 @@ def test_rows_built_together_are_those_built_apart(corpus):
 
 def test_the_spec_is_known_without_data(corpus):
     masks = Masking(rate=0.2)
-    batch = PackedSentences(corpus, "train", 64, batch_size=4, seed=0, masks=masks).batch(0, np.arange(3))
-    assert {name: (array.shape[1:], array.dtype) for name, array in batch.items()} == spec(64, masks)
+    batch = make_examples(PackedSentences(64, masks=masks), corpus, "train", 4, seed=0).batch(0, np.arange(3))
+    assert {name: (array.shape[1:], array.dtype) for name, array in batch.items()} == PackedSentences(64, masks).spec
 
 
 def test_a_row_too_short_for_text_and_an_empty_split_are_errors(corpus):
     with pytest.raises(UserError, match="length 2 leaves no room"):
-        PackedSentences(corpus, "train", 2, 4, seed=0)
-    empty = PackedSentences(corpus, "heldout", 16, 4, seed=0)
+        make_examples(PackedSentences(2), corpus, "train", 4, seed=0)
+    empty = make_examples(PackedSentences(16), corpus, "heldout", 4, seed=0)
     assert empty.number == 0
     with pytest.raises(UserError, match="split 'heldout' .* is empty"):
         empty.batch(0, np.arange(4))

@@ -8,12 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_pipelines import noise
+from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.evaluation import evaluation_batches
-from data_pipelines.examples.permutations import PermutedSpans, Permuting, _spans, predictions, spec, visibility
-from tests.data_pipelines.corpora import SPECIAL, equal, numbered, random_documents, write_corpus
+from data_pipelines.examples.permutations import PermutedSpans, Permuting, _spans, predictions, visibility
+from data_pipelines.order import permute
+from tests.data_pipelines.corpora import SPECIAL, equal, numbered, random_documents, whole_stream, write_corpus
 
 SEP, CLS, EOD = SPECIAL["sep"], SPECIAL["cls"], 4999
 ONE_WAY = Permuting(bidirectional=False)
@@ -64,10 +65,10 @@ def test_rows_are_a_reused_part_a_and_b_with_separators(tmp_path_factory, shape,
     corpus = written(tmp_path_factory.mktemp("corpus"), documents)
     batch_size = rows * (1 + both)
     permuting = Permuting(reuse_len=reuse, k=2, perm_size=4, bidirectional=both)
-    examples = PermutedSpans(corpus, "train", reuse + room + 3, batch_size, 0, permuting)
+    examples = make_examples(PermutedSpans(reuse + room + 3, permuting), corpus, "train", batch_size, 0)
     for step in range(2 * examples.steps):
         epoch, place = divmod(step, examples.steps)
-        order = DocumentStream(corpus, "train", seed=0).order(epoch).documents
+        order = permute(0, epoch, len(documents), np.arange(len(documents)))
         tokens, cuts = slowly(documents, order, room)
         batch = examples.batch(step, np.arange(batch_size))
         assert batch["reversed"].tolist() == [0] * rows + [1] * rows * both
@@ -89,20 +90,20 @@ def check_row(row, types, tokens, cuts, at, reuse, room):
 
 
 def test_in_an_epoch_the_reused_parts_are_the_whole_stream_up_to_a_rest(corpus):
-    examples = PermutedSpans(corpus, "train", 64, 4, 0, Permuting(reuse_len=32, bidirectional=False))
+    examples = make_examples(PermutedSpans(64, Permuting(reuse_len=32, bidirectional=False)), corpus, "train", 4, 0)
     rows = [examples.batch(step, np.arange(4))["tokens"][:, :32] for step in range(examples.steps)]
-    order = DocumentStream(corpus, "train", seed=0).order(0).documents
+    order = permute(0, 0, 60, np.arange(60))
     stream, _ = slowly(random_documents(0, 60), order, 29)
     reused = np.concatenate(rows, axis=1).ravel()
     assert reused.tolist() == stream[: len(reused)] and len(stream) - len(reused) < 32 * 4 + 64
 
 
 def test_b_follows_half_of_the_time_and_a_takes_every_size(corpus):
-    examples = PermutedSpans(corpus, "train", 128, 64, 0, Permuting(reuse_len=32))
-    stream = DocumentStream(corpus, "train", seed=0)
+    examples = make_examples(PermutedSpans(128, Permuting(reuse_len=32)), corpus, "train", 64, 0)
     follows, sizes = [], []
     for epoch in range(20):
-        whole, _ = stream.read(stream.order(epoch), np.array([0]), np.array([stream.total]))
+        stream = whole_stream(corpus, "train", epoch)
+        whole, _ = stream.read(np.array([0]), np.array([stream.total]))
         example = np.arange(examples.number)
         tokens = examples.build(epoch, example)["tokens"]
         for way, text in enumerate((whole, whole[::-1])):
@@ -156,7 +157,7 @@ PERMUTING = st.builds(
 @given(permuting=PERMUTING, seed=st.integers(0, 9))
 def test_no_order_leaks(corpus, permuting, seed):
     length, reuse, size = 64, permuting.reuse_len, permuting.perm_size
-    batch = PermutedSpans(corpus, "train", length, 4, seed, permuting).batch(0, np.arange(4))
+    batch = make_examples(PermutedSpans(length, permuting), corpus, "train", 4, seed).batch(0, np.arange(4))
     sees, target = seen(batch), chosen(batch)
     position = np.arange(length)
     special = (batch["types"] == 2) | (batch["tokens"] == SEP)
@@ -177,7 +178,7 @@ def test_no_order_leaks(corpus, permuting, seed):
 
 
 def test_every_order_within_a_block_is_as_likely(corpus):
-    examples = PermutedSpans(corpus, "train", 64, 8, 0, Permuting(reuse_len=32, perm_size=32))
+    examples = make_examples(PermutedSpans(64, Permuting(reuse_len=32, perm_size=32)), corpus, "train", 8, 0)
     batch = [examples.build(epoch, np.arange(examples.number)) for epoch in range(8)]
     first = np.concatenate([np.take_along_axis(b["ranks"], b["prediction_positions"][:, :3], 1) for b in batch])
     counts = np.unique(np.argsort(first, axis=1), axis=0, return_counts=True)[1]
@@ -188,8 +189,10 @@ def test_every_order_within_a_block_is_as_likely(corpus):
 @pytest.mark.parametrize("reuse, k, length", [(256, 6, 512), (0, 6, 128), (32, 1, 64), (50, 3, 128)])
 def test_exactly_so_many_positions_are_predicted_and_never_a_special_one(corpus, spans, reuse, k, length):
     permuting = Permuting(reuse_len=reuse, k=k, spans=spans, bidirectional=False)
-    batch = PermutedSpans(corpus, "train", length, 4, 0, permuting).batch(0, np.arange(4))
-    assert {name: (array.shape[1:], array.dtype) for name, array in batch.items()} == spec(length, permuting)
+    batch = make_examples(PermutedSpans(length, permuting), corpus, "train", 4, 0).batch(0, np.arange(4))
+    assert {name: (array.shape[1:], array.dtype) for name, array in batch.items()} == PermutedSpans(
+        length, permuting
+    ).spec
     target, slots = chosen(batch), predictions(length, permuting)
     used = min(slots, length - 3)
     assert slots == -(-length // k)
@@ -223,7 +226,7 @@ def test_spans_have_one_to_five_tokens_as_often_as_they_should_and_a_context_of_
 def test_the_context_spreads_the_spans(corpus):
     reach = {}
     for context in (1, 6):
-        examples = PermutedSpans(corpus, "train", 512, 4, 0, Permuting(context=context))
+        examples = make_examples(PermutedSpans(512, Permuting(context=context)), corpus, "train", 4, 0)
         positions = examples.build(0, np.arange(examples.number))["prediction_positions"]
         reach[context] = positions[:, :43].max(axis=1).mean()  # those in the reused part
     assert reach[1] == pytest.approx(2 * 43, abs=5) and reach[6] > 230
@@ -232,7 +235,7 @@ def test_the_context_spreads_the_spans(corpus):
 def test_most_predictions_come_in_spans_only_when_asked(corpus):
     share = {}
     for spans in (True, False):
-        examples = PermutedSpans(corpus, "train", 512, 4, 0, Permuting(spans=spans))
+        examples = make_examples(PermutedSpans(512, Permuting(spans=spans)), corpus, "train", 4, 0)
         target = chosen(examples.build(0, np.arange(examples.number)))
         share[spans] = (target[:, 1:] & target[:, :-1]).sum() / target.sum()
     assert share[True] > 0.4 and 0.1 < share[False] < 0.22
@@ -240,23 +243,23 @@ def test_most_predictions_come_in_spans_only_when_asked(corpus):
 
 def test_rows_built_together_are_those_built_apart(corpus):
     permuting = Permuting(reuse_len=32)
-    examples = PermutedSpans(corpus, "train", 64, 8, 5, permuting)
+    examples = make_examples(PermutedSpans(64, permuting), corpus, "train", 8, 5)
     for step in (0, examples.steps - 1):  # the rows from 8 on are those of the next step, in the next epoch
         whole = examples.batch(step, np.arange(16))
         for rows in (np.array([0]), np.arange(3, 12), np.array([15, 2, 7])):
             assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
-        other = pickle.loads(pickle.dumps(PermutedSpans(corpus, "train", 64, 8, 5, permuting)))
+        other = pickle.loads(pickle.dumps(make_examples(PermutedSpans(64, permuting), corpus, "train", 8, 5)))
         assert equal(other.batch(step + 1, np.arange(8)), {name: array[8:] for name, array in whole.items()})
 
 
 def test_where_b_begins_elsewhere_is_anywhere(tmp_path):
     """Not only where the coin that sends it there falls."""
-    examples = PermutedSpans(
-        written(tmp_path, numbered([[4] * 10] * 100)), "train", 64, 4, 0, Permuting(reuse_len=32, bidirectional=False)
-    )
-    stream, places = DocumentStream(examples.corpus, "train", seed=0), []
+    corpus = written(tmp_path, numbered([[4] * 10] * 100))
+    examples = make_examples(PermutedSpans(64, Permuting(reuse_len=32, bidirectional=False)), corpus, "train", 4, 0)
+    places = []
     for epoch in range(8):
-        text, _ = stream.read(stream.order(epoch), np.array([0]), np.array([stream.total]))
+        stream = whole_stream(examples.corpus, "train", epoch)
+        text, _ = stream.read(np.array([0]), np.array([stream.total]))
         at = np.argsort(text)
         for row in examples.build(epoch, np.arange(examples.number))["tokens"]:
             separator = np.flatnonzero(row == SEP)[0]
@@ -269,7 +272,7 @@ def test_where_b_begins_elsewhere_is_anywhere(tmp_path):
 
 def test_seeds_and_epochs_differ(corpus):
     batches = [
-        PermutedSpans(corpus, "train", 64, 8, seed, Permuting(reuse_len=32)).build(epoch, np.arange(8))
+        make_examples(PermutedSpans(64, Permuting(reuse_len=32)), corpus, "train", 8, seed).build(epoch, np.arange(8))
         for seed, epoch in ((0, 0), (0, 1), (1, 0))
     ]
     for name in ("tokens", "ranks", "prediction_positions"):
@@ -279,7 +282,7 @@ def test_seeds_and_epochs_differ(corpus):
 
 def test_the_same_text_is_permuted_and_predicted_anew_in_every_epoch(tmp_path):
     one_document = written(tmp_path, numbered([[20] * 30]))  # whose stream is the same in all epochs
-    examples = PermutedSpans(one_document, "train", 64, 8, 0, Permuting(reuse_len=32))
+    examples = make_examples(PermutedSpans(64, Permuting(reuse_len=32)), one_document, "train", 8, 0)
     one, other = (examples.build(epoch, np.arange(8)) for epoch in (0, 1))
     np.testing.assert_array_equal(one["tokens"][:, :32], other["tokens"][:, :32])
     for name in ("ranks", "prediction_positions"):
@@ -289,14 +292,14 @@ def test_the_same_text_is_permuted_and_predicted_anew_in_every_epoch(tmp_path):
 @pytest.mark.parametrize("both", [True, False])
 @pytest.mark.parametrize("limit", [6, 20, 10**6])
 def test_evaluation_is_contiguous_and_keeps_the_limit(corpus, both, limit):
-    examples = PermutedSpans(corpus, "heldout", 64, 4, 0, Permuting(reuse_len=32, bidirectional=both))
+    examples = make_examples(PermutedSpans(64, Permuting(reuse_len=32, bidirectional=both)), corpus, "heldout", 4, 0)
     batches = list(evaluation_batches(examples, limit))
     rows = [np.concatenate([batch["tokens"][row, :32] for batch in batches]) for row in range(4)]
     real = np.array([batch["segments"].any(axis=1) for batch in batches])  # [steps, rows]
     assert {batch["tokens"].shape for batch in batches} == {(4, 64)}
     assert real.sum() == min(limit, examples.number) and (real[:-1] >= real[1:]).all()
     assert np.array_equal(real, [batch["prediction_weights"].any(axis=1) for batch in batches])
-    order = DocumentStream(corpus, "heldout", seed=0).order(0).documents
+    order = permute(0, 0, 20, np.arange(20))
     stream, _ = slowly(random_documents(1, 20), order, 29)
     for way, text in enumerate((stream, stream[::-1])[: 1 + both]):
         mine = [row[: 32 * count] for row, count in list(zip(rows, real.sum(axis=0), strict=True))[way :: 1 + both]]
@@ -307,13 +310,13 @@ def test_evaluation_is_contiguous_and_keeps_the_limit(corpus, both, limit):
 
 def test_what_does_not_fit_is_said(tmp_path, corpus):
     with pytest.raises(UserError, match="length 256 leaves no room .* reuse_len 256 .* use at most reuse_len 128"):
-        PermutedSpans(corpus, "train", 256, 4, 0)
-    with pytest.raises(UserError, match="batch size 3 is odd"):
-        PermutedSpans(corpus, "train", 512, 3, 0)
+        make_examples(PermutedSpans(256), corpus, "train", 4, 0)
+    with pytest.raises(UserError, match="3 rows are odd"):
+        make_examples(PermutedSpans(512), corpus, "train", 3, 0)
     with pytest.raises(UserError, match="has .* tokens, too few for a batch of 4000 rows of 512"):
-        PermutedSpans(corpus, "train", 512, 4000, 0).batch(0, np.arange(4))
+        make_examples(PermutedSpans(512), corpus, "train", 4000, 0).batch(0, np.arange(4))
     with pytest.raises(UserError, match="permuting.k=0: must be at least 1"):
         Permuting(k=0)
     bare = Corpus(write_corpus(tmp_path / "c", numbered([[9]]), special={"unk": 1, "sep": 2}))
     with pytest.raises(UserError, match="has no cls token"):
-        PermutedSpans(bare, "train", 512, 4, 0)
+        make_examples(PermutedSpans(512), bare, "train", 4, 0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from data_pipelines import noise
+from data_pipelines.batches import make_examples
 from tests.data_pipelines.layouts import LAYOUTS, written
 
 ROWS = np.array([5, 0, 3])
@@ -34,7 +35,7 @@ def test_keys_are_of_the_seed_the_epoch_and_the_example(name, corpus, drawn):
     found = []
     for seed, epoch in ((0, 0), (0, 1), (1, 0)):
         drawn.clear()
-        LAYOUTS[name](corpus, "train", 32, 8, seed=seed).build(epoch, ROWS)
+        make_examples(LAYOUTS[name], corpus, "train", 8, seed).build(epoch, ROWS)
         keys = drawn[0][0]
         assert all(np.array_equal(keys, others) for others, _ in drawn)
         found += keys.tolist()
@@ -43,7 +44,7 @@ def test_keys_are_of_the_seed_the_epoch_and_the_example(name, corpus, drawn):
 
 @pytest.mark.parametrize("name", NOISY)
 def test_no_two_uses_share_a_number(name, corpus, drawn):
-    LAYOUTS[name](corpus, "train", 32, 8, seed=7).build(1, ROWS)
+    make_examples(LAYOUTS[name], corpus, "train", 8, 7).build(1, ROWS)
     for row in range(len(ROWS)):
         uses = [set(counters[row].tolist()) for _, counters in drawn]  # in one use, a word's tokens share theirs
         assert len(uses) >= 2 and sum(map(len, uses)) == len(set.union(*uses))

@@ -8,10 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_pipelines import noise
+from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
-from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, spec, truncated
+from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, truncated
 from tests.data_pipelines.corpora import epoch, equal, numbered, unmasked, write_corpus
 
 CLS, SEP, PAD, FIRST = 2, 3, 0, 5
@@ -60,7 +61,7 @@ def document_of(corpus, offsets):
 @given(shape=SHAPES, length=st.sampled_from([5, 6, 16, 33]), label=st.sampled_from(LABELS), seed=st.integers(0, 9))
 def test_odd_corpora_make_proper_pairs(tmp_path_factory, shape, length, label, seed):
     corpus = corpus_of(tmp_path_factory, shape)
-    examples = SegmentPairs(corpus, "train", length, 4, seed=seed, label=label)
+    examples = make_examples(SegmentPairs(length, label=label), corpus, "train", 4, seed=seed)
     documents = np.count_nonzero(corpus.lengths("train"))
     assert (examples.number == 0) == (documents == 0)
     for index, (a, b) in enumerate(segments_of(epoch(examples)) if documents else []):
@@ -79,7 +80,7 @@ def test_odd_corpora_make_proper_pairs(tmp_path_factory, shape, length, label, s
 
 def test_segments_are_whole_sentences_wherever_nothing_was_cut(corpus):
     borders = set(corpus.sentences("train").tolist())
-    examples = SegmentPairs(corpus, "train", 64, 4, seed=1)
+    examples = make_examples(SegmentPairs(64), corpus, "train", 4, seed=1)
     short = [pair for pair in segments_of(epoch(examples)) if sum(map(len, pair)) < 61]
     assert len(short) > 100
     for segment in (segment for pair in short for segment in pair):
@@ -87,7 +88,7 @@ def test_segments_are_whole_sentences_wherever_nothing_was_cut(corpus):
 
 
 def test_without_next_sentence_the_text_runs_through_the_rows_in_order(corpus):
-    rows = segments_of(epoch(SegmentPairs(corpus, "train", 64, 4, seed=1, label=None)))
+    rows = segments_of(epoch(make_examples(SegmentPairs(64, label=None), corpus, "train", 4, seed=1)))
     rows = [np.concatenate(pair) for pair in rows]
     assert rows[0][0] == 0 or len(rows[0]) == 61
     for row, following in pairwise(rows):
@@ -100,7 +101,7 @@ def test_a_chunk_ends_where_its_target_is_reached(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[1] * 50_000])
     pairs = []
     for seed in range(4):
-        pairs += segments_of(epoch(SegmentPairs(corpus, "train", 23, 4, seed=seed, label=None)))[:-1]
+        pairs += segments_of(epoch(make_examples(SegmentPairs(23, label=None), corpus, "train", 4, seed=seed)))[:-1]
     lengths = [len(a) + len(b) for a, b in pairs]
     counts = np.bincount(lengths, minlength=21)
     rows = len(lengths)
@@ -114,7 +115,7 @@ def test_a_chunk_ends_where_its_target_is_reached(tmp_path_factory):
 
 def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[4] * 40] * 200)
-    batches = [epoch(SegmentPairs(corpus, "train", 32, 4, seed=3), number) for number in range(4)]
+    batches = [epoch(make_examples(SegmentPairs(32), corpus, "train", 4, seed=3), number) for number in range(4)]
     labels = np.concatenate([batch["next_sentence"] for batch in batches])
     assert set(labels) == {0, 1}
     assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 0.01  # a document's last sentence may be alone
@@ -132,7 +133,7 @@ def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_fact
 
 
 def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
-    batch = epoch(SegmentPairs(corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 23, 4, seed=3))
+    batch = epoch(make_examples(SegmentPairs(23), corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 4, seed=3))
     lengths = [len(a) + len(b) for a, b in segments_of(batch)]
     for label in (0, 1):
         full = np.array(lengths)[batch["next_sentence"] == label] == 20
@@ -141,21 +142,26 @@ def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
 
 @pytest.mark.parametrize("label", [NEXT_SENTENCE, SENTENCE_ORDER])
 def test_where_a_run_is_split_says_nothing_of_the_label(tmp_path_factory, label):
-    batch = epoch(SegmentPairs(corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 23, 4, seed=3, label=label))
+    batch = epoch(
+        make_examples(SegmentPairs(23, label=label), corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 4, seed=3)
+    )
     sizes = np.array([len(a) for a, _ in segments_of(batch)])
     means = [sizes[batch[label] == value].mean() for value in (0, 1)]
     assert abs(means[0] - means[1]) < 5 * sizes.std() * 2 / np.sqrt(len(sizes))
 
 
 def test_the_share_that_is_predicted_is_of_the_text_without_special_tokens(corpus):
-    batch = epoch(SegmentPairs(corpus, "train", 64, 4, seed=1, masks=Masking(rate=0.4)))
+    batch = epoch(make_examples(SegmentPairs(64, masks=Masking(rate=0.4)), corpus, "train", 4, seed=1))
     text = np.array([len(a) + len(b) for a, b in segments_of(batch)])
     assert batch["prediction_weights"].sum(axis=1).tolist() == np.maximum(np.rint(0.4 * text), 1).tolist()
 
 
 def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[5, 9, 2, 14, 7, 3] * 30] * 30)
-    batches = [epoch(SegmentPairs(corpus, "train", 32, 4, seed=3, label=SENTENCE_ORDER), number) for number in range(4)]
+    batches = [
+        epoch(make_examples(SegmentPairs(32, label=SENTENCE_ORDER), corpus, "train", 4, seed=3), number)
+        for number in range(4)
+    ]
     labels = np.concatenate([batch[SENTENCE_ORDER] for batch in batches])
     pairs = [pair for batch in batches for pair in segments_of(batch)]
     assert [int(b[0] < a[0]) if len(b) else -1 for a, b in pairs] == labels.tolist()
@@ -165,14 +171,20 @@ def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
 
 def test_pairs_are_cut_after_they_are_exchanged(tmp_path_factory):
     """The cut leaves A a token more where B is as long: were it made before, that would tell the order."""
-    batch = epoch(SegmentPairs(corpus_of(tmp_path_factory, [[20] * 400]), "train", 32, 4, seed=3, label=SENTENCE_ORDER))
+    batch = epoch(
+        make_examples(
+            SegmentPairs(32, label=SENTENCE_ORDER), corpus_of(tmp_path_factory, [[20] * 400]), "train", 4, seed=3
+        )
+    )
     sizes = [(len(a), len(b)) for a, b in segments_of(batch)]
     for label in (0, 1):
         assert {size for size, value in zip(sizes, batch[SENTENCE_ORDER], strict=True) if value == label} == {(15, 14)}
 
 
 def test_pairs_are_exchanged_anew_in_every_epoch_and_nothing_else_is(corpus):
-    ordered, plain = (SegmentPairs(corpus, "train", 128, 4, seed=4, label=label) for label in (SENTENCE_ORDER, None))
+    ordered, plain = (
+        make_examples(SegmentPairs(128, label=label), corpus, "train", 4, seed=4) for label in (SENTENCE_ORDER, None)
+    )
     labels = [epoch(ordered, number)[SENTENCE_ORDER] for number in (0, 1)]
     assert 0.2 < (labels[0] != labels[1]).mean() < 0.8
     for (a, b), (first, second), label in zip(*map(segments_of, map(epoch, (ordered, plain))), labels[0], strict=True):
@@ -185,7 +197,7 @@ def test_whole_words_are_masked_whole_and_end_with_their_segment(tmp_path):
     shape = [[17, 33, 9, 26, 14, 5, 31] * 3] * 30
     starts = {"word_starts": lambda token: token % 4 == 0}
     corpus = Corpus(write_corpus(tmp_path / "corpus", numbered(shape), vocab_size=VOCAB, **starts))
-    batch = epoch(SegmentPairs(corpus, "train", 64, 4, seed=1, masks=Masking(rate=0.5, whole_word=True)))
+    batch = epoch(make_examples(SegmentPairs(64, masks=Masking(rate=0.5, whole_word=True)), corpus, "train", 4, seed=1))
     text = unmasked(batch)
     chosen = np.zeros(text.shape, bool)
     row, slot = np.nonzero(batch["prediction_weights"])
@@ -199,16 +211,16 @@ def test_whole_words_are_masked_whole_and_end_with_their_segment(tmp_path):
 
 
 def test_halves_and_random_segments_are_drawn_again_in_every_epoch(corpus):
-    examples = SegmentPairs(corpus, "train", 64, 4, seed=4)
+    examples = make_examples(SegmentPairs(64), corpus, "train", 4, seed=4)
     labels = [epoch(examples, number)["next_sentence"] for number in (0, 1)]
     assert 0.2 < (labels[0] != labels[1]).mean() < 0.8
-    other = SegmentPairs(corpus, "train", 64, 4, seed=5)
+    other = make_examples(SegmentPairs(64), corpus, "train", 4, seed=5)
     assert not np.array_equal(unmasked(epoch(examples))[:50], unmasked(epoch(other))[:50])
 
 
 def test_random_segments_are_others_for_every_seed(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[9]] * 300)  # a chunk each, whatever the seed
-    one, other = (segments_of(epoch(SegmentPairs(corpus, "train", 64, 4, seed=seed))) for seed in (0, 1))
+    one, other = (segments_of(epoch(make_examples(SegmentPairs(64), corpus, "train", 4, seed=seed))) for seed in (0, 1))
     assert np.mean([b[0] == c[0] for (_, b), (_, c) in zip(one, other, strict=True)]) < 0.1
 
 
@@ -231,7 +243,7 @@ def test_segments_are_cut_as_bert_s_loop_cuts_them(a, b, room, front):
 
 
 def test_the_cut_is_at_either_end_by_a_coin_per_token():
-    bits = noise.bits(noise.key(0, np.arange(4000)), noise.counters(0, 6)).reshape(-1, 2, 3)
+    bits = noise.bits(noise.key(0, np.arange(4000)), noise.counters("masked tokens", 6)).reshape(-1, 2, 3)
     start, size = truncated(np.zeros((4000, 2), np.int64), np.full((4000, 2), 70), 60, bits)
     assert (size == 30).all()  # 40 of 70 tokens leave each segment: 20 in front, binomially
     assert abs(start.mean() - 20) < 5 * np.sqrt(10 / 8000) and abs(start.var() - 10) < 1
@@ -239,20 +251,20 @@ def test_the_cut_is_at_either_end_by_a_coin_per_token():
 
 
 def test_a_sentence_longer_than_the_row_is_cut_into_pairs(tmp_path_factory):
-    examples = SegmentPairs(corpus_of(tmp_path_factory, [[1000]]), "train", 33, 4, seed=0, label=None)
+    examples = make_examples(SegmentPairs(33, label=None), corpus_of(tmp_path_factory, [[1000]]), "train", 4, seed=0)
     pairs = segments_of(epoch(examples))
     assert len(pairs) >= 33
     assert np.mean([len(a) == len(b) == 15 for a, b in pairs]) > 0.7  # the others are short on purpose
 
 
 def test_a_sentence_that_just_fits_the_row_is_not_cut(tmp_path_factory):
-    examples = SegmentPairs(corpus_of(tmp_path_factory, [[30]]), "train", 33, 4, seed=0)
+    examples = make_examples(SegmentPairs(33), corpus_of(tmp_path_factory, [[30]]), "train", 4, seed=0)
     ((a, b),) = segments_of(epoch(examples))
     assert (len(a), len(b)) == (30, 0)
 
 
 def test_rows_built_together_are_those_built_apart(corpus):
-    examples = SegmentPairs(corpus, "train", 32, batch_size=64, seed=5, masks=Masking(whole_word=True))
+    examples = make_examples(SegmentPairs(32, masks=Masking(whole_word=True)), corpus, "train", 64, seed=5)
     last = examples.number // 64  # crosses an epoch's end
     for step in (0, last):
         whole = examples.batch(step, np.arange(64))
@@ -262,17 +274,17 @@ def test_rows_built_together_are_those_built_apart(corpus):
 
 @pytest.mark.parametrize("label", LABELS)
 def test_the_spec_is_known_without_data(corpus, label):
-    batch = SegmentPairs(corpus, "train", 64, 4, seed=0, label=label).batch(0, np.arange(3))
+    batch = make_examples(SegmentPairs(64, label=label), corpus, "train", 4, seed=0).batch(0, np.arange(3))
     found = {name: (array.shape[1:], array.dtype) for name, array in batch.items()}
-    assert found == spec(64, Masking(), label)
+    assert found == SegmentPairs(64, label=label).spec
 
 
 def test_a_row_too_short_for_pairs_is_an_error(corpus):
     with pytest.raises(UserError, match="length 4 leaves no room"):
-        SegmentPairs(corpus, "train", 4, 4, seed=0)
+        make_examples(SegmentPairs(4), corpus, "train", 4, seed=0)
 
 
 def test_a_tokenizer_without_mask_is_an_error(corpus, monkeypatch):
     monkeypatch.delitem(corpus.special, "mask")
     with pytest.raises(UserError, match="has no mask token"):
-        SegmentPairs(corpus, "train", 32, 4, seed=0)
+        make_examples(SegmentPairs(32), corpus, "train", 4, seed=0)

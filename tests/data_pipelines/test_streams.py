@@ -7,11 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.evaluation import evaluation_batches
-from data_pipelines.examples.streams import ContiguousStreams, spec
+from data_pipelines.examples.streams import ContiguousStreams
+from data_pipelines.order import permute
 from tests.data_pipelines.corpora import SPECIAL, equal, numbered, random_documents, write_corpus
 
 SEP, EOD = SPECIAL["sep"], 99
@@ -43,11 +44,11 @@ def joined(examples, steps, name="tokens"):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(shape=SHAPES, length=st.integers(1, 9), batch_size=st.integers(1, 3), reset=st.booleans())
 def test_an_epoch_is_its_documents_in_its_order_cut_in_equal_runs(tmp_path_factory, shape, length, batch_size, reset):
-    documents = numbered(shape)
+    documents = numbered([document for document in shape if any(document)])  # `prepare` stores no others
     corpus = written(tmp_path_factory.mktemp("corpus"), documents)
-    examples = ContiguousStreams(corpus, "train", length, batch_size, 0, reset)
+    examples = make_examples(ContiguousStreams(length, reset), corpus, "train", batch_size, 0)
     for epoch in range(2 * (examples.steps > 0)):
-        order = DocumentStream(corpus, "train", seed=0).order(epoch).documents
+        order = permute(0, epoch, len(documents), np.arange(len(documents)))
         stream = np.array(slowly(documents, order, EOD)).reshape(-1, 2)
         covered = batch_size * examples.steps * length
         assert len(stream) - 1 - batch_size * length < covered < len(stream)
@@ -60,13 +61,13 @@ def test_an_epoch_is_its_documents_in_its_order_cut_in_equal_runs(tmp_path_facto
 
 
 def test_each_row_goes_on_where_it_ended_and_targets_are_the_next_tokens(corpus):
-    examples = ContiguousStreams(corpus, "train", 16, batch_size=4, seed=0)
+    examples = make_examples(ContiguousStreams(16), corpus, "train", 4, seed=0)
     steps = range(examples.steps)
     assert np.array_equal(joined(examples, steps)[:, 1:], joined(examples, steps, "targets")[:, :-1])
 
 
 def test_every_epoch_has_another_order_and_drops_other_tokens(corpus):
-    examples = ContiguousStreams(corpus, "train", 64, batch_size=8, seed=3)
+    examples = make_examples(ContiguousStreams(64), corpus, "train", 8, seed=3)
     epochs = [joined(examples, range(e * examples.steps, (e + 1) * examples.steps)).ravel() for e in range(2)]
     counts = [np.bincount(tokens, minlength=5000) for tokens in epochs]
     everything = np.where(np.arange(5000) == EOD, 60, 0) + corpus.token_counts()
@@ -76,32 +77,38 @@ def test_every_epoch_has_another_order_and_drops_other_tokens(corpus):
 
 
 def test_every_seed_has_another_order(corpus):
-    orders = [ContiguousStreams(corpus, "train", 64, 8, seed).batch(0, np.arange(8))["tokens"] for seed in (0, 1)]
+    orders = [
+        make_examples(ContiguousStreams(64), corpus, "train", 8, seed).batch(0, np.arange(8))["tokens"]
+        for seed in (0, 1)
+    ]
     assert not np.array_equal(*orders)
 
 
 def test_a_document_has_another_number_in_the_next_epoch_whose_memory_may_still_hold_it(tmp_path):
-    examples = ContiguousStreams(written(tmp_path, numbered([[60]])), "train", 15, 2, seed=0, reset=True)
+    examples = make_examples(ContiguousStreams(15, reset=True), written(tmp_path, numbered([[60]])), "train", 2, seed=0)
     assert joined(examples, range(4), "segments").tolist() == [[1] * 30 + [2] * 30] * 2
 
 
 def test_numbers_of_documents_stay_within_32_bits(corpus):
-    examples = ContiguousStreams(corpus, "train", 32, 4, seed=0, reset=True)
+    examples = make_examples(ContiguousStreams(32, reset=True), corpus, "train", 4, seed=0)
     segments = examples.build(10**9, np.arange(examples.number))["segments"]
     assert segments.dtype == np.int32 and segments.min() >= 0 and (segments[:-1] > 0).all()
 
 
 def test_a_stream_longer_than_32_bits_can_count():
     class Huge:  # nine documents of a thousand million tokens, of which each is its place modulo 997
-        special, sizes = {"sep": 998}, np.arange(10) * 10**9
-        sentences, documents = (lambda self, split: self.sizes), (lambda self, split: np.arange(10))
+        special, offsets = {"sep": 998}, np.arange(10) * 10**9
+        sentences, documents = (lambda self, split: self.offsets), (lambda self, split: np.arange(10))
+        sizes = {"train": {"documents": 9, "tokens": 9 * 10**9}}
+        corpus = property(lambda self: self)
+        parts = property(lambda self: (self,))
 
         def read(self, split, field, starts, length):
             return (starts[:, None] + np.arange(length)) % 997
 
-    examples = ContiguousStreams(Huge(), "train", 512, 64, seed=0, reset=True)
+    examples = make_examples(ContiguousStreams(512, reset=True), Huge(), "train", 64, seed=0)
     batch = examples.batch(examples.steps - 1, np.arange(64))
-    order = DocumentStream(Huge(), "train", seed=0).order(0).documents
+    order = permute(0, 0, 9, np.arange(9))
     place = (np.arange(64)[:, None] + 1) * examples.steps * 512 - 512 + np.arange(512)
     number, offset = np.divmod(place, 10**9 + 1)
     assert place.max() > 2**33 and np.array_equal(batch["segments"], 1 + number)
@@ -110,38 +117,40 @@ def test_a_stream_longer_than_32_bits_can_count():
 
 
 def test_rows_built_together_are_those_built_apart(corpus):
-    examples = ContiguousStreams(corpus, "train", 16, batch_size=8, seed=5, reset=True)
+    examples = make_examples(ContiguousStreams(16, reset=True), corpus, "train", 8, seed=5)
     for step in (0, examples.steps - 1):  # the rows from 8 on are those of the next step, in the next epoch
         whole = examples.batch(step, np.arange(16))
-        assert {name: (array.shape[1:], array.dtype) for name, array in whole.items()} == spec(16)
+        assert {name: (array.shape[1:], array.dtype) for name, array in whole.items()} == ContiguousStreams(16).spec
         for rows in (np.array([0]), np.arange(3, 12), np.array([15, 2, 7])):
             assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
         later = {name: array[8:] for name, array in whole.items()}
-        assert equal(ContiguousStreams(corpus, "train", 16, 8, 5, True).batch(step + 1, np.arange(8)), later)
+        assert equal(
+            make_examples(ContiguousStreams(16, True), corpus, "train", 8, 5).batch(step + 1, np.arange(8)), later
+        )
 
 
 def test_a_worker_process_reads_the_same(corpus):
-    examples = ContiguousStreams(corpus, "train", 16, batch_size=8, seed=5)
+    examples = make_examples(ContiguousStreams(16), corpus, "train", 8, seed=5)
     batch = examples.batch(0, np.arange(8))
     assert equal(pickle.loads(pickle.dumps(examples)).batch(0, np.arange(8)), batch)
 
 
 def test_without_an_end_of_document_token_sep_ends_documents(tmp_path):
     corpus = Corpus(write_corpus(tmp_path / "c", numbered([[2], [3]])))
-    assert np.count_nonzero(joined(ContiguousStreams(corpus, "train", 6, 1, 0), [0]) == SEP) == 1
+    assert np.count_nonzero(joined(make_examples(ContiguousStreams(6), corpus, "train", 1, 0), [0]) == SEP) == 1
 
 
 @pytest.mark.parametrize(
     "length, batch_size, limit", [(16, 8, 10**6), (16, 8, 20), (7, 3, 50), (500, 64, 10), (9, 4, 1)]
 )
 def test_evaluation_is_contiguous_and_every_target_of_its_stretch_counts_once(corpus, length, batch_size, limit):
-    examples = ContiguousStreams(corpus, "heldout", length, batch_size, seed=0, reset=True)
+    examples = make_examples(ContiguousStreams(length, reset=True), corpus, "heldout", batch_size, seed=0)
     batches = list(evaluation_batches(examples, limit))
     assert {batch["tokens"].shape for batch in batches} == {(batch_size, length)}
-    order = DocumentStream(corpus, "heldout", seed=0).order(0).documents
+    order = permute(0, 0, 20, np.arange(20))
     stream = np.array(slowly(random_documents(1, 20), order, EOD))
     covered = min(limit * length, len(stream) - 1)
-    whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in spec(length)}
+    whole = {name: np.concatenate([batch[name] for batch in batches], axis=1) for name in examples.spec}
     real = whole["weights"] > 0
     assert np.array_equal(whole["segments"] > 0, real) and not whole["tokens"][~real].any()
     assert whole["tokens"][real].tolist() == stream[:covered, 0].tolist()
@@ -151,14 +160,17 @@ def test_evaluation_is_contiguous_and_every_target_of_its_stretch_counts_once(co
 
 def test_too_little_text_and_no_end_token_are_errors(tmp_path, corpus):
     few = written(tmp_path, numbered([[9], [9]]))
-    assert ContiguousStreams(few, "train", 19, 1, seed=0).batch(0, np.arange(1))["tokens"].shape == (1, 19)
-    with pytest.raises(UserError, match="20 tokens, a batch of 4 rows of 5 needs 21: lower the batch size"):
-        ContiguousStreams(few, "train", 5, 4, seed=0).batch(0, np.arange(4))
+    assert make_examples(ContiguousStreams(19), few, "train", 1, seed=0).batch(0, np.arange(1))["tokens"].shape == (
+        1,
+        19,
+    )
+    with pytest.raises(UserError, match="20 tokens, too few for a batch of 4 rows of 5: lower the batch size"):
+        make_examples(ContiguousStreams(5), few, "train", 4, seed=0).batch(0, np.arange(4))
     with pytest.raises(UserError, match="split 'heldout' .* has 0 tokens"):
-        ContiguousStreams(few, "heldout", 5, 4, seed=0).batch(0, np.arange(4))
-    assert list(evaluation_batches(ContiguousStreams(few, "heldout", 5, 4, seed=0), 100)) == []
+        make_examples(ContiguousStreams(5), few, "heldout", 4, seed=0).batch(0, np.arange(4))
+    assert list(evaluation_batches(make_examples(ContiguousStreams(5), few, "heldout", 4, seed=0), 100)) == []
     with pytest.raises(UserError, match="length 0 leaves no room"):
-        ContiguousStreams(few, "train", 0, 4, seed=0)
+        make_examples(ContiguousStreams(0), few, "train", 4, seed=0)
     corpus = Corpus(write_corpus(tmp_path / "bare", numbered([[9]]), special={"unk": 1}))
     with pytest.raises(UserError, match="no eod and no sep token"):
-        ContiguousStreams(corpus, "train", 5, 4, seed=0)
+        make_examples(ContiguousStreams(5), corpus, "train", 4, seed=0)

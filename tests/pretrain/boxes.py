@@ -6,12 +6,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from data_pipelines.examples import packed_sentences
+from data_pipelines.examples.packed_sentences import PackedSentences
 from models.blocks.positions import gather_positions
 from models.core.family import Family, Input
 from models.core.parameters import Parameter
 from models.families.registry import FAMILIES
-from pretrain.objectives.layouts import LAYOUTS, Layout
+from pretrain.objectives.layouts import LAYOUTS, Rows
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from tests.pretrain import toys
 
@@ -68,18 +68,15 @@ FAMILY = Family(
 )
 
 
-def spec(phase, masking, label):
-    return packed_sentences.spec(phase.length, masking) | {"boxes": ((phase.length, 4), np.float32)}
-
-
-class Rows(packed_sentences.PackedSentences):
+class BoxedRows(PackedSentences):
     """Packed sentences whose boxes say which of four kinds the token is, also where it is masked."""
 
-    def __init__(self, corpus, split, phase, seed, masking, label):
-        super().__init__(corpus, split, phase.length, phase.batch_size, seed, masking)
+    @property
+    def spec(self):
+        return super().spec | {"boxes": ((self.length, 4), np.float32)}
 
-    def build(self, epoch, example):
-        batch = super().build(epoch, example)
+    def build(self, chosen, keys):
+        batch = super().build(chosen, keys)
         original, rows = batch["tokens"].copy(), np.arange(len(batch["tokens"]))[:, None]
         used = batch["prediction_weights"] > 0
         rows, slots = np.broadcast_to(rows, used.shape)[used], batch["prediction_positions"][used]
@@ -90,7 +87,7 @@ class Rows(packed_sentences.PackedSentences):
 def register(monkeypatch) -> None:
     """Make the family and the layout 'boxes' known, as built-in ones are."""
     monkeypatch.setitem(FAMILIES, "boxed", FAMILY)
-    monkeypatch.setitem(LAYOUTS, "boxes", Layout(spec, Rows, pairs=False))
+    monkeypatch.setitem(LAYOUTS, "boxes", Rows(lambda length, masking, _: BoxedRows(length, masking), pairs=False))
 
 
 def recipe(layout="boxes", **changes):

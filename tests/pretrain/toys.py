@@ -1,6 +1,7 @@
 """Families and objectives that only the tests know, made to press on every seam: registered, never built in."""
 
 import dataclasses
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import spread
+from data_pipelines.examples.layout import StreamLayout
 from models.core.family import Family, Input
 from models.core.parameters import Parameter
 from models.families.registry import FAMILIES
@@ -62,22 +64,30 @@ FAMILY = Family(
 )
 
 
-class Windows:
+class Windows(StreamLayout):
     """Rows of `length` tokens from the corpus: row b of step t + 1 goes on where row b of step t ended."""
 
-    def __init__(self, corpus, split, length, batch_size, spec):
-        self.corpus, self.split, self.length, self.batch_size, self.spec = corpus, split, length, batch_size, spec
-        self.number = int(corpus.sentences(split)[-1]) // length
+    @property
+    def spec(self):
+        return {"tokens": ((self.length,), np.int32)}
 
-    def batch(self, step, rows):
-        return self.build(0, (step + rows // self.batch_size + rows % self.batch_size * 97) % self.number)
+    def number(self, total):
+        return total // self.length
 
-    def fixed(self, limit):
-        return spread(self.number, limit, self.batch_size)
+    def steps(self, total, rows):
+        return self.number(total) // rows
 
-    def build(self, epoch, example):
-        starts = np.asarray(example, np.int64) * self.length
-        return {"tokens": self.corpus.read(self.split, "tokens", starts, self.length).astype(np.int32)}
+    def example(self, total, rows, row, step):
+        return row * self.steps(total, rows) + step
+
+    def fixed(self, total, limit, batch_size):
+        return spread(self.number(total), limit, batch_size)
+
+    def plan(self, pieces, split, key, epoch, first=0):
+        return partial(pieces[0].part.read, split, "tokens")
+
+    def build(self, plan, example, keys):
+        return {"tokens": plan(example * self.length, self.length).astype(np.int32)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +102,8 @@ class NextWord(Objective):
     feedback: float = 0.1
     explodes: int = 0
 
-    def spec(self, phase):
-        return {"tokens": ((phase.length,), np.int32)}
-
-    def examples(self, corpus, split, phase, seed):
-        return Windows(corpus, split, phase.length, phase.batch_size, self.spec(phase))
+    def rows(self, phase):
+        return Windows(phase.length)
 
     def carry(self, model, phase, train):
         memory = jnp.zeros((model.config.width, phase.batch_size))
@@ -147,11 +154,8 @@ class WhatFollows(Objective):
         if phase.target_length < 1:
             raise UserError(f"target_length={phase.target_length}: must be at least 1")
 
-    def spec(self, phase):
-        return {"tokens": ((phase.length,), np.int32), "targets": ((phase.target_length,), np.int32)}
-
-    def examples(self, corpus, split, phase, seed):
-        return TwoWindows(corpus, split, phase.length, phase.batch_size, self.spec(phase))
+    def rows(self, phase):
+        return TwoWindows(phase.length, phase.target_length)
 
     def weights(self, batch):
         return {"words": jnp.float32(batch["targets"].size)}
@@ -170,14 +174,20 @@ class WhatFollows(Objective):
         return {}
 
 
+@dataclasses.dataclass(frozen=True)
 class TwoWindows(Windows):
-    """Two in a row, of the lengths in the spec."""
+    """Two in a row."""
 
-    def build(self, epoch, example):
-        target = self.spec["targets"][0][0]
-        starts = np.asarray(example, np.int64) * self.length % (int(self.corpus.sentences(self.split)[-1]) - target)
-        read = lambda at, length: self.corpus.read(self.split, "tokens", at, length).astype(np.int32)
-        return {"tokens": read(starts, self.length), "targets": read(starts + self.length - target, target)}
+    target: int
+
+    @property
+    def spec(self):
+        return super().spec | {"targets": ((self.target,), np.int32)}
+
+    def build(self, plan, example, keys):
+        starts = example * self.length
+        after = plan(starts + self.length - self.target, self.target).astype(np.int32)
+        return {"tokens": plan(starts, self.length).astype(np.int32), "targets": after}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,326 @@
+"""Batches: a layout's rows of one split of a corpus, in an order. What the loader and the evaluation read."""
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from data_pipelines import noise
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.evaluation import spread
+from data_pipelines.examples.layout import Chosen, Layout, Piece, RowLayout, StreamLayout
+from data_pipelines.order import ONE_LANE, Order, Window, deal, permute_each, stretch
+
+HELD_OUT = 8  # parts that an evaluation reads, spread evenly over a corpus
+KEPT = 8  # batches that a plan is kept for after its last use: threads that build batches are not in step
+ROWS = 256  # built together: below them the cost is in NumPy's calls, not in the data
+TOKENS = 1 << 20  # built together at most where a batch is of many lanes and parts, each of which wants such rows
+
+
+def make_examples(
+    layout: Layout,
+    corpus: Corpus,
+    split: str,
+    batch_size: int,
+    seed: int,
+    order: Order = ONE_LANE,
+    sizes: Sequence[int] | None = None,
+) -> "Examples":
+    """The batches of a layout. sizes: the examples of each part, where they are known (see `RowExamples.sizes`).
+
+    Raises UserError for a corpus without the layout's special tokens, and where lanes do not divide the batch.
+    """
+    if isinstance(layout, StreamLayout):
+        return StreamExamples(layout, corpus, split, batch_size, seed, order)
+    return RowExamples(layout, corpus, split, batch_size, seed, order, sizes)
+
+
+class Examples:
+    """Batches of one layout, corpus, split, seed and order; a batch depends on these and the step alone.
+
+    Held-out examples are of at most `HELD_OUT` parts, in one lane and one window.
+    """
+
+    def __init__(self, layout: Layout, corpus: Corpus, split: str, batch_size: int, seed: int, order: Order):
+        layout.check(corpus)
+        order.check("batch size", batch_size)
+        self.layout, self.corpus, self.split = layout, corpus, split
+        self.batch_size, self.seed, self.order = batch_size, seed, order
+        self.rows = batch_size // order.lanes  # of each lane
+        self.parts = corpus.parts
+        if split != "train":
+            self.parts = _spread_out(self.parts, split)
+            self.order = Order(lanes=1, window=max(len(self.parts), 1))
+            self.rows = batch_size
+        self._plans, self._deals = _Kept(), {}
+
+    @property
+    def spec(self) -> dict[str, tuple]:
+        """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
+        return self.layout.spec
+
+    @property
+    def cells(self) -> int:
+        """The most parts, each with rows of its own to be built, that a batch is of."""
+        return min(self.order.lanes * self.order.window, len(self.parts) + self.order.lanes - 1)
+
+    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Some rows (int64 [n], from batch_size on those of later steps) of a step's global batch: name -> array
+        [n, ...]. Raises UserError as `check_size` does."""
+        later, row = np.divmod(rows, self.batch_size)
+        lane, row = np.divmod(row, self.rows)
+        return self.at(lane, step + later, row)
+
+    def at(self, lane: np.ndarray, step: np.ndarray, row: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows of lanes, as they are at steps, all int64 [n]: name -> array [n, ...]."""
+        raise NotImplementedError
+
+    def _windows(self, lane: int, epoch: int) -> list[Window]:
+        """What a lane reads in an epoch; of two epochs in a row they are remembered."""
+        if (lane, epoch) not in self._deals:
+            near = {key: windows for key, windows in self._deals.items() if abs(key[1] - epoch) <= 1}
+            windows = deal(self.seed, epoch, np.array(self.sizes), self.order, lane)
+            self._deals = {**near, (lane, epoch): windows}  # replaced whole: other threads may be reading it
+            return windows
+        return self._deals[lane, epoch]
+
+    def __getstate__(self):
+        return {**self.__dict__, "_plans": None, "_deals": {}}  # a worker process plans for itself
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._plans = _Kept()
+
+
+class RowExamples(Examples):
+    """Rows that stand alone: in an epoch every example comes once.
+
+    Examples are counted endlessly, in each lane: count = step * rows + row; the epoch is count // size, and within it
+    the lane walks through its stretch. An example's noise is keyed by (seed, epoch, its number in the split).
+    """
+
+    def __init__(self, layout: RowLayout, corpus, split, batch_size, seed, order=ONE_LANE, sizes=None):
+        super().__init__(layout, corpus, split, batch_size, seed, order)
+        self._sizes = None if sizes is None else tuple(sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Examples of each part. Counting them plans every part once, one at a time."""
+        if self._sizes is None:
+            one = len(self.parts) == 1  # its plan is kept
+            plans = (self._plan(0) if one else self._planned(index) for index in range(len(self.parts)))
+            self._sizes = tuple(plan.number for plan in plans)
+        return self._sizes
+
+    @property
+    def number(self) -> int:
+        """Examples per epoch."""
+        return sum(self.sizes)
+
+    def check_size(self) -> None:
+        """Raises UserError where a lane has no example."""
+        if self.number < self.order.lanes:
+            lanes = f" for {self.order.lanes} lanes; lower order.lanes or" if self.number else ";"
+            empty = f"has {self.number} examples" if self.number else "is empty"
+            raise UserError(f"split '{self.split}' of corpus {self.corpus.path} {empty}{lanes} prepare more text")
+
+    def at(self, lane, step, row):
+        return self.counted(lane, step * self.rows + row)
+
+    def counted(self, lane: np.ndarray, count: np.ndarray) -> dict[str, np.ndarray]:
+        """The examples of lanes at their counts, both int64 [n]: name -> array [n, ...]."""
+        self.check_size()
+        self._plans.next()
+        bounds = np.array([stretch(self.number, one, self.order.lanes) for one in range(self.order.lanes)])
+        epoch, place = np.divmod(count, (bounds[:, 1] - bounds[:, 0])[lane])
+        windows, which = self._windows_at(lane, epoch, place)
+        of = lambda value: np.array([value(window) for _, window in windows])
+        networks = [(window.key, epoch, window.size) for epoch, window in windows]
+        inside = permute_each(networks, which, place - of(lambda window: window.start)[which])
+        # Which piece of its window each is of: windows laid end to end, so that one search finds all
+        pieces = np.concatenate([window.ends - window.begins for _, window in windows])
+        ends = np.cumsum(pieces)
+        inside += np.append(0, np.cumsum(of(lambda window: window.size)))[which]
+        piece = np.searchsorted(ends, inside, "right")
+        parts = np.concatenate([window.parts for _, window in windows])[piece]
+        begins = np.concatenate([window.begins for _, window in windows])
+        example = inside - (ends - pieces)[piece] + begins[piece]
+        return self._built(epoch, parts, example)
+
+    def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
+        """The examples (int64 [n], below `number`) as they look in an epoch (or one each): name -> array [n, ...]."""
+        firsts = np.cumsum((0, *self.sizes))
+        part = np.searchsorted(firsts, example, "right") - 1
+        return self._built(epoch, part, example - firsts[part])
+
+    def fixed(self, limit: int) -> Iterator[np.ndarray]:
+        """The examples of each batch of a fixed set, at most `limit` in all, spread over the split: int64 [n]."""
+        return spread(self.number, limit, self.batch_size)
+
+    def _windows_at(self, lane, epoch, place):
+        """The windows of rows, each with its epoch, and which each row's is: int64 [n]."""
+        if self.order.lanes == len(self.parts) == 1 and epoch.min() == epoch.max():
+            return [(int(epoch[0]), self._windows(0, int(epoch[0]))[0])], np.zeros(len(place), np.int64)
+        found, which = [], np.empty(len(place), np.int64)
+        for of_lane, of_epoch in np.unique(np.stack([lane, epoch]), axis=1).T.tolist():
+            windows = self._windows(of_lane, of_epoch)
+            here = np.flatnonzero((lane == of_lane) & (epoch == of_epoch))
+            number = np.searchsorted([window.start for window in windows], place[here], "right") - 1
+            for one in np.unique(number).tolist():
+                which[here[number == one]] = len(found)
+                found.append((of_epoch, windows[one]))
+        return found, which
+
+    def _built(self, epoch, part, example):
+        keys = noise.key(self.seed, epoch, np.cumsum((0, *self.sizes))[part] + example)
+        chosen, which = np.unique(part, return_inverse=True)
+        plans = [self._plan(index) for index in chosen.tolist()] or [self._plan(0)]
+        return self.layout.build(Chosen(plans, which, example), keys)
+
+    def _plan(self, index):
+        return self._plans.get(index, lambda: self._planned(index))
+
+    def _planned(self, index):
+        return self.layout.plan(self.parts[index], self.split, self.seed)
+
+
+class StreamExamples(Examples):
+    """Rows that go on where the same row of the step before has ended.
+
+    The documents of a window, in an order of the epoch's, are one stream, of which each of the lane's rows has an equal
+    run. Where a window ends, or an epoch, the rows begin anew: what is remembered then is of other text. What is left
+    at a window's end, too little for a step of all rows, is not read in this epoch.
+
+    rows: of each lane, where they are not all (see `mixture`).
+    """
+
+    layout: StreamLayout
+
+    def __init__(self, layout: StreamLayout, corpus, split, batch_size, seed, order=ONE_LANE, rows=None):
+        super().__init__(layout, corpus, split, batch_size, seed, order)
+        self.rows = self.rows if rows is None else rows
+        layout.check_rows(self.rows)
+        self._begun: dict[int, list[int]] = {}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens of each part as a stream, in which a document has one more, that ends it."""
+        sizes = (part.sizes[self.split] for part in self.parts)
+        return tuple(of["tokens"] + of["documents"] for of in sizes)
+
+    @property
+    def number(self) -> int:
+        """Examples in the first epoch's streams; the last of each may be shorter."""
+        lanes = range(self.order.lanes)
+        return sum(self.layout.number(window.size) for lane in lanes for window in self._windows(lane, 0))
+
+    @property
+    def steps(self) -> int:
+        """Steps of the first epoch; lanes may have a few more or fewer, in other epochs too."""
+        return int(min(self._steps(self._windows(lane, 0))[-1] for lane in range(self.order.lanes)))
+
+    def check_size(self) -> None:
+        """Raises UserError where the split is too small for a step."""
+        if not self.steps:
+            lanes = f" in {self.order.lanes} lanes" if self.order.lanes > 1 else ""
+            raise UserError(
+                f"split '{self.split}' of corpus {self.corpus.path} has {sum(self.sizes)} tokens, too few for a "
+                f"batch of {self.batch_size} rows of {self.layout.length}{lanes}: lower the batch size or the length, "
+                "or prepare more text"
+            )
+
+    def at(self, lane, step, row):
+        self.check_size()
+        self._plans.next()
+        batch = {}
+        for of_lane in np.unique(lane).tolist():
+            in_lane = np.flatnonzero(lane == of_lane)
+            epoch, place = self._epochs(of_lane, step[in_lane])
+            for of_epoch in np.unique(epoch).tolist():
+                windows = self._windows(of_lane, of_epoch)
+                begins = self._steps(windows)
+                number = np.searchsorted(begins, place, "right") - 1
+                for index in np.unique(number[epoch == of_epoch]).tolist():
+                    here = np.flatnonzero((epoch == of_epoch) & (number == index))
+                    rows = in_lane[here]
+                    built = self._built(of_lane, of_epoch, index, place[here] - begins[index], row[rows])
+                    for name, array in built.items():
+                        batch.setdefault(name, np.empty((len(step), *array.shape[1:]), array.dtype))[rows] = array
+        return batch
+
+    def build(self, epoch: int, example: np.ndarray) -> dict[str, np.ndarray]:
+        """Examples (int64 [n]) of the first lane's first window as they look in an epoch: name -> array [n, ...]."""
+        return self._build(0, epoch, 0, example)
+
+    def fixed(self, limit: int) -> Iterator[np.ndarray]:
+        """The examples of each batch of a fixed set, at most `limit` in all, rows continuing each other: int64 [n]."""
+        return self.layout.fixed(sum(self.sizes), limit, self.batch_size)
+
+    def _steps(self, windows):
+        """The steps before each window, and of all: int64 [windows + 1]."""
+        return np.cumsum([0, *(self.layout.steps(window.size, self.rows) for window in windows)])
+
+    def _epochs(self, lane, step):
+        """The epochs that steps (int64 [n]) of a lane are in, and their places there: int64 [n] each."""
+        if self.order.lanes == 1 and len(self.parts) <= self.order.window:  # all epochs are alike
+            return np.divmod(step, self.steps)
+        begun = self._begun.get(lane, [0])  # steps before each epoch
+        while begun[-1] <= step.max():
+            begun = [*begun, begun[-1] + int(self._steps(self._windows(lane, len(begun) - 1))[-1])]
+        self._begun[lane] = begun  # replaced whole: other threads may be reading it
+        epoch = np.searchsorted(begun, step, "right") - 1
+        return epoch, step - np.array(begun)[epoch]
+
+    def _built(self, lane, epoch, index, step, row):
+        size = self._windows(lane, epoch)[index].size
+        return self._build(lane, epoch, index, self.layout.example(size, self.rows, row, step))
+
+    def _build(self, lane, epoch, index, example):
+        window = self._windows(lane, epoch)[index]
+        keys = noise.key(window.key, epoch, example)
+        return self.layout.build(self._plan(lane, epoch, index), example, keys)
+
+    def _plan(self, lane, epoch, index):
+        """A window's stream."""
+        window = self._windows(lane, epoch)[index]
+        pieces = zip(window.parts.tolist(), window.begins.tolist(), window.ends.tolist(), strict=True)
+        # Documents of windows that follow each other have other numbers; one that a lane begins inside of counts twice
+        documents = sum(part.sizes[self.split]["documents"] for part in self.parts) + self.order.lanes - 1
+        before = (epoch * -(-len(self.parts) // self.order.window) + index) * documents
+
+        def make():
+            found = [Piece(self.parts[part], begin, end) for part, begin, end in pieces]
+            return self.layout.plan(found, self.split, window.key, epoch, before)
+
+        return self._plans.get((lane, epoch, index), make)
+
+
+class _Kept:
+    """What was made and used within the last batches, safe from several threads."""
+
+    def __init__(self):
+        self._lock, self._made, self._used, self._batch = threading.Lock(), {}, {}, 0
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What was made for a key, or is made now."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = make()
+            self._used[key] = self._batch
+            return self._made[key]
+
+    def next(self) -> None:
+        """A batch begins."""
+        with self._lock:
+            self._batch += 1
+            for key in [key for key, used in self._used.items() if used < self._batch - KEPT]:
+                del self._made[key], self._used[key]
+
+
+def _spread_out(parts, split):
+    """At most `HELD_OUT` of the parts that have something of a split, evenly spaced."""
+    full = [part for part in parts if part.sizes[split]["tokens"]] or list(parts[:1])
+    count = min(HELD_OUT, len(full))
+    return tuple(full[index * len(full) // count] for index in range(count))

@@ -1,0 +1,118 @@
+"""What a layout is: how the rows of a batch are made of a corpus's parts. Which rows come when is no part of it."""
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_pipelines.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class Layout(abc.ABC):
+    """Base of frozen dataclasses. length: tokens per row."""
+
+    length: int
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> dict[str, tuple]:
+        """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
+
+    def check(self, corpus: Corpus) -> None:
+        """Raises UserError for a corpus without the special tokens."""
+        return
+
+
+class RowLayout(Layout):
+    """Of rows that stand alone."""
+
+    @abc.abstractmethod
+    def plan(self, part, split: str, seed: int) -> Any:
+        """Where each example of a part begins. Its `number` says how many there are; it reads offsets, no tokens."""
+
+    @abc.abstractmethod
+    def build(self, chosen: "Chosen", keys: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows of examples, with the noise of their keys (uint64 [n]): name -> array [n, ...]."""
+
+
+class StreamLayout(Layout):
+    """Of rows that go on where the same row of the batch before has ended, in a stream of documents.
+
+    A stream has a number of tokens, from which all else follows: its examples, and how many steps so many rows have.
+    """
+
+    def check_rows(self, rows: int) -> None:
+        """Raises UserError where a batch, or a lane's or source's share of one, cannot have so many rows."""
+        return
+
+    @abc.abstractmethod
+    def number(self, total: int) -> int:
+        """Examples in a stream of so many tokens."""
+
+    @abc.abstractmethod
+    def steps(self, total: int, rows: int) -> int:
+        """Steps of so many rows that a stream of so many tokens has."""
+
+    @abc.abstractmethod
+    def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """The examples of rows at steps of the stream: int64 [n] each."""
+
+    @abc.abstractmethod
+    def fixed(self, total: int, limit: int, batch_size: int) -> "Sequence[np.ndarray]":
+        """The examples of each batch of a fixed set, at most `limit` in all, rows continuing each other: int64 [n]."""
+
+    @abc.abstractmethod
+    def plan(self, pieces: "Sequence[Piece]", split: str, key: int, epoch: int, first: int = 0) -> Any:
+        """The stream of some pieces in a (key, epoch)'s order; first: documents before it that have a number."""
+
+    @abc.abstractmethod
+    def build(self, plan: Any, example: np.ndarray, keys: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows of examples (int64 [n]) of a stream, with the noise of their keys (uint64 [n]): name -> array."""
+
+
+class Piece(NamedTuple):
+    """A stretch of a part's documents as a stream, each followed by an end token: the tokens begin .. end - 1 of it."""
+
+    part: Any
+    begin: int
+    end: int
+
+
+class Chosen:
+    """Examples of several plans, as they come in a batch.
+
+    plans: those of the parts. which: int64 [n], the plan of each row. example: int64 [n], within its plan.
+    """
+
+    def __init__(self, plans: Sequence[Any], which: np.ndarray, example: np.ndarray):
+        self.plans, self.number = plans, len(example)
+        if len(plans) == 1:
+            self._groups = [(plans[0], slice(None), example)]
+            return
+        order = np.argsort(which, kind="stable")
+        ends = np.searchsorted(which[order], np.arange(len(plans) + 1))
+        groups = ((plan, order[ends[index] : ends[index + 1]]) for index, plan in enumerate(plans))
+        self._groups = [(plan, rows, example[rows]) for plan, rows in groups if len(rows)]
+
+    def gather(self, function: Callable) -> tuple[np.ndarray, ...]:
+        """function(plan, rows, examples), which gives arrays [m, ...] for the m rows of a plan, for all: [n, ...].
+
+        rows: what takes a plan's rows of arrays [n, ...].
+        """
+        if len(self._groups) == 1:
+            return function(*self._groups[0])
+        gathered = None
+        for plan, rows, example in self._groups:
+            arrays = function(plan, rows, example)
+            if gathered is None:
+                gathered = tuple(np.empty((self.number, *array.shape[1:]), array.dtype) for array in arrays)
+            for whole, array in zip(gathered, arrays, strict=True):
+                whole[rows] = array
+        return gathered
+
+    def read(self, split: str, field: str, starts: np.ndarray, length: int) -> np.ndarray:
+        """`length` values of a field from each row's start (int64 [n]), in the row's part: [n, length]."""
+        return self.gather(lambda plan, rows, _: (plan.part.read(split, field, starts[rows], length),))[0]
