@@ -14,6 +14,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from data_pipelines import corpora
 from data_pipelines.errors import UserError
 from tpu.accelerators import parse_accelerator
 from tpu.commit import COMMIT_FILE, commit
@@ -63,7 +64,7 @@ class Launch:
     bucket: str
     """gs:// path for the work directory and, by default, the corpus; best in the region of the zone."""
     corpus: str = "corpus"
-    """Of the run: a gs:// path, or a path in the bucket."""
+    """Of the run: a gs:// path, or a path in the bucket; several with names, as in en=gs://A,zh=corpora/zh."""
     workdir: str | None = None
     """Of the run: a gs:// path; by default BUCKET/NAME."""
     project: str | None = None
@@ -90,16 +91,17 @@ class Launch:
             raise UserError(f"--restarts {self.restarts}: must be at least 0")
 
 
-def corpus_path(options: Launch) -> str:
-    """gs:// path of the corpus."""
-    whole = options.corpus.startswith("gs://")
-    return (options.corpus if whole else f"{options.bucket.rstrip('/')}/{options.corpus}").rstrip("/")
+def corpus_paths(options: Launch) -> dict[str, str]:
+    """gs:// paths of the corpora, by name."""
+    bucket = options.bucket.rstrip("/")
+    whole = lambda path: path if path.startswith("gs://") else f"{bucket}/{path}"
+    return {name: whole(path).rstrip("/") for name, path in corpora.named(options.corpus).items()}
 
 
 def run_arguments(options: Launch, further: Sequence[str]) -> list[str]:
     """The arguments of `python -m pretrain run` on the workers."""
     workdir = options.workdir or f"{options.bucket.rstrip('/')}/{options.name}"
-    return [options.recipe, "--corpus", corpus_path(options), "--workdir", workdir, *further]
+    return [options.recipe, "--corpus", corpora.written(corpus_paths(options)), "--workdir", workdir, *further]
 
 
 def launch(options: Launch, run: Sequence[str]) -> int:
@@ -111,9 +113,10 @@ def launch(options: Launch, run: Sequence[str]) -> int:
     accelerator = parse_accelerator(options.type)
     wanted = Wanted(accelerator, options.runtime_version or accelerator.runtime, options.spot, options.queued)
     if options.dry_run:
-        print_plan(machine, wanted, corpus_path(options), run)
+        print_plan(machine, wanted, corpus_paths(options), run)
         return 0
-    _check_corpus(machine, corpus_path(options))
+    for corpus in corpus_paths(options).values():
+        _check_corpus(machine, corpus)
     try:
         return _supervise(machine, wanted, run, options.restarts)
     except KeyboardInterrupt:
@@ -279,10 +282,10 @@ def _final_status(machine: Machine, state: str) -> int | None:
     return status
 
 
-def print_plan(machine: Machine, wanted: Wanted, corpus: str, run: Sequence[str]) -> None:
+def print_plan(machine: Machine, wanted: Wanted, paths: dict[str, str], run: Sequence[str]) -> None:
     """Every command of an undisturbed launch, and those after a preemption."""
     show_commands(
-        ("the corpus is in the bucket", _corpus_command(machine, corpus)),
+        *(("the corpus is in the bucket", _corpus_command(machine, corpus)) for corpus in paths.values()),
         ("the slice does not exist yet", describe_command(machine)),
         *([("nor does the request for it", describe_command(machine, queued=True))] if wanted.queued else []),
         ("create it", create_command(machine, wanted)),

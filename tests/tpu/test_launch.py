@@ -41,6 +41,14 @@ def test_a_launch_creates_installs_starts_and_follows(cloud, naps, capsys):
     assert not naps
 
 
+def test_of_several_corpora_each_is_looked_for(cloud, naps):
+    cloud.otherwise_healthy()
+    main([*LAUNCH, "--corpus", "en=gs://c/en/,zh=corpora/zh"])
+    assert [command.split()[2] for command in cloud.commands()[:2]] == ["ls", "ls"]
+    assert "gs://c/en/manifest.json" in cloud.commands()[0] and "gs://b/corpora/zh/manifest.json" in cloud.commands()[1]
+    assert any("--corpus en=gs://c/en,zh=gs://b/corpora/zh --workdir" in command for command in cloud.commands())
+
+
 def test_corpus_workdir_and_image_can_be_named(cloud, naps):
     cloud.otherwise_healthy()
     main([*LAUNCH, "--corpus", "gs://c/d", "--workdir", "gs://e/f", "--runtime-version", "image"])
