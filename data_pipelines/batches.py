@@ -1,7 +1,7 @@
 """Batches: a layout's rows of one split of a corpus, in an order. What the loader and the evaluation read."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,11 @@ def make_examples(
     return RowExamples(layout, corpus, split, batch_size, seed, order, sizes)
 
 
+def together(cells: int, length: int) -> int:
+    """How many rows are best built together where they are of so many parts, or sources and parts."""
+    return max(ROWS, min(ROWS * cells, TOKENS // length))
+
+
 class Examples:
     """Batches of one layout, corpus, split, seed and order; a batch depends on these and the step alone.
 
@@ -55,6 +60,8 @@ class Examples:
             self.order = Order(lanes=1, window=max(len(self.parts), 1))
             self.rows = batch_size
         self._plans, self._deals = _Kept(), {}
+        self._lock = threading.Lock()
+        self._batches, self._read = 0, {}  # windows that batches are of: the last of these, counted
 
     @property
     def spec(self) -> dict[str, tuple]:
@@ -63,8 +70,13 @@ class Examples:
 
     @property
     def cells(self) -> int:
-        """The most parts, each with rows of its own to be built, that a batch is of."""
+        """The most parts, each with rows of its own, that a batch is of."""
         return min(self.order.lanes * self.order.window, len(self.parts) + self.order.lanes - 1)
+
+    @property
+    def together(self) -> int:
+        """How many rows, of several steps, are best built together."""
+        return together(self.cells, self.layout.length)
 
     def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Some rows (int64 [n], from batch_size on those of later steps) of a step's global batch: name -> array
@@ -86,12 +98,39 @@ class Examples:
             return windows
         return self._deals[lane, epoch]
 
-    def __getstate__(self):
-        return {**self.__dict__, "_plans": None, "_deals": {}}  # a worker process plans for itself
+    def _enter(self, read: Sequence[tuple[int, int, int]]) -> None:
+        """A batch is of these windows (lane, epoch, index): what a new one and the next one need is wanted, and what
+        windows have that are not read any more is let go."""
+        with self._lock:
+            self._batches += 1
+            new = [key for key in read if key not in self._read]
+            self._read.update(dict.fromkeys(read, self._batches))
+            old = [key for key, last in self._read.items() if last < self._batches - KEPT]
+            parts_of = lambda keys: {part for lane, epoch, index in keys for part in self._parts_of(lane, epoch, index)}
+            done = parts_of(old)
+            for key in old:
+                del self._read[key]
+            done -= parts_of(self._read) if done else set()
+        self._plans.drop([*old, *done])
+        self._release(done)
+        for lane, epoch, index in new if len(self.parts) > 1 else ():
+            following = (epoch, index + 1) if index + 1 < len(self._windows(lane, epoch)) else (epoch + 1, 0)
+            wanted = dict.fromkeys((*self._parts_of(lane, epoch, index), *self._parts_of(lane, *following)))
+            self.corpus.want(self.split, [self.parts[part].index for part in wanted])
+
+    def _parts_of(self, lane: int, epoch: int, index: int) -> list[int]:
+        return self._windows(lane, epoch)[index].parts.tolist()
+
+    def _release(self, parts: Iterable[int]) -> None:
+        if parts := [self.parts[part].index for part in parts]:
+            self.corpus.release(self.split, parts)
+
+    def __getstate__(self):  # a worker process plans for itself
+        return {**self.__dict__, "_plans": None, "_deals": {}, "_read": {}, "_lock": None}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self._plans = _Kept()
+        self._plans, self._lock = _Kept(), threading.Lock()
 
 
 class RowExamples(Examples):
@@ -110,9 +149,14 @@ class RowExamples(Examples):
         """Examples of each part. Counting them plans every part once, one at a time."""
         if self._sizes is None:
             one = len(self.parts) == 1  # its plan is kept
-            plans = (self._plan(0) if one else self._planned(index) for index in range(len(self.parts)))
-            self._sizes = tuple(plan.number for plan in plans)
+            self._sizes = (self._plan(0).number,) if one else tuple(map(self.count, range(len(self.parts))))
         return self._sizes
+
+    def count(self, index: int) -> int:
+        """Examples of a part."""
+        number = self._planned(index).number
+        self._release([index])
+        return number
 
     @property
     def number(self) -> int:
@@ -132,7 +176,6 @@ class RowExamples(Examples):
     def counted(self, lane: np.ndarray, count: np.ndarray) -> dict[str, np.ndarray]:
         """The examples of lanes at their counts, both int64 [n]: name -> array [n, ...]."""
         self.check_size()
-        self._plans.next()
         bounds = np.array([stretch(self.number, one, self.order.lanes) for one in range(self.order.lanes)])
         epoch, place = np.divmod(count, (bounds[:, 1] - bounds[:, 0])[lane])
         windows, which = self._windows_at(lane, epoch, place)
@@ -163,7 +206,7 @@ class RowExamples(Examples):
         """The windows of rows, each with its epoch, and which each row's is: int64 [n]."""
         if self.order.lanes == len(self.parts) == 1 and epoch.min() == epoch.max():
             return [(int(epoch[0]), self._windows(0, int(epoch[0]))[0])], np.zeros(len(place), np.int64)
-        found, which = [], np.empty(len(place), np.int64)
+        found, read, which = [], [], np.empty(len(place), np.int64)
         for of_lane, of_epoch in np.unique(np.stack([lane, epoch]), axis=1).T.tolist():
             windows = self._windows(of_lane, of_epoch)
             here = np.flatnonzero((lane == of_lane) & (epoch == of_epoch))
@@ -171,6 +214,8 @@ class RowExamples(Examples):
             for one in np.unique(number).tolist():
                 which[here[number == one]] = len(found)
                 found.append((of_epoch, windows[one]))
+                read.append((of_lane, of_epoch, one))
+        self._enter(read)
         return found, which
 
     def _built(self, epoch, part, example):
@@ -202,7 +247,7 @@ class StreamExamples(Examples):
         super().__init__(layout, corpus, split, batch_size, seed, order)
         self.rows = self.rows if rows is None else rows
         layout.check_rows(self.rows)
-        self._begun: dict[int, list[int]] = {}
+        self._epoch_steps: dict[int, list[int]] = {}  # of a lane, the steps before each epoch
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -233,8 +278,7 @@ class StreamExamples(Examples):
 
     def at(self, lane, step, row):
         self.check_size()
-        self._plans.next()
-        batch = {}
+        batch, read = {}, []
         for of_lane in np.unique(lane).tolist():
             in_lane = np.flatnonzero(lane == of_lane)
             epoch, place = self._epochs(of_lane, step[in_lane])
@@ -243,11 +287,13 @@ class StreamExamples(Examples):
                 begins = self._steps(windows)
                 number = np.searchsorted(begins, place, "right") - 1
                 for index in np.unique(number[epoch == of_epoch]).tolist():
+                    read.append((of_lane, of_epoch, index))
                     here = np.flatnonzero((epoch == of_epoch) & (number == index))
                     rows = in_lane[here]
                     built = self._built(of_lane, of_epoch, index, place[here] - begins[index], row[rows])
                     for name, array in built.items():
                         batch.setdefault(name, np.empty((len(step), *array.shape[1:]), array.dtype))[rows] = array
+        self._enter(read)
         return batch
 
     def build(self, epoch: int, example: np.ndarray) -> dict[str, np.ndarray]:
@@ -266,10 +312,10 @@ class StreamExamples(Examples):
         """The epochs that steps (int64 [n]) of a lane are in, and their places there: int64 [n] each."""
         if self.order.lanes == 1 and len(self.parts) <= self.order.window:  # all epochs are alike
             return np.divmod(step, self.steps)
-        begun = self._begun.get(lane, [0])  # steps before each epoch
+        begun = self._epoch_steps.get(lane, [0])
         while begun[-1] <= step.max():
             begun = [*begun, begun[-1] + int(self._steps(self._windows(lane, len(begun) - 1))[-1])]
-        self._begun[lane] = begun  # replaced whole: other threads may be reading it
+        self._epoch_steps[lane] = begun  # replaced whole: other threads may be reading it
         epoch = np.searchsorted(begun, step, "right") - 1
         return epoch, step - np.array(begun)[epoch]
 
@@ -298,25 +344,32 @@ class StreamExamples(Examples):
 
 
 class _Kept:
-    """What was made and used within the last batches, safe from several threads."""
+    """Plans, each made once, safe from several threads."""
 
     def __init__(self):
-        self._lock, self._made, self._used, self._batch = threading.Lock(), {}, {}, 0
+        self._lock, self._plans = threading.Lock(), {}
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What was made for a key, or is made now."""
+        """The plan of a key; what has to be made holds up nobody who asks for another."""
         with self._lock:
-            if key not in self._made:
-                self._made[key] = make()
-            self._used[key] = self._batch
-            return self._made[key]
+            plan = self._plans.setdefault(key, _Plan())
+        with plan.lock:
+            if plan.made is None:
+                plan.made = make()
+            return plan.made
 
-    def next(self) -> None:
-        """A batch begins."""
+    def drop(self, keys: Iterable[Hashable]) -> None:
+        """Forget plans."""
         with self._lock:
-            self._batch += 1
-            for key in [key for key, used in self._used.items() if used < self._batch - KEPT]:
-                del self._made[key], self._used[key]
+            for key in keys:
+                self._plans.pop(key, None)
+
+
+class _Plan:
+    """A place for a plan."""
+
+    def __init__(self):
+        self.lock, self.made = threading.Lock(), None
 
 
 def _spread_out(parts, split):

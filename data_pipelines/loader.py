@@ -12,15 +12,12 @@ import numpy as np
 
 from data_pipelines.workers import Workers
 
-# Small batches are built several steps at a time: below some 256 rows the cost is in NumPy's calls, not in the data
-ROWS = 256
-
-
 class Loader:
     """Iterates over (step, batch) for steps first .. last - 1, in order, once. A context manager: leaving it stops
     the threads or processes.
 
-    examples: has batch_size and batch(step, rows), where rows from batch_size on are those of later steps.
+    examples: has batch_size and batch(step, rows), where rows from batch_size on are those of later steps, and says
+    how many rows of small batches are best built `together`.
     rows: int64 [n], this host's rows of the global batch.
     threads: how many threads prepare batches ahead; 0: a batch is built when asked for.
     processes: how many processes do it instead, each with its own maps of the corpus.
@@ -32,7 +29,7 @@ class Loader:
         self, examples, first: int, last: int, rows: np.ndarray, *, threads: int = 2, processes: int = 0
     ):
         self._first, self._last, self._rows = first, last, len(rows)
-        self._group = max(1, ROWS // len(rows))  # steps built at a time
+        self._group = max(1, examples.together // len(rows))  # steps built at a time
         build = partial(_steps, examples, rows, first, last, self._group)
         count = -(-(last - first) // self._group)
         if processes:

@@ -27,7 +27,11 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class Order:
-    """How the parts of a corpus are dealt to a batch. Raises UserError for numbers below 1."""
+    """How the parts of a corpus are dealt to a batch. Raises UserError for numbers below 1.
+
+    A host plans and maps lanes x window parts, of its own lanes, and keeps a copy of as many that are next; with few
+    hosts many lanes cost memory and disk, and give nothing.
+    """
 
     lanes: int = 1  # equal shares of the batch's rows that read parts of their own; as many hosts need not read all
     window: int = 4  # parts that a lane shuffles together

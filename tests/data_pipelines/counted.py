@@ -11,7 +11,7 @@ from data_pipelines.examples.layout import RowLayout
 from data_pipelines.order import Order
 
 SEED = 1
-EPOCHS = 8  # that a key is looked for in
+EPOCHS = 32  # that a key is looked for in
 
 
 class Plan(NamedTuple):
@@ -58,12 +58,12 @@ class Counted(RowLayout):
         return {"part": part, "example": example, "key": keys}
 
 
-def counted(sizes, batch_size, lanes=1, window=4, seed=SEED):
-    return Numbered(make_examples(Counted(1), Sizes(sizes), "train", batch_size, seed, Order(lanes, window)))
+def counted(sizes, batch_size, lanes=1, window=4, seed=SEED, split="train"):
+    return Numbered(make_examples(Counted(1), Sizes(sizes, split), split, batch_size, seed, Order(lanes, window)))
 
 
 class Numbered:
-    """Examples, with the number of each in its split and the epoch in place of the key."""
+    """Examples, picklable, with the number of each in its split and the epoch in place of the key."""
 
     def __init__(self, examples):
         self.examples, self.batch_size = examples, examples.batch_size

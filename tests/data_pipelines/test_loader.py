@@ -38,7 +38,7 @@ def test_large_batches_are_built_one_by_one(examples):
 
 
 class Failing:
-    batch_size = 8
+    batch_size = together = 8
 
     def batch(self, step, rows):
         raise UserError("the disk is gone")
