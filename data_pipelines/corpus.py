@@ -1,18 +1,24 @@
-"""Read a stored corpus: flat NumPy arrays on disk, opened by memory map, with a manifest beside them.
+"""Read a stored corpus: a list of parts, each of flat NumPy arrays on disk, with a manifest beside them.
 
 A corpus is a folder written by `python -m data_pipelines prepare`:
 
-    manifest.json                       version, fingerprint, vocabulary, special tokens, fields, sizes and hashes
+    manifest.json                       version, fingerprint, vocabulary, special tokens, fields, the parts' summaries
     tokenizer/                          Hugging Face tokenizer files
-    {train,heldout}/tokens.npy          uint16 or uint32 [tokens], no special tokens stored
-    {train,heldout}/word_starts.npy     bool [tokens], True where a token begins a word
-    {train,heldout}/sentences.npy       int64 [sentences + 1], token offset where each sentence starts, then the total
-    {train,heldout}/documents.npy       int64 [documents + 1], sentence index where each document starts, then the total
-    train/token_counts.npy              int64 [vocab], unigram counts of the train split
+    tables/FIELD.npy                    [vocab], a field that is looked up by token
+    parts/000000/                       no document crosses parts
+        summary.json                    sizes, hashes
+        {train,heldout}/tokens.npy      uint16 or uint32 [tokens], no special tokens stored
+        {train,heldout}/sentences.npy   int64 [sentences + 1], token offset where each sentence starts, then the total
+        {train,heldout}/documents.npy   int64 [documents + 1], sentence index where each document starts, then the total
+        {train,heldout}/FIELD.npy       [tokens, sentences or documents, ...], any other field
+        train/token_counts.npy          int64 [vocab], unigram counts of the train split
+
+Of format 1, where there were no parts, a corpus is read as one part that lies beside the manifest.
 """
 
 import hashlib
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,114 +27,209 @@ from numpy.lib.stride_tricks import sliding_window_view
 from data_pipelines.cloud import is_remote
 from data_pipelines.errors import UserError
 from data_pipelines.fetch import Copy, open_copy
-from data_pipelines.manifest import check_size, read_manifest
+from data_pipelines.manifest import PartEntry, check_size, fields_of, files_of, parts_of, read_manifest, total
+from data_pipelines.store.fields import BY_TOKEN
 
 
 class Corpus:
-    """A finished corpus folder, local or gs://, which is copied to this host first. Opening reads the manifest
-    and the file sizes; arrays are mapped at first use.
+    """A finished corpus folder, local or in a bucket, of which files are copied to this host as they are read. Opening
+    reads the manifest and, of a local corpus, the file sizes; arrays are mapped at first use.
 
-    Pickles as its local path, so a worker process opens its own maps.
+    fingerprint: of the corpus, or of a state that it had before parts were added; then it has the parts of that state.
+    Pickles as its path, so a worker process opens its own maps.
 
     Attributes: `source` (the path as given, absolute), `path` (the local folder), `manifest` (the JSON as a dict),
-    `fingerprint` (hex digest of the content), `vocab_size`, `special` (role -> token id; roles are pad, unk, cls,
-    sep, mask, and eod, the end of a document, where the tokenizer has one), `fields` (name -> (dtype, 'token')),
-    `tokenizer_path`.
+    `fingerprint` (hex digest of the content), `vocab_size`, `special` (role -> token id; every role is optional),
+    `fields` (name -> Field), `tokenizer_path`, `parts`.
 
-    Raises UserError when the folder is missing, is no corpus, is unfinished, has another version, or has a
-    file whose size is not the manifest's.
+    Raises UserError when the folder is missing, is no corpus, is unfinished, has another version, has a file whose size
+    is not the manifest's, or never had the fingerprint.
     """
 
-    def __init__(self, path: str | Path, copy: Copy | None = None):
-        self._copy = copy or (open_copy(str(path)) if is_remote(path) else None)
-        self.source = str(path) if self._copy else str(Path(path).absolute())
-        self.path = self._copy.folder if self._copy else Path(path)
+    def __init__(self, path: str | Path, fingerprint: str | None = None, copy: Copy | None = None):
+        self.copy = copy or (open_copy(str(path)) if is_remote(path) else None)
+        self.source = str(path) if self.copy else str(Path(path).absolute())
+        self.path = self.copy.folder if self.copy else Path(path)
         self.manifest = read_manifest(self.path)
-        self.fingerprint = self.manifest["fingerprint"]
+        self.fingerprint = fingerprint or self.manifest["fingerprint"]
         self.vocab_size = self.manifest["vocab_size"]
         self.special = dict(self.manifest["special"])
-        self.fields = {name: tuple(field) for name, field in self.manifest["fields"].items()}
+        self.fields = fields_of(self.manifest)
         self.tokenizer_path = self.path / "tokenizer"
-        self._arrays = {}
-        self._windows = {}
-        for name, file in self.manifest["files"].items() if self._copy is None else ():
-            check_size(self.path, name, file["bytes"])
+        entries = parts_of(self.manifest)[: self._number_of_parts()]
+        self.parts = tuple(Part(self, index, entry) for index, entry in enumerate(entries))
+        self._tables = {}
+        for part in self.parts if self.copy is None else ():
+            for name, file in part.entry.files.items():
+                check_size(self.path / part.entry.path, name, file["bytes"])
 
     def __reduce__(self):
-        return Corpus, (self.source if self._copy else self.path, self._copy)
+        return Corpus, (self.source if self.copy else self.path, self.fingerprint, self.copy)
 
-    def _file(self, name: str):
-        """The local path of a file, as a context in which it stays."""
-        return self._copy.file(0, name) if self._copy else nullcontext(self.path / name)
+    def size(self, split: str) -> dict[str, int]:
+        """{documents, sentences, tokens} of all parts."""
+        return total(part.sizes for part in self.parts)[split]
 
-    @property
-    def parts(self):
-        return (self,)
+    def token_counts(self) -> np.ndarray:
+        """int64 [vocab]: how often each token occurs in the train split."""
+        return sum((part.array("train", "token_counts") for part in self.parts), np.zeros(self.vocab_size, np.int64))
 
-    @property
-    def corpus(self):
-        return self
+    def require(self, *roles: str) -> tuple[int, ...]:
+        """The special tokens of these roles. UserError that names those that the tokenizer lacks."""
+        missing = [role for role in roles if role not in self.special]
+        if missing:
+            raise UserError(
+                f"corpus {self.path} has no {' and no '.join(missing)} token, which these rows need; "
+                "prepare it with a tokenizer that has one, such as --tokenizer wordpiece"
+            )
+        return tuple(self.special[role] for role in roles)
 
-    @property
-    def sizes(self):
-        return self.manifest["splits"]
+    def want(self, split: str, parts: Sequence[int]) -> None:
+        """These parts will be read soon, in this order: they are copied to this host in the background."""
+        if self.copy:
+            self.copy.want(split, parts)
+
+    def release(self, split: str, parts: Sequence[int]) -> None:
+        """These parts are done: their maps are closed and copies may be dropped. What is read all the same comes
+        back."""
+        for index in parts:
+            self.parts[index].close(split)
+        if self.copy:
+            self.copy.release(split, parts)
+
+    def verify(self) -> None:
+        """Hash every file. Raises UserError at the first whose content is not what `prepare` wrote."""
+        for name, file in files_of(self.manifest).items():
+            self._check(name, self.path / name, file)
+        for part in self.parts:
+            for name, file in part.entry.files.items():
+                with part.file(name) as path:
+                    self._check((Path(part.entry.path) / name).as_posix(), path, file)
+            self.release("train", [part.index])
+            self.release("heldout", [part.index])
+
+    def _check(self, name: str, path: Path, file: dict) -> None:
+        with open(path, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != file["sha256"]:
+            raise UserError(
+                f"corpus {self.source}: the content of {name} has changed since it was prepared; "
+                "copy the corpus again or rerun prepare into an empty folder"
+            )
+
+    def table(self, field: str) -> np.ndarray:
+        """[vocab, ...]: the values of a field that is looked up by token."""
+        if field not in self._tables:
+            self._tables[field] = np.array(self.load(self.path / "tables" / f"{field}.npy"))
+        return self._tables[field]
+
+    def load(self, path: Path) -> np.ndarray:
+        """An array of the corpus, mapped."""
+        try:
+            # An ndarray over the map: np.memmap's own indexing is slower
+            return np.asarray(np.load(path, mmap_mode="r"))
+        except OSError as error:
+            raise UserError(
+                f"corpus {self.source}: {path} cannot be read ({error.strerror or error}); "
+                "start the same command again when what it lies on can be reached"
+            ) from error
+
+    def _number_of_parts(self) -> int | None:
+        """How many parts the state of this fingerprint has; None for all."""
+        if self.fingerprint == self.manifest["fingerprint"]:
+            return None
+        for state in self.manifest.get("history", []):
+            if state["fingerprint"] == self.fingerprint:
+                return state["parts"]
+        raise UserError(
+            f"corpus {self.path}: its fingerprint is {self.manifest['fingerprint'][:12]} and never was "
+            f"{self.fingerprint[:12]}; give the corpus that the run was started with"
+        )
+
+
+class Part:
+    """A part of a corpus: documents of their own. Arrays are mapped when first read. Pickles as corpus and index.
+
+    Attributes: `corpus`, `index`, `sizes` ({split: {documents, sentences, tokens}}), `entry` (of the manifest).
+    """
+
+    def __init__(self, corpus: Corpus, index: int, entry: PartEntry):
+        self.corpus, self.index, self.entry, self.sizes = corpus, index, entry, entry.splits
+        self._arrays = {}
+        self._windows = {}
+        self._numbers = {}  # by field: of each value of the part, in the corpus
+
+    def __reduce__(self):
+        return _part, (self.corpus, self.index)
 
     def documents(self, split: str) -> np.ndarray:
         """int64 [documents + 1]: the sentence index where each document starts, then the number of
         sentences."""
-        return self._array(split, "documents")
+        return self.array(split, "documents")
 
     def sentences(self, split: str) -> np.ndarray:
         """int64 [sentences + 1]: the token offset where each sentence starts, then the number of tokens."""
-        return self._array(split, "sentences")
+        return self.array(split, "sentences")
 
     def lengths(self, split: str) -> np.ndarray:
         """int64 [documents]: tokens per document."""
         return np.diff(self.sentences(split)[self.documents(split)])
 
-    def token_counts(self) -> np.ndarray:
-        """int64 [vocab]: how often each token occurs in the train split."""
-        return np.array(self._array("train", "token_counts"))
+    def column(self, split: str, field: str) -> np.ndarray:
+        """The values of a field by document or sentence: [documents or sentences, ...]."""
+        return self._of_all_parts(field, self.array(split, field))
 
     def read(self, split: str, field: str, starts: np.ndarray, length: int) -> np.ndarray:
-        """`length` consecutive values of a field ('tokens' or 'word_starts') from each start: [n, length].
+        """`length` consecutive values of a field by token from each start: [n, length, ...].
 
         starts: int64 [n], token offsets; one may lie before 0 or reach past the end. Values outside the split
         are whatever is cheap to fill in, never an error: the caller covers them with padding.
         """
+        if self.corpus.fields[field].kept == BY_TOKEN:
+            return self.corpus.table(field)[self.read(split, "tokens", starts, length)]
         windows = self._windows.get((split, field, length))
         if windows is None:
-            array = self._array(split, field)
+            array = self.array(split, field)
             if len(array) < length:
-                array = np.pad(array, (0, length - len(array)))
-            windows = self._windows[split, field, length] = sliding_window_view(array, length)
+                array = np.pad(array, [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)])
+            windows = np.moveaxis(sliding_window_view(array, length, axis=0), -1, 1)
+            self._windows[split, field, length] = windows
         inside = np.minimum(np.maximum(starts, 0), len(windows) - 1)
         rows = windows[inside]
         for row in np.flatnonzero(inside != starts):  # few: only rows at either end of the split
-            rows[row] = np.roll(rows[row], inside[row] - starts[row])
-        return rows
+            rows[row] = np.roll(rows[row], inside[row] - starts[row], axis=0)
+        return self._of_all_parts(field, rows)
 
-    def verify(self) -> None:
-        """Hash every file. Raises UserError at the first whose content is not what `prepare` wrote."""
-        for name, file in self.manifest["files"].items():
-            with self._file(name) as path, open(path, "rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            if digest != file["sha256"]:
-                raise UserError(
-                    f"corpus {self.path}: the content of {name} has changed since it was prepared; "
-                    "copy the corpus again or rerun prepare into an empty folder"
-                )
-
-    def _array(self, split, name):
+    def array(self, split: str, name: str) -> np.ndarray:
+        """One of the part's files, mapped."""
         key = split, name
-        if key not in self._arrays:
-            try:
-                with self._file(f"{split}/{name}.npy") as file:
-                    # An ndarray over the map: np.memmap's own indexing is slower
-                    self._arrays[key] = np.asarray(np.load(file, mmap_mode="r"))
-            except OSError as error:
-                raise UserError(
-                    f"corpus {self.path}: {name}.npy of {split} cannot be read ({error.strerror or error}); "
-                    "start the same command again when what it lies on can be reached"
-                ) from error
-        return self._arrays[key]
+        array = self._arrays.get(key)  # another thread may be closing it
+        if array is None:
+            with self.file(f"{split}/{name}.npy") as path:
+                array = self._arrays[key] = self.corpus.load(path)
+        return array
+
+    def file(self, name: str) -> AbstractContextManager[Path]:
+        """The local path of a file of the part, as a context in which it stays."""
+        copy = self.corpus.copy
+        return copy.file(self.index, name) if copy else nullcontext(self.corpus.path / self.entry.path / name)
+
+    def close(self, split: str) -> None:
+        """Close the maps of a split; what is read again is mapped again."""
+        for kept in (self._arrays, self._windows):
+            for key in [key for key in list(kept) if key[0] == split]:
+                kept.pop(key, None)
+
+    def _of_all_parts(self, field: str, numbers: np.ndarray) -> np.ndarray:
+        """The part's own numbers of a field's values as the corpus numbers them."""
+        values = self.corpus.fields[field].values
+        if values is None:
+            return numbers
+        if field not in self._numbers:
+            place = {value: number for number, value in enumerate(values)}
+            self._numbers[field] = np.array([place[value] for value in self.entry.values[field]], numbers.dtype)
+        return self._numbers[field][numbers]
+
+
+def _part(corpus: Corpus, index: int) -> Part:
+    return corpus.parts[index]

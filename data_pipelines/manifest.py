@@ -1,16 +1,36 @@
-"""The manifest of a stored corpus: what it says, and whether its files have the sizes that it gives."""
+"""The manifest of a stored corpus: what it says, whether its names may become paths, and the sizes of its files."""
 
+import itertools
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from data_pipelines.errors import UserError
+from data_pipelines.store.fields import STORED, Field, check_name
 
-VERSION = 1
+SPLITS, SIZES = ("train", "heldout"), ("documents", "sentences", "tokens")
+VERSION = 2
+READ = (1, VERSION)  # of version 1, all of a corpus is one part, which lies beside the manifest
+FILE = re.compile(r"(\w[\w.+-]*/){0,3}\w[\w.+-]*", re.ASCII)
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class PartEntry(NamedTuple):
+    """path: in the corpus. files: name in the part -> {bytes, sha256}. splits: {split: {documents, sentences,
+    tokens}}. characters: of the text. values: field -> the texts that its numbers stand for in this part."""
+
+    path: str
+    fingerprint: str
+    files: dict[str, dict]
+    splits: dict[str, dict[str, int]]
+    characters: int
+    values: dict[str, list[str]]
 
 
 def read_manifest(folder: Path) -> dict:
-    """The manifest of a corpus folder; UserError when there is no finished corpus of this version."""
+    """The manifest of a corpus folder; UserError when there is no finished corpus of a version that is read."""
     file = folder / "manifest.json"
     prepare = f"python -m data_pipelines prepare --out {folder}"
     if not folder.is_dir():
@@ -30,13 +50,50 @@ def parse_manifest(corpus: Path | str, content: bytes) -> dict:
     try:
         manifest = json.loads(content.decode())
         version = manifest["version"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"corpus {corpus}: manifest.json cannot be read ({error}); rerun prepare") from error
-    if version != VERSION:
+        if version in READ:
+            parts_of(manifest), fields_of(manifest), files_of(manifest)
+    except UserError as error:
+        raise UserError(f"corpus {corpus}: manifest.json: {error}; rerun prepare") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"corpus {corpus}: manifest.json cannot be read ({error!r}); rerun prepare") from error
+    if version not in READ:
         raise UserError(
             f"corpus {corpus} has format version {version!r} and this program reads {VERSION}; rerun prepare"
         )
     return manifest
+
+
+def parts_of(manifest: dict) -> list[PartEntry]:
+    """The parts of a corpus, in order. UserError for a name that must not become a path."""
+    old = manifest["version"] == 1
+    entries = []
+    for number, part in enumerate([manifest] if old else manifest["parts"]):
+        path, files = "." if old else f"parts/{number:06}", _checked(part["files"])
+        characters, values = part.get("characters", 0), part.get("values", {})
+        entries.append(PartEntry(path, _digest(part), files, part["splits"], characters, values))
+    return entries
+
+
+def fields_of(manifest: dict) -> dict[str, Field]:
+    fields = manifest["fields"]
+    if manifest["version"] == 1:
+        return {check_name(name): Field(dtype, per=per, kept=STORED) for name, (dtype, per) in fields.items()}
+    return {check_name(name): Field.of_json(field) for name, field in fields.items()}
+
+
+def files_of(manifest: dict) -> dict[str, dict]:
+    """The files that all parts share: name -> {bytes, sha256}, of the tokenizer and of the tables by token."""
+    _digest(manifest)
+    return _checked(manifest.get("tokenizer", {}) | manifest.get("tables", {}))
+
+
+def total(splits: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """The sizes of parts together: {split: {documents, sentences, tokens}}."""
+    sums = {split: dict.fromkeys(SIZES, 0) for split in SPLITS}
+    for sizes in splits:
+        for split, name in itertools.product(SPLITS, SIZES):
+            sums[split][name] += sizes[split][name]
+    return sums
 
 
 def check_size(folder: Path, name: str, size: int) -> None:
@@ -52,14 +109,15 @@ def check_size(folder: Path, name: str, size: int) -> None:
         )
 
 
-class PartEntry(NamedTuple):
-    path: str  # in the corpus
-    fingerprint: str
-    files: dict[str, dict]  # {name in the part: {bytes, sha256}}
+def _checked(files: dict[str, dict]) -> dict[str, dict]:
+    for name in files:
+        if not FILE.fullmatch(name):
+            raise UserError(f"{name!r} is no name of a file inside a corpus")
+    return files
 
 
-def parts_of(manifest: dict) -> list[PartEntry]:
-    if "parts" not in manifest:
-        return [PartEntry(".", manifest["fingerprint"], manifest["files"])]
-    parts = enumerate(manifest["parts"])
-    return [PartEntry(f"parts/{number:06}", part["fingerprint"], part["files"]) for number, part in parts]
+def _digest(said: dict) -> str:
+    """The fingerprint, which names the folder of a copy."""
+    if not DIGEST.fullmatch(said["fingerprint"]):
+        raise UserError(f"fingerprint {said['fingerprint']!r} is none")
+    return said["fingerprint"]

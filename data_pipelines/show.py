@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 
 from data_pipelines.command_line import Place
 from data_pipelines.corpus import Corpus
+from data_pipelines.manifest import SPLITS
 from data_pipelines.pieces import WORD
 
 FREQUENT = 40  # tokens listed
+VALUES = 8  # of a field, listed
 BAR = 40  # characters of the longest bar of a histogram
 LABELS = {"next_sentence": ("B follows A", "B is random"), "sentence_order": ("B follows A", "A follows B")}
 MASKED, RANDOM, KEPT = "bold white on red", "bold black on yellow", "bold black on green"
@@ -37,18 +39,27 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     manifest = corpus.manifest
     console.print(f"{corpus.path}, fingerprint {corpus.fingerprint[:12]}", style="bold", markup=False, soft_wrap=True)
     sizes = Table("split", "documents", "sentences", "tokens")
-    for split, counts in manifest["splits"].items():
-        sizes.add_row(split, *(f"{counts[name]:,}" for name in ("documents", "sentences", "tokens")))
+    for split in SPLITS:
+        sizes.add_row(split, *(f"{count:,}" for count in corpus.size(split).values()))
     console.print(sizes)
-    tokens = sum(counts["tokens"] for counts in manifest["splits"].values())
+    fields = ", ".join(f"{name} by {field.per}" for name, field in corpus.fields.items())
+    console.print(f"parts: {len(corpus.parts):,}; fields: {fields}", markup=False, soft_wrap=True)
+    for name, field in corpus.fields.items():
+        if field.values:
+            console.print(f"{name}: {_listed(field.values)}", markup=False, soft_wrap=True)
+    tokens = sum(corpus.size(split)["tokens"] for split in SPLITS)
     frequency = corpus.token_counts()
     used = np.count_nonzero(frequency)
-    unknown = frequency[corpus.special["unk"]] / max(frequency.sum(), 1)
-    console.print(f"vocabulary {corpus.vocab_size:,}, of which {used:,} occur; {unknown:.3%} of the tokens are unknown")
-    if "characters" in manifest:
-        console.print(f"{manifest['characters'] / max(tokens, 1):.2f} characters per token")
-    console.print(_histogram("tokens per document, train", corpus.lengths("train")))
-    console.print(_histogram("tokens per sentence, train", np.diff(corpus.sentences("train"))))
+    said = f"vocabulary {corpus.vocab_size:,}, of which {used:,} occur"
+    if "unk" in corpus.special:
+        said += f"; {frequency[corpus.special['unk']] / max(frequency.sum(), 1):.3%} of the tokens are unknown"
+    console.print(said)
+    characters = sum(part.entry.characters for part in corpus.parts)
+    if characters:
+        console.print(f"{characters / max(tokens, 1):.2f} characters per token")
+    documents, sentences = _lengths(corpus)
+    console.print(_histogram("tokens per document, train", documents))
+    console.print(_histogram("tokens per sentence, train", sentences))
     order = np.argsort(-frequency, kind="stable")[: min(FREQUENT, used)]
     listed = "  ".join(f"{tokenizer.id_to_token(int(index))} {frequency[index]:,}" for index in order)
     console.print("most frequent tokens:", style="bold")
@@ -63,13 +74,27 @@ def show_problems(problems: dict, console: Console) -> None:
         console.print(line, style="yellow", markup=False, soft_wrap=True)
 
 
-def _histogram(title: str, lengths: np.ndarray) -> Table:
-    """Counts of lengths between powers of two, with bars."""
+def _listed(values: tuple[str, ...]) -> str:
+    more = len(values) - VALUES
+    return ", ".join(values[:VALUES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _lengths(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    """How many documents and how many sentences of the train split have 2^(e-1) .. 2^e - 1 tokens, by e: int64 [64]
+    each. In memory is one part at a time."""
+    sums = np.zeros((2, 64), np.int64)
+    for part in corpus.parts:
+        for row, lengths in enumerate((part.lengths("train"), np.diff(part.sentences("train")))):
+            sums[row] += np.bincount(np.frexp(lengths)[1], minlength=64)
+        corpus.release("train", [part.index])
+    return sums[0], sums[1]
+
+
+def _histogram(title: str, counts: np.ndarray) -> Table:
+    """With bars; counts: as `_lengths` gives them."""
     table = Table("from", "to", "count", "", title=title, title_justify="left", box=None)
-    if not len(lengths):
-        return table
-    counts = np.bincount(np.frexp(lengths)[1])  # exponent e holds 2^(e-1) .. 2^e - 1
-    for exponent in range(int(np.flatnonzero(counts)[0]), len(counts)):
+    found = np.flatnonzero(counts)
+    for exponent in range(found[0], found[-1] + 1) if len(found) else ():
         bar = "█" * round(BAR * counts[exponent] / counts.max())
         table.add_row(f"{1 << max(exponent - 1, 0):,}", f"{(1 << exponent) - 1:,}", f"{counts[exponent]:,}", bar)
     return table

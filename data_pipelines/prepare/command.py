@@ -2,7 +2,8 @@
 
 OUT/.partial/state.json     the settings and a hash of the plan
 OUT/.partial/tokenizer/     done when present; so are
-OUT/.partial/shard-000000/  the units of work
+OUT/.partial/unit-000000/   the units of work
+OUT/.partial/part-000000/   the units joined
 OUT/manifest.json           written last: its presence says that the corpus is finished
 """
 
@@ -17,7 +18,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data_pipelines import shards, store
 from data_pipelines import tokenizers as ours
 from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
@@ -28,6 +28,11 @@ from data_pipelines.prepare.pool import make_shards, read_tokenizer
 from data_pipelines.prepare.report import report
 from data_pipelines.prepare.training import train
 from data_pipelines.progress import busy
+from data_pipelines.store.files import write_json
+from data_pipelines.store.finish import finish, write_tables
+from data_pipelines.store.job import Job, planned
+from data_pipelines.store.parts import part_name, write_part
+from data_pipelines.text.encoding import Encoder
 
 LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
 ADDED_SETTINGS = {"keep_accents": False}  # what they were before they could be set
@@ -107,40 +112,31 @@ def _make(options: Prepare, settings: dict, parsed, units, partial: Path, consol
     if not (partial / "tokenizer").exists():
         _make_tokenizer(options, parsed, units, partial, state, console)
     special = json.loads((partial / "special.json").read_text())
-    tokens = ours.vocabulary(read_tokenizer(partial))
-    dtype = shards.token_dtype(len(tokens))
-    folders = [partial / f"shard-{number:06}" for number in range(len(units))]
-    make_shards(options, units, folders, (parsed, partial, options.language, dtype), console)
-    problems, characters = Problems(), 0
-    for folder in folders:
-        summary = json.loads((folder / "summary.json").read_text())
-        problems.merge(summary["problems"])
-        characters += summary["characters"]
+    tokenizer = read_tokenizer(partial)
+    encoder = Encoder(tokenizer)
+    size = len(ours.vocabulary(tokenizer))
+    job = Job(tuple(parsed), size, planned(parsed, size, encoder.word_starts is not None), options.heldout)
+    folders = [partial / f"unit-{number:06}" for number in range(len(units))]
+    make_shards(options, units, folders, (job, partial), console)
     console.print("joining the shards")
-    joined = partial / "joined"
-    shutil.rmtree(joined, ignore_errors=True)
-    splits = store.join(folders, joined, dtype, len(tokens), options.heldout)
-    if not any(split["documents"] for split in splits.values()):
-        seen = "; ".join(f"{seen['count']} {problem}, first {seen['first']}" for problem, seen in problems.items())
+    out = options.out
+    summary = write_part(partial / "part-000000", folders, job)
+    if not any(sizes["documents"] for sizes in summary["splits"].values()):
+        counts = summary["counts"].items()
+        seen = "; ".join(f"{seen['count']} {problem}, first {seen['first']}" for problem, seen in counts)
         shutil.rmtree(partial)
         raise UserError(f"--source {' '.join(options.source)}: no documents with text ({seen or 'nothing in them'})")
-    files = store.describe_files(joined)
-    manifest = {
-        "version": 1,
-        "fingerprint": store.fingerprint(files, tokens),
-        "vocab_size": len(tokens),
-        "special": special,
-        "fields": {"tokens": [dtype.name, "token"], "word_starts": ["bool", "token"]},
-        "splits": splits,
-        "characters": characters,
-        "files": files,
-        "tokenizer": store.describe_files(partial, "tokenizer/*"),
-        "sources": [_describe(spec, index, units) for index, spec in enumerate(options.source)],
-        "settings": settings,
-        "counts": problems,
-    }
-    _publish(options.out, partial, manifest)
-    report(options.out, manifest, console)
+    place = out / part_name(0)
+    shutil.rmtree(place, ignore_errors=True)  # of a run that was killed after this
+    place.parent.mkdir(exist_ok=True)
+    put(partial / "part-000000", place)
+    _copy(partial / "tokenizer", out / "tokenizer")
+    write_tables(out, job, encoder.word_starts)
+    described = [_describe(spec, index, units) for index, spec in enumerate(options.source)]
+    manifest = finish(out, [summary], job, special, sources=described, settings=settings)
+    write_json(out / "manifest.json", manifest)
+    shutil.rmtree(partial)
+    report(out, manifest, console)
     return manifest
 
 
@@ -170,21 +166,13 @@ def _make_tokenizer(options: Prepare, parsed, units, partial: Path, state: dict,
         made = ours.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
     shutil.rmtree(partial / "tokenizer.new", ignore_errors=True)
     ours.save(made, partial / "tokenizer.new")
-    store.write_json(partial / "special.json", made.special)
-    store.write_json(partial / "state.json", state)
+    write_json(partial / "special.json", made.special)
+    write_json(partial / "state.json", state)
     put(partial / "tokenizer.new", partial / "tokenizer")
 
 
-def _publish(out: Path, partial: Path, manifest: dict) -> None:
-    """Move everything into place, the manifest last, and remove the rest."""
-    places = [(partial / "joined" / split, out / split) for split in store.SPLITS]
-    for made, place in [*places, (partial / "tokenizer", out / "tokenizer")]:
-        if place.exists():
-            shutil.rmtree(place)
-        if made.name == "tokenizer":
-            shutil.copytree(made, place)
-            sync(place)
-        else:
-            put(made, place)
-    store.write_json(out / "manifest.json", manifest)
-    shutil.rmtree(partial)
+def _copy(made: Path, place: Path) -> None:
+    if place.exists():
+        shutil.rmtree(place)
+    shutil.copytree(made, place)
+    sync(place)

@@ -13,9 +13,10 @@ import tokenizers
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from data_pipelines import shards
 from data_pipelines.errors import UserError
 from data_pipelines.prepare.options import Prepare
+from data_pipelines.store.batches import write_unit
+from data_pipelines.store.units import is_whole
 from data_pipelines.text.encoding import Encoder
 
 
@@ -26,12 +27,12 @@ def read_tokenizer(partial: Path) -> tokenizers.Tokenizer:
 _worker = ()  # in a worker process: what its tasks share
 
 
-def _start_worker(parsed, partial, language, dtype) -> None:
+def _start_worker(job, partial) -> None:
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are as many as the cores
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = (parsed, Encoder(read_tokenizer(partial)), language, dtype)
+    _worker = (job, Encoder(read_tokenizer(partial)))
 
 
 def _end_with_parent() -> None:
@@ -40,12 +41,12 @@ def _end_with_parent() -> None:
 
 
 def _work(folder: Path, unit) -> None:
-    shards.write(folder, unit, *_worker)
+    write_unit(folder, unit, *_worker)
 
 
 def make_shards(options: Prepare, units, folders, shared, console: Console) -> None:
     """Write the shards that are missing, showing progress by bytes of source."""
-    missing = [(folder, unit) for folder, unit in zip(folders, units, strict=True) if not folder.exists()]
+    missing = [(folder, unit) for folder, unit in zip(folders, units, strict=True) if not is_whole(folder)]
     if len(missing) < len(units):
         console.print(f"continuing: {len(units) - len(missing)} of {len(units)} shards are there")
     weight = {folder: sum(part.size for part in unit) for folder, unit in missing}
@@ -61,10 +62,10 @@ def make_shards(options: Prepare, units, folders, shared, console: Console) -> N
 def _run(missing, shared, processes: int) -> Iterator[Path]:
     """Do the work, yielding each folder when it is there."""
     if processes <= 1:
-        parsed, partial, language, dtype = shared
+        job, partial = shared
         encoder = Encoder(read_tokenizer(partial))
         for folder, unit in missing:
-            shards.write(folder, unit, parsed, encoder, language, dtype)
+            write_unit(folder, unit, job, encoder)
             yield folder
         return
     spawn = multiprocessing.get_context("spawn")  # threads of the tokenizers do not survive a fork

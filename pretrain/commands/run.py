@@ -158,7 +158,7 @@ def _renewed(directory: RunDirectory) -> str | None:
 
 def _check_splits(corpus: Corpus) -> None:
     for split, cure in (("train", "with more text"), ("heldout", "with --heldout above 0, of several documents")):
-        if len(corpus.documents(split)) < 2:
+        if not corpus.size(split)["documents"]:
             raise UserError(f"--corpus {corpus.path}: its {split} split has no documents; prepare it {cure}")
 
 

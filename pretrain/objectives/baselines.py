@@ -18,7 +18,7 @@ def unigram(
     """
     counts = corpus.token_counts().astype(np.float64) + 1.0
     if end is not None:
-        counts[end] += len(corpus.documents("train")) - 1
+        counts[end] += corpus.size("train")["documents"]
     nats, best = -np.log(counts / counts.sum()), int(counts.argmax())
     loss = hits = total = 0.0
     for targets, weights in predictions:

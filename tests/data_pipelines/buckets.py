@@ -47,11 +47,12 @@ class Bucket:
         for number, files in enumerate(parts):
             self.objects |= {f"parts/{number:06}/{name}": content for name, content in files.items()}
             digests = {name: _described(content) for name, content in files.items()}
-            described.append({"fingerprint": _sha(json.dumps(digests).encode()), "files": digests})
+            described.append({"fingerprint": _sha(json.dumps(digests).encode()), "files": digests, "splits": {}})
         self.objects["tokenizer/tokenizer.json"] = tokenizer
         manifest = {
             "version": VERSION,
             "fingerprint": _sha(json.dumps(described).encode()),
+            "fields": {},
             "parts": described,
             "tokenizer": {"tokenizer/tokenizer.json": _described(tokenizer)},
             "tables": {},

@@ -1,13 +1,18 @@
 """Small corpora for tests, written without `prepare`, and how to read a batch back."""
 
-import hashlib
-import json
+import shutil
 from itertools import count
 
 import numpy as np
 
 from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.layout import Piece
+from data_pipelines.formats.source import Source
+from data_pipelines.store.files import write_json
+from data_pipelines.store.finish import finish, write_tables
+from data_pipelines.store.job import Job, planned
+from data_pipelines.store.parts import part_name, write_part
+from data_pipelines.store.units import DOCUMENT, UnitFiles
 
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 FIRST = 5  # the first ordinary token
@@ -30,54 +35,40 @@ def random_documents(seed, documents, sentences=12, tokens=30, vocab_size=100):
 
 
 def write_corpus(
-    path, documents, vocab_size=100, heldout=(), word_starts=lambda token: token % 3 != 0, special=SPECIAL
+    path, documents, vocab_size=100, heldout=(), word_starts=lambda token: token % 3 != 0, special=SPECIAL, parts=1
 ):
     """A finished corpus folder at `path`; returns the path.
 
     documents, heldout: list of documents, each a list of sentences, each a list of token ids (5 .. vocab_size - 1 are
-    ordinary). word_starts: says of a token id whether it begins a word. special: role -> token id.
+    ordinary). word_starts: says of a token id whether it begins a word. special: role -> token id. parts: how many,
+    of as many documents each as can be.
     """
-    for split, texts in (("train", documents), ("heldout", heldout)):
-        folder = path / split
-        folder.mkdir(parents=True)
-        sentences = [sentence for text in texts for sentence in text]
-        tokens = np.array([token for sentence in sentences for token in sentence], np.uint16)
-        np.save(folder / "tokens.npy", tokens)
-        np.save(folder / "word_starts.npy", np.array([word_starts(int(token)) for token in tokens], bool))
-        np.save(folder / "sentences.npy", np.cumsum([0, *map(len, sentences)], dtype=np.int64))
-        np.save(folder / "documents.npy", np.cumsum([0, *map(len, texts)], dtype=np.int64))
-        if split == "train":
-            np.save(folder / "token_counts.npy", np.bincount(tokens, minlength=vocab_size).astype(np.int64))
-    finish_corpus(path, vocab_size, special)
+    sources = (Source("text", "tests", None),)
+    job = Job(sources, vocab_size, planned(sources, vocab_size, True), parts=parts)
+    (path / "tokenizer").mkdir(parents=True)
+    write_tables(path, job, np.array([word_starts(token) for token in range(vocab_size)]))
+    summaries = []
+    for number in range(parts):
+        share = lambda texts: texts[len(texts) * number // parts : len(texts) * (number + 1) // parts]  # noqa: B023
+        unit = path / "unit"
+        write_tokens(unit, job, share(documents), share(heldout))
+        summaries.append(write_part(path / part_name(number), [unit], job, lambda found, _: found.hashes == 1))
+        shutil.rmtree(unit)
+    write_json(path / "manifest.json", finish(path, summaries, job, special))
     return path
 
 
-def finish_corpus(path, vocab_size, special=SPECIAL):
-    """Write the manifest of a folder that holds the arrays."""
-    files = {}
-    for file in sorted(path.glob("*/*.npy")):
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        files[str(file.relative_to(path))] = {"bytes": file.stat().st_size, "sha256": digest}
-    lines = "".join(f"{name} {file['sha256']}\n" for name, file in files.items())
-    manifest = {
-        "version": 1,
-        "fingerprint": hashlib.sha256(lines.encode()).hexdigest(),
-        "vocab_size": vocab_size,
-        "special": special,
-        "fields": {"tokens": ["uint16", "token"], "word_starts": ["bool", "token"]},
-        "splits": {split: _sizes(path / split) for split in ("train", "heldout")},
-        "files": files,
-        "sources": [],
-        "settings": {},
-        "counts": {},
-    }
-    (path / "manifest.json").write_text(json.dumps(manifest))
-
-
-def _sizes(folder):
-    names = ("documents", "sentences", "tokens")
-    sizes = {name: len(np.load(folder / f"{name}.npy")) for name in names}
-    return {name: size - (name != "tokens") for name, size in sizes.items()}
+def write_tokens(folder, job, train, heldout):
+    """A unit of work from documents that are tokens."""
+    documents = [*train, *heldout]
+    sentences = [sentence for document in documents for sentence in document]
+    begins = np.zeros(len(documents), DOCUMENT)
+    begins["start"] = np.cumsum([0, *map(len, documents)])[: len(documents)]
+    begins["hash"] = np.arange(len(documents)) >= len(train)
+    with UnitFiles(folder, job) as files:
+        tokens = np.array([token for sentence in sentences for token in sentence], np.int64)
+        files.add(np.array([*map(len, sentences)], np.int64), begins, tokens=tokens)
+        files.finish(0, {}, ["tests"], {})
 
 
 def unmasked(batch):

@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.manifest import total
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 
@@ -30,12 +31,25 @@ def run(out: Path, *source: str, **options) -> tuple[dict, str]:
     return prepare(Prepare(source=source, out=out, **settings), console), screen.getvalue()
 
 
+def splits(manifest: dict) -> dict[str, dict[str, int]]:
+    """{split: {documents, sentences, tokens}} of all parts."""
+    return total(part["splits"] for part in manifest["parts"])
+
+
+def stored(path: Path, name: str = "tokens", split: str = "train") -> np.ndarray:
+    """An array of the parts, one after another."""
+    return np.concatenate([part.array(split, name) for part in Corpus(path).parts])
+
+
 def documents(path: Path, split: str = "train") -> list[list[str]]:
     """The sentences of each document, spelled from their tokens: one space between words and punctuation marks."""
     corpus = Corpus(path)
-    vocabulary = (corpus.tokenizer_path / "vocab.txt").read_text("utf-8").split("\n")
-    tokens = np.load(path / split / "tokens.npy")
-    starts = corpus.sentences(split)
+    return [document for part in corpus.parts for document in _spelled(part, split)]
+
+
+def _spelled(part, split):
+    vocabulary = (part.corpus.tokenizer_path / "vocab.txt").read_text("utf-8").split("\n")
+    tokens, starts = part.array(split, "tokens"), part.sentences(split)
     spelled = [
         "".join(
             vocabulary[token][2:] if vocabulary[token].startswith("##") else f" {vocabulary[token]}"
@@ -43,7 +57,7 @@ def documents(path: Path, split: str = "train") -> list[list[str]]:
         ).strip()
         for index in range(len(starts) - 1)
     ]
-    bounds = corpus.documents(split)
+    bounds = part.documents(split)
     return [spelled[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
 
 

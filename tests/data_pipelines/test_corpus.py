@@ -9,6 +9,7 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.store.fields import BY_TOKEN, Field
 from tests.data_pipelines.corpora import numbered, write_corpus
 
 SHAPE = [[3, 4], [5], [2, 2, 2]]
@@ -21,12 +22,12 @@ def folder(tmp_path):
 
 def test_a_corpus_gives_back_its_documents_sentences_and_tokens(folder):
     corpus = Corpus(folder)
-    assert corpus.lengths("train").tolist() == [7, 5, 6]
-    assert corpus.documents("train").tolist() == [0, 2, 3, 6]
-    assert corpus.sentences("train").tolist() == [0, 3, 7, 12, 14, 16, 18]
-    assert corpus.lengths("heldout").tolist() == [4]
+    assert corpus.parts[0].lengths("train").tolist() == [7, 5, 6]
+    assert corpus.parts[0].documents("train").tolist() == [0, 2, 3, 6]
+    assert corpus.parts[0].sentences("train").tolist() == [0, 3, 7, 12, 14, 16, 18]
+    assert corpus.parts[0].lengths("heldout").tolist() == [4]
     assert corpus.vocab_size == 100 and corpus.special["mask"] == 4
-    assert corpus.fields["word_starts"] == ("bool", "token")
+    assert corpus.fields["word_starts"] == Field("bool", per="token", kept=BY_TOKEN)
     counts = corpus.token_counts()
     assert counts.sum() == 18 and counts[5] == 1 and counts[4] == 0
     corpus.verify()
@@ -35,7 +36,7 @@ def test_a_corpus_gives_back_its_documents_sentences_and_tokens(folder):
 @pytest.mark.parametrize("length", [1, 6, 18, 40])
 def test_read_fills_in_the_stretch_and_ignores_what_lies_outside(folder, length):
     starts = np.arange(-length + 1, 18)
-    rows = Corpus(folder).read("train", "tokens", starts, length)
+    rows = Corpus(folder).parts[0].read("train", "tokens", starts, length)
     assert rows.shape == (len(starts), length)
     for row, start in zip(rows, starts, strict=True):
         for column, offset in enumerate(range(start, start + length)):
@@ -44,10 +45,10 @@ def test_read_fills_in_the_stretch_and_ignores_what_lies_outside(folder, length)
 
 def test_a_corpus_travels_to_another_process_as_its_path(folder):
     corpus = Corpus(folder)
-    corpus.read("train", "tokens", np.array([0]), 4)  # opens the maps
+    corpus.parts[0].read("train", "tokens", np.array([0]), 4)  # opens the maps
     assert len(pickle.dumps(corpus)) < 1000
     again = pickle.loads(pickle.dumps(corpus))
-    assert again.fingerprint == corpus.fingerprint and again.lengths("train").tolist() == [7, 5, 6]
+    assert again.fingerprint == corpus.fingerprint and again.parts[0].lengths("train").tolist() == [7, 5, 6]
 
 
 def change_manifest(folder, **changes):
@@ -62,8 +63,8 @@ def test_a_disk_that_fails_while_a_corpus_is_read_is_named_and_not_the_work_dire
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(np, "load", fail)
-    with pytest.raises(UserError, match=r"corpus .*: tokens\.npy of train cannot be read \(Input/output"):
-        corpus.read("train", "tokens", np.array([0]), 4)
+    with pytest.raises(UserError, match=r"corpus .*parts/000000/train/tokens\.npy cannot be read \(Input/output"):
+        corpus.parts[0].read("train", "tokens", np.array([0]), 4)
 
 
 def test_a_missing_folder_a_stranger_and_an_unfinished_corpus_are_named_as_such(tmp_path):
@@ -77,8 +78,8 @@ def test_a_missing_folder_a_stranger_and_an_unfinished_corpus_are_named_as_such(
 
 
 def test_an_unknown_version_and_a_broken_manifest_are_errors(folder):
-    change_manifest(folder, version=2)
-    with pytest.raises(UserError, match="format version 2 and this program reads 1"):
+    change_manifest(folder, version=3)
+    with pytest.raises(UserError, match="format version 3 and this program reads 2"):
         Corpus(folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json cannot be read"):
@@ -86,22 +87,22 @@ def test_an_unknown_version_and_a_broken_manifest_are_errors(folder):
 
 
 def test_a_file_of_another_size_or_lost_is_found_on_opening(folder):
-    file = folder / "train" / "tokens.npy"
+    file = folder / "parts" / "000000" / "train" / "tokens.npy"
     content = file.read_bytes()
     for other in (content[:-2], content + b"0"):
         file.write_bytes(other)
-        with pytest.raises(UserError, match=r"train/tokens\.npy has \d+ bytes, the manifest says"):
+        with pytest.raises(UserError, match=r"parts/000000: train/tokens\.npy has \d+ bytes, the manifest says"):
             Corpus(folder)
     file.unlink()
-    with pytest.raises(UserError, match=r"train/tokens\.npy is missing"):
+    with pytest.raises(UserError, match=r"parts/000000: train/tokens\.npy is missing"):
         Corpus(folder)
 
 
 def test_verify_finds_a_changed_byte(folder):
-    file = folder / "train" / "tokens.npy"
+    file = folder / "parts" / "000000" / "train" / "tokens.npy"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     corpus = Corpus(folder)
-    with pytest.raises(UserError, match=r"content of train/tokens\.npy has changed"):
+    with pytest.raises(UserError, match=r"content of parts/000000/train/tokens\.npy has changed"):
         corpus.verify()

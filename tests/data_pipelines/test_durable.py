@@ -7,11 +7,11 @@ import fsspec
 import pytest
 from rich.console import Console
 
-from data_pipelines import store
 from data_pipelines.download import File, copy_file
 from data_pipelines.durable import put
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
+from data_pipelines.store import files
 from pretrain.storage import run_directory
 from tests.texts import write_texts
 
@@ -46,7 +46,7 @@ def downloaded(path, content):
     [
         (lambda path: run_directory.write_whole(path, "text"), "run.json", ".partial"),
         (lambda path: downloaded(path, b"text"), "tokens.npy", ".partial"),
-        (lambda path: store.write_json(path, {}), "manifest.json", ".new"),
+        (lambda path: files.write_json(path, {}), "manifest.json", ".new"),
     ],
 )
 def test_a_file_is_on_disk_before_it_is_named_and_its_name_after(tmp_path, order, write, name, suffix):
@@ -73,11 +73,13 @@ def test_all_of_a_corpus_is_on_disk_before_its_manifest(tmp_path, order):
     names = {str(place): at for at, (kind, *rest) in enumerate(order) if kind == "name" for place in rest[1:]}
     synced = lambda path, first, last: ("sync", str(path)) in order[first:last]
     manifest = names[str(out / "manifest.json")]
-    for split in ("train", "heldout"):
-        assert synced(out, names[str(out / split)], manifest)
-        for file in (out / split).iterdir():
-            made = next(new for kind, new, place in (e for e in order if e[0] == "name") if place == str(out / split))
-            assert synced(f"{made}/{file.name}", 0, names[str(out / split)])
-    assert any(path.endswith("/tokens.bin") for kind, path, *_ in order if kind == "sync")  # of a shard
-    for file in (out / "tokenizer").iterdir():
+    part = out / "parts" / "000000"
+    assert synced(out / "parts", names[str(part)], manifest)
+    made = next(new for kind, new, place in (e for e in order if e[0] == "name") if place == str(part))
+    arrays = [file for file in part.rglob("*") if file.is_file()]
+    assert len(arrays) == 2 * 5 + 2
+    for file in arrays:
+        assert synced(f"{made}/{file.relative_to(part)}", 0, names[str(part)])
+    assert any(path.endswith("/tokens.bin") for kind, path, *_ in order if kind == "sync")  # of a unit
+    for file in [*(out / "tokenizer").iterdir(), out / "tables" / "word_starts.npy"]:
         assert synced(file, 0, manifest)

@@ -22,7 +22,7 @@ def test_every_held_out_token_counts_once(corpus):
     batches = list(evaluation_batches(examples, limit=10**6))
     assert {batch["tokens"].shape for batch in batches} == {(16, 32)}
     texts = np.concatenate([unmasked(batch)[batch["segments"] > 0] for batch in batches])
-    everything = corpus.read("heldout", "tokens", np.array([0]), corpus.lengths("heldout").sum())[0]
+    everything = corpus.parts[0].read("heldout", "tokens", np.array([0]), corpus.parts[0].lengths("heldout").sum())[0]
     assert sorted(texts[texts >= FIRST]) == sorted(everything)
 
 

@@ -173,7 +173,6 @@ def test_of_several_processes_one_copies_and_the_others_wait(bucket):
 
 
 def test_another_tokenizer_of_the_same_tokens_stands_beside_the_copy_s(bucket):
-    """The fingerprint is that of the tokens; settings of the tokenizer may differ all the same."""
     first = Corpus(SOURCE)
     first.verify()
     change(bucket, "tokenizer/tokenizer_config.json", lambda _: b"{}")
@@ -189,7 +188,7 @@ def test_another_tokenizer_of_the_same_tokens_stands_beside_the_copy_s(bucket):
     before = content(first.tokenizer_path)
     assert (Corpus(SOURCE).tokenizer_path / "tokenizer_config.json").read_text() == "{}"
     assert content(first.tokenizer_path) == before  # a job that reads it goes on with what it opened
-    assert not any(name.endswith(".npy") for name in arrays_read(bucket))
+    assert not any(name.startswith("parts/") for name in arrays_read(bucket))
 
 
 def test_a_corpus_of_before_its_tokenizer_was_hashed_is_copied_too(bucket, corpus_path):
@@ -245,7 +244,7 @@ def test_no_such_bucket_and_another_version_are_one_line(bucket):
 def test_a_disk_that_is_too_small_is_said_before_an_array_is_copied(bucket, monkeypatch):
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=20))
     assert re.search("cannot be copied.*are to be copied.*are free.*free space.*XDG_CACHE_HOME", refusal())
-    assert not any(name.endswith(".npy") for name in arrays_read(bucket))
+    assert not any(name.startswith("parts/") for name in arrays_read(bucket))
 
 
 def test_a_cache_that_cannot_be_written_is_named(bucket, tmp_path, monkeypatch):
@@ -276,7 +275,8 @@ def test_without_gcsfs_the_command_that_installs_it_is_named(monkeypatch):
 
 def test_a_local_corpus_needs_none_of_it(corpus_path):
     code = (
-        f"import sys; from data_pipelines.corpus import Corpus; Corpus({str(corpus_path)!r}).lengths('train')\n"
+        "import sys; from data_pipelines.corpus import Corpus\n"
+        f"Corpus({str(corpus_path)!r}).parts[0].lengths('train')\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'gcsfs', 'fsspec', 'etils', 'aiohttp'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
@@ -285,5 +285,5 @@ def test_a_local_corpus_needs_none_of_it(corpus_path):
 
 def test_reads_past_the_ends_are_as_from_a_local_corpus(bucket, corpus_path):
     starts = np.array([-3, 0, 17])
-    rows = [Corpus(where).read("train", "tokens", starts, 8) for where in (SOURCE, corpus_path)]
+    rows = [Corpus(where).parts[0].read("train", "tokens", starts, 8) for where in (SOURCE, corpus_path)]
     assert np.array_equal(*rows)

@@ -21,7 +21,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import Made
-from tests.data_pipelines.prepared import content, run
+from tests.data_pipelines.prepared import content, run, stored
 
 TEXTS = [
     "The Café's naïve owner, Dr. Müller, sang — loudly!  \t He won 3,141 prizes; didn't he?",
@@ -317,10 +317,9 @@ def test_prepare_stores_hugging_faces_ids_with_any_number_of_processes(tmp_path,
     theirs = AutoTokenizer.from_pretrained(tmp_path / "one" / "tokenizer")
     assert manifest["special"]["cls"] == theirs.cls_token_id == 2
     corpus = Corpus(tmp_path / "one")
-    stored = [tuple(np.load(corpus.path / part / "tokens.npy")) for part in ("train", "heldout")]
-    stored = np.concatenate(stored)
+    found = np.concatenate([stored(corpus.path, split=split) for split in ("train", "heldout")])
     whole = [index for text in TEXTS for index in theirs(text, add_special_tokens=False)["input_ids"]]
-    assert sorted(stored) == sorted(whole)
+    assert sorted(found) == sorted(whole)
     assert Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json")).get_vocab() == theirs.get_vocab()
 
 

@@ -12,18 +12,21 @@ import time
 import numpy as np
 import pytest
 
-import data_pipelines.prepare.pool as pool
-from data_pipelines import store
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
 from data_pipelines.formats.problems import PLAIN_SPACES, REPLACED, SKIPPED
-from tests.data_pipelines.prepared import content, documents, run
+from data_pipelines.prepare import command as module
+from data_pipelines.prepare import pool
+from data_pipelines.store import heldout, parts
+from tests.data_pipelines.prepared import content, documents, run, splits
 
 # A run in another process, with small shards, that may kill itself at the n-th call of a function
 PROGRAM = """
 import os, sys
-from data_pipelines import shards, store, tokenizers
+from data_pipelines import tokenizers
+from data_pipelines.prepare import command, pool
+from data_pipelines.store import finish, parts, units
 from data_pipelines.formats import source
 from data_pipelines.__main__ import main
 
@@ -76,12 +79,16 @@ def uninterrupted(text, tmp_path_factory):
 
 KILLS = [
     ("tokenizers.save", 1),
-    ("shards.write", 1),
-    ("shards.write", 7),
-    ("store.open_shard", 9),  # while counting held-out documents
-    ("store.open_shard", 20),  # while joining
-    ("store.fingerprint", 1),
-    ("store.write_json", 3),  # everything is in place but the manifest
+    ("pool.write_unit", 1),
+    ("pool.write_unit", 7),
+    ("parts.read_unit", 9),  # while counting held-out documents
+    ("parts.read_unit", 20),  # while joining
+    ("parts.describe_files", 1),
+    ("parts.put", 1),
+    ("command.put", 2),
+    ("command.write_tables", 1),
+    ("finish.fingerprint", 1),
+    ("command.write_json", 3),  # everything is in place but the manifest
 ]
 
 
@@ -92,7 +99,7 @@ def test_killed_anywhere_and_run_again_the_bytes_are_the_same(tmp_path, text, un
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (out / "manifest.json").exists()
-    done = {path: path.stat().st_mtime_ns for path in (out / ".partial").glob("shard-??????")}
+    done = {path: path.stat().st_mtime_ns for path in (out / ".partial").glob("unit-??????")}
     process = start(command(text, out))
     printed, errors = process.communicate()
     assert process.returncode == 0, errors
@@ -105,7 +112,7 @@ def test_two_processes_killed_twice_give_the_same_bytes_and_leave_no_process(tmp
     out = tmp_path / "out"
     for wanted in (2, 5):
         process = start(command(text, out, processes=2))
-        while process.poll() is None and len(list(out.glob(".partial/shard-??????"))) < wanted:
+        while process.poll() is None and len(list(out.glob(".partial/unit-??????"))) < wanted:
             time.sleep(0.002)
         process.kill()
         process.communicate()  # the pipes close when the workers have ended too
@@ -139,7 +146,7 @@ def test_a_number_out_of_range_is_refused_by_name_before_anything_is_made(option
 
 def test_an_unfinished_corpus_of_other_settings_or_changed_sources_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("Some text.")
-    monkeypatch.setattr(store, "join", None)
+    monkeypatch.setattr(module, "write_part", None)
     with pytest.raises(TypeError):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt")
     with pytest.raises(UserError, match="heldout was 0.0 and is 0.5"):
@@ -158,29 +165,38 @@ def test_two_runs_do_not_write_to_the_same_corpus_at_once(tmp_path, text):
 
 
 def test_the_files_are_what_the_format_says(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(store, "CHUNK", 1000)
+    monkeypatch.setattr(parts, "CHUNK", 1000)
     out = tmp_path / "out"
     manifest, _ = run(out, f"text:{text}", heldout=0.2)
     corpus = Corpus(out)
     corpus.verify()
-    assert manifest["version"] == 1
-    assert manifest["fields"] == {"tokens": ["uint16", "token"], "word_starts": ["bool", "token"]}
+    assert manifest["version"] == 2
+    assert manifest["fields"] == {
+        "tokens": {"dtype": "uint16", "shape": [], "per": "token", "kept": "stored"},
+        "word_starts": {"dtype": "bool", "shape": [], "per": "token", "kept": "by token"},
+        "sources": {"dtype": "uint16", "shape": [], "per": "document", "kept": "stored", "values": [f"text:{text}"]},
+        "languages": {"dtype": "uint16", "shape": [], "per": "document", "kept": "stored", "values": ["en"]},
+    }
     assert manifest["special"] == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     assert manifest["sources"] == [{"source": f"text:{text}", "files": 60, "bytes": manifest["sources"][0]["bytes"]}]
+    vocabulary = (out / "tokenizer" / "vocab.txt").read_text().split("\n")
+    (part,) = corpus.parts
     for split in ("train", "heldout"):
-        tokens = np.load(out / split / "tokens.npy")
-        sentences, texts = corpus.sentences(split), corpus.documents(split)
+        tokens = np.load(out / "parts" / "000000" / split / "tokens.npy")
+        sentences, texts = part.sentences(split), part.documents(split)
         sizes = {"documents": len(texts) - 1, "sentences": len(sentences) - 1, "tokens": len(tokens)}
-        assert manifest["splits"][split] == sizes
+        assert part.sizes[split] == corpus.size(split) == sizes
         assert sentences[-1] == len(tokens)
         assert texts[-1] == len(sentences) - 1
         assert (np.diff(sentences) > 0).all()
         assert (np.diff(texts) > 0).all()
-        assert np.load(out / split / "word_starts.npy")[sentences[:-1]].all()
-        vocabulary = (out / "tokenizer" / "vocab.txt").read_text().split("\n")
+        word_starts = part.read(split, "word_starts", np.array([0]), len(tokens))[0]
+        assert word_starts[sentences[:-1]].all()
         continues = [vocabulary[token].startswith("##") and vocabulary[token] != "##" for token in tokens]
-        assert (np.load(out / split / "word_starts.npy") != continues).all()
-    counts = np.bincount(np.load(out / "train" / "tokens.npy"), minlength=corpus.vocab_size)
+        assert (word_starts != continues).all()
+        columns = [part.column(split, name).tolist() for name in ("sources", "languages")]
+        assert columns == [[0] * sizes["documents"]] * 2
+    counts = np.bincount(part.array("train", "tokens"), minlength=corpus.vocab_size)
     np.testing.assert_array_equal(corpus.token_counts(), counts)
 
 
@@ -189,14 +205,14 @@ def test_a_vocabulary_beyond_65536_is_stored_in_four_bytes(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
     (tmp_path / "a.txt").write_text("w69999 w0")
     manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/a.txt", tokenizer=str(tmp_path / "vocab.txt"))
-    tokens = np.load(tmp_path / "out" / "train" / "tokens.npy")
+    tokens = Corpus(tmp_path / "out").parts[0].array("train", "tokens")
     assert tokens.tolist() == [70_004, 5]
     assert tokens.dtype == np.uint32
-    assert manifest["fields"]["tokens"][0] == "uint32"
+    assert manifest["fields"]["tokens"]["dtype"] == "uint32"
 
 
 def test_held_out_documents_are_chosen_by_content(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "ENOUGH_HELD_OUT", 0)
+    monkeypatch.setattr(heldout, "ENOUGH", 0)
     texts = [f"Document {number}." for number in range(2000)]
     held = []
     for name, order in (("a", texts), ("b", texts[::-1] + texts[:50])):
@@ -212,23 +228,23 @@ def test_held_out_documents_are_chosen_by_content(tmp_path, monkeypatch):
 
 def test_a_small_corpus_holds_out_up_to_a_twentieth_of_its_documents(tmp_path, text):
     manifest, _ = run(tmp_path / "a", f"text:{text}", heldout=0.0001)
-    assert manifest["splits"]["heldout"]["documents"] == 3
+    assert splits(manifest)["heldout"]["documents"] == 3
     manifest, _ = run(tmp_path / "b", f"text:{text}")
-    assert manifest["splits"]["heldout"]["documents"] == 0
+    assert splits(manifest)["heldout"]["documents"] == 0
     (tmp_path / "1.text").write_text("Text.")
     manifest, printed = run(tmp_path / "c", f"text:{tmp_path}/*.text", heldout=0.01)
-    assert manifest["splits"]["train"]["documents"] == 1
+    assert splits(manifest)["train"]["documents"] == 1
     assert "nothing could be held out" in printed
     (tmp_path / "2.text").write_text("More text.")
     manifest, _ = run(tmp_path / "d", f"text:{tmp_path}/*.text", heldout=0.01)
-    assert manifest["splits"]["heldout"]["documents"] == manifest["splits"]["train"]["documents"] == 1
+    assert splits(manifest)["heldout"]["documents"] == splits(manifest)["train"]["documents"] == 1
 
 
 def test_documents_that_are_all_the_same_are_all_trained_on(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.text").write_text("The same.")
     manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/*.text", heldout=0.01)
-    assert [manifest["splits"][split]["documents"] for split in ("train", "heldout")] == [2, 0]
+    assert [splits(manifest)[split]["documents"] for split in ("train", "heldout")] == [2, 0]
 
 
 def test_documents_that_cross_shards_stay_whole_in_either_split(tmp_path, monkeypatch):
@@ -250,13 +266,6 @@ def test_fingerprint_depends_on_content_alone(tmp_path, text):
         prints[name] = run(tmp_path / name, f"text:{text}", **options)[0]["fingerprint"]
     assert prints["a"] == prints["b"]
     assert len(set(prints.values())) == 3
-
-
-def test_fingerprint_depends_on_every_file_and_on_the_vocabulary():
-    files = {"train/tokens.npy": {"sha256": "a"}, "train/sentences.npy": {"sha256": "b"}}
-    others = [files | {"train/tokens.npy": {"sha256": "c"}}, {**files, "x": {"sha256": "a"}}]
-    prints = {store.fingerprint(files, ["[PAD]", "a"]), store.fingerprint(files, ["[PAD]", "b"])}
-    assert len(prints | {store.fingerprint(other, ["[PAD]", "a"]) for other in others}) == 4
 
 
 @pytest.mark.parametrize("undecodable", ["replace", "skip"])

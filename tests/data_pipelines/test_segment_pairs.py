@@ -51,7 +51,7 @@ def segments_of(batch):
 
 def document_of(corpus, offsets):
     """The document that holds all the offsets."""
-    starts = corpus.sentences("train")[corpus.documents("train")]
+    starts = corpus.parts[0].sentences("train")[corpus.parts[0].documents("train")]
     first, last = np.searchsorted(starts, [offsets[0], offsets[-1]], "right") - 1
     assert first == last, "a segment crosses documents"
     return first
@@ -62,7 +62,7 @@ def document_of(corpus, offsets):
 def test_odd_corpora_make_proper_pairs(tmp_path_factory, shape, length, label, seed):
     corpus = corpus_of(tmp_path_factory, shape)
     examples = make_examples(SegmentPairs(length, label=label), corpus, "train", 4, seed=seed)
-    documents = np.count_nonzero(corpus.lengths("train"))
+    documents = np.count_nonzero(corpus.parts[0].lengths("train"))
     assert (examples.number == 0) == (documents == 0)
     for index, (a, b) in enumerate(segments_of(epoch(examples)) if documents else []):
         value = epoch(examples)[label][index] if label else 0 if len(b) else -1
@@ -79,7 +79,7 @@ def test_odd_corpora_make_proper_pairs(tmp_path_factory, shape, length, label, s
 
 
 def test_segments_are_whole_sentences_wherever_nothing_was_cut(corpus):
-    borders = set(corpus.sentences("train").tolist())
+    borders = set(corpus.parts[0].sentences("train").tolist())
     examples = make_examples(SegmentPairs(64), corpus, "train", 4, seed=1)
     short = [pair for pair in segments_of(epoch(examples)) if sum(map(len, pair)) < 61]
     assert len(short) > 100

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertTokenizer
 from data_pipelines import tokenizers
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import Made
-from tests.data_pipelines.prepared import documents, run, write_character_vocabulary
+from tests.data_pipelines.prepared import documents, run, stored, write_character_vocabulary
 
 TEXTS = [
     "The Café's naïve owner, Dr. Müller, sang — loudly!  \t He won 3,141 prizes; didn't he?",
@@ -61,9 +61,9 @@ def test_the_stored_tokens_are_hugging_faces_ids(tmp_path, cased):
     (tmp_path / "a.txt").write_text("\n".join(TEXTS), "utf-8")
     run(tmp_path / "out", f"text:{tmp_path}/a.txt", tokenizer="wordpiece", vocab_size=300, cased=cased)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
-    stored = np.load(tmp_path / "out" / "train" / "tokens.npy")
+    found = stored(tmp_path / "out")
     whole = theirs("\n".join(TEXTS), add_special_tokens=False)["input_ids"]
-    assert stored.tolist() == whole
+    assert found.tolist() == whole
     assert cased == ("The" in theirs.get_vocab())
 
 
@@ -131,15 +131,15 @@ def test_a_byte_level_tokenizer_is_taken_as_it_is(tmp_path):
     assert manifest["special"] == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
     assert theirs.mask_token_id == 4
-    stored = np.load(tmp_path / "out" / "train" / "tokens.npy")
-    bounds = np.load(tmp_path / "out" / "train" / "sentences.npy")
-    word_starts = np.load(tmp_path / "out" / "train" / "word_starts.npy")
+    found = stored(tmp_path / "out")
+    bounds = stored(tmp_path / "out", "sentences")
+    word_starts = np.load(tmp_path / "out" / "tables" / "word_starts.npy")[stored(tmp_path / "out")]
     text = (tmp_path / "a.txt").read_text("utf-8")
-    assert stored.tolist() == theirs(text)["input_ids"]
-    assert theirs.decode(stored, clean_up_tokenization_spaces=False) == text
+    assert found.tolist() == theirs(text)["input_ids"]
+    assert theirs.decode(found, clean_up_tokenization_spaces=False) == text
     assert np.diff(bounds).max() > 4
-    assert 1 not in stored
-    pieces = theirs.convert_ids_to_tokens(stored)
+    assert 1 not in found
+    pieces = theirs.convert_ids_to_tokens(found)
     assert all(start for piece, start in zip(pieces, word_starts, strict=True) if piece.startswith("Ġ"))
     assert 0.2 < word_starts.mean() < 0.8
 
@@ -183,4 +183,4 @@ def test_a_special_token_written_in_the_text_is_text(tmp_path):
     (tmp_path / "a.txt").write_text("A [MASK] b.")
     run(tmp_path / "out", f"text:{tmp_path}/a.txt")
     assert documents(tmp_path / "out") == [["A [ MASK ] b ."]]
-    assert np.load(tmp_path / "out" / "train" / "tokens.npy").min() > 4
+    assert stored(tmp_path / "out").min() > 4

@@ -11,7 +11,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import Made
-from tests.data_pipelines.prepared import content, run
+from tests.data_pipelines.prepared import content, run, stored
 
 TEXTS = ["the Cat <unk> sat , the cat SAT @-@ café\t的 猫", "the the a\u00a0b 猫 <pad> \u200b é e\u0301"]
 SPECIALS = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "<eod>"]
@@ -74,7 +74,7 @@ def test_prepare_counts_the_whole_text_and_keeps_to_the_size(tmp_path, monkeypat
     corpus = Corpus(tmp_path / "one")
     theirs = AutoTokenizer.from_pretrained(corpus.tokenizer_path)
     assert theirs.convert_ids_to_tokens(range(6, 10)) == ["many", ".", "two", "one"]
-    assert theirs.decode(np.load(corpus.path / "train" / "tokens.npy")[:6]) == "<unk> one . many many two"
+    assert theirs.decode(stored(corpus.path)[:6]) == "<unk> one . many many two"
     assert manifest["special"]["eod"] == theirs.convert_tokens_to_ids("<eod>") == 5
     counts = corpus.token_counts()[6:]
     assert counts.tolist() == sorted(counts, reverse=True)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from data_pipelines.errors import UserError
 from data_pipelines.formats import texts
 from data_pipelines.formats.problems import MALFORMED, UNREADABLE
-from tests.data_pipelines.prepared import documents, run
+from tests.data_pipelines.prepared import documents, run, splits
 
 # suffix -> compress, and as much as can be had back from the front of a damaged file
 CODECS = {
@@ -126,7 +126,7 @@ def test_a_truncated_file_keeps_its_complete_documents_and_is_reported(suffix):
     complete = CODECS[suffix][1](cut).count(b"\n")
     assert 0 < complete < 3000
     manifest = prepare_bytes("jsonl", {f"a{suffix}": cut, "b": GOOD["jsonl"](99_999).encode()}, {"good 99999 ."})
-    assert manifest["splits"]["train"]["documents"] == complete + 1
+    assert splits(manifest)["train"]["documents"] == complete + 1
     assert manifest["counts"][UNREADABLE]["count"] == 1
     assert f"a{suffix}: " in manifest["counts"][UNREADABLE]["first"]
 
@@ -137,7 +137,7 @@ def test_a_truncated_document_is_left_out_whole(monkeypatch, suffix):
     packed = CODECS[suffix][0](b"".join(b"good %d.\n" % number for number in range(5000)))
     content = {f"a{suffix}": packed[:-5], "b": b"good 5000."}
     manifest = prepare_bytes("text", content, {"good 5000 ."})
-    assert manifest["splits"]["train"] == {"documents": 1, "sentences": 1, "tokens": 9}
+    assert splits(manifest)["train"] == {"documents": 1, "sentences": 1, "tokens": 9}
     assert manifest["counts"][UNREADABLE]["count"] == 1
 
 

@@ -1,0 +1,55 @@
+"""What all units of work and all parts of a corpus share; it travels to other processes and machines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+from data_pipelines.formats.source import Source
+from data_pipelines.formats.table import annotations as annotations_of
+from data_pipelines.formats.table import segments as segments_of
+from data_pipelines.store.fields import BY_TOKEN, STORED, Field, check_name, token_dtype
+
+
+@dataclass(frozen=True)
+class Job:
+    """sources: where documents come from. vocab_size: of the tokenizer. fields: name -> Field, of the whole corpus.
+    heldout: share of the documents to keep for evaluation. parts: how many the plan has."""
+
+    sources: tuple[Source, ...]
+    vocab_size: int
+    fields: dict[str, Field]
+    heldout: float = 0.01
+    parts: int = 1
+
+    def stored(self, per: str) -> dict[str, Field]:
+        """The fields that are written per token, sentence or document."""
+        return {name: field for name, field in self.fields.items() if field.per == per and field.kept == STORED}
+
+    def language_of(self) -> np.ndarray:
+        """uint16 [sources]: the language of each, as the field numbers them."""
+        languages = self.fields["languages"].values
+        return np.array([languages.index(source.language) for source in self.sources], np.uint16)
+
+
+def planned(sources: Sequence[Source], vocab_size: int, word_starts_by_token: bool) -> dict[str, Field]:
+    """The fields of a corpus that is to be made of these sources. UserError where two differ in what a field is."""
+    languages = sorted({source.language for source in sources})
+    segments = dict.fromkeys(chain(*map(segments_of, sources)))
+    fields = {
+        "tokens": Field(token_dtype(vocab_size)),
+        "word_starts": Field("bool", kept=BY_TOKEN if word_starts_by_token else STORED),
+        "sources": Field("uint16", per="document", values=tuple(map(str, sources))),
+        "languages": Field("uint16", per="document", values=tuple(languages)),
+    }
+    if list(segments) != ["text"]:
+        fields["segments"] = Field("uint8", per="sentence", values=tuple(segments))
+    for source in sources:
+        for name, said in annotations_of(source).items():
+            label = said.dtype == "label"
+            field = Field("uint16" if label else said.dtype, said.shape, said.per, values=() if label else None)
+            if fields.setdefault(check_name(name), field) != field:
+                raise UserError(f"--source {source}: field {name!r} is another in another source; prepare it by itself")
+    return fields

@@ -1,0 +1,252 @@
+"""Units of work become parts and parts a corpus: documents whole, damage noticed, what differs told apart."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.formats.problems import EMPTY
+from data_pipelines.formats.source import Source
+from data_pipelines.manifest import parse_manifest
+from data_pipelines.store import heldout
+from data_pipelines.store.finish import finish
+from data_pipelines.store.job import Job, planned
+from data_pipelines.store.parts import CUT, part_name, write_part
+from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
+from tests.data_pipelines.corpora import SPECIAL, numbered, random_documents, write_corpus
+
+SOURCES = (Source("text", "tests", None),)
+JOB = Job(SOURCES, 1000, planned(SOURCES, 1000, True), heldout=0.0)
+
+
+def write_unit(folder, documents, job=JOB, continues=False, hashes=None):
+    """A unit of documents that are lists of sentence lengths; the first may go on from the unit before."""
+    begins = np.zeros(len(documents), DOCUMENT)
+    begins["start"] = np.cumsum([0, *map(len, documents)])[:-1]
+    begins["hash"] = np.arange(len(documents)) if hashes is None else hashes
+    begins["continues"][:1] = continues
+    lengths = np.array([length for document in documents for length in document], np.int64)
+    with UnitFiles(folder, job) as files:
+        files.add(lengths, begins, tokens=np.full(lengths.sum(), 7))
+        files.finish(0, {}, [folder.name], {})
+    return folder
+
+
+def shapes(folder, split="train"):
+    """The sentence lengths of each document of a part."""
+    documents, sentences = (np.load(folder / split / f"{name}.npy") for name in ("documents", "sentences"))
+    lengths = np.diff(sentences).tolist()
+    return [lengths[first:last] for first, last in zip(documents, documents[1:], strict=False)]
+
+
+def test_a_document_goes_on_over_units_and_only_its_own_text_joins_it(tmp_path):
+    units = [
+        write_unit(tmp_path / "a", [[3], [2, 4]]),
+        write_unit(tmp_path / "b", [[5]], continues=True),
+        write_unit(tmp_path / "c", [[1], []], continues=True),  # the last one's text so far has no tokens
+        write_unit(tmp_path / "d", [[6], [], [8]], continues=True),
+    ]
+    summary = write_part(tmp_path / "part", units, JOB)
+    assert shapes(tmp_path / "part") == [[3], [2, 4, 5, 1], [6], [8]]
+    assert summary["counts"] == {EMPTY: {"count": 1, "first": "d"}}
+
+
+def test_a_document_that_goes_on_in_another_part_is_cut_there_and_counted(tmp_path):
+    summary = write_part(tmp_path / "part", [write_unit(tmp_path / "a", [[3], [2]], continues=True)], JOB)
+    assert shapes(tmp_path / "part") == [[3], [2]]
+    assert summary["counts"] == {CUT: {"count": 1, "first": "a"}}
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "sentences.bin", "documents.bin", "summary.json"])
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_unit_that_a_power_cut_shortened_is_not_whole(tmp_path, name, keep):
+    unit = write_unit(tmp_path / "a", [[3]])
+    assert is_whole(unit)
+    (unit / name).write_bytes((unit / name).read_bytes()[:keep])
+    assert not is_whole(unit)
+    with pytest.raises(UserError, match="is damaged: .* start the same command again"):
+        write_part(tmp_path / "part", [unit], JOB)
+    assert not unit.exists() and not (tmp_path / "part").exists()
+
+
+def test_a_unit_whose_content_changed_is_not_joined(tmp_path):
+    unit = write_unit(tmp_path / "a", [[3]])
+    (unit / "tokens.bin").write_bytes(bytes(6))
+    with pytest.raises(UserError, match="is damaged"):
+        write_part(tmp_path / "part", [unit], JOB)
+    assert not unit.exists()
+
+
+def test_a_finished_part_that_lost_bytes_is_an_error_and_not_joined_again(tmp_path):
+    write_part(tmp_path / "part", [write_unit(tmp_path / "a", [[3]])], JOB)
+    (tmp_path / "part" / "train" / "tokens.npy").write_bytes(b"")
+    with pytest.raises(UserError, match=r"train/tokens\.npy is not what was written"):
+        write_part(tmp_path / "part", [], JOB)
+
+
+def test_parts_are_read_as_they_were_written(tmp_path):
+    documents, kept = random_documents(0, 50), random_documents(1, 7)
+    corpus = Corpus(write_corpus(tmp_path / "c", documents, heldout=kept, parts=3))
+    corpus.verify()
+    for split, texts in (("train", documents), ("heldout", kept)):
+        flat = [token for part in corpus.parts for token in part.array(split, "tokens").tolist()]
+        assert flat == [token for text in texts for sentence in text for token in sentence]
+        lengths = np.concatenate([part.lengths(split) for part in corpus.parts]).tolist()
+        assert lengths == [sum(map(len, text)) for text in texts]
+        sizes = {"documents": len(texts), "sentences": sum(map(len, texts)), "tokens": len(flat)}
+        assert corpus.size(split) == sizes
+    assert corpus.token_counts().sum() == corpus.size("train")["tokens"]
+
+
+def test_a_released_part_is_read_again(tmp_path):
+    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3], [4]]), parts=2))
+    read = lambda: [part.read("train", "tokens", np.array([0]), 3)[0].tolist() for part in corpus.parts]
+    before = read()
+    corpus.release("train", [0, 1])
+    assert not any(part._arrays or part._windows for part in corpus.parts)
+    assert read() == before == [[5, 6, 7], [8, 9, 10]]
+
+
+FRACTIONS = (0.0, 0.01, 0.1, 0.5)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_never_the_larger_share_is_held_out_and_something_where_that_can_be(tmp_path, seed):
+    random = np.random.default_rng(seed)
+    fraction, parts = float(random.choice(FRACTIONS)), int(random.integers(1, 4))
+    job = Job(SOURCES, 1000, JOB.fields, fraction, parts)
+    size = lambda: int(10 ** random.uniform(0, 3.5))
+    documents = [[size() for _ in range(random.integers(1, 6))] for _ in range(random.integers(1, 12))]
+    hashes = random.integers(0, 2**64, len(documents), np.uint64)
+    summary = write_part(tmp_path / "part", [write_unit(tmp_path / "a", documents, job, hashes=hashes)], job)
+    train, held = (summary["splits"][split]["tokens"] for split in ("train", "heldout"))
+    assert train + held == sum(map(sum, documents)) and train >= held
+    if not fraction:
+        assert not held
+    elif len(documents) > 1 or len(documents[0]) > 1 and 2 * documents[0][-1] <= train + held:
+        assert held
+    whole = [document for document in shapes(tmp_path / "part", "heldout") if document in documents]
+    assert len(whole) >= summary["splits"]["heldout"]["documents"] - 1  # the end of one, at most
+
+
+def test_of_two_files_the_short_one_and_an_end_of_the_long_one_are_held_out():
+    held = heldout.choose(np.array([9, 3], np.uint64), np.array([2_509, 74_026]), 0.01, 1)
+    assert held.tolist() == [True, False]
+    assert heldout.missing(2_509, 76_535, 0.01, 1) == 76_535 // 20 - 2_509
+
+
+def test_one_long_document_gives_its_end_at_a_sentence(tmp_path):
+    job = Job(SOURCES, 1000, JOB.fields, 0.01)
+    write_part(tmp_path / "part", [write_unit(tmp_path / "a", [[10] * 1000], job)], job)
+    assert shapes(tmp_path / "part", "heldout") == [[10] * 50]
+    assert shapes(tmp_path / "part") == [[10] * 950]
+
+
+def test_documents_without_end_are_counted_by_language_and_source(tmp_path):
+    sources = tuple(Source("text", name, None, language) for name, language in (("x", "zh"), ("y", "en")))
+    job = Job(sources, 1000, planned(sources, 1000, True), 0.0)
+    begins = np.zeros(3, DOCUMENT)
+    begins["start"], begins["source"] = [0, 1, 2], [1, 0, 1]
+    with UnitFiles(tmp_path / "unit", job) as files:
+        files.add(np.array([1, 1, 1]), begins, tokens=np.array([5, 6, 7]))
+        files.finish(0, {}, [""], {})
+    corpus = finished(tmp_path / "c", [tmp_path / "unit"], job)
+    (part,) = corpus.parts
+    names = lambda field: [corpus.fields[field].values[at] for at in part.column("train", field)]
+    assert names("sources") == ["text:y", "text:x", "text:y"] and names("languages") == ["en", "zh", "en"]
+
+
+def finished(path, units, job, special=SPECIAL, before=None):
+    """A corpus of a part more per call."""
+    number = len(before["parts"]) if before else 0
+    summary = write_part(path / part_name(number), units, job)
+    (path / "tables").mkdir(exist_ok=True)
+    np.save(path / "tables" / "word_starts.npy", np.ones(job.vocab_size, bool))
+    (path / "tokenizer").mkdir(exist_ok=True)
+    (path / "tokenizer" / "vocab.txt").write_text("a b")
+    (path / "manifest.json").write_text(json.dumps(finish(path, [summary], job, special, before)))
+    return Corpus(path)
+
+
+def test_parts_that_are_added_make_another_corpus_and_the_one_before_can_be_opened(tmp_path):
+    sources = lambda *names: tuple(Source("text", name, None) for name in names)
+    job = lambda *names: Job(sources(*names), 1000, planned(sources(*names), 1000, True), 0.0)
+    first = finished(tmp_path / "c", [write_unit(tmp_path / "a", [[3]])], job("x"))
+    both = finished(tmp_path / "c", [write_unit(tmp_path / "b", [[4], [5]])], job("z", "x"), before=first.manifest)
+    assert both.fingerprint != first.fingerprint and both.size("train")["tokens"] == 12
+    assert both.fields["sources"].values == ("text:x", "text:z")
+    assert [part.column("train", "sources").tolist() for part in both.parts] == [[0], [1, 1]]
+    again = Corpus(tmp_path / "c", first.fingerprint)
+    assert again.fingerprint == first.fingerprint and again.size("train")["tokens"] == 3
+    with pytest.raises(UserError, match="and never was 000000000000; give the corpus that the run was started with"):
+        Corpus(tmp_path / "c", "0" * 64)
+
+
+def test_corpora_of_the_same_arrays_and_another_meaning_have_other_fingerprints(tmp_path):
+    path = write_corpus(tmp_path / "c", numbered([[3]]))
+    manifest = json.loads((path / "manifest.json").read_text())
+    job = Job(SOURCES, 100, planned(SOURCES, 100, True))
+    prints = {manifest["fingerprint"]}
+    again = lambda **changes: finish(path, manifest["parts"], *(changes | {}).values())["fingerprint"]
+    prints.add(again(job=job, special=SPECIAL | {"mask": 5}))
+    prints.add(again(job=Job(SOURCES, 100, planned(SOURCES, 100, False)), special=SPECIAL))
+    prints.add(again(job=Job(SOURCES, 101, planned(SOURCES, 100, True)), special=SPECIAL))
+    (path / "tokenizer" / "vocab.txt").write_text("other")
+    prints.add(again(job=job, special=SPECIAL))
+    np.save(path / "tables" / "word_starts.npy", np.ones(100, bool))
+    prints.add(again(job=job, special=SPECIAL))
+    assert len(prints) == 6
+
+
+ODD = ["../secret", "/etc/passwd", "train/../../x", "train//x", "a\nb", "", ".ssh/id", "a\\b"]
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("where", ["files", "tokenizer", "fields", "fingerprint"])
+def test_names_of_a_manifest_that_lead_elsewhere_are_refused(tmp_path, name, where):
+    path = write_corpus(tmp_path / "c", numbered([[3]]))
+    manifest = json.loads((path / "manifest.json").read_text())
+    if where == "files":
+        manifest["parts"][0]["files"][name] = {"bytes": 1, "sha256": "0"}
+    elif where == "fingerprint":
+        manifest["fingerprint"] = name
+    else:
+        manifest[where][name] = manifest["fields"]["tokens"]
+    with pytest.raises(UserError, match="corpus here: manifest.json: .*rerun prepare"):
+        parse_manifest("here", json.dumps(manifest).encode())
+
+
+def test_what_no_tokenizer_has_is_one_error_with_its_cure(tmp_path):
+    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]]), special={"cls": 2, "pad": 0}))
+    assert corpus.require("pad", "cls") == (0, 2)
+    with pytest.raises(UserError, match="has no sep and no mask token, which .*; prepare it with a tokenizer"):
+        corpus.require("cls", "sep", "mask")
+
+
+def test_a_corpus_of_before_there_were_parts_is_read_as_one(tmp_path):
+    path, old = write_corpus(tmp_path / "c", numbered([[3, 4], [5]]), heldout=numbered([[2]])), tmp_path / "old"
+    new = Corpus(path)
+    shutil.copytree(path / "parts" / "000000", old, ignore=shutil.ignore_patterns("summary.json"))
+    word_starts = new.parts[0].read("train", "word_starts", np.array([0]), 12)[0]
+    np.save(old / "train" / "word_starts.npy", word_starts)
+    (old / "tokenizer").mkdir()
+    manifest = {
+        "version": 1,
+        "fingerprint": "0" * 64,
+        "vocab_size": 100,
+        "special": SPECIAL,
+        "fields": {"tokens": ["uint16", "token"], "word_starts": ["bool", "token"]},
+        "splits": new.parts[0].sizes,
+        "files": new.manifest["parts"][0]["files"],
+        "counts": {},
+    }
+    (old / "manifest.json").write_text(json.dumps(manifest))
+    corpus = Corpus(old)
+    corpus.verify()
+    (part,) = corpus.parts
+    assert corpus.fingerprint == "0" * 64 and corpus.size("train") == new.size("train")
+    assert part.lengths("train").tolist() == [7, 5]
+    assert part.read("train", "word_starts", np.array([0]), 12)[0].tolist() == word_starts.tolist()
