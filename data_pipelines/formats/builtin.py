@@ -8,12 +8,12 @@ import ast
 import inspect
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
-from data_pipelines.formats.source import Format, Range
+from data_pipelines.formats.listing import version
+from data_pipelines.formats.source import Format, NoOptions, Range
 from data_pipelines.formats.texts import whole
 
 TOPICS = Path("pydoc_data", "topics.py")
@@ -55,14 +55,9 @@ def docstrings(node: ast.AST) -> Iterator[str]:
             yield from docstrings(child)
 
 
-@dataclass(frozen=True)
-class Options:
-    """None."""
-
-
 def _ranges(index, source, problems, exclude) -> Iterator[Range]:
     for path in files():
-        yield Range(index, str(path), 0, None, path.stat().st_size)
+        yield Range(index, str(path), 0, None, path.stat().st_size, False, version(str(path)))
 
 
 def _read(source, part, problems) -> Iterator[Document]:
@@ -71,4 +66,4 @@ def _read(source, part, problems) -> Iterator[Document]:
             yield from whole(text)
 
 
-FORMAT = Format(Options, _ranges, _read, location="")
+FORMAT = Format(NoOptions, _ranges, _read, location="")

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
+import pyarrow
 import zstandard
 
+from data_pipelines.cloud import filesystem, is_remote, patiently
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source as sizes
-from data_pipelines.formats.listing import Found, filesystem, find, is_compressed, is_remote
+from data_pipelines.formats.listing import Found, find, is_compressed
 from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Range, Source
 
@@ -22,6 +24,7 @@ LARGEST_RECORD = 256 << 20  # bytes; what must be whole in memory may not be lon
 LONGEST_WINDOW = 1 << 31  # bytes that a .zst file may look back: the most that `zstd --long` takes
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)  # raised by what decompresses
+ARROW_DAMAGE = (*DAMAGE, ValueError, pyarrow.ArrowException)
 
 
 class Unreadable(Exception):
@@ -34,7 +37,8 @@ class Watched:
     def __init__(self, path: str):
         self.path, self.closed = path, False
         self.error: Exception | None = None
-        opened = (lambda path, mode: filesystem(path).open(path, mode)) if is_remote(path) else open
+        self.remote = is_remote(path)
+        opened = (lambda path, mode: filesystem(path).open(path, mode)) if self.remote else open
         self.file = self._try(lambda: opened(path, "rb"))
 
     def read(self, size: int = -1) -> bytes:
@@ -55,7 +59,7 @@ class Watched:
 
     def _try(self, do: Callable):
         try:
-            return do()
+            return patiently(do, told=lambda error: None) if self.remote else do()
         except (UserError, OSError) as error:
             self.error = error
             raise

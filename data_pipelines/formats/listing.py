@@ -8,6 +8,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from data_pipelines import cloud
+from data_pipelines.cloud import filesystem, is_remote
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import HIDDEN, LINKED, OTHER, OWN, Problems, printable
 from data_pipelines.formats.source import Source
@@ -38,27 +39,14 @@ def _suffix(path: str) -> str:
     return os.path.splitext(path)[1].lower()
 
 
-def is_remote(path: str) -> bool:
-    return "://" in path
-
-
-def filesystem(path: str):
-    """The fsspec file system of a remote path. UserError where the package for it is missing."""
-    if cloud.in_cloud(path):
-        return cloud.filesystem()
-    import fsspec
-
-    try:
-        return fsspec.core.url_to_fs(path)[0]
-    except (ImportError, ValueError) as error:  # no package for it; no such protocol
-        raise UserError(f"--source {path}: {error}") from error
-
-
 def version(path: str) -> str:
     """What changes with the content of a file: its time and size, or what a store says of an object."""
-    if is_remote(path):
-        return _remote(path, filesystem(path).info(path)).version
-    return _local(path).version
+    return look(path).version
+
+
+def look(path: str) -> Found:
+    """A file that has this path."""
+    return _remote(path, filesystem(path).info(path)) if is_remote(path) else _local(path)
 
 
 def _local(path: str) -> Found:

@@ -12,12 +12,11 @@ from data_pipelines.formats.jsonl import Options
 from data_pipelines.formats.listing import Found, find
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Format, Range, Source
-from data_pipelines.formats.texts import document_of, segments_of
+from data_pipelines.formats.texts import document_of, records, segments_of
 
 SUFFIXES = (".parquet",)
 BATCH = 4 << 20  # bytes of text in a batch of rows, about
 MOST_ROWS = 64  # in a batch, for rows are of uneven size
-DAMAGE = (*files.DAMAGE, ValueError, pyarrow.ArrowException)
 
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
@@ -27,7 +26,7 @@ def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[st
 
 def _row_groups(index: int, source: Source, found: Found) -> Iterator[Range]:
     try:
-        with files.reading(found.path, DAMAGE) as file:
+        with files.reading(found.path, files.ARROW_DAMAGE) as file:
             opened = _open(file)
             metadata, names = opened.metadata, opened.schema_arrow.names
     except files.Unreadable:
@@ -59,14 +58,13 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
 
 
 def _rows(source: Source, part: Range) -> Iterator[dict]:
-    with files.reading(part.path, DAMAGE) as file:
+    with files.reading(part.path, files.ARROW_DAMAGE) as file:
         opened = _open(file)
         for group in range(part.start, opened.num_row_groups if part.end is None else part.end):
             each = _bytes(opened.metadata, group, source) // max(opened.metadata.row_group(group).num_rows, 1)
             rows = max(1, min(MOST_ROWS, BATCH // max(each, 1)))
             for batch in opened.iter_batches(rows, [group], list(source.options.fields), use_threads=False):
-                for row in range(batch.num_rows):
-                    yield {name: batch[name][row].as_py() for name in source.options.fields}
+                yield from records(batch, source.options.fields)
 
 
 FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", segments_of)

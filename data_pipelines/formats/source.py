@@ -23,6 +23,20 @@ class Source:
         return printable(f"{self.kind}:{self.location}" if self.location else self.kind)
 
 
+@dataclass(frozen=True)
+class NoOptions:
+    """Of a format that has none."""
+
+
+class Other(NamedTuple):
+    """The file that is read beside the one of a range."""
+
+    path: str
+    start: int
+    end: int | None
+    version: str
+
+
 class Range(NamedTuple):
     """Part of a source: bytes of a plain file, row groups of Parquet, examples of TFDS; 0 and None: all of a file."""
 
@@ -32,7 +46,8 @@ class Range(NamedTuple):
     end: int | None
     size: int  # bytes of text, or an estimate of them
     continues: bool = False  # begins inside a document that began in the range before
-    version: str = ""  # of the file: another one once its content has changed
+    version: str = ""  # of the file: another one once its content has changed; "": not known
+    other: Other | None = None
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from data_pipelines.document import AnnotationField, Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source as sizes
 from data_pipelines.formats.files import Unreadable
+from data_pipelines.formats.listing import version
 from data_pipelines.formats.problems import UNREADABLE, Problems, printable
 from data_pipelines.formats.source import Format, Range, Source
 
-KINDS = ("text", "jsonl", "parquet", "wikiextractor", "tfds", "builtin")
+KINDS = ("text", "jsonl", "parquet", "arrow", "wikiextractor", "fasta", "conll", "parallel", "tfds", "builtin")
 FORMATS: dict[str, Format] = {kind: import_module(f"data_pipelines.formats.{kind}").FORMAT for kind in KINDS}
 MOST_FILES = 1000  # in a unit of work
 
@@ -48,6 +49,12 @@ def read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
         yield from FORMATS[source.kind].read(source, part, problems)
     except Unreadable as error:
         problems.note(UNREADABLE, f"{part.path}: {error}")
+
+
+def changed(part: Range) -> str | None:
+    """A file of the range whose content has changed since it was planned."""
+    files = (part.path, part.version), *([(part.other.path, part.other.version)] if part.other else [])
+    return next((path for path, planned in files if planned and version(path) != planned), None)
 
 
 def segments(source: Source) -> tuple[str, ...]:

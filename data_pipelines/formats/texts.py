@@ -5,7 +5,9 @@ between characters. So pieces have at most two windows, and the same text has th
 wherever its reader began.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pyarrow
 
 from data_pipelines.document import Document, Segment, plain
 from data_pipelines.formats import files
@@ -132,6 +134,12 @@ def document_of(record: Mapping, source, where: str, problems: Problems) -> Iter
         yield from whole(texts[0])
     else:
         yield Document(tuple(map(Segment, names, texts)))
+
+
+def records(batch: pyarrow.RecordBatch, names: Sequence[str]) -> Iterator[dict]:
+    """The rows of some columns, one at a time."""
+    for row in range(batch.num_rows):
+        yield {name: batch[name][row].as_py() for name in names}
 
 
 def segments_of(options) -> tuple[str, ...]:

@@ -1,0 +1,171 @@
+"""`conll:` files of a token a line with its columns, and a blank line between sentences: CoNLL-2003 and the like, or
+CoNLL-U of Universal Dependencies. Tokens are joined to text, a sentence a line; the label column becomes annotations.
+
+In CoNLL-2003 the first column is the token and the last one its label; in CoNLL-U (ten columns) FORM and UPOS, a word
+that is written with its neighbour has SpaceAfter=No, and a span such as 1-2 is one token with the labels of its words.
+`-DOCSTART-` and `# newdoc` begin a document, and so does a file.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
+
+from data_pipelines.document import Annotation, AnnotationField, Document, Segment
+from data_pipelines.formats import files, texts
+from data_pipelines.formats.problems import MALFORMED, TOO_LONG, Problems
+from data_pipelines.formats.source import Format, Range, Source
+
+BORDERS = (b"-DOCSTART-", b"# newdoc")
+NUMBER = re.compile(r"(\d+)(?:-(\d+))?$")  # a word of CoNLL-U, or a span of them; 8.1 is one that is not written
+UNSPACED = ("zh", "ja")  # languages written without spaces between words
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which columns are read, counted from 1."""
+
+    token_column: int | None = None  # the first; in CoNLL-U the second
+    label_column: int | None = None  # the last; in CoNLL-U the fourth, UPOS. 0: no labels
+    undecodable: str = "replace"  # or "skip": what to do with a token that is not UTF-8
+
+
+class Token(NamedTuple):
+    """A written token."""
+
+    text: str
+    label: str | None
+    before: str  # what stands between it and the token before
+
+    @property
+    def starts_line(self) -> bool:
+        return self.before.startswith("\n")
+
+
+def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
+    return files.files_of(index, source, problems, exclude, _to_document)
+
+
+def _to_document(file: BinaryIO, place: int) -> None:
+    """Go to the first border of documents after a place, or to the end."""
+    files.to_line(file, place)
+    begin = file.tell()
+    while (line := files.skip_line(file)) and not line.startswith(BORDERS):
+        begin = file.tell()
+    file.seek(begin)
+
+
+def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
+    """Documents, long ones in pieces that end with a sentence."""
+    held: list[Token] = []
+    size, continues = 0, False
+    for token in _tokens(source, part, problems):
+        if held and (token is None or size > texts.WINDOW and (token.starts_line or size > 2 * texts.WINDOW)):
+            yield _document(held, continues)
+            held, size, continues = [], 0, token is not None
+        if token is None:
+            continues = False
+        else:
+            held.append(token)
+            size += len(token.before) + len(token.text)
+    if held:
+        yield _document(held, continues)
+
+
+def _document(tokens: list[Token], continues: bool) -> Document:
+    """The text of tokens, with an annotation for each label."""
+    if not continues:
+        tokens[0] = tokens[0]._replace(before="")
+    ends = list(itertools.accumulate(len(token.before) + len(token.text) for token in tokens))
+    labelled = ((token, end) for token, end in zip(tokens, ends, strict=True) if token.label)
+    annotations = (Annotation("labels", 0, end - len(token.text), end, token.label) for token, end in labelled)
+    text = "".join(token.before + token.text for token in tokens)
+    return Document((Segment("text", text),), tuple(annotations), continues)
+
+
+def _tokens(source: Source, part: Range, problems: Problems) -> Iterator[Token | None]:
+    """The tokens of a range; None where a document begins."""
+    read = _universal if _is_universal(part) else _plain
+    return read(_lines(source, part, problems), source, problems)
+
+
+def _is_universal(part: Range) -> bool:
+    """Whether the lines at its beginning are those of CoNLL-U."""
+    columns = (line.split(b"\t") for line in itertools.islice(files.lines(files.range_blocks(part)), 200) if line)
+    return any(len(found) == 10 and NUMBER.match(found[0].decode("utf-8", "replace")) for found in columns)
+
+
+def _lines(source: Source, part: Range, problems: Problems) -> Iterator[tuple[str | None, str]]:
+    """(a line, where it is); None where a document begins, '' between sentences."""
+    for number, line in enumerate(files.lines(files.range_blocks(part)), 1):
+        where = f"{part.path}, line {number}" + (f" after byte {part.start}" if part.start else "")
+        if line is None:
+            problems.note(TOO_LONG, where)
+        elif line.startswith(BORDERS):
+            yield None, where
+        elif (text := texts.readable(line, source, where, problems)) is not None:
+            yield text.rstrip("\r") if text.strip() else "", where
+
+
+def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | None]:
+    """The tokens of lines such as those of CoNLL-2003."""
+    token_column, label_column = source.options.token_column or 1, source.options.label_column
+    space, before = _space(source), ""
+    for line, where in lines:
+        if not line:
+            before = "\n"
+            if line is None:
+                yield None
+            continue
+        columns = line.split("\t") if "\t" in line else line.split()
+        if len(columns) < max(token_column, label_column or 1) or not columns[token_column - 1].strip():
+            problems.note(MALFORMED, f"{where}: {len(columns)} columns")
+            continue
+        label = None if label_column == 0 else columns[(label_column or len(columns)) - 1]
+        yield Token(columns[token_column - 1], label, before)
+        before = space
+
+
+def _universal(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | None]:
+    """The tokens of CoNLL-U."""
+    token_column = source.options.token_column or 2
+    label_column = 4 if source.options.label_column is None else source.options.label_column
+    space, before = _space(source), ""
+    last, span, labels = 0, ("", ""), []  # a span of words: its last one's number, (text, what follows), labels so far
+    for line, where in lines:
+        if not line:
+            before, last = "\n", 0
+            if line is None:
+                yield None
+            continue
+        if line.startswith("#"):
+            before = "\n\n" if line.startswith("# newpar") else before
+            continue
+        columns = line.split("\t")
+        number = NUMBER.match(columns[0])
+        if len(columns) < 10 or not number:
+            if "." not in columns[0]:
+                problems.note(MALFORMED, f"{where}: no line of CoNLL-U")
+            continue
+        written = columns[token_column - 1], "" if "SpaceAfter=No" in columns[9].split("|") else space
+        if number[2]:
+            last, span, labels = int(number[2]), written, []
+            continue
+        label = columns[label_column - 1] if label_column else None
+        labels.append(None if label == "_" else label)
+        if int(number[1]) >= last:
+            text, after = span if int(number[1]) == last else written
+            yield Token(text, "+".join(filter(None, labels)), before)
+            before, labels = after, []
+
+
+def _space(source: Source) -> str:
+    return "" if source.language.partition("-")[0] in UNSPACED else " "
+
+
+def _annotations(options: Options) -> dict[str, AnnotationField]:
+    return {} if options.label_column == 0 else {"labels": AnnotationField("label")}
+
+
+FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", annotations=_annotations)

@@ -1,0 +1,53 @@
+"""`fasta:` sequences are documents without headers and line ends, whole however they are cut."""
+
+import gzip
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from data_pipelines.errors import UserError
+from data_pipelines.formats import files, source, table
+from data_pipelines.formats import texts as cutting
+from data_pipelines.formats.problems import EMPTY
+from tests.data_pipelines.formats.reading import ranges, read, texts
+
+
+def test_a_sequence_is_a_document_without_header_and_line_ends(tmp_path):
+    (tmp_path / "a.fa").write_bytes(b">one some words\r\nACG T\r\nacgn\r\n>two\n;comment\nMKV*\n\n>empty\n>three\nA\tC")
+    (tmp_path / "notes.txt").write_text("no FASTA")
+    found, problems = texts(f"fasta:{tmp_path}")
+    assert found == ["ACGTacgn", "MKV*", "AC"]
+    assert problems[EMPTY]["count"] == 1
+
+
+@pytest.mark.parametrize("width", [7, 60, 100_000])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_genome_is_the_same_however_it_is_written_and_cut(tmp_path, monkeypatch, width, suffix):
+    monkeypatch.setattr(source, "SHARD", 2000)
+    monkeypatch.setattr(files, "BLOCK", 333)
+    monkeypatch.setattr(cutting, "WINDOW", 512)
+    letters = random.Random(0)
+    genome = ["".join(letters.choices("ACGT", k=length)) for length in (5000, 1, 400, 300, 3000, 20)]
+    lines = [[s[at : at + width] for at in range(0, len(s), width)] for s in genome]
+    text = "".join(f">sequence {number}\n" + "\n".join(found) + "\n" for number, found in enumerate(lines))
+    data = text.encode()
+    (tmp_path / f"a.fa{suffix}").write_bytes(gzip.compress(data) if suffix else data)
+    spec = f"fasta:{tmp_path}"
+    assert texts(spec) == (genome, {})
+    assert max(len(one.segments[0].text) for one in read(spec)[0]) <= 1024
+    assert (len(ranges(table.parse(spec))) > 2) == (not suffix)
+
+
+@pytest.mark.parametrize("text", ["ACGT\n", " x\n>a\nACGT\n"])
+def test_what_has_no_header_is_no_fasta(tmp_path, text):
+    (tmp_path / "a.fa").write_text(text)
+    with pytest.raises(UserError, match="a.fa does not begin with '>', so it is no FASTA"):
+        texts(f"fasta:{tmp_path}/a.fa")
+
+
+@pytest.mark.skipif("GENOME" not in os.environ, reason="GENOME names no FASTA file of one sequence")
+def test_a_real_genome_is_read_whole():
+    header, *lines = Path(os.environ["GENOME"]).read_text().splitlines()
+    assert texts(f"fasta:{os.environ['GENOME']}") == (["".join(lines)], {})
