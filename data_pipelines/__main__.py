@@ -1,5 +1,6 @@
 """python -m data_pipelines prepare --source KIND:LOCATION --out CORPUS [...]    text to a stored corpus
 python -m data_pipelines show CORPUS [--recipe NAME]                          its statistics, and examples
+python -m data_pipelines verify CORPUS                                        whether it is as prepare wrote it
 
 --help after a command lists its options.
 """
@@ -74,7 +75,14 @@ def _examples(corpus, options) -> dict:
     return examples.build(0, np.arange(min(options.examples, examples.number)))
 
 
-COMMANDS = {"prepare": prepare, "show": show}
+def verify(arguments: list[str], console) -> None:
+    from data_pipelines.command_line import parse
+    from data_pipelines.verify import Verify, verify
+
+    verify(parse(Verify, arguments, "python -m data_pipelines verify"), console)
+
+
+COMMANDS = {"prepare": prepare, "show": show, "verify": verify}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

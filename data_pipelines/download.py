@@ -126,7 +126,7 @@ def _reason(error: Exception) -> str | None:
     """Why a storage cannot be read, with the cure; None for an error that no storage makes."""
     if may_pass(error):
         return (
-            f"cannot be read ({_said(error)}), although tried again for {sum(PAUSES)} s; "
+            f"cannot be read ({_said(error)}), {len(PAUSES) + 1} times in a row; "
             "start the same command again, it goes on with what is copied"
         )
     return refusal(error) or (f"cannot be read ({_said(error)})" if isinstance(error, OSError) else None)
@@ -139,7 +139,7 @@ def _once(source: str) -> Callable[[Exception], None]:
     def told(error: Exception) -> None:
         if not said:
             said.append(error)
-            say(f"{source} cannot be read for now ({_said(error)}): trying again, for {sum(PAUSES)} s at most")
+            say(f"{source} cannot be read for now ({_said(error)}): trying again, up to {len(PAUSES)} times")
 
     return told
 

@@ -85,6 +85,17 @@ def test_a_corpus_that_grew_copies_its_new_parts_alone(bucket):
     assert read(before, 0) == arrays_of_part(0)["train/tokens.npy"]
 
 
+def test_a_corpus_of_before_there_were_parts_is_copied_as_one(bucket):
+    bucket.objects.clear()
+    bucket.write_old(arrays_of_part(0))
+    copy = fetch.open_copy(SOURCE)
+    for name, content in arrays_of_part(0).items():
+        assert read(copy, 0, name) == content
+    bucket.reads.clear()
+    copy.want("train", [0])
+    assert eventually(lambda: copy._thread is None) and not bucket.reads
+
+
 def test_what_is_wanted_is_copied_in_the_background_without_its_counts(bucket):
     copy = fetch.open_copy(SOURCE)
     copy.want("train", [2, 4])
