@@ -27,7 +27,17 @@ from numpy.lib.stride_tricks import sliding_window_view
 from data_pipelines.cloud import is_remote
 from data_pipelines.errors import UserError
 from data_pipelines.fetch import Copy, open_copy
-from data_pipelines.manifest import PartEntry, check_size, fields_of, files_of, parts_of, read_manifest, total
+from data_pipelines.manifest import (
+    PartEntry,
+    check_size,
+    fields_of,
+    files_of,
+    fingerprint,
+    part_fingerprint,
+    parts_of,
+    read_manifest,
+    total,
+)
 from data_pipelines.store.fields import BY_TOKEN
 
 
@@ -72,7 +82,11 @@ class Corpus:
 
     def token_counts(self) -> np.ndarray:
         """int64 [vocab]: how often each token occurs in the train split."""
-        return sum((part.array("train", "token_counts") for part in self.parts), np.zeros(self.vocab_size, np.int64))
+        counts = np.zeros(self.vocab_size, np.int64)
+        for part in self.parts:
+            with part.file("train/token_counts.npy") as path:
+                counts += self.load(path)
+        return counts
 
     def require(self, *roles: str) -> tuple[int, ...]:
         """The special tokens of these roles. UserError that names those that the tokenizer lacks."""
@@ -98,7 +112,14 @@ class Corpus:
             self.copy.release(split, parts)
 
     def verify(self) -> None:
-        """Hash every file. Raises UserError at the first whose content is not what `prepare` wrote."""
+        """Hash every file and compare the fingerprints with what they are of. Raises UserError at the first that is not
+        what `prepare` wrote."""
+        if self.manifest["version"] > 1:
+            for part in self.parts:
+                found = part_fingerprint(part.entry.files, part.entry.values)
+                self._check_digest(f"the summary of {part.entry.path}", found, part.entry.fingerprint)
+            found = fingerprint(self.manifest, [part.entry.fingerprint for part in self.parts])
+            self._check_digest("what the manifest says of the tokens", found, self.fingerprint)
         for name, file in files_of(self.manifest).items():
             self._check(name, self.path / name, file)
         for part in self.parts:
@@ -111,9 +132,12 @@ class Corpus:
     def _check(self, name: str, path: Path, file: dict) -> None:
         with open(path, "rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        if digest != file["sha256"]:
+        self._check_digest(f"the content of {name}", digest, file["sha256"])
+
+    def _check_digest(self, what: str, found: str, wanted: str) -> None:
+        if found != wanted:
             raise UserError(
-                f"corpus {self.source}: the content of {name} has changed since it was prepared; "
+                f"corpus {self.source}: {what} has changed since it was prepared; "
                 "copy the corpus again or rerun prepare into an empty folder"
             )
 

@@ -1,5 +1,6 @@
 """The manifest of a stored corpus: what it says, whether its names may become paths, and the sizes of its files."""
 
+import hashlib
 import itertools
 import json
 import re
@@ -85,6 +86,21 @@ def files_of(manifest: dict) -> dict[str, dict]:
     """The files that all parts share: name -> {bytes, sha256}, of the tokenizer and of the tables by token."""
     _digest(manifest)
     return _checked(manifest.get("tokenizer", {}) | manifest.get("tables", {}))
+
+
+def fingerprint(manifest: dict, parts: list[str]) -> str:
+    """Of a corpus of parts with these fingerprints: sha256 over them and what their tokens mean, that is tokenizer,
+    special tokens, fields and tables; no path, time or setting."""
+    meaning = {name: manifest[name] for name in ("vocab_size", "special", "tokenizer", "tables")}
+    meaning["fields"] = {name: field | {"values": None} for name, field in manifest["fields"].items()}
+    return hashlib.sha256(json.dumps([meaning, parts], sort_keys=True).encode()).hexdigest()
+
+
+def part_fingerprint(files: dict[str, dict], values: dict[str, list[str]]) -> str:
+    """Of the content alone: what the sources are called is none of it."""
+    said = {"files": {name: file["sha256"] for name, file in files.items()}}
+    said["values"] = {name: texts for name, texts in values.items() if name != "sources"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def total(splits: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:

@@ -1,14 +1,13 @@
 """Parts become a corpus: a manifest that lists them. No array is moved or read."""
 
-import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
 
 from data_pipelines.durable import sync
+from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
-from data_pipelines.manifest import VERSION
+from data_pipelines.manifest import VERSION, fields_of, fingerprint
 from data_pipelines.store.fields import Field
 from data_pipelines.store.files import describe_files
 from data_pipelines.store.job import Job
@@ -31,13 +30,17 @@ def finish(
     summaries: of its parts. special: role -> token. before: the manifest of the corpus that these parts are added to,
     whose parts come first. described: what else the manifest says.
     """
+    if before:
+        check_added(before, job, special)
     parts = [*(before["parts"] if before else []), *summaries]
-    spec = {
+    manifest = {
+        "version": VERSION,
         "vocab_size": job.vocab_size,
         "special": special,
-        "fields": {name: field._replace(values=None).to_json() for name, field in job.fields.items()},
+        "fields": {name: _with_values(name, field, parts).to_json() for name, field in job.fields.items()},
         "tokenizer": describe_files(out, "tokenizer/*"),
         "tables": describe_files(out, "tables/*"),
+        "parts": parts,
     }
     history = list(before["history"]) if before else []
     if before:
@@ -45,21 +48,27 @@ def finish(
     counts = Problems()
     for part in parts:
         counts.merge(part["counts"])
-    return {
-        "version": VERSION,
-        "fingerprint": fingerprint(spec, [part["fingerprint"] for part in parts]),
-        **spec,
-        "fields": {name: _with_values(name, field, parts).to_json() for name, field in job.fields.items()},
-        "parts": parts,
-        "history": history,
-        **described,
-        "counts": counts,
-    }
+    said = {"fingerprint": fingerprint(manifest, [part["fingerprint"] for part in parts]), "history": history}
+    return manifest | said | described | {"counts": counts}
 
 
-def fingerprint(spec: dict, parts: list[str]) -> str:
-    """sha256 over what a corpus's tokens mean and the parts' own; no path, time or setting."""
-    return hashlib.sha256(json.dumps([spec, parts], sort_keys=True).encode()).hexdigest()
+def check_added(before: dict, job: Job, special: dict[str, int]) -> None:
+    """UserError where parts of a job cannot be added to a corpus, of which `before` is the manifest."""
+    if before["version"] != VERSION:
+        raise UserError(
+            f"--append: the corpus has format version {before['version']}, to which nothing is added; prepare all anew"
+        )
+    stripped = lambda fields: {name: field._replace(values=None) for name, field in fields.items()}
+    for name, old, new in (
+        ("tokenizer", before["vocab_size"], job.vocab_size),
+        ("special tokens", before["special"], special),
+        ("fields", stripped(fields_of(before)), stripped(job.fields)),
+    ):
+        if old != new:
+            raise UserError(
+                f"--append: these sources give other {name} than the corpus has ({new} and not {old}); "
+                "prepare them into another --out, and train on a mixture"
+            )
 
 
 def _with_values(name: str, field: Field, parts: list[dict]) -> Field:

@@ -7,7 +7,6 @@
 Memory: about 40 bytes per document of the part, and what is needed of one unit.
 """
 
-import hashlib
 import itertools
 import json
 import os
@@ -21,7 +20,7 @@ import numpy as np
 from data_pipelines.durable import put
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import EMPTY, Problems
-from data_pipelines.manifest import SPLITS
+from data_pipelines.manifest import SPLITS, part_fingerprint
 from data_pipelines.store import heldout
 from data_pipelines.store.files import NpyFile, describe_files, write_json
 from data_pipelines.store.job import Job
@@ -65,7 +64,7 @@ def write_part(folder: Path, units: list[Path], job: Job, choose: Callable | Non
         held = choose(documents, job)
     sizes = _write_splits(temporary, documents, held, units, job, said["values"])
     files = describe_files(temporary, "*/*.npy")
-    summary = {"fingerprint": _fingerprint(files, said["values"]), "splits": sizes, **said, "files": files}
+    summary = {"fingerprint": part_fingerprint(files, said["values"]), "splits": sizes, **said, "files": files}
     write_json(temporary / "summary.json", summary)
     folder.parent.mkdir(parents=True, exist_ok=True)
     put(temporary, folder)
@@ -79,13 +78,6 @@ def read_summary(folder: Path) -> dict:
         if not (folder / name).is_file() or (folder / name).stat().st_size != file["bytes"]:
             raise UserError(f"{folder}: {name} is not what was written; delete {folder} and start the command again")
     return summary
-
-
-def _fingerprint(files: dict[str, dict], values: dict[str, list[str]]) -> str:
-    """Of the content alone: what the sources are called is none of it."""
-    said = {"files": {name: file["sha256"] for name, file in files.items()}}
-    said["values"] = {name: list_ for name, list_ in values.items() if name != "sources"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
@@ -155,11 +147,12 @@ def _write_splits(
 ) -> dict:
     """Write the arrays of both splits; returns {split: {documents, sentences, tokens}}."""
     splits = [_Split(to / name, job, counted=name == "train") for name in SPLITS]
+    places = {name: {text: number for number, text in enumerate(texts)} for name, texts in values.items()}
     first = 0  # sentence of the unit
     for folder in folders:
         unit = read_unit(folder, job)
         numbers = {
-            name: np.array([values[name].index(text) for text in texts], job.fields[name].dtype)
+            name: np.array([places[name][text] for text in texts], job.fields[name].dtype)
             for name, texts in unit.summary["values"].items()
         }
         last = first + len(unit.sentences) - 1

@@ -12,7 +12,7 @@ from data_pipelines.formats.problems import EMPTY
 from data_pipelines.formats.source import Source
 from data_pipelines.manifest import parse_manifest
 from data_pipelines.store import heldout
-from data_pipelines.store.finish import finish
+from data_pipelines.store.finish import check_added, finish
 from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import CUT, part_name, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
@@ -183,6 +183,52 @@ def test_parts_that_are_added_make_another_corpus_and_the_one_before_can_be_open
     assert again.fingerprint == first.fingerprint and again.size("train")["tokens"] == 3
     with pytest.raises(UserError, match="and never was 000000000000; give the corpus that the run was started with"):
         Corpus(tmp_path / "c", "0" * 64)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"vocab_size": 999}, "tokenizer than the corpus has .999 and not 1000."),
+        ({"special": SPECIAL | {"eod": 9}}, "special tokens than"),
+        ({"word_starts": False}, "fields than"),
+        ({"version": 1}, "has format version 1, to which nothing is added"),
+    ],
+)
+def test_parts_of_another_meaning_are_not_added(tmp_path, changes, said):
+    before = finished(tmp_path / "c", [write_unit(tmp_path / "a", [[3]])], JOB).manifest
+    before["version"] = changes.get("version", 2)
+    fields = planned(SOURCES, 1000, changes.get("word_starts", True))
+    job = Job(SOURCES, changes.get("vocab_size", 1000), fields)
+    with pytest.raises(UserError, match=f"--append: .*{said}"):
+        check_added(before, job, changes.get("special", SPECIAL))
+
+
+def change_manifest(path, change):
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda manifest: manifest["special"].update(mask=5), "what the manifest says of the tokens has changed"),
+        (lambda manifest: manifest["parts"].pop(), "what the manifest says of the tokens has changed"),
+        (lambda manifest: manifest["parts"][1]["values"].update(languages=["zh"]), "the summary of parts/000001 has"),
+    ],
+)
+def test_verify_notices_a_manifest_that_says_something_else(tmp_path, change, said):
+    path = write_corpus(tmp_path / "c", numbered([[3], [4]]), parts=2)
+    Corpus(path).verify()
+    change_manifest(path, change)
+    with pytest.raises(UserError, match=said):
+        Corpus(path).verify()
+
+
+def test_counting_the_tokens_of_many_parts_keeps_no_file_open(tmp_path):
+    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]] * 8), parts=8))
+    assert corpus.token_counts().sum() == 24
+    assert not any(part._arrays for part in corpus.parts)
 
 
 def test_corpora_of_the_same_arrays_and_another_meaning_have_other_fingerprints(tmp_path):

@@ -1,0 +1,157 @@
+"""What documents say beside their text is stored by token, by sentence and by document, and read back."""
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.document import Annotation, Document, Segment, plain
+from data_pipelines.errors import UserError
+from data_pipelines.formats.source import Source
+from data_pipelines.store import batches, units
+from data_pipelines.store.fields import Field
+from data_pipelines.store.finish import finish, write_tables
+from data_pipelines.store.job import Job, planned
+from data_pipelines.store.parts import part_name, write_part
+from data_pipelines.text.encoding import Encoder
+from data_pipelines.text.sentences import starts
+
+SOURCES = (Source("text", "tests", None),)
+WORDS = ["Alpha", "beta", "gamma", "unaffable", "naïve", "Zürich", "3,141", "x"]
+ADDED = {
+    "segments": Field("uint8", per="sentence", values=("source", "target")),
+    "entities": Field("uint16", values=()),
+    "boxes": Field("uint16", (4,)),
+    "moods": Field("uint16", per="sentence", values=()),
+}
+
+
+def byte_level():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator([" ".join(WORDS)] * 20, trainer)
+    return tokenizer
+
+
+def wordpiece():
+    letters = sorted(set("".join(WORDS).lower()) | set(".,"))
+    tokens = ["[UNK]", *letters, *(f"##{letter}" for letter in letters), "##ha", "##amma"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+MAKE = {"wordpiece": wordpiece, "byte-level": byte_level}
+
+
+def random_document(random):
+    """A text and its translation, with entities and boxes of spans, and moods of sentences."""
+    text = lambda: " ".join(
+        random.choice(WORDS) + random.choice(["", "", ".", ".\n"]) for _ in range(random.integers(1, 40))
+    )
+    segments, notes = (Segment("source", text()), Segment("target", text())), []
+    for number, segment in enumerate(segments):
+        cuts = np.sort(random.choice(len(segment.text) + 1, min(8, len(segment.text) + 1), replace=False)).tolist()
+        for start, end in zip(cuts[::2], cuts[1::2], strict=False):
+            notes.append(Annotation("entities", number, start, end, str(random.choice(["PER", "LOC", "ORG"]))))
+            notes.append(Annotation("boxes", number, start, end, tuple(random.integers(1, 99, 4).tolist())))
+        notes.append(Annotation("moods", number, cuts[0], cuts[0], str(random.choice(["glad", "sad"]))))
+    return Document(segments, tuple(notes))
+
+
+def expected(document, tokenizer):
+    """(ids, sentence lengths, role of each sentence, entity of each token, box of each token, mood of each sentence),
+    token by token."""
+    ids, lengths, roles, entities, boxes, moods = [], [], [], [], [], []
+    for number, segment in enumerate(document.segments):
+        encoding, begins = tokenizer.encode(segment.text, add_special_tokens=False), starts(segment.text)
+        notes = [note for note in document.annotations if note.segment == number]
+        counts, said = np.zeros(len(begins), int), [""] * len(begins)
+        for id_, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
+            counts[max(np.count_nonzero(begins < last) - 1, 0)] += 1
+            over = [note for note in notes if note.start < last and first < note.end]
+            ids.append(id_)
+            entities.append(([""] + [note.value for note in over if note.field == "entities"])[-1])
+            boxes.append(([(0, 0, 0, 0)] + [note.value for note in over if note.field == "boxes"])[-1])
+        for note in notes:
+            if note.field == "moods":
+                said[max(np.count_nonzero(begins <= note.start) - 1, 0)] = note.value
+        kept = np.flatnonzero(counts)
+        lengths += counts[kept].tolist()
+        roles += [segment.name] * len(kept)
+        moods += [said[at] for at in kept]
+    return ids, lengths, roles, entities, boxes, moods
+
+
+def write(path, documents_of_parts, tokenizer, fields=ADDED):
+    """A corpus of parts, each of units, each of documents."""
+    encoder, size = Encoder(tokenizer), tokenizer.get_vocab_size()
+    by_token = encoder.word_starts is not None
+    job = Job(SOURCES, size, planned(SOURCES, size, by_token) | fields, 0.0)
+    summaries = []
+    for number, documents_of_units in enumerate(documents_of_parts):
+        folders = [path / f"{number}-{unit}" for unit in range(len(documents_of_units))]
+        for folder, documents in zip(folders, documents_of_units, strict=True):
+            with units.UnitFiles(folder, job) as files:
+                written = batches.Batches(files, encoder, job.fields)
+                for document in documents:
+                    written.add(document, [starts(segment.text) for segment in document.segments], 0, 0)
+                written.flush()
+                values = {name: list(numbers) for name, numbers in written.values.items()}
+                files.finish(written.characters, {}, ["here"], values)
+        summaries.append(write_part(path / part_name(number), folders, job))
+    write_tables(path, job, encoder.word_starts)
+    (path / "manifest.json").write_text(json.dumps(finish(path, summaries, job, {})))
+    return Corpus(path)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("seed", range(6))
+def test_segments_and_annotations_are_where_a_plain_loop_puts_them(tmp_path, kind, seed, monkeypatch):
+    random, tokenizer = np.random.default_rng(seed), MAKE[kind]()
+    monkeypatch.setattr(batches, "BATCH", 300)  # several batches a unit
+    made = [[[random_document(random) for _ in range(random.integers(1, 6))] for _ in range(2)] for _ in range(3)]
+    corpus = write(tmp_path / "c", made, tokenizer)
+    corpus.verify()
+    text_of = lambda field, numbers: [corpus.fields[field].values[number] for number in numbers.tolist()]
+    for part, unit in zip(corpus.parts, made, strict=True):
+        found = [expected(document, tokenizer) for documents in unit for document in documents]
+        ids, lengths, roles, entities, boxes, moods = ([one for of in found for one in of[at]] for at in range(6))
+        whole = lambda field: part.read("train", field, np.array([0]), len(ids))[0]  # noqa: B023
+        assert whole("tokens").tolist() == ids
+        assert np.diff(part.sentences("train")).tolist() == lengths
+        assert text_of("segments", part.column("train", "segments")) == roles
+        assert text_of("entities", whole("entities")) == entities
+        assert [tuple(box) for box in whole("boxes").tolist()] == boxes
+        assert text_of("moods", part.column("train", "moods")) == moods
+        assert whole("word_starts").tolist() == corpus.table("word_starts")[ids].tolist()
+    assert set(corpus.fields["entities"].values) == {"", "PER", "LOC", "ORG"}
+
+
+def test_a_stretch_of_a_field_with_a_shape_is_read_at_both_ends(tmp_path):
+    notes = tuple(Annotation("boxes", 0, at, at + 1, (at, at, at, 7)) for at in range(5))
+    (part,) = write(tmp_path / "c", [[[Document((Segment("source", "qqqqq"),), notes)]]], byte_level()).parts
+    rows = part.read("train", "boxes", np.array([-2, 1, 3]), 4)
+    assert rows[0, 2:].tolist() == [[0, 0, 0, 7], [1, 1, 1, 7]]
+    assert rows[1, :, 0].tolist() == [1, 2, 3, 4]
+    assert rows[2, :2].tolist() == [[3, 3, 3, 7], [4, 4, 4, 7]]
+    assert part.read("train", "boxes", np.array([0]), 9)[0, :5, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_more_labels_than_a_number_holds_are_an_error(tmp_path):
+    text = "x " * 300
+    notes = tuple(Annotation("entities", 0, at, at + 1, str(at)) for at in range(300))
+    fields = ADDED | {"entities": Field("uint8", values=())}
+    with pytest.raises(UserError, match="field 'entities' has more than 256 different values"):
+        write(tmp_path / "c", [[[Document((Segment("source", text),), notes)]]], byte_level(), fields=fields)
+
+
+def test_a_text_of_white_space_is_no_document_and_loses_no_other(tmp_path):
+    corpus = write(tmp_path / "c", [[[plain(" \n "), plain("x"), plain("\n")]]], byte_level(), fields={})
+    assert corpus.size("train") == {"documents": 1, "sentences": 1, "tokens": 1}
+    assert corpus.manifest["counts"]["empty documents"]["count"] == 2
