@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -133,6 +133,15 @@ class Examples:
         self._plans, self._lock = _Kept(), threading.Lock()
 
 
+class Choice(NamedTuple):
+    """Examples to be built. which: int64 [n], the plan of each; example: int64 [n], within it; keys: uint64 [n]."""
+
+    plans: list[Any]
+    which: np.ndarray
+    example: np.ndarray
+    keys: np.ndarray
+
+
 class RowExamples(Examples):
     """Rows that stand alone: in an epoch every example comes once.
 
@@ -171,10 +180,10 @@ class RowExamples(Examples):
             raise UserError(f"split '{self.split}' of corpus {self.corpus.path} {empty}{lanes} prepare more text")
 
     def at(self, lane, step, row):
-        return self.counted(lane, step * self.rows + row)
+        return self._built(self.choose(lane, step * self.rows + row))
 
-    def counted(self, lane: np.ndarray, count: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples of lanes at their counts, both int64 [n]: name -> array [n, ...]."""
+    def choose(self, lane: np.ndarray, count: np.ndarray) -> "Choice":
+        """The examples of lanes at their counts, both int64 [n]."""
         self.check_size()
         bounds = np.array([stretch(self.number, one, self.order.lanes) for one in range(self.order.lanes)])
         epoch, place = np.divmod(count, (bounds[:, 1] - bounds[:, 0])[lane])
@@ -190,13 +199,13 @@ class RowExamples(Examples):
         parts = np.concatenate([window.parts for _, window in windows])[piece]
         begins = np.concatenate([window.begins for _, window in windows])
         example = inside - (ends - pieces)[piece] + begins[piece]
-        return self._built(epoch, parts, example)
+        return self._choice(epoch, parts, example)
 
     def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
         """The examples (int64 [n], below `number`) as they look in an epoch (or one each): name -> array [n, ...]."""
         firsts = np.cumsum((0, *self.sizes))
         part = np.searchsorted(firsts, example, "right") - 1
-        return self._built(epoch, part, example - firsts[part])
+        return self._built(self._choice(epoch, part, example - firsts[part]))
 
     def fixed(self, limit: int) -> Iterator[np.ndarray]:
         """The examples of each batch of a fixed set, at most `limit` in all, spread over the split: int64 [n]."""
@@ -218,11 +227,14 @@ class RowExamples(Examples):
         self._enter(read)
         return found, which
 
-    def _built(self, epoch, part, example):
+    def _choice(self, epoch, part, example):
         keys = noise.key(self.seed, epoch, np.cumsum((0, *self.sizes))[part] + example)
         chosen, which = np.unique(part, return_inverse=True)
         plans = [self._plan(index) for index in chosen.tolist()] or [self._plan(0)]
-        return self.layout.build(Chosen(plans, which, example), keys)
+        return Choice(plans, which, example, keys)
+
+    def _built(self, choice):
+        return self.layout.build(Chosen(choice.plans, choice.which, choice.example), choice.keys)
 
     def _plan(self, index):
         return self._plans.get(index, lambda: self._planned(index))
@@ -237,15 +249,12 @@ class StreamExamples(Examples):
     The documents of a window, in an order of the epoch's, are one stream, of which each of the lane's rows has an equal
     run. Where a window ends, or an epoch, the rows begin anew: what is remembered then is of other text. What is left
     at a window's end, too little for a step of all rows, is not read in this epoch.
-
-    rows: of each lane, where they are not all (see `mixture`).
     """
 
     layout: StreamLayout
 
-    def __init__(self, layout: StreamLayout, corpus, split, batch_size, seed, order=ONE_LANE, rows=None):
+    def __init__(self, layout: StreamLayout, corpus, split, batch_size, seed, order=ONE_LANE):
         super().__init__(layout, corpus, split, batch_size, seed, order)
-        self.rows = self.rows if rows is None else rows
         layout.check_rows(self.rows)
         self._epoch_steps: dict[int, list[int]] = {}  # of a lane, the steps before each epoch
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from data_pipelines.workers import Workers
 
+
 class Loader:
     """Iterates over (step, batch) for steps first .. last - 1, in order, once. A context manager: leaving it stops
     the threads or processes.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,15 @@ class StreamLayout(Layout):
     A stream has a number of tokens, from which all else follows: its examples, and how many steps so many rows have.
     """
 
+    @property
+    def multiple(self) -> int:
+        """What the number of rows of a batch, and of each lane and source, is a multiple of."""
+        return 1
+
     def check_rows(self, rows: int) -> None:
-        """Raises UserError where a batch, or a lane's or source's share of one, cannot have so many rows."""
-        return
+        """Raises UserError where a batch or a lane cannot have so many rows."""
+        if rows % self.multiple:
+            raise UserError(f"{rows} rows in a lane are no multiple of {self.multiple}, which these rows need")
 
     @abc.abstractmethod
     def number(self, total: int) -> int:

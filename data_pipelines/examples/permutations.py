@@ -103,8 +103,12 @@ class PermutedSpans(StreamLayout):
     def check(self, corpus):
         check_corpus(corpus)
 
+    @property
+    def multiple(self) -> int:
+        return self._directions
+
     def check_rows(self, rows: int) -> None:
-        if rows % self._directions:
+        if rows % self.multiple:
             raise UserError(f"{rows} rows are odd: bidirectional data needs two halves; make their number even")
 
     def _pieces(self, total):

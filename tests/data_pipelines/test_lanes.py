@@ -63,6 +63,14 @@ def test_a_lane_reads_the_parts_of_its_window_alone_and_shuffles_them():
         assert set(parts[:30].tolist()) == first
 
 
+def test_no_two_windows_are_shuffled_alike():
+    examples = counted([50] * 8, 100, lanes=2, window=2)
+    batches = [examples.batch(step, np.arange(100)) for step in range(2)]
+    batches = [{name: array[at : at + 50] for name, array in batch.items()} for batch in batches for at in (0, 50)]
+    places = [50 * (batch["part"] == batch["part"].max()) + batch["example"] % 50 for batch in batches]
+    assert len({place.tobytes() for place in places}) == 4
+
+
 def test_every_epoch_deals_the_parts_anew():
     dealt = [
         [window.parts.tolist() for window in deal(3, epoch, np.full(12, 50), Order(2, 3), 0)] for epoch in range(4)

@@ -1,0 +1,237 @@
+"""Several corpora in every batch, at rates of their own.
+
+A lane's rows are counted endlessly and in blocks: of each block every corpus has an exact number of rows, and which
+those are is shuffled inside the block. The numbers come from rounding sums over all rows so far, so a corpus is never
+off its rate by more than a few rows however long the run is and however small the rate, and how many rows of a corpus
+came before a step is known without walking there. Each corpus has epochs and an order of its own.
+
+Rows that continue each other (streams) cannot change their corpus from step to step: each row of the batch has one
+corpus for the whole run, and the rates are as exact as that allows.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from math import inf
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from data_pipelines import noise
+from data_pipelines.batches import RowExamples, StreamExamples, make_examples, together
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Chosen, Layout
+from data_pipelines.order import ONE_LANE, Order, permute, permute_each
+
+BLOCK = 2048  # rows of a lane that have an exact number of each corpus
+PARTS = 1 << 40  # that rates are whole numbers of
+FORMS = "use proportional, proportional:LIMIT, temperature:T, smoothed:S or given:R,R,..., like smoothed:0.7"
+
+
+def parse_rates(text: str, sizes: Mapping[str, int]) -> tuple[float, ...]:
+    """The rates, with the sum 1, that `--mixture` gives corpora of these sizes (tokens, by name).
+
+    given: the rates as they are. proportional: to the size, or a limit where that is less (Raffel et al. 2020, section
+    3.5.2). temperature: to size ** (1 / T). smoothed: to size ** S (mBERT and XLM-R: 0.7). Raises UserError.
+    """
+    form, _, value = text.partition(":")
+    try:
+        numbers = [float(number) for number in value.split(",")] if value else []
+    except ValueError:
+        raise UserError(f"mixture={text}: {value!r} is no number; {FORMS}") from None
+    if not all(0 < number < inf for number in numbers):
+        raise UserError(f"mixture={text}: numbers must be above 0; leave a corpus of rate 0 out")
+    if empty := [name for name, size in sizes.items() if not size]:
+        raise UserError(f"--corpus {empty[0]}=: has no text to train on; leave it out, or prepare more")
+    if form == "given" and len(numbers) != len(sizes):
+        raise UserError(f"mixture={text}: {len(numbers)} rates for {len(sizes)} corpora; give one for each")
+    made = {
+        ("given", len(sizes)): lambda *rates: rates,
+        ("proportional", 0): lambda: sizes.values(),
+        ("proportional", 1): lambda limit: [min(size, limit) for size in sizes.values()],
+        ("temperature", 1): lambda temperature: [size ** (1 / temperature) for size in sizes.values()],
+        ("smoothed", 1): lambda power: [size**power for size in sizes.values()],
+    }.get((form, len(numbers)))
+    if made is None:
+        raise UserError(f"mixture={text}: is no mixture; {FORMS}")
+    shares = list(made(*numbers))
+    return tuple(share / sum(shares) for share in shares)
+
+
+def check_alike(corpora: Mapping[str, Corpus]) -> None:
+    """Raises UserError unless all corpora have one vocabulary and one set of special tokens."""
+    (first, one), *others = corpora.items()
+    for name, other in others:
+        for what, get in (("vocabulary", _vocabulary), ("special tokens", lambda corpus: corpus.special)):
+            if get(one) != get(other):
+                raise UserError(
+                    f"--corpus {first}={one.source},{name}={other.source}: {name} has other {what} than {first}; "
+                    "prepare all corpora with one tokenizer: --tokenizer with the first one's tokenizer/ folder"
+                )
+
+
+def _vocabulary(corpus):
+    file = corpus.tokenizer_path / "tokenizer.json"
+    return corpus.vocab_size, Tokenizer.from_file(str(file)).get_vocab() if file.exists() else None
+
+
+def make_mixture(
+    layouts: Mapping[str, Layout],
+    corpora: Mapping[str, Corpus],
+    rates: Sequence[float],
+    batch_size: int,
+    seed: int,
+    order: Order = ONE_LANE,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+) -> "RowMixture | StreamMixture":
+    """The training batches of several corpora, each with its layout, by name. sizes: the examples of each one's parts,
+    where they are known.
+
+    Raises UserError where the layouts are not of one spec or some of streams and some not, or a stream has no row.
+    """
+    if any(layout.spec != next(iter(layouts.values())).spec for layout in layouts.values()):
+        raise UserError("the layouts of a mixture make other arrays; give all corpora layouts of one spec")
+    weights = tuple(round(rate * PARTS) for rate in rates)
+    sources = {}
+    for index, (name, layout) in enumerate(layouts.items()):
+        known = None if sizes is None else sizes[name]
+        own = source_seed(seed, index)
+        sources[name] = make_examples(layout, corpora[name], "train", batch_size, own, order, known)
+    kinds = {type(source) for source in sources.values()}
+    if len(kinds) > 1:
+        raise UserError("a mixture has rows that continue each other and rows that stand alone; give layouts of one")
+    return (RowMixture if kinds == {RowExamples} else StreamMixture)(sources, weights, seed)
+
+
+def source_seed(seed: int, index: int) -> int:
+    """What the examples of a mixture's corpus are made with, so that no two have the same noise."""
+    return noise.key(seed, "source", index)
+
+
+@functools.lru_cache(1 << 16)
+def counts(weights: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """How many of so many rows each source has: they add up, never fall with more rows, and each is its weight's share
+    of the rows up to half of 1 + 1 / 2 + 1 / 3 + ..., with as many terms as there are sources.
+
+    The heaviest has its share rounded, the next its share of the rest, and so on.
+    """
+    found, left, rest = [0] * len(weights), rows, sum(weights)
+    for index in sorted(range(len(weights)), key=lambda index: -weights[index]):
+        found[index] = (2 * weights[index] * left + rest) // (2 * rest)
+        left, rest = left - found[index], rest - weights[index]
+    return tuple(found)
+
+
+class Mixture:
+    """Batches of several sources, of one batch size and order. A batch depends on these, the seed and the step alone.
+
+    sources: name -> examples. weights: whole numbers, in proportion to the sources' rates.
+    """
+
+    def __init__(self, sources: Mapping[str, RowExamples | StreamExamples], weights: tuple[int, ...], seed: int):
+        self.sources, self.weights, self.seed = dict(sources), weights, seed
+        one = next(iter(sources.values()))
+        self.batch_size, self.order, self.spec = one.batch_size, one.order, one.spec
+        self.rows = self.batch_size // self.order.lanes
+        cells = sum(source.cells for source in sources.values())
+        self.together = together(cells, one.layout.length)
+
+    def check_size(self) -> None:
+        """Raises UserError where a source is too small."""
+        for source in self.sources.values():
+            source.check_size()
+
+    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Some rows (int64 [n], from batch_size on those of later steps) of a step's global batch: name -> array
+        [n, ...]."""
+        later, row = np.divmod(rows, self.batch_size)
+        lane, row = np.divmod(row, self.rows)
+        return self.at(lane, step + later, row)
+
+    def at(self, lane: np.ndarray, step: np.ndarray, row: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows of lanes, as they are at steps, all int64 [n]: name -> array [n, ...]."""
+        raise NotImplementedError
+
+    def rows_before(self, step: int) -> dict[str, int]:
+        """How many rows of each source come before a step."""
+        raise NotImplementedError
+
+
+class RowMixture(Mixture):
+    """Of rows that stand alone."""
+
+    sources: dict[str, RowExamples]
+
+    def at(self, lane, step, row):
+        block, place = np.divmod(step * self.rows + row, BLOCK)
+        cells, which = np.unique(np.stack([lane, block]), axis=1, return_inverse=True)
+        which = which.ravel()
+        slot = permute_each([self._network(*cell) for cell in cells.T.tolist()], which, place)
+        before = np.array([counts(self.weights, of * BLOCK) for of in cells[1].tolist()])
+        after = np.array([counts(self.weights, (of + 1) * BLOCK) for of in cells[1].tolist()])
+        ends = np.cumsum(after - before, axis=1)  # the slots of each block are its sources', one after the other
+        source = (slot[:, None] >= ends[which]).sum(axis=1)
+        number = before[which, source] + slot - (ends - after + before)[which, source]
+        return self._built(lane, source, number)
+
+    def _built(self, lane, source, number):
+        """The rows of sources at their counts there; those of one layout are built together."""
+        batch, sources = {}, list(self.sources.values())
+        for layout in dict.fromkeys(of.layout for of in sources):
+            rows = np.flatnonzero(np.array([of.layout == layout for of in sources])[source])
+            plans, which = [], np.empty(len(rows), np.int64)
+            example, keys = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint64)
+            for of in np.unique(source[rows]).tolist():
+                here = source[rows] == of
+                chosen = sources[of].choose(lane[rows[here]], number[rows[here]])
+                which[here], example[here], keys[here] = chosen.which + len(plans), chosen.example, chosen.keys
+                plans += chosen.plans
+            if len(rows) == len(source):
+                return layout.build(Chosen(plans, which, example), keys)
+            for name, array in layout.build(Chosen(plans, which, example), keys).items() if len(rows) else ():
+                batch.setdefault(name, np.empty((len(source), *array.shape[1:]), array.dtype))[rows] = array
+        return batch
+
+    def rows_before(self, step):
+        block, place = divmod(step * self.rows, BLOCK)
+        before, after = (np.array(counts(self.weights, of * BLOCK)) for of in (block, block + 1))
+        rows = self.order.lanes * before
+        for lane in range(self.order.lanes if place else 0):
+            slot = permute(*self._network(lane, block), np.arange(place))
+            rows += np.bincount(np.searchsorted(np.cumsum(after - before), slot, "right"), minlength=len(rows))
+        return dict(zip(self.sources, rows.tolist(), strict=True))
+
+    def _network(self, lane, block):
+        return noise.key(self.seed, "mixture", lane), block, BLOCK
+
+
+class StreamMixture(Mixture):
+    """Of rows that continue each other: of each lane the first rows are the first source's, and so on."""
+
+    sources: dict[str, StreamExamples]
+
+    def __init__(self, sources, weights, seed):
+        super().__init__(sources, weights, seed)
+        multiple = max(source.layout.multiple for source in sources.values())
+        shares = [multiple * share for share in counts(weights, self.rows // multiple)]
+        for (name, source), share, weight in zip(self.sources.items(), shares, weights, strict=True):
+            if not share:
+                raise UserError(
+                    f"mixture: {name} has a rate of {weight / sum(weights):.2g}, of which none of the {self.rows} rows "
+                    f"of a lane come, and a row keeps its corpus: raise its rate or the batch size, or leave it out"
+                )
+            source.rows = share
+        self._begins = np.cumsum([0, *shares])
+
+    def at(self, lane, step, row):
+        batch = {}
+        of_row = np.searchsorted(self._begins, row, "right") - 1
+        for index, source in enumerate(self.sources.values()):
+            rows = np.flatnonzero(of_row == index)
+            if len(rows):
+                for name, array in source.at(lane[rows], step[rows], row[rows] - self._begins[index]).items():
+                    batch.setdefault(name, np.empty((len(row), *array.shape[1:]), array.dtype))[rows] = array
+        return batch
+
+    def rows_before(self, step):
+        return {name: step * source.rows * self.order.lanes for name, source in self.sources.items()}
