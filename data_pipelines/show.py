@@ -42,11 +42,11 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     for split in SPLITS:
         sizes.add_row(split, *(f"{count:,}" for count in corpus.size(split).values()))
     console.print(sizes)
-    fields = ", ".join(f"{name} by {field.per}" for name, field in corpus.fields.items())
+    fields = ", ".join(f"{name} ({field.per})" for name, field in corpus.fields.items())
     console.print(f"parts: {len(corpus.parts):,}; fields: {fields}", markup=False, soft_wrap=True)
     for name, field in corpus.fields.items():
         if field.values:
-            console.print(f"{name}: {_listed(field.values)}", markup=False, soft_wrap=True)
+            console.print(f"{name}: {_listed([value for value in field.values if value])}", markup=False, soft_wrap=True)
     tokens = sum(corpus.size(split)["tokens"] for split in SPLITS)
     frequency = corpus.token_counts()
     used = np.count_nonzero(frequency)
@@ -74,7 +74,7 @@ def show_problems(problems: dict, console: Console) -> None:
         console.print(line, style="yellow", markup=False, soft_wrap=True)
 
 
-def _listed(values: tuple[str, ...]) -> str:
+def _listed(values: list[str]) -> str:
     more = len(values) - VALUES
     return ", ".join(values[:VALUES]) + (f" and {more:,} more" if more > 0 else "")
 

@@ -17,6 +17,7 @@ from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.sentences import starts
+from tests.data_pipelines.prepared import documents, run
 
 SOURCES = (Source("text", "tests", None),)
 WORDS = ["Alpha", "beta", "gamma", "unaffable", "naïve", "Zürich", "3,141", "x"]
@@ -96,10 +97,10 @@ def write(path, documents_of_parts, tokenizer, fields=ADDED):
     summaries = []
     for number, documents_of_units in enumerate(documents_of_parts):
         folders = [path / f"{number}-{unit}" for unit in range(len(documents_of_units))]
-        for folder, documents in zip(folders, documents_of_units, strict=True):
+        for folder, texts in zip(folders, documents_of_units, strict=True):
             with units.UnitFiles(folder, job) as files:
                 written = batches.Batches(files, encoder, job.fields)
-                for document in documents:
+                for document in texts:
                     written.add(document, [starts(segment.text) for segment in document.segments], 0, 0)
                 written.flush()
                 values = {name: list(numbers) for name, numbers in written.values.items()}
@@ -155,3 +156,33 @@ def test_a_text_of_white_space_is_no_document_and_loses_no_other(tmp_path):
     corpus = write(tmp_path / "c", [[[plain(" \n "), plain("x"), plain("\n")]]], byte_level(), fields={})
     assert corpus.size("train") == {"documents": 1, "sentences": 1, "tokens": 1}
     assert corpus.manifest["counts"]["empty documents"]["count"] == 2
+
+
+def test_formats_bring_their_fields_through_prepare(tmp_path):
+    lines = "John B-PER\nlives O\nin O\nNew B-LOC\nYork I-LOC\n\nHe O\nsmiles O\n"
+    (tmp_path / "a.conll").write_text(lines)
+    (tmp_path / "b.tsv").write_text("Hello there.\tGuten Tag.\nGood night. Sleep.\tGute Nacht.\n")
+    (tmp_path / "c.txt").write_text("Plain text.")
+    sources = [f"conll:{tmp_path}/a.conll", f"parallel:{tmp_path}/b.tsv", f"text:{tmp_path}/c.txt"]
+    run(tmp_path / "out", *sources)
+    corpus = Corpus(tmp_path / "out")
+    (part,) = corpus.parts
+    text = lambda field, numbers: [corpus.fields[field].values[number] for number in numbers.tolist()]
+    roles = text("segments", part.column("train", "segments"))
+    sentences = [sentence for document in documents(tmp_path / "out") for sentence in document]
+    assert [(role, sentence) for role, sentence in zip(roles, sentences, strict=True) if role != "text"] == [
+        ("source", "Hello there ."),
+        ("target", "Guten Tag ."),
+        ("source", "Good night ."),
+        ("source", "Sleep ."),
+        ("target", "Gute Nacht ."),
+    ]
+    size = part.sizes["train"]["tokens"]
+    labels = text("labels", part.read("train", "labels", np.array([0]), size)[0])
+    per_word = [
+        label
+        for label, start in zip(labels, part.read("train", "word_starts", np.array([0]), size)[0], strict=True)
+        if start
+    ]
+    assert per_word[:7] == ["B-PER", "O", "O", "B-LOC", "I-LOC", "O", "O"] and set(per_word[7:]) == {""}
+    assert text("sources", part.column("train", "sources")) == [sources[0], sources[1], sources[1], sources[2]]

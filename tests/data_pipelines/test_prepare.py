@@ -108,6 +108,20 @@ def test_killed_anywhere_and_run_again_the_bytes_are_the_same(tmp_path, text, un
     assert not (out / ".partial").exists()
 
 
+def test_units_that_a_power_cut_shortened_are_made_again(tmp_path, text, uninterrupted):
+    out = tmp_path / "out"
+    start(command(text, out), "parts.read_unit", 1).communicate()
+    units = sorted(out.glob(".partial/unit-??????"))
+    for unit, name in zip(units, ("tokens.bin", "documents.bin", "sentences.bin", "summary.json"), strict=False):
+        file = unit / name
+        file.write_bytes(file.read_bytes()[: -1 - file.stat().st_size // 2])
+    process = start(command(text, out))
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert f"continuing: {len(units) - 4} of {len(units)}" in printed
+    assert content(out) == uninterrupted
+
+
 def test_two_processes_killed_twice_give_the_same_bytes_and_leave_no_process(tmp_path, text, uninterrupted):
     out = tmp_path / "out"
     for wanted in (2, 5):

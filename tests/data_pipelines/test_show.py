@@ -29,6 +29,8 @@ def test_statistics(corpus):
     show_statistics(corpus, tokenizer(corpus), Console(file=screen, width=120))
     printed = screen.getvalue()
     assert "│ train   │ 2         │ 2         │ 10     │" in printed
+    assert "parts: 1; fields: tokens (token), word_starts (token), sources (document), languages (document)" in printed
+    assert "languages: en" in printed
     assert "1.20 characters per token" in printed  # 12 characters in the two sentences
     assert "vocabulary 193, of which 6 occur; 0.000% of the tokens are unknown" in printed
     assert "##a 2" in printed
