@@ -4,11 +4,12 @@ PYTHON ?= python3
 ACCELERATOR ?= cpu
 VENV ?= .venv
 BIN := $(VENV)/bin
+BEAM := $(VENV)-beam
 INSTALL := $(BIN)/pip install --quiet -c constraints.txt
 JAX_EXTRA := $(if $(filter tpu,$(ACCELERATOR)),[tpu],$(if $(filter cuda,$(ACCELERATOR)),[cuda12],))
 MORE := $(if $(filter tpu,$(ACCELERATOR)),-r requirements-gcs.txt,)
 
-.PHONY: pretrain test test-all lint lock setup setup-dev setup-plan
+.PHONY: pretrain test test-all lint lock setup setup-dev setup-plan setup-beam
 
 pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate, plot, export
 	$(BIN)/python -m pretrain demo
@@ -32,6 +33,7 @@ lock:  ## the newest versions that the requirements allow, also into constraints
 setup: $(VENV)/installed-$(ACCELERATOR)
 setup-dev: $(VENV)/installed-dev
 setup-plan: $(VENV)/installed-plan  ## for `python -m tpu plan`
+setup-beam: $(BEAM)/installed  ## for `prepare --runner`, in an environment of its own
 
 $(VENV)/installed-%: requirements.txt requirements-gcs.txt constraints.txt
 	@case "$(ACCELERATOR)" in cpu|tpu|cuda) ;; *) echo "ACCELERATOR=$(ACCELERATOR): use cpu, tpu or cuda" >&2; exit 2;; esac
@@ -47,4 +49,10 @@ $(VENV)/installed-dev: requirements-dev.txt requirements-gcs.txt constraints.txt
 
 $(VENV)/installed-plan: requirements-plan.txt constraints.txt $(VENV)/installed-$(ACCELERATOR)
 	$(INSTALL) -r requirements-plan.txt
+	touch $@
+
+$(BEAM)/installed: requirements-beam.txt constraints-beam.txt
+	test -x $(BEAM)/bin/python || $(PYTHON) -m venv $(BEAM)
+	$(BEAM)/bin/pip install --quiet --upgrade pip
+	$(BEAM)/bin/pip install --quiet -c constraints-beam.txt -r requirements-beam.txt
 	touch $@

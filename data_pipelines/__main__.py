@@ -39,7 +39,9 @@ def prepare(arguments: list[str], console) -> None:
     from data_pipelines.prepare.command import prepare
     from data_pipelines.prepare.options import Prepare
 
-    prepare(parse(Prepare, arguments, "python -m data_pipelines prepare"), console)
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parse(Prepare, arguments[:at], "python -m data_pipelines prepare")
+    prepare(options, console, arguments[at + 1 :])
 
 
 def show(arguments: list[str], console) -> None:

@@ -12,6 +12,21 @@ def put(new: Path, place: Path) -> None:
     _sync(place.parent)
 
 
+def put_new(new: Path, place: Path) -> None:
+    """The same for a file where none may be replaced: of several processes the first keeps the name."""
+    sync(new)
+    try:
+        os.link(new, place)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):  # a file system without links
+            raise
+        os.replace(new, place)
+    new.unlink(missing_ok=True)
+    _sync(place.parent)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or a folder with all that is in it, is on disk."""
     for entry in (*path.rglob("*"), path):

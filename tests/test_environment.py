@@ -9,11 +9,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from data_pipelines.prepare.versions import LIBRARIES
+
 ROOT = Path(__file__).parent.parent
-LOCK = ROOT / "constraints.txt"
+LOCK, BEAM_LOCK = ROOT / "constraints.txt", ROOT / "constraints-beam.txt"
 PYTHONS = ("3.11", "3.12", "3.13")
 HERE = ".".join(map(str, sys.version_info[:2]))
-REQUIREMENTS = sorted(ROOT.glob("requirements*.txt"))
+BEAM = ROOT / "requirements-beam.txt"
+REQUIREMENTS = sorted({*ROOT.glob("requirements*.txt")} - {BEAM})
 ACCELERATORS = "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt"
 
 
@@ -24,9 +27,9 @@ def read(path: Path, python: str) -> list[Requirement]:
     return [one for one in every if one.marker is None or one.marker.evaluate({"python_version": python})]
 
 
-def locked(python: str) -> dict[str, str]:
+def locked(python: str, lock: Path = LOCK) -> dict[str, str]:
     """Name -> version; each once."""
-    pinned = [(one.name, re.fullmatch("==([^*]+)", str(one.specifier))[1]) for one in read(LOCK, python)]
+    pinned = [(one.name, re.fullmatch("==([^*]+)", str(one.specifier))[1]) for one in read(lock, python)]
     assert len(dict(pinned)) == len(pinned)
     return dict(pinned)
 
@@ -40,6 +43,15 @@ def test_every_requirement_is_locked_at_a_version_that_it_allows(path, python):
 
 
 @pytest.mark.parametrize("python", PYTHONS)
+def test_beams_environment_is_locked_and_cuts_and_tokenises_text_as_the_other_does(python):
+    ours, versions = locked(python), locked(python, BEAM_LOCK)
+    wanted = read(BEAM, python)
+    assert [str(one) for one in wanted if not one.specifier.contains(versions[canonicalize_name(one.name)])] == []
+    for name in LIBRARIES:
+        assert versions[name] == ours[name]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
 def test_what_accelerators_need_is_locked_with_its_jax(python):
     versions = locked(python)
     assert set(ACCELERATORS) <= set(versions)
@@ -49,8 +61,9 @@ def test_what_accelerators_need_is_locked_with_its_jax(python):
 def test_set_up_installs_nothing_but_locked_versions():
     makefile = (ROOT / "Makefile").read_text()
     assert "INSTALL := $(BIN)/pip install --quiet -c constraints.txt\n" in makefile
-    others = [line.strip() for line in makefile.splitlines() if line.startswith("\t$(BIN)/pip")]
-    assert [line for line in others if line.split()[-1] != "pip" and "--upgrade-strategy" not in line] == []
+    others = [line.strip() for line in makefile.splitlines() if re.match(r"\t\$\((BIN|BEAM)\)\S*/pip", line)]
+    free = [line for line in others if line.split()[-1] != "pip" and "--upgrade-strategy" not in line]
+    assert free == ["$(BEAM)/bin/pip install --quiet -c constraints-beam.txt -r requirements-beam.txt"]
     assert makefile.count("\t$(INSTALL) ") == 3
     for rule in re.findall(r"^\$\(VENV\)/installed-.*", makefile, re.M):
         assert "constraints.txt" in rule  # a new version is installed where the old one is

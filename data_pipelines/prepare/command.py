@@ -1,178 +1,168 @@
-"""Text to a stored corpus: plan, tokenizer, shards on all cores, joining. A second run continues where the first ended.
+"""Text to a stored corpus: plan, tokenizer, parts on all cores, manifest. A second run continues where the first ended.
 
-OUT/.partial/state.json     the settings and a hash of the plan
-OUT/.partial/tokenizer/     done when present; so are
-OUT/.partial/unit-000000/   the units of work
-OUT/.partial/part-000000/   the units joined
-OUT/manifest.json           written last: its presence says that the corpus is finished
+What an unfinished corpus consists of is in `partial.py`. A part is a function of the plan and its number, so that any
+number of processes may make them: all here, each its share with --part, or Apache Beam's workers with --runner.
 """
 
-import dataclasses
-import fcntl
-import hashlib
-import json
+import contextlib
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from data_pipelines import cloud
 from data_pipelines import tokenizers as ours
-from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
-from data_pipelines.formats.problems import Problems
-from data_pipelines.formats.table import parse, plan
-from data_pipelines.prepare.options import Prepare
-from data_pipelines.prepare.pool import make_shards, read_tokenizer
-from data_pipelines.prepare.report import report
-from data_pipelines.prepare.training import train
+from data_pipelines.formats import table
+from data_pipelines.formats.problems import OWN, Problems
+from data_pipelines.formats.source import Source
+from data_pipelines.manifest import fields_of, parse_manifest
+from data_pipelines.prepare import ending, partial, plan, training
+from data_pipelines.prepare.faults import faults
+from data_pipelines.prepare.options import Prepare, inherit, settings, share, sources_of
+from data_pipelines.prepare.parts import Work, make_parts, open_work, present, units_present
+from data_pipelines.prepare.plan import Plan
+from data_pipelines.prepare.pool import cores
+from data_pipelines.prepare.versions import versions
 from data_pipelines.progress import busy
-from data_pipelines.store.files import write_json
-from data_pipelines.store.finish import finish, write_tables
+from data_pipelines.store.fields import BY_TOKEN
+from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
-from data_pipelines.store.parts import part_name, write_part
-from data_pipelines.text.encoding import Encoder
-
-LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
-ADDED_SETTINGS = {"keep_accents": False}  # what they were before they could be set
+from data_pipelines.store.parts import part_name
 
 
-def prepare(options: Prepare, console: Console) -> dict:
-    """Make the corpus; returns its manifest. One finished with the same settings is left alone. Raises UserError."""
-    settings = _settings(options)
-    manifest = _finished(options.out, settings)
-    if manifest is not None:
-        shutil.rmtree(options.out / ".partial", ignore_errors=True)  # left by a kill after the manifest was written
-        console.print(f"{options.out} is already finished; nothing to do")
-        return manifest
-    choices = {name: settings[name] for name in ("documents", "undecodable", "tfds_dir")}
-    parsed = [parse(spec, options.language, fields=(options.field,), **choices) for spec in options.source]
-    units = plan(parsed, Problems())
-    try:
-        with _locked(options.out) as partial:
-            return _make(options, settings, parsed, units, partial, console)
-    except OSError as error:
-        raise UserError(
-            f"--out {options.out}: cannot write there ({error.strerror or error}); free space or choose another "
-            "directory; the same command continues where this one ended"
-        ) from error
+def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = ()) -> dict | None:
+    """Make the corpus; returns its manifest, None where it is not finished (--part). Raises UserError.
+
+    One finished with the same settings is left alone.   runner_options: for Beam's runner.
+    """
+    settings(options)
+    with faults(options.out, _processes(options)):
+        before = read_finished(options.out)
+        if options.append:
+            if before is None:
+                raise UserError(f"--append: {options.out} is no finished corpus; run its own command to the end first")
+            options = inherit(options, before["settings"])
+        elif before is not None:
+            if said := partial.changes(before["settings"], settings(options)):
+                raise UserError(f"--out {options.out} holds a corpus of other settings: {said}; use another --out")
+            return _leave(options.out, before, console)
+        sources, found = _plan(options, before)
+        if before and any(stage["plan"] == found.hash for stage in before["stages"]):
+            return _leave(options.out, before, console)
+        if before:
+            by_token = fields_of(before)["word_starts"].kept == BY_TOKEN
+            fields = planned(sources, before["vocab_size"], by_token)
+            check_added(before, Job(sources, before["vocab_size"], fields), before["special"])
+        partial.open_folder(options.out)
+        several = options.part or options.finish or options.runner or cloud.in_cloud(options.out)
+        with contextlib.nullcontext() if several else partial.alone(options.out):
+            state = _begin(options, sources, found, before, runner_options, console)
+            work = open_work(options.out, state, found, sources)
+            return _make(options, work, state, before, runner_options, console)
 
 
-def _settings(options: Prepare) -> dict:
-    """What the result depends on, as JSON has it."""
-    if not 0 <= options.heldout <= 0.5:
-        raise UserError(f"--heldout {options.heldout}: give a share from 0 to 0.5")
-    if options.vocab_size > LARGEST_VOCABULARY:
-        raise UserError(f"--vocab-size {options.vocab_size}: use at most {LARGEST_VOCABULARY}")
-    if options.processes is not None and options.processes < 1:
-        raise UserError(f"--processes {options.processes}: give at least 1, or leave it out for all cores")
-    if not options.source:
-        raise UserError("--source is missing; give at least one, such as text:DIR or builtin")
-    if options.specials and not options.tokenizer.startswith("sentencepiece-"):
-        raise UserError(
-            f"--specials {options.specials}: only sentencepiece-unigram and sentencepiece-bpe choose them; leave it out"
-        )
-    settings = dataclasses.asdict(options) | {"source": list(options.source)}
-    return {name: value for name, value in settings.items() if name not in ("out", "processes")}
-
-
-def _finished(out: Path, settings: dict) -> dict | None:
-    if not (out / "manifest.json").exists():
+def read_finished(out: Path) -> dict | None:
+    """The manifest of a finished corpus, None where there is none. UserError for one of an earlier format."""
+    if not cloud.is_file(out / "manifest.json"):
         return None
-    manifest = json.loads((out / "manifest.json").read_text("utf-8"))
-    _compare(out, manifest["settings"], settings)
+    manifest = parse_manifest(out, (out / "manifest.json").read_bytes())
+    if manifest["version"] == 1:
+        raise UserError(f"--out {out} holds a corpus of an earlier format, which can still be read; use another --out")
     return manifest
 
 
-def _compare(out: Path, old: dict, new: dict) -> None:
-    before = {name: old.get(name, ADDED_SETTINGS.get(name)) for name in new}
-    changes = [f"{name} was {before[name]!r} and is {new[name]!r}" for name in new if before[name] != new[name]]
-    if changes:
-        raise UserError(f"--out {out} holds a corpus of other settings: {'; '.join(changes)}; use another --out")
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[Path]:
-    partial = out / ".partial"
-    if out.is_dir() and not partial.exists() and any(out.iterdir()):
-        raise UserError(f"--out {out} holds files that are no corpus; use an empty or a new directory")
-    partial.mkdir(parents=True, exist_ok=True)
-    with open(partial / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"--out {out}: another prepare is writing there; wait or use another --out") from None
-        yield partial
-
-
-def _make(options: Prepare, settings: dict, parsed, units, partial: Path, console: Console) -> dict:
-    state = {"settings": settings, "plan": hashlib.sha256(json.dumps(units).encode()).hexdigest()}
-    _check_state(options.out, partial, state)
-    if not (partial / "tokenizer").exists():
-        _make_tokenizer(options, parsed, units, partial, state, console)
-    special = json.loads((partial / "special.json").read_text())
-    tokenizer = read_tokenizer(partial)
-    encoder = Encoder(tokenizer)
-    size = len(ours.vocabulary(tokenizer))
-    job = Job(tuple(parsed), size, planned(parsed, size, encoder.word_starts is not None), options.heldout)
-    folders = [partial / f"unit-{number:06}" for number in range(len(units))]
-    make_shards(options, units, folders, (job, partial), console)
-    console.print("joining the shards")
-    out = options.out
-    summary = write_part(partial / "part-000000", folders, job)
-    if not any(sizes["documents"] for sizes in summary["splits"].values()):
-        counts = summary["counts"].items()
-        seen = "; ".join(f"{seen['count']} {problem}, first {seen['first']}" for problem, seen in counts)
-        shutil.rmtree(partial)
-        raise UserError(f"--source {' '.join(options.source)}: no documents with text ({seen or 'nothing in them'})")
-    place = out / part_name(0)
-    shutil.rmtree(place, ignore_errors=True)  # of a run that was killed after this
-    place.parent.mkdir(exist_ok=True)
-    put(partial / "part-000000", place)
-    _copy(partial / "tokenizer", out / "tokenizer")
-    write_tables(out, job, encoder.word_starts)
-    described = [_describe(spec, index, units) for index, spec in enumerate(options.source)]
-    manifest = finish(out, [summary], job, special, sources=described, settings=settings)
-    write_json(out / "manifest.json", manifest)
-    shutil.rmtree(partial)
-    report(out, manifest, console)
+def _leave(out: Path, manifest: dict, console: Console) -> dict:
+    """There is nothing to do; what a kill after the manifest was written has left is removed."""
+    state = partial.read_state(out)
+    if state is None or state.base != manifest["fingerprint"]:
+        partial.remove(out)
+    console.print(f"{out} is already finished; nothing to do", markup=False, soft_wrap=True)
     return manifest
 
 
-def _describe(spec: str, index: int, units) -> dict:
-    parts = [part for unit in units for part in unit if part.source == index]
-    return {"source": spec, "files": len({part.path for part in parts}), "bytes": sum(part.size for part in parts)}
+def _processes(options: Prepare) -> int:
+    return options.processes or cores()
 
 
-def _check_state(out: Path, partial: Path, state: dict) -> None:
-    """UserError where an unfinished corpus was begun with other settings or other sources."""
-    if (partial / "state.json").exists():
-        old = json.loads((partial / "state.json").read_text())
-        _compare(out, old["settings"], state["settings"])
-        if old["plan"] != state["plan"]:
-            raise UserError(
-                f"--out {out} is unfinished and its sources have changed since it began; delete it or use another --out"
-            )
+def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Plan]:
+    sources, problems = sources_of(settings(options)), Problems()
+    units = table.plan(list(sources), problems, (str(options.out),))
+    problems.pop(OWN, None)  # of which there is more each time
+    return sources, plan.cut(units, options.part_size, len(before["parts"]) if before else 0, problems)
 
 
-def _make_tokenizer(options: Prepare, parsed, units, partial: Path, state: dict, console: Console) -> None:
-    """Train or load the tokenizer. What fails here binds no settings: the state is written after it."""
+def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:
+    """What the corpus is to be: as an earlier process or another one wrote it down, or as it is written down now."""
+    out, base = options.out, before and before["fingerprint"]
+    now = partial.State(settings(options), versions(), {}, "", "", base)
+    state = partial.read_state(out)
+    if state is None:
+        if options.finish:
+            raise UserError(f"--finish: {out} has no parts yet; run the command with --part I/N first")
+        partial.remove_parts(out, found.first)
+        with partial.workroom(out) as folder:
+            made = Path(folder) / "tokenizer"
+            special = _make_tokenizer(options, sources, found, made, before, runner_options, console)
+            state = partial.begin(out, now._replace(special=special), found, made)
+    partial.check(out, state, found, now)
+    return state
+
+
+def _make_tokenizer(options, sources, found, to: Path, before, runner_options, console: Console) -> dict[str, int]:
+    """Train, load or copy the tokenizer into a folder; returns role -> id. What fails here binds no settings."""
+    if before:
+        with cloud.local_folder(options.out / "tokenizer") as own:
+            shutil.copytree(own, to)
+        return before["special"]
     if options.tokenizer in ours.TRAINED:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
-            made = train(options, parsed, units)
+            chosen = training.chosen(options, found, sources)
+            if options.runner:
+                from data_pipelines.prepare import beam  # not everybody has it
+
+                texts = beam.read_all(chosen, sources, options.out, options.runner, runner_options)
+            else:
+                texts = training.read_all(chosen, sources, _processes(options))
+            made = training.train(options, texts)
     else:
         made = ours.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
-    shutil.rmtree(partial / "tokenizer.new", ignore_errors=True)
-    ours.save(made, partial / "tokenizer.new")
-    write_json(partial / "special.json", made.special)
-    write_json(partial / "state.json", state)
-    put(partial / "tokenizer.new", partial / "tokenizer")
+    ours.save(made, to)
+    return made.special
 
 
-def _copy(made: Path, place: Path) -> None:
-    if place.exists():
-        shutil.rmtree(place)
-    shutil.copytree(made, place)
-    sync(place)
+def _make(options: Prepare, work: Work, state, before, runner_options, console: Console) -> dict | None:
+    """Make the parts that are asked for and missing; and the manifest, unless there are other processes."""
+    i, n = share(options) or (0, 1)
+    wanted = [] if options.finish else [number for number in work.plan.numbers if number % n == i]
+    done = present(work.out, wanted)
+    missing = [number for number in wanted if number not in done]
+    for number in done:
+        shutil.rmtree(work.scratch / f"{number:06}", ignore_errors=True)
+    if options.runner and missing:
+        from data_pipelines.prepare import beam
+
+        console.print(f"{len(missing)} of {len(wanted)} parts are to be made")
+        beam.make_parts(work.out, missing, options.runner, runner_options)
+    elif missing:
+        _make_here(work, missing, len(done), _processes(options), console)
+    if options.part:
+        others = f"parts {', '.join(part_name(number) for number in wanted[:3])}{', ...' if len(wanted) > 3 else ''}"
+        console.print(f"{others if wanted else 'no parts'} of {len(work.plan.parts)}: done; --finish when all are")
+        return None
+    return ending.finish(work, state, before, console)
+
+
+def _make_here(work: Work, missing: list[int], done: int, processes: int, console: Console) -> None:
+    """Make parts on all cores, showing progress by bytes of source."""
+    there = list(units_present(work, missing))
+    if done or there:
+        units = sum(len(work.plan.units(number)) for number in missing)
+        console.print(f"continuing: {done} parts are there, and {len(there)} of {units} units of the others")
+    columns = TextColumn("tokenising"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=sum(map(work.plan.size, missing)))
+        make_parts(work, missing, processes, lambda size: progress.advance(task, size))

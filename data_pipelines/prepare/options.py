@@ -1,21 +1,35 @@
-"""What `prepare` is told."""
+"""What `prepare` is told, and which of it the corpus depends on."""
 
+import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from data_pipelines.command_line import Place
+from data_pipelines.errors import UserError
+from data_pipelines.formats.source import Source
+from data_pipelines.formats.table import parse
+
+LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
+MOST_SENTINELS = 10_000
+# How it is made, on which the corpus does not depend
+MEANS = ("out", "processes", "part", "finish", "append", "runner")
+# What --append takes from the command line; the rest is the corpus's own
+OF_SOURCES = ("source", "language", "documents", "field", "undecodable", "tfds_dir", "part_size")
+
 
 @dataclass(frozen=True)
 class Prepare:
-    """Split text into sentences, tokenise it and store it as a corpus. After a kill, the same command continues."""
+    """Tokenise text and store it as a corpus. After a kill, the same command continues."""
 
     source: Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
     """Repeatable. text:DIR_OR_PATTERN, jsonl:PATTERN, parquet:PATTERN, wikiextractor:DIR_OR_PATTERN (files may be .gz
     .zst .bz2 .xz), tfds:NAME:SPLIT, or builtin (documentation that comes with Python)."""
-    out: Path
-    """The corpus to make: a directory."""
+    out: Place
+    """The corpus to make: a directory, or gs://BUCKET/NAME."""
     tokenizer: str = "wordpiece"
     """wordpiece, sentencepiece-unigram, sentencepiece-bpe or wordlevel (whole words by frequency) to train one; or a
     vocab.txt, a tokenizer.json, a spiece.model or a Hugging Face folder to use."""
@@ -28,17 +42,99 @@ class Prepare:
     """Keep accents though case is not kept, or with XLNet's special tokens."""
     specials: Literal["xlnet", "albert"] | None = None
     """Whose special tokens a trained SentencePiece has, and where they go; xlnet unless told."""
-    language: str = "en"
-    """Of the text, for splitting sentences."""
+    language: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Of the text, for splitting sentences; en unless told. Repeatable: one for each --source, in their order."""
     documents: Literal["file", "blank-line"] = "file"
     """What is a document in a text source: each file, or what blank lines separate."""
-    field: str = "text"
-    """The field, column or feature with the text in jsonl, parquet and tfds sources."""
+    field: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """The field, column or feature with the text in jsonl, parquet and tfds sources; text unless told. Repeatable:
+    each is then a segment of its name."""
     undecodable: Literal["replace", "skip"] = "replace"
     """What to do with a document that is not UTF-8: replace the bad bytes by U+FFFD, or skip the document."""
     heldout: float = 0.01
     """Share of documents, chosen by hash, to keep for evaluation; raised up to 0.05 to reach 50,000 tokens. 0: none."""
-    processes: int | None = None
-    """How many to use; all cores by default. The result does not depend on it."""
     tfds_dir: str | None = None
     """Where TFDS data sets are, or are downloaded to."""
+    part_size: int = 1024
+    """MiB of text in each part of the corpus, about: 1024 are some 256 million tokens."""
+    processes: int | None = None
+    """How many to use; all cores by default. The result does not depend on it."""
+    part: str | None = None
+    """I/N, as in 3/64: make every N-th part from the I-th on (I from 0), for job arrays. --finish ends the work."""
+    finish: bool = False
+    """Write the manifest once all parts are there; says which are missing."""
+    append: bool = False
+    """Add parts with the text of --source to a finished corpus, with its own tokenizer and settings."""
+    runner: Literal["direct", "dataflow", "flink", "spark"] | None = None
+    """Make the parts with Apache Beam (`make setup-beam`); what follows -- goes to the runner."""
+
+
+def settings(options: Prepare) -> dict:
+    """What the result depends on, as JSON has it. UserError for what cannot be."""
+    if not options.source:
+        raise UserError("--source is missing; give at least one, such as text:DIR or builtin")
+    if not 0 <= options.heldout <= 0.5:
+        raise UserError(f"--heldout {options.heldout}: give a share from 0 to 0.5")
+    if not 1 <= options.vocab_size <= LARGEST_VOCABULARY:
+        raise UserError(f"--vocab-size {options.vocab_size}: use a number from 1 to {LARGEST_VOCABULARY}")
+    if options.processes is not None and options.processes < 1:
+        raise UserError(f"--processes {options.processes}: give at least 1, or leave it out for all cores")
+    if options.part_size < 1:
+        raise UserError(f"--part-size {options.part_size}: give a number of MiB, at least 1")
+    if options.specials and not options.tokenizer.startswith("sentencepiece-"):
+        raise UserError(
+            f"--specials {options.specials}: only sentencepiece-unigram and sentencepiece-bpe choose them; leave it out"
+        )
+    share(options)
+    said = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}
+    said |= {"language": languages(options), "field": options.field or ("text",)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+
+
+def share(options: Prepare) -> tuple[int, int] | None:
+    """(i, N) of --part i/N; None without it."""
+    chosen = [name for name in ("part", "finish", "runner") if getattr(options, name)]
+    if len(chosen) > 1:
+        raise UserError(f"--{chosen[0]} and --{chosen[1]} exclude each other; give one")
+    if options.part is None:
+        return None
+    found = re.fullmatch(r"(\d+)/(\d+)", options.part)
+    if not found or not int(found[1]) < int(found[2]):
+        raise UserError(f"--part {options.part}: give I/N with I from 0 to N - 1, as in 3/64")
+    return int(found[1]), int(found[2])
+
+
+def languages(options: Prepare) -> tuple[str, ...]:
+    """Of each source."""
+    given = options.language or ("en",)
+    if len(given) not in (1, len(options.source)):
+        raise UserError(
+            f"--language {' --language '.join(given)}: {len(given)} for {len(options.source)} sources; give one, or "
+            "one for each --source"
+        )
+    return given if len(given) > 1 else given * len(options.source)
+
+
+def sources_of(settings: dict) -> tuple[Source, ...]:
+    """The sources that settings name."""
+    choices = {name: settings[name] for name in ("documents", "undecodable", "tfds_dir")}
+    told = zip(settings["source"], settings["language"], strict=True)
+    return tuple(parse(spec, language, fields=tuple(settings["field"]), **choices) for spec, language in told)
+
+
+def inherit(options: Prepare, of_corpus: dict) -> Prepare:
+    """The options with which parts are added to a corpus: how its sources are read is told, the rest is its own.
+    UserError for an option that is told otherwise."""
+    default, own = Prepare((), Path()), {}
+    for field in dataclasses.fields(Prepare):
+        name = field.name
+        if name in MEANS or name in OF_SOURCES or name not in of_corpus:
+            continue
+        told, has = getattr(options, name), of_corpus[name]
+        has = tuple(has) if isinstance(has, list) else has
+        if told not in (has, getattr(default, name)):
+            raise UserError(
+                f"--{name.replace('_', '-')} {told}: the corpus has {has}, which --append cannot change; leave it out"
+            )
+        own[name] = has
+    return dataclasses.replace(options, **own)

@@ -1,51 +1,47 @@
-"""The tokenizer that `prepare` trains, and the text that it is trained on."""
+"""The tokenizer that `prepare` trains."""
 
-import itertools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 from data_pipelines import pieces, wordlevel
 from data_pipelines import tokenizers as ours
-from data_pipelines.formats.problems import Problems
-from data_pipelines.formats.table import read
+from data_pipelines.formats.source import Source
+from data_pipelines.prepare import sample
 from data_pipelines.prepare.options import Prepare
+from data_pipelines.prepare.plan import Plan
+from data_pipelines.prepare.pool import pool
+from data_pipelines.prepare.sample import Stretch
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
-SAMPLE_PLACES = 64
+COUNTED = 4_000_000_000  # characters whose words are counted where a vocabulary is of whole words
+AHEAD = 2  # stretches for each process that are read before they are asked for
 
 
-def train(options: Prepare, parsed, units) -> ours.Made:
+def chosen(options: Prepare, plan: Plan, sources: Sequence[Source]) -> list[Stretch]:
+    """The text that the tokenizer is trained on."""
+    return sample.stretches(plan, len(sources), COUNTED if options.tokenizer == "wordlevel" else SAMPLE)
+
+
+def read_all(stretches: Iterable[Stretch], sources: tuple[Source, ...], processes: int) -> Iterator[str]:
+    """The texts of the stretches in their order, read on all cores."""
+    with pool(processes) as workers:
+        waiting = deque()
+        for stretch in stretches:
+            waiting.append(workers.submit(sample.read, stretch, sources))
+            if len(waiting) > AHEAD * processes:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+
+
+def train(options: Prepare, texts: Iterable[str]) -> ours.Made:
     size, keep = options.vocab_size, (options.cased, options.keep_accents)
     if options.tokenizer == "wordlevel":
-        trained = wordlevel.train(_texts(parsed, units), size, *keep), {}
+        trained = wordlevel.train(texts, size, *keep), {}
     elif options.tokenizer == "wordpiece":
-        trained = ours.train(_sample(parsed, units), size, *keep), {}
+        trained = ours.train(list(texts), size, *keep), {}
     else:
         kind, flavour = options.tokenizer.removeprefix("sentencepiece-"), pieces.FLAVOURS[options.specials or "xlnet"]
-        trained = pieces.train(_sample(parsed, units), kind, size, flavour, *keep)
+        trained = pieces.train(texts, kind, size, flavour, *keep)
     tokenizer, config = trained
     return ours.Made(tokenizer, ours.special_ids(tokenizer, {}, options.out), config)
-
-
-def _texts(parsed, units) -> Iterator[str]:
-    """All of the corpus, piece by piece."""
-    for part in itertools.chain.from_iterable(units):
-        for document in read(parsed[part.source], part, Problems()):
-            yield from (segment.text for segment in document.segments)
-
-
-def _sample(parsed, units) -> list[str]:
-    """At most SAMPLE characters, from the beginnings of evenly spaced units."""
-    chosen = [units[index * len(units) // SAMPLE_PLACES] for index in range(SAMPLE_PLACES)]
-    chosen = units if len(units) <= SAMPLE_PLACES else chosen
-    texts = []
-    for unit in chosen:
-        left = SAMPLE // len(chosen)
-        for part in unit:
-            for text in _texts(parsed, [(part,)]):
-                texts.append(text[:left])
-                left -= len(texts[-1])
-                if not left:
-                    break
-            if not left:
-                break
-    return texts

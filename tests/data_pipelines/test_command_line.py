@@ -46,6 +46,7 @@ def test_every_option_arrives():
     given = ["--source", "text:a", "--source", "builtin", "--out", "c", "--tokenizer", "t", "--vocab-size", "5"]
     given += ["--cased", "--language", "no", "--documents", "blank-line", "--field", "f", "--undecodable", "skip"]
     given += ["--keep-accents", "--specials", "albert", "--heldout", "0.2", "--processes", "3", "--tfds-dir", "d"]
+    given += ["--part-size", "64", "--part", "1/2", "--finish", "--append", "--runner", "spark"]
     options = parse(Prepare, given, "prepare")
     assert options.source == ("text:a", "builtin")
     assert vars(options) | {"source": None, "out": str(options.out)} == {
@@ -56,13 +57,18 @@ def test_every_option_arrives():
         "cased": True,
         "keep_accents": True,
         "specials": "albert",
-        "language": "no",
+        "language": ("no",),
         "documents": "blank-line",
-        "field": "f",
+        "field": ("f",),
         "undecodable": "skip",
         "heldout": 0.2,
         "processes": 3,
         "tfds_dir": "d",
+        "part_size": 64,
+        "part": "1/2",
+        "finish": True,
+        "append": True,
+        "runner": "spark",
     }
 
 

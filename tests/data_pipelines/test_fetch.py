@@ -258,13 +258,6 @@ def test_statistics_are_shown_from_the_bucket(bucket, capsys):
     assert "tokens per document" in capsys.readouterr().out
 
 
-def test_prepare_writes_to_local_folders_only(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["prepare", "--source", "builtin", "--out", "gs://bucket/corpus"]) == 2
-    assert "--out gs://bucket/corpus: give a local path" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())
-
-
 def test_without_gcsfs_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr(cloud.importlib.util, "find_spec", lambda name: None)
     cloud._configure.cache_clear()

@@ -16,8 +16,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
 from data_pipelines.formats.problems import PLAIN_SPACES, REPLACED, SKIPPED
-from data_pipelines.prepare import command as module
-from data_pipelines.prepare import pool
+from data_pipelines.prepare import parts as making
 from data_pipelines.store import heldout, parts
 from tests.data_pipelines.prepared import content, documents, run, splits
 
@@ -25,7 +24,8 @@ from tests.data_pipelines.prepared import content, documents, run, splits
 PROGRAM = """
 import os, sys
 from data_pipelines import tokenizers
-from data_pipelines.prepare import command, pool
+from data_pipelines.prepare import ending, partial
+from data_pipelines.prepare import parts as making
 from data_pipelines.store import finish, parts, units
 from data_pipelines.formats import source
 from data_pipelines.__main__ import main
@@ -79,16 +79,19 @@ def uninterrupted(text, tmp_path_factory):
 
 KILLS = [
     ("tokenizers.save", 1),
-    ("pool.write_unit", 1),
-    ("pool.write_unit", 7),
+    ("partial.put_new", 1),  # before the plan is there
+    ("partial.put_new", 2),  # before the state is
+    ("making.write_unit", 1),
+    ("making.write_unit", 7),
     ("parts.read_unit", 9),  # while counting held-out documents
     ("parts.read_unit", 20),  # while joining
     ("parts.describe_files", 1),
     ("parts.put", 1),
-    ("command.put", 2),
-    ("command.write_tables", 1),
+    ("partial.put", 2),  # the part's place
+    ("partial.put", 3),  # the tokenizer's
+    ("ending.write_tables", 1),
     ("finish.fingerprint", 1),
-    ("command.write_json", 3),  # everything is in place but the manifest
+    ("ending.write_json", 1),  # everything is in place but the manifest
 ]
 
 
@@ -99,11 +102,11 @@ def test_killed_anywhere_and_run_again_the_bytes_are_the_same(tmp_path, text, un
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (out / "manifest.json").exists()
-    done = {path: path.stat().st_mtime_ns for path in (out / ".partial").glob("unit-??????")}
+    units, joined = len(list(out.glob(".partial/units/*/unit-??????"))), (out / "parts" / "000000").exists()
     process = start(command(text, out))
     printed, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert (f"continuing: {len(done)} of" in printed) == bool(done)
+    assert (f"continuing: 0 parts are there, and {units} of" in printed) == (units > 0 and not joined)
     assert content(out) == uninterrupted
     assert not (out / ".partial").exists()
 
@@ -111,14 +114,14 @@ def test_killed_anywhere_and_run_again_the_bytes_are_the_same(tmp_path, text, un
 def test_units_that_a_power_cut_shortened_are_made_again(tmp_path, text, uninterrupted):
     out = tmp_path / "out"
     start(command(text, out), "parts.read_unit", 1).communicate()
-    units = sorted(out.glob(".partial/unit-??????"))
+    units = sorted(out.glob(".partial/units/*/unit-??????"))
     for unit, name in zip(units, ("tokens.bin", "documents.bin", "sentences.bin", "summary.json"), strict=False):
         file = unit / name
         file.write_bytes(file.read_bytes()[: -1 - file.stat().st_size // 2])
     process = start(command(text, out))
     printed, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert f"continuing: {len(units) - 4} of {len(units)}" in printed
+    assert f"and {len(units) - 4} of {len(units)} units" in printed
     assert content(out) == uninterrupted
 
 
@@ -126,7 +129,7 @@ def test_two_processes_killed_twice_give_the_same_bytes_and_leave_no_process(tmp
     out = tmp_path / "out"
     for wanted in (2, 5):
         process = start(command(text, out, processes=2))
-        while process.poll() is None and len(list(out.glob(".partial/unit-??????"))) < wanted:
+        while process.poll() is None and len(list(out.glob(".partial/units/*/unit-??????"))) < wanted:
             time.sleep(0.002)
         process.kill()
         process.communicate()  # the pipes close when the workers have ended too
@@ -144,8 +147,8 @@ def test_a_finished_corpus_is_left_alone_and_other_settings_are_an_error(tmp_pat
     _, printed = run(tmp_path / "out", f"text:{tmp_path}/a.txt")
     assert "already finished" in printed
     assert content(tmp_path / "out") == before
-    with pytest.raises(UserError, match="language was 'en' and is 'de'; undecodable was 'replace' and is 'skip'"):
-        run(tmp_path / "out", f"text:{tmp_path}/a.txt", language="de", undecodable="skip")
+    with pytest.raises(UserError, match=r"language was \['en'\] and is \['de'\]; undecodable was 'replace'"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt", language=("de",), undecodable="skip")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_a_number_out_of_range_is_refused_by_name_before_anything_is_made(option
 
 def test_an_unfinished_corpus_of_other_settings_or_changed_sources_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("Some text.")
-    monkeypatch.setattr(module, "write_part", None)
+    monkeypatch.setattr(making, "write_part", None)
     with pytest.raises(TypeError):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt")
     with pytest.raises(UserError, match="heldout was 0.0 and is 0.5"):
@@ -300,7 +303,7 @@ def test_the_language_splits_sentences(tmp_path):
     (tmp_path / "a.text").write_text("Am 3. Mai kam er. Ja.")
     found = []
     for language in ("de", "en"):
-        run(tmp_path / language, f"text:{tmp_path}/a.text", language=language)
+        run(tmp_path / language, f"text:{tmp_path}/a.text", language=(language,))
         found.append(documents(tmp_path / language))
     assert found == [[["Am 3 . Mai kam er .", "Ja ."]], [["Am 3 .", "Mai kam er .", "Ja ."]]]
 
@@ -315,9 +318,9 @@ def test_the_vocabulary_size_is_kept_to(tmp_path):
 @pytest.mark.parametrize(("given", "used"), [(1, 1), (2, 2), (None, len(os.sched_getaffinity(0)))])
 def test_as_many_processes_run_as_asked_for(tmp_path, text, monkeypatch, given, used):
     seen = []
-    one = pool._run
+    pool = making.pool
     monkeypatch.setattr(source, "SHARD", 10_000)
-    monkeypatch.setattr(pool, "_run", lambda *work: seen.append(work[-1]) or one(*work[:-1], 1))
+    monkeypatch.setattr(making, "pool", lambda processes: seen.append(processes) or pool(1))
     run(tmp_path / "out", f"text:{text}", processes=given)
     assert seen == [used]
 

@@ -51,7 +51,7 @@ def test_blank_lines_separate_documents(tmp_path, suffix):
 def test_a_json_line_is_a_document(tmp_path, suffix):
     lines = [json.dumps({"body": text}) for text in ("First text. Two sentences.", "Another text.")]
     (tmp_path / f"a.jsonl{suffix}").write_bytes(COMPRESS[suffix]("\n\n".join(lines).encode()))
-    run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl*", field="body")
+    run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl*", field=("body",))
     assert documents(tmp_path / "out") == TWO
 
 
@@ -60,7 +60,7 @@ def test_a_parquet_row_is_a_document(tmp_path, kind):
     column = pyarrow.array(["First text. Two sentences.", "Another text.", None], kind)
     table = pyarrow.table({"id": [1, 2, 3], "body": column})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=1)
-    manifest, _ = run(tmp_path / "out", f"parquet:{tmp_path}/*.parquet", field="body")
+    manifest, _ = run(tmp_path / "out", f"parquet:{tmp_path}/*.parquet", field=("body",))
     assert documents(tmp_path / "out") == TWO
     assert manifest["counts"]["empty documents"]["count"] == 1
 
@@ -80,7 +80,7 @@ def test_wikiextractor_text_is_unescaped(tmp_path):
 
 def test_a_tfds_example_is_a_document(tmp_path):
     TinyTexts(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
-    options = {"tfds_dir": str(tmp_path / "tfds"), "field": "body"}
+    options = {"tfds_dir": str(tmp_path / "tfds"), "field": ("body",)}
     run(tmp_path / "out", "tfds:tiny_texts:train", **options)
     assert sorted(documents(tmp_path / "out")) == [[text.replace(".", " .")] for text in TEXTS]
     with pytest.raises(UserError, match="--field text: tiny_texts:train has no such feature; it has body, label"):

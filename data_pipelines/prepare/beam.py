@@ -1,0 +1,96 @@
+"""The same work by Apache Beam (`make setup-beam`): pipelines that any runner takes.
+
+Workers reach the corpus and its sources by their paths, and read the rest from what `partial.py` has written down.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_pipelines import cloud
+from data_pipelines.errors import UserError
+from data_pipelines.formats.source import Source
+from data_pipelines.prepare import partial, sample, versions
+from data_pipelines.prepare.faults import AGAIN
+from data_pipelines.prepare.options import sources_of
+from data_pipelines.prepare.parts import Work, make_part, open_work, present
+from data_pipelines.prepare.sample import Stretch
+
+try:
+    import apache_beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+except ImportError as error:
+    raise UserError("--runner needs Apache Beam: make setup-beam, then use the Python in .venv-beam") from error
+
+RUNNERS = {
+    "direct": "apache_beam.runners.portability.fn_api_runner.FnApiRunner",  # in this process, without a download
+    "dataflow": "DataflowRunner",
+    "flink": "FlinkRunner",
+    "spark": "SparkRunner",
+}
+
+
+def make_parts(out: Path, numbers: Sequence[int], runner: str, runner_options: Sequence[str]) -> None:
+    """Make parts of the corpus that is begun at `out`. UserError where the pipeline fails."""
+    make = functools.partial(_make, str(out))
+    _run(runner, runner_options, lambda begin: begin | _each(numbers) | apache_beam.Map(make))
+
+
+def read_all(
+    stretches: Sequence[Stretch], sources: tuple[Source, ...], out: Path, runner: str, runner_options: Sequence[str]
+) -> list[str]:
+    """The texts of the stretches in their order, by way of a file beside the corpus."""
+    name = hashlib.sha256(json.dumps(stretches).encode()).hexdigest()[:16]
+    place = out / partial.FOLDER / f"sample-{name}.json"
+    if not cloud.is_file(place):
+        read = functools.partial(_read, sources)
+        write = functools.partial(_write, str(place))
+        numbered = list(enumerate(stretches))
+        collect = apache_beam.CombineGlobally(apache_beam.combiners.ToListCombineFn())
+        chain = lambda begin: begin | _each(numbered) | apache_beam.Map(read) | collect | apache_beam.Map(write)
+        _run(runner, runner_options, chain)
+    return json.loads(place.read_bytes())
+
+
+def _each(elements: Sequence):
+    """The elements, wherever there is a worker."""
+    return "elements" >> (apache_beam.Create(list(elements)) | apache_beam.Reshuffle())
+
+
+def _run(runner: str, runner_options: Sequence[str], build) -> None:
+    options = PipelineOptions([f"--runner={RUNNERS[runner]}", *runner_options])
+    try:
+        with apache_beam.Pipeline(options=options) as pipeline:
+            build(pipeline)
+    except Exception as error:  # runners wrap what their workers raise, each in its way
+        said = [line for line in str(error).splitlines() if line.strip()]
+        raise UserError(f"--runner {runner}: {said[-1] if said else type(error).__name__}; {AGAIN}") from error
+
+
+def _make(out: str, number: int) -> int:
+    """In a worker: make a part, unless it is there already."""
+    work = _open(out)
+    if not present(work.out, [number]):
+        with partial.workroom(work.out) as scratch:
+            make_part(work._replace(scratch=Path(scratch)), number)
+    return number
+
+
+@functools.lru_cache(maxsize=1)
+def _open(out: str) -> Work:
+    place = cloud.place(out)
+    state = partial.read_state(place)
+    if said := versions.differences(state.versions, versions.versions()):
+        raise UserError(f"on a worker {'; '.join(said)}: give workers the versions of constraints-beam.txt")
+    return open_work(place, state, partial.read_plan(place, state), sources_of(state.settings))
+
+
+def _read(sources: tuple[Source, ...], stretch: tuple[int, Stretch]) -> tuple[int, list[str]]:
+    return stretch[0], sample.read(stretch[1], sources)
+
+
+def _write(place: str, found: list[tuple[int, list[str]]]) -> None:
+    texts = [text for _, texts in sorted(found) for text in texts]
+    partial.write_new(cloud.place(place), json.dumps(texts).encode())

@@ -1,0 +1,95 @@
+"""All parts are there: the manifest, which is written last."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+
+from data_pipelines import cloud
+from data_pipelines.errors import UserError
+from data_pipelines.formats.problems import Problems
+from data_pipelines.prepare import partial
+from data_pipelines.prepare.parts import Work, present, read_encoder
+from data_pipelines.prepare.report import report
+from data_pipelines.store.files import write_json
+from data_pipelines.store.finish import finish as describe
+from data_pipelines.store.finish import write_tables
+from data_pipelines.store.parts import part_name
+
+
+def finish(work: Work, state: partial.State, before: dict | None, console: Console) -> dict:
+    """Write the manifest of a corpus whose parts are there. UserError where some are missing, or without text."""
+    out = work.out
+    there = present(out, work.plan.numbers)
+    missing = [number for number in work.plan.numbers if number not in there]
+    if missing:
+        raise UserError(
+            f"--finish: {len(missing)} of {len(work.plan.parts)} parts are missing ({runs(missing)}); make them with "
+            "--part I/N, then --finish again"
+        )
+    summaries = [_summary(out, number) for number in work.plan.numbers]
+    _check_text(work, state, summaries)
+    with partial.workroom(out) as folder:
+        made = Path(folder)
+        shutil.copytree(work.tokenizer.parent, made / "tokenizer")
+        write_tables(made, work.job, read_encoder(work.tokenizer).word_starts)
+        manifest = describe(made, summaries, work.job, state.special, before, **_described(work, state, before))
+        for stage in manifest["stages"]:
+            manifest["counts"].merge(stage["left_out"])
+        if before is None:
+            for name in ("tokenizer", "tables"):
+                partial.put_folder(made / name, out / name)
+        if cloud.in_cloud(out):
+            write_json(made / "manifest.json", manifest)
+            cloud.upload_file(made / "manifest.json", out / "manifest.json")
+        else:
+            write_json(out / "manifest.json", manifest)
+    partial.remove(out)
+    shutil.rmtree(work.scratch, ignore_errors=True)
+    report(out, manifest, before, console)
+    return manifest
+
+
+def _summary(out: Path, number: int) -> dict:
+    return json.loads((out / part_name(number) / "summary.json").read_text("utf-8"))
+
+
+def _check_text(work: Work, state: partial.State, summaries: list[dict]) -> None:
+    if any(sizes["documents"] for summary in summaries for sizes in summary["splits"].values()):
+        return
+    problems = Problems()
+    for summary in summaries:
+        problems.merge(summary["counts"])
+    said = "; ".join(f"{seen['count']} {problem}, first {seen['first']}" for problem, seen in problems.items())
+    partial.remove(work.out)
+    partial.remove_parts(work.out, work.plan.first)
+    raise UserError(f"--source {' '.join(state.settings['source'])}: no documents with text ({said or 'no text'})")
+
+
+def _described(work: Work, state: partial.State, before: dict | None) -> dict:
+    """What a manifest says of where its text came from and how; stages: of each time that parts were added."""
+    files: dict[int, dict[str, int]] = {index: {} for index in range(len(work.job.sources))}
+    for piece in work.plan.ranges():
+        files[piece.source][piece.path] = files[piece.source].get(piece.path, 0) + piece.size
+    sources = [
+        {"source": spec, "files": len(files[index]), "bytes": sum(files[index].values())}
+        for index, spec in enumerate(state.settings["source"])
+    ]
+    stage = {"parts": len(work.plan.parts), "plan": work.plan.hash, "left_out": work.plan.problems}
+    stage |= {"settings": state.settings, "versions": state.versions}
+    return {
+        "sources": [*(before["sources"] if before else []), *sources],
+        "settings": before["settings"] if before else state.settings,
+        "stages": [*(before["stages"] if before else []), stage],
+    }
+
+
+def runs(numbers: list[int]) -> str:
+    """'0, 3-5'"""
+    said = []
+    for _, run in itertools.groupby(enumerate(numbers), lambda item: item[1] - item[0]):
+        run = [number for _, number in run]
+        said.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(said)

@@ -1,0 +1,176 @@
+"""What an unfinished corpus knows of itself, so that other processes and later ones go on with it.
+
+    OUT/.partial/state.json           written once, by whoever is first: it binds the settings, and names
+    OUT/.partial/plan-HASH.json       the plan, and
+    OUT/.partial/tokenizer-HASH/      the tokenizer
+    OUT/.partial/units/               units of work on their way into a part
+    OUT/parts/000000/                 the parts that are done
+    OUT/manifest.json                 written last: its presence says that the corpus is finished
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import EEXIST, ENOLCK, ENOSYS, ENOTEMPTY, EOPNOTSUPP
+from pathlib import Path
+from typing import NamedTuple
+
+from data_pipelines import cloud
+from data_pipelines.durable import put, put_new, sync
+from data_pipelines.errors import UserError
+from data_pipelines.prepare import plan as plans
+from data_pipelines.prepare import versions
+from data_pipelines.prepare.options import Prepare, settings
+from data_pipelines.prepare.plan import Plan
+
+FOLDER = ".partial"
+SUMMARY = "summary.json"  # its presence says that a part is there
+NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # some network file systems
+
+
+class State(NamedTuple):
+    """settings: of the options.   versions: of the libraries.   special: role -> id.   plan, tokenizer: names of what
+    lies beside.   base: the fingerprint of the corpus that parts are added to, or None."""
+
+    settings: dict
+    versions: dict
+    special: dict
+    plan: str
+    tokenizer: str
+    base: str | None = None
+
+
+def read_state(out: Path) -> State | None:
+    try:
+        return State(**json.loads((out / FOLDER / "state.json").read_text("utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def read_plan(out: Path, state: State) -> Plan:
+    return plans.of_json((out / FOLDER / state.plan).read_bytes())
+
+
+def begin(out: Path, state: State, plan: Plan, tokenizer: Path) -> State:
+    """Write down what the corpus is to be, unless another process was faster: returns what is then written.
+
+    tokenizer: the folder with its files. Names come from the content, so that what two processes write alike is one.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(tokenizer.iterdir()):
+        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    state = state._replace(plan=f"plan-{plan.hash[:16]}.json", tokenizer=f"tokenizer-{digest.hexdigest()[:16]}")
+    folder = out / FOLDER
+    put_folder(tokenizer, folder / state.tokenizer)
+    write_new(folder / state.plan, plan.to_json())
+    write_new(folder / "state.json", json.dumps(state._asdict()).encode())
+    return read_state(out)
+
+
+def write_new(place: Path, content: bytes) -> None:
+    """Write a file as a whole, unless there is one."""
+    if cloud.in_cloud(place):
+        with suppress(FileExistsError):
+            cloud.filesystem().pipe_file(str(place), content, mode="create")
+        return
+    temporary = place.with_name(f".{place.name}.{ours()}")
+    temporary.write_bytes(content)
+    put_new(temporary, place)
+
+
+def put_folder(made: Path, place: Path) -> None:
+    """Give a local folder its place, unless that is taken by one of the same content; in a bucket its summary last."""
+    if cloud.in_cloud(place):
+        for file in sorted(made.rglob("*"), key=lambda file: (file.name == SUMMARY, file)):
+            if file.is_file():
+                cloud.upload_file(file, place / file.relative_to(made).as_posix())
+        return
+    try:
+        put(made, place)
+    except OSError as error:
+        if error.errno not in (EEXIST, ENOTEMPTY):
+            raise
+        shutil.rmtree(made)
+
+
+def workroom(out: Path) -> tempfile.TemporaryDirectory:
+    """A folder that lasts as long as the context, from which things are moved to their places in OUT: on its disk."""
+    return tempfile.TemporaryDirectory(prefix="work-", dir=None if cloud.in_cloud(out) else out / FOLDER)
+
+
+def ours() -> str:
+    """A name that no other process has."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def check(out: Path, state: State, plan: Plan, now: State) -> None:
+    """UserError where an unfinished corpus was begun with other settings, libraries or sources than there are now."""
+    begun = f"--out {out} is unfinished"
+    anew = f"or delete {out if state.base is None else out / FOLDER} to begin anew"
+    if said := changes(state.settings, now.settings):
+        raise UserError(f"{begun}, and was begun with other settings: {said}; give those, {anew}")
+    if state.base != now.base:
+        raise UserError(f"{begun}: {'' if state.base else 'no '}--append began it; run that command to its end, {anew}")
+    if said := versions.differences(state.versions, now.versions):
+        raise UserError(f"{begun}, and since it began {'; '.join(said)}: {versions.cure(state.versions)}, {anew}")
+    before = read_plan(out, state)
+    if (before.hash, before.first) != (plan.hash, plan.first):
+        said = plans.changed(before.files(), plan.files()) or "they are cut otherwise"
+        raise UserError(f"{begun}, and its sources have changed since it began ({said}): restore them, {anew}")
+
+
+def changes(old: dict, new: dict) -> str:
+    """The settings that differ; one that is newer than the corpus was what it is unless told."""
+    old = settings(Prepare(("builtin",), Path())) | old
+    return "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in new if old[name] != new[name])
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """While the context lasts no other process of this kind writes there; where nothing can be locked, on trust."""
+    with open(out / FOLDER / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--out {out}: another prepare is writing there; wait or use another --out") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        yield
+
+
+def open_folder(out: Path) -> None:
+    """Make OUT/.partial. UserError where OUT holds what no prepare has written."""
+    folder = out / FOLDER
+    if cloud.in_cloud(out):
+        others = [path.name for path in cloud.entries(out)]
+    else:
+        others = [path.name for path in out.iterdir()] if out.is_dir() else []
+    if others and not {FOLDER, "manifest.json"} & {*others}:
+        raise UserError(f"--out {out} holds files that are no corpus; use an empty or a new directory")
+    if not cloud.in_cloud(out):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def remove_parts(out: Path, first: int) -> None:
+    """Remove parts from a number on: of work that was given up."""
+    for path in cloud.entries(out / "parts"):
+        if path.name.isdecimal() and int(path.name) >= first:
+            cloud.remove_folder(path)
+    if not first:
+        cloud.remove_folder(out / "parts")
+
+
+def remove(out: Path) -> None:
+    """Remove OUT/.partial: its state first, so that what is left binds nothing."""
+    if not cloud.in_cloud(out):
+        (out / FOLDER / "state.json").unlink(missing_ok=True)
+        if (out / FOLDER).exists():
+            sync(out / FOLDER)
+    cloud.remove_folder(out / FOLDER)

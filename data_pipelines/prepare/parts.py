@@ -1,0 +1,140 @@
+"""Parts of a corpus from their text: on all cores of this machine, or one as a function of (plan, number)."""
+
+import functools
+import hashlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+
+from data_pipelines import cloud
+from data_pipelines.formats.source import Source
+from data_pipelines.prepare.partial import FOLDER, State, put_folder
+from data_pipelines.prepare.plan import Plan, size
+from data_pipelines.prepare.pool import pool
+from data_pipelines.store.batches import write_unit
+from data_pipelines.store.job import Job, planned
+from data_pipelines.store.parts import part_name, write_part
+from data_pipelines.store.units import is_whole
+from data_pipelines.text.encoding import Encoder
+from data_pipelines.tokenizers import vocabulary
+
+AHEAD = 2  # tasks for each process: what is waiting for a part to be written takes room on the disk
+
+
+class Work(NamedTuple):
+    """All that a process needs to make parts; it travels.   tokenizer: its file.   scratch: a local folder."""
+
+    job: Job
+    plan: Plan
+    tokenizer: Path
+    out: Path
+    scratch: Path
+
+
+class _Task(NamedTuple):
+    """To make a unit of a part, or (unit None) the part of its units."""
+
+    number: int
+    unit: int | None
+
+
+def open_work(out: Path, state: State, plan: Plan, sources: tuple[Source, ...]) -> Work:
+    """From what is written down; where that is in a bucket, the tokenizer is copied to a folder of this machine."""
+    tokenizer, scratch = out / FOLDER / state.tokenizer, out / FOLDER / "units"
+    if cloud.in_cloud(out):
+        name = hashlib.sha256(f"{out} {state.plan} {state.tokenizer}".encode()).hexdigest()[:16]
+        scratch = Path(tempfile.gettempdir()) / f"prepare-{os.getuid()}-{name}"
+        cloud.download(tokenizer, scratch / "tokenizer")
+        tokenizer = scratch / "tokenizer"
+    file = tokenizer / "tokenizer.json"
+    size = len(vocabulary(tokenizers.Tokenizer.from_file(str(file))))
+    fields = planned(sources, size, read_encoder(file).word_starts is not None)
+    job = Job(sources, size, fields, heldout=state.settings["heldout"], parts=len(plan.parts))
+    return Work(job, plan, file, out, scratch)
+
+
+def present(out: Path, numbers: Iterable[int]) -> set[int]:
+    """Which of the parts are done."""
+    if cloud.in_cloud(out):
+        found = {Path(name).parent.name for name in cloud.filesystem().glob(f"{out}/parts/*/summary.json")}
+    else:
+        found = {path.parent.name for path in out.glob("parts/*/summary.json")}
+    return {number for number in numbers if Path(part_name(number)).name in found}
+
+
+def unit_folders(work: Work, number: int) -> list[Path]:
+    folder = work.scratch / f"{number:06}"
+    return [folder / f"unit-{index:06}" for index in range(len(work.plan.units(number)))]
+
+
+def make_parts(work: Work, numbers: list[int], processes: int, advance: Callable[[int], None]) -> None:
+    """Make parts from all cores: the units of one after the other, and each part as soon as its units are there, so
+    that the disk never holds the units of more than about two. advance is told bytes of text that are done."""
+    tasks = (_Task(number, unit) for number in numbers for unit in range(len(work.plan.units(number))))
+    left = {number: len(work.plan.units(number)) for number in numbers}
+    running: dict[Future, _Task] = {}
+    with pool(min(processes, sum(left.values()))) as workers:
+        for _ in itertools.count():
+            for task in itertools.islice(tasks, max(AHEAD * processes - len(running), 0)):
+                running[_submit(workers, work, task)] = task
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                task = running.pop(future)
+                future.result()
+                if task.unit is None:
+                    continue
+                advance(size(work.plan.units(task.number)[task.unit]))
+                left[task.number] -= 1
+                if not left[task.number]:
+                    whole = _Task(task.number, None)
+                    running[_submit(workers, work, whole)] = whole
+
+
+def _submit(workers, work: Work, task: _Task) -> Future:
+    folders = unit_folders(work, task.number)
+    if task.unit is None:
+        return workers.submit(_join, task.number, folders, work.job, work.out)
+    unit = work.plan.units(task.number)[task.unit]
+    return workers.submit(_unit, folders[task.unit], unit, work.job, work.tokenizer)
+
+
+def _unit(folder: Path, unit, job: Job, tokenizer: Path) -> None:
+    write_unit(folder, unit, job, read_encoder(tokenizer))
+
+
+@functools.lru_cache(maxsize=1)
+def read_encoder(tokenizer: Path) -> Encoder:
+    return Encoder(tokenizers.Tokenizer.from_file(str(tokenizer)))
+
+
+def _join(number: int, folders: list[Path], job: Job, out: Path) -> None:
+    """Units to the part, in its place; then they are removed."""
+    made = folders[0].parent / "part"
+    write_part(made, folders, job)
+    (out / "parts").mkdir(parents=True, exist_ok=True)
+    put_folder(made, out / part_name(number))
+    shutil.rmtree(folders[0].parent)
+
+
+def make_part(work: Work, number: int) -> None:
+    """Make one part in this process."""
+    folders = unit_folders(work, number)
+    for folder, unit in zip(folders, work.plan.units(number), strict=True):
+        _unit(folder, unit, work.job, work.tokenizer)
+    _join(number, folders, work.job, work.out)
+
+
+def units_present(work: Work, numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """(part, unit) of those that an earlier run has left."""
+    for number in numbers:
+        for index, folder in enumerate(unit_folders(work, number)):
+            if is_whole(folder):
+                yield number, index

@@ -1,0 +1,71 @@
+"""Apache Beam makes the bytes that `prepare` makes alone. Skipped where neither this Python nor .venv-beam has it."""
+
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.data_pipelines.prepare.small import PROGRAM, arguments
+from tests.data_pipelines.prepared import content
+
+ROOT = Path(__file__).parents[3]
+BESIDE = ROOT / ".venv-beam" / "bin" / "python"
+PYTHON = sys.executable if importlib.util.find_spec("apache_beam") else str(BESIDE)
+pytestmark = pytest.mark.skipif(not Path(PYTHON).exists(), reason="Apache Beam is not installed: make setup-beam")
+
+
+def start(python, text, out, *more):
+    command = [python, "-c", PROGRAM, *arguments(text, out), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def run(*given):
+    process = start(*given)
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return printed
+
+
+@pytest.mark.parametrize("tokenizer", ["wordpiece", "wordlevel"])
+def test_a_pipeline_in_this_process_makes_the_same_bytes(text, tmp_path, tokenizer):
+    alone, by_beam = tmp_path / "alone", tmp_path / "beam"
+    choice = f"--tokenizer={tokenizer}",
+    run(sys.executable, text, alone, *choice)
+    run(PYTHON, text, by_beam, *choice, "--runner=direct")
+    assert content(by_beam) == content(alone)
+
+
+def test_a_pipeline_with_worker_processes_that_is_killed_goes_on(text, tmp_path):
+    alone, by_beam = tmp_path / "alone", tmp_path / "beam"
+    run(sys.executable, text, alone)
+    options = "--runner=direct", "--", "--direct_num_workers=2", "--direct_running_mode=multi_processing"
+    killed = start(PYTHON, text, by_beam, *options)
+    while killed.poll() is None and len(list(by_beam.glob("parts/*/summary.json"))) < 2:
+        time.sleep(0.01)
+    killed.kill()
+    killed.communicate()
+    made = {path: path.stat().st_mtime_ns for path in by_beam.glob("parts/*/summary.json")}
+    run(PYTHON, text, by_beam, *options)
+    assert content(by_beam) == content(alone)
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def test_what_a_worker_cannot_do_is_one_line(text, tmp_path):
+    run(PYTHON, text, tmp_path / "out", "--part=0/6")
+    (tmp_path / "out" / "parts" / "000001").write_text("in the way")
+    process = start(PYTHON, text, tmp_path / "out", "--runner=direct")
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert "error: --runner direct: " in errors and "the same command goes on" in errors
+
+
+def test_without_beam_the_error_names_its_set_up(text, tmp_path):
+    if importlib.util.find_spec("apache_beam"):
+        pytest.skip("this Python has Apache Beam")
+    process = start(sys.executable, text, tmp_path / "out", "--runner=direct")
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert errors.startswith("error: --runner needs Apache Beam: make setup-beam")

@@ -1,0 +1,117 @@
+"""What an unfinished corpus was begun with is what it goes on with, or an error says what has changed and the cure."""
+
+import errno
+import fcntl
+import os
+import signal
+
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.prepare import command, parts, pool, versions
+from tests.data_pipelines.prepare.small import append
+from tests.data_pipelines.prepared import documents, run
+
+
+@pytest.fixture
+def unfinished(tmp_path, monkeypatch):
+    """A corpus whose making was interrupted, of the text in a.txt."""
+    (tmp_path / "a.txt").write_text("Some text.")
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "write_part", None)
+        with pytest.raises(TypeError):
+            run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    return tmp_path / "out"
+
+
+def again(out):
+    return run(out, f"text:{out.parent}/a.txt")
+
+
+def test_an_edit_of_the_same_size_is_noticed(unfinished):
+    (unfinished.parent / "a.txt").write_text("Same size!")
+    with pytest.raises(UserError, match=r"sources have changed since it began \(\S+a.txt has changed\): restore"):
+        again(unfinished)
+
+
+@pytest.mark.parametrize("library", ["tokenizers", "sentencex", "sentencepiece"])
+def test_another_version_of_a_library_is_named_with_the_one_to_install(unfinished, monkeypatch, library):
+    here = versions.versions()
+    monkeypatch.setattr(command, "versions", lambda: here | {library: "99.1"})
+    with pytest.raises(UserError) as raised:
+        again(unfinished)
+    assert f"{library} was {here[library]} and is 99.1: pip install " in str(raised.value)
+    assert f"{library}=={here[library]}" in str(raised.value)
+    monkeypatch.undo()
+    again(unfinished)
+    assert documents(unfinished) == [["Some text ."]]
+
+
+def test_a_file_name_that_is_not_utf_8_reaches_the_report(tmp_path, capsysbinary):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "good.txt").write_text("Good.")
+    with open(os.fsencode(folder) + b"/b\xffd.txt", "wb") as file:
+        file.write(b"Bad \xff bytes.")
+    manifest, printed = run(tmp_path / "out", f"text:{folder}")
+    assert "1 documents with undecodable bytes replaced; the first: " in printed
+    assert "b\\xffd.txt" in printed
+    (problem,) = Corpus(tmp_path / "out").manifest["counts"].values()
+    assert problem == {"count": 1, "first": f"{folder}/b\\xffd.txt"}
+
+
+def test_a_file_system_that_cannot_lock_is_no_obstacle(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "a.txt").write_text("Some text.")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for number in (errno.ENOLCK, errno.EOPNOTSUPP):
+        run(tmp_path / f"{number}", f"text:{tmp_path}/a.txt")
+    number = errno.EIO
+    with pytest.raises(UserError, match="may pass"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+
+
+def test_a_fault_that_may_pass_is_no_loss(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("Some text.")
+    real = parts.write_unit
+
+    def failing(*given):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), f"{tmp_path}/a.txt")
+
+    monkeypatch.setattr(parts, "write_unit", failing)
+    with pytest.raises(UserError, match=r"a.txt: reading or writing failed .*may pass; the same command goes on"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    monkeypatch.setattr(parts, "write_unit", real)
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    assert documents(tmp_path / "out") == [["Some text ."]]
+
+
+def _die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_said_with_its_likely_reason():
+    said = "--processes 2: a worker process was killed, as .* memory runs out; use fewer"
+    with pytest.raises(UserError, match=said), pool.pool(2) as workers:
+        workers.submit(_die).result()
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_vocabulary_of_nothing_is_refused_before_the_sources_are_looked_at(tmp_path, size):
+    with pytest.raises(UserError, match=f"--vocab-size {size}: use a number from 1"):
+        run(tmp_path / "out", f"text:{tmp_path}/nothing", tokenizer="wordpiece", vocab_size=size)
+
+
+def test_a_corpus_inside_its_own_source_is_no_part_of_it(tmp_path):
+    (tmp_path / "a.txt").write_text("Some text.")
+    out = tmp_path / "out"
+    vocabulary = tmp_path.parent / "vocab.txt"
+    vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nSome\ntext\n.\n")
+    run(out, f"text:{tmp_path}", tokenizer=str(vocabulary))
+    assert documents(out) == [["Some text ."]]
+    (tmp_path / "b.txt").write_text("text.")
+    append(out, tmp_path)
+    assert documents(out) == [["Some text ."], ["Some text ."], ["text ."]]

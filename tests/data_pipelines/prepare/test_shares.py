@@ -1,0 +1,193 @@
+"""Parts made by several processes, added later or interrupted are the bytes that one process makes at once."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.formats import source
+from data_pipelines.prepare import ending, parts, plan
+from tests.data_pipelines.prepare.small import MIB, PROGRAM, UNIT, append, arguments
+from tests.data_pipelines.prepared import content, documents, run
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(source, "SHARD", UNIT)
+    monkeypatch.setattr(plan, "MIB", MIB)
+
+
+OPTIONS = {"tokenizer": "wordpiece", "vocab_size": 200, "part_size": 1, "heldout": 0.1}
+
+
+@pytest.fixture
+def whole(text, tmp_path):
+    """The bytes of the corpus, made by one process at once."""
+    run(tmp_path / "whole", f"text:{text}", **OPTIONS)
+    assert len(Corpus(tmp_path / "whole").parts) == 6
+    return content(tmp_path / "whole")
+
+
+def start(text, out, *more):
+    command = [sys.executable, "-c", PROGRAM, *arguments(text, out), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def write(folder, sentence):
+    """Five files, 20 kB: 2 parts."""
+    folder.mkdir()
+    for number in range(5):
+        (folder / f"{number}.txt").write_text(sentence * (4_000 // len(sentence)))
+
+
+def test_every_process_makes_its_share_and_finish_writes_the_manifest(text, whole, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="--finish: .* has no parts yet"):
+        run(out, f"text:{text}", finish=True, **OPTIONS)
+    for share in ("1/3", "0/3"):
+        manifest, printed = run(out, f"text:{text}", part=share, **OPTIONS)
+        assert manifest is None and not (out / "manifest.json").exists()
+    with pytest.raises(UserError, match=r"--finish: 2 of 6 parts are missing \(2, 5\)"):
+        run(out, f"text:{text}", finish=True, **OPTIONS)
+    made = {path: path.stat().st_mtime_ns for path in out.glob("parts/*/summary.json")}
+    run(out, f"text:{text}", part="2/3", **OPTIONS)
+    run(out, f"text:{text}", part="0/3", **OPTIONS)
+    run(out, f"text:{text}", finish=True, **OPTIONS)
+    assert content(out) == whole
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def test_four_processes_killed_at_any_moment_make_the_bytes_that_one_makes(text, whole, tmp_path):
+    out, chance = tmp_path / "out", random.Random(1)
+    waiting = [f"--part={number}/4" for number in range(4)]
+    rounds = 0
+    while waiting:
+        running = {share: start(text, out, share) for share in waiting}
+        if rounds < 2:
+            time.sleep(chance.uniform(0.8, 2.5))
+            for process in running.values():
+                process.kill() if chance.random() < 0.8 else None
+        ended = {share: process.communicate() and process.returncode for share, process in running.items()}
+        assert set(ended.values()) <= {0, -signal.SIGKILL}
+        waiting = [share for share, status in ended.items() if status]
+        rounds += 1
+    process = start(text, out, "--finish")
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert content(out) == whole
+
+
+@pytest.mark.parametrize("share", ["3", "3/3", "-1/3", "1/0", "a/b"])
+def test_a_share_that_is_none_is_refused(share, text, tmp_path):
+    with pytest.raises(UserError, match=f"--part {share}: give I/N with I from 0 to N - 1"):
+        run(tmp_path / "out", f"text:{text}", part=share)
+
+
+def test_another_process_with_other_settings_or_sources_is_refused(text, tmp_path):
+    copy = shutil.copytree(text, tmp_path / "text")
+    run(tmp_path / "out", f"text:{copy}", part="0/3", **OPTIONS)
+    with pytest.raises(UserError, match="vocab_size was 200 and is 300"):
+        run(tmp_path / "out", f"text:{copy}", part="1/3", **OPTIONS | {"vocab_size": 300})
+    (copy / "05.txt").unlink()
+    with pytest.raises(UserError, match="its sources have changed since it began .*05.txt is gone"):
+        run(tmp_path / "out", f"text:{copy}", part="1/3", **OPTIONS)
+
+
+def test_units_are_removed_as_soon_as_their_part_is_there(text, tmp_path, monkeypatch):
+    seen = []
+    submit = parts._submit
+    out = tmp_path / "out"
+
+    def counted(*given):
+        seen.append(sum(1 for folder in out.glob(".partial/units/*/unit-*") if folder.name[-1].isdigit()))
+        return submit(*given)
+
+    monkeypatch.setattr(parts, "_submit", counted)
+    run(out, f"text:{text}", **OPTIONS)
+    units = len(seen) - 6
+    assert units > 12
+    assert 0 < max(seen) <= units // 6 + 3
+    assert not list(out.glob(".partial"))
+
+
+def test_parts_are_added_with_the_corpus_s_own_tokenizer_and_settings(text, whole, tmp_path):
+    out, more = tmp_path / "whole", tmp_path / "more"
+    write(more, "Something else, Ünïcode. ")
+    before = json.loads(whole["manifest.json"])
+    manifest, printed = append(out, more)
+    assert len(manifest["parts"]) == 8
+    assert manifest["parts"][:6] == before["parts"]
+    assert manifest["history"] == [{"fingerprint": before["fingerprint"], "parts": 6}]
+    assert manifest["fingerprint"] != before["fingerprint"]
+    prints = [one["fingerprint"] for one in (before, manifest)]
+    assert f"2 parts were added: the fingerprint was {prints[0]} and is {prints[1]}" in printed
+    after = content(out)
+    assert {name: after[name] for name in whole if name != "manifest.json"} == {
+        name: data for name, data in whole.items() if name != "manifest.json"
+    }
+    assert documents(out)[-1][-1] == documents(tmp_path / "whole")[-1][-1]
+    Corpus(out).verify()
+    _, printed = append(out, more)
+    assert "already finished" in printed
+    _, printed = run(out, f"text:{text}", **OPTIONS)
+    assert "already finished" in printed
+    assert content(out) == after
+
+
+def test_what_an_append_cannot_change_is_refused(text, whole, tmp_path):
+    with pytest.raises(UserError, match="--vocab-size 300: the corpus has 200, which --append cannot change"):
+        append(tmp_path / "whole", text, vocab_size=300)
+    with pytest.raises(UserError, match="--append: .* is no finished corpus"):
+        append(tmp_path / "new", text)
+    assert content(tmp_path / "whole") == whole
+
+
+@pytest.mark.parametrize("function, call", [("write_unit", 2), ("write_part", 2), ("finish", 1), ("remove", 1)])
+def test_an_append_that_is_killed_leaves_the_corpus_readable_and_goes_on(
+    text, whole, tmp_path, monkeypatch, function, call
+):
+    out, more = tmp_path / "whole", tmp_path / "more"
+    write(more, "Something else. ")
+    once = shutil.copytree(out, tmp_path / "once")
+    append(once, more)
+    module = {"finish": ending, "remove": ending.partial}.get(function, parts)
+    name = {"finish": "describe"}.get(function, function)
+    calls, real = [], getattr(module, name)
+
+    def dying(*given, **named):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return real(*given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, dying)
+        with pytest.raises(KeyboardInterrupt):
+            append(out, more)
+    assert len(Corpus(out).parts) == (8 if function == "remove" else 6)
+    _, printed = run(out, f"text:{text}", **OPTIONS)
+    assert "already finished" in printed  # its own command, which leaves the append alone
+    append(out, more)
+    assert content(out) == content(once)
+
+
+def test_parts_of_an_append_that_was_given_up_are_not_taken_for_another_s(text, whole, tmp_path, monkeypatch):
+    out = tmp_path / "whole"
+    for name in "ab":
+        write(tmp_path / name, f"Only in {name}. ")
+    with monkeypatch.context() as patched:
+        patched.setattr(ending, "describe", None)
+        with pytest.raises(TypeError):
+            append(out, tmp_path / "a")
+    with pytest.raises(UserError, match=r"other settings: source was .*, or delete .*\.partial to begin anew"):
+        append(out, tmp_path / "b")
+    shutil.rmtree(out / ".partial")
+    append(out, tmp_path / "b")
+    assert not any("Only in a ." in sentence for document in documents(out) for sentence in document)
