@@ -8,15 +8,19 @@ ready in memory as lists with their special tokens marked, so reading, shuffling
 are pinned to the same core, take turns, and are timed by the processor time that they use; the best of the rounds
 counts. Rates are millions of non-padding tokens per second. The corpus is repeated up to --tokens, so that it does not
 sit in the processor's caches. Contiguous streams and permuted spans have no such counterpart: only ours is timed.
+
+    python -m benchmarks.loader_speed [CORPUS] --orders
+
+compares the same examples from one part, from 16 parts in 8 lanes, and from a mixture of three such corpora.
 """
 
 import itertools
-import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
+from benchmarks.repeated import repeated
 from data_pipelines.batches import make_examples
 from data_pipelines.command_line import parse
 from data_pipelines.corpus import Corpus
@@ -38,10 +43,16 @@ from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.loader import Loader
+from data_pipelines.mixture import make_mixture
+from data_pipelines.order import Order
 
 TOKENS_PER_ROUND = 131_072  # short, so that some rounds go undisturbed on a busy machine
+ROWS_PER_ROUND = 4096  # where orders are compared, which build thousands of rows together
 MASKS = {"token": Masking(), "word": Masking(whole_word=True)}
 MASKS["n-gram"] = Masking(whole_word=True, ngrams=(1, 1 / 2, 1 / 3))
+ORDERS = ("one part", "16 parts, 8 lanes", "mixture of 3")
+PARTS, LANES = 16, Order(lanes=8, window=4)
+RATES = {"a": 0.6, "b": 0.3, "c": 0.1}
 
 
 @dataclass(frozen=True)
@@ -54,11 +65,17 @@ class Options:
     """Repeat its train split up to this size."""
     rounds: int = 20
     """Of both sides."""
+    orders: bool = False
+    """Compare orders instead."""
 
 
 def main(options: Options) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
+    (compare_orders if options.orders else compare_collators)(options)
+
+
+def compare_collators(options: Options) -> None:
     table = Table(
         "layout", "length", "batch", "predicted", "plan s", "M tokens/s", "collator", "ratio", title="one core"
     )
@@ -88,20 +105,42 @@ def layouts(length: int) -> Iterator[tuple[Layout, str]]:
         yield PermutedSpans(length, permuting), "span" if spans else "token"
 
 
-def repeated(corpus: Corpus, folder: Path, tokens: int) -> Corpus:
-    """A corpus of copies of the train split, one after the other, of at least so many tokens."""
-    arrays = {name: np.load(corpus.path / "train" / f"{name}.npy", mmap_mode="r") for name in corpus.fields}
-    copies = -(-tokens // len(arrays["tokens"]))
-    arrays = {name: np.tile(array, copies) for name, array in arrays.items()}
-    for name, offsets in (("sentences", corpus.sentences("train")), ("documents", corpus.documents("train"))):
-        begins = offsets[:-1] + offsets[-1] * np.arange(copies)[:, None]
-        arrays[name] = np.append(begins.ravel(), offsets[-1] * copies)
-    (folder / "train").mkdir()
-    (folder / "tokenizer").symlink_to(corpus.tokenizer_path.absolute())
-    for name, array in arrays.items():
-        np.save(folder / "train" / f"{name}.npy", array)
-    (folder / "manifest.json").write_text(json.dumps(corpus.manifest | {"files": {}}))
-    return Corpus(folder)
+def compare_orders(options: Options) -> None:
+    table = Table("layout", "length", "batch", *ORDERS, "lanes / one", "mixture / one", title="one core, M tokens/s")
+    with tempfile.TemporaryDirectory() as folder:
+        corpus, share = Corpus(options.corpus), options.tokens // 3
+        one = repeated(corpus, Path(folder, "one"), options.tokens)
+        many = repeated(corpus, Path(folder, "many"), options.tokens, PARTS)
+        three = {name: repeated(corpus, Path(folder, name), share, PARTS) for name in RATES}
+        for length, batch_size in itertools.product((128, 512), (32, 256)):
+            for layout in (SegmentPairs(length), PackedSentences(length), ContiguousStreams(length)):
+                mixed = dict.fromkeys(three, layout)
+                made = (
+                    make_examples(layout, one, "train", batch_size, 0),
+                    make_examples(layout, many, "train", batch_size, 0, LANES),
+                    make_mixture(mixed, three, list(RATES.values()), batch_size, 0, LANES),
+                )
+                found = in_turns(made, options.rounds, length)
+                shown = [f"{rate:.1f}" for rate in found] + [f"{rate / found[0]:.2f}" for rate in found[1:]]
+                table.add_row(type(layout).__name__, str(length), str(batch_size), *shown)
+    Console(width=120).print(table)
+
+
+def in_turns(several, rounds: int, length: int) -> list[float]:
+    """Millions of tokens, padding too where there is some, per second of processor time: the best round of each."""
+    batch_size, taken = several[0].batch_size, [[] for _ in several]
+    group = [examples.together // batch_size for examples in several]  # steps that the loader builds together
+    steps = [of * -(-ROWS_PER_ROUND // (of * batch_size)) for of in group]
+    with ExitStack() as stack:
+        loader = lambda examples, of: Loader(examples, 0, of * (rounds + 1), np.arange(batch_size), threads=0)
+        loaders = [iter(stack.enter_context(loader(*one))) for one in zip(several, steps, strict=True)]
+        for _ in range(rounds + 1):  # the first plans
+            for batches, of, seconds in zip(loaders, steps, taken, strict=True):
+                begin = time.process_time()
+                for _ in itertools.islice(batches, of):
+                    pass
+                seconds.append(time.process_time() - begin)
+    return [of * batch_size * length / min(seconds[1:]) / 1e6 for of, seconds in zip(steps, taken, strict=True)]
 
 
 def rates(examples, rounds: int, compare: bool) -> tuple[float, float | None]:
