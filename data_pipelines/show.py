@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from data_pipelines.command_line import Place
 from data_pipelines.corpus import Corpus
 from data_pipelines.manifest import SPLITS
-from data_pipelines.pieces import WORD
+from data_pipelines.text.encoding import WORD
 
 FREQUENT = 40  # tokens listed
 VALUES = 8  # of a field, listed

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import tokenizers
 from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import stored as tokenizers
 from models.core.family import unfit_inputs
 from models.core.program import Program
 from models.core.ranges import COUNT, SHARE, Range, check_ranges

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from data_pipelines import cloud
-from data_pipelines import tokenizers as ours
 from data_pipelines.errors import UserError
 from data_pipelines.formats import table
 from data_pipelines.formats.problems import OWN, Problems
@@ -31,6 +30,8 @@ from data_pipelines.store.fields import BY_TOKEN
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import part_name
+from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.table import KINDS
 
 
 def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = ()) -> dict | None:
@@ -117,7 +118,7 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
         with cloud.local_folder(options.out / "tokenizer") as own:
             shutil.copytree(own, to)
         return before["special"]
-    if options.tokenizer in ours.TRAINED:
+    if options.tokenizer in KINDS:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
             chosen = training.chosen(options, found, sources)
@@ -129,8 +130,8 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
                 texts = training.read_all(chosen, sources, _processes(options))
             made = training.train(options, texts)
     else:
-        made = ours.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
-    ours.save(made, to)
+        made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
+    stored.save(made, to)
     return made.special
 
 

@@ -12,6 +12,7 @@ from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse
+from data_pipelines.tokenizers.table import check_specials
 
 LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
 MOST_SENTINELS = 10_000
@@ -31,8 +32,9 @@ class Prepare:
     out: Place
     """The corpus to make: a directory, or gs://BUCKET/NAME."""
     tokenizer: str = "wordpiece"
-    """wordpiece, sentencepiece-unigram, sentencepiece-bpe or wordlevel (whole words by frequency) to train one; or a
-    vocab.txt, a tokenizer.json, a spiece.model or a Hugging Face folder to use."""
+    """wordpiece, sentencepiece-unigram, sentencepiece-bpe, wordlevel (whole words by frequency), bpe (of bytes),
+    character-bpe (GPT's and CTRL's) or bytes (ByT5's) to train one; or a vocab.txt, a tokenizer.json, a spiece.model, a
+    vocab.json with its merges.txt, or a Hugging Face folder to use."""
     vocab_size: int = 30_522
     """Tokens of a trained tokenizer, at most; with SentencePiece exactly."""
     cased: bool = False
@@ -40,8 +42,9 @@ class Prepare:
     same, as its Hugging Face class does."""
     keep_accents: bool = False
     """Keep accents though case is not kept, or with XLNet's special tokens."""
-    specials: Literal["xlnet", "albert"] | None = None
-    """Whose special tokens a trained SentencePiece has, and where they go; xlnet unless told."""
+    specials: Literal["xlnet", "albert", "roberta", "gpt2", "gpt", "ctrl"] | None = None
+    """Whose special tokens a trained tokenizer has, and where they go: SentencePiece's xlnet (unless told) or albert,
+    bpe's roberta (unless told) or gpt2, character-bpe's gpt (unless told) or ctrl."""
     language: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Of the text, for splitting sentences; en unless told. Repeatable: one for each --source, in their order."""
     documents: Literal["file", "blank-line"] = "file"
@@ -81,10 +84,7 @@ def settings(options: Prepare) -> dict:
         raise UserError(f"--processes {options.processes}: give at least 1, or leave it out for all cores")
     if options.part_size < 1:
         raise UserError(f"--part-size {options.part_size}: give a number of MiB, at least 1")
-    if options.specials and not options.tokenizer.startswith("sentencepiece-"):
-        raise UserError(
-            f"--specials {options.specials}: only sentencepiece-unigram and sentencepiece-bpe choose them; leave it out"
-        )
+    check_specials(options.tokenizer, options.specials)
     share(options)
     said = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}
     said |= {"language": languages(options), "field": options.field or ("text",)}

@@ -23,7 +23,7 @@ from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.store.units import is_whole
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import vocabulary
+from data_pipelines.tokenizers.made import vocabulary
 
 AHEAD = 2  # tasks for each process: what is waiting for a part to be written takes room on the disk
 

@@ -10,14 +10,13 @@ import bisect
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
-from data_pipelines.pieces import WORD
-
+WORD = "▁"  # begins every word of SentencePiece
 METASPACE = {"type": "Metaspace", "replacement": WORD, "prepend_scheme": "always", "split": True}
 ALONE = {"NFKD", "NFKC", "StripAccents", "Lowercase"}  # what these do ends at a space, before and after it
 SPACE = r" \t\n\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -27,13 +26,15 @@ SINGLE = r"\u3400-\u4dbf\u4e00-\u9fff、。，．！？；：（）《》〈〉�
 MOST_RUNS, MOST_CHARACTERS = 400_000, 16_000_000  # the table starts anew beyond these, to bound memory (~150 MB)
 
 
-def _runs(space: str, single: str = "") -> re.Pattern:
-    return re.compile((f"[{single}]|" if single else "") + f"[{space}]*[^{space}{single}]+|[{space}]+")
+def _runs(space: str, single: str = "", after: str = "") -> re.Pattern:
+    return re.compile((f"[{single}]|" if single else "") + f"[{space}]*[^{space}{single}]+{after}|[{space}]+")
 
 
-SPACED, CHINESE, BYTES = _runs(SPACE), _runs(SPACE, SINGLE), _runs(SPACE + CONTROL_SPACE)
-LEAD = re.compile(f"[{SPACE}]*")
-BYTES_LEAD = re.compile(f"[{SPACE}{CONTROL_SPACE}]*")
+PYTHON_SPACE = r"\s\x1c-\x1f"  # of Python's \s, written for other engines
+CTRL_WORD = re.compile(f"[^{PYTHON_SPACE}]+\n?")
+SPACED, CHINESE = _runs(SPACE), _runs(SPACE, SINGLE)
+BYTES, CTRL = _runs(SPACE + CONTROL_SPACE), _runs(PYTHON_SPACE, after="\n?")
+LEADS = {BYTES: SPACE + CONTROL_SPACE, CTRL: PYTHON_SPACE}  # the white space in front of a run, else SPACE
 BYTE_ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTE_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level tokens write space, newline, tab, return
 
@@ -68,7 +69,8 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer):
         written = json.loads(tokenizer.to_str())
-        self.runs, self.word_starts = _reading(written)
+        self.runs, self.word_starts, self.word_ends = _reading(written)
+        self.lead = re.compile(f"[{LEADS.get(self.runs, SPACE)}]*")
         self.prefix = bool(self.runs) and written["pre_tokenizer"].get("add_prefix_space", False)
         if self.prefix:
             written["pre_tokenizer"]["add_prefix_space"] = False  # of a text, not of each run
@@ -93,7 +95,11 @@ class Encoder:
         ended, straddled = self._find(runs, index, first, texts_at, places)
         if len(self.table) > MOST_RUNS or self.characters > MOST_CHARACTERS:
             self._forget()
-        return Encoded(tokens, np.diff(first[texts_at]), ended, straddled, None)
+        lengths, word_starts = np.diff(first[texts_at]), None
+        if self.word_ends is not None:
+            word_starts = np.concatenate([np.ones(1, bool), self.word_ends[tokens]])[: len(tokens)]
+            word_starts[first[texts_at[:-1]][lengths > 0]] = True
+        return Encoded(tokens, lengths, ended, straddled, word_starts)
 
     def _find(self, runs, index, first, texts_at, places) -> tuple[np.ndarray, np.ndarray]:
         """Encoded.ended and straddled. first: of each run, the number of tokens before it; texts_at: the first run of
@@ -151,8 +157,7 @@ class Encoder:
         self.count = np.concatenate([self.count, count])
         self.start = np.concatenate([self.start, len(self.flat) + np.cumsum(count) - count])
         self.flat = np.concatenate([self.flat, ids])
-        lead = BYTES_LEAD if byte_level else LEAD
-        spaces = [lead.match(run).end() for run in new]
+        spaces = [self.lead.match(run).end() for run in new]
         at_lead = [_place(e.offsets, at) for e, at in zip(encodings, spaces, strict=True)] if byte_level else (0, 0)
         leads = np.zeros((3, len(new)), np.int64)
         leads[0] = spaces
@@ -208,31 +213,46 @@ def _without_specials(written: dict) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(plain | {"model": model, "added_tokens": others}))
 
 
-def _reading(written: dict) -> tuple[re.Pattern | None, np.ndarray | None]:
-    """How a tokenizer's texts are cut into runs that it treats alone, and bool [vocab], the tokens that begin a word.
-    None for both unless that is known of its kind. written: its tokenizer.json."""
+def _reading(written: dict) -> tuple[re.Pattern | None, np.ndarray | None, np.ndarray | None]:
+    """How a tokenizer's texts are cut into runs that it treats alone, and bool [vocab]: the tokens that begin a word,
+    or those that end one. None where that is not known of its kind. written: its tokenizer.json."""
     model = written["model"]
     splits, changes = _steps(written["pre_tokenizer"], "pretokenizers"), _steps(written["normalizer"], "normalizers")
     kinds = model["type"], [step["type"] for step in splits], [step["type"] for step in changes]
+    begins = ends = None
     if not all(token["special"] for token in written["added_tokens"]):
-        return None, None
+        return None, None, None
     if kinds == ("WordPiece", ["BertPreTokenizer"], ["BertNormalizer"]):
         prefix = model["continuing_subword_prefix"]
         runs = CHINESE if changes[0]["handle_chinese_chars"] else SPACED
         begins = lambda token: not token.startswith(prefix) or token == prefix
+    elif kinds == ("BPE", ["BertPreTokenizer"], ["BertNormalizer"]) and model["end_of_word_suffix"]:
+        runs = CHINESE if changes[0]["handle_chinese_chars"] else SPACED
+        ends = lambda token: token.endswith((model["end_of_word_suffix"], "<unk>"))
+    elif kinds == ("BPE", ["Split"], []) and splits[0]["pattern"] == {"Regex": CTRL_WORD.pattern}:
+        runs, ends = CTRL, lambda token: token.endswith((model["end_of_word_suffix"], "<unk>"))
     elif kinds == ("WordLevel", ["WhitespaceSplit"], ["BertNormalizer"]):
         runs, begins = SPACED, lambda token: True
     elif splits == [{"type": "WhitespaceSplit"}, METASPACE] and all(map(_alone, changes)):
         runs, begins = SPACED, lambda token: token.startswith(WORD)
-    elif kinds == ("BPE", ["ByteLevel"], []) and splits[0]["use_regex"] and {*BYTE_ALPHABET} <= {*model["vocab"]}:
+    elif kinds == ("BPE", ["ByteLevel"], []) and {*BYTE_ALPHABET} <= {*model["vocab"]}:
+        if not splits[0]["use_regex"] and model["merges"]:
+            return None, None, None
         runs, begins = BYTES, lambda token: token.startswith(BYTE_SPACES)
     else:
-        return None, None
-    vocab = model["vocab"] if isinstance(model["vocab"], dict) else {t: i for i, (t, _) in enumerate(model["vocab"])}
-    word_starts = np.zeros(1 + max(vocab.values()), bool)
-    for token, index in vocab.items():
-        word_starts[index] = begins(token)
-    return runs, word_starts
+        return None, None, None
+    return runs, begins and _told(written, begins), ends and _told(written, ends)
+
+
+def _told(written: dict, about: Callable[[str], bool]) -> np.ndarray:
+    """bool [vocab]: what `about` says of each token."""
+    vocab = written["model"]["vocab"]
+    ids = vocab if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
+    added = {token["content"]: token["id"] for token in written["added_tokens"]}
+    told = np.zeros(1 + max([*ids.values(), *added.values()]), bool)
+    for token, index in ids.items():
+        told[index] = about(token)
+    return told
 
 
 def _steps(part: dict | None, inside: str) -> list[dict]:

@@ -7,11 +7,11 @@ from contextlib import closing
 import jax
 from jax.sharding import Mesh
 
-from data_pipelines import tokenizers
 from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
+from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import Params, count
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.objectives.teacher import TEACHERS

@@ -10,17 +10,19 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from data_pipelines import tokenizers
 from data_pipelines.cloud import entries, is_file
 from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import stored as tokenizers
+from data_pipelines.tokenizers.made import token_ids
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_class
 from pretrain.huggingface.tensors import architecture, fields_of, tensors
 from pretrain.huggingface.tokenizer_fit import check_types, misfits
 
 FILES = ("config.json", "model.safetensors", "generation_config.json", "added_tokens.json")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *VOCABULARY_FILES)
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
     check_types(f"export --to {folder}", config, made)
     for misfit in misfits(config, made):
         log.warning("export --to %s: %s", folder, misfit)
-    ids = tokenizers.token_ids(made)
+    ids = token_ids(made)
     arrays = jax.tree.map(np.asarray, params)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -67,7 +69,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
 
 
 def config_fields(config, part: str, ids: Mapping[str, int | None]) -> dict:
-    """config.json of one part; ids: `tokenizers.token_ids`, also where null: transformers' defaults are others'."""
+    """config.json of one part; ids: `token_ids`, also where null: transformers' defaults are others'."""
     model = family_of(config).hf[part]
     return {
         "architectures": [architecture(config, part)],

@@ -11,8 +11,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from data_pipelines import tokenizers
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import stored as tokenizers
 from models.core.family import HuggingFace
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of

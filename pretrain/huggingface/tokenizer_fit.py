@@ -5,7 +5,7 @@ the exported model that the tokenizer's reach it.
 """
 
 from data_pipelines.errors import UserError
-from data_pipelines.tokenizers import Made
+from data_pipelines.tokenizers.made import Made
 from models.core.family import HuggingFace
 from models.families.registry import family_of
 
@@ -41,7 +41,7 @@ def _expected(config) -> HuggingFace | None:
 
 def _pair(made: Made) -> str:
     """Two texts as a tokenizer writes them, in the words of `HuggingFace.pair`."""
-    roles = {index: role for role, index in made.special.items()}
+    roles = {index: role for role, index in reversed(made.special.items())}  # a token of several: the first
     encoded = made.tokenizer.encode("a", "b")
     of_text = lambda text, index: "AB"[text] if text is not None else roles.get(index, str(index))
     tokens = list(map(of_text, encoded.sequence_ids, encoded.ids))

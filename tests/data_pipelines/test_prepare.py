@@ -23,7 +23,7 @@ from tests.data_pipelines.prepared import content, documents, run, splits
 # A run in another process, with small shards, that may kill itself at the n-th call of a function
 PROGRAM = """
 import os, sys
-from data_pipelines import tokenizers
+from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.prepare import ending, partial
 from data_pipelines.prepare import parts as making
 from data_pipelines.store import finish, parts, units

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from data_pipelines import tokenizers
+from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.table import train
+from data_pipelines.tokenizers.training import Training
 from models.core.parameters import leaves
 from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
@@ -25,8 +27,7 @@ QUESTIONS = ["the lazy corpus", "Quick! naïve fox?", "日本 unknown"]
 @pytest.fixture(scope="session")
 def tokenizer_path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus") / "tokenizer"
-    tokenizer = tokenizers.train(TEXTS, vocab_size=150)
-    tokenizers.save(tokenizers.Made(tokenizer, tokenizers.special_ids(tokenizer, {}, folder), {}), folder)
+    stored.save(train("wordpiece", TEXTS, Training(150)), folder)
     return folder
 
 

@@ -13,11 +13,13 @@ import pytest
 import transformers
 from rich.console import Console
 
-from data_pipelines import pieces, tokenizers
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
+from data_pipelines.tokenizers import pieces, stored
+from data_pipelines.tokenizers.table import train
+from data_pipelines.tokenizers.training import Training
 from models.core.parameters import leaves
 from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
@@ -54,12 +56,11 @@ CONFIGS = {
 def tokenizer_paths(tmp_path_factory):
     """Kind of tokenizer -> its folder."""
     folder = tmp_path_factory.mktemp("tokenizers")
-    made = {"wordpiece": (tokenizers.train(TEXTS, vocab_size=80), {})}
-    for name, flavour in pieces.FLAVOURS.items():
-        made[name] = pieces.train(TEXTS, "unigram", 42, flavour)
-    for name, (tokenizer, config) in made.items():
-        special = tokenizers.special_ids(tokenizer, {}, folder)
-        tokenizers.save(tokenizers.Made(tokenizer, special, config), folder / name)
+    made = {"wordpiece": train("wordpiece", TEXTS, Training(80))}
+    for name in pieces.FLAVOURS:
+        made[name] = train("sentencepiece-unigram", TEXTS, Training(42, specials=name))
+    for name, each in made.items():
+        stored.save(each, folder / name)
     return {name: folder / name for name in made}
 
 
@@ -69,7 +70,7 @@ def exported(tokenizer_paths, tmp_path):
 
     def write(family, tokenizer="wordpiece"):
         path = tokenizer_paths[tokenizer]
-        size = tokenizers.load(path).tokenizer.get_vocab_size()
+        size = stored.load(path).tokenizer.get_vocab_size()
         config = dataclasses.replace(CONFIGS[family], vocab_size=size)
         if tokenizer == "xlnet" and family != "xlnet":
             config = dataclasses.replace(config, types=3)  # as many as it gives
@@ -174,7 +175,7 @@ def test_a_tokenizer_that_writes_other_rows_than_the_model_reads_is_warned_of(ex
 def test_what_the_options_that_are_named_make_fits(tokenizer_paths):
     for family, config in CONFIGS.items():
         *_, flavour = expected_of(family).prepare.split()
-        assert misfits(config, tokenizers.load(tokenizer_paths[flavour])) == []
+        assert misfits(config, stored.load(tokenizer_paths[flavour])) == []
 
 
 def test_a_run_says_at_its_start_that_its_export_will_not_fit(corpus_path, tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from data_pipelines import tokenizers
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import stored
 from models.core.parameters import leaves
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import config_from
@@ -104,7 +104,7 @@ def test_load_then_export_gives_the_same_bits(configs, tokenizer_path, tmp_path,
 def test_the_exported_tokenizer_gives_the_corpus_ids(exported, tokenizer_path, kind, part):
     folder = exported(kind) / part
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    ours, special, _ = tokenizers.load(tokenizer_path)
+    ours, special, _ = stored.load(tokenizer_path)
     for text in QUESTIONS:
         assert theirs(text)["input_ids"] == ours.encode(text).ids
     pair = theirs(*QUESTIONS[:2])

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data_pipelines import pieces, tokenizers
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import pieces, stored
 from models.families.electra import Tower
 from models.families.registry import family_of
 from models.families.transformer_xl import TransformerXLConfig
@@ -87,10 +87,10 @@ def test_another_vocabulary_in_a_spiece_model_is_an_error(tmp_path, exported, co
     folder = exported("masked")
     for name in ("tokenizer.json", "vocab.txt", "special_tokens_map.json"):
         (folder / name).unlink()
-    _, model = pieces.learn(Counter({"fox": 2, "the": 1}), "unigram", 12, pieces.FLAVOURS["albert"])
+    _, model = pieces.learn_pieces(Counter({"fox": 2, "the": 1}), "unigram", 12, pieces.FLAVOURS["albert"])
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
     (folder / "spiece.model").write_bytes(model)
-    tokenizers.save(tokenizers.load(folder), tmp_path / "same")
+    stored.save(stored.load(folder), tmp_path / "same")
     check_vocabulary(folder, tmp_path / "same")
     expect_load_error(folder, configs["masked"], tokenizer_path, "prepare the corpus with --tokenizer")
 

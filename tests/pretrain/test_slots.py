@@ -104,7 +104,7 @@ def exported(toy, monkeypatch, tmp_path):
     monkeypatch.setattr("pretrain.huggingface.export.check_types", lambda *_: None)
     monkeypatch.setattr("pretrain.huggingface.export.misfits", lambda *_: [])
     monkeypatch.setattr("pretrain.huggingface.export.tokenizers.load", lambda _: None)
-    monkeypatch.setattr("pretrain.huggingface.export.tokenizers.token_ids", lambda _: {})
+    monkeypatch.setattr("pretrain.huggingface.export.token_ids", lambda _: {})
     monkeypatch.setattr("pretrain.huggingface.load.check_vocabulary", lambda *_: None)
     export(toy, Config(), tmp_path, tmp_path / "out")
     return tmp_path / "out"

@@ -1,16 +1,19 @@
 """The encoder gives what the tokenizer gives for each whole text, white space and all, and where in it places are."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from data_pipelines import pieces, tokenizers, wordlevel
 from data_pipelines.text import encoding
 from data_pipelines.text.encoding import Encoder
+from data_pipelines.tokenizers.made import vocabulary
+from data_pipelines.tokenizers.table import train
+from data_pipelines.tokenizers.training import Training
 
 TEXTS = [
     "The Café's naïve owner, Dr. Müller, sang — loudly!  \t He won 3,141 prizes; didn't he?",
@@ -20,35 +23,33 @@ TEXTS = [
 ]
 
 
-def byte_level(prefix: bool) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
+def byte_level(prefix: bool = False) -> Tokenizer:
+    tokenizer = train("bpe", TEXTS, Training(400)).tokenizer
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
     return tokenizer
 
 
 def split_by_digits() -> Tokenizer:
     """Byte-level by another regex, whose white space goes with digits."""
-    tokenizer = byte_level(False)
+    tokenizer = byte_level()
     parts = [pre_tokenizers.Split(Regex(r"\d\s*|\s*\w+|."), "isolated"), pre_tokenizers.ByteLevel(False, False, False)]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     return tokenizer
 
 
+ALBERT = Training(145, cased=True, specials="albert")
 MAKE = {
-    "wordpiece": lambda: tokenizers.train(TEXTS, 250),
-    "wordpiece cased": lambda: tokenizers.train(TEXTS, 250, cased=True),
-    "unigram": lambda: pieces.train(TEXTS, "unigram", 140, pieces.FLAVOURS["xlnet"])[0],
-    "unigram with accents": lambda: pieces.train(TEXTS, "unigram", 145, pieces.FLAVOURS["albert"], True)[0],
-    "bpe of pieces": lambda: pieces.train(TEXTS, "bpe", 150, pieces.FLAVOURS["xlnet"])[0],
-    "wordlevel": lambda: wordlevel.train(TEXTS, 60),
-    "byte-level": lambda: byte_level(False),
-    "byte-level with a space in front": lambda: byte_level(True),
+    "wordpiece": lambda: train("wordpiece", TEXTS, Training(250)).tokenizer,
+    "wordpiece cased": lambda: train("wordpiece", TEXTS, Training(250, cased=True)).tokenizer,
+    "unigram": lambda: train("sentencepiece-unigram", TEXTS, Training(140)).tokenizer,
+    "unigram with accents": lambda: train("sentencepiece-unigram", TEXTS, ALBERT).tokenizer,
+    "bpe of pieces": lambda: train("sentencepiece-bpe", TEXTS, Training(150, sentinels=5)).tokenizer,
+    "wordlevel": lambda: train("wordlevel", TEXTS, Training(60)).tokenizer,
+    "bpe": byte_level,
+    "bpe with a space in front": lambda: byte_level(True),
+    "character-bpe": lambda: train("character-bpe", TEXTS, Training(250)).tokenizer,
+    "ctrl": lambda: train("character-bpe", TEXTS, Training(250, specials="ctrl")).tokenizer,
+    "bytes": lambda: train("bytes", TEXTS, Training()).tokenizer,
     "another regex": split_by_digits,
 }
 FAST = [*MAKE][:-1]
@@ -66,7 +67,8 @@ TEXT = TEXT.map("".join).map(lambda text: text.replace("<", "").replace("[", "")
 
 
 def expected(tokenizer: Tokenizer, texts: list[str]):
-    """(ids, offsets) of each text from the tokenizer itself."""
+    """(ids, offsets) of each text from the tokenizer itself, white space not cut off the offsets."""
+    tokenizer = Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"post_processor": None}))
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [e.ids for e in encodings], [np.array(e.offsets).reshape(-1, 2) for e in encodings]
 
@@ -105,14 +107,19 @@ def test_forgetting_runs_changes_nothing(kind, monkeypatch):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_words_begin_where_the_tokens_say():
-    text = " today.It rains\n twice"
-    for kind, begins in {"byte-level": ("Ġ", "Ċ"), "unigram": "▁"}.items():
-        encoder, tokens = Encoder(made(kind)), tokenizers.vocabulary(made(kind))
-        got = encoder.encode([text], [np.zeros(0, np.int64)])
-        assert got.word_starts is None
-        starts = encoder.word_starts[got.tokens].tolist()
-        assert starts == [tokens[token].startswith(begins) for token in got.tokens]
-        assert sum(starts) == 3 + (kind == "byte-level")  # a newline of its own, there
-    got = Encoder(made("another regex")).encode([text], [np.zeros(0, np.int64)])
-    assert 2 < got.word_starts.sum() < len(got.tokens)
+@pytest.mark.parametrize("kind", MAKE)
+def test_words_begin_where_the_tokens_say(kind):
+    encoder, tokens = Encoder(made(kind)), vocabulary(made(kind))
+    text, begins = " today.It rains\n twice", {"unigram": "▁", "bpe of pieces": "▁", "unigram with accents": "▁"}
+    got = encoder.encode([text, "", text], [np.zeros(0, np.int64)] * 3)
+    starts = encoder.word_starts[got.tokens] if got.word_starts is None else got.word_starts
+    spelled = [tokens[token] for token in got.tokens]
+    assert starts[0] and starts[got.lengths[0]]
+    if kind in begins or kind.startswith(("bpe", "bytes")):
+        begin = begins.get(kind, ("Ġ", "Ċ"))
+        assert starts.tolist() == [token.startswith(begin) for token in spelled]
+    elif kind in ("ctrl", "character-bpe"):
+        ends = [token.endswith(("</w>", "<unk>")) for token in spelled]
+        assert starts[1:].tolist() == ends[:-1]
+    assert (got.word_starts is None) == (kind not in ("ctrl", "character-bpe", "another regex"))
+    assert 2 < sum(starts) <= len(got.tokens)

@@ -6,11 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from data_pipelines import tokenizers, wordlevel
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import Made
+from data_pipelines.tokenizers import stored as tokenizers
+from data_pipelines.tokenizers import training
+from data_pipelines.tokenizers.made import Made, vocabulary
+from data_pipelines.tokenizers.table import train
+from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import content, run, stored
 
 TEXTS = ["the Cat <unk> sat , the cat SAT @-@ café\t的 猫", "the the a\u00a0b 猫 <pad> \u200b é e\u0301"]
@@ -20,17 +23,16 @@ SENTENCES = st.lists(st.lists(AWKWARD | st.text(max_size=4), max_size=12).map(""
 
 
 def make(**options) -> Made:
-    tokenizer = wordlevel.train(TEXTS, 100, **options)
-    return Made(tokenizer, tokenizers.special_ids(tokenizer, {}, None), {})
+    return train("wordlevel", TEXTS, Training(100, **options))
 
 
 def words(made: Made) -> list[str]:
-    return tokenizers.vocabulary(made.tokenizer)[len(SPECIALS) :]
+    return vocabulary(made.tokenizer)[len(SPECIALS) :]
 
 
 def test_words_come_by_falling_frequency_then_by_spelling_after_the_special_tokens():
     made = make(cased=True)
-    assert tokenizers.vocabulary(made.tokenizer)[: len(SPECIALS)] == SPECIALS
+    assert vocabulary(made.tokenizer)[: len(SPECIALS)] == SPECIALS
     assert made.special == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4, "eod": 5}
     assert words(made) == ["the", "猫", ",", "@-@", "Cat", "SAT", "a", "b", "café", "cat", "e\u0301", "sat", "é", "的"]
 
@@ -82,12 +84,12 @@ def test_prepare_counts_the_whole_text_and_keeps_to_the_size(tmp_path, monkeypat
 
 def test_a_size_without_words_is_an_error():
     with pytest.raises(UserError, match="--vocab-size 6: use at least 7"):
-        wordlevel.train(TEXTS, 6)
+        train("wordlevel", TEXTS, Training(6))
 
 
 def test_memory_is_bounded_by_forgetting_rare_words(monkeypatch):
-    monkeypatch.setattr(wordlevel, "MOST_WORDS", 20)
+    monkeypatch.setattr(training, "MOST_WORDS", 20)
     texts = ["often often " + " ".join(f"w{number * 10 + one}" for one in range(10)) for number in range(100)]
-    tokens = tokenizers.vocabulary(wordlevel.train(texts, 1000))
+    tokens = vocabulary(train("wordlevel", texts, Training(1000)).tokenizer)
     assert tokens[6] == "often"
     assert len(tokens) <= 6 + 20

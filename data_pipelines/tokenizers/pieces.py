@@ -16,8 +16,10 @@ from typing import NamedTuple
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from data_pipelines.errors import UserError
+from data_pipelines.text.encoding import WORD
+from data_pipelines.tokenizers.made import Made, names_in, special_ids
+from data_pipelines.tokenizers.training import Training, bounded, count_words
 
-WORD = "▁"  # begins every word
 COVERAGE = 0.99995  # share of the text's characters that get a piece; the others are <unk>. XLNet's
 THREADS = 16  # scores are summed per thread: the number is part of the result, so it is not the machine's
 DIGIT_COMMA = re.compile(r"(?<=\d)(?=,)")  # no piece spans it: the original code of both models cuts there as well
@@ -25,7 +27,7 @@ CUT = "\x1f"  # white space, so in no word
 NUMBERED = {"unk_id": "<unk>", "bos_id": "<s>", "eos_id": "</s>", "pad_id": "<pad>"}  # the trainer names these itself
 USER_DEFINED = 4  # ModelProto.SentencePiece.Type
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]  # transformers 5 leaves the types out unless told
-ADDED_TOKEN = ("lstrip", "rstrip", "single_word", "normalized")
+ADDED_TOKEN = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 class Flavour(NamedTuple):
@@ -70,31 +72,44 @@ FLAVOURS = {
     ),
 }
 
+SPECIALS = tuple(FLAVOURS)
 
-def train(
-    texts: Iterable[str], kind: str, vocab_size: int, flavour: Flavour, cased: bool = False, keep_accents: bool = False
-) -> tuple[Tokenizer, dict]:
-    """A tokenizer of `vocab_size` pieces, and its part of tokenizer_config.json. kind: 'unigram' or 'bpe'.
 
-    The same texts always give the same vocabulary. ALBERT keeps accents when case is kept, XLNet only with
+def count(texts: Iterable[str], options: Training, kind: str) -> Counter:
+    """Normalised words between white space."""
+    normalizer = _plan(options, kind)[1]
+    return count_words(texts, lambda run: normalizer.normalize_str(run).split())
+
+
+def learn(words: Counter, options: Training, kind: str) -> Made:
+    """A tokenizer of `vocab_size` pieces. kind: 'unigram' or 'bpe'.
+
+    The same words always give the same vocabulary. ALBERT keeps accents when case is kept, XLNet only with
     `keep_accents`, which its Hugging Face class cannot: then, and for 'bpe', which neither class can, the class is the
     generic one. UserError for a size that the text does not allow.
     """
-    keep_accents = keep_accents or (cased and flavour.may_keep_accents)
+    flavour, normalizer, config = _plan(options, kind)
+    vocab = learn_pieces(dict(bounded(words)), kind, options.vocab_size, flavour)[0]
+    model = _unigram(vocab) if kind == "unigram" else _bpe([piece for piece, _ in vocab])
+    tokenizer = _assemble(model, normalizer, flavour)
+    return Made(tokenizer, special_ids(tokenizer, names_in(config)), config)
+
+
+def _plan(options: Training, kind: str) -> tuple[Flavour, normalizers.Normalizer, dict]:
+    """The flavour, its normaliser and tokenizer_config.json."""
+    flavour = FLAVOURS[options.specials or SPECIALS[0]]
+    keep_accents = options.keep_accents or (options.cased and flavour.may_keep_accents)
     own_class = kind == "unigram" and (flavour.may_keep_accents or not keep_accents)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **flavour.config}
     if own_class:
-        config |= {"tokenizer_class": flavour.tokenizer_class, "do_lower_case": not cased, "keep_accents": keep_accents}
-    normalizer = _normalizer(not cased, keep_accents, compose=not own_class)
-    words = Counter()
-    for text in texts:
-        words.update(normalizer.normalize_str(text).split())
-    vocab = learn(words, kind, vocab_size, flavour)[0]
-    model = _unigram(vocab) if kind == "unigram" else _bpe([piece for piece, _ in vocab])
-    return _assemble(model, normalizer, flavour), config
+        named = {"do_lower_case": not options.cased, "keep_accents": keep_accents}
+        config |= {"tokenizer_class": flavour.tokenizer_class, **named}
+    return flavour, _normalizer(not options.cased, keep_accents, compose=not own_class), config
 
 
-def learn(words: Counter, kind: str, vocab_size: int, flavour: Flavour) -> tuple[list[tuple[str, float]], bytes]:
+def learn_pieces(
+    words: dict[str, int], kind: str, vocab_size: int, flavour: Flavour
+) -> tuple[list[tuple[str, float]], bytes]:
     """(piece, score) by id, from normalised words and how often they occur; and the content of the spiece.model, which
     itself normalises nothing. Unigram: Kudo 2018; byte-pair encoding: Sennrich et al. 2016."""
     if vocab_size <= len(flavour.specials):
@@ -179,7 +194,7 @@ def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:
     added = [
         AddedToken(token["content"], **{name: token[name] for name in ADDED_TOKEN})
         for token in written["added_tokens"]
-        if not token["special"]
+        if token["content"] not in flavour.specials  # sentinels, too
     ]
     return _rebuild(flavour, [(piece, score) for piece, score in written["model"]["vocab"]], table, added, config)
 

@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AlbertTokenizer, AutoTokenizer, PreTrainedTokenizerFast, XLNetTokenizer
 
-from data_pipelines import pieces, tokenizers
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import Made
+from data_pipelines.tokenizers import pieces
+from data_pipelines.tokenizers import stored as tokenizers
+from data_pipelines.tokenizers.made import Made
+from data_pipelines.tokenizers.table import train
+from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import content, run, stored
 
 TEXTS = [
@@ -52,8 +55,7 @@ KINDS = [  # kind, flavour, cased, keep_accents; the class that Hugging Face loa
 
 
 def make(kind, flavour, cased=False, keep_accents=False, vocab_size=VOCAB_SIZE) -> Made:
-    tokenizer, config = pieces.train(TEXTS, kind, vocab_size, pieces.FLAVOURS[flavour], cased, keep_accents)
-    return Made(tokenizer, tokenizers.special_ids(tokenizer, {}, None), config)
+    return train(f"sentencepiece-{kind}", TEXTS, Training(vocab_size, cased, keep_accents, flavour))
 
 
 def ids(encoder: Encoder, *texts: str) -> np.ndarray:
@@ -76,18 +78,19 @@ def test_hugging_face_loads_the_right_class_with_its_special_tokens_in_their_pla
     pair = theirs("the", "café")
     if flavour == "xlnet":
         names = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
-        assert made.special == {"pad": 5, "unk": 0, "cls": 3, "sep": 4, "mask": 6, "eod": 7}
+        assert made.special == {"pad": 5, "unk": 0, "cls": 3, "sep": 4, "mask": 6, "bos": 1, "eos": 2, "eod": 7}
         assert pair["input_ids"] == [*one, 4, *two, 4, 3]
         assert pair["token_type_ids"] == [0] * (len(one) + 1) + [1] * (len(two) + 1) + [2]
         assert theirs(["the", "the the the the"], padding=True)["input_ids"][0][0] == 5
     else:
         names = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
-        assert made.special == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+        assert made.special == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4, "bos": 2, "eos": 3}
         assert pair["input_ids"] == [2, *one, 3, *two, 3]
         assert pair["token_type_ids"] == [0] * (len(one) + 2) + [1] * (len(two) + 1)
         assert theirs(["the", "the the the the"], padding=True)["input_ids"][0][-1] == 0
     assert theirs.convert_ids_to_tokens(range(len(names))) == names
-    assert {role: getattr(theirs, f"{role}_token_id") for role in tokenizers.ROLES}.items() <= made.special.items()
+    roles = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+    assert {role: getattr(theirs, f"{role}_token_id") for role in roles}.items() <= made.special.items()
     assert ("▁The" in theirs.get_vocab()) == cased
 
 
@@ -116,7 +119,7 @@ def learnt(request):
     """(our tokenizer, sentencepiece's own with the same model)."""
     normalizer = make(request.param, "xlnet").tokenizer.normalizer
     words = Counter(word for text in TEXTS for word in normalizer.normalize_str(text).split())
-    _, model = pieces.learn(words, request.param, VOCAB_SIZE, XLNET)
+    _, model = pieces.learn_pieces(words, request.param, VOCAB_SIZE, XLNET)
     return make(request.param, "xlnet").tokenizer, sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
@@ -140,7 +143,7 @@ def test_the_encoder_gives_sentencepieces_ids_but_for_ties(learnt, sentences):
 def test_the_same_text_gives_the_same_vocabulary_on_any_number_of_cores(kind):
     program = (
         "import os, sys; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
-        "from tests.data_pipelines.test_pieces import make\n"
+        "from tests.data_pipelines.tokenizers.test_pieces import make\n"
         f"sys.stdout.buffer.write(make({kind!r}, 'xlnet').tokenizer.to_str().encode())"
     )
     where = os.environ | {"PYTHONPATH": "."}
@@ -152,15 +155,16 @@ def test_the_same_text_gives_the_same_vocabulary_on_any_number_of_cores(kind):
 def test_no_piece_joins_a_digit_and_a_comma_that_follows(kind):
     """XLNet's original code cuts such pieces after encoding; Hugging Face's class does not, and must not need to."""
     texts = [f"in 1,{number:03} or 2{number % 10}, then" for number in range(1000)]
-    tokenizer, _ = pieces.train(TEXTS + texts, kind, VOCAB_SIZE, XLNET)
+    tokenizer = train(f"sentencepiece-{kind}", TEXTS + texts, Training(VOCAB_SIZE)).tokenizer
     assert not [piece for piece in tokenizer.get_vocab() if re.search(r"\d,", piece)]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_special_tokens_written_in_the_text_are_text(kind):
-    for flavour in pieces.FLAVOURS.values():
+    for name, flavour in pieces.FLAVOURS.items():
         text = " ".join(flavour.specials) + "a" + "".join(flavour.specials)
-        tokenizer, _ = pieces.train(TEXTS + ["KEY"] * 100, kind, VOCAB_SIZE, flavour, cased=True)
+        asked = Training(VOCAB_SIZE, cased=True, specials=name)
+        tokenizer = train(f"sentencepiece-{kind}", TEXTS + ["KEY"] * 100, asked).tokenizer
         tokens = ids(Encoder(tokenizer), text)
         assert tokens.min() >= len(flavour.specials)
         assert tokenizer.decode(tokens.tolist()) == text
@@ -194,7 +198,7 @@ HOSTILE = st.sampled_from(["\x00", "▅", "▁▁", "\t", "\x1f", "<unk>", "<sep
 )
 def test_any_text_and_any_size_give_a_tokenizer_or_one_line(texts, kind, flavour, vocab_size):
     try:
-        tokenizer, _ = pieces.train(texts, kind, vocab_size, pieces.FLAVOURS[flavour])
+        tokenizer = train(f"sentencepiece-{kind}", texts, Training(vocab_size, specials=flavour)).tokenizer
     except UserError as error:
         assert "\n" not in str(error)
         assert "SentencePiece cannot" not in str(error)
@@ -328,7 +332,7 @@ def test_xlnets_special_tokens_are_the_default_and_the_option_is_for_sentencepie
     options = {"tokenizer": "sentencepiece-unigram", "vocab_size": VOCAB_SIZE}
     assert run(tmp_path / "out", f"text:{tmp_path}/a.txt", **options)[0]["special"]["eod"] == 7
     assert Corpus(tmp_path / "out").special["eod"] == 7
-    with pytest.raises(UserError, match="--specials albert: only sentencepiece"):
+    with pytest.raises(UserError, match="--specials albert: --tokenizer wordpiece does not choose"):
         run(tmp_path / "other", f"text:{tmp_path}/a.txt", tokenizer="wordpiece", specials="albert")
 
 

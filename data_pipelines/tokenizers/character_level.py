@@ -1,0 +1,94 @@
+"""Byte-pair encoding of characters whose words end in </w>, as GPT (Radford et al. 2018) and CTRL have it."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from data_pipelines.text.encoding import CTRL_WORD
+from data_pipelines.tokenizers.made import Made, special_ids
+from data_pipelines.tokenizers.training import (
+    SMALLEST_VOCABULARY,
+    Training,
+    bounded,
+    characters_of,
+    check_size,
+    count_words,
+    covering,
+    merge,
+    pre_tokenized,
+)
+
+END = "</w>"
+CONTINUES = "@@"  # in CTRL's files, where the end of a word has no mark
+NEWLINE = "\ue00a"  # while merges are learnt: CTRL's words may end in a newline
+SPECIALS = ("gpt", "ctrl")
+CLASSES = {"gpt": "OpenAIGPTTokenizer", "ctrl": "CTRLTokenizer"}
+
+
+def count(texts: Iterable[str], options: Training) -> Counter:
+    """Words as the tokenizer sees them."""
+    if options.specials == "ctrl":
+        return count_words(texts, lambda run: [run.replace("\n", NEWLINE)], CTRL_WORD)
+    pipeline = _empty("gpt")
+    return count_words(texts, pre_tokenized(pipeline.normalizer, pipeline.pre_tokenizer))
+
+
+def learn(words: Counter, options: Training) -> Made:
+    """At most `vocab_size` tokens: <unk>, characters at the end of words, others, then what is merged. GPT's are of
+    lower case and without accents, CTRL's of the text as it is."""
+    check_size(options, SMALLEST_VOCABULARY)
+    kept, flavour = bounded(words), options.specials or SPECIALS[0]
+    characters = characters_of(kept)
+    alphabet = covering(characters, options.vocab_size // 4)
+    ends = sorted({word[-1] for word, _ in kept}.intersection(alphabet))
+    trainer = trainers.BpeTrainer(
+        vocab_size=options.vocab_size,
+        special_tokens=["<unk>", *(character + END for character in ends)],  # else numbered by chance
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        end_of_word_suffix=END,
+        show_progress=False,
+    )
+    model = json.loads(merge(kept, models.BPE(end_of_word_suffix=END), trainer).to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    if flavour == "ctrl":  # a merges.txt has no way to write a newline
+        tokens = [NEWLINE + END, *(token for token in tokens if NEWLINE not in token)]
+    vocab = {token.replace(NEWLINE, "\n"): index for index, token in enumerate(tokens)}
+    merges = [(left, right) for left, right in model["merges"] if left + right in vocab]
+    return assemble(vocab, merges, CLASSES[flavour])
+
+
+def assemble(vocab: dict[str, int], merges: list[tuple[str, str]], name: str) -> Made:
+    """The tokenizer that Hugging Face's class of this name is, with </w> at ends of words."""
+    flavour = next(each for each in SPECIALS if CLASSES[each] == name)
+    tokenizer = _empty(flavour, vocab, merges)
+    tokenizer.add_special_tokens(["<unk>"])
+    return Made(tokenizer, special_ids(tokenizer, {}), {"tokenizer_class": name})
+
+
+def _empty(flavour: str, vocab: dict | None = None, merges: list | None = None) -> Tokenizer:
+    model = models.BPE(
+        vocab or {}, merges or [], unk_token="<unk>", continuing_subword_prefix="", end_of_word_suffix=END
+    )
+    tokenizer = Tokenizer(model)
+    if flavour == "gpt":
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(CTRL_WORD.pattern), "removed", invert=True)
+    tokenizer.decoder = decoders.BPEDecoder(suffix=END)
+    return tokenizer
+
+
+def read_ctrl(vocab: dict[str, int]) -> dict[str, int]:
+    """CTRL's vocab.json with </w> at ends of words, as its merges have it."""
+    marked = lambda token: token.removesuffix(CONTINUES) if token.endswith(CONTINUES) else token + END
+    return {token if token == "<unk>" else marked(token): index for token, index in vocab.items()}
+
+
+def write_ctrl(vocab: dict[str, int]) -> dict[str, int]:
+    """The reverse."""
+    marked = lambda token: token.removesuffix(END) if token.endswith(END) else token + CONTINUES
+    return {token if token == "<unk>" else marked(token): index for token, index in vocab.items()}

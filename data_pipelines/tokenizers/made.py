@@ -1,0 +1,75 @@
+"""A tokenizer with its special tokens by role."""
+
+import re
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+# role -> the names it goes by; the first is ours. A tokenizer may lack any of them
+ROLES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+    "bos": ("<s>", "<bos>"),
+    "eos": ("</s>", "<eos>"),
+    "eod": ("<eod>", "<|endoftext|>"),  # end of document
+}
+NUMBERED = re.compile(r"<extra_id_(\d+)>")  # T5's sentinels; the role is sentinel_0, ...
+LANGUAGE = re.compile(r"([a-z]{2,3})_[A-Z]{2}")  # mBART's languages; the role is language_en, ...
+
+
+class Made(NamedTuple):
+    tokenizer: Tokenizer
+    special: dict[str, int]  # role -> id
+    config: dict  # of tokenizer_config.json, besides the roles' tokens
+
+
+def names_in(config: dict) -> dict[str, str]:
+    """role -> its token in a tokenizer_config.json or a special_tokens_map.json."""
+    named = {role: config.get(f"{role}_token") for role in ROLES}
+    return {role: token["content"] if isinstance(token, dict) else token for role, token in named.items() if token}
+
+
+def special_ids(tokenizer: Tokenizer, names: dict[str, str]) -> dict[str, int]:
+    """role -> id, by the given names or else the usual ones; of the roles that have a token."""
+    ids = {}
+    for role, usual in ROLES.items():
+        candidates = [names[role]] if role in names else usual
+        found = [index for name in candidates if (index := tokenizer.token_to_id(name)) is not None]
+        if found:
+            ids[role] = found[0]
+    added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    for pattern, role in ((NUMBERED, "sentinel"), (LANGUAGE, "language")):
+        matches = [(match, index) for token, index in added.items() if (match := pattern.fullmatch(token))]
+        ids |= {f"{role}_{match[1]}": index for match, index in matches}
+    return ids
+
+
+def token_ids(made: Made) -> dict[str, int | None]:
+    """'bos_token_id', ... -> the id of that token, None where the tokenizer has none."""
+    ids = {role: made.special.get(role) for role in ("pad", "cls", "sep", "mask")}
+    names = names_in(made.config)
+    ids |= {role: made.tokenizer.token_to_id(names[role]) if role in names else None for role in ("bos", "eos")}
+    return {f"{role}_token_id": index for role, index in ids.items()}
+
+
+def vocabulary(tokenizer: Tokenizer) -> list[str]:
+    """The tokens by id; an id that no token has gives ''."""
+    ids = tokenizer.get_vocab()
+    tokens = [""] * (1 + max(ids.values()))
+    for token, index in ids.items():
+        tokens[index] = token
+    return tokens
+
+
+def named_tokens(made: Made) -> dict[str, str]:
+    """The token of each role in ROLES that has one."""
+    return {role: made.tokenizer.id_to_token(made.special[role]) for role in ROLES if role in made.special}
+
+
+def with_sentinels(made: Made, number: int) -> Made:
+    """T5's `number` sentinels after the vocabulary, numbered backwards: <extra_id_0> has the last id."""
+    made.tokenizer.add_special_tokens([f"<extra_id_{index}>" for index in reversed(range(number))])
+    return made._replace(special=special_ids(made.tokenizer, named_tokens(made)))

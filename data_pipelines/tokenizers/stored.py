@@ -1,0 +1,132 @@
+"""Tokenizers as files: take one of any kind, and write one as Hugging Face reads it."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, normalizers
+
+from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import byte_level, character_level, pieces, wordpiece
+from data_pipelines.tokenizers.made import Made, named_tokens, names_in, special_ids, vocabulary
+from data_pipelines.tokenizers.table import KINDS
+
+KEPT = ("padding_side", "bos_token", "eos_token", "additional_special_tokens", "model_input_names")
+# class or model that a folder may name -> the Hugging Face class that reads its vocab.json and merges.txt
+MERGED = {
+    **{name: name for name in ("RobertaTokenizer", "GPT2Tokenizer", "OpenAIGPTTokenizer", "CTRLTokenizer")},
+    "RobertaTokenizerFast": "RobertaTokenizer", "GPT2TokenizerFast": "GPT2Tokenizer",
+    "OpenAIGPTTokenizerFast": "OpenAIGPTTokenizer", "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer",
+    "openai-gpt": "OpenAIGPTTokenizer", "ctrl": "CTRLTokenizer",
+}
+FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
+
+
+def load(path: Path, cased: bool = False, keep_accents: bool = False) -> Made:
+    """A vocab.txt or spiece.model (normalised as `cased` and `keep_accents` say), a tokenizer.json, or a folder.
+
+    Raises UserError where there is none. A role in ROLES may have no token.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(
+            f"--tokenizer {path} does not exist; give {', '.join(KINDS)}, "
+            "a vocab.txt, a tokenizer.json, a spiece.model or a folder"
+        )
+    names, config = {}, {}
+    if path.is_dir():
+        names, config = _folder_config(path)
+        inside = [path / name for name in FILES if (path / name).exists()]
+        if not inside:
+            raise UserError(f"--tokenizer {path}: no {', '.join(FILES[:-1])} or {FILES[-1]} in this folder")
+        path = inside[0]
+    try:
+        tokenizer, config = _read(path, cased, keep_accents, config)
+    except UserError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"--tokenizer {path} cannot be read ({reason}); give a vocab.txt, tokenizer.json or spiece.model"
+        ) from error
+    tokenizer.no_padding()  # these come with a model; a corpus keeps sentences as they are
+    tokenizer.no_truncation()
+    return Made(tokenizer, special_ids(tokenizer, names), config)
+
+
+def _read(path: Path, cased: bool, keep_accents: bool, config: dict) -> tuple[Tokenizer, dict]:
+    """The tokenizer, and its part of a tokenizer_config.json. config: what the folder says of it."""
+    if path.suffix == ".model":
+        return pieces.read_model(path, config or {"do_lower_case": not cased, "keep_accents": keep_accents or cased})
+    if path.name == "vocab.json":
+        made = _read_merges(path, config)
+        return made.tokenizer, made.config
+    if path.suffix == ".json":
+        kept = {name: config[name] for name in KEPT if name in config}
+        return pieces.read_json(path, config) or (Tokenizer.from_file(str(path)), kept)
+    tokens = path.read_text("utf-8").removesuffix("\n").split("\n")
+    vocab = {token.rstrip("\r"): index for index, token in enumerate(tokens)}
+    cased = not config.get("do_lower_case", not cased)
+    strip = config.get("strip_accents")
+    return wordpiece.assemble(vocab, cased, keep_accents or cased if strip is None else not strip), {}
+
+
+def _read_merges(path: Path, config: dict) -> Made:
+    """A vocab.json with the merges.txt beside it, by the class or model that the folder names, else by its tokens."""
+    vocab = json.loads(path.read_text("utf-8"))
+    lines = path.with_name("merges.txt").read_text("utf-8").split("\n")
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    name = MERGED.get(config.get("tokenizer_class", config.get("model_type")))
+    if name is None:
+        ends = any(token.endswith("</w>") for token in vocab)
+        name = "OpenAIGPTTokenizer" if ends else "GPT2Tokenizer" if "<s>" not in vocab else "RobertaTokenizer"
+    if name == "CTRLTokenizer":
+        return character_level.assemble(character_level.read_ctrl(vocab), merges, name)
+    if name == "OpenAIGPTTokenizer":
+        return character_level.assemble(vocab, merges, name)
+    kept = {role: config[role] for role in ("add_prefix_space", *KEPT) if role in config}
+    return byte_level.assemble(vocab, merges, kept | {"tokenizer_class": name})
+
+
+def _folder_config(folder: Path) -> tuple[dict[str, str], dict]:
+    """role -> token as the folder's own files name it; and its tokenizer_config.json with its config.json's model."""
+    names, config = {}, {}
+    for file in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / file).exists():
+            try:
+                said = json.loads((folder / file).read_text("utf-8"))
+            except ValueError as error:
+                raise UserError(f"--tokenizer {folder}: {file} is not JSON ({error}); restore it") from error
+            if file == "config.json":
+                config = {name: said[name] for name in ("model_type", "tokenizer_class") if said.get(name)}
+                continue
+            config |= said
+            names |= names_in(said)
+    return names, config
+
+
+def save(made: Made, folder: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json, and the files of its vocabulary that the
+    Hugging Face class reads: vocab.txt, or vocab.json and merges.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = made.tokenizer
+    specials = {f"{role}_token": token for role, token in named_tokens(made).items() if role != "eod"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **made.config, **specials}
+    normalizer = tokenizer.normalizer
+    if isinstance(tokenizer.model, models.WordPiece):
+        lines = "".join(f"{token}\n" for token in vocabulary(tokenizer))
+        (folder / "vocab.txt").write_text(lines, "utf-8")
+        if isinstance(normalizer, normalizers.BertNormalizer):
+            config |= {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": normalizer.lowercase,
+                "strip_accents": normalizer.strip_accents,
+                "tokenize_chinese_chars": normalizer.handle_chinese_chars,
+            }
+    elif config["tokenizer_class"] in MERGED.values():
+        tokenizer.model.save(str(folder))
+        if config["tokenizer_class"] == "CTRLTokenizer":
+            vocab = character_level.write_ctrl(tokenizer.get_vocab())
+            (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), "utf-8")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", specials)):
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")

@@ -1,0 +1,51 @@
+"""The kinds of tokenizers that can be trained: one file each, and a line here."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import byte_level, character_level, pieces, raw_bytes, wordlevel, wordpiece
+from data_pipelines.tokenizers.made import Made, with_sentinels
+from data_pipelines.tokenizers.training import Training
+
+
+class Kind(NamedTuple):
+    """count: the words of texts, which may be added to those of others. learn: the tokenizer that follows from them;
+    the same words give the same one. specials: the choices of --specials, of which the first is the default."""
+
+    count: Callable[[Iterable[str], Training], Counter]
+    learn: Callable[[Counter, Training], Made]
+    specials: tuple[str, ...] = ()
+    whole: bool = False  # counts all of a corpus, not a sample
+
+
+KINDS = {
+    "wordpiece": Kind(wordpiece.count, wordpiece.learn),
+    "sentencepiece-unigram": Kind(
+        partial(pieces.count, kind="unigram"), partial(pieces.learn, kind="unigram"), pieces.SPECIALS
+    ),
+    "sentencepiece-bpe": Kind(partial(pieces.count, kind="bpe"), partial(pieces.learn, kind="bpe"), pieces.SPECIALS),
+    "wordlevel": Kind(wordlevel.count, wordlevel.learn, whole=True),
+    "bpe": Kind(byte_level.count, byte_level.learn, byte_level.SPECIALS),
+    "character-bpe": Kind(character_level.count, character_level.learn, character_level.SPECIALS),
+    "bytes": Kind(raw_bytes.count, raw_bytes.learn),
+}
+
+
+def learn(kind: str, words: Counter, options: Training) -> Made:
+    made = KINDS[kind].learn(words, options)
+    return with_sentinels(made, options.sentinels) if options.sentinels else made
+
+
+def train(kind: str, texts: Iterable[str], options: Training) -> Made:
+    return learn(kind, KINDS[kind].count(texts, options), options)
+
+
+def check_specials(kind: str, specials: str | None) -> None:
+    """UserError for special tokens that a kind of tokenizer does not have. kind: also a path, which has its own."""
+    choices = KINDS[kind].specials if kind in KINDS else ()
+    if specials and specials not in choices:
+        may = f"{kind} has {' and '.join(choices)}" if choices else "leave it out"
+        raise UserError(f"--specials {specials}: --tokenizer {kind} does not choose them so; {may}")

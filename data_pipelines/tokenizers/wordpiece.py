@@ -1,0 +1,98 @@
+"""WordPiece as BERT has it: words between white space and punctuation, from the left the longest known piece."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from data_pipelines.tokenizers.made import ROLES, Made, special_ids
+from data_pipelines.tokenizers.training import (
+    SMALLEST_VOCABULARY,
+    Training,
+    bounded,
+    by_frequency,
+    characters_of,
+    check_size,
+    count_words,
+    covering,
+    merge,
+    pre_tokenized,
+)
+
+SPECIALS = [ROLES[role][0] for role in ("pad", "unk", "cls", "sep", "mask")]
+CONTINUES = "##"
+LONGEST = 100  # characters of a word; longer ones are [UNK]
+
+
+def count(texts: Iterable[str], options: Training) -> Counter:
+    """Words as the tokenizer sees them."""
+    pipeline = _assemble({}, options)
+    return count_words(texts, pre_tokenized(pipeline.normalizer, pipeline.pre_tokenizer))
+
+
+def learn(words: Counter, options: Training) -> Made:
+    """At most `vocab_size` tokens, specials at ids 0..4. The same words always give the same vocabulary.
+
+    Where the words do not fill the vocabulary, as of Chinese, whose words are characters, rarer characters do.
+    """
+    check_size(options, SMALLEST_VOCABULARY)
+    kept = bounded(words)
+    characters = characters_of(kept)
+    inside = {character for word, _ in kept for character in word[1:] if not _is_punctuation(character)}
+    ordered, alphabet = by_frequency(characters), covering(characters, options.vocab_size // 4)
+    vocab = _merge(kept, alphabet, inside, options)
+    if len(alphabet) < len(ordered) and len(vocab) < options.vocab_size:
+        merges = len(vocab) - _size(alphabet, inside)
+        while len(alphabet) < len(ordered):
+            if _size([*alphabet, ordered[len(alphabet)]], inside) + merges > options.vocab_size:
+                break
+            alphabet.append(ordered[len(alphabet)])
+        vocab = _merge(kept, alphabet, inside, options)
+    tokenizer = _assemble(vocab, options)
+    return Made(tokenizer, special_ids(tokenizer, {}), {})
+
+
+def _size(alphabet: list[str], inside: set[str]) -> int:
+    return len(SPECIALS) + len(alphabet) + len(inside.intersection(alphabet))
+
+
+def _merge(words: list[tuple[str, int]], alphabet: list[str], inside: set[str], options: Training) -> dict[str, int]:
+    """The library's trainer numbers the continuing characters ('##a') in the order of a randomly seeded hash map, and
+    breaks ties between merges by number. Passing all of them as special tokens, sorted, takes the chance out."""
+    continuing = [CONTINUES + character for character in sorted(inside.intersection(alphabet))]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=options.vocab_size,
+        special_tokens=SPECIALS + continuing,
+        initial_alphabet=sorted(alphabet),
+        limit_alphabet=len(alphabet),
+        continuing_subword_prefix=CONTINUES,
+        show_progress=False,
+    )
+    return merge(words, models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"), trainer).get_vocab(with_added_tokens=False)
+
+
+def _is_punctuation(character: str) -> bool:
+    """As BERT has it: punctuation is split off, so it never continues a word."""
+    ascii_symbol = character.isascii() and character.isprintable() and not character.isalnum()
+    return ascii_symbol or unicodedata.category(character).startswith("P")
+
+
+def _assemble(vocab: dict[str, int], options: Training) -> Tokenizer:
+    return assemble(vocab, options.cased, options.keep_accents or options.cased)
+
+
+def assemble(vocab: dict[str, int], cased: bool, keep_accents: bool) -> Tokenizer:
+    """BERT's tokenizer around a vocabulary: normaliser, splitting at space and punctuation, [CLS] a [SEP] b [SEP]."""
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=LONGEST))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=not keep_accents)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUES)
+    tokenizer.add_special_tokens([token for token in SPECIALS if token in vocab])
+    if "[CLS]" in vocab and "[SEP]" in vocab:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
+        )
+    return tokenizer
