@@ -71,12 +71,12 @@ def _figures(workdir: Path) -> tuple[dict, dict]:
     """(the last held-out figures, the baselines)."""
     from pretrain.storage.journal import read_metrics
     from pretrain.storage.run_directory import RunDirectory
-    from pretrain.training.evaluate import Evaluator
+    from pretrain.training.evaluate import Evaluators
     from pretrain.training.restore import restore
 
     directory = RunDirectory(workdir)
     restored = restore(directory)
-    evaluator = Evaluator(restored.stages[0], directory.open_corpus(), 1024)
+    evaluator = Evaluators(restored.stages[0], directory.open_corpora(), 1024)
     return read_metrics(directory, "eval")[-1], evaluator.baselines()
 
 

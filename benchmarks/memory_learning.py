@@ -16,7 +16,7 @@ import tyro
 from benchmarks.wikitext2 import Training, cadence, corpus, train
 from pretrain.commands.plot import plot
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.evaluate import Evaluator
+from pretrain.training.evaluate import Evaluators
 from pretrain.training.placement import stages
 from pretrain.training.restore import restore
 
@@ -66,8 +66,8 @@ def main(options: Options) -> None:
 
 def _line(run: Training, minutes: float) -> str:
     """One row of the table."""
-    restored, held_out = restore(RunDirectory(run.workdir)), RunDirectory(run.workdir).open_corpus()
-    figures = lambda assembly, rows: (evaluator := Evaluator(stages(assembly, restored.mesh)[0], held_out, rows))(
+    restored, held_out = restore(RunDirectory(run.workdir)), RunDirectory(run.workdir).open_corpora()
+    figures = lambda assembly, rows: (evaluator := Evaluators(stages(assembly, restored.mesh)[0], held_out, rows))(
         restored.params, restored.frozen, restored.step
     ) | {"unigram": evaluator.baselines()}
     if run.recipe.startswith("xlnet"):

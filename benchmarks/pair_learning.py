@@ -18,7 +18,7 @@ import tyro
 
 from benchmarks.wikitext2 import Training, cadence, corpus, train
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.evaluate import Evaluator
+from pretrain.training.evaluate import Evaluators
 from pretrain.training.restore import restore
 
 VOCABULARY, LENGTH = 2048, 64
@@ -68,7 +68,7 @@ def _line(run: Training, minutes: float) -> str:
     """One row of the table."""
     directory, term = RunDirectory(run.workdir), TASKS[run.name][0]
     restored = restore(directory)
-    evaluator = Evaluator(restored.stages[0], directory.open_corpus(), ROWS)
+    evaluator = Evaluators(restored.stages[0], directory.open_corpora(), ROWS)
     figures = evaluator(restored.params, restored.frozen, restored.step)
     pairs, accuracy = sum((batch[term] >= 0).sum() for batch in evaluator.batches), figures[f"{term}_accuracy"]
     above = lambda chance: f"{(accuracy - chance) / math.sqrt(chance * (1 - chance) / pairs):.1f}"

@@ -48,32 +48,38 @@ def show(arguments: list[str], console) -> None:
     from tokenizers import Tokenizer
 
     from data_pipelines.command_line import parse
-    from data_pipelines.corpus import Corpus
+    from data_pipelines.corpora import open_corpora
     from data_pipelines.show import Show, show_examples, show_statistics
 
     options = parse(Show, arguments, "python -m data_pipelines show")
-    corpus = Corpus(options.corpus)
-    batch = None if options.recipe is None else _examples(corpus, options)  # an unknown recipe is said first
-    tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
-    show_statistics(corpus, tokenizer, console)
+    corpora = open_corpora(options.corpus, {})
+    batch = None if options.recipe is None else _examples(corpora, options)  # an unknown recipe is said first
+    for corpus in corpora.values():
+        tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
+        show_statistics(corpus, tokenizer, console)
     if batch is not None:
         show_examples(tokenizer, corpus.special.get("mask", -1), batch, console)
 
 
-def _examples(corpus, options) -> dict:
-    """The first examples of the recipe's first epoch, in corpus order: name -> array [examples, ...]."""
+def _examples(corpora, options) -> dict:
+    """The first examples of the recipe's first epoch, in corpus order, of a mixture the first rows: name -> array
+    [examples, ...]."""
     import os
 
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # recipes import JAX; nothing runs on a device
 
     import numpy as np
 
+    from pretrain.data import check_data, training_batches
     from pretrain.recipe import resolve
     from pretrain.recipes.registry import find
 
-    recipe = resolve(find(options.recipe), corpus)
-    phase = recipe.phases[0]
-    examples = recipe.objective.examples(corpus, "train", phase, recipe.seed)
+    recipe = resolve(find(options.recipe), next(iter(corpora.values())))
+    if len(corpora) > 1:
+        check_data(recipe, corpora)
+        return training_batches(recipe, corpora, recipe.phases[0]).batch(0, np.arange(options.examples))
+    (corpus,) = corpora.values()
+    examples = recipe.objective.examples(corpus, "train", recipe.phases[0], recipe.seed)
     return examples.build(0, np.arange(min(options.examples, examples.number)))
 
 

@@ -172,6 +172,10 @@ class RowExamples(Examples):
         """Examples per epoch."""
         return sum(self.sizes)
 
+    def epochs(self, rows: int) -> float:
+        """How often all examples come in so many rows."""
+        return rows / self.number
+
     def check_size(self) -> None:
         """Raises UserError where a lane has no example."""
         if self.number < self.order.lanes:
@@ -240,7 +244,13 @@ class RowExamples(Examples):
         return self._plans.get(index, lambda: self._planned(index))
 
     def _planned(self, index):
-        return self.layout.plan(self.parts[index], self.split, self.seed)
+        plan = self.layout.plan(self.parts[index], self.split, self.seed)
+        if self._sizes is not None and plan.number != self._sizes[index]:
+            raise UserError(
+                f"part {index} of corpus {self.corpus.path} has {plan.number} examples, not {self._sizes[index]}: they "
+                "were counted otherwise; remove examples.json from the work directory to count them again"
+            )
+        return plan
 
 
 class StreamExamples(Examples):
@@ -274,6 +284,10 @@ class StreamExamples(Examples):
     def steps(self) -> int:
         """Steps of the first epoch; lanes may have a few more or fewer, in other epochs too."""
         return int(min(self._steps(self._windows(lane, 0))[-1] for lane in range(self.order.lanes)))
+
+    def epochs(self, rows: int) -> float:
+        """How often the first epoch's steps come in so many rows."""
+        return rows / (self.steps * self.rows * self.order.lanes)
 
     def check_size(self) -> None:
         """Raises UserError where the split is too small for a step."""

@@ -1,7 +1,11 @@
 """Which corpora `--corpus` names: one path, or several with names, as in en=gs://A,zh=DIR."""
 
 import re
+from collections.abc import Mapping
 
+from tokenizers import Tokenizer
+
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 
 NAMED = re.compile(r"([\w.-]+)=(.*)", re.ASCII | re.DOTALL)
@@ -25,3 +29,33 @@ def named(text: str) -> dict[str, str]:
 def written(paths: dict[str, str]) -> str:
     """What `named` reads so."""
     return ",".join(f"{name}={path}" if name else path for name, path in paths.items())
+
+
+def open_corpora(text: str, states: Mapping[str, str]) -> dict[str, Corpus]:
+    """The corpora that `--corpus` names; states: of some the fingerprint that it is opened with, if it ever had that
+    one. UserError where one is none, and unless all have one vocabulary and one set of special tokens."""
+    opened = {name: _in_state(Corpus(path), states.get(name)) for name, path in named(text).items()}
+    check_alike(opened)
+    return opened
+
+
+def _in_state(corpus: Corpus, fingerprint: str | None) -> Corpus:
+    before = [state["fingerprint"] for state in corpus.manifest.get("history", [])]
+    return Corpus(corpus.source, fingerprint) if fingerprint in before else corpus
+
+
+def check_alike(corpora: Mapping[str, Corpus]) -> None:
+    """Raises UserError unless all corpora have one vocabulary and one set of special tokens."""
+    (first, one), *others = corpora.items()
+    for name, other in others:
+        for what, get in (("vocabulary", _vocabulary), ("special tokens", lambda corpus: corpus.special)):
+            if get(one) != get(other):
+                raise UserError(
+                    f"--corpus {first}={one.source},{name}={other.source}: {name} has other {what} than {first}; "
+                    "prepare all corpora with one tokenizer: --tokenizer with the first one's tokenizer/ folder"
+                )
+
+
+def _vocabulary(corpus):
+    file = corpus.tokenizer_path / "tokenizer.json"
+    return corpus.vocab_size, Tokenizer.from_file(str(file)).get_vocab() if file.exists() else None

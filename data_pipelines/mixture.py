@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from data_pipelines import noise
 from data_pipelines.batches import RowExamples, StreamExamples, make_examples, together
@@ -56,23 +55,6 @@ def parse_rates(text: str, sizes: Mapping[str, int]) -> tuple[float, ...]:
         raise UserError(f"mixture={text}: is no mixture; {FORMS}")
     shares = list(made(*numbers))
     return tuple(share / sum(shares) for share in shares)
-
-
-def check_alike(corpora: Mapping[str, Corpus]) -> None:
-    """Raises UserError unless all corpora have one vocabulary and one set of special tokens."""
-    (first, one), *others = corpora.items()
-    for name, other in others:
-        for what, get in (("vocabulary", _vocabulary), ("special tokens", lambda corpus: corpus.special)):
-            if get(one) != get(other):
-                raise UserError(
-                    f"--corpus {first}={one.source},{name}={other.source}: {name} has other {what} than {first}; "
-                    "prepare all corpora with one tokenizer: --tokenizer with the first one's tokenizer/ folder"
-                )
-
-
-def _vocabulary(corpus):
-    file = corpus.tokenizer_path / "tokenizer.json"
-    return corpus.vocab_size, Tokenizer.from_file(str(file)).get_vocab() if file.exists() else None
 
 
 def make_mixture(

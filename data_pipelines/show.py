@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from data_pipelines.command_line import Place
 from data_pipelines.corpus import Corpus
 from data_pipelines.manifest import SPLITS
 from data_pipelines.text.encoding import WORD
@@ -26,8 +25,8 @@ MASKED, RANDOM, KEPT = "bold white on red", "bold black on yellow", "bold black 
 class Show:
     """Print a corpus's statistics, and with --recipe a few examples as its model sees them, corruptions in colour."""
 
-    corpus: Annotated[Place, tyro.conf.Positional]
-    """The corpus: a directory that prepare made."""
+    corpus: Annotated[str, tyro.conf.Positional]
+    """The corpus: a directory that prepare made; or several that are trained on together, en=DIR,zh=DIR."""
     recipe: str | None = None
     """The recipe whose examples to show; `python -m pretrain recipes` lists them."""
     examples: int = 3

@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from data_pipelines.cloud import is_remote
 from data_pipelines.command_line import Place, parse
+from data_pipelines.corpora import named
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.commands.platform import keep_compiled_with, may_be_one_of_several, prepare
@@ -82,8 +83,10 @@ def _run(arguments: list[str]) -> int:
     from pretrain.commands.arguments import parse_run
 
     recipe, options = parse_run(arguments)
-    if not is_remote(options.corpus) and options.coordinator is None and not may_be_one_of_several():
-        Corpus(options.corpus)  # a mistaken path is said before the imports that follow, which take seconds
+    if options.coordinator is None and not may_be_one_of_several():
+        for path in named(options.corpus).values():
+            if not is_remote(path):
+                Corpus(path)  # a mistaken one is said before the imports that follow, which take seconds
     from pretrain.training.signals import stop_request
     from tpu.cluster import ending_together, join
     from tpu.compiled import write_whole
@@ -106,8 +109,8 @@ class Eval:
     """Work directory of the run."""
     all: bool = False
     """Every checkpoint, not only the newest."""
-    corpus: Place | None = None
-    """Where the run's corpus is now, if it has moved."""
+    corpus: str | None = None
+    """Where the run's corpus is now, or several by name, if it has moved."""
     examples: int = 1024
     """Rows of the held-out set."""
     memory: int | None = None

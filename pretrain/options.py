@@ -16,8 +16,9 @@ RANGES["workers"] = Range("at least 0 and at most 256", lambda x: 0 <= x <= 256)
 class Options:
     """How and where to run."""
 
-    corpus: Place
-    """Folder made by `python -m data_pipelines prepare`; from gs:// it is copied to this host once."""
+    corpus: str
+    """Folder made by `python -m data_pipelines prepare`; from gs:// this host copies what it reads. Several have names:
+    en=DIR,zh=DIR."""
     workdir: Place
     """Where the run keeps everything; the same directory resumes."""
     init_from: str | None = None

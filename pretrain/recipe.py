@@ -9,6 +9,8 @@ from typing import Any
 from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import StreamLayout
+from data_pipelines.order import Order
 from data_pipelines.tokenizers import stored as tokenizers
 from models.core.family import unfit_inputs
 from models.core.program import Program
@@ -42,6 +44,8 @@ class Recipe:
     phases: tuple[Phase, ...]
     steps: int  # of all phases together
     seed: int = 0  # of weights, batches and noise
+    order: Order = Order()  # in which the corpus's parts come
+    mixture: str = "proportional"  # how often each of several corpora comes: proportional[:LIMIT], smoothed:S, ...
     frozen: tuple[str, ...] = ()  # parameter path prefixes that are not trained
     teachers: tuple[Teacher, ...] = ()  # frozen models that the objective asks for
 
@@ -71,6 +75,8 @@ def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
     resolved = dataclasses.replace(recipe, model=model, teachers=teachers)
     check(resolved)
     check_types(f"--corpus {corpus.source}", model, tokenizers.load(corpus.tokenizer_path))
+    for phase in resolved.phases:
+        resolved.objective.rows(phase).check(corpus)
     resolved.objective.check(resolved.model, corpus, resolved.phases)
     return resolved
 
@@ -91,6 +97,10 @@ def check(recipe: Recipe) -> None:
         models[f"teachers.{index}.model"] = teacher.model, recipe.objective.teachers[teacher.name]
     for index, phase in enumerate(recipe.phases):
         recipe.objective.check_phase(phase)
+        recipe.order.check(f"phases.{index}.batch_size", phase.batch_size)
+        rows = recipe.objective.rows(phase)
+        if isinstance(rows, StreamLayout):
+            rows.check_rows(phase.batch_size // recipe.order.lanes)
         for setting, (config, asks) in models.items():
             longest = getattr(config, "positions", phase.length)  # a bag of words has no limit
             if phase.length > longest:

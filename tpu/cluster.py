@@ -117,6 +117,11 @@ def is_first() -> bool:
     return _here().process_id == 0
 
 
+def number() -> int:
+    """Which process of the run this is, from 0."""
+    return _here().process_id or 0
+
+
 def size() -> int:
     """Processes of the run."""
     return _here().num_processes or 1

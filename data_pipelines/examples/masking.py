@@ -70,15 +70,9 @@ class SpecialTokens(NamedTuple):
     @classmethod
     def of(cls, corpus: Corpus) -> "SpecialTokens":
         """Raises UserError where the corpus's tokenizer lacks one."""
-        roles = ("pad", "cls", "sep", "mask")
-        missing = [role for role in roles if role not in corpus.special]
-        if missing:
-            raise UserError(
-                f"corpus {corpus.path} has no {' and no '.join(missing)} token, which masking needs; "
-                "prepare it with a tokenizer that has one"
-            )
+        ids = corpus.require("pad", "cls", "sep", "mask")
         ordinary = np.setdiff1d(np.arange(corpus.vocab_size, dtype=np.int32), list(corpus.special.values()))
-        return cls(*(corpus.special[role] for role in roles), ordinary)
+        return cls(*ids, ordinary)
 
 
 def predictions(length: int, rate: float) -> int:

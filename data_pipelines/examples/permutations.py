@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipelines import noise
-from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream
+from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.evaluation import consecutive
 from data_pipelines.examples.layout import StreamLayout
 
@@ -101,7 +100,8 @@ class PermutedSpans(StreamLayout):
         return 1 + self.permuting.bidirectional
 
     def check(self, corpus):
-        check_corpus(corpus)
+        corpus.require("cls", "sep")
+        end_token(corpus)
 
     @property
     def multiple(self) -> int:
@@ -219,16 +219,6 @@ class PermutedSpans(StreamLayout):
         drawn = noise.bits(keys, noise.counters(ORDER, len(slot))) >> 8
         order = (block.astype(np.uint64) << SLOT + 24) | (drawn.astype(np.uint64) << SLOT) | slot.astype(np.uint64)
         return visibility(order, permuted, slot < positions.shape[1], reuse, self.length)
-
-
-def check_corpus(corpus: Corpus) -> None:
-    """Raises UserError where the corpus lacks a special token of the rows."""
-    missing = [role for role in ("cls", "sep") if role not in corpus.special]
-    if missing:
-        raise UserError(
-            f"corpus {corpus.path} has no {' and no '.join(missing)} token, which permuted spans need; "
-            "prepare it with a tokenizer that has one"
-        )
 
 
 def visibility(

@@ -35,7 +35,7 @@ def demo(folder: Path, steps: int | None) -> int:
     recipe = find("electra-tiny")
     recipe = dataclasses.replace(recipe, steps=recipe.steps if steps is None else steps)
     step(f"pretrain run {recipe.name} --corpus {corpus} --workdir {workdir} --steps {recipe.steps}")
-    options = Options(corpus=corpus, workdir=workdir, log_every=100, eval_every=500, checkpoint_every=500)
+    options = Options(corpus=str(corpus), workdir=workdir, log_every=100, eval_every=500, checkpoint_every=500)
     with stop_request() as stop:
         status = run(recipe, options, stop)
     if status:
@@ -55,7 +55,7 @@ def demo(folder: Path, steps: int | None) -> int:
 
 def fill_masks(directory: RunDirectory, console: Console, rows: int = 4, window: int = 12) -> None:
     """Print held-out snippets with one masked token each, what stood there and the generator's best guesses."""
-    restored, corpus = restore(directory), directory.open_corpus()
+    restored, (corpus,) = restore(directory), directory.open_corpora().values()
     recipe, tokenizer = restored.assembly.recipe, Tokenizer.from_file(str(directory.tokenizer / "tokenizer.json"))
     phase = recipe.phases[-1]
     examples = recipe.objective.examples(corpus, "heldout", phase, seed=1)

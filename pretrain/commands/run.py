@@ -8,11 +8,13 @@ import jax
 from jax.sharding import Mesh
 
 from data_pipelines.cloud import is_file
+from data_pipelines.corpora import open_corpora, written
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
 from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import Params, count
+from pretrain.data import check_data
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.objectives.teacher import TEACHERS
 from pretrain.options import Options
@@ -43,9 +45,12 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     UserError before anything is compiled for whatever the user can put right, before the first step for what does not
     compile or fit.
     """
-    corpus = _corpus(options)
-    _check_splits(corpus)
+    corpora = _corpora(options)
+    corpus = next(iter(corpora.values()))  # they have one vocabulary
+    for one in corpora.values():
+        _check_splits(one)
     given = resolve(recipe, corpus)
+    check_data(given, corpora)
     agree("the recipe and its options", lambda: _shared_settings(given, options))
     extended = from_first("--schedule.from-here", lambda: to_json(run_directory.extended(options.workdir, given)))
     recipe = from_json(extended)
@@ -58,7 +63,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     stages = trace(assembly, mesh, options.microbatches, shapes)
     renewed = _renewed(RunDirectory(options.workdir))
     with disk_errors(RunDirectory(options.workdir)), run_directory.alone(options.workdir):
-        directory, before = run_directory.start(options.workdir, recipe, corpus, options.init_from)
+        directory, before = run_directory.start(options.workdir, recipe, corpora, options.init_from)
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
             first = _first_state(stages, before or recipe, directory, checkpoints, weights, teachers)
             state, carried, frozen, origin = first
@@ -73,24 +78,34 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
                     journal.say(renewed)
                 if before and before.steps != recipe.steps:
                     journal.say(_longer_or_shorter(before, recipe, int(state.step)))
+                for said in filter(None, map(_grown, corpora.values())):
+                    journal.say(said)
                 stop = stop or StopRequest()
-                whole = Run(assembly, corpus, options, directory, checkpoints, journal, mesh, frozen, stop, stages)
+                whole = Run(assembly, corpora, options, directory, checkpoints, journal, mesh, frozen, stop, stages)
                 state, status = train(whole, state, carried)
                 if status == 0:
                     journal.say(f"done: {int(state.step)} steps in {directory.path}")
     return status
 
 
-def _corpus(options: Options) -> Corpus:
-    """The corpus, of which each host may have a copy of its own."""
-    opened = []
+def _corpora(options: Options) -> dict[str, Corpus]:
+    """The corpora by name, of which each host may have copies of its own, as they were when the run began."""
+    states, opened = from_first("--workdir", lambda: run_directory.states(options.workdir)), {}
 
-    def fingerprint() -> str:
-        opened.append(Corpus(options.corpus))
-        return opened[0].fingerprint
+    def fingerprints() -> str:
+        opened.update(open_corpora(options.corpus, states))
+        return written({name: corpus.fingerprint for name, corpus in opened.items()})
 
-    agree("the fingerprint of --corpus", fingerprint)
-    return opened[0]
+    agree("the fingerprint of --corpus", fingerprints)
+    return {name: opened[name] for name in states} if states.keys() == opened.keys() else opened
+
+
+def _grown(corpus: Corpus) -> str | None:
+    """What has been added to a corpus since the run began, which goes on without it."""
+    if corpus.fingerprint == corpus.manifest["fingerprint"]:
+        return None
+    parts = len(corpus.parts)
+    return f"--corpus {corpus.source}: has grown; the run goes on with the {parts} parts that it began with"
 
 
 OF_A_HOST = ("corpus", "workdir", "coordinator", "processes", "process", "workers", "profile")

@@ -10,13 +10,13 @@ from pretrain.recipe import phase_at
 from pretrain.recipes.table import wide_console
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import Assembly
-from pretrain.training.evaluate import Evaluator
+from pretrain.training.evaluate import Evaluators
 from pretrain.training.placement import stages
 from pretrain.training.restore import restore
 
 
 def print_evaluation(
-    run: Path, every_checkpoint: bool, corpus: Path | None, examples: int, memory: int | None = None
+    run: Path, every_checkpoint: bool, corpus: str | None, examples: int, memory: int | None = None
 ) -> dict[str, float]:
     """Held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures.
 
@@ -32,7 +32,7 @@ def print_evaluation(
         restored = newest if step == newest.step else restore(directory, step)
         if phase != phase_at(recipe, step - 1):
             phase = phase_at(recipe, step - 1)
-            evaluator = Evaluator(placed[phase], directory.open_corpus(corpus), examples)
+            evaluator = Evaluators(placed[phase], directory.open_corpora(corpus), examples)
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
     columns["unigram"] = evaluator.baselines()
     wide_console().print(_figures_table(f"held-out figures of {run}", columns))

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.corpus import Corpus
 from data_pipelines.examples import masking as masking_rule
 from data_pipelines.examples.layout import RowLayout
 from data_pipelines.examples.masking import Masking
@@ -40,11 +39,6 @@ def check_layout(layout: str, label: str | None) -> None:
         raise ValueError(f"objective.layout={layout!r}: use one of {', '.join(LAYOUTS)}")
     if label and not LAYOUTS[layout].pairs:
         raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.{label}=False")
-
-
-def check_corpus(corpus: Corpus) -> None:
-    """UserError when the corpus lacks a special token that the layouts put in."""
-    masking_rule.SpecialTokens.of(corpus)
 
 
 def predictions(phase: Phase, masking: Masking) -> int:

@@ -42,7 +42,6 @@ class MaskedLanguageModel(Objective):
         return (Encoder, TokenPredictor, PairClassifier) if self.label else (Encoder, TokenPredictor)
 
     def check(self, model_config, corpus, phases):
-        layouts.check_corpus(corpus)
         pair_head = getattr(model_config, "pair_head", self.label is not None)  # where a model may leave it out
         if (self.label is not None) != pair_head:
             label = self.label or f"{NEXT_SENTENCE}=False and objective.{SENTENCE_ORDER}"

@@ -11,7 +11,6 @@ from jax import Array
 from data_pipelines.batches import Examples, make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.layout import Layout
-from data_pipelines.order import ONE_LANE, Order
 from models.core.parameters import Noise, Params
 from pretrain.objectives.phase import Phase
 from pretrain.objectives.teacher import Bound
@@ -74,17 +73,9 @@ class Objective(abc.ABC):
         """The arrays of a batch, known without data."""
         return self.rows(phase).spec
 
-    def examples(
-        self,
-        corpus: Corpus,
-        split: str,
-        phase: Phase,
-        seed: int,
-        order: Order = ONE_LANE,
-        sizes: Sequence[int] | None = None,
-    ) -> Examples:
-        """The batches of a phase, of a split of a corpus. sizes: the examples of its parts, where they are known."""
-        return make_examples(self.rows(phase), corpus, split, phase.batch_size, seed, order, sizes)
+    def examples(self, corpus: Corpus, split: str, phase: Phase, seed: int) -> Examples:
+        """The batches of a phase, of a split of a corpus, in one lane."""
+        return make_examples(self.rows(phase), corpus, split, phase.batch_size, seed)
 
     def memory(self, model_config, train: bool) -> int:
         """Positions before a row that a model remembers, in training or in evaluation."""

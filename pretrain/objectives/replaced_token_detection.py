@@ -33,9 +33,6 @@ class ReplacedTokenDetection(Objective):
         layouts.check_layout(self.layout, label=None)
         check_ranges(self, {"discriminator_weight": NOT_NEGATIVE}, "objective.")
 
-    def check(self, model_config, corpus, phases):
-        layouts.check_corpus(corpus)
-
     def rows(self, phase):
         return layouts.LAYOUTS[self.layout].layout(phase.length, self.masking, None)
 

@@ -1,9 +1,10 @@
 """A work directory: everything that a run was and did, so that resuming, plotting and exporting need nothing else.
 
     recipe.json     what is trained (identity: only `steps` may change, and with it how the schedule goes on)
-    run.json        the corpus's path and fingerprint, --init-from, the versions, commit and platform of the last start
+    run.json        the corpora's paths and fingerprints, --init-from, the last start's versions, commit and platform
     tokenizer/      a copy of the corpus's
     checkpoints/    STEP/ each
+    examples.json   how many examples the parts of corpora have, where they were counted
     metrics.jsonl   one JSON object per line: {"kind": "train" | "eval", "step": ..., figures}
     tensorboard/    the same for TensorBoard
     log.txt         what was printed
@@ -22,11 +23,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
 
+from data_pipelines import corpora
 from data_pipelines.cloud import cloud_errors, entries, in_cloud, is_file, is_remote, place, refusal, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.durable import put, sync
@@ -50,6 +52,7 @@ class RunDirectory:
         self.run = self.path / "run.json"
         self.tokenizer = self.path / "tokenizer"
         self.checkpoints = self.path / "checkpoints"
+        self.examples = self.path / "examples.json"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.log = self.path / "log.txt"
@@ -83,29 +86,45 @@ class RunDirectory:
         if not is_file(self.recipe):
             raise UserError(f"--workdir {self.path}: was removed while the run went on; start again in a new --workdir")
 
-    def open_corpus(self, path: Path | None = None) -> Corpus:
-        """The run's corpus, from where it was or from `path`; UserError when it is another one."""
+    def open_corpora(self, text: str | None = None) -> dict[str, Corpus]:
+        """The run's corpora by name, as they were when it began, from where they were or from what `--corpus` says now;
+        UserError when one is another one."""
         run = self.read_run()
-        if path is None and not is_remote(run["corpus"]) and not Path(run["corpus"]).exists():
-            raise UserError(f"the corpus of {self.path} is no longer at {run['corpus']}: pass --corpus")
-        corpus = Corpus(path or run["corpus"])
-        if corpus.fingerprint != run["fingerprint"]:
-            raise UserError(
-                f"{corpus.path} is not the corpus of {self.path}: its fingerprint is {corpus.fingerprint[:12]}, "
-                f"the run's {run['fingerprint'][:12]}; pass --corpus with the one it was trained on, "
-                "or start in another --workdir"
-            )
-        return corpus
+        paths, states = corpora.named(run["corpus"]), corpora.named(run["fingerprint"])
+        gone = [path for path in paths.values() if not is_remote(path) and not Path(path).exists()]
+        if text is None and gone:
+            raise UserError(f"the corpus of {self.path} is no longer at {gone[0]}: pass --corpus")
+        opened = corpora.open_corpora(run["corpus"] if text is None else text, states)
+        if opened.keys() != states.keys():
+            names = ", ".join(states) if all(states) else "one without a name"
+            raise UserError(f"--corpus {text}: {self.path} was started with other corpora ({names}); give these names")
+        for name, corpus in opened.items():
+            if corpus.fingerprint != states[name]:
+                raise UserError(
+                    f"{corpus.path} is not the corpus of {self.path}: its fingerprint is {corpus.fingerprint[:12]}, "
+                    f"the run's {states[name][:12]}; pass --corpus with the one it was trained on, "
+                    "or start in another --workdir"
+                )
+        return {name: opened[name] for name in states}  # in the order that numbers them
 
 
-def start(path: Path, recipe: Recipe, corpus: Corpus, init_from: str | None) -> tuple[RunDirectory, Recipe | None]:
+def states(path: Path) -> dict[str, str]:
+    """The fingerprints of the corpora that the run at `path` began with, by name; {} where none has begun."""
+    directory = RunDirectory(path)
+    began = is_file(directory.recipe) and is_file(directory.run)
+    return corpora.named(directory.read_run()["fingerprint"]) if began else {}
+
+
+def start(
+    path: Path, recipe: Recipe, of: Mapping[str, Corpus], init_from: str | None
+) -> tuple[RunDirectory, Recipe | None]:
     """Create a work directory, or check that this recipe may go on in it -> (directory, the recipe that it had).
 
     The first process decides for all. UserError when it holds another recipe, another corpus or another start, listing
     what differs, or when not all hosts see it.
     """
     directory = RunDirectory(path)
-    before, about = from_first("--workdir", lambda: _start(directory, recipe, corpus, init_from))
+    before, about = from_first("--workdir", lambda: _start(directory, recipe, of, init_from))
     gather("whether all hosts see --workdir", lambda: _check_shared(directory, about))
     return directory, from_json(before) if before else None
 
@@ -142,9 +161,12 @@ def _lock(descriptor: int, path: Path) -> None:
         return
 
 
-def _start(directory: RunDirectory, recipe: Recipe, corpus: Corpus, init_from: str | None) -> tuple[str | None, str]:
+def _start(
+    directory: RunDirectory, recipe: Recipe, of: Mapping[str, Corpus], init_from: str | None
+) -> tuple[str | None, str]:
     """(recipe.json as it was, run.json as it is now)."""
     path, before = directory.path, None
+    sources = corpora.written({name: corpus.source for name, corpus in of.items()})
     _make(path)
     if is_file(path / "manifest.json"):
         raise UserError(f"--workdir {path}: is a corpus; give a folder of the run's own")
@@ -154,7 +176,7 @@ def _start(directory: RunDirectory, recipe: Recipe, corpus: Corpus, init_from: s
         _check_steps(directory, recipe)
         if not in_cloud(path) and is_file(directory.metrics) and not directory.checkpoints.is_dir():
             raise UserError(f"--workdir {path}: its checkpoints/ was removed; restore it, or use another --workdir")
-        directory.open_corpus(corpus.source)
+        directory.open_corpora(sources)
         old_init = directory.read_run()["init_from"]
         if init_from is not None and init_from != old_init:
             raise UserError(f"--init-from {init_from}: {path} was started from {old_init or 'random weights'}; "
@@ -163,10 +185,10 @@ def _start(directory: RunDirectory, recipe: Recipe, corpus: Corpus, init_from: s
     elif entries(directory.checkpoints):
         raise UserError(f"{path} has checkpoints but no recipe.json: it is damaged; use another --workdir")
     else:
-        copy_folder(corpus.tokenizer_path, directory.tokenizer)
+        copy_folder(next(iter(of.values())).tokenizer_path, directory.tokenizer)
     about = {
-        "corpus": corpus.source,
-        "fingerprint": corpus.fingerprint,
+        "corpus": sources,
+        "fingerprint": corpora.written({name: corpus.fingerprint for name, corpus in of.items()}),
         "init_from": init_from,
         "versions": versions(),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",

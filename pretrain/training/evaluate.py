@@ -1,6 +1,7 @@
 """Held-out evaluation on a fixed set: the same rows with the same corruption at every call."""
 
 import operator
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -13,8 +14,26 @@ from pretrain.training.placement import EVALUATION_SEED, Stage
 from tpu.batches import place_rows
 
 
+class Evaluators:
+    """The fixed held-out sets of all corpora; where there are several, figures have the name of theirs before them."""
+
+    def __init__(self, stage: Stage, corpora: Mapping[str, Corpus], examples: int):
+        self.of = {name: Evaluator(stage, corpus, examples) for name, corpus in corpora.items()}
+
+    def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
+        """As `Evaluator` does."""
+        return self._named({name: evaluator(params, frozen, trained) for name, evaluator in self.of.items()})
+
+    def baselines(self) -> dict[str, float]:
+        """As `Evaluator` does."""
+        return self._named({name: evaluator.baselines() for name, evaluator in self.of.items()})
+
+    def _named(self, figures: Mapping[str, dict[str, float]]) -> dict[str, float]:
+        return {f"{corpus}/{name}" if corpus else name: x for corpus, of in figures.items() for name, x in of.items()}
+
+
 class Evaluator:
-    """The fixed held-out set of one phase; examples: how many.
+    """The fixed held-out set of one phase and corpus; examples: how many.
 
     Where the loss compares rows with one another, whole batches alone: rows that fill up would be compared too.
     """

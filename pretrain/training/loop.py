@@ -4,7 +4,7 @@ import datetime
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +12,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from data_pipelines.batches import Examples
 from data_pipelines.cloud import in_cloud, remove_folder, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
+from data_pipelines.mixture import Mixture
 from models.core.parameters import Params, count
+from pretrain.data import phase_batches
 from pretrain.options import Options
 from pretrain.recipe import boundaries, phase_at
 from pretrain.state import TrainState
@@ -25,7 +28,7 @@ from pretrain.storage.journal import Journal, Silence, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, compiles_ahead
 from pretrain.training.assembly import Assembly, model_flops
-from pretrain.training.evaluate import Evaluator
+from pretrain.training.evaluate import Evaluators
 from pretrain.training.placement import Stage
 from pretrain.training.signals import EXIT_STOPPED, StopRequest
 from pretrain.training.step import Metrics
@@ -41,7 +44,7 @@ class Run(NamedTuple):
     """What stays the same while a run lasts."""
 
     assembly: Assembly
-    corpus: Corpus
+    corpora: Mapping[str, Corpus]
     options: Options
     directory: RunDirectory
     checkpoints: Checkpoints
@@ -65,13 +68,14 @@ def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
     if step and every and step % every == 0 and step < recipe.steps and step not in evaluated:
         _evaluate(run, state, _evaluator(run, phase_at(recipe, step - 1)))  # which a kill has cut off
     evaluator = None
+    batches = phase_batches(recipe, run.corpora, step, run.directory.examples, run.journal.say)
     while (step := int(state.step)) < recipe.steps:
         phase = phase_at(recipe, step)
         run.journal.say(f"phase {phase + 1} of {len(ends)}: {recipe.phases[phase]}, steps {step} to {ends[phase]}")
         evaluator = _evaluator(run, phase)
         if phase != carried:  # the rows of another phase's batches do not continue these
             state, carried = state._replace(carry=run.stages[phase].first_carry()), phase
-        state, stopped = _train_phase(run, state, phase, ends[phase], evaluator)
+        state, stopped = _train_phase(run, state, phase, ends[phase], batches[phase], evaluator)
         if stopped:
             _save(run, state, carried)
             run.checkpoints.wait()
@@ -85,15 +89,15 @@ def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
 
 
 def _train_phase(
-    run: Run, state: TrainState, phase: int, end: int, evaluator: Evaluator
+    run: Run, state: TrainState, phase: int, end: int, examples: Examples | Mixture, evaluator: Evaluators
 ) -> tuple[TrainState, bool]:
     """Steps up to `end` or to a stop request -> (state, whether it was one)."""
     options, recipe = run.options, run.assembly.recipe
     first = int(state.step)
     step_function = run.stages[phase].train.run
-    meter = Meter(run, phase, first)
+    meter = Meter(run, phase, examples)
     run.journal.doing(f"compiling phase {phase + 1}")
-    for step, batch in _batches(run, phase, first, end):
+    for step, batch in _batches(run, examples, first, end):
         if run.stop.reached(step):
             return state, True
         _profile(run, step - first, end - first)
@@ -123,18 +127,16 @@ def _compiled(run: Run, step: int) -> Run:
     return run._replace(stages=compile_phases(run.stages, wanted, run.journal.say))
 
 
-def _evaluator(run: Run, phase: int) -> Evaluator:
-    return Evaluator(run.stages[phase], run.corpus, run.options.eval_examples)
+def _evaluator(run: Run, phase: int) -> Evaluators:
+    return Evaluators(run.stages[phase], run.corpora, run.options.eval_examples)
 
 
-def _batches(run: Run, phase: int, first: int, end: int) -> Iterator[tuple[int, dict]]:
+def _batches(run: Run, examples: Examples | Mixture, first: int, end: int) -> Iterator[tuple[int, dict]]:
     """(step, global batch on the devices) for the steps of a phase."""
-    shape = run.assembly.recipe.phases[phase]
-    examples = run.assembly.recipe.objective.examples(run.corpus, "train", shape, run.assembly.recipe.seed)
-    mine = host_rows(run.mesh, shape.batch_size)
+    mine = host_rows(run.mesh, examples.batch_size)
     with Loader(examples, first, end, mine, processes=run.options.workers) as loader:
         for step, batch in loader:
-            yield step, place_rows(batch, mine, shape.batch_size, run.mesh)
+            yield step, place_rows(batch, mine, examples.batch_size, run.mesh)
 
 
 def _save(run: Run, state: TrainState, phase: int) -> None:
@@ -143,7 +145,7 @@ def _save(run: Run, state: TrainState, phase: int) -> None:
     run.checkpoints.save(state, phase)
 
 
-def _evaluate(run: Run, state: TrainState, evaluator: Evaluator) -> None:
+def _evaluate(run: Run, state: TrainState, evaluator: Evaluators) -> None:
     run.journal.doing("evaluating")
     run.journal.figures("eval", int(state.step), evaluator(state.params, run.frozen, int(state.step)))
     run.journal.sync()
@@ -167,8 +169,8 @@ def _profile(run: Run, since_start: int, steps: int) -> None:
 class Meter:
     """Collects the steps' metrics between two reports, without waiting for them."""
 
-    def __init__(self, run: Run, phase: int, first: int):
-        self.run, self.phase = run, run.assembly.recipe.phases[phase]
+    def __init__(self, run: Run, phase: int, examples: Examples | Mixture):
+        self.run, self.phase, self.examples = run, run.assembly.recipe.phases[phase], examples
         self.waiting: list[Metrics] = []
         self.since: float | None = None  # unknown until the first step has compiled
         self.flops = model_flops(run.assembly.recipe, self.phase)
@@ -186,7 +188,7 @@ class Meter:
             return
         metrics = jax.device_get(self.waiting)
         now = time.perf_counter()
-        figures = self._means(metrics)
+        figures = self._means(metrics) | (self._sources(step) if isinstance(self.examples, Mixture) else {})
         if self.since is not None:
             figures |= self._speed((now - self.since) / len(metrics), step)
         self.run.journal.figures("train", step, figures)
@@ -210,6 +212,12 @@ class Meter:
         if metrics[-1].skipped[0]:
             figures["skipped_updates"] = int(metrics[-1].skipped[0])
         return figures
+
+    def _sources(self, step: int) -> dict[str, float]:
+        """Of each corpus, the rows so far, as if all phases had this one's batches, and how often all that it has."""
+        rows, examples = self.examples.rows_before(step), self.examples.sources
+        epochs = {f"{name}/epochs": examples[name].epochs(of) for name, of in rows.items()}
+        return {f"{name}/rows": of for name, of in rows.items()} | epochs
 
     def _speed(self, seconds: float, step: int) -> dict[str, float]:
         left = datetime.timedelta(seconds=round(seconds * (self.run.assembly.recipe.steps - step)))

@@ -2,8 +2,10 @@
 
 import pytest
 
-from data_pipelines.corpora import named, written
+from data_pipelines.corpora import check_alike, named, written
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from tests.data_pipelines.corpora import SPECIAL, random_documents, write_corpus
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,14 @@ def test_a_path_or_names_with_paths(text, paths):
 def test_another_form_is_an_error_that_shows_it(text, said):
     with pytest.raises(UserError, match=f"^--corpus {text}: {said}"):
         named(text)
+
+
+def test_corpora_of_other_tokenizers_are_refused(tmp_path):
+    one = Corpus(write_corpus(tmp_path / "one", random_documents(0, 5), special=SPECIAL | {"eod": 99}))
+    check_alike({"a": one})
+    other = Corpus(write_corpus(tmp_path / "other", random_documents(0, 5), vocab_size=101))
+    with pytest.raises(UserError, match="b has other vocabulary than a; prepare all corpora with one tokenizer"):
+        check_alike({"a": one, "b": other})
+    other = Corpus(write_corpus(tmp_path / "third", random_documents(0, 5)))
+    with pytest.raises(UserError, match="b has other special tokens than a"):
+        check_alike({"a": one, "b": other})

@@ -18,7 +18,7 @@ from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.loader import Loader
-from data_pipelines.mixture import BLOCK, check_alike, counts, make_mixture, parse_rates
+from data_pipelines.mixture import BLOCK, counts, make_mixture, parse_rates
 from data_pipelines.order import Order
 from tests.data_pipelines.corpora import SPECIAL, equal, random_documents, write_corpus
 from tests.data_pipelines.counted import Counted, Sizes
@@ -197,13 +197,3 @@ def test_a_rate_without_a_row_and_layouts_that_do_not_go_together_are_errors(cor
         make_mixture(LAYOUTS["streams"], corpora, (0.59, 0.4, 0.01), 20, 3)
     with pytest.raises(UserError, match="layouts of one spec"):
         make_mixture({"a": SegmentPairs(16), "b": SegmentPairs(17)}, corpora, (0.5, 0.5), 20, 3)
-
-
-def test_corpora_of_other_tokenizers_are_refused(tmp_path, corpora):
-    check_alike(corpora)
-    other = Corpus(write_corpus(tmp_path / "other", random_documents(0, 5), vocab_size=101))
-    with pytest.raises(UserError, match="b has other vocabulary than a; prepare all corpora with one tokenizer"):
-        check_alike({"a": corpora["a"], "b": other})
-    other = Corpus(write_corpus(tmp_path / "third", random_documents(0, 5)))
-    with pytest.raises(UserError, match="b has other special tokens than a"):
-        check_alike({"a": corpora["a"], "b": other})

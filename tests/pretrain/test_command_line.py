@@ -207,7 +207,7 @@ CORPORA = {
     "of another version": (lambda good, folder: altered(good, folder, version=2), "has format version 2"),
     "no [MASK]": (
         lambda good, folder: altered(good, folder, special={"pad": 0, "unk": 1, "cls": 2, "sep": 3}),
-        "has no mask token, which masking needs; prepare it with a tokenizer",
+        "has no mask token, which these rows need; prepare it with a tokenizer",
     ),
     "nothing held out": (lambda good, folder: without_heldout(folder), "heldout split has no documents; prepare it"),
 }

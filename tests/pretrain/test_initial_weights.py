@@ -94,7 +94,7 @@ def sources(corpus_path, tmp_path_factory):
     corpus, found = Corpus(corpus_path), {}
     for name, recipe in RECIPES.items():
         run, folder = tmp_path_factory.mktemp(name) / "run", None
-        run_directory.start(run, recipe, corpus, None)
+        run_directory.start(run, recipe, {"": corpus}, None)
         if family_of(recipe.model).hf:
             folder = run.parent / "export"
             zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), parameter_shapes(recipe.model))
@@ -126,7 +126,7 @@ def test_a_head_that_a_run_lacks_is_refused_and_one_too_many_left_out(uninterrup
         params = load_weights("--init-from", str(uninterrupted), without, {}, corpus)
     assert "left out pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, parameter_shapes(without))
-    run_directory.start(tmp_path / "run", dataclasses.replace(tiny.bert(), model=without), corpus, None)
+    run_directory.start(tmp_path / "run", dataclasses.replace(tiny.bert(), model=without), {"": corpus}, None)
     with pytest.raises(UserError, match="has no pair/bias, pair/kernel, pooler/bias, pooler/kernel; give the recipe"):
         load_weights("--init-from", str(tmp_path / "run"), tiny.BERT, {}, corpus)
 

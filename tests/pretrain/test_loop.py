@@ -10,6 +10,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from models.core.program import Program
 from pretrain.commands.run import run
+from pretrain.data import phase_batches
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -19,11 +20,11 @@ from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
 
 
-def test_training_batches_are_of_the_train_split_and_the_run_s_seed(corpus_path, monkeypatch):
+def test_training_batches_are_of_the_train_split_and_the_run_s_seed(corpus_path, tmp_path):
     corpus, recipe = Corpus(corpus_path), tiny.bert(seed=7)
     mesh, options = row_mesh(jax.local_devices()[:1], [1]), SimpleNamespace(workers=0)
-    begun = SimpleNamespace(assembly=assemble(recipe, Program()), corpus=corpus, mesh=mesh, options=options)
-    step, batch = next(loop._batches(begun, 0, 3, 4))
+    (examples,) = phase_batches(recipe, {"": corpus}, 0, tmp_path / "examples.json", print).values()
+    step, batch = next(loop._batches(SimpleNamespace(mesh=mesh, options=options), examples, 3, 4))
     expected = MaskedLanguageModel().examples(corpus, "train", recipe.phases[0], 7).batch(3, np.arange(8))
     assert step == 3 and batch.keys() == expected.keys()
     for name, array in expected.items():
@@ -34,7 +35,7 @@ def test_model_flops_are_three_forward_passes_and_mfu_is_their_share_of_all_chip
     assembly, chip = assemble(tiny.bert(), Program()), SimpleNamespace(device_kind="chip")
     monkeypatch.setattr(loop, "peak_flops", {"chip": 1e9}.get)
     mesh = SimpleNamespace(size=4, devices=np.array([chip] * 4))
-    meter = loop.Meter(SimpleNamespace(assembly=assembly, mesh=mesh), phase=0, first=0)
+    meter = loop.Meter(SimpleNamespace(assembly=assembly, mesh=mesh), phase=0, examples=None)
     phase, objective = assembly.recipe.phases[0], assembly.recipe.objective
     assert meter.flops == 3 * assembly.family.flops(tiny.BERT, phase, objective.predictions(phase))
     figures = meter._speed(seconds=2.0, step=5)

@@ -23,6 +23,10 @@ from pretrain.training.initial_weights import load_weights
 from tests.pretrain import tiny, toys
 
 
+def start(workdir, recipe, corpus, init_from):
+    return run_directory.start(workdir, recipe, {"": corpus}, init_from)
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     toys.register(monkeypatch)
@@ -32,13 +36,13 @@ def registered(monkeypatch):
 def started(corpus_path, tmp_path):
     """(work directory that has begun but holds no checkpoint, its recipe, its corpus)."""
     recipe, corpus = tiny.bert(), Corpus(corpus_path)
-    run_directory.start(tmp_path / "run", recipe, corpus, None)
+    start(tmp_path / "run", recipe, corpus, None)
     return tmp_path / "run", recipe, corpus
 
 
 def refusal(*arguments) -> str:
     with pytest.raises(UserError) as caught:
-        run_directory.start(*arguments)
+        start(*arguments)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -80,7 +84,7 @@ def test_fields_that_are_lists_or_text_count_too(started, field, value):
 def test_more_steps_are_welcome(started):
     workdir, recipe, corpus = started
     longer = dataclasses.replace(recipe, steps=1000)
-    _, before = run_directory.start(workdir, longer, corpus, None)
+    _, before = start(workdir, longer, corpus, None)
     assert before == recipe and RunDirectory(workdir).read_recipe() == longer
 
 
@@ -104,10 +108,10 @@ def test_a_corpus_that_moved_is_found_through_the_option(started, corpus_path, t
     about = RunDirectory(workdir).read_run()
     (workdir / "run.json").write_text(json.dumps(about | {"corpus": str(tmp_path / "gone")}))
     with pytest.raises(UserError, match="no longer at .*gone: pass --corpus"):
-        RunDirectory(workdir).open_corpus()
-    assert RunDirectory(workdir).open_corpus(corpus_path).path == corpus_path
-    run_directory.start(workdir, recipe, Corpus(corpus_path), None)
-    assert RunDirectory(workdir).open_corpus().path == corpus_path  # the new place is remembered
+        RunDirectory(workdir).open_corpora()
+    assert RunDirectory(workdir).open_corpora(str(corpus_path))[""].path == corpus_path
+    start(workdir, recipe, Corpus(corpus_path), None)
+    assert RunDirectory(workdir).open_corpora()[""].path == corpus_path  # the new place is remembered
 
 
 def test_a_place_that_is_not_writable_is_named(corpus_path, tmp_path):
@@ -163,13 +167,13 @@ def test_initial_weights_are_remembered_when_the_run_dies_before_its_first_check
     source = tmp_path / "source"
     run(toys.recipe(steps=20), tiny.options(corpus_path, source))
     recipe = toys.recipe(name="continued", steps=1, schedule=Schedule("constant", peak=0.0, warmup=0.0))
-    run_directory.start(tmp_path / "run", recipe, Corpus(corpus_path), str(source))
+    start(tmp_path / "run", recipe, Corpus(corpus_path), str(source))
     run(recipe, tiny.options(corpus_path, tmp_path / "run"))  # without --init-from, as the message advises
     assert tiny.equal(tiny.final_state(tmp_path / "run").params, tiny.final_state(source).params)
 
 
 def test_weights_of_a_run_with_another_model_are_refused(corpus_path, tmp_path):
-    run_directory.start(tmp_path / "run", tiny.bert(), Corpus(corpus_path), None)
+    start(tmp_path / "run", tiny.bert(), Corpus(corpus_path), None)
     corpus, run_path = Corpus(corpus_path), str(tmp_path / "run")
     with pytest.raises(UserError, match="--init-from .* it is a BertConfig, the recipe has a ElectraConfig"):
         load_weights("--init-from", run_path, tiny.ELECTRA, {}, corpus)
@@ -179,7 +183,7 @@ def test_weights_of_a_run_with_another_model_are_refused(corpus_path, tmp_path):
 
 def test_an_error_about_a_teacher_names_its_source_and_only_cures_that_it_has(corpus_path, tmp_path):
     without = dataclasses.replace(tiny.BERT, pair_head=False)
-    run_directory.start(tmp_path / "run", tiny.bert(model=without), Corpus(corpus_path), None)
+    start(tmp_path / "run", tiny.bert(model=without), Corpus(corpus_path), None)
     for setting, cure in {"--init-from": ", or --init-heads-anew", "teachers.0.source": ""}.items():
         with pytest.raises(UserError, match=f"^{setting} .*; give the recipe the heads that it has{cure}$"):
             load_weights(setting, str(tmp_path / "run"), tiny.BERT, {}, Corpus(corpus_path))
@@ -252,7 +256,7 @@ def test_fewer_steps_than_are_done_are_refused_and_nothing_is_written(started):
     said = refusal(workdir, dataclasses.replace(recipe, steps=9), corpus, None)
     assert "--steps 9: " in said and "has done 10 already: give 10 or more" in said
     assert contents(workdir) == before
-    run_directory.start(workdir, dataclasses.replace(recipe, steps=10), corpus, None)  # all of them are done
+    start(workdir, dataclasses.replace(recipe, steps=10), corpus, None)  # all of them are done
 
 
 def test_as_many_steps_as_are_done_are_done(corpus_path, tmp_path, capsys):
@@ -327,7 +331,7 @@ def test_a_work_directory_that_this_host_does_not_share_is_an_error(corpus_path,
     # As on a second host: the first one has written elsewhere.
     monkeypatch.setattr(run_directory, "from_first", lambda what, decide: (None, "what the first has written"))
     with pytest.raises(UserError, match="--workdir .*: this host does not see what the first one writes"):
-        run_directory.start(tmp_path / "run", recipe, corpus, None)
+        start(tmp_path / "run", recipe, corpus, None)
 
 
 def test_a_second_run_in_a_work_directory_is_refused_while_the_first_lasts(started):

@@ -74,7 +74,7 @@ def xlnet(**changes) -> Recipe:
 
 def options(corpus: Path, workdir: Path, **changes) -> Options:
     settings = {"log_every": 5, "eval_every": 0, "eval_examples": 16, "checkpoint_every": 5} | changes
-    return Options(corpus=corpus, workdir=workdir, **settings)
+    return Options(corpus=str(corpus), workdir=workdir, **settings)
 
 
 def equal(one, other) -> bool:

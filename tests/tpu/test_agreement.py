@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from data_pipelines.errors import UserError
-from pretrain.commands.run import _corpus as corpus_of
+from pretrain.commands.run import _corpora as corpora_of
 from pretrain.options import Options
 from pretrain.training.signals import EXIT_STOPPED, StopRequest
 from tests.data_pipelines.corpora import random_documents, write_corpus
@@ -218,6 +218,6 @@ def test_a_signal_to_one_process_while_the_others_are_through_does_not_keep_it(p
 def test_two_hosts_with_corpora_of_their_own_do_not_train_together(processes, corpus_path, tmp_path):
     write_corpus(tmp_path / "other", random_documents(0, documents=20))
     paths = [corpus_path, tmp_path / "other"]
-    found = processes(2).run(lambda process: corpus_of(Options(corpus=paths[process], workdir=tmp_path / "run")))
+    found = processes(2).run(lambda process: corpora_of(Options(corpus=str(paths[process]), workdir=tmp_path / "run")))
     assert {type(error) for error in found} == {UserError}
     assert "the fingerprint of --corpus: process 1 has" in str(found[0]) and not (tmp_path / "run").exists()

@@ -1,0 +1,84 @@
+"""What a run trains on: one corpus or several, in the recipe's order and at its mixture's rates."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from data_pipelines.batches import Examples, RowExamples, StreamExamples, make_examples
+from data_pipelines.cloud import is_file
+from data_pipelines.corpus import Corpus
+from data_pipelines.mixture import Mixture, make_mixture, parse_rates
+from pretrain.objectives.phase import Phase
+from pretrain.recipe import Recipe, boundaries, phase_at
+from pretrain.storage.run_directory import write_whole
+from tpu.cluster import from_first, gather, is_first, number, size
+
+Sizes = Mapping[str, Sequence[int] | None]  # by corpus, the examples of each of its parts, None for those of one part
+
+
+def training_batches(
+    recipe: Recipe, corpora: Mapping[str, Corpus], phase: Phase, sizes: Sizes | None = None
+) -> Examples | Mixture:
+    """The batches of a phase. sizes: where they are known. UserError where they cannot be made."""
+    layout, shape = recipe.objective.rows(phase), (phase.batch_size, recipe.seed, recipe.order)
+    if len(corpora) == 1:
+        ((name, corpus),) = corpora.items()
+        return make_examples(layout, corpus, "train", *shape, sizes and sizes[name])
+    rates = parse_rates(recipe.mixture, {name: corpus.size("train")["tokens"] for name, corpus in corpora.items()})
+    return make_mixture(dict.fromkeys(corpora, layout), corpora, rates, *shape, sizes)
+
+
+def sources(batches: Examples | Mixture) -> Mapping[str, Examples]:
+    """The examples of each corpus, by name; of a single one without."""
+    return batches.sources if isinstance(batches, Mixture) else {"": batches}
+
+
+def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
+    """UserError where a resolved recipe cannot train on these corpora, as far as it shows without their text."""
+    for corpus in list(corpora.values())[1:]:
+        recipe.objective.check(recipe.model, corpus, recipe.phases)
+    for phase in recipe.phases:
+        batches = training_batches(recipe, corpora, phase)
+        if isinstance(next(iter(sources(batches).values())), StreamExamples):
+            batches.check_size()
+
+
+def phase_batches(
+    recipe: Recipe, corpora: Mapping[str, Corpus], step: int, file: Path, say: Callable[[str], None]
+) -> dict[int, Examples | Mixture]:
+    """The batches of the phases that are still to come after so many steps. file, say: see `count_examples`."""
+    phases = {phase_at(recipe, at) for at in (step, *boundaries(recipe)) if step <= at < recipe.steps}
+    made = {phase: training_batches(recipe, corpora, recipe.phases[phase]) for phase in sorted(phases)}
+    sizes = count_examples(file, list(made.values()), say)
+    known = zip(made, sizes, strict=True)
+    return {phase: training_batches(recipe, corpora, recipe.phases[phase], of) for phase, of in known}
+
+
+def count_examples(file: Path, batches: Sequence[Examples | Mixture], say: Callable[[str], None]) -> list[Sizes]:
+    """Of the batches of each phase, the examples of all parts, which only planning tells. Each host counts its share;
+    the file, in the work directory, keeps them."""
+    counted = from_first("examples of parts", lambda: json.loads(file.read_text()) if is_file(file) else {})
+    wanted = {}
+    for examples in (of for one in batches for of in sources(one).values() if _has_parts(of)):
+        wanted |= {key: (examples, index) for index, key in enumerate(_keys(examples)) if key not in counted}
+    if wanted:
+        say(f"counting the examples of {len(wanted)} parts")
+        mine = list(wanted.items())[number() :: size()]
+        found = gather("examples of parts", lambda: {key: examples.count(index) for key, (examples, index) in mine})
+        counted |= {key: count for part in found for key, count in part.items()}
+        if is_first():
+            write_whole(file, json.dumps(counted, indent=0))
+    of_parts = lambda examples: [counted[key] for key in _keys(examples)] if _has_parts(examples) else None
+    return [{name: of_parts(examples) for name, examples in sources(one).items()} for one in batches]
+
+
+def _has_parts(examples: Examples) -> bool:
+    """Whether they have to be counted: the plan of a single part says how many there are, and is kept."""
+    return isinstance(examples, RowExamples) and len(examples.parts) > 1
+
+
+def _keys(examples: RowExamples) -> list[str]:
+    """What decides how many examples each part has."""
+    parts = (f"{part.entry.fingerprint} {examples.seed} {examples.layout}" for part in examples.parts)
+    return [hashlib.sha256(key.encode()).hexdigest()[:32] for key in parts]
