@@ -39,8 +39,8 @@ def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ())
     try:
         return list(_grouped(_ranges(sources, problems, exclude)))
     except OSError as error:  # a broken link, a file without permission
-        reason = f"cannot read {printable(str(error.filename))} ({error.strerror})"
-        raise UserError(f"--source: {reason}; make it readable or leave it out") from error
+        reason = f"{printable(str(error.filename))} ({error.strerror})" if error.filename else f"a file ({error})"
+        raise UserError(f"--source: cannot read {reason}; make it readable or leave it out") from error
 
 
 def read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:

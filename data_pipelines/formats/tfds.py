@@ -11,7 +11,7 @@ from data_pipelines.formats import source as sizes
 from data_pipelines.formats.source import Format, Range, Source
 from data_pipelines.formats.texts import document_of, segments_of
 
-EXAMPLES = 10_000  # in a unit of work
+EXAMPLES = 10_000  # in a range, at most
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,16 @@ class Options:
 
 
 def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
-    count = len(_examples(source))
+    examples = _examples(source)
+    count, info = len(examples), examples.dataset_info
     if not count:
-        raise UserError(f"--source tfds:{source.location} has no examples; choose another split")
-    for start in range(0, count, EXAMPLES):
-        yield Range(index, source.location, start, min(start + EXAMPLES, count), sizes.SHARD)
+        raise UserError(f"--source {source} has no examples; choose another split")
+    files.check_fields(source, source.location, "feature", list(info.features))
+    each = max(1, int(info.dataset_size) // max(info.splits.total_num_examples, 1))  # bytes
+    step = max(1, min(EXAMPLES, sizes.SHARD // each))
+    for start in range(0, count, step):
+        end = min(start + step, count)
+        yield Range(index, source.location, start, end, (end - start) * each, False)
 
 
 def _read(source: Source, part: Range, problems) -> Iterator[Document]:
@@ -36,11 +41,11 @@ def _read(source: Source, part: Range, problems) -> Iterator[Document]:
     for index in range(part.start, part.end):
         try:
             record = examples[index]
+        except OSError:
+            raise
         except Exception as error:  # a damaged file raises whatever its reader does
             raise files.Unreadable(str(error).splitlines()[0]) from error
-        where = f"{part.path}, example {index}"
-        files.check_fields(source, part.path, "feature", list(record))
-        yield from document_of(record, source, where, problems)
+        yield from document_of(record, source, f"{part.path}, example {index}", problems)
 
 
 @functools.cache

@@ -78,11 +78,14 @@ def test_wikiextractor_text_is_unescaped(tmp_path):
     assert texts(f"wikiextractor:{tmp_path}/wiki_00")[0] == ["A <b> & c."]
 
 
-def test_a_tfds_example_is_a_document(tmp_path):
+def test_a_tfds_example_is_a_document(tmp_path, monkeypatch):
     TinyTexts(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
     options = {"tfds_dir": str(tmp_path / "tfds"), "field": ("body",)}
     run(tmp_path / "out", "tfds:tiny_texts:train", **options)
     assert sorted(documents(tmp_path / "out")) == [[text.replace(".", " .")] for text in TEXTS]
+    one = table.parse("tfds:tiny_texts:train", tfds_dir=options["tfds_dir"], fields=("body",))
+    monkeypatch.setattr(source, "SHARD", 100)  # of 250 bytes
+    assert [len(unit) for unit in table.plan([one], Problems())] == [1, 1, 1]
     with pytest.raises(UserError, match="--field text: tiny_texts:train has no such feature; it has body, label"):
         run(tmp_path / "other", "tfds:tiny_texts:train", tfds_dir=options["tfds_dir"])
 
