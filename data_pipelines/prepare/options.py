@@ -12,6 +12,7 @@ from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse
+from data_pipelines.text.sentences import check_language
 from data_pipelines.tokenizers.table import check_specials
 
 LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
@@ -107,6 +108,8 @@ def share(options: Prepare) -> tuple[int, int] | None:
 def languages(options: Prepare) -> tuple[str, ...]:
     """Of each source."""
     given = options.language or ("en",)
+    for code in given:
+        check_language(code)
     if len(given) not in (1, len(options.source)):
         raise UserError(
             f"--language {' --language '.join(given)}: {len(given)} for {len(options.source)} sources; give one, or "

@@ -1,12 +1,27 @@
 """Where sentences begin in a text, found with `sentencex`."""
 
+import difflib
 import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import sentencex
 
+from data_pipelines.errors import UserError
+
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
+# ISO's two-letter codes, and what else sentencex has rules for. Where it has none, sentences end as English ones do
+CODES = """
+aa ab ae af ak am an ar as ast av awa ay az azb ba ban bar be be-tarask bg bh bho bi bjn bm bn bo bpy br bs bxr ca
+ce ceb ch ckb co cr cs csb cu cv cy da de de-at de-ch dsb dv dz ee el en en-ca en-gb eo es es-419 et eu fa ff fi fj fo
+fr frp fur fy ga gd gl gn gom gsw gu gv ha haw he hi ho hr hsb ht hu hy hyw hz ia id ie ig ii ik io is it iu ja jv
+ka kab kg ki kj kk kl km kn ko kr ks ku kv kw ky la lad lb lez lg li lij lmo ln lo lt lu lv lzh mai mg mh mhr mi mk
+ml mn mr ms mt mwl my mzn na nah nap nb nd nds ne new ng nl nn no nr nrm nv ny oc oj om or os pa pcd pi pl pms ps pt
+pt-br qu rm rn ro ru rue rw sa sah sc scn sco sd se sg sh si sk sl sm sn so sq sr srn ss st stq su sv sw szl ta te
+tg th ti tk tl tn to tr ts tt tw ty udm ug uk ur uz ve vec vi vls vo wa war wo wuu xh yi yo yue za zh zh-cn zh-hans
+zh-hant zh-hk zh-tw zu
+"""
+LANGUAGES = CODES.split()
 WINDOW = 2000  # characters; sentencex sees no more of a paragraph at a time
 
 
@@ -22,6 +37,15 @@ def starts(text: str, language: str = "en", panicked: Callable[[], None] = lambd
         found += _paragraph(text, at, end, language, panicked)
         at = following
     return np.array(found, np.int64)
+
+
+def check_language(language: str) -> None:
+    """UserError for a language that is not known: sentencex takes it for English without a word."""
+    if language not in LANGUAGES:
+        base = re.split("[-_]", language.lower())[0]
+        near = [code for code in (base, base[:3], base[:2]) if code in LANGUAGES]
+        near = near or difflib.get_close_matches(base, LANGUAGES, cutoff=0) or ["en"]
+        raise UserError(f"--language {language}: not known; the nearest is {near[0]}; give a code such as en or zh")
 
 
 def _paragraphs(text: str) -> Iterator[tuple[int, int]]:

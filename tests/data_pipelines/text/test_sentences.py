@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.text.sentences import WINDOW, starts
+from data_pipelines.errors import UserError
+from data_pipelines.text.sentences import WINDOW, check_language, starts
 
 
 def split(text: str, language: str = "en") -> list[str]:
@@ -25,6 +26,15 @@ def test_the_language_decides():
     assert split("Am 3. Mai kam er. Ja.", "de") == ["Am 3. Mai kam er.", "Ja."]
     assert split("Am 3. Mai kam er. Ja.", "en") == ["Am 3.", "Mai kam er.", "Ja."]
     assert split("你好。今天天气很好！", "zh") == ["你好。", "今天天气很好！"]
+
+
+def test_a_language_that_is_not_known_is_an_error_that_names_the_nearest():
+    for language in ("en", "zh", "de", "no", "pt-br"):
+        check_language(language)
+    wrong = {"de-DE": "de", "zh_Hans": "zh", "english": "en", "EN": "en", "xx": ".*", "": ".*"}
+    for language, nearest in wrong.items():
+        with pytest.raises(UserError, match=f"--language {language}: not known; the nearest is {nearest};"):
+            check_language(language)
 
 
 @settings(max_examples=200, deadline=None)
