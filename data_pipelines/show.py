@@ -45,7 +45,8 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     console.print(f"parts: {len(corpus.parts):,}; fields: {fields}", markup=False, soft_wrap=True)
     for name, field in corpus.fields.items():
         if field.values:
-            console.print(f"{name}: {_listed([value for value in field.values if value])}", markup=False, soft_wrap=True)
+            values = _listed([value for value in field.values if value])
+            console.print(f"{name}: {values}", markup=False, soft_wrap=True)
     tokens = sum(corpus.size(split)["tokens"] for split in SPLITS)
     frequency = corpus.token_counts()
     used = np.count_nonzero(frequency)
