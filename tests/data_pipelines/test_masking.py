@@ -181,6 +181,18 @@ def test_words_and_n_grams_are_those_of_a_plain_loop(length, starts, specials, r
         assert np.flatnonzero(where).tolist() == chosen_slowly(masking, key, maskable[row], word_starts[row])
 
 
+def test_words_of_very_long_rows_have_hashes_of_their_own():
+    length = 65_536
+    tokens, maskable, word_starts = rows(1, length)
+    maskable[:, 1:-1] = word_starts[:, 1:-1] = True  # words of one token
+    found = np.flatnonzero(chosen(masked(Masking(whole_word=True), tokens, maskable, word_starts))[0])
+    number = np.cumsum(word_starts[0], dtype=np.uint32)
+    hashes = noise.bits(noise.key(0, 0, 0), number)
+    order = np.lexsort((np.arange(length), hashes))
+    assert len(found) == round(0.15 * (length - 2))
+    assert sorted(order[maskable[0, order]][: len(found)]) == found.tolist()  # not those of the highest bits alone
+
+
 def partitions(weights, left, chance=1.0):
     """(sizes of the n-grams, chance) for each way to draw n-grams that fit into `left` words until they fill it."""
     if left == 0:
