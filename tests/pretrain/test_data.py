@@ -1,0 +1,172 @@
+"""A run on several corpora, in lanes, whose examples are counted once and whose corpora may grow."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from data_pipelines.corpora import open_corpora
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.order import Order
+from pretrain import data
+from pretrain.__main__ import main
+from pretrain.commands.run import run
+from pretrain.data import check_data, phase_batches, training_batches
+from pretrain.recipe import Phase, check, from_json, to_json
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from tests.data_pipelines.corpora import equal, random_documents, write_corpus
+from tests.pretrain import boxes, tiny, toys
+
+ROWS = np.arange(8)
+
+
+def written(path, corpus_path, seed, parts):
+    """A corpus of random tokens, with the tokenizer of one of texts."""
+    train, heldout = (random_documents(seed + at, size, vocab_size=195) for at, size in ((0, 40), (1, 12)))
+    write_corpus(path, train, 195, heldout, parts=parts, special=Corpus(corpus_path).special)
+    shutil.copytree(Corpus(corpus_path).tokenizer_path, path / "tokenizer", dirs_exist_ok=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, corpus_path):
+    """Two corpora of several parts with one vocabulary."""
+    folder = tmp_path_factory.mktemp("corpora")
+    written(folder / "a", corpus_path, 0, parts=4)
+    written(folder / "b", corpus_path, 2, parts=3)
+    return folder
+
+
+def text(folder):
+    return f"a={folder / 'a'},b={folder / 'b'}"
+
+
+def in_lanes(recipe, **order):
+    return recipe(order=Order(**order), phases=(Phase(0.5, 32, 8), Phase(0.5, 16, 16)))
+
+
+def test_a_recipe_of_before_has_one_lane_and_no_mixture(folder):
+    recipe = tiny.bert(order=Order(2, 3), mixture="smoothed:0.7")
+    assert from_json(to_json(recipe)) == recipe
+    written = json.loads(to_json(tiny.bert()))
+    del written["order"], written["mixture"]
+    assert from_json(json.dumps(written)) == tiny.bert(order=Order(1, 4), mixture="proportional")
+
+
+def test_order_and_mixture_decide_the_batches(folder):
+    corpora, phase = open_corpora(text(folder), {}), Phase(1.0, 32, 8)
+    batch = lambda **changes: training_batches(tiny.bert(**changes), corpora, phase).batch(0, ROWS)
+    plain = batch()
+    for changes in ({"order": Order(2)}, {"order": Order(1, 1)}, {"mixture": "given:1,9"}, {"seed": 1}):
+        assert not equal(plain, batch(**changes)), changes
+    assert equal(plain, batch(mixture="proportional:1000000000"))
+
+
+def test_batch_sizes_that_lanes_do_not_divide_are_an_error_that_names_both():
+    with pytest.raises(UserError, match=r"phases.1.batch_size=16 is not a multiple of order.lanes=3"):
+        check(tiny.bert(order=Order(3), phases=(Phase(0.5, 32, 9), Phase(0.5, 32, 16))))
+    with pytest.raises(UserError, match="1 rows are odd"):
+        check(tiny.xlnet(order=Order(8)))
+
+
+def test_what_does_not_fit_shows_without_text(folder):
+    corpora = open_corpora(text(folder), {})
+    with pytest.raises(UserError, match="mixture=given:1: 1 rates for 2 corpora"):
+        check_data(tiny.bert(mixture="given:1"), corpora)
+    with pytest.raises(UserError, match="b has a rate of 0.01"):
+        check_data(tiny.transformer_xl(mixture="given:99,1"), corpora)
+
+
+class Hosts:
+    """Several hosts that count one after the other, in one process."""
+
+    def __init__(self, monkeypatch, hosts):
+        self.hosts, self.at, self.asked = hosts, 0, []
+        monkeypatch.setattr(data, "size", lambda: hosts)
+        monkeypatch.setattr(data, "number", lambda: self.at)
+        monkeypatch.setattr(data, "gather", lambda what, decide: self.asked.append(decide()) or [self.whole()])
+
+    def whole(self):
+        return {key: count for part in self.asked for key, count in part.items()}
+
+
+def test_each_host_counts_its_share_and_the_file_keeps_all(folder, tmp_path, monkeypatch):
+    corpora, recipe = open_corpora(text(folder), {}), in_lanes(tiny.bert, lanes=2, window=2)
+    alone = phase_batches(recipe, corpora, 0, tmp_path / "alone.json", print)
+    assert alone.keys() == {0, 1} and len(json.loads((tmp_path / "alone.json").read_text())) == 2 * (4 + 3)
+    uncounted = training_batches(recipe, corpora, recipe.phases[0])
+    assert equal(alone[0].batch(3, ROWS), uncounted.batch(3, ROWS))
+    said, hosts = [], Hosts(monkeypatch, 3)
+    for hosts.at in range(2):
+        with pytest.raises(KeyError):  # the others' shares are not there yet
+            phase_batches(recipe, corpora, 0, tmp_path / "none.json", said.append)
+        (tmp_path / "none.json").unlink(missing_ok=True)
+    hosts.at = 2
+    phase_batches(recipe, corpora, 0, tmp_path / "hosts.json", said.append)
+    assert [len(part) for part in hosts.asked] == [5, 5, 4] and said == ["counting the examples of 14 parts"] * 3
+    assert json.loads((tmp_path / "hosts.json").read_text()) == json.loads((tmp_path / "alone.json").read_text())
+    phase_batches(recipe, corpora, 0, tmp_path / "hosts.json", pytest.fail)  # counted before
+    assert phase_batches(recipe, corpora, 10, tmp_path / "hosts.json", pytest.fail).keys() == {1}
+    assert phase_batches(recipe, corpora, 20, tmp_path / "hosts.json", pytest.fail) == {}
+
+
+def test_counts_of_other_parts_are_noticed(folder, tmp_path):
+    corpora, recipe = open_corpora(text(folder), {}), in_lanes(tiny.bert, lanes=1)
+    phase_batches(recipe, corpora, 0, tmp_path / "examples.json", print)
+    wrong = {key: count + 1 for key, count in json.loads((tmp_path / "examples.json").read_text()).items()}
+    (tmp_path / "examples.json").write_text(json.dumps(wrong))
+    with pytest.raises(UserError, match="counted otherwise; remove examples.json"):
+        phase_batches(recipe, corpora, 0, tmp_path / "examples.json", print)[0].batch(0, ROWS)
+
+
+def test_a_run_on_a_mixture_goes_on_as_if_never_interrupted_with_figures_of_each_corpus(
+    folder, tmp_path, monkeypatch, capsys
+):
+    toys.register(monkeypatch)
+    recipe = toys.recipe(steps=10, order=Order(2, 2), mixture="smoothed:0.7")
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    assert run(toys.recipe(steps=5, order=recipe.order, mixture=recipe.mixture), tiny.options(text(folder), cut)) == 0
+    assert run(recipe, tiny.options(text(folder), cut)) == run(recipe, tiny.options(text(folder), whole)) == 0
+    assert tiny.equal(tiny.final_state(cut), tiny.final_state(whole))
+    (evaluation,) = read_metrics(RunDirectory(whole), "eval")
+    assert {"a/loss", "a/next_loss", "b/loss", "b/accuracy"} < evaluation.keys() and "loss" not in evaluation
+    *_, last = read_metrics(RunDirectory(whole), "train")
+    assert last["a/rows"] + last["b/rows"] == 10 * 8 and last["a/epochs"] > 0 and "loss" in last
+    about = RunDirectory(whole).read_run()
+    assert about["corpus"] == text(folder) and about["fingerprint"].startswith(f"a={Corpus(folder / 'a').fingerprint}")
+    with pytest.raises(UserError, match=r"started with other corpora \(a, b\); give these names"):
+        run(recipe, tiny.options(folder / "a", whole))
+    with pytest.raises(UserError, match="mixture: smoothed:0.7 -> proportional"):
+        run(toys.recipe(steps=10, order=recipe.order), tiny.options(text(folder), whole))
+    assert main(["eval", str(whole), "--corpus", f"b={folder / 'b'},a={folder / 'a'}"]) == 0
+    assert "b/accuracy" in capsys.readouterr().out
+
+
+def test_masked_rows_of_a_mixture_train_in_lanes(folder, tmp_path, monkeypatch):
+    boxes.register(monkeypatch)
+    assert run(boxes.recipe(steps=4, order=Order(4, 1)), tiny.options(text(folder), tmp_path / "run")) == 0
+    assert len(json.loads((tmp_path / "run" / "examples.json").read_text())) == 4 + 3
+    assert read_metrics(RunDirectory(tmp_path / "run"), "eval")[-1].keys() >= {"a/mlm_loss", "b/mlm_loss"}
+
+
+def test_a_run_goes_on_with_the_parts_that_its_corpus_began_with(
+    corpus_path, tmp_path, monkeypatch, capsys
+):  # fmt: skip
+    toys.register(monkeypatch)
+    path = written(tmp_path / "c", corpus_path, 4, parts=3)
+    grown = json.loads((path / "manifest.json").read_text())
+    grown["history"] = [{"fingerprint": "2" * 64, "parts": 2}]
+    before = grown | {"fingerprint": "2" * 64, "parts": grown["parts"][:2], "history": []}
+    (path / "manifest.json").write_text(json.dumps(before))
+    options = tiny.options(path, tmp_path / "run")
+    assert run(toys.recipe(steps=5), options) == 0 and "has grown" not in capsys.readouterr().out
+    (path / "manifest.json").write_text(json.dumps(grown))
+    assert run(toys.recipe(steps=10), options) == 0
+    assert "has grown; the run goes on with the 2 parts that it began with" in capsys.readouterr().out
+    assert RunDirectory(tmp_path / "run").read_run()["fingerprint"] == "2" * 64
+    assert len(RunDirectory(tmp_path / "run").open_corpora()[""].parts) == 2
+    assert run(toys.recipe(steps=5), tiny.options(path, tmp_path / "other")) == 0
+    assert RunDirectory(tmp_path / "other").read_run()["fingerprint"] == grown["fingerprint"]
