@@ -17,6 +17,7 @@ from data_pipelines.store.job import Job
 from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
 from data_pipelines.text.encoding import Encoded, Encoder
 from data_pipelines.text.sentences import starts
+from data_pipelines.text.steps import run
 
 BATCH = 1 << 20  # characters encoded at a time
 
@@ -31,6 +32,7 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
         for index, part in enumerate(unit):
             source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
             for document in read(source, part, problems):
+                document = run(job.steps, document)
                 begins = [starts(segment.text, source.language, plainly) for segment in document.segments]
                 batches.add(document, begins, part.source, index)
         batches.flush()

@@ -11,18 +11,21 @@ from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import annotations as annotations_of
 from data_pipelines.formats.table import segments as segments_of
 from data_pipelines.store.fields import BY_TOKEN, STORED, Field, check_name, token_dtype
+from data_pipelines.text.steps import STEPS
 
 
 @dataclass(frozen=True)
 class Job:
     """sources: where documents come from. vocab_size: of the tokenizer. fields: name -> Field, of the whole corpus.
-    heldout: share of the documents to keep for evaluation. parts: how many the plan has."""
+    heldout: share of the documents to keep for evaluation. parts: how many the plan has. steps: the text steps that
+    every document goes through."""
 
     sources: tuple[Source, ...]
     vocab_size: int
     fields: dict[str, Field]
     heldout: float = 0.01
     parts: int = 1
+    steps: tuple[str, ...] = ()
 
     def stored(self, per: str) -> dict[str, Field]:
         """The fields that are written per token, sentence or document."""
@@ -34,8 +37,11 @@ class Job:
         return np.array([languages.index(source.language) for source in self.sources], np.uint16)
 
 
-def planned(sources: Sequence[Source], vocab_size: int, word_starts_by_token: bool) -> dict[str, Field]:
-    """The fields of a corpus that is to be made of these sources. UserError where two differ in what a field is."""
+def planned(
+    sources: Sequence[Source], vocab_size: int, word_starts_by_token: bool, steps: Sequence[str] = ()
+) -> dict[str, Field]:
+    """The fields of a corpus that is to be made of these sources by these text steps. UserError where two differ in
+    what a field is."""
     languages = sorted({source.language for source in sources})
     segments = dict.fromkeys(chain(*map(segments_of, sources)))
     fields = {
@@ -46,10 +52,12 @@ def planned(sources: Sequence[Source], vocab_size: int, word_starts_by_token: bo
     }
     if list(segments) != ["text"]:
         fields["segments"] = Field("uint8", per="sentence", values=tuple(segments))
-    for source in sources:
-        for name, said in annotations_of(source).items():
+    annotators = [(f"--source {source}", annotations_of(source)) for source in sources]
+    annotators += [(f"--steps {step}", STEPS[step].fields) for step in steps]
+    for where, annotations in annotators:
+        for name, said in annotations.items():
             label = said.dtype == "label"
             field = Field("uint16" if label else said.dtype, said.shape, said.per, values=() if label else None)
             if fields.setdefault(check_name(name), field) != field:
-                raise UserError(f"--source {source}: field {name!r} is another in another source; prepare it by itself")
+                raise UserError(f"{where}: field {name!r} is another elsewhere; prepare it by itself")
     return fields

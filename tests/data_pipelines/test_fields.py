@@ -7,9 +7,11 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from data_pipelines.corpus import Corpus
-from data_pipelines.document import Annotation, Document, Segment, plain
+from data_pipelines.document import Annotation, AnnotationField, Document, Segment, plain
 from data_pipelines.errors import UserError
+from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
+from data_pipelines.formats.table import parse, plan
 from data_pipelines.store import batches, units
 from data_pipelines.store.fields import Field
 from data_pipelines.store.finish import finish, write_tables
@@ -17,6 +19,7 @@ from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.sentences import starts
+from data_pipelines.text.steps import STEPS, Step
 from tests.data_pipelines.prepared import documents, run
 
 SOURCES = (Source("text", "tests", None),)
@@ -186,3 +189,25 @@ def test_formats_bring_their_fields_through_prepare(tmp_path):
     ]
     assert per_word[:7] == ["B-PER", "O", "O", "B-LOC", "I-LOC", "O", "O"] and set(per_word[7:]) == {""}
     assert text("sources", part.column("train", "sources")) == [sources[0], sources[1], sources[1], sources[2]]
+
+
+def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, monkeypatch):
+    mark = lambda document: document._replace(
+        annotations=tuple(
+            Annotation("marks", 0, place, place + 1, 3) for place in range(0, len(document.segments[0].text), 2)
+        )
+    )
+    monkeypatch.setitem(STEPS, "marks", Step(1, annotate=mark, fields={"marks": AnnotationField("uint8")}))
+    (tmp_path / "a.txt").write_text("q<b>q</b>qq")
+    source, tokenizer = parse(f"text:{tmp_path}/a.txt"), byte_level()
+    encoder, steps = Encoder(tokenizer), ("tags", "marks")
+    fields = planned([source], tokenizer.get_vocab_size(), True, steps)
+    job = Job((source,), tokenizer.get_vocab_size(), fields, 0.0, steps=steps)
+    ((ranges,),) = [plan([source], Problems())]
+    batches.write_unit(tmp_path / "unit", ranges, job, encoder)
+    write_part(tmp_path / "part", [tmp_path / "unit"], job)
+    stored = {name: np.load(tmp_path / "part" / "train" / f"{name}.npy").tolist() for name in ("tokens", "marks")}
+    assert stored == {"tokens": tokenizer.encode("qqqq").ids, "marks": [3, 0, 3, 0]}
+    monkeypatch.setitem(STEPS, "marks", Step(1, annotate=mark, fields={"tokens": AnnotationField("uint8")}))
+    with pytest.raises(UserError, match="--steps marks: field 'tokens' is another elsewhere"):
+        planned([source], 9, True, steps)
