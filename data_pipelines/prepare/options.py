@@ -20,7 +20,8 @@ MOST_SENTINELS = 10_000
 # How it is made, on which the corpus does not depend
 MEANS = ("out", "processes", "part", "finish", "append", "runner")
 # What --append takes from the command line; the rest is the corpus's own
-OF_SOURCES = ("source", "language", "documents", "field", "undecodable", "tfds_dir", "part_size")
+OF_FORMATS = ("documents", "undecodable", "tfds_dir", "token_column", "label_column")
+OF_SOURCES = ("source", "language", "field", "part_size", *OF_FORMATS)
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ class Prepare:
     """Tokenise text and store it as a corpus. After a kill, the same command continues."""
 
     source: Annotated[tuple[str, ...], tyro.conf.UseAppendAction]
-    """Repeatable. text:DIR_OR_PATTERN, jsonl:PATTERN, parquet:PATTERN, wikiextractor:DIR_OR_PATTERN (files may be .gz
-    .zst .bz2 .xz), tfds:NAME:SPLIT, or builtin (documentation that comes with Python)."""
+    """Repeatable. text:DIR_OR_PATTERN, jsonl:, parquet:, wikiextractor:, fasta:, conll:, parallel:, arrow: (files may
+    be .gz .zst .bz2 .xz, on a disk or behind gs://, s3:// or https://), tfds:NAME:SPLIT, or builtin (documentation
+    that comes with Python)."""
     out: Place
     """The corpus to make: a directory, or gs://BUCKET/NAME."""
     tokenizer: str = "wordpiece"
@@ -53,6 +55,10 @@ class Prepare:
     field: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """The field, column or feature with the text in jsonl, parquet and tfds sources; text unless told. Repeatable:
     each is then a segment of its name."""
+    token_column: int | None = None
+    """The column with the token in conll sources, from 1; the first, in CoNLL-U the second, unless told."""
+    label_column: int | None = None
+    """The column with its label; the last, in CoNLL-U the fourth, unless told. 0: labels are not read."""
     undecodable: Literal["replace", "skip"] = "replace"
     """What to do with a document that is not UTF-8: replace the bad bytes by U+FFFD, or skip the document."""
     heldout: float = 0.01
@@ -120,7 +126,7 @@ def languages(options: Prepare) -> tuple[str, ...]:
 
 def sources_of(settings: dict) -> tuple[Source, ...]:
     """The sources that settings name."""
-    choices = {name: settings[name] for name in ("documents", "undecodable", "tfds_dir")}
+    choices = {name: settings[name] for name in OF_FORMATS}
     told = zip(settings["source"], settings["language"], strict=True)
     return tuple(parse(spec, language, fields=tuple(settings["field"]), **choices) for spec, language in told)
 

@@ -14,7 +14,10 @@ from typing import NamedTuple
 import tokenizers
 
 from data_pipelines import cloud
-from data_pipelines.formats.source import Source
+from data_pipelines.errors import UserError
+from data_pipelines.formats.problems import printable
+from data_pipelines.formats.source import Range, Source
+from data_pipelines.formats.table import changed
 from data_pipelines.prepare.partial import FOLDER, State, put_folder
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.prepare.pool import pool
@@ -106,7 +109,10 @@ def _submit(workers, work: Work, task: _Task) -> Future:
     return workers.submit(_unit, folders[task.unit], unit, work.job, work.tokenizer)
 
 
-def _unit(folder: Path, unit, job: Job, tokenizer: Path) -> None:
+def _unit(folder: Path, unit: tuple[Range, ...], job: Job, tokenizer: Path) -> None:
+    for piece in unit:
+        if (path := changed(piece)) is not None:
+            raise UserError(f"--source: {printable(path)} has changed since this began; restore it, or begin anew")
     write_unit(folder, unit, job, read_encoder(tokenizer))
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from data_pipelines.formats.source import Range
+from data_pipelines.formats.source import Other, Range
 
 MIB = 1 << 20
 SAID = 3  # files that an error names
@@ -36,7 +36,8 @@ class Plan(NamedTuple):
 
     def files(self) -> dict[str, str]:
         """Path -> what tells this content of the file from another."""
-        return {piece.path: piece.version for piece in self.ranges()}
+        both = ((one.path, one.version) for piece in self.ranges() for one in (piece, piece.other) if one)
+        return dict(both)
 
     def to_json(self) -> bytes:
         return json.dumps(self._asdict()).encode()
@@ -49,8 +50,13 @@ class Plan(NamedTuple):
 
 def of_json(content: bytes) -> Plan:
     said = json.loads(content)
-    parts = tuple(tuple(tuple(Range(*piece) for piece in unit) for unit in part) for part in said["parts"])
+    parts = tuple(tuple(tuple(map(_range, unit)) for unit in part) for part in said["parts"])
     return Plan(parts, said["first"], said["problems"])
+
+
+def _range(said: list) -> Range:
+    *plain, other = said
+    return Range(*plain, other and Other(*other))
 
 
 def size(unit: tuple[Range, ...]) -> int:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipelines.formats.source import Range
+from data_pipelines.formats.source import Other, Range
 from data_pipelines.prepare import plan
 from data_pipelines.prepare.plan import MIB
 
@@ -57,3 +57,10 @@ def test_a_plan_is_the_same_after_json_and_its_hash_is_of_the_text():
 )
 def test_files_that_have_changed_are_named(before, now, said):
     assert plan.changed(before, now) == said
+
+
+def test_a_range_of_two_files_is_the_same_after_json_and_both_are_watched():
+    pair = (Range(0, "a.de", 0, 9, 9, False, "1", Other("a.en", 0, 8, "2")),)
+    found = plan.cut([pair], 1)
+    assert plan.of_json(found.to_json()) == found
+    assert found.files() == {"a.de": "1", "a.en": "2"}

@@ -4,11 +4,14 @@ import errno
 import fcntl
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.formats import source
 from data_pipelines.prepare import command, parts, pool, versions
 from tests.data_pipelines.prepare.small import append
 from tests.data_pipelines.prepared import documents, run
@@ -115,3 +118,38 @@ def test_a_corpus_inside_its_own_source_is_no_part_of_it(tmp_path):
     (tmp_path / "b.txt").write_text("text.")
     append(out, tmp_path)
     assert documents(out) == [["Some text ."], ["Some text ."], ["text ."]]
+
+
+def test_a_file_that_changes_while_others_are_read_is_no_part_of_the_corpus(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("Some text.")
+    monkeypatch.setattr(source, "SHARD", 10)
+    real = parts.write_unit
+
+    def changing(*given):
+        real(*given)
+        (tmp_path / "b.txt").write_text("Same size!")
+
+    monkeypatch.setattr(parts, "write_unit", changing)
+    with pytest.raises(UserError, match="b.txt has changed since this began; restore it, or begin anew"):
+        run(tmp_path / "out", f"text:{tmp_path}/?.txt")
+
+
+def test_readers_find_a_whole_manifest_while_parts_are_added(tmp_path):
+    (tmp_path / "a.txt").write_text("Some text.")
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    done, seen = threading.Event(), set()
+
+    def read():
+        while not done.is_set():
+            seen.add(len(Corpus(tmp_path / "out").parts))
+
+    with ThreadPoolExecutor(1) as pool_:
+        reader = pool_.submit(read)
+        for name in "bcd":
+            (tmp_path / f"{name}.txt").write_text("More text.")
+            append(tmp_path / "out", tmp_path / f"{name}.txt")
+        done.set()
+        reader.result()
+    assert seen <= {1, 2, 3, 4}
+    assert len(Corpus(tmp_path / "out").parts) == 4
