@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
 from data_pipelines.formats import table
-from data_pipelines.formats.problems import OWN, Problems
+from data_pipelines.formats.problems import OWN, Problems, printable
 from data_pipelines.formats.source import Source
 from data_pipelines.manifest import fields_of, parse_manifest
 from data_pipelines.prepare import ending, partial, plan, training
@@ -40,7 +40,8 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
     One finished with the same settings is left alone.   runner_options: for Beam's runner.
     """
     settings(options)
-    with faults(options.out, _processes(options)):
+    refusals = cloud.cloud_errors(f"--out {options.out}") if cloud.in_cloud(options.out) else contextlib.nullcontext()
+    with faults(options.out, _processes(options)), refusals:
         before = read_finished(options.out)
         if options.append:
             if before is None:
@@ -80,7 +81,7 @@ def _leave(out: Path, manifest: dict, console: Console) -> dict:
     state = partial.read_state(out)
     if state is None or state.base != manifest["fingerprint"]:
         partial.remove(out)
-    console.print(f"{out} is already finished; nothing to do", markup=False, soft_wrap=True)
+    console.print(f"{printable(str(out))} is already finished; nothing to do", markup=False, soft_wrap=True)
     return manifest
 
 

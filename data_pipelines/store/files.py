@@ -63,5 +63,6 @@ def describe_files(folder: Path, pattern: str) -> dict[str, dict]:
 def write_json(path: Path, content: dict) -> None:
     """Atomically."""
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    written = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    temporary.write_bytes(written.encode("utf-8", "backslashreplace"))  # a path that is not UTF-8: JSON's \udcff
     put(temporary, path)

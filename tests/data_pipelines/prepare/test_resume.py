@@ -4,8 +4,11 @@ import errno
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +17,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats import source
 from data_pipelines.prepare import command, parts, pool, versions
 from tests.data_pipelines.prepare.small import append
-from tests.data_pipelines.prepared import documents, run
+from tests.data_pipelines.prepared import documents, run, write_character_vocabulary
 
 
 @pytest.fixture
@@ -62,6 +65,20 @@ def test_a_file_name_that_is_not_utf_8_reaches_the_report(tmp_path, capsysbinary
     assert "b\\xffd.txt" in printed
     (problem,) = Corpus(tmp_path / "out").manifest["counts"].values()
     assert problem == {"count": 1, "first": f"{folder}/b\\xffd.txt"}
+
+
+def test_the_name_of_a_source_may_be_no_utf_8_either(tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/f\xff")
+    os.mkdir(folder)
+    write_character_vocabulary(tmp_path / "vocab.txt")
+    (Path(folder) / "a.txt").write_text("Some text.")
+    command = [sys.executable, "-m", "data_pipelines", "prepare", "--source", f"text:{folder}", "--out"]
+    command += [f"{tmp_path}/out", "--tokenizer", str(tmp_path / "vocab.txt"), "--cased", "--processes=1"]
+    for said in (b"out/train: 1 documents", b"already finished"):
+        done = subprocess.run(command, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+    assert subprocess.run([*command[:3], "show", f"{tmp_path}/out"], capture_output=True).returncode == 0
 
 
 def test_a_file_system_that_cannot_lock_is_no_obstacle(tmp_path, monkeypatch):
