@@ -3,20 +3,24 @@
 Workers reach the corpus and its sources by their paths, and read the rest from what `partial.py` has written down.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
 from data_pipelines.formats.source import Source
-from data_pipelines.prepare import partial, sample, versions
+from data_pipelines.prepare import partial, versions
 from data_pipelines.prepare.faults import AGAIN
 from data_pipelines.prepare.options import sources_of
 from data_pipelines.prepare.parts import Work, make_part, open_work, present
 from data_pipelines.prepare.sample import Stretch
+from data_pipelines.prepare.training import count
+from data_pipelines.tokenizers.training import Training
 
 try:
     import apache_beam
@@ -38,20 +42,25 @@ def make_parts(out: Path, numbers: Sequence[int], runner: str, runner_options: S
     _run(runner, runner_options, lambda begin: begin | _each(numbers) | apache_beam.Map(make))
 
 
-def read_all(
-    stretches: Sequence[Stretch], sources: tuple[Source, ...], out: Path, runner: str, runner_options: Sequence[str]
-) -> list[str]:
-    """The texts of the stretches in their order, by way of a file beside the corpus."""
-    name = hashlib.sha256(json.dumps(stretches).encode()).hexdigest()[:16]
-    place = out / partial.FOLDER / f"sample-{name}.json"
+def count_all(
+    stretches: Sequence[Stretch],
+    sources: tuple[Source, ...],
+    kind: str,
+    training: Training,
+    out: Path,
+    runner: str,
+    runner_options: Sequence[str],
+) -> Counter:
+    """The words of all stretches, by way of a file beside the corpus."""
+    name = hashlib.sha256(json.dumps([stretches, kind, dataclasses.astuple(training)]).encode()).hexdigest()[:16]
+    place = out / partial.FOLDER / f"words-{name}.json"
     if not cloud.is_file(place):
-        read = functools.partial(_read, sources)
-        write = functools.partial(_write, str(place))
-        numbered = list(enumerate(stretches))
+        count = apache_beam.FlatMap(functools.partial(_count, sources, kind, training))
         collect = apache_beam.CombineGlobally(apache_beam.combiners.ToListCombineFn())
-        chain = lambda begin: begin | _each(numbered) | apache_beam.Map(read) | collect | apache_beam.Map(write)
+        write = apache_beam.Map(functools.partial(_write, str(place)))
+        chain = lambda begin: begin | _each(stretches) | count | apache_beam.CombinePerKey(sum) | collect | write
         _run(runner, runner_options, chain)
-    return json.loads(place.read_bytes())
+    return Counter(dict(json.loads(place.read_bytes())))
 
 
 def _each(elements: Sequence):
@@ -87,10 +96,9 @@ def _open(out: str) -> Work:
     return open_work(place, state, partial.read_plan(place, state), sources_of(state.settings))
 
 
-def _read(sources: tuple[Source, ...], stretch: tuple[int, Stretch]) -> tuple[int, list[str]]:
-    return stretch[0], sample.read(stretch[1], sources)
+def _count(sources: tuple[Source, ...], kind: str, training: Training, stretch: Stretch) -> Iterable[tuple[str, int]]:
+    return count(stretch, sources, kind, training).items()
 
 
-def _write(place: str, found: list[tuple[int, list[str]]]) -> None:
-    texts = [text for _, texts in sorted(found) for text in texts]
-    partial.write_new(cloud.place(place), json.dumps(texts).encode())
+def _write(place: str, words: list[tuple[str, int]]) -> None:
+    partial.write_new(cloud.place(place), json.dumps(sorted(words)).encode())

@@ -31,6 +31,7 @@ from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import part_name
 from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.made import with_sentinels
 from data_pipelines.tokenizers.table import KINDS
 
 
@@ -100,11 +101,14 @@ def _begin(options: Prepare, sources, found: Plan, before, runner_options, conso
     """What the corpus is to be: as an earlier process or another one wrote it down, or as it is written down now."""
     out, base = options.out, before and before["fingerprint"]
     now = partial.State(settings(options), versions(), {}, "", "", base)
+    given_up = partial.parts_from(out, found.first)  # if nothing is written down after they were seen
     state = partial.read_state(out)
     if state is None:
         if options.finish:
             raise UserError(f"--finish: {out} has no parts yet; run the command with --part I/N first")
-        partial.remove_parts(out, found.first)
+        if read_finished(out) != before:
+            raise UserError(f"--out {out}: another process has finished it in the meantime; there is nothing to do")
+        partial.remove_folders(given_up)
         with partial.workroom(out) as folder:
             made = Path(folder) / "tokenizer"
             special = _make_tokenizer(options, sources, found, made, before, runner_options, console)
@@ -122,16 +126,17 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
-            chosen = training.chosen(options, found, sources)
+            text = training.chosen(options, found, sources), sources, options.tokenizer, training.asked(options)
             if options.runner:
                 from data_pipelines.prepare import beam  # not everybody has it
 
-                texts = beam.read_all(chosen, sources, options.out, options.runner, runner_options)
+                words = beam.count_all(*text, options.out, options.runner, runner_options)
             else:
-                texts = training.read_all(chosen, sources, _processes(options))
-            made = training.train(options, texts)
+                words = training.count_all(*text, _processes(options))
+            made = training.learn(options, words)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
+        made = with_sentinels(made, options.sentinels) if options.sentinels else made
     stored.save(made, to)
     return made.special
 

@@ -16,7 +16,7 @@ from data_pipelines.prepare.report import report
 from data_pipelines.store.files import write_json
 from data_pipelines.store.finish import finish as describe
 from data_pipelines.store.finish import write_tables
-from data_pipelines.store.parts import part_name
+from data_pipelines.store.parts import part_name, read_summary
 
 
 def finish(work: Work, state: partial.State, before: dict | None, console: Console) -> dict:
@@ -30,7 +30,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
             "--part I/N, then --finish again"
         )
     summaries = [_summary(out, number) for number in work.plan.numbers]
-    _check_text(work, state, summaries)
+    _check_text(work, state, before, summaries)
     with partial.workroom(out) as folder:
         made = Path(folder)
         shutil.copytree(work.tokenizer.parent, made / "tokenizer")
@@ -43,7 +43,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
                 partial.put_folder(made / name, out / name)
         if cloud.in_cloud(out):
             write_json(made / "manifest.json", manifest)
-            cloud.upload_file(made / "manifest.json", out / "manifest.json")
+            partial.upload(made / "manifest.json", out / "manifest.json")
         else:
             write_json(out / "manifest.json", manifest)
     partial.remove(out)
@@ -53,10 +53,11 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
 
 
 def _summary(out: Path, number: int) -> dict:
-    return json.loads((out / part_name(number) / "summary.json").read_text("utf-8"))
+    folder = out / part_name(number)
+    return json.loads((folder / "summary.json").read_text("utf-8")) if cloud.in_cloud(out) else read_summary(folder)
 
 
-def _check_text(work: Work, state: partial.State, summaries: list[dict]) -> None:
+def _check_text(work: Work, state: partial.State, before: dict | None, summaries: list[dict]) -> None:
     if any(sizes["documents"] for summary in summaries for sizes in summary["splits"].values()):
         return
     problems = Problems()
@@ -64,7 +65,7 @@ def _check_text(work: Work, state: partial.State, summaries: list[dict]) -> None
         problems.merge(summary["counts"])
     said = "; ".join(f"{seen['count']} {problem}, first {seen['first']}" for problem, seen in problems.items())
     partial.remove(work.out)
-    partial.remove_parts(work.out, work.plan.first)
+    partial.remove_folders([work.out / "parts"] if before is None else partial.parts_from(work.out, work.plan.first))
     raise UserError(f"--source {' '.join(state.settings['source'])}: no documents with text ({said or 'no text'})")
 
 

@@ -48,6 +48,8 @@ class Prepare:
     specials: Literal["xlnet", "albert", "roberta", "gpt2", "gpt", "ctrl"] | None = None
     """Whose special tokens a trained tokenizer has, and where they go: SentencePiece's xlnet (unless told) or albert,
     bpe's roberta (unless told) or gpt2, character-bpe's gpt (unless told) or ctrl."""
+    sentinels: int = 0
+    """How many of T5's sentinels, <extra_id_0> and so on, to put after the vocabulary."""
     language: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Of the text, for splitting sentences; en unless told. Repeatable: one for each --source, in their order."""
     documents: Literal["file", "blank-line"] = "file"
@@ -87,6 +89,8 @@ def settings(options: Prepare) -> dict:
         raise UserError(f"--heldout {options.heldout}: give a share from 0 to 0.5")
     if not 1 <= options.vocab_size <= LARGEST_VOCABULARY:
         raise UserError(f"--vocab-size {options.vocab_size}: use a number from 1 to {LARGEST_VOCABULARY}")
+    if not 0 <= options.sentinels <= MOST_SENTINELS:
+        raise UserError(f"--sentinels {options.sentinels}: give a number from 0 to {MOST_SENTINELS}")
     if options.processes is not None and options.processes < 1:
         raise UserError(f"--processes {options.processes}: give at least 1, or leave it out for all cores")
     if options.part_size < 1:

@@ -15,13 +15,14 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EEXIST, ENOLCK, ENOSYS, ENOTEMPTY, EOPNOTSUPP
 from pathlib import Path
 from typing import NamedTuple
 
 from data_pipelines import cloud
+from data_pipelines.download import say
 from data_pipelines.durable import put, put_new, sync
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import plan as plans
@@ -89,7 +90,7 @@ def put_folder(made: Path, place: Path) -> None:
     if cloud.in_cloud(place):
         for file in sorted(made.rglob("*"), key=lambda file: (file.name == SUMMARY, file)):
             if file.is_file():
-                cloud.upload_file(file, place / file.relative_to(made).as_posix())
+                upload(file, place / file.relative_to(made).as_posix())
         return
     try:
         put(made, place)
@@ -97,6 +98,11 @@ def put_folder(made: Path, place: Path) -> None:
         if error.errno not in (EEXIST, ENOTEMPTY):
             raise
         shutil.rmtree(made)
+
+
+def upload(file: Path, to: Path) -> None:
+    """Copy a local file to a bucket, however long that is busy."""
+    cloud.patiently(lambda: cloud.upload_file(file, to), lambda error: say(f"{to}: {error}; it is tried again"))
 
 
 def workroom(out: Path) -> tempfile.TemporaryDirectory:
@@ -158,13 +164,14 @@ def open_folder(out: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def remove_parts(out: Path, first: int) -> None:
-    """Remove parts from a number on: of work that was given up."""
-    for path in cloud.entries(out / "parts"):
-        if path.name.isdecimal() and int(path.name) >= first:
-            cloud.remove_folder(path)
-    if not first:
-        cloud.remove_folder(out / "parts")
+def parts_from(out: Path, first: int) -> list[Path]:
+    """The parts from a number on that are there."""
+    return [path for path in cloud.entries(out / "parts") if path.name.isdecimal() and int(path.name) >= first]
+
+
+def remove_folders(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        cloud.remove_folder(folder)
 
 
 def remove(out: Path) -> None:

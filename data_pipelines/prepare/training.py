@@ -1,7 +1,7 @@
-"""The tokenizer that `prepare` trains."""
+"""The tokenizer that `prepare` trains: of words, counted where the text is, whose counts are added in any order."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 from data_pipelines.formats.source import Source
 from data_pipelines.prepare import sample
@@ -15,8 +15,8 @@ from data_pipelines.tokenizers.table import KINDS
 from data_pipelines.tokenizers.training import Training
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
-COUNTED = 4_000_000_000  # characters whose words are counted where a vocabulary is of whole words
-AHEAD = 2  # stretches for each process that are read before they are asked for
+COUNTED = 1_000_000_000  # where a vocabulary is of whole words; their counts take about 1 GB
+AHEAD = 2  # stretches for each process that are counted at a time
 
 
 def chosen(options: Prepare, plan: Plan, sources: Sequence[Source]) -> list[Stretch]:
@@ -24,18 +24,28 @@ def chosen(options: Prepare, plan: Plan, sources: Sequence[Source]) -> list[Stre
     return sample.stretches(plan, len(sources), COUNTED if KINDS[options.tokenizer].whole else SAMPLE)
 
 
-def read_all(stretches: Iterable[Stretch], sources: tuple[Source, ...], processes: int) -> Iterator[str]:
-    """The texts of the stretches in their order, read on all cores."""
+def asked(options: Prepare) -> Training:
+    return Training(options.vocab_size, options.cased, options.keep_accents, options.specials, options.sentinels)
+
+
+def count(stretch: Stretch, sources: tuple[Source, ...], kind: str, training: Training) -> Counter:
+    return KINDS[kind].count(sample.read(stretch, sources), training)
+
+
+def count_all(
+    stretches: Iterable[Stretch], sources: tuple[Source, ...], kind: str, training: Training, processes: int
+) -> Counter:
+    """The words of all stretches, counted on all cores."""
+    words, waiting = Counter(), deque()
     with pool(processes) as workers:
-        waiting = deque()
         for stretch in stretches:
-            waiting.append(workers.submit(sample.read, stretch, sources))
+            waiting.append(workers.submit(count, stretch, sources, kind, training))
             if len(waiting) > AHEAD * processes:
-                yield from waiting.popleft().result()
+                words.update(waiting.popleft().result())
         while waiting:
-            yield from waiting.popleft().result()
+            words.update(waiting.popleft().result())
+    return words
 
 
-def train(options: Prepare, texts: Iterable[str]) -> Made:
-    asked = Training(options.vocab_size, options.cased, options.keep_accents, options.specials)
-    return table.train(options.tokenizer, texts, asked)
+def learn(options: Prepare, words: Counter) -> Made:
+    return table.learn(options.tokenizer, words, asked(options))

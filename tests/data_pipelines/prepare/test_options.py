@@ -1,0 +1,77 @@
+"""What is told of sources and tokenizers reaches the corpus."""
+
+import json
+
+import pytest
+
+from data_pipelines.errors import UserError
+from data_pipelines.prepare import sample, training
+from tests.data_pipelines.prepared import documents, run
+
+CONLL = "-DOCSTART- O\n\nAnna B-PER\nsang O\n. O\n"
+
+
+def test_each_source_may_have_its_language(tmp_path):
+    for name in ("de", "en"):
+        (tmp_path / f"{name}.text").write_text("Am 3. Mai kam er. Ja.")
+    specs = f"text:{tmp_path}/de.text", f"text:{tmp_path}/en.text"
+    manifest, _ = run(tmp_path / "out", *specs, language=("de", "en"))
+    assert [len(sentences) for sentences in documents(tmp_path / "out")] == [2, 3]
+    assert manifest["fields"]["languages"]["values"] == ["de", "en"]
+    with pytest.raises(UserError, match="--language de --language en --language no: 3 for 2 sources; give one, or one"):
+        run(tmp_path / "other", *specs, language=("de", "en", "no"))
+
+
+def test_several_fields_are_segments_of_their_names(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"title": "A title", "body": "Its text."}) + "\n")
+    manifest, _ = run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl", field=("title", "body"))
+    assert manifest["fields"]["segments"]["values"] == ["title", "body"]
+    assert documents(tmp_path / "out") == [["A title", "Its text ."]]
+
+
+@pytest.mark.parametrize("columns, labels", [({}, True), ({"label_column": 0}, False)])
+def test_columns_of_conll_may_be_told(tmp_path, columns, labels):
+    (tmp_path / "a.conll").write_text(CONLL)
+    manifest, _ = run(tmp_path / "out", f"conll:{tmp_path}/a.conll", **columns)
+    assert ("labels" in manifest["fields"]) == labels
+    assert documents(tmp_path / "out") == [["Anna sang ."]]
+
+
+def test_the_column_of_tokens_may_be_told(tmp_path):
+    (tmp_path / "a.conll").write_text("1 Anna\n2 sang\n")
+    run(tmp_path / "out", f"conll:{tmp_path}/a.conll", token_column=2, label_column=0)
+    assert documents(tmp_path / "out") == [["Anna sang"]]
+
+
+@pytest.mark.parametrize("tokenizer", [{}, {"tokenizer": "wordpiece", "vocab_size": 70}])
+def test_sentinels_are_put_after_the_vocabulary_of_any_tokenizer(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("Some text.")
+    plain, _ = run(tmp_path / "plain", f"text:{tmp_path}/a.txt", **tokenizer)
+    manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/a.txt", sentinels=3, **tokenizer)
+    size = plain["vocab_size"]
+    assert manifest["vocab_size"] == size + 3
+    assert [manifest["special"][f"sentinel_{number}"] for number in range(3)] == [size + 2, size + 1, size]
+    assert documents(tmp_path / "out") == documents(tmp_path / "plain")
+    with pytest.raises(UserError, match="--sentinels -1: give a number from 0"):
+        run(tmp_path / "other", f"text:{tmp_path}/a.txt", sentinels=-1)
+
+
+def test_a_small_language_is_not_left_out_of_the_vocabulary(tmp_path, monkeypatch):
+    """Beside a hundred times as much English, and where the sample is smaller than either."""
+    (tmp_path / "en.text").write_text("all of these words are English words\n" * 30_000)
+    (tmp_path / "zh.text").write_text("".join(chr(0x4E00 + number % 300) for number in range(4_000)))
+    monkeypatch.setattr(training, "SAMPLE", 5_000)
+    specs, learnt = (f"text:{tmp_path}/en.text", f"text:{tmp_path}/zh.text"), []
+    for name, exponent in (("smoothed", sample.EXPONENT), ("by size", sample.Decimal(1))):
+        monkeypatch.setattr(sample, "EXPONENT", exponent)
+        run(tmp_path / name, *specs, tokenizer="wordpiece", vocab_size=2000)
+        vocabulary = (tmp_path / name / "tokenizer" / "vocab.txt").read_text("utf-8").split("\n")
+        learnt.append(sum(len(token) == 1 and token >= "\u4e00" for token in vocabulary))
+    smoothed, by_size = learnt
+    assert smoothed > 3 * by_size
+
+
+def test_a_part_has_a_size(tmp_path):
+    (tmp_path / "a.txt").write_text("Some text.")
+    with pytest.raises(UserError, match="--part-size 0: give a number of MiB"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt", part_size=0)
