@@ -16,6 +16,7 @@ import pytest
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.evaluation import evaluation_batches
+from tests.data_pipelines.corpora import in_format_1
 from tests.data_pipelines.layouts import LAYOUTS, written
 
 BATCH_SIZE = 8
@@ -59,6 +60,12 @@ def corpus(tmp_path_factory):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_batches_are_what_they_were(name, corpus):
     assert digest(LAYOUTS[name], corpus) == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", ["pairs, whole words", "stream", "permuted spans"])
+def test_a_corpus_of_before_there_were_parts_gives_the_same_batches(name, corpus, tmp_path):
+    old = Corpus(in_format_1(corpus, tmp_path / "old"))
+    assert digest(LAYOUTS[name], old) == GOLDEN[name]
 
 
 def test_every_layout_is_hashed_and_no_two_are_alike():

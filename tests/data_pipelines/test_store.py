@@ -1,7 +1,6 @@
 """Units of work become parts and parts a corpus: documents whole, damage noticed, what differs told apart."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from data_pipelines.store.finish import check_added, finish
 from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import CUT, part_name, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
-from tests.data_pipelines.corpora import SPECIAL, numbered, random_documents, write_corpus
+from tests.data_pipelines.corpora import SPECIAL, in_format_1, numbered, random_documents, write_corpus
 
 SOURCES = (Source("text", "tests", None),)
 JOB = Job(SOURCES, 1000, planned(SOURCES, 1000, True), heldout=0.0)
@@ -181,6 +180,7 @@ def test_parts_that_are_added_make_another_corpus_and_the_one_before_can_be_open
     assert [part.column("train", "sources").tolist() for part in both.parts] == [[0], [1, 1]]
     again = Corpus(tmp_path / "c", first.fingerprint)
     assert again.fingerprint == first.fingerprint and again.size("train")["tokens"] == 3
+    again.verify()
     with pytest.raises(UserError, match="and never was 000000000000; give the corpus that the run was started with"):
         Corpus(tmp_path / "c", "0" * 64)
 
@@ -273,26 +273,10 @@ def test_what_no_tokenizer_has_is_one_error_with_its_cure(tmp_path):
 
 
 def test_a_corpus_of_before_there_were_parts_is_read_as_one(tmp_path):
-    path, old = write_corpus(tmp_path / "c", numbered([[3, 4], [5]]), heldout=numbered([[2]])), tmp_path / "old"
-    new = Corpus(path)
-    shutil.copytree(path / "parts" / "000000", old, ignore=shutil.ignore_patterns("summary.json"))
-    word_starts = new.parts[0].read("train", "word_starts", np.array([0]), 12)[0]
-    np.save(old / "train" / "word_starts.npy", word_starts)
-    (old / "tokenizer").mkdir()
-    manifest = {
-        "version": 1,
-        "fingerprint": "0" * 64,
-        "vocab_size": 100,
-        "special": SPECIAL,
-        "fields": {"tokens": ["uint16", "token"], "word_starts": ["bool", "token"]},
-        "splits": new.parts[0].sizes,
-        "files": new.manifest["parts"][0]["files"],
-        "counts": {},
-    }
-    (old / "manifest.json").write_text(json.dumps(manifest))
-    corpus = Corpus(old)
-    corpus.verify()
-    (part,) = corpus.parts
-    assert corpus.fingerprint == "0" * 64 and corpus.size("train") == new.size("train")
-    assert part.lengths("train").tolist() == [7, 5]
-    assert part.read("train", "word_starts", np.array([0]), 12)[0].tolist() == word_starts.tolist()
+    new = Corpus(write_corpus(tmp_path / "c", numbered([[3, 4], [5]]), heldout=numbered([[2]])))
+    old = Corpus(in_format_1(new, tmp_path / "old"))
+    old.verify()
+    assert old.fingerprint == "1" * 64 and old.size("train") == new.size("train")
+    for field in ("tokens", "word_starts"):
+        (one,), (other,) = (corpus.parts[0].read("train", field, np.array([0]), 12) for corpus in (old, new))
+        assert one.tolist() == other.tolist()
