@@ -54,7 +54,7 @@ class Batches:
 
     def __init__(self, files: UnitFiles, encoder: Encoder, fields: dict[str, Field]):
         self.files, self.encoder, self.fields = files, encoder, fields
-        self.documents = self.characters = 0
+        self.characters, self.range = 0, None  # of the document before
         self.segments = {name: at for at, name in enumerate(fields["segments"].values)} if "segments" in fields else {}
         # Of fields of texts: text -> its number in this unit; 0 is where nothing is said
         self.values = {name: {"": 0} for name, field in annotated(fields).items() if field.values is not None}
@@ -68,11 +68,11 @@ class Batches:
     def add(self, document: Document, starts: list[np.ndarray], source: int, index: int) -> None:
         """A document of a source, from a range of the unit, or a piece of one; its (first piece of) text decides the
         split. starts: where sentences start in each segment; the white space of one without sentences is left out."""
-        if not document.continues or not self.documents:
+        if not document.continues or index != self.range:
             text = "\n\n".join(segment.text for segment in document.segments)
             digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
             self.begun.append((self.sentences, digest, source, index, document.continues))
-            self.documents += 1
+        self.range = index
         for number, (segment, begins) in enumerate(zip(document.segments, starts, strict=True)):
             if len(begins):
                 values = [(note.field, note.start, note.end, note.value) for note in document.annotations

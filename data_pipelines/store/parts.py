@@ -82,7 +82,7 @@ def read_summary(folder: Path) -> dict:
 
 def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
     """All documents of the units, and what the summaries say together: characters, counts and values."""
-    found, offsets, empty, cut = [], [], {}, None
+    found, offsets, empty, cut, path = [], [], {}, None, None
     values = {name: dict.fromkeys(field.values) for name, field in job.fields.items() if field.values is not None}
     problems, characters, sentences, tokens, number = Problems(), 0, 0, 0, 0
     for folder in folders:
@@ -96,7 +96,13 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
         offset, end = tokens + unit.sentences[documents["start"]], tokens + int(unit.sentences[-1])
         for at in np.flatnonzero(np.diff(offset, append=end) == 0):
             empty[number + int(at)] = paths[documents["range"][at]]
-        cut = paths[documents["range"][0]] if not number and len(documents) else cut
+        for at in np.flatnonzero(documents["continues"]):
+            before = paths[documents["range"][at - 1]] if at else path
+            # Of a file whose beginning could not be read, the rest is no other file's
+            documents["continues"][at] = before in (None, paths[documents["range"][at]])
+        if len(documents):
+            cut = cut or paths[documents["range"][0]]
+            path = paths[documents["range"][-1]]
         documents["start"] += sentences
         found.append(documents)
         offsets.append(offset)

@@ -21,8 +21,8 @@ SOURCES = (Source("text", "tests", None),)
 JOB = Job(SOURCES, 1000, planned(SOURCES, 1000, True), heldout=0.0)
 
 
-def write_unit(folder, documents, job=JOB, continues=False, hashes=None):
-    """A unit of documents that are lists of sentence lengths; the first may go on from the unit before."""
+def write_unit(folder, documents, job=JOB, continues=False, hashes=None, path="file"):
+    """A unit of documents of a file that are lists of sentence lengths; the first may go on from the unit before."""
     begins = np.zeros(len(documents), DOCUMENT)
     begins["start"] = np.cumsum([0, *map(len, documents)])[:-1]
     begins["hash"] = np.arange(len(documents)) if hashes is None else hashes
@@ -30,7 +30,7 @@ def write_unit(folder, documents, job=JOB, continues=False, hashes=None):
     lengths = np.array([length for document in documents for length in document], np.int64)
     with UnitFiles(folder, job) as files:
         files.add(lengths, begins, tokens=np.full(lengths.sum(), 7))
-        files.finish(0, {}, [folder.name], {})
+        files.finish(0, {}, [path], {})
     return folder
 
 
@@ -50,13 +50,24 @@ def test_a_document_goes_on_over_units_and_only_its_own_text_joins_it(tmp_path):
     ]
     summary = write_part(tmp_path / "part", units, JOB)
     assert shapes(tmp_path / "part") == [[3], [2, 4, 5, 1], [6], [8]]
-    assert summary["counts"] == {EMPTY: {"count": 1, "first": "d"}}
+    assert summary["counts"] == {EMPTY: {"count": 1, "first": "file"}}
+
+
+def test_the_rest_of_a_file_whose_beginning_could_not_be_read_joins_no_other_file(tmp_path):
+    units = [
+        write_unit(tmp_path / "a", [[3]], path="one"),
+        write_unit(tmp_path / "b", [], path="two"),
+        write_unit(tmp_path / "c", [[5], [6]], continues=True, path="two"),
+        write_unit(tmp_path / "d", [[7]], continues=True, path="two"),
+    ]
+    write_part(tmp_path / "part", units, JOB)
+    assert shapes(tmp_path / "part") == [[3], [5], [6, 7]]
 
 
 def test_a_document_that_goes_on_in_another_part_is_cut_there_and_counted(tmp_path):
     summary = write_part(tmp_path / "part", [write_unit(tmp_path / "a", [[3], [2]], continues=True)], JOB)
     assert shapes(tmp_path / "part") == [[3], [2]]
-    assert summary["counts"] == {CUT: {"count": 1, "first": "a"}}
+    assert summary["counts"] == {CUT: {"count": 1, "first": "file"}}
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "sentences.bin", "documents.bin", "summary.json"])
