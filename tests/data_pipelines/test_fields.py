@@ -191,6 +191,20 @@ def test_formats_bring_their_fields_through_prepare(tmp_path):
     assert text("sources", part.column("train", "sources")) == [sources[0], sources[1], sources[1], sources[2]]
 
 
+@pytest.mark.parametrize(("paths", "documents"), [(["one", "one"], 1), (["one", "two"], 2)])
+def test_in_a_unit_only_the_rest_of_the_same_file_goes_on(tmp_path, paths, documents):
+    tokenizer = byte_level()
+    job = Job(SOURCES, tokenizer.get_vocab_size(), planned(SOURCES, tokenizer.get_vocab_size(), True), 0.0)
+    with units.UnitFiles(tmp_path / "unit", job) as files:
+        written = batches.Batches(files, Encoder(tokenizer), job.fields)
+        for number, document in enumerate((plain("q"), plain("qq", continues=True), plain("q", continues=True))):
+            written.add(document, [np.zeros(1, np.int64)], 0, int(number > 0))
+        written.flush()
+        files.finish(4, {}, paths, {})
+    summary = write_part(tmp_path / "part", [tmp_path / "unit"], job)
+    assert summary["splits"]["train"] == {"documents": documents, "sentences": 3, "tokens": 4}
+
+
 def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, monkeypatch):
     mark = lambda document: document._replace(
         annotations=tuple(
