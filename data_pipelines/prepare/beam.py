@@ -13,14 +13,12 @@ from pathlib import Path
 
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
-from data_pipelines.formats.source import Source
 from data_pipelines.prepare import partial, versions
 from data_pipelines.prepare.faults import AGAIN
 from data_pipelines.prepare.options import sources_of
 from data_pipelines.prepare.parts import Work, make_part, open_work, present
 from data_pipelines.prepare.sample import Stretch
-from data_pipelines.prepare.training import count
-from data_pipelines.tokenizers.training import Training
+from data_pipelines.prepare.training import Counting, count
 
 try:
     import apache_beam
@@ -43,19 +41,14 @@ def make_parts(out: Path, numbers: Sequence[int], runner: str, runner_options: S
 
 
 def count_all(
-    stretches: Sequence[Stretch],
-    sources: tuple[Source, ...],
-    kind: str,
-    training: Training,
-    out: Path,
-    runner: str,
-    runner_options: Sequence[str],
+    stretches: Sequence[Stretch], how: Counting, out: Path, runner: str, runner_options: Sequence[str]
 ) -> Counter:
     """The words of all stretches, by way of a file beside the corpus."""
-    name = hashlib.sha256(json.dumps([stretches, kind, dataclasses.astuple(training)]).encode()).hexdigest()[:16]
+    named = json.dumps([stretches, how.steps, how.kind, dataclasses.astuple(how.asked)])
+    name = hashlib.sha256(named.encode()).hexdigest()[:16]
     place = out / partial.FOLDER / f"words-{name}.json"
     if not cloud.is_file(place):
-        count = apache_beam.FlatMap(functools.partial(_count, sources, kind, training))
+        count = apache_beam.FlatMap(functools.partial(_count, how))
         collect = apache_beam.CombineGlobally(apache_beam.combiners.ToListCombineFn())
         write = apache_beam.Map(functools.partial(_write, str(place)))
         chain = lambda begin: begin | _each(stretches) | count | apache_beam.CombinePerKey(sum) | collect | write
@@ -91,13 +84,13 @@ def _make(out: str, number: int) -> int:
 def _open(out: str) -> Work:
     place = cloud.place(out)
     state = partial.read_state(place)
-    if said := versions.differences(state.versions, versions.versions()):
+    if said := versions.differences(state.versions, versions.versions(state.settings["steps"])):
         raise UserError(f"on a worker {'; '.join(said)}: give workers the versions of constraints-beam.txt")
     return open_work(place, state, partial.read_plan(place, state), sources_of(state.settings))
 
 
-def _count(sources: tuple[Source, ...], kind: str, training: Training, stretch: Stretch) -> Iterable[tuple[str, int]]:
-    return count(stretch, sources, kind, training).items()
+def _count(how: Counting, stretch: Stretch) -> Iterable[tuple[str, int]]:
+    return count(how, stretch).items()
 
 
 def _write(place: str, words: list[tuple[str, int]]) -> None:

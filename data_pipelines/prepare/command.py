@@ -57,7 +57,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
             return _leave(options.out, before, console)
         if before:
             by_token = fields_of(before)["word_starts"].kept == BY_TOKEN
-            fields = planned(sources, before["vocab_size"], by_token)
+            fields = planned(sources, before["vocab_size"], by_token, options.steps)
             check_added(before, Job(sources, before["vocab_size"], fields), before["special"])
         partial.open_folder(options.out)
         several = options.part or options.finish or options.runner or cloud.in_cloud(options.out)
@@ -100,7 +100,7 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
 def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:
     """What the corpus is to be: as an earlier process or another one wrote it down, or as it is written down now."""
     out, base = options.out, before and before["fingerprint"]
-    now = partial.State(settings(options), versions(), {}, "", "", base)
+    now = partial.State(settings(options), versions(options.steps), {}, "", "", base)
     given_up = partial.parts_from(out, found.first)  # if nothing is written down after they were seen
     state = partial.read_state(out)
     if state is None:
@@ -126,13 +126,13 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
-            text = training.chosen(options, found, sources), sources, options.tokenizer, training.asked(options)
+            text, counting = training.chosen(options, found, sources), training.counting(options, sources)
             if options.runner:
                 from data_pipelines.prepare import beam  # not everybody has it
 
-                words = beam.count_all(*text, options.out, options.runner, runner_options)
+                words = beam.count_all(text, counting, options.out, options.runner, runner_options)
             else:
-                words = training.count_all(*text, _processes(options))
+                words = training.count_all(text, counting, _processes(options))
             made = training.learn(options, words)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)

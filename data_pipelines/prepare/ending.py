@@ -17,6 +17,7 @@ from data_pipelines.store.files import write_json
 from data_pipelines.store.finish import finish as describe
 from data_pipelines.store.finish import write_tables
 from data_pipelines.store.parts import part_name, read_summary
+from data_pipelines.text.steps import check_steps
 
 
 def finish(work: Work, state: partial.State, before: dict | None, console: Console) -> dict:
@@ -83,6 +84,7 @@ def _described(work: Work, state: partial.State, before: dict | None) -> dict:
     return {
         "sources": [*(before["sources"] if before else []), *sources],
         "settings": before["settings"] if before else state.settings,
+        "steps": check_steps(state.settings["steps"]),
         "stages": [*(before["stages"] if before else []), stage],
     }
 

@@ -13,6 +13,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse
 from data_pipelines.text.sentences import check_language
+from data_pipelines.text.steps import check_steps
 from data_pipelines.tokenizers.table import check_specials
 
 LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
@@ -63,6 +64,9 @@ class Prepare:
     """The column with its label; the last, in CoNLL-U the fourth, unless told. 0: labels are not read."""
     undecodable: Literal["replace", "skip"] = "replace"
     """What to do with a document that is not UTF-8: replace the bad bytes by U+FFFD, or skip the document."""
+    steps: tuple[str, ...] = ()
+    """What is done to the text before anything else, in the order given: nfc, nfkc, control-characters, tags,
+    empty-pairs."""
     heldout: float = 0.01
     """Share of documents, chosen by hash, to keep for evaluation; raised up to 0.05 to reach 50,000 tokens. 0: none."""
     tfds_dir: str | None = None
@@ -96,6 +100,7 @@ def settings(options: Prepare) -> dict:
     if options.part_size < 1:
         raise UserError(f"--part-size {options.part_size}: give a number of MiB, at least 1")
     check_specials(options.tokenizer, options.specials)
+    check_steps(options.steps)
     share(options)
     said = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}
     said |= {"language": languages(options), "field": options.field or ("text",)}

@@ -124,7 +124,8 @@ def check(out: Path, state: State, plan: Plan, now: State) -> None:
     if state.base != now.base:
         raise UserError(f"{begun}: {'' if state.base else 'no '}--append began it; run that command to its end, {anew}")
     if said := versions.differences(state.versions, now.versions):
-        raise UserError(f"{begun}, and since it began {'; '.join(said)}: {versions.cure(state.versions)}, {anew}")
+        cure = versions.cure(state.versions, now.versions)
+        raise UserError(f"{begun}, and since it began {'; '.join(said)}: {cure}, {anew}")
     before = read_plan(out, state)
     if (before.hash, before.first) != (plan.hash, plan.first):
         said = plans.changed(before.files(), plan.files()) or "they are cut otherwise"

@@ -58,8 +58,8 @@ def open_work(out: Path, state: State, plan: Plan, sources: tuple[Source, ...]) 
         tokenizer = scratch / "tokenizer"
     file = tokenizer / "tokenizer.json"
     size = len(vocabulary(tokenizers.Tokenizer.from_file(str(file))))
-    fields = planned(sources, size, read_encoder(file).word_starts is not None)
-    job = Job(sources, size, fields, heldout=state.settings["heldout"], parts=len(plan.parts))
+    fields = planned(sources, size, read_encoder(file).word_starts is not None, state.settings["steps"])
+    job = Job(sources, size, fields, state.settings["heldout"], len(plan.parts), tuple(state.settings["steps"]))
     return Work(job, plan, file, out, scratch)
 
 

@@ -8,6 +8,7 @@ from data_pipelines.formats import table
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import SHARD, Range, Source
 from data_pipelines.prepare.plan import Plan, size
+from data_pipelines.text.steps import run
 
 EXPONENT = Decimal("0.7")  # as mBERT and XLM-R: small languages get more than their share of the text
 PLACES = 64  # in each source, at least, if it has as many
@@ -56,12 +57,12 @@ def stretches(plan: Plan, number: int, total: int) -> list[Stretch]:
     return chosen
 
 
-def read(stretch: Stretch, sources: Sequence[Source]) -> list[str]:
+def read(stretch: Stretch, sources: Sequence[Source], steps: Sequence[str] = ()) -> list[str]:
     """Its texts; the last is cut where it has enough."""
     texts, left = [], stretch.characters
     for piece in stretch.ranges:
         for document in table.read(sources[piece.source], piece, Problems()):
-            for segment in document.segments:
+            for segment in run(steps, document).segments:
                 texts.append(segment.text[:left])
                 if left is not None:
                     left -= len(texts[-1])

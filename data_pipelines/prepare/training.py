@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from data_pipelines.formats.source import Source
 from data_pipelines.prepare import sample
@@ -24,22 +25,30 @@ def chosen(options: Prepare, plan: Plan, sources: Sequence[Source]) -> list[Stre
     return sample.stretches(plan, len(sources), COUNTED if KINDS[options.tokenizer].whole else SAMPLE)
 
 
-def asked(options: Prepare) -> Training:
-    return Training(options.vocab_size, options.cased, options.keep_accents, options.specials, options.sentinels)
+class Counting(NamedTuple):
+    """How words are counted; it travels to where the text is."""
+
+    sources: tuple[Source, ...]
+    steps: tuple[str, ...]
+    kind: str
+    asked: Training
 
 
-def count(stretch: Stretch, sources: tuple[Source, ...], kind: str, training: Training) -> Counter:
-    return KINDS[kind].count(sample.read(stretch, sources), training)
+def counting(options: Prepare, sources: tuple[Source, ...]) -> Counting:
+    asked = Training(options.vocab_size, options.cased, options.keep_accents, options.specials, options.sentinels)
+    return Counting(sources, options.steps, options.tokenizer, asked)
 
 
-def count_all(
-    stretches: Iterable[Stretch], sources: tuple[Source, ...], kind: str, training: Training, processes: int
-) -> Counter:
+def count(how: Counting, stretch: Stretch) -> Counter:
+    return KINDS[how.kind].count(sample.read(stretch, how.sources, how.steps), how.asked)
+
+
+def count_all(stretches: Iterable[Stretch], how: Counting, processes: int) -> Counter:
     """The words of all stretches, counted on all cores."""
     words, waiting = Counter(), deque()
     with pool(processes) as workers:
         for stretch in stretches:
-            waiting.append(workers.submit(count, stretch, sources, kind, training))
+            waiting.append(workers.submit(count, how, stretch))
             if len(waiting) > AHEAD * processes:
                 words.update(waiting.popleft().result())
         while waiting:
@@ -48,4 +57,4 @@ def count_all(
 
 
 def learn(options: Prepare, words: Counter) -> Made:
-    return table.learn(options.tokenizer, words, asked(options))
+    return table.learn(options.tokenizer, words, counting(options, ()).asked)

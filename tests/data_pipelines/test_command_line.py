@@ -46,7 +46,7 @@ def test_every_option_arrives():
     given = ["--source", "text:a", "--source", "builtin", "--out", "c", "--tokenizer", "t", "--vocab-size", "5"]
     given += ["--cased", "--language", "no", "--documents", "blank-line", "--field", "f", "--undecodable", "skip"]
     given += ["--keep-accents", "--specials", "albert", "--heldout", "0.2", "--processes", "3", "--tfds-dir", "d"]
-    given += ["--token-column", "2", "--label-column", "0", "--sentinels", "7"]
+    given += ["--token-column", "2", "--label-column", "0", "--sentinels", "7", "--steps", "nfc", "tags"]
     given += ["--part-size", "64", "--part", "1/2", "--finish", "--append", "--runner", "spark"]
     options = parse(Prepare, given, "prepare")
     assert options.source == ("text:a", "builtin")
@@ -66,6 +66,7 @@ def test_every_option_arrives():
         "processes": 3,
         "tfds_dir": "d",
         "sentinels": 7,
+        "steps": ("nfc", "tags"),
         "token_column": 2,
         "label_column": 0,
         "part_size": 64,

@@ -75,3 +75,15 @@ def test_a_part_has_a_size(tmp_path):
     (tmp_path / "a.txt").write_text("Some text.")
     with pytest.raises(UserError, match="--part-size 0: give a number of MiB"):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt", part_size=0)
+
+
+def test_steps_change_the_text_of_the_corpus_and_of_its_tokenizer(tmp_path):
+    (tmp_path / "a.txt").write_text("A <b>bold</b> word.")
+    manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/a.txt", steps=("nfc", "tags"))
+    assert documents(tmp_path / "out") == [["A bold word ."]]
+    assert manifest["steps"] == [("nfc", 1), ("tags", 1)]
+    run(tmp_path / "words", f"text:{tmp_path}/a.txt", steps=("tags",), tokenizer="wordlevel", vocab_size=100)
+    vocabulary = json.loads((tmp_path / "words" / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert [*vocabulary][-3:] == ["A", "bold", "word."]
+    with pytest.raises(UserError, match="--steps tag: there is no such step"):
+        run(tmp_path / "other", f"text:{tmp_path}/a.txt", steps=("tag",))

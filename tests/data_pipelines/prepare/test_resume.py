@@ -16,6 +16,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
 from data_pipelines.prepare import command, parts, pool, versions
+from data_pipelines.text.steps import STEPS
 from tests.data_pipelines.prepare.small import append
 from tests.data_pipelines.prepared import documents, run, write_character_vocabulary
 
@@ -44,7 +45,7 @@ def test_an_edit_of_the_same_size_is_noticed(unfinished):
 @pytest.mark.parametrize("library", ["tokenizers", "sentencex", "sentencepiece"])
 def test_another_version_of_a_library_is_named_with_the_one_to_install(unfinished, monkeypatch, library):
     here = versions.versions()
-    monkeypatch.setattr(command, "versions", lambda: here | {library: "99.1"})
+    monkeypatch.setattr(command, "versions", lambda _: here | {library: "99.1"})
     with pytest.raises(UserError) as raised:
         again(unfinished)
     assert f"{library} was {here[library]} and is 99.1: pip install " in str(raised.value)
@@ -52,6 +53,17 @@ def test_another_version_of_a_library_is_named_with_the_one_to_install(unfinishe
     monkeypatch.undo()
     again(unfinished)
     assert documents(unfinished) == [["Some text ."]]
+
+
+def test_another_version_of_a_step_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("Some text.")
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "write_part", None)
+        with pytest.raises(TypeError):
+            run(tmp_path / "out", f"text:{tmp_path}/a.txt", steps=("tags",))
+    monkeypatch.setitem(STEPS, "tags", STEPS["tags"]._replace(version=2))
+    with pytest.raises(UserError, match="step tags was 1 and is 2: use the Python and the commit of then"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt", steps=("tags",))
 
 
 def test_a_file_name_that_is_not_utf_8_reaches_the_report(tmp_path, capsysbinary):
