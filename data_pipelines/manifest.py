@@ -126,9 +126,11 @@ def check_size(folder: Path, name: str, size: int) -> None:
 
 
 def _checked(files: dict[str, dict]) -> dict[str, dict]:
-    for name in files:
+    for name, file in files.items():
         if not FILE.fullmatch(name):
             raise UserError(f"{name!r} is no name of a file inside a corpus")
+        if not isinstance(file["bytes"], int) or not DIGEST.fullmatch(file["sha256"]):
+            raise UserError(f"{name} has no size or no hash")
     return files
 
 

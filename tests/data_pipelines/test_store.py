@@ -276,6 +276,14 @@ def test_names_of_a_manifest_that_lead_elsewhere_are_refused(tmp_path, name, whe
         parse_manifest("here", json.dumps(manifest).encode())
 
 
+@pytest.mark.parametrize("file", [{"bytes": 1}, {"bytes": "1", "sha256": "0" * 64}, {"bytes": 1, "sha256": "x"}, 3])
+def test_a_file_without_size_or_hash_is_one_error(tmp_path, file):
+    path = write_corpus(tmp_path / "c", numbered([[3]]))
+    change_manifest(path, lambda manifest: manifest["parts"][0]["files"].update({"train/x.npy": file}))
+    with pytest.raises(UserError, match="corpus .*manifest.json.*rerun prepare"):
+        Corpus(path)
+
+
 def test_what_no_tokenizer_has_is_one_error_with_its_cure(tmp_path):
     corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]]), special={"cls": 2, "pad": 0}))
     assert corpus.require("pad", "cls") == (0, 2)
