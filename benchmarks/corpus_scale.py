@@ -35,7 +35,7 @@ from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.loader import Loader
 from data_pipelines.order import Order, deal
 
-LENGTH, BATCH, LANES, WINDOW = 128, 64, 4, 2
+LENGTH, BATCH, LANES, WINDOW = 128, 64, 2, 2
 OF_PART = 256e6  # tokens of a part as `prepare` makes it unless told otherwise
 LOOK_EVERY = 0.05  # seconds
 MB = 1e6
@@ -47,7 +47,7 @@ class Options:
 
     gigabytes: tuple[float, ...] = (0.1, 0.3, 1.0)
     """Of text."""
-    part_size: int = 32
+    part_size: int = 16
     """MiB of text in a part."""
     tokenizer: str = "wordpiece"
     """To train, as prepare's option; with 8,192 tokens."""
@@ -81,8 +81,9 @@ def main(options: Options) -> None:
             write(text, int(gigabytes * 1e9))
             rows.append((gigabytes, *measured(text, corpus, options)))
             print_prepared(rows, console)
+            print_walked([(size, walk) for size, _, walk in rows], console)
         whole = walked(repeated(Corpus(corpus), Path(folder) / "part", int(OF_PART)).path)
-        print_walked([*((gigabytes, walk) for gigabytes, _, walk in rows), (rows[-1][0], whole)], console)
+        print_walked([(gigabytes, whole)], console)
         print_disk(corpus, console)
         print_fetched(corpus, options, console)
         print_arithmetic(corpus, rows, whole, options, console)
@@ -256,7 +257,7 @@ def print_arithmetic(path: Path, rows: list, whole: dict, options: Options, cons
         "seconds of planning a part (measured)": f"{whole['plan']:.1f}",
         f"seconds of planning all, on each of {hosts} hosts": f"{whole['plan'] * parts / hosts:,.0f}",
         f"GB an epoch fetched by each of {hosts} hosts": f"{options.tokens * bytes_ / hosts / 1e9:,.1f}",
-        "hours of prepare on 1,000 cores": f"{seconds * options.processes / tokens * options.tokens / 3.6e6:,.1f}",
+        "core hours of prepare": f"{seconds * options.processes / tokens * options.tokens / 3600:,.0f}",
     }.items():
         found.add_row(name, value)
     console.print(found)
