@@ -52,7 +52,7 @@ MASKS = {"token": Masking(), "word": Masking(whole_word=True)}
 MASKS["n-gram"] = Masking(whole_word=True, ngrams=(1, 1 / 2, 1 / 3))
 ORDERS = ("one part", "16 parts, 8 lanes", "mixture of 3")
 PARTS, LANES = 16, Order(lanes=8, window=4)
-RATES = {"a": 0.6, "b": 0.3, "c": 0.1}
+RATES = {"a": 0.5, "b": 0.25, "c": 0.25}  # of a lane of 8 rows each has an even number
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,9 @@ def compare_orders(options: Options) -> None:
         one = repeated(corpus, Path(folder, "one"), options.tokens)
         many = repeated(corpus, Path(folder, "many"), options.tokens, PARTS)
         three = {name: repeated(corpus, Path(folder, name), share, PARTS) for name in RATES}
-        for length, batch_size in itertools.product((128, 512), (32, 256)):
-            for layout in (SegmentPairs(length), PackedSentences(length), ContiguousStreams(length)):
+        for length, batch_size in itertools.product((128, 512), (64, 256)):
+            spans = PermutedSpans(length, Permuting(length // 2, perm_size=length // 2))
+            for layout in (SegmentPairs(length), PackedSentences(length), ContiguousStreams(length), spans):
                 mixed = dict.fromkeys(three, layout)
                 made = (
                     make_examples(layout, one, "train", batch_size, 0),

@@ -70,9 +70,9 @@ def _examples(corpora, options) -> dict:
 
     import numpy as np
 
-    from pretrain.data import check_data, training_batches
     from pretrain.recipe import resolve
     from pretrain.recipes.registry import find
+    from pretrain.training.data import check_data, training_batches
 
     recipe = resolve(find(options.recipe), next(iter(corpora.values())))
     if len(corpora) > 1:

@@ -11,12 +11,12 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import spread
 from data_pipelines.examples.layout import Chosen, Layout, Piece, RowLayout, StreamLayout
-from data_pipelines.order import ONE_LANE, Order, Window, deal, permute_each, stretch
+from data_pipelines.order import ONE_LANE, Order, Window, deal, distinct, permute_each, stretch
 
 HELD_OUT = 8  # parts that an evaluation reads, spread evenly over a corpus
 KEPT = 8  # batches that a plan is kept for after its last use: threads that build batches are not in step
 ROWS = 256  # built together: below them the cost is in NumPy's calls, not in the data
-TOKENS = 1 << 20  # built together at most where a batch is of many lanes and parts, each of which wants such rows
+TOKENS = 1 << 21  # built together at most where a batch is of many lanes and parts, each of which wants such rows
 
 
 def make_examples(
@@ -39,7 +39,21 @@ def make_examples(
 
 def together(cells: int, length: int) -> int:
     """How many rows are best built together where they are of so many parts, or sources and parts."""
-    return max(ROWS, min(ROWS * cells, TOKENS // length))
+    return max(ROWS, min(64 * 64 * ROWS * cells, TOKENS // length))
+
+
+Built = tuple[np.ndarray, dict[str, np.ndarray]]  # some rows (int64 [m]) of a batch: name -> array [m, ...]
+
+
+def put_together(built: Sequence[Built], number: int) -> dict[str, np.ndarray]:
+    """A batch of so many rows, ascending in each piece, from pieces that have all of them: name -> array [n, ...]."""
+    if len(built) == 1:
+        return built[0][1]
+    batch = {name: np.empty((number, *array.shape[1:]), array.dtype) for name, array in built[0][1].items()}
+    for rows, arrays in built:
+        for name, array in arrays.items():
+            batch[name][rows] = array
+    return batch
 
 
 class Examples:
@@ -220,11 +234,12 @@ class RowExamples(Examples):
         if self.order.lanes == len(self.parts) == 1 and epoch.min() == epoch.max():
             return [(int(epoch[0]), self._windows(0, int(epoch[0]))[0])], np.zeros(len(place), np.int64)
         found, read, which = [], [], np.empty(len(place), np.int64)
-        for of_lane, of_epoch in np.unique(np.stack([lane, epoch]), axis=1).T.tolist():
+        walks, walk = distinct(epoch * self.order.lanes + lane)
+        for index, (of_epoch, of_lane) in enumerate(divmod(one, self.order.lanes) for one in walks):
             windows = self._windows(of_lane, of_epoch)
-            here = np.flatnonzero((lane == of_lane) & (epoch == of_epoch))
+            here = np.flatnonzero(walk == index)
             number = np.searchsorted([window.start for window in windows], place[here], "right") - 1
-            for one in np.unique(number).tolist():
+            for one in distinct(number)[0]:
                 which[here[number == one]] = len(found)
                 found.append((of_epoch, windows[one]))
                 read.append((of_lane, of_epoch, one))
@@ -233,8 +248,8 @@ class RowExamples(Examples):
 
     def _choice(self, epoch, part, example):
         keys = noise.key(self.seed, epoch, np.cumsum((0, *self.sizes))[part] + example)
-        chosen, which = np.unique(part, return_inverse=True)
-        plans = [self._plan(index) for index in chosen.tolist()] or [self._plan(0)]
+        chosen, which = distinct(part)
+        plans = [self._plan(index) for index in chosen] or [self._plan(0)]
         return Choice(plans, which, example, keys)
 
     def _built(self, choice):
@@ -300,24 +315,27 @@ class StreamExamples(Examples):
             )
 
     def at(self, lane, step, row):
+        return put_together(self.pieces(lane, step, row), len(row))
+
+    def pieces(self, lane: np.ndarray, step: np.ndarray, row: np.ndarray) -> list[Built]:
+        """The same, by the windows that the rows are of."""
         self.check_size()
-        batch, read = {}, []
-        for of_lane in np.unique(lane).tolist():
+        built, read = [], []
+        for of_lane in distinct(lane)[0]:
             in_lane = np.flatnonzero(lane == of_lane)
             epoch, place = self._epochs(of_lane, step[in_lane])
-            for of_epoch in np.unique(epoch).tolist():
+            for of_epoch in distinct(epoch)[0]:
                 windows = self._windows(of_lane, of_epoch)
                 begins = self._steps(windows)
                 number = np.searchsorted(begins, place, "right") - 1
-                for index in np.unique(number[epoch == of_epoch]).tolist():
+                for index in distinct(number[epoch == of_epoch])[0]:
                     read.append((of_lane, of_epoch, index))
                     here = np.flatnonzero((epoch == of_epoch) & (number == index))
                     rows = in_lane[here]
-                    built = self._built(of_lane, of_epoch, index, place[here] - begins[index], row[rows])
-                    for name, array in built.items():
-                        batch.setdefault(name, np.empty((len(step), *array.shape[1:]), array.dtype))[rows] = array
+                    arrays = self._built(of_lane, of_epoch, index, place[here] - begins[index], row[rows])
+                    built.append((rows, arrays))
         self._enter(read)
-        return batch
+        return built
 
     def build(self, epoch: int, example: np.ndarray) -> dict[str, np.ndarray]:
         """Examples (int64 [n]) of the first lane's first window as they look in an epoch: name -> array [n, ...]."""

@@ -16,11 +16,11 @@ from math import inf
 import numpy as np
 
 from data_pipelines import noise
-from data_pipelines.batches import RowExamples, StreamExamples, make_examples, together
+from data_pipelines.batches import RowExamples, StreamExamples, make_examples, put_together, together
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Chosen, Layout
-from data_pipelines.order import ONE_LANE, Order, permute, permute_each
+from data_pipelines.order import ONE_LANE, Order, distinct, permute, permute_each
 
 BLOCK = 2048  # rows of a lane that have an exact number of each corpus
 PARTS = 1 << 40  # that rates are whole numbers of
@@ -146,11 +146,10 @@ class RowMixture(Mixture):
 
     def at(self, lane, step, row):
         block, place = np.divmod(step * self.rows + row, BLOCK)
-        cells, which = np.unique(np.stack([lane, block]), axis=1, return_inverse=True)
-        which = which.ravel()
-        slot = permute_each([self._network(*cell) for cell in cells.T.tolist()], which, place)
-        before = np.array([counts(self.weights, of * BLOCK) for of in cells[1].tolist()])
-        after = np.array([counts(self.weights, (of + 1) * BLOCK) for of in cells[1].tolist()])
+        cells, which = distinct(block * self.order.lanes + lane)
+        cells = [divmod(cell, self.order.lanes) for cell in cells]
+        slot = permute_each([self._network(of_lane, of) for of, of_lane in cells], which, place)
+        before, after = (np.array([counts(self.weights, (of + at) * BLOCK) for of, _ in cells]) for at in (0, 1))
         ends = np.cumsum(after - before, axis=1)  # the slots of each block are its sources', one after the other
         source = (slot[:, None] >= ends[which]).sum(axis=1)
         number = before[which, source] + slot - (ends - after + before)[which, source]
@@ -158,21 +157,19 @@ class RowMixture(Mixture):
 
     def _built(self, lane, source, number):
         """The rows of sources at their counts there; those of one layout are built together."""
-        batch, sources = {}, list(self.sources.values())
+        built, sources = [], list(self.sources.values())
         for layout in dict.fromkeys(of.layout for of in sources):
             rows = np.flatnonzero(np.array([of.layout == layout for of in sources])[source])
             plans, which = [], np.empty(len(rows), np.int64)
             example, keys = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint64)
-            for of in np.unique(source[rows]).tolist():
+            for of in distinct(source[rows])[0]:
                 here = source[rows] == of
                 chosen = sources[of].choose(lane[rows[here]], number[rows[here]])
                 which[here], example[here], keys[here] = chosen.which + len(plans), chosen.example, chosen.keys
                 plans += chosen.plans
-            if len(rows) == len(source):
-                return layout.build(Chosen(plans, which, example), keys)
-            for name, array in layout.build(Chosen(plans, which, example), keys).items() if len(rows) else ():
-                batch.setdefault(name, np.empty((len(source), *array.shape[1:]), array.dtype))[rows] = array
-        return batch
+            if len(rows):
+                built.append((rows, layout.build(Chosen(plans, which, example), keys)))
+        return put_together(built, len(source))
 
     def rows_before(self, step):
         block, place = divmod(step * self.rows, BLOCK)
@@ -206,14 +203,13 @@ class StreamMixture(Mixture):
         self._begins = np.cumsum([0, *shares])
 
     def at(self, lane, step, row):
-        batch = {}
-        of_row = np.searchsorted(self._begins, row, "right") - 1
+        built, of_row = [], np.searchsorted(self._begins, row, "right") - 1
         for index, source in enumerate(self.sources.values()):
             rows = np.flatnonzero(of_row == index)
             if len(rows):
-                for name, array in source.at(lane[rows], step[rows], row[rows] - self._begins[index]).items():
-                    batch.setdefault(name, np.empty((len(row), *array.shape[1:]), array.dtype))[rows] = array
-        return batch
+                pieces = source.pieces(lane[rows], step[rows], row[rows] - self._begins[index])
+                built += [(rows[here], arrays) for here, arrays in pieces]
+        return put_together(built, len(row))
 
     def rows_before(self, step):
         return {name: step * source.rows * self.order.lanes for name, source in self.sources.items()}

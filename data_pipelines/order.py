@@ -96,6 +96,14 @@ def deal(seed: int, epoch: int, sizes: np.ndarray, order: Order, lane: int) -> l
     return windows
 
 
+def distinct(numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """The different ones of whole numbers (int64 [n]) that are close to each other, ascending, and which each is:
+    int64 [n]. `np.unique` would sort them."""
+    lowest = numbers.min() if len(numbers) else 0
+    present = np.bincount(numbers - lowest) > 0
+    return (np.flatnonzero(present) + lowest).tolist(), (np.cumsum(present) - 1)[numbers - lowest]
+
+
 def permute(seed: int, epoch: int, number: int, positions: np.ndarray) -> np.ndarray:
     """Where a (seed, epoch)'s permutation of 0 .. number - 1 sends positions: int64 [n] to int64 [n].
 

@@ -99,7 +99,7 @@ class Chosen:
         if len(plans) == 1:
             self._groups = [(plans[0], slice(None), example)]
             return
-        order = np.argsort(which, kind="stable")
+        order = np.argsort(which.astype(np.uint16), kind="stable")  # by radix, which 16 bits have
         ends = np.searchsorted(which[order], np.arange(len(plans) + 1))
         groups = ((plan, order[ends[index] : ends[index + 1]]) for index, plan in enumerate(plans))
         self._groups = [(plan, rows, example[rows]) for plan, rows in groups if len(rows)]

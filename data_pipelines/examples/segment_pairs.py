@@ -29,6 +29,8 @@ from data_pipelines.examples.masking import Masking, SpecialTokens
 
 SHORT = 0.1  # share of the chunks that are short on purpose, so that the model sees rows of every length
 COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in a stream of their own; TRIM and what follows
+NEAR = 32  # units among which most ends of segments are found
+AHEAD = np.arange(1, NEAR + 1)
 NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"  # what a pair may be labelled with
 
 
@@ -95,14 +97,15 @@ class SegmentPairs(RowLayout):
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         trims = -(-self.length // 32)
         draws = noise.bits(keys, noise.counters("segments", TRIM + 2 * trims))
-        start, size, label = chosen.gather(lambda plan, rows, example: self._segments(plan, draws[rows], example))
+        start, size, label = self._segments(chosen, draws)
         start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
         arrays = self._laid_out(chosen, keys, start, size)
         return arrays | ({self.label: label} if self.label else {})
 
     def _targets(self, key, units):
-        """The length that a chunk beginning at each unit aims for: int64, of units' shape."""
-        draw = noise.bits(key, units.astype(np.uint32))
+        """The length that a chunk beginning at each unit aims for: int64 [n]. key: one, or uint64 [n]."""
+        counters = units.astype(np.uint32)
+        draw = noise.bits(key, counters) if isinstance(key, int) else noise.bits(key, counters[:, None])[:, 0]
         short = round(SHORT * 2**32)
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
@@ -112,44 +115,55 @@ class SegmentPairs(RowLayout):
         reached = np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
         return np.minimum(reached, np.repeat(documents[1:], np.diff(documents)))
 
-    def _segments(self, plan, draws, example):
-        """Segments A and B before truncation: start and size, int64 [n, 2], in tokens; and the label, int32 [n]."""
-        first, last = plan.chunks[example], plan.chunks[example + 1]
+    def _segments(self, chosen, draws):
+        """Segments A and B before truncation: start and size, int64 [n, 2], in tokens; and the label, int32 [n].
+
+        What a plan has to be asked for is asked for as little as can be: a batch is of many, each with few rows.
+        """
+        first, last, document, documents, key = chosen.gather(_chunks)
         split = first + 1 + noise.below(draws[:, SPLIT], np.maximum(last - first - 1, 1))
-        start = plan.units[np.stack([first, split], 1)]
-        end = plan.units[np.stack([split, last], 1)]
+        units = np.stack([first, split, last], 1)
+        (borders,) = chosen.gather(lambda plan, rows, _: (plan.units[units[rows]],))
+        start, end = borders[:, :2].copy(), borders[:, 1:].copy()
         alone = split == last
         label = np.where(alone, np.int32(-1), np.int32(0))
-        documents = len(plan.documents) - 1
         heads = draws[:, COIN] < 1 << 31
         if self.label == SENTENCE_ORDER:
             # Before the cut, which leaves the first of two long segments a token more: it must not tell the order
             rows = np.flatnonzero(heads & ~alone)
             start[rows], end[rows], label[rows] = start[rows, ::-1], end[rows, ::-1], 1
-        if self.label == NEXT_SENTENCE and documents > 1:
-            rows = np.flatnonzero(heads | alone)
-            draws, first = draws[rows], first[rows]
-            others = plan.of[example[rows]] + 1 + noise.below(draws[:, DOCUMENT], documents - 1)
-            others %= documents
-            begin, stop = plan.documents[others], plan.documents[others + 1]
-            begin += noise.below(draws[:, SENTENCE], stop - begin)
-            start[rows, 1] = plan.units[begin]
-            wanted = np.maximum(self._targets(plan.key, first) - (end[rows, 0] - start[rows, 0]), 1)
-            end[rows, 1] = np.minimum(plan.units[stop], self._reached(plan.units, begin, start[rows, 1] + wanted))
-            label[rows] = 1
+        if self.label == NEXT_SENTENCE:
+            rows = np.flatnonzero((heads | alone) & (documents > 1))
+            others = (document + 1 + noise.below(draws[:, DOCUMENT], documents - 1)) % documents
+            wanted = np.maximum(self._targets(key, first) - (end[:, 0] - start[:, 0]), 1)
+
+            def elsewhere(plan, rows, _):
+                begin, stop = plan.documents[others[rows]], plan.documents[others[rows] + 1]
+                begin += noise.below(draws[rows, SENTENCE], stop - begin)
+                start = plan.units[begin]
+                return start, np.minimum(plan.units[stop], self._reached(plan.units, begin, start + wanted[rows]))
+
+            starts, ends = chosen.gather(elsewhere)
+            start[rows, 1], end[rows, 1], label[rows] = starts[rows], ends[rows], 1
         return start, end - start, label
 
     def _reached(self, units, unit, goal):
         """The first unit boundary after each unit at or beyond a goal at most `length` tokens away, int64 [n].
 
-        A search in steps of halving size that stays near the unit: a binary search over a large corpus misses the
-        cache at every probe.
+        A search that stays near the unit: a binary search over a large corpus misses the cache at every probe. Most
+        are within the next `NEAR`; what is left goes on in steps of halving size.
         """
         last = len(units) - 1
-        for step in reversed(range(self.length.bit_length())):
-            ahead = np.minimum(unit + (1 << step), last)
-            unit = np.where(units[ahead] < goal, ahead, unit)
-        return units[np.minimum(unit + 1, last)]
+        near = units[np.minimum(unit[:, None] + AHEAD, last)]
+        found = np.count_nonzero(near < goal[:, None], axis=1)
+        reached = near[np.arange(len(unit)), np.minimum(found, NEAR - 1)]
+        if len(rows := np.flatnonzero(found == NEAR)):
+            unit, goal = unit[rows], goal[rows]
+            for step in reversed(range(self.length.bit_length())):
+                ahead = np.minimum(unit + (1 << step), last)
+                unit = np.where(units[ahead] < goal, ahead, unit)
+            reached[rows] = units[np.minimum(unit + 1, last)]
+        return reached
 
     def _laid_out(self, chosen, keys, start, size):
         """The row arrays for segments A and B (start and size, int64 [n, 2]), masked."""
@@ -176,6 +190,13 @@ class SegmentPairs(RowLayout):
         in_b = real & ~in_a
         in_b[row, middle] = False
         return {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)} | masked
+
+
+def _chunks(plan, _, example):
+    """Of each example the first unit, the one after the last, the document, how many there are, and the plan's key."""
+    document, same = plan.of[example], np.ones(len(example), np.int64)
+    documents, key = same * (len(plan.documents) - 1), np.full(len(example), plan.key, np.uint64)
+    return plan.chunks[example], plan.chunks[example + 1], document, documents, key
 
 
 def truncated(start: np.ndarray, size: np.ndarray, room: int, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

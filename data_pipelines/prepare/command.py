@@ -29,6 +29,7 @@ from data_pipelines.progress import busy
 from data_pipelines.store.fields import BY_TOKEN
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
+from data_pipelines.store.parts import part_name
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import with_sentinels
 from data_pipelines.tokenizers.table import KINDS
@@ -156,7 +157,8 @@ def _make(options: Prepare, work: Work, state, before, runner_options, console: 
     elif missing:
         _make_here(work, missing, len(done), _processes(options), console)
     if options.part:
-        console.print(f"{len(wanted)} of {len(work.plan.parts)} parts are this process's, and done; --finish when all are")
+        others = f"parts {', '.join(part_name(number) for number in wanted[:3])}{', ...' if len(wanted) > 3 else ''}"
+        console.print(f"{others if wanted else 'no parts'} of {len(work.plan.parts)}: done; --finish when all are")
         return None
     return ending.finish(work, state, before, console)
 

@@ -17,6 +17,6 @@ def report(out: Path, manifest: dict, before: dict | None, console: Console) -> 
     show_problems(manifest["counts"], console)
     if before:
         added = len(manifest["parts"]) - len(before["parts"])
-        say(f"{added} part{' was' if added == 1 else 's were'} added: the fingerprint was {before['fingerprint']} and is {manifest['fingerprint']}")
+        say(f"{added} parts were added: the fingerprint was {before['fingerprint']} and is {manifest['fingerprint']}")
     if not splits["heldout"]["documents"] and manifest["settings"]["heldout"]:
         say("nothing could be held out for evaluation: one document; see --documents", style="yellow")

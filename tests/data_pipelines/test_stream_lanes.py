@@ -49,7 +49,7 @@ def test_every_token_comes_once_an_epoch_but_for_a_rest_of_each_window(corpus, l
 
 def test_rows_go_on_within_a_window_and_begin_anew_with_the_next(corpus):
     examples = make_examples(ContiguousStreams(5, reset=True), corpus, "train", 4, 3, Order(2, 2))
-    (window, *_), steps = examples._windows(1, 0), steps_of(examples, 1, 0)
+    steps = steps_of(examples, 1, 0)
     in_window = int(examples._steps(examples._windows(1, 0))[1])
     assert 3 < in_window < len(steps)
     batches = [examples.batch(step, np.array([2, 3])) for step in steps]
