@@ -1,6 +1,9 @@
 """How a run is run: none of this is the recipe's identity, all of it may change on resume."""
 
 import dataclasses
+from typing import Annotated
+
+import tyro
 
 from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
@@ -16,7 +19,7 @@ RANGES["workers"] = Range("at least 0 and at most 256", lambda x: 0 <= x <= 256)
 class Options:
     """How and where to run."""
 
-    corpus: str
+    corpus: Annotated[str, tyro.conf.arg(metavar="PATH")]
     """Folder made by `python -m data_pipelines prepare`; from gs:// this host copies what it reads. Several have names:
     en=DIR,zh=DIR."""
     workdir: Place

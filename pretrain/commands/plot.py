@@ -1,5 +1,6 @@
 """Learning curves as a picture."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,8 @@ LAST = ("gradient_norm", "learning_rate", "tokens_per_s", "mfu")  # after what i
 
 
 def plot(runs: Sequence[Path], out: Path) -> Path:
-    """One panel per figure, training thin and held-out thick, a colour per run -> the written file.
+    """One panel per figure, training thin and held-out thick, a colour per run, or per corpus of a run where it has
+    figures of several -> the written file.
 
     UserError when a run has no figures, the format is unknown or the place not writable.
     """
@@ -26,16 +28,20 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
         if not any(kinds.values()):
             raise UserError(f"{run} has no figures to plot: is it the --workdir of a run?")
     entries = [entry for kinds in curves.values() for kind in kinds.values() for entry in kind]
-    names = dict.fromkeys(name for entry in entries for name in entry if name not in SKIPPED)
+    found = dict.fromkeys(name for entry in entries for name in entry if name not in SKIPPED)
+    sources = list(dict.fromkeys(name.rpartition("/")[0] for name in found))
+    names = dict.fromkeys(name.rpartition("/")[2] for name in found)
     names = [name for name in names if name not in LAST] + [name for name in LAST if name in names]
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
     figure, axes = pyplot.subplots(lines, columns, figsize=(4.5 * columns, 3 * lines), squeeze=False)
     for panel, name in zip(axes.flat, names, strict=False):
-        _draw(panel, name, curves)
+        _draw(panel, name, sources, curves)
     for panel in axes.flat[len(names) :]:
         panel.axis("off")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
+    drawn = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
+    labelled = {label: handle for lines in drawn for handle, label in lines}
+    labels, handles = list(labelled), list(labelled.values())
     lines_of_legend = -(-len(labels) // columns)
     figure.tight_layout(rect=(0, 0.22 * lines_of_legend / figure.get_figheight(), 1, 1))
     figure.legend(handles, labels, loc="lower center", ncols=columns, fontsize="small", frameon=False)
@@ -53,11 +59,13 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def _draw(panel, name: str, curves: dict) -> None:
-    for index, (run, kinds) in enumerate(curves.items()):
+def _draw(panel, name: str, sources: Sequence[str], curves: dict) -> None:
+    """sources: what stands before the names of figures, "" for those of the whole run."""
+    for index, ((run, kinds), source) in enumerate(itertools.product(curves.items(), sources)):
+        key, of = (f"{source}/{name}", f"{run.name} {source}") if source else (name, run.name)
         for kind, style in (("train", {"alpha": 0.45, "linewidth": 1}), ("eval", {"marker": "o", "markersize": 3})):
-            points = [(entry["step"], entry[name]) for entry in kinds[kind] if name in entry]
-            label = run.name if kind == "train" else f"{run.name} held-out"
+            points = [(entry["step"], entry[key]) for entry in kinds[kind] if key in entry]
+            label = of if kind == "train" else f"{of} held-out"
             if points:
                 panel.plot(*zip(*points, strict=True), color=f"C{index}", label=label, **style)
     if name == "perplexity":

@@ -14,7 +14,6 @@ from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
 from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import Params, count
-from pretrain.data import check_data
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.objectives.teacher import TEACHERS
 from pretrain.options import Options
@@ -29,6 +28,7 @@ from pretrain.storage.run_directory import RunDirectory, disk_errors, flat
 from pretrain.training.ahead import trace
 from pretrain.training.assembly import Assembly, assemble, initial_params, initial_state, parameter_shapes, split_frozen
 from pretrain.training.attention_choice import chosen_program, why_plain
+from pretrain.training.data import check_data
 from pretrain.training.initial_weights import INIT_FROM, load_weights
 from pretrain.training.loop import Run, describe, train
 from pretrain.training.placement import Stage, place_parameters, shardings

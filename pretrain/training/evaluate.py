@@ -10,19 +10,24 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import evaluation_batches
 from models.core.parameters import Params
+from pretrain.training.data import mixture_rates
 from pretrain.training.placement import EVALUATION_SEED, Stage
 from tpu.batches import place_rows
 
 
 class Evaluators:
-    """The fixed held-out sets of all corpora; where there are several, figures have the name of theirs before them."""
+    """The fixed held-out sets of all corpora; where there are several, figures have the name of theirs before them, and
+    `loss` is the mean of theirs, by their rates in training."""
 
     def __init__(self, stage: Stage, corpora: Mapping[str, Corpus], examples: int):
         self.of = {name: Evaluator(stage, corpus, examples) for name, corpus in corpora.items()}
+        self.rates = mixture_rates(stage.assembly.recipe, corpora) if len(corpora) > 1 else {}
 
     def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
         """As `Evaluator` does."""
-        return self._named({name: evaluator(params, frozen, trained) for name, evaluator in self.of.items()})
+        figures = {name: evaluator(params, frozen, trained) for name, evaluator in self.of.items()}
+        loss = {"loss": sum(rate * figures[name]["loss"] for name, rate in self.rates.items())} if self.rates else {}
+        return loss | self._named(figures)
 
     def baselines(self) -> dict[str, float]:
         """As `Evaluator` does."""

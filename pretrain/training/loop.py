@@ -19,7 +19,6 @@ from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import Mixture
 from models.core.parameters import Params, count
-from pretrain.data import phase_batches
 from pretrain.options import Options
 from pretrain.recipe import boundaries, phase_at
 from pretrain.state import TrainState
@@ -28,6 +27,7 @@ from pretrain.storage.journal import Journal, Silence, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, compiles_ahead
 from pretrain.training.assembly import Assembly, model_flops
+from pretrain.training.data import phase_batches
 from pretrain.training.evaluate import Evaluators
 from pretrain.training.placement import Stage
 from pretrain.training.signals import EXIT_STOPPED, StopRequest

@@ -10,13 +10,14 @@ from data_pipelines.corpora import open_corpora
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.order import Order
-from pretrain import data
 from pretrain.__main__ import main
+from pretrain.commands import plot
 from pretrain.commands.run import run
-from pretrain.data import check_data, phase_batches, training_batches
 from pretrain.recipe import Phase, check, from_json, to_json
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import data
+from pretrain.training.data import check_data, mixture_rates, phase_batches, training_batches
 from tests.data_pipelines.corpora import equal, random_documents, write_corpus
 from tests.pretrain import boxes, tiny, toys
 
@@ -132,7 +133,9 @@ def test_a_run_on_a_mixture_goes_on_as_if_never_interrupted_with_figures_of_each
     assert run(recipe, tiny.options(text(folder), cut)) == run(recipe, tiny.options(text(folder), whole)) == 0
     assert tiny.equal(tiny.final_state(cut), tiny.final_state(whole))
     (evaluation,) = read_metrics(RunDirectory(whole), "eval")
-    assert {"a/loss", "a/next_loss", "b/loss", "b/accuracy"} < evaluation.keys() and "loss" not in evaluation
+    assert {"a/loss", "a/next_loss", "b/loss", "b/accuracy"} < evaluation.keys()
+    rates = mixture_rates(recipe, open_corpora(text(folder), {}))
+    assert evaluation["loss"] == pytest.approx(sum(rates[name] * evaluation[f"{name}/loss"] for name in "ab"))
     *_, last = read_metrics(RunDirectory(whole), "train")
     assert last["a/rows"] + last["b/rows"] == 10 * 8 and last["a/epochs"] > 0 and "loss" in last
     about = RunDirectory(whole).read_run()
@@ -143,6 +146,10 @@ def test_a_run_on_a_mixture_goes_on_as_if_never_interrupted_with_figures_of_each
         run(toys.recipe(steps=10, order=recipe.order), tiny.options(text(folder), whole))
     assert main(["eval", str(whole), "--corpus", f"b={folder / 'b'},a={folder / 'a'}"]) == 0
     assert "b/accuracy" in capsys.readouterr().out
+    drawn = []
+    monkeypatch.setattr(plot, "_draw", lambda panel, name, sources, curves: drawn.append((name, tuple(sources))))
+    plot.plot([whole], tmp_path / "curves.png")
+    assert len(drawn) == len(dict(drawn)) and {of for _, of in drawn} == {("", "a", "b")}
 
 
 def test_masked_rows_of_a_mixture_train_in_lanes(folder, tmp_path, monkeypatch):

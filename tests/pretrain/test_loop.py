@@ -10,12 +10,12 @@ import pytest
 from data_pipelines.corpus import Corpus
 from models.core.program import Program
 from pretrain.commands.run import run
-from pretrain.data import phase_batches
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
 from pretrain.training.assembly import assemble
+from pretrain.training.data import phase_batches
 from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
 

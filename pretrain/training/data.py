@@ -25,8 +25,14 @@ def training_batches(
     if len(corpora) == 1:
         ((name, corpus),) = corpora.items()
         return make_examples(layout, corpus, "train", *shape, sizes and sizes[name])
-    rates = parse_rates(recipe.mixture, {name: corpus.size("train")["tokens"] for name, corpus in corpora.items()})
+    rates = list(mixture_rates(recipe, corpora).values())
     return make_mixture(dict.fromkeys(corpora, layout), corpora, rates, *shape, sizes)
+
+
+def mixture_rates(recipe: Recipe, corpora: Mapping[str, Corpus]) -> dict[str, float]:
+    """How often the rows of each corpus come, by name; the sum is 1."""
+    sizes = {name: corpus.size("train")["tokens"] for name, corpus in corpora.items()}
+    return dict(zip(corpora, parse_rates(recipe.mixture, sizes), strict=True))
 
 
 def sources(batches: Examples | Mixture) -> Mapping[str, Examples]:
