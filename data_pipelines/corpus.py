@@ -38,7 +38,7 @@ from data_pipelines.manifest import (
     read_manifest,
     total,
 )
-from data_pipelines.store.fields import BY_TOKEN
+from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED
 
 
 class Corpus:
@@ -94,7 +94,7 @@ class Corpus:
         if missing:
             raise UserError(
                 f"corpus {self.path} has no {' and no '.join(missing)} token, which these rows need; "
-                "prepare it with a tokenizer that has one, such as --tokenizer wordpiece"
+                "prepare it with a tokenizer that has one"
             )
         return tuple(self.special[role] for role in roles)
 
@@ -209,9 +209,13 @@ class Part:
         starts: int64 [n], token offsets; one may lie before 0 or reach past the end. Values outside the split
         are whatever is cheap to fill in, never an error: the caller covers them with padding.
         """
-        if self.corpus.fields[field].kept == BY_TOKEN:
-            # `take` is three times as fast as indexing
-            return self.corpus.table(field).take(self.read(split, "tokens", starts, length), axis=0)
+        kept = self.corpus.fields[field].kept
+        if kept != STORED:
+            tokens = self.read(split, "tokens", starts - (kept == BY_TOKEN_BEFORE), length)
+            values = self.corpus.table(field).take(tokens, axis=0)  # three times as fast as indexing
+            if kept == BY_TOKEN_BEFORE:
+                values[-starts[:, None] == np.arange(length)] = True
+            return values
         windows = self._windows.get((split, field, length))
         if windows is None:
             array = self.array(split, field)

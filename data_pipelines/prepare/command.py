@@ -26,7 +26,6 @@ from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.pool import cores
 from data_pipelines.prepare.versions import versions
 from data_pipelines.progress import busy
-from data_pipelines.store.fields import BY_TOKEN
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import part_name
@@ -56,8 +55,8 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
         if before and any(stage["plan"] == found.hash for stage in before["stages"]):
             return _leave(options.out, before, console)
         if before:
-            by_token = fields_of(before)["word_starts"].kept == BY_TOKEN
-            fields = planned(sources, before["vocab_size"], by_token, options.steps)
+            word_starts = fields_of(before)["word_starts"].kept
+            fields = planned(sources, before["vocab_size"], word_starts, options.steps)
             check_added(before, Job(sources, before["vocab_size"], fields), before["special"])
         partial.open_folder(options.out)
         several = options.part or options.finish or options.runner or cloud.in_cloud(options.out)

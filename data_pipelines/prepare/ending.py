@@ -16,6 +16,7 @@ from data_pipelines.prepare.report import report
 from data_pipelines.store.files import write_json
 from data_pipelines.store.finish import finish as describe
 from data_pipelines.store.finish import write_tables
+from data_pipelines.store.job import word_starts_of
 from data_pipelines.store.parts import part_name, read_summary
 from data_pipelines.text.steps import check_steps
 
@@ -35,7 +36,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
     with partial.workroom(out) as folder:
         made = Path(folder)
         shutil.copytree(work.tokenizer.parent, made / "tokenizer")
-        write_tables(made, work.job, read_encoder(work.tokenizer).word_starts)
+        write_tables(made, work.job, word_starts_of(read_encoder(work.tokenizer))[1])
         manifest = describe(made, summaries, work.job, state.special, before, **_described(work, state, before))
         for stage in manifest["stages"]:
             manifest["counts"].merge(stage["left_out"])

@@ -22,7 +22,7 @@ from data_pipelines.prepare.partial import FOLDER, State, put_folder
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.prepare.pool import pool
 from data_pipelines.store.batches import write_unit
-from data_pipelines.store.job import Job, planned
+from data_pipelines.store.job import Job, planned, word_starts_of
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.store.units import is_whole
 from data_pipelines.text.encoding import Encoder
@@ -58,7 +58,7 @@ def open_work(out: Path, state: State, plan: Plan, sources: tuple[Source, ...]) 
         tokenizer = scratch / "tokenizer"
     file = tokenizer / "tokenizer.json"
     size = len(vocabulary(tokenizers.Tokenizer.from_file(str(file))))
-    fields = planned(sources, size, read_encoder(file).word_starts is not None, state.settings["steps"])
+    fields = planned(sources, size, word_starts_of(read_encoder(file))[0], state.settings["steps"])
     job = Job(sources, size, fields, state.settings["heldout"], len(plan.parts), tuple(state.settings["steps"]))
     return Work(job, plan, file, out, scratch)
 

@@ -9,15 +9,16 @@ from data_pipelines.errors import UserError
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # it becomes a file's name
 TAKEN = ("documents", "sentences", "token_counts")  # arrays that are no fields
-STORED, BY_TOKEN = "stored", "by token"
+STORED, BY_TOKEN, BY_TOKEN_BEFORE = "stored", "by token", "by the token before"
 PLANNED = ("tokens", "word_starts", "sources", "languages", "segments")  # known before any text is read
 LARGEST_IN_TWO_BYTES = 65536
 
 
 class Field(NamedTuple):
     """dtype: of the stored array. shape: of one value. per: 'token', 'sentence' or 'document'. kept: STORED, or
-    BY_TOKEN: looked up in a table of one value per token of the vocabulary. values: the texts that the numbers stand
-    for, () where the corpus's parts bring them; None where a number is itself."""
+    looked up in a table of one value per token of the vocabulary: BY_TOKEN, or BY_TOKEN_BEFORE, where the first token
+    has True. values: the texts that the numbers stand for, () where the parts bring them; None where a number is itself.
+    """
 
     dtype: str
     shape: tuple[int, ...] = ()

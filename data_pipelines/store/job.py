@@ -10,7 +10,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import annotations as annotations_of
 from data_pipelines.formats.table import segments as segments_of
-from data_pipelines.store.fields import BY_TOKEN, STORED, Field, check_name, token_dtype
+from data_pipelines.store.fields import BY_TOKEN, BY_TOKEN_BEFORE, STORED, Field, check_name, token_dtype
+from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.steps import STEPS
 
 
@@ -37,16 +38,25 @@ class Job:
         return np.array([languages.index(source.language) for source in self.sources], np.uint16)
 
 
+def word_starts_of(encoder: Encoder) -> tuple[str, np.ndarray | None]:
+    """How word starts are kept, and the table bool [vocab] where they are looked up."""
+    if encoder.word_starts is not None:
+        return BY_TOKEN, encoder.word_starts
+    if encoder.word_ends is not None:
+        return BY_TOKEN_BEFORE, encoder.word_ends
+    return STORED, None
+
+
 def planned(
-    sources: Sequence[Source], vocab_size: int, word_starts_by_token: bool, steps: Sequence[str] = ()
+    sources: Sequence[Source], vocab_size: int, word_starts: str, steps: Sequence[str] = ()
 ) -> dict[str, Field]:
     """The fields of a corpus that is to be made of these sources by these text steps. UserError where two differ in
-    what a field is."""
+    what a field is. word_starts: how they are kept."""
     languages = sorted({source.language for source in sources})
     segments = dict.fromkeys(chain(*map(segments_of, sources)))
     fields = {
         "tokens": Field(token_dtype(vocab_size)),
-        "word_starts": Field("bool", kept=BY_TOKEN if word_starts_by_token else STORED),
+        "word_starts": Field("bool", kept=word_starts),
         "sources": Field("uint16", per="document", values=tuple(map(str, sources))),
         "languages": Field("uint16", per="document", values=tuple(languages)),
     }

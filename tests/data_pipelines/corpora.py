@@ -9,6 +9,7 @@ import numpy as np
 from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.layout import Piece
 from data_pipelines.formats.source import Source
+from data_pipelines.store.fields import BY_TOKEN
 from data_pipelines.store.files import describe_files, write_json
 from data_pipelines.store.finish import finish, write_tables
 from data_pipelines.store.job import Job, planned
@@ -45,7 +46,7 @@ def write_corpus(
     of as many documents each as can be.
     """
     sources = (Source("text", "tests", None),)
-    job = Job(sources, vocab_size, planned(sources, vocab_size, True), parts=parts)
+    job = Job(sources, vocab_size, planned(sources, vocab_size, BY_TOKEN), parts=parts)
     (path / "tokenizer").mkdir(parents=True)
     write_tables(path, job, np.array([word_starts(token) for token in range(vocab_size)]))
     summaries = []

@@ -13,13 +13,15 @@ from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse, plan
 from data_pipelines.store import batches, units
-from data_pipelines.store.fields import Field
+from data_pipelines.store.fields import BY_TOKEN, BY_TOKEN_BEFORE, Field
 from data_pipelines.store.finish import finish, write_tables
-from data_pipelines.store.job import Job, planned
+from data_pipelines.store.job import Job, planned, word_starts_of
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.sentences import starts
 from data_pipelines.text.steps import STEPS, Step
+from data_pipelines.tokenizers.table import train
+from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import documents, run
 
 SOURCES = (Source("text", "tests", None),)
@@ -50,7 +52,12 @@ def wordpiece():
     return tokenizer
 
 
-MAKE = {"wordpiece": wordpiece, "byte-level": byte_level}
+MAKE = {
+    "wordpiece": wordpiece,
+    "byte-level": byte_level,
+    "character-bpe": lambda: train("character-bpe", [" ".join(WORDS).lower()] * 20, Training(80)).tokenizer,
+}
+KEPT = dict.fromkeys(MAKE, BY_TOKEN) | {"character-bpe": BY_TOKEN_BEFORE}
 
 
 def random_document(random):
@@ -92,11 +99,21 @@ def expected(document, tokenizer):
     return ids, lengths, roles, entities, boxes, moods
 
 
+def word_starts(documents_of_units, encoder):
+    """Of all tokens, as the encoder tells them text by text."""
+    texts = [
+        segment.text for documents in documents_of_units for document in documents for segment in document.segments
+    ]
+    encoded = [encoder.encode([text], [starts(text)]) for text in texts]
+    told = [encoder.word_starts[one.tokens] if one.word_starts is None else one.word_starts for one in encoded]
+    return np.concatenate(told).tolist()
+
+
 def write(path, documents_of_parts, tokenizer, fields=ADDED):
     """A corpus of parts, each of units, each of documents."""
     encoder, size = Encoder(tokenizer), tokenizer.get_vocab_size()
-    by_token = encoder.word_starts is not None
-    job = Job(SOURCES, size, planned(SOURCES, size, by_token) | fields, 0.0)
+    kept, table = word_starts_of(encoder)
+    job = Job(SOURCES, size, planned(SOURCES, size, kept) | fields, 0.0)
     summaries = []
     for number, documents_of_units in enumerate(documents_of_parts):
         folders = [path / f"{number}-{unit}" for unit in range(len(documents_of_units))]
@@ -109,7 +126,7 @@ def write(path, documents_of_parts, tokenizer, fields=ADDED):
                 values = {name: list(numbers) for name, numbers in written.values.items()}
                 files.finish(written.characters, {}, ["here"], values)
         summaries.append(write_part(path / part_name(number), folders, job))
-    write_tables(path, job, encoder.word_starts)
+    write_tables(path, job, table)
     (path / "manifest.json").write_text(json.dumps(finish(path, summaries, job, {})))
     return Corpus(path)
 
@@ -122,6 +139,7 @@ def test_segments_and_annotations_are_where_a_plain_loop_puts_them(tmp_path, kin
     made = [[[random_document(random) for _ in range(random.integers(1, 6))] for _ in range(2)] for _ in range(3)]
     corpus = write(tmp_path / "c", made, tokenizer)
     corpus.verify()
+    assert corpus.fields["word_starts"].kept == KEPT[kind]
     text_of = lambda field, numbers: [corpus.fields[field].values[number] for number in numbers.tolist()]
     for part, unit in zip(corpus.parts, made, strict=True):
         found = [expected(document, tokenizer) for documents in unit for document in documents]
@@ -133,7 +151,7 @@ def test_segments_and_annotations_are_where_a_plain_loop_puts_them(tmp_path, kin
         assert text_of("entities", whole("entities")) == entities
         assert [tuple(box) for box in whole("boxes").tolist()] == boxes
         assert text_of("moods", part.column("train", "moods")) == moods
-        assert whole("word_starts").tolist() == corpus.table("word_starts")[ids].tolist()
+        assert whole("word_starts").tolist() == word_starts(unit, Encoder(tokenizer))
     assert set(corpus.fields["entities"].values) == {"", "PER", "LOC", "ORG"}
 
 
@@ -145,6 +163,15 @@ def test_a_stretch_of_a_field_with_a_shape_is_read_at_both_ends(tmp_path):
     assert rows[1, :, 0].tolist() == [1, 2, 3, 4]
     assert rows[2, :2].tolist() == [[3, 3, 3, 7], [4, 4, 4, 7]]
     assert part.read("train", "boxes", np.array([0]), 9)[0, :5, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_first_token_begins_a_word_though_none_is_before_it(tmp_path):
+    (part,) = (corpus := write(tmp_path / "c", [[[plain("uax beta")]]], MAKE["character-bpe"](), fields={})).parts
+    tokens = part.read("train", "tokens", np.array([0]), 3)[0]
+    assert not corpus.table("word_starts")[tokens[:2]].any()
+    for start, found in ((0, [True, False]), (-1, [True]), (1, [False, False])):
+        got = part.read("train", "word_starts", np.array([start]), 2)[0]
+        assert got[max(-start, 0) :].tolist() == found
 
 
 def test_more_labels_than_a_number_holds_are_an_error(tmp_path):
@@ -194,7 +221,7 @@ def test_formats_bring_their_fields_through_prepare(tmp_path):
 @pytest.mark.parametrize(("paths", "documents"), [(["one", "one"], 1), (["one", "two"], 2)])
 def test_in_a_unit_only_the_rest_of_the_same_file_goes_on(tmp_path, paths, documents):
     tokenizer = byte_level()
-    job = Job(SOURCES, tokenizer.get_vocab_size(), planned(SOURCES, tokenizer.get_vocab_size(), True), 0.0)
+    job = Job(SOURCES, tokenizer.get_vocab_size(), planned(SOURCES, tokenizer.get_vocab_size(), BY_TOKEN), 0.0)
     with units.UnitFiles(tmp_path / "unit", job) as files:
         written = batches.Batches(files, Encoder(tokenizer), job.fields)
         for number, document in enumerate((plain("q"), plain("qq", continues=True), plain("q", continues=True))):
@@ -215,7 +242,7 @@ def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, m
     (tmp_path / "a.txt").write_text("q<b>q</b>qq")
     source, tokenizer = parse(f"text:{tmp_path}/a.txt"), byte_level()
     encoder, steps = Encoder(tokenizer), ("tags", "marks")
-    fields = planned([source], tokenizer.get_vocab_size(), True, steps)
+    fields = planned([source], tokenizer.get_vocab_size(), BY_TOKEN, steps)
     job = Job((source,), tokenizer.get_vocab_size(), fields, 0.0, steps=steps)
     ((ranges,),) = [plan([source], Problems())]
     batches.write_unit(tmp_path / "unit", ranges, job, encoder)
@@ -224,4 +251,4 @@ def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, m
     assert stored == {"tokens": tokenizer.encode("qqqq").ids, "marks": [3, 0, 3, 0]}
     monkeypatch.setitem(STEPS, "marks", Step(1, annotate=mark, fields={"tokens": AnnotationField("uint8")}))
     with pytest.raises(UserError, match="--steps marks: field 'tokens' is another elsewhere"):
-        planned([source], 9, True, steps)
+        planned([source], 9, BY_TOKEN, steps)

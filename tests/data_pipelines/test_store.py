@@ -11,6 +11,7 @@ from data_pipelines.formats.problems import EMPTY
 from data_pipelines.formats.source import Source
 from data_pipelines.manifest import parse_manifest
 from data_pipelines.store import heldout
+from data_pipelines.store.fields import BY_TOKEN, STORED
 from data_pipelines.store.finish import check_added, finish
 from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import CUT, part_name, write_part
@@ -18,7 +19,7 @@ from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
 from tests.data_pipelines.corpora import SPECIAL, in_format_1, numbered, random_documents, write_corpus
 
 SOURCES = (Source("text", "tests", None),)
-JOB = Job(SOURCES, 1000, planned(SOURCES, 1000, True), heldout=0.0)
+JOB = Job(SOURCES, 1000, planned(SOURCES, 1000, BY_TOKEN), heldout=0.0)
 
 
 def write_unit(folder, documents, job=JOB, continues=False, hashes=None, path="file"):
@@ -157,7 +158,7 @@ def test_one_long_document_gives_its_end_at_a_sentence(tmp_path):
 
 def test_documents_without_end_are_counted_by_language_and_source(tmp_path):
     sources = tuple(Source("text", name, None, language) for name, language in (("x", "zh"), ("y", "en")))
-    job = Job(sources, 1000, planned(sources, 1000, True), 0.0)
+    job = Job(sources, 1000, planned(sources, 1000, BY_TOKEN), 0.0)
     begins = np.zeros(3, DOCUMENT)
     begins["start"], begins["source"] = [0, 1, 2], [1, 0, 1]
     with UnitFiles(tmp_path / "unit", job) as files:
@@ -183,7 +184,7 @@ def finished(path, units, job, special=SPECIAL, before=None):
 
 def test_parts_that_are_added_make_another_corpus_and_the_one_before_can_be_opened(tmp_path):
     sources = lambda *names: tuple(Source("text", name, None) for name in names)
-    job = lambda *names: Job(sources(*names), 1000, planned(sources(*names), 1000, True), 0.0)
+    job = lambda *names: Job(sources(*names), 1000, planned(sources(*names), 1000, BY_TOKEN), 0.0)
     first = finished(tmp_path / "c", [write_unit(tmp_path / "a", [[3]])], job("x"))
     both = finished(tmp_path / "c", [write_unit(tmp_path / "b", [[4], [5]])], job("z", "x"), before=first.manifest)
     assert both.fingerprint != first.fingerprint and both.size("train")["tokens"] == 12
@@ -201,14 +202,14 @@ def test_parts_that_are_added_make_another_corpus_and_the_one_before_can_be_open
     [
         ({"vocab_size": 999}, "tokenizer than the corpus has .999 and not 1000."),
         ({"special": SPECIAL | {"eod": 9}}, "special tokens than"),
-        ({"word_starts": False}, "fields than"),
+        ({"word_starts": STORED}, "fields than"),
         ({"version": 1}, "has format version 1, to which nothing is added"),
     ],
 )
 def test_parts_of_another_meaning_are_not_added(tmp_path, changes, said):
     before = finished(tmp_path / "c", [write_unit(tmp_path / "a", [[3]])], JOB).manifest
     before["version"] = changes.get("version", 2)
-    fields = planned(SOURCES, 1000, changes.get("word_starts", True))
+    fields = planned(SOURCES, 1000, changes.get("word_starts", BY_TOKEN))
     job = Job(SOURCES, changes.get("vocab_size", 1000), fields)
     with pytest.raises(UserError, match=f"--append: .*{said}"):
         check_added(before, job, changes.get("special", SPECIAL))
@@ -245,12 +246,12 @@ def test_counting_the_tokens_of_many_parts_keeps_no_file_open(tmp_path):
 def test_corpora_of_the_same_arrays_and_another_meaning_have_other_fingerprints(tmp_path):
     path = write_corpus(tmp_path / "c", numbered([[3]]))
     manifest = json.loads((path / "manifest.json").read_text())
-    job = Job(SOURCES, 100, planned(SOURCES, 100, True))
+    job = Job(SOURCES, 100, planned(SOURCES, 100, BY_TOKEN))
     prints = {manifest["fingerprint"]}
     again = lambda **changes: finish(path, manifest["parts"], *(changes | {}).values())["fingerprint"]
     prints.add(again(job=job, special=SPECIAL | {"mask": 5}))
-    prints.add(again(job=Job(SOURCES, 100, planned(SOURCES, 100, False)), special=SPECIAL))
-    prints.add(again(job=Job(SOURCES, 101, planned(SOURCES, 100, True)), special=SPECIAL))
+    prints.add(again(job=Job(SOURCES, 100, planned(SOURCES, 100, STORED)), special=SPECIAL))
+    prints.add(again(job=Job(SOURCES, 101, planned(SOURCES, 100, BY_TOKEN)), special=SPECIAL))
     (path / "tokenizer" / "vocab.txt").write_text("other")
     prints.add(again(job=job, special=SPECIAL))
     np.save(path / "tables" / "word_starts.npy", np.ones(100, bool))
