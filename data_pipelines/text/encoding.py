@@ -23,6 +23,9 @@ SPACE = r" \t\n\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 CONTROL_SPACE = r"\x0b\x0c\x85"  # white space, but BERT's normaliser removes it
 # Characters of BERT's that are words of their own: Chinese, and the punctuation beside it
 SINGLE = r"\u3400-\u4dbf\u4e00-\u9fff、。，．！？；：（）《》〈〉「」『』【】〔〕“”‘’…—·"
+# Characters that a normaliser may replace by another, but does not see together with what is beside them
+PLAIN = [*map(chr, range(0x4E00, 0xA000)), *"、。，．！？；：（）《》〈〉「」『』【】“”—·"]
+PLAIN += [chr(code) for code in range(0x21, 0x7F) if chr(code) not in "'`"]  # two of these are one quotation mark
 MOST_RUNS, MOST_CHARACTERS = 400_000, 16_000_000  # the table starts anew beyond these, to bound memory (~150 MB)
 
 
@@ -75,6 +78,7 @@ class Encoder:
         if self.prefix:
             written["pre_tokenizer"]["add_prefix_space"] = False  # of a text, not of each run
         self.tokenizer = _without_specials(written)
+        self.widths, self.safe = _widths(written, self.runs)
         self._forget()
 
     def encode(self, texts: list[str], places: Sequence[np.ndarray]) -> Encoded:
@@ -85,14 +89,25 @@ class Encoder:
             texts, places = _prefixed(texts, places)
         runs_of = list(map(self.runs.findall, texts))
         runs = list(itertools.chain.from_iterable(runs_of))
+        texts_at = _bounds(map(len, runs_of), len(runs_of))  # the first run of each text
+        begin = _bounds(map(len, runs), len(runs))
+        text = np.repeat(np.arange(len(places)), [len(some) for some in places])
+        at = begin[texts_at[text]] + np.concatenate([np.zeros(0, np.int64), *places])
+        run = np.searchsorted(begin, at, "right") - 1
+        offset = at - begin[run]
+        told, inside = self._sort(runs, run, offset)
         index = np.fromiter(map(self.table.__getitem__, runs), np.int64, len(runs))
-        if self.table.new:
-            self._learn()
+        spans = self._learn([runs[run[place]] for place in inside])
         count = self.count[index]
         first = _bounds(count)
         tokens = self.flat[np.repeat(self.start[index] - first[:-1], count) + np.arange(first[-1])]
-        texts_at = _bounds(map(len, runs_of), len(runs_of))  # the first run of each text
-        ended, straddled = self._find(runs, index, first, texts_at, places)
+        ended, straddled = first[run], np.zeros(len(at), bool)
+        if self.widths is not None and len(told):
+            ended[told], straddled[told] = self._measure(tokens, first, "".join(texts), begin, run[told], at[told])
+        for place in inside:
+            more, straddled[place] = _place(spans[runs[run[place]]], offset[place])
+            ended[place] += more
+        ended -= first[texts_at[text]]
         if len(self.table) > MOST_RUNS or self.characters > MOST_CHARACTERS:
             self._forget()
         lengths, word_starts = np.diff(first[texts_at]), None
@@ -101,33 +116,35 @@ class Encoder:
             word_starts[first[texts_at[:-1]][lengths > 0]] = True
         return Encoded(tokens, lengths, ended, straddled, word_starts)
 
-    def _find(self, runs, index, first, texts_at, places) -> tuple[np.ndarray, np.ndarray]:
-        """Encoded.ended and straddled. first: of each run, the number of tokens before it; texts_at: the first run of
-        each text."""
-        text = np.repeat(np.arange(len(places)), [len(some) for some in places])
-        begin = _bounds(map(len, runs), len(runs))
-        at = begin[texts_at[text]] + np.concatenate([np.zeros(0, np.int64), *places])
-        run = np.searchsorted(begin, at, "right") - 1
-        offset = at - begin[run]
-        ended, straddled = first[run] - first[texts_at[text]], np.zeros(len(at), bool)
-        inside = np.flatnonzero(offset)
-        known = index[run[inside]]
-        lead = offset[inside] == self.leads[0, known]
-        ended[inside[lead]] += self.leads[1, known[lead]]
-        straddled[inside[lead]] = self.leads[2, known[lead]]
-        inside = inside[~lead]
-        if len(inside):
-            more, straddled[inside] = self._look_inside([runs[one] for one in run[inside]], offset[inside])
-            ended[inside] += more
-        return ended, straddled
+    def _sort(self, runs: list[str], run: np.ndarray, offset: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """Places where no run begins: those that widths of tokens tell, and those that need offsets."""
+        later = np.flatnonzero(offset)
+        if self.runs is BYTES:
+            return later, []
+        told, inside, plain = [], [], {}
+        for place in later.tolist():
+            where = runs[run[place]]
+            if where not in plain:
+                plain[where] = self.lead.match(where).end(), self.safe is not None and self.safe.fullmatch(where)
+            lead, safe = plain[where]
+            if offset[place] > lead:
+                (told if safe else inside).append(place)
+        return np.array(told, np.int64), inside
 
-    def _look_inside(self, runs: list[str], offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens that end at or before the offset in the run, whether one straddles it), of each run."""
-        distinct = list(dict.fromkeys(runs))
-        encodings = self.tokenizer.encode_batch(distinct, add_special_tokens=False)
-        spans = {run: encoding.offsets for run, encoding in zip(distinct, encodings, strict=True)}
-        found = [_place(spans[run], at) for run, at in zip(runs, offsets.tolist(), strict=True)]
-        return tuple(np.array(found, np.int64).T)
+    def _measure(self, tokens, first, text: str, begin, run, at) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens that end at or before each place `at`, of all texts, and whether one straddles it. text: all.
+
+        Every byte of a byte-level run is in one token; of a safe run, ▁ and every character but the white space."""
+        if self.runs is BYTES:
+            code = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+            target = _bounds(1 + (code > 0x7F) + (code > 0x7FF) + (code > 0xFFFF))[at]
+            ends = np.cumsum(self.widths[tokens])
+        else:
+            space = [self.lead.match(text, place).end() - place for place in begin[run].tolist()]
+            ends = np.cumsum(self.widths[tokens])
+            target = _bounds(self.widths[tokens])[first[run]] + at - begin[run] - space + 1
+        ended = np.searchsorted(ends, target, "right")
+        return ended, np.where(ended > 0, ends[ended - 1], 0) < target
 
     def _encode_plainly(self, texts, places):
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)  # _fast has no word_ids
@@ -146,33 +163,28 @@ class Encoder:
             word_starts[first[lengths > 0]] = True
         return Encoded(tokens, lengths, ended, straddled.astype(bool), word_starts)
 
-    def _learn(self):
-        """Encode the new runs and append them to the table."""
+    def _learn(self, looked_into: list[str]) -> dict[str, list[tuple[int, int]]]:
+        """Encode the new runs and append them to the table; the offsets of the tokens of the others, new or not."""
+        distinct = list(dict.fromkeys(looked_into))
+        known = dict(zip(distinct, self.tokenizer.encode_batch(distinct, add_special_tokens=False), strict=True))
         new = self.table.new
-        byte_level = self.runs is BYTES  # alone has tokens of white space
-        encode = self.tokenizer.encode_batch if byte_level else self.tokenizer.encode_batch_fast  # _fast has no offsets
-        encodings = encode(new, add_special_tokens=False)
+        plain = [run for run in new if run not in known]
+        fast = dict(zip(plain, self.tokenizer.encode_batch_fast(plain, add_special_tokens=False), strict=True))
+        encodings = [fast[run] if run in fast else known[run] for run in new]
         count = np.fromiter(map(len, encodings), np.int64, len(encodings))
         ids = np.fromiter(itertools.chain.from_iterable(e.ids for e in encodings), np.uint32, count.sum())
         self.count = np.concatenate([self.count, count])
         self.start = np.concatenate([self.start, len(self.flat) + np.cumsum(count) - count])
         self.flat = np.concatenate([self.flat, ids])
-        spaces = [self.lead.match(run).end() for run in new]
-        at_lead = [_place(e.offsets, at) for e, at in zip(encodings, spaces, strict=True)] if byte_level else (0, 0)
-        leads = np.zeros((3, len(new)), np.int64)
-        leads[0] = spaces
-        leads[1:] = np.array(at_lead, np.int64).reshape(-1, 2).T
-        self.leads = np.concatenate([self.leads, leads], axis=1)
         self.characters += sum(map(len, new))
         new.clear()
+        return {run: encoding.offsets for run, encoding in known.items()}
 
     def _forget(self):
         self.table, self.characters = Table(), 0
         self.count = np.zeros(0, np.int64)  # tokens of each run
         self.start = np.zeros(0, np.int64)  # where they begin in `flat`
         self.flat = np.zeros(0, np.uint32)
-        # of each run: how long is the white space in front, and what `_place` says of its end
-        self.leads = np.zeros((3, 0), np.int64)
 
 
 def _bounds(counts, length: int = -1) -> np.ndarray:
@@ -253,6 +265,25 @@ def _told(written: dict, about: Callable[[str], bool]) -> np.ndarray:
     for token, index in ids.items():
         told[index] = about(token)
     return told
+
+
+def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, re.Pattern | None]:
+    """i64 [vocab]: the bytes of each token of a byte-level tokenizer, or the characters of each piece; and the runs for
+    which these tell where a piece ends, those of characters that stay one each and are known. Else None."""
+    model = written["model"]
+    splits = _steps(written["pre_tokenizer"], "pretokenizers")
+    pieces = runs is SPACED and METASPACE in splits
+    if not pieces and runs is not BYTES:
+        return None, None
+    vocab = model["vocab"] if isinstance(model["vocab"], dict) else {t: i for i, (t, _) in enumerate(model["vocab"])}
+    widths = np.zeros(1 + max(vocab.values()), np.int64)
+    for token, index in vocab.items():
+        widths[index] = len(token)
+    if not pieces:
+        return widths, None
+    normalizer = Tokenizer.from_str(json.dumps(written)).normalizer
+    safe = [c for c in PLAIN if normalizer.normalize_str(c) in vocab and len(normalizer.normalize_str(c)) == 1]
+    return widths, re.compile(f"[{SPACE}]*[{re.escape(''.join(safe))}]*") if safe else None
 
 
 def _steps(part: dict | None, inside: str) -> list[dict]:
