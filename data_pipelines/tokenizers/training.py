@@ -16,7 +16,7 @@ from data_pipelines.text.encoding import SPACE
 LONGEST = 256  # characters of a word; a longer one counts as several
 RUN = re.compile(f"[{SPACE}]{{0,8}}[^{SPACE}]{{1,{LONGEST}}}")
 MOST_WORDS = 8_000_000  # counted at a time (~1 GB); beyond, the rare ones are forgotten
-MOST_CHARACTERS = 12_000_000  # of distinct words that a vocabulary is learnt of; the rare ones are left out
+MOST_CHARACTERS = 8_000_000  # of distinct words that a vocabulary is learnt of; the rare ones are left out
 MOST_FED = 40_000_000  # words, as often as they occur; beyond, the counts are scaled
 SMALLEST_VOCABULARY = 64
 COVERAGE = 0.9995  # share of the text's characters that the alphabet covers, beyond its 1,000 most frequent ones
