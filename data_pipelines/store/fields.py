@@ -17,7 +17,8 @@ LARGEST_IN_TWO_BYTES = 65536
 class Field(NamedTuple):
     """dtype: of the stored array. shape: of one value. per: 'token', 'sentence' or 'document'. kept: STORED, or
     looked up in a table of one value per token of the vocabulary: BY_TOKEN, or BY_TOKEN_BEFORE, where the first
-    token has True. values: the texts that the numbers stand for, () where the parts bring them; None where a number is itself."""
+    token has True. values: the texts that the numbers stand for, () where the parts bring them; None where a number is
+    itself."""
 
     dtype: str
     shape: tuple[int, ...] = ()

@@ -1,6 +1,7 @@
 """Units of work become parts and parts a corpus: documents whole, damage noticed, what differs told apart."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -193,6 +194,8 @@ def test_parts_that_are_added_make_another_corpus_and_the_one_before_can_be_open
     again = Corpus(tmp_path / "c", first.fingerprint)
     assert again.fingerprint == first.fingerprint and again.size("train")["tokens"] == 3
     again.verify()
+    part = pickle.loads(pickle.dumps(again.parts[0]))  # as it goes to a worker
+    assert part.lengths("train").tolist() == [3] and len(part.corpus.parts) == 1
     with pytest.raises(UserError, match="and never was 000000000000; give the corpus that the run was started with"):
         Corpus(tmp_path / "c", "0" * 64)
 
