@@ -24,6 +24,7 @@ from data_pipelines.prepare.options import Prepare, inherit, settings, share, so
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, units_present
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.pool import cores
+from data_pipelines.prepare.unknown import enough
 from data_pipelines.prepare.versions import versions
 from data_pipelines.progress import busy
 from data_pipelines.store.finish import check_added
@@ -110,18 +111,19 @@ def _begin(options: Prepare, sources, found: Plan, before, runner_options, conso
         partial.remove_folders(given_up)
         with partial.workroom(out) as folder:
             made = Path(folder) / "tokenizer"
-            special = _make_tokenizer(options, sources, found, made, before, runner_options, console)
-            state = partial.begin(out, now._replace(special=special), found, made)
+            special, known_by = _make_tokenizer(options, sources, found, made, before, runner_options, console)
+            state = partial.begin(out, now._replace(special=special, enough=known_by), found, made)
     partial.check(out, state, found, now)
     return state
 
 
-def _make_tokenizer(options, sources, found, to: Path, before, runner_options, console: Console) -> dict[str, int]:
-    """Train, load or copy the tokenizer into a folder; returns role -> id. What fails here binds no settings."""
+def _make_tokenizer(options, sources, found, to: Path, before, runner_options, console: Console):
+    """Train, load or copy the tokenizer into a folder; returns role -> id, and what State calls `enough`. What fails
+    here binds no settings."""
     if before:
         with cloud.local_folder(options.out / "tokenizer") as own:
             shutil.copytree(own, to)
-        return before["special"]
+        return before["special"], None
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
@@ -132,12 +134,12 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
                 words = beam.count_all(text, counting, options.out, options.runner, runner_options)
             else:
                 words = training.count_all(text, counting, _processes(options))
-            made = training.learn(options, words)
+            made, size = training.learn(options, words), enough(options.tokenizer, words)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
-        made = with_sentinels(made, options.sentinels) if options.sentinels else made
+        made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
     stored.save(made, to)
-    return made.special
+    return made.special, size
 
 
 def _make(options: Prepare, work: Work, state, before, runner_options, console: Console) -> dict | None:
@@ -156,8 +158,7 @@ def _make(options: Prepare, work: Work, state, before, runner_options, console: 
     elif missing:
         _make_here(work, missing, len(done), _processes(options), console)
     if options.part:
-        others = f"parts {', '.join(part_name(number) for number in wanted[:3])}{', ...' if len(wanted) > 3 else ''}"
-        console.print(f"{others if wanted else 'no parts'} of {len(work.plan.parts)}: done; --finish when all are")
+        console.print(f"this process's {len(wanted)} of {len(work.plan.parts)} parts are done; --finish when all are")
         return None
     return ending.finish(work, state, before, console)
 

@@ -50,7 +50,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
             write_json(out / "manifest.json", manifest)
     partial.remove(out)
     shutil.rmtree(work.scratch, ignore_errors=True)
-    report(out, manifest, before, console)
+    report(out, manifest, before, state.enough, console)
     return manifest
 
 

@@ -37,7 +37,8 @@ NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # some network file systems
 
 class State(NamedTuple):
     """settings: of the options.   versions: of the libraries.   special: role -> id.   plan, tokenizer: names of what
-    lies beside.   base: the fingerprint of the corpus that parts are added to, or None."""
+    lies beside.   base: the fingerprint of the corpus that parts are added to, or None.   enough: the size of a
+    vocabulary that knows (nearly) all of the text, where that was seen in training."""
 
     settings: dict
     versions: dict
@@ -45,6 +46,7 @@ class State(NamedTuple):
     plan: str
     tokenizer: str
     base: str | None = None
+    enough: int | None = None
 
 
 def read_state(out: Path) -> State | None:
