@@ -29,7 +29,6 @@ from data_pipelines.prepare.versions import versions
 from data_pipelines.progress import busy
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
-from data_pipelines.store.parts import part_name
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import with_sentinels
 from data_pipelines.tokenizers.table import KINDS
