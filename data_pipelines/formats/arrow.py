@@ -12,7 +12,6 @@ from data_pipelines.cloud import is_remote
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
-from data_pipelines.formats import source as sizes
 from data_pipelines.formats.jsonl import Options
 from data_pipelines.formats.listing import Found, look
 from data_pipelines.formats.problems import Problems, printable
@@ -70,7 +69,7 @@ def _batches(index: int, source: Source, found: Found) -> Iterator[Range]:
         return
     start = end = messages[0][2]
     for _, _, end in messages[1:]:
-        if end - start >= sizes.SHARD:
+        if end - start >= source.shard:
             yield Range(index, found.path, start, end, end - start, False, found.version)
             start = end
     if end > start:

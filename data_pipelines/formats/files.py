@@ -14,7 +14,6 @@ import zstandard
 
 from data_pipelines.cloud import filesystem, is_remote, patiently
 from data_pipelines.errors import UserError
-from data_pipelines.formats import source as sizes
 from data_pipelines.formats.listing import Found, find, is_compressed
 from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Range, Source
@@ -173,23 +172,23 @@ def paragraphs(source: Iterable[bytes]) -> Iterator[bytes | None]:
 def ranges(
     index: int, source: Source, found: Iterable[Found], border: Callable[[BinaryIO, int], None] | None
 ) -> Iterator[Range]:
-    """The files of a source, long plain ones in pieces of about SHARD bytes. border: moves an open file to where a
+    """The files of a source, long plain ones in pieces of about a shard. border: moves an open file to where a
     document begins, at or after this byte; None: files may not be cut."""
     for path, size, version in found:
-        if border is None or size is None or is_compressed(path) or size <= sizes.SHARD:
+        if border is None or size is None or is_compressed(path) or size <= source.shard:
             yield Range(index, path, 0, None, Found(path, size, version).text_size, False, version)
         else:
-            cuts = _cuts(path, size, border)
+            cuts = _cuts(path, size, border, source.shard)
             for start, end in zip(cuts, cuts[1:], strict=False):
                 yield Range(index, path, start, end, end - start, False, version)
 
 
-def _cuts(path: str, size: int, border: Callable[[BinaryIO, int], None]) -> list[int]:
-    """Byte offsets from 0 to size, about SHARD apart."""
+def _cuts(path: str, size: int, border: Callable[[BinaryIO, int], None], apart: int) -> list[int]:
+    """Byte offsets from 0 to size."""
     cuts = [0]
     with reading(path) as file:
-        while cuts[-1] + sizes.SHARD < size:
-            border(file, cuts[-1] + sizes.SHARD)
+        while cuts[-1] + apart < size:
+            border(file, cuts[-1] + apart)
             if file.tell() >= size:
                 break
             cuts.append(file.tell())

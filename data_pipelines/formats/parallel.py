@@ -11,7 +11,6 @@ import numpy as np
 from data_pipelines.document import Document, Segment
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
-from data_pipelines.formats import source as sizes
 from data_pipelines.formats.listing import Found, find, is_compressed
 from data_pipelines.formats.problems import HALF, MALFORMED, TOO_LONG, Problems, printable
 from data_pipelines.formats.source import Format, Other, Range, Source
@@ -48,10 +47,10 @@ def _aligned(index: int, source: Source, first: Found, second: Found) -> Iterato
     """Two files that belong together, long ones cut at the same lines. UserError where they have not as many."""
     size = first.text_size + second.text_size
     whole = Range(index, first.path, 0, None, size, False, first.version, Other(second.path, 0, None, second.version))
-    if any(is_compressed(one.path) or one.size is None for one in (first, second)) or size <= sizes.SHARD:
+    if any(is_compressed(one.path) or one.size is None for one in (first, second)) or size <= source.shard:
         yield whole
         return
-    cuts, count = _cuts(first)
+    cuts, count = _cuts(first, source.shard // 2)
     others, other_count = _places(second, [line for line, _ in cuts])
     if count != other_count:
         raise _unequal(source, whole, f"{count:,} and {other_count:,}")
@@ -68,14 +67,14 @@ def _unequal(source: Source, part: Range, counts: str) -> UserError:
     )
 
 
-def _cuts(found: Found) -> tuple[list[tuple[int, int]], int]:
-    """[(lines before it, byte)] where lines begin, about half a SHARD apart; and how many lines there are."""
-    cuts, lines, place, wanted, last = [], 0, 0, sizes.SHARD // 2, b"\n"
+def _cuts(found: Found, apart: int) -> tuple[list[tuple[int, int]], int]:
+    """[(lines before it, byte)] where lines begin, about `apart` bytes; and how many lines there are."""
+    cuts, lines, place, wanted, last = [], 0, 0, apart, b"\n"
     for block in files.blocks(found.path):
         at = block.find(b"\n", max(wanted - place, 0))
         while at >= 0 and place + at + 1 < found.size:
             cuts.append((lines + block.count(b"\n", 0, at + 1), place + at + 1))
-            wanted = place + at + 1 + sizes.SHARD // 2
+            wanted = place + at + 1 + apart
             at = block.find(b"\n", wanted - place)
         lines, place, last = lines + block.count(b"\n"), place + len(block), block[-1:]
     return cuts, lines + (last != b"\n")

@@ -7,7 +7,6 @@ import pyarrow.parquet
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
-from data_pipelines.formats import source as sizes
 from data_pipelines.formats.jsonl import Options
 from data_pipelines.formats.listing import Found, find
 from data_pipelines.formats.problems import Problems
@@ -36,7 +35,7 @@ def _row_groups(index: int, source: Source, found: Found) -> Iterator[Range]:
     start, size = 0, 0
     for group in range(metadata.num_row_groups):
         size += _bytes(metadata, group, source)
-        if size >= sizes.SHARD or group + 1 == metadata.num_row_groups:
+        if size >= source.shard or group + 1 == metadata.num_row_groups:
             yield Range(index, found.path, start, group + 1, size, False, found.version)
             start, size = group + 1, 0
 

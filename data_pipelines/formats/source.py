@@ -18,6 +18,11 @@ class Source:
     location: str
     options: Any  # the format's own frozen dataclass
     language: str = "en"
+    unit: int | None = None  # bytes of text in a unit of work, where they are to be fewer than SHARD
+
+    @property
+    def shard(self) -> int:
+        return min(self.unit or SHARD, SHARD)
 
     def __str__(self) -> str:
         return printable(f"{self.kind}:{self.location}" if self.location else self.kind)

@@ -6,7 +6,6 @@ from importlib import import_module
 
 from data_pipelines.document import AnnotationField, Document
 from data_pipelines.errors import UserError
-from data_pipelines.formats import source as sizes
 from data_pipelines.formats.files import Unreadable
 from data_pipelines.formats.listing import version
 from data_pipelines.formats.problems import UNREADABLE, Problems, printable
@@ -17,9 +16,9 @@ FORMATS: dict[str, Format] = {kind: import_module(f"data_pipelines.formats.{kind
 MOST_FILES = 1000  # in a unit of work
 
 
-def parse(spec: str, language: str = "en", **settings) -> Source:
+def parse(spec: str, language: str = "en", unit: int | None = None, **settings) -> Source:
     """The source a spec like 'text:corpus/*.txt' names; of the settings it takes those that are options of its format.
-    UserError for an unknown kind or a location of another form."""
+    unit: bytes of text in a unit of work. UserError for an unknown kind or a location of another form."""
     kind, _, location = spec.partition(":")
     if kind not in FORMATS:
         raise UserError(f"--source {spec}: unknown kind {kind!r}; use one of {', '.join(FORMATS)}, as in text:DIR")
@@ -30,15 +29,15 @@ def parse(spec: str, language: str = "en", **settings) -> Source:
         raise UserError(f"--source {spec}: write {kind}:{form}")
     known = {field.name for field in fields(FORMATS[kind].options)}
     options = {name: value for name, value in settings.items() if name in known}
-    return Source(kind, location, FORMATS[kind].options(**options), language)
+    return Source(kind, location, FORMATS[kind].options(**options), language, unit)
 
 
 def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ()) -> list[tuple[Range, ...]]:
     """Units of work of about SHARD bytes, in order, which depend on the sources alone; what lies below the excluded
     paths is no part of them. UserError for a source that is missing, empty or out of reach."""
     try:
-        return list(_grouped(_ranges(sources, problems, exclude)))
-    except OSError as error:  # a broken link, a file without permission
+        return list(_grouped(sources, _ranges(sources, problems, exclude)))
+    except (FileNotFoundError, PermissionError) as error:  # a broken link, a file without permission
         reason = f"{printable(str(error.filename))} ({error.strerror})" if error.filename else f"a file ({error})"
         raise UserError(f"--source: cannot read {reason}; make it readable or leave it out") from error
 
@@ -72,12 +71,12 @@ def _ranges(sources: list[Source], problems: Problems, exclude: Sequence[str]) -
         yield from FORMATS[source.kind].ranges(index, source, problems, exclude)
 
 
-def _grouped(ranges: Iterable[Range]) -> Iterator[tuple[Range, ...]]:
-    """Neighbours together up to SHARD bytes or MOST_FILES files."""
+def _grouped(sources: list[Source], ranges: Iterable[Range]) -> Iterator[tuple[Range, ...]]:
+    """Neighbours together up to a shard or MOST_FILES files."""
     group: list[Range] = []
     size = 0
     for part in ranges:
-        if group and (size + part.size > sizes.SHARD or len(group) == MOST_FILES):
+        if group and (size + part.size > sources[part.source].shard or len(group) == MOST_FILES):
             yield tuple(group)
             group, size = [], 0
         group.append(part)

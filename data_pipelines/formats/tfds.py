@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
-from data_pipelines.formats import source as sizes
 from data_pipelines.formats.source import Format, Range, Source
 from data_pipelines.formats.texts import document_of, segments_of
 
@@ -30,7 +29,7 @@ def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Ite
         raise UserError(f"--source {source} has no examples; choose another split")
     files.check_fields(source, source.location, "feature", list(info.features))
     each = max(1, int(info.dataset_size) // max(info.splits.total_num_examples, 1))  # bytes
-    step = max(1, min(EXAMPLES, sizes.SHARD // each))
+    step = max(1, min(EXAMPLES, source.shard // each))
     for start in range(0, count, step):
         end = min(start + step, count)
         yield Range(index, source.location, start, end, (end - start) * each, False)

@@ -17,6 +17,7 @@ from data_pipelines.text.steps import check_steps
 from data_pipelines.tokenizers.table import check_specials
 
 LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
+MIB = 1 << 20
 MOST_SENTINELS = 10_000
 # How it is made, on which the corpus does not depend
 MEANS = ("out", "processes", "part", "finish", "append", "runner")
@@ -137,7 +138,8 @@ def sources_of(settings: dict) -> tuple[Source, ...]:
     """The sources that settings name."""
     choices = {name: settings[name] for name in OF_FORMATS}
     told = zip(settings["source"], settings["language"], strict=True)
-    return tuple(parse(spec, language, fields=tuple(settings["field"]), **choices) for spec, language in told)
+    choices |= {"fields": tuple(settings["field"]), "unit": settings["part_size"] * MIB}
+    return tuple(parse(spec, language, **choices) for spec, language in told)
 
 
 def inherit(options: Prepare, of_corpus: dict) -> Prepare:

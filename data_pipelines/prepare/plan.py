@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from data_pipelines.formats.source import Other, Range
+from data_pipelines.prepare.options import MIB
 
-MIB = 1 << 20
 SAID = 3  # files that an error names
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import sample, training
-from tests.data_pipelines.prepared import documents, run
+from tests.data_pipelines.prepared import documents, run, splits
 
 CONLL = "-DOCSTART- O\n\nAnna B-PER\nsang O\n. O\n"
 
@@ -69,6 +69,16 @@ def test_a_small_language_is_not_left_out_of_the_vocabulary(tmp_path, monkeypatc
         learnt.append(sum(len(token) == 1 and token >= "\u4e00" for token in vocabulary))
     smoothed, by_size = learnt
     assert smoothed > 3 * by_size
+
+
+def test_parts_have_the_size_that_is_told_also_where_units_are_larger(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.text").write_text("One line of text.\n\n" * 80_000)  # 1.5 MB
+    specs = f"text:{tmp_path}/a.text", f"text:{tmp_path}/b.text"
+    for size, parts in ((1, 3), (2, 1), (1024, 1)):
+        manifest, _ = run(tmp_path / f"{size}", *specs, documents="blank-line", part_size=size)
+        assert len(manifest["parts"]) == parts
+        assert splits(manifest)["train"]["documents"] == 160_000
 
 
 def test_a_part_has_a_size(tmp_path):
