@@ -1,0 +1,69 @@
+"""What formats read is what the corpus holds: the same tokens from every format, pairs, labels and genomes."""
+
+import json
+import random
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tokenizers import Tokenizer
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.formats import files
+from data_pipelines.formats import texts as cutting
+from tests.data_pipelines.formats.test_arrow import save
+from tests.data_pipelines.prepared import documents, run, stored
+
+WORDS = ["alpha", "Beta.", "gamma\n", "\n\ndelta", "naïve", "中文。", "It  rains", "x" * 40]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "wordpiece"])
+def test_text_jsonl_parquet_and_arrow_of_the_same_documents_give_the_same_corpus(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr(cutting, "WINDOW", 1000)
+    choose = random.Random(0)
+    texts = [" ".join(choose.choices(WORDS, k=length)) for length in (1, 20, 2000, 300)]
+    (tmp_path / "in").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "in" / f"{number}.txt").write_text(text)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    save(tmp_path / "set", texts)
+    specs = f"text:{tmp_path}/in", f"jsonl:{tmp_path}/a.jsonl", f"parquet:{tmp_path}/a.parquet", f"arrow:{tmp_path}/set"
+    made = [tmp_path / f"out-{number}" for number in range(len(specs))]
+    for spec, out in zip(specs, made, strict=True):
+        run(out, spec, tokenizer=tokenizer, vocab_size=300)
+    for name in ("tokens", "sentences", "documents"):
+        found = [stored(out, name) for out in made]
+        assert all(np.array_equal(found[0], other) for other in found[1:]), name
+    assert len(stored(made[0], "documents")) == len(texts) + 1
+
+
+def test_pairs_stay_pairs_in_a_corpus(tmp_path):
+    (tmp_path / "a.en").write_text("One. Two.\nThree.\n")
+    (tmp_path / "a.de").write_text("Eins. Zwei.\nDrei.\n")
+    run(tmp_path / "out", f"parallel:{tmp_path}/a.en,{tmp_path}/a.de")
+    assert documents(tmp_path / "out") == [["One .", "Two .", "Eins .", "Zwei ."], ["Three .", "Drei ."]]
+    names = Corpus(tmp_path / "out").fields["segments"].values
+    roles = [names[number] for number in stored(tmp_path / "out", "segments")]
+    assert roles == ["source", "source", "target", "target", "source", "target"]
+
+
+def test_labels_lie_on_the_tokens_of_their_words(tmp_path):
+    (tmp_path / "a.conll").write_text("Ann B-PER\nruns O\n. O\n\nOslo B-LOC\n")
+    run(tmp_path / "out", f"conll:{tmp_path}/a.conll")
+    values = Corpus(tmp_path / "out").fields["labels"].values
+    labels = [values[number] for number in stored(tmp_path / "out", "labels")]
+    assert labels == ["B-PER"] * 3 + ["O"] * 5 + ["B-LOC"] * 4
+
+
+def test_a_genome_is_whole_in_a_corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(cutting, "WINDOW", 1000)
+    monkeypatch.setattr(files, "BLOCK", 300)
+    genome = "".join(random.Random(0).choices("ACGT", k=20_000))
+    lines = [genome[at : at + 80] for at in range(0, len(genome), 80)]
+    (tmp_path / "a.fa").write_text(">header of it\n" + "\n".join(lines))
+    run(tmp_path / "out", f"fasta:{tmp_path}/a.fa", tokenizer="bytes")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer" / "tokenizer.json"))
+    assert tokenizer.decode(stored(tmp_path / "out").tolist()) == genome
+    assert len(stored(tmp_path / "out", "documents")) == 2
