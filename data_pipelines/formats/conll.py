@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from data_pipelines.document import Annotation, AnnotationField, Document, Segment
+from data_pipelines.errors import UserError
 from data_pipelines.formats import files, texts
 from data_pipelines.formats.problems import MALFORMED, TOO_LONG, Problems
 from data_pipelines.formats.source import Format, Range, Source
@@ -44,6 +45,12 @@ class Token(NamedTuple):
 
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
+    least = {"token_column": 1, "label_column": 0}
+    for name, smallest in least.items():
+        column = getattr(source.options, name)
+        if column is not None and column < smallest:
+            option = f"--{name.replace('_', '-')} {column}"
+            raise UserError(f"{option}: columns are counted from 1; give at least {smallest}")
     return files.files_of(index, source, problems, exclude, _to_document)
 
 

@@ -92,7 +92,22 @@ def _on_disk(location: str, problems: Problems) -> tuple[bool, list[Found]]:
         return True, [_local(path) for path in _walk(location, problems)]
     if os.path.exists(location):
         return False, [_local(location)]
-    return False, [_local(path) for path in glob.glob(location, recursive=True) if os.path.isfile(path)]
+    paths = [path for path in glob.glob(location, recursive=True) if os.path.isfile(path)]
+    return False, [_local(path) for path in _once(paths, problems)]
+
+
+def _once(paths: list[str], problems: Problems) -> Iterator[str]:
+    """The paths that a pattern matches, without those that reach a file again through a link to a folder."""
+    seen, folders = set(), {}
+    for path in sorted(paths, key=lambda path: (len(path), path)):
+        folder, name = os.path.split(path)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        if (folders[folder], name) in seen:
+            problems.note(LINKED, path)
+        else:
+            seen.add((folders[folder], name))
+            yield path
 
 
 def _walk(root: str, problems: Problems) -> Iterator[str]:

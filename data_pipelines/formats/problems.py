@@ -13,7 +13,7 @@ TOO_LONG = "records longer than 256 MiB"
 HIDDEN = "hidden files and folders left out"
 OTHER = "files with other suffixes left out"
 OWN = "files of the output left out"
-LINKED = "links to folders that are read already"
+LINKED = "links to what is read already"
 
 
 def printable(path: str) -> str:

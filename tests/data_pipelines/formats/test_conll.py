@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_pipelines.document import AnnotationField
+from data_pipelines.errors import UserError
 from data_pipelines.formats import source, table
 from data_pipelines.formats import texts as cutting
 from data_pipelines.formats.problems import MALFORMED
@@ -86,6 +87,12 @@ def test_columns_are_options(tmp_path):
     assert labelled(read(spec, token_column=3, label_column=5)[0][0])[:1] == [("he", "PRP")]
     assert table.annotations(table.parse(spec)) == {"labels": AnnotationField("label")}
     assert table.annotations(table.parse(spec, label_column=0)) == {}
+
+
+@pytest.mark.parametrize(("option", "value"), [("token_column", 0), ("label_column", -1)])
+def test_columns_are_counted_from_one(tmp_path, option, value):
+    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} {value}: columns are counted from 1"):
+        read(write(tmp_path, CONLL_2003), **{option: value})
 
 
 def test_languages_without_spaces_have_none_between_tokens(tmp_path):

@@ -55,6 +55,9 @@ def test_links_to_folders_are_followed_once_and_loops_end(tmp_path):
     names, problems = plan(f"text:{tmp_path}/in")
     assert sorted(names) == ["a.txt", "b.txt"]
     assert problems[LINKED]["count"] == 2
+    names, problems = plan(f"text:{tmp_path}/in/**/*.txt")
+    assert sorted(names) == ["a.txt", "b.txt"]
+    assert problems[LINKED]["count"] > 2
 
 
 def test_a_file_name_that_is_not_utf8_is_read_and_printed(tmp_path):
