@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path, PurePath, PurePosixPath
@@ -92,22 +93,21 @@ def _on_disk(location: str, problems: Problems) -> tuple[bool, list[Found]]:
         return True, [_local(path) for path in _walk(location, problems)]
     if os.path.exists(location):
         return False, [_local(location)]
-    paths = [path for path in glob.glob(location, recursive=True) if os.path.isfile(path)]
-    return False, [_local(path) for path in _once(paths, problems)]
+    if "**" in location:  # glob would follow links without an end
+        return False, [_local(path) for path in _matching(location, problems)]
+    return False, [_local(path) for path in glob.glob(location) if os.path.isfile(path)]
 
 
-def _once(paths: list[str], problems: Problems) -> Iterator[str]:
-    """The paths that a pattern matches, without those that reach a file again through a link to a folder."""
-    seen, folders = set(), {}
-    for path in sorted(paths, key=lambda path: (len(path), path)):
-        folder, name = os.path.split(path)
-        if folder not in folders:
-            folders[folder] = os.path.realpath(folder)
-        if (folders[folder], name) in seen:
-            problems.note(LINKED, path)
-        else:
-            seen.add((folders[folder], name))
-            yield path
+def _matching(pattern: str, problems: Problems) -> Iterator[str]:
+    """The files that a pattern with ** matches, each folder once as in _walk."""
+    from fsspec.utils import glob_translate
+
+    parts = pattern.split("/")
+    literal = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    root = "/".join(parts[:literal]) or (os.sep if pattern.startswith("/") else os.curdir)
+    matches = re.compile(glob_translate("/".join(parts[literal:]))).match
+    if os.path.isdir(root):
+        yield from (path for path in _walk(root, problems) if matches(os.path.relpath(path, root)))
 
 
 def _walk(root: str, problems: Problems) -> Iterator[str]:

@@ -57,7 +57,20 @@ def test_links_to_folders_are_followed_once_and_loops_end(tmp_path):
     assert problems[LINKED]["count"] == 2
     names, problems = plan(f"text:{tmp_path}/in/**/*.txt")
     assert sorted(names) == ["a.txt", "b.txt"]
-    assert problems[LINKED]["count"] > 2
+    assert problems[LINKED]["count"] == 2
+
+
+def test_a_pattern_with_two_stars_matches_at_any_depth(tmp_path, monkeypatch):
+    for name in ("a.txt", "b.md", "x/c.txt", "x/y/d.txt", "x/y/e.html"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("Text.")
+    assert plan(f"text:{tmp_path}/**/*.txt")[0] == ["a.txt", "c.txt", "d.txt"]
+    assert plan(f"text:{tmp_path}/x/**/?.txt")[0] == ["c.txt", "d.txt"]
+    assert plan(f"text:{tmp_path}/*/y/**")[0] == ["d.txt", "e.html"]
+    monkeypatch.chdir(tmp_path)
+    assert plan("text:**/*.txt")[0] == ["a.txt", "c.txt", "d.txt"]
+    with pytest.raises(UserError, match="does not exist, and as a pattern matches no file"):
+        plan(f"text:{tmp_path}/none/**/*.txt")
 
 
 def test_a_file_name_that_is_not_utf8_is_read_and_printed(tmp_path):
