@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import WORD
+from data_pipelines.tokenizers import spiece
 from data_pipelines.tokenizers.made import Made, names_in, special_ids
 from data_pipelines.tokenizers.training import Training, bounded, count_words
 
@@ -25,7 +26,6 @@ THREADS = 16  # scores are summed per thread: the number is part of the result, 
 DIGIT_COMMA = re.compile(r"(?<=\d)(?=,)")  # no piece spans it: the original code of both models cuts there as well
 CUT = "\x1f"  # white space, so in no word
 NUMBERED = {"unk_id": "<unk>", "bos_id": "<s>", "eos_id": "</s>", "pad_id": "<pad>"}  # the trainer names these itself
-USER_DEFINED = 4  # ModelProto.SentencePiece.Type
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]  # transformers 5 leaves the types out unless told
 ADDED_TOKEN = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
@@ -134,7 +134,7 @@ def learn_pieces(
         )
     except RuntimeError as error:
         raise UserError(_reason(vocab_size, str(error))) from error
-    return _pieces(_parse(model.getvalue())), model.getvalue()
+    return _scored(spiece.parse(model.getvalue())), model.getvalue()
 
 
 def _reason(vocab_size: int, error: str) -> str:
@@ -157,28 +157,20 @@ def _sentencepiece():
     return sentencepiece
 
 
-def _parse(content: bytes):
-    """A spiece.model as a ModelProto. Raises protobuf's DecodeError, or UserError where the package is missing."""
-    _sentencepiece()
-    from sentencepiece import sentencepiece_model_pb2
-
-    return sentencepiece_model_pb2.ModelProto.FromString(content)
-
-
-def _pieces(proto) -> list[tuple[str, float]]:
-    return [(piece.piece, piece.score) for piece in proto.pieces]
+def _scored(model: spiece.Model) -> list[tuple[str, float]]:
+    return [(piece.piece, piece.score) for piece in model.pieces]
 
 
 def read_model(path: Path, config: dict) -> tuple[Tokenizer, dict]:
     """The tokenizer of a spiece.model, as Hugging Face's XLNet or ALBERT class reads it, and its part of
     tokenizer_config.json. config: what its folder says. ValueError for what neither class reads."""
-    proto = _parse(path.read_bytes())
-    vocab = _pieces(proto)
+    model = spiece.parse(path.read_bytes())
+    vocab = _scored(model)
     flavour = _find(config, [piece for piece, _ in vocab])
-    if flavour is None or proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
+    if flavour is None or model.model_type != spiece.UNIGRAM:
         raise ValueError("it is not XLNet's or ALBERT's; convert it to a tokenizer.json with transformers")
-    added = [AddedToken(piece.piece, normalized=False) for piece in proto.pieces if piece.type == USER_DEFINED]
-    return _rebuild(flavour, vocab, proto.normalizer_spec.precompiled_charsmap, added, config)
+    added = [AddedToken(piece.piece, normalized=False) for piece in model.pieces if piece.type == spiece.USER_DEFINED]
+    return _rebuild(flavour, vocab, model.precompiled_charsmap, added, config)
 
 
 def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:

@@ -29,10 +29,10 @@ def run(*given):
     return printed
 
 
-@pytest.mark.parametrize("tokenizer", ["wordpiece", "wordlevel"])
+@pytest.mark.parametrize("tokenizer", ["wordpiece", "wordlevel", "sentencepiece-unigram"])
 def test_a_pipeline_in_this_process_makes_the_same_bytes(text, tmp_path, tokenizer):
     alone, by_beam = tmp_path / "alone", tmp_path / "beam"
-    choice = f"--tokenizer={tokenizer}",
+    choice = f"--tokenizer={tokenizer}", f"--vocab-size={46 if tokenizer == 'sentencepiece-unigram' else 200}"
     run(sys.executable, text, alone, *choice)
     run(PYTHON, text, by_beam, *choice, "--runner=direct")
     assert content(by_beam) == content(alone)

@@ -1,5 +1,6 @@
 """SentencePiece: the stored ids are those of Hugging Face's classes and of `sentencepiece`, whatever the text."""
 
+import contextlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from transformers import AlbertTokenizer, AutoTokenizer, PreTrainedTokenizerFast
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import pieces
+from data_pipelines.tokenizers import pieces, spiece
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import Made
 from data_pipelines.tokenizers.table import train
@@ -121,6 +122,27 @@ def learnt(request):
     words = Counter(word for text in TEXTS for word in normalizer.normalize_str(text).split())
     _, model = pieces.learn_pieces(words, request.param, VOCAB_SIZE, XLNET)
     return make(request.param, "xlnet").tokenizer, sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_model_is_read_as_protobuf_reads_it(kind):
+    from sentencepiece import sentencepiece_model_pb2
+
+    words = Counter(word for text in TEXTS for word in text.split())
+    _, content = pieces.learn_pieces(words, kind, VOCAB_SIZE, XLNET)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+    proto.normalizer_spec.precompiled_charsmap = b"\x00\xff table" * 50
+    proto.pieces[9].type, proto.pieces[9].score = spiece.USER_DEFINED, -0.1
+    found = spiece.parse(proto.SerializeToString())
+    assert found.pieces == [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
+    assert found.model_type == proto.trainer_spec.model_type
+    assert found.precompiled_charsmap == proto.normalizer_spec.precompiled_charsmap
+
+
+@given(st.binary(max_size=40))
+def test_what_is_no_model_is_a_value_error(content):
+    with contextlib.suppress(ValueError):
+        spiece.parse(content)
 
 
 @settings(max_examples=200, deadline=None)
