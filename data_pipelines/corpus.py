@@ -69,7 +69,13 @@ class Corpus:
         entries = parts_of(self.manifest)[: self._number_of_parts()]
         self.parts = tuple(Part(self, index, entry) for index, entry in enumerate(entries))
         self._tables = {}
-        for part in self.parts if self.copy is None else ():
+        if self.copy is None:
+            self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        for name, file in self.manifest.get("tables", {}).items():
+            check_size(self.path, name, file["bytes"])
+        for part in self.parts:
             for name, file in part.entry.files.items():
                 check_size(self.path / part.entry.path, name, file["bytes"])
 
