@@ -8,6 +8,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests.data_pipelines.prepared import write_character_vocabulary
+
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 LINE = 'word and "word".\n'
 PROGRAM = """
@@ -24,6 +26,12 @@ open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
 before = status("VmRSS")
 size = sum(len(document.segments[0].text.encode()) for part in parts for document in table.read(one, part, Problems()))
 print(size, status("VmHWM") - before)
+"""
+PREPARE = """
+import sys
+from data_pipelines.__main__ import main
+main(["prepare", "--processes", "1", *sys.argv[1:]])
+print(next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 SIZE = 24_000_000
 
@@ -55,3 +63,14 @@ def test_memory_does_not_grow_with_a_text_file_or_a_row_group(tmp_path):
         file = tmp_path / f"{compression}.parquet"
         pyarrow.parquet.write_table(rows, file, compression=compression, use_dictionary=False)
         assert peak(f"parquet:{file}") < 1.7 * SIZE, compression
+
+
+def test_a_long_line_of_json_is_prepared_in_a_few_bytes_a_byte(tmp_path):
+    peaks = []
+    for size in (SIZE // 24, SIZE // 2):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"text": LINE.replace("\n", " ") * (size // len(LINE))}))
+        arguments = ["--source", f"jsonl:{tmp_path}/a.jsonl", "--out", str(tmp_path / f"out-{size}"), "--tokenizer"]
+        arguments.append(str(write_character_vocabulary(tmp_path / "vocab.txt")))
+        done = subprocess.run([sys.executable, "-c", PREPARE, *arguments], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.splitlines()[-1]))
+    assert peaks[1] - peaks[0] < 8 * SIZE // 2

@@ -1,6 +1,7 @@
 """What formats read is what the corpus holds: the same tokens from every format, pairs, labels and genomes."""
 
 import json
+import os
 import random
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from data_pipelines.corpus import Corpus
 from data_pipelines.formats import files
 from data_pipelines.formats import texts as cutting
+from data_pipelines.formats.problems import REPLACED
 from tests.data_pipelines.formats.test_arrow import save
 from tests.data_pipelines.prepared import documents, run, stored
 
@@ -67,3 +69,15 @@ def test_a_genome_is_whole_in_a_corpus(tmp_path, monkeypatch):
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer" / "tokenizer.json"))
     assert tokenizer.decode(stored(tmp_path / "out").tolist()) == genome
     assert len(stored(tmp_path / "out", "documents")) == 2
+
+
+def test_names_that_are_not_utf8_change_no_result_and_are_reported(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/d\xe9"
+    os.mkdir(folder)
+    for name, content in ((b"/caf\xe9.txt", b"Bad \xff bytes."), (b"/\xff.txt.gz", b"no archive")):
+        with open(folder + name, "wb") as file:
+            file.write(content)
+    manifest, printed = run(tmp_path / "out", f"text:{os.fsdecode(folder)}")
+    assert len(documents(tmp_path / "out")) == 1
+    assert manifest["counts"][REPLACED]["first"] == f"{tmp_path}/d\\xe9/caf\\xe9.txt"
+    assert f"{tmp_path}/d\\xe9/\\xff.txt.gz: Not a gzipped file" in printed
