@@ -1,9 +1,10 @@
 """The files that a source names: local ones, and by fsspec those of gs://, s3://, https:// and the like."""
 
+import functools
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
@@ -68,8 +69,9 @@ def find(source: Source, problems: Problems, exclude: Sequence[str] = (), suffix
         folder, paths = _reached(source, problems)
     else:
         folder, paths = _on_disk(os.path.expanduser(source.location), problems)
-    if exclude:
-        paths = [found for found in paths if not _below(found.path, exclude, problems)]
+    excluded = [_place(str(folder)) for folder in exclude]
+    if excluded:
+        paths = [found for found in paths if not _below(found.path, excluded, problems)]
     files = [found for found in paths if not (folder and suffixes) or _is_named(found.path, suffixes, problems)]
     if not files:
         raise UserError(f"--source {source} {_nothing(folder, paths, suffixes)}")
@@ -174,20 +176,21 @@ def _whole(name: str, location: str) -> str:
     return name if is_remote(name) else f"{scheme}://{name}"
 
 
-def _below(path: str, exclude: Iterable[str], problems: Problems) -> bool:
+def _below(path: str, excluded: Sequence[PurePath], problems: Problems) -> bool:
     """Whether a file lies below a folder that is no part of the source."""
-    place = _place(path)
-    below = any(place.is_relative_to(_place(str(folder))) for folder in exclude)
+    folder = _place(os.path.dirname(path))
+    below = any(folder.is_relative_to(place) for place in excluded)
     if below:
         problems.note(OWN, path)
     return below
 
 
-def _place(path: str) -> PurePath:
-    """A path that is the same however it is written."""
-    if not is_remote(path):
-        return Path(os.path.realpath(path))
-    return PurePosixPath(path.partition("://")[0], filesystem(path)._strip_protocol(path).lstrip("/"))
+@functools.lru_cache(1024)
+def _place(folder: str) -> PurePath:
+    """A folder's path that is the same however it is written."""
+    if not is_remote(folder):
+        return Path(os.path.realpath(folder))
+    return PurePosixPath(folder.partition("://")[0], filesystem(folder)._strip_protocol(folder).lstrip("/"))
 
 
 def _is_named(path: str, suffixes: Sequence[str], problems: Problems) -> bool:
