@@ -129,7 +129,8 @@ def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Pr
         if len(columns) < max(token_column, label_column or 1) or not columns[token_column - 1].strip():
             problems.note(MALFORMED, f"{where}: {len(columns)} columns")
             continue
-        label = None if label_column == 0 else columns[(label_column or len(columns)) - 1]
+        column = len(columns) if label_column is None else label_column
+        label = columns[column - 1] if column and (label_column or column > token_column) else None
         yield Token(columns[token_column - 1], label, before)
         before = space
 

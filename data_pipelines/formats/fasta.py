@@ -72,7 +72,7 @@ def _sequences(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
     number, in_header, begins = 0, False, True
     for block in blocks:
         letters = []
-        for index, line in enumerate(block.split(b"\n")):
+        for index, line in enumerate(block.replace(b"\r", b"\n").split(b"\n")):
             if index:
                 in_header, begins = False, True
             if begins and line:

@@ -101,6 +101,12 @@ def test_languages_without_spaces_have_none_between_tokens(tmp_path):
     assert texts(spec, language="de")[0] == ["北 京\n好"]
 
 
+def test_tokens_alone_have_no_labels(tmp_path):
+    documents, problems = read(write(tmp_path, "a\nb\n"))
+    assert [(one.segments[0].text, one.annotations) for one in documents] == [("a b", ())]
+    assert not problems
+
+
 def test_lines_without_the_columns_are_counted(tmp_path):
     documents, problems = read(write(tmp_path, "a O\nb\nc O\n"), label_column=2)
     assert labelled(documents[0]) == [("a", "O"), ("c", "O")]

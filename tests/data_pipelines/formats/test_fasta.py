@@ -20,6 +20,8 @@ def test_a_sequence_is_a_document_without_header_and_line_ends(tmp_path):
     found, problems = texts(f"fasta:{tmp_path}")
     assert found == ["ACGTacgn", "MKV*", "AC"]
     assert problems[EMPTY]["count"] == 1
+    (tmp_path / "a.fa").write_bytes(b">one\rACG\rT\r>two\rMKV")  # as old Macs end lines
+    assert texts(f"fasta:{tmp_path}") == (["ACGT", "MKV"], {})
 
 
 @pytest.mark.parametrize("width", [7, 60, 100_000])
