@@ -42,6 +42,12 @@ BYTE_ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTE_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level tokens write space, newline, tab, return
 
 
+def byte_characters() -> list[str]:
+    """How byte-level tokens write each byte: printable ones as they are, others by characters from 256 on (GPT-2's)."""
+    printable, others = {*range(33, 127), *range(161, 173), *range(174, 256)}, map(chr, itertools.count(256))
+    return [chr(byte) if byte in printable else next(others) for byte in range(256)]
+
+
 class Encoded(NamedTuple):
     """Texts one after another. A place is a character of a text, or its end."""
 
@@ -77,12 +83,15 @@ class Encoder:
         self.prefix = bool(self.runs) and written["pre_tokenizer"].get("add_prefix_space", False)
         if self.prefix:
             written["pre_tokenizer"]["add_prefix_space"] = False  # of a text, not of each run
+        self.bytes = _bytes(written) if self.runs is BYTES and not self.prefix else None
         self.tokenizer = _without_specials(written)
         self.widths, self.safe = _widths(written, self.runs)
         self._forget()
 
     def encode(self, texts: list[str], places: Sequence[np.ndarray]) -> Encoded:
         """places: i64 [places of that text], for each text."""
+        if self.bytes is not None:
+            return self._encode_bytes(texts, places)
         if self.runs is None:
             return self._encode_plainly(texts, places)
         if self.prefix:
@@ -136,8 +145,7 @@ class Encoder:
 
         Every byte of a byte-level run is in one token; of a safe run, ▁ and every character but the white space."""
         if self.runs is BYTES:
-            code = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-            target = _bounds(1 + (code > 0x7F) + (code > 0x7FF) + (code > 0xFFFF))[at]
+            target = _bytes_before(text)[at]
             ends = np.cumsum(self.widths[tokens])
         else:
             space = [self.lead.match(text, place).end() - place for place in begin[run].tolist()]
@@ -145,6 +153,13 @@ class Encoder:
             target = _bounds(self.widths[tokens])[first[run]] + at - begin[run] - space + 1
         ended = np.searchsorted(ends, target, "right")
         return ended, np.where(ended > 0, ends[ended - 1], 0) < target
+
+    def _encode_bytes(self, texts, places):
+        tokens = self.bytes[np.frombuffer("".join(texts).encode(), np.uint8)]
+        lengths = np.array([len(text.encode()) for text in texts], np.int64)
+        ended = [_bytes_before(text)[some] for text, some in zip(texts, places, strict=True)]
+        ended = np.concatenate([np.zeros(0, np.int64), *ended])
+        return Encoded(tokens, lengths, ended, np.zeros(len(ended), bool), None)
 
     def _encode_plainly(self, texts, places):
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)  # _fast has no word_ids
@@ -191,6 +206,12 @@ def _bounds(counts, length: int = -1) -> np.ndarray:
     """[0, the sums of counts so far]; from an array, or from so many integers."""
     counts = np.fromiter(counts, np.int64, length) if length >= 0 else counts
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _bytes_before(text: str) -> np.ndarray:
+    """i64 [characters + 1]: the bytes of UTF-8 before each place."""
+    code = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return _bounds(1 + (code > 0x7F) + (code > 0x7FF) + (code > 0xFFFF))
 
 
 def _place(spans: list[tuple[int, int]], at: int) -> tuple[int, bool]:
@@ -265,6 +286,13 @@ def _told(written: dict, about: Callable[[str], bool]) -> np.ndarray:
     for token, index in ids.items():
         told[index] = about(token)
     return told
+
+
+def _bytes(written: dict) -> np.ndarray | None:
+    """u32 [256]: the token of each byte, where every byte is a token."""
+    if written["model"]["merges"]:
+        return None
+    return np.array([written["model"]["vocab"][character] for character in byte_characters()], np.uint32)
 
 
 def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, re.Pattern | None]:

@@ -1,16 +1,15 @@
 """Bytes as tokens, with ByT5's ids: <pad> 0, </s> 1, <unk> 2, byte + 3, then the sentinels."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from data_pipelines.text.encoding import byte_characters
 from data_pipelines.tokenizers.made import Made, special_ids
 from data_pipelines.tokenizers.training import Training
 
 SPECIALS = ("<pad>", "</s>", "<unk>")
-PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 SENTINELS = 125  # numbered forwards, unlike T5's
 
 
@@ -21,9 +20,7 @@ def count(texts: Iterable[str], options: Training) -> Counter:
 
 def learn(words: Counter, options: Training) -> Made:
     """Always the same 384 tokens."""
-    others = map(chr, itertools.count(256))  # GPT-2's characters for bytes
-    written = [chr(byte) if byte in PRINTABLE else next(others) for byte in range(256)]
-    vocab = {token: index for index, token in enumerate([*SPECIALS, *written])}
+    vocab = {token: index for index, token in enumerate([*SPECIALS, *byte_characters()])}
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
