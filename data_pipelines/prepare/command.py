@@ -73,6 +73,8 @@ def read_finished(out: Path) -> dict | None:
     manifest = parse_manifest(out, (out / "manifest.json").read_bytes())
     if manifest["version"] == 1:
         raise UserError(f"--out {out} holds a corpus of an earlier format, which can still be read; use another --out")
+    if "stages" not in manifest:
+        raise UserError(f"--out {out} holds a corpus that was not made by prepare; use another --out")
     return manifest
 
 

@@ -71,6 +71,7 @@ def test_a_part_is_there_when_its_summary_is(storage, text, monkeypatch):
     with pytest.raises(UserError, match="may pass; the same command goes on"):
         make(OUT, text)
     assert sum(name.endswith("summary.json") for name in stored(storage)) == 1
+    assert sum(name.endswith("train/tokens.npy") for name in stored(storage)) == 2
     monkeypatch.undo()
     monkeypatch.setattr(source, "SHARD", UNIT)
     monkeypatch.setattr(plan, "MIB", MIB)

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -182,3 +183,16 @@ def test_readers_find_a_whole_manifest_while_parts_are_added(tmp_path):
         reader.result()
     assert seen <= {1, 2, 3, 4}
     assert len(Corpus(tmp_path / "out").parts) == 4
+
+
+@pytest.mark.parametrize("change, said", [({"version": 1}, "earlier format"), ({"stages": None}, "not made by")])
+def test_a_corpus_that_cannot_grow_is_left_alone(tmp_path, change, said):
+    (tmp_path / "a.txt").write_text("Some text.")
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    file = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(file.read_text()) | change
+    if manifest["version"] == 1:
+        manifest |= {**manifest["parts"][0], "fields": {"tokens": ["uint16", "token"]}}
+    file.write_text(json.dumps({name: value for name, value in manifest.items() if value is not None}))
+    with pytest.raises(UserError, match=f"{said}.*; use another --out"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt")
