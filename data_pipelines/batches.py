@@ -15,8 +15,8 @@ from data_pipelines.order import ONE_LANE, Order, Window, deal, distinct, permut
 
 HELD_OUT = 8  # parts that an evaluation reads, spread evenly over a corpus
 KEPT = 8  # batches that a plan is kept for after its last use: threads that build batches are not in step
-ROWS = 256  # built together: below them the cost is in NumPy's calls, not in the data
-TOKENS = 1 << 21  # built together at most where a batch is of many lanes and parts, each of which wants such rows
+ROWS, TOKENS = 256, 1 << 16  # built together at least: below the cost is in NumPy's calls, not in the data
+MOST = 1 << 21  # tokens built together where a batch is of many lanes and parts, each of which wants so many rows
 
 
 def make_examples(
@@ -39,7 +39,8 @@ def make_examples(
 
 def together(cells: int, length: int) -> int:
     """How many rows are best built together where they are of so many parts, or sources and parts."""
-    return max(ROWS, min(64 * 64 * ROWS * cells, TOKENS // length))
+    few = max(ROWS, TOKENS // length)
+    return max(few, min(few * cells, MOST // length))
 
 
 Built = tuple[np.ndarray, dict[str, np.ndarray]]  # some rows (int64 [m]) of a batch: name -> array [m, ...]
@@ -203,6 +204,10 @@ class RowExamples(Examples):
     def choose(self, lane: np.ndarray, count: np.ndarray) -> "Choice":
         """The examples of lanes at their counts, both int64 [n]."""
         self.check_size()
+        if self.order.lanes == len(self.parts) == 1:
+            epochs, which = distinct(count // self.number)
+            inside = permute_each([(self.seed, epoch, self.number) for epoch in epochs], which, count % self.number)
+            return self._choice(np.array(epochs)[which], np.zeros_like(count), inside)
         bounds = np.array([stretch(self.number, one, self.order.lanes) for one in range(self.order.lanes)])
         epoch, place = np.divmod(count, (bounds[:, 1] - bounds[:, 0])[lane])
         windows, which = self._windows_at(lane, epoch, place)
@@ -231,8 +236,6 @@ class RowExamples(Examples):
 
     def _windows_at(self, lane, epoch, place):
         """The windows of rows, each with its epoch, and which each row's is: int64 [n]."""
-        if self.order.lanes == len(self.parts) == 1 and epoch.min() == epoch.max():
-            return [(int(epoch[0]), self._windows(0, int(epoch[0]))[0])], np.zeros(len(place), np.int64)
         found, read, which = [], [], np.empty(len(place), np.int64)
         walks, walk = distinct(epoch * self.order.lanes + lane)
         for index, (of_epoch, of_lane) in enumerate(divmod(one, self.order.lanes) for one in walks):
@@ -247,6 +250,8 @@ class RowExamples(Examples):
         return found, which
 
     def _choice(self, epoch, part, example):
+        if len(self.parts) == 1:
+            return Choice([self._plan(0)], part, example, noise.key(self.seed, epoch, example))
         keys = noise.key(self.seed, epoch, np.cumsum((0, *self.sizes))[part] + example)
         chosen, which = distinct(part)
         plans = [self._plan(index) for index in chosen] or [self._plan(0)]
@@ -281,6 +286,7 @@ class StreamExamples(Examples):
     def __init__(self, layout: StreamLayout, corpus, split, batch_size, seed, order=ONE_LANE):
         super().__init__(layout, corpus, split, batch_size, seed, order)
         layout.check_rows(self.rows)
+        self._first_steps = None
         self._epoch_steps: dict[int, list[int]] = {}  # of a lane, the steps before each epoch
 
     @property
@@ -298,7 +304,9 @@ class StreamExamples(Examples):
     @property
     def steps(self) -> int:
         """Steps of the first epoch; lanes may have a few more or fewer, in other epochs too."""
-        return int(min(self._steps(self._windows(lane, 0))[-1] for lane in range(self.order.lanes)))
+        if self._first_steps is None:
+            self._first_steps = int(min(self._steps(self._windows(lane, 0))[-1] for lane in range(self.order.lanes)))
+        return self._first_steps
 
     def epochs(self, rows: int) -> float:
         """How often the first epoch's steps come in so many rows."""

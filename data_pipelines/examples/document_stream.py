@@ -55,10 +55,9 @@ class DocumentStream:
 
     def _tokens(self, place, offsets, lengths, after):
         """The tokens of runs, each from an offset on in the part of its document, one after the other: int32."""
-        parts = self._part[place]
         if len(self._parts) == 1:
             return self._run_of(0, offsets, lengths, after - lengths)[0]
-        tokens = np.empty(after[-1], np.int32)
+        parts, tokens = self._part[place], np.empty(after[-1], np.int32)
         for part in range(len(self._parts)):
             mine = np.flatnonzero(parts == part)
             if len(mine):

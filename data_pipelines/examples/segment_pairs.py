@@ -153,11 +153,11 @@ class SegmentPairs(RowLayout):
         A search that stays near the unit: a binary search over a large corpus misses the cache at every probe. Most
         are within the next `NEAR`; what is left goes on in steps of halving size.
         """
-        last = len(units) - 1
-        near = units[np.minimum(unit[:, None] + AHEAD, last)]
-        found = np.count_nonzero(near < goal[:, None], axis=1)
-        reached = near[np.arange(len(unit)), np.minimum(found, NEAR - 1)]
-        if len(rows := np.flatnonzero(found == NEAR)):
+        last, most = len(units) - 1, min(NEAR, 8 + self.length // 16)
+        near = units[np.minimum(unit[:, None] + AHEAD[:most], last)]
+        found = np.sum(near < goal[:, None], axis=1, dtype=np.uint8)
+        reached = near[np.arange(len(unit)), np.minimum(found, most - 1)]
+        if len(rows := np.flatnonzero(found == most)):
             unit, goal = unit[rows], goal[rows]
             for step in reversed(range(self.length.bit_length())):
                 ahead = np.minimum(unit + (1 << step), last)
