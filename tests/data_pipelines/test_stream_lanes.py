@@ -8,6 +8,8 @@ import pytest
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import DocumentStream
+from data_pipelines.examples.layout import Piece
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.order import Order, deal
@@ -45,6 +47,18 @@ def test_every_token_comes_once_an_epoch_but_for_a_rest_of_each_window(corpus, l
             found.update(tokens[tokens != EOD].tolist())
     assert set(found.values()) == {1}
     assert 0 <= TOKENS - len(found) <= windows * (rows * length + 1)
+
+
+def test_pieces_hold_their_stretch_of_the_part_s_stream_wherever_documents_are_cut(corpus):
+    part, documents = corpus.parts[2], numbered(SHAPE)[160 * 2 // 7 : 160 * 3 // 7]
+    whole = [token for text in documents for token in [*(token for one in text for token in one), EOD]]
+    assert len(whole) == sum(part.sizes["train"][of] for of in ("tokens", "documents"))
+    for begin, end in ((0, len(whole)), (3, 40), (len(whole) - 7, len(whole)), (11, 12), (0, 1), (5, len(whole) - 2)):
+        stream = DocumentStream([Piece(part, begin, end)], "train", 0, 0, longest=4)
+        tokens, _ = stream.read(np.array([0]), np.array([stream.total]))
+        assert sorted(tokens.tolist()) == sorted(whole[begin:end])
+        starts = stream.sentence_start(np.arange(stream.sentences))
+        assert starts[0] == 0 and np.diff(starts, append=stream.total).max() <= 4 + 1  # with an end token
 
 
 def test_rows_go_on_within_a_window_and_begin_anew_with_the_next(corpus):

@@ -72,6 +72,8 @@ ELSEWHERE = {
     "steps": "test_schedules",
     "frozen": "test_step",
     "phases.0.share": "test_recipes",
+    "order": "test_data",
+    "mixture": "test_data",
     "objective.evaluation_memory": "test_memory",
 }
 
