@@ -29,7 +29,7 @@ class AnnotationField(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document, or one of the pieces in which a long one comes."""
+    """A document, or one of the pieces in which a long one comes: of the segments in turn, with their annotations."""
 
     segments: tuple[Segment, ...]
     annotations: tuple[Annotation, ...] = ()

@@ -18,6 +18,9 @@ from data_pipelines.formats import files, texts
 from data_pipelines.formats.problems import MALFORMED, TOO_LONG, Problems
 from data_pipelines.formats.source import Format, Range, Source
 
+# The last are those of CoNLL-2003's own files. A treebank's folder has its plain text, too, in .txt
+SUFFIXES = (".conllu", ".conll", ".iob", ".iob2", ".bio", ".bioes", ".bmes", ".train", ".dev", ".test", ".testa",
+            ".testb")  # fmt: skip
 BORDERS = (b"-DOCSTART-", b"# newdoc")
 NUMBER = re.compile(r"(\d+)(?:-(\d+))?$")  # a word of CoNLL-U, or a span of them; 8.1 is one that is not written
 UNSPACED = ("zh", "ja")  # languages written without spaces between words
@@ -51,7 +54,7 @@ def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[st
         if column is not None and column < smallest:
             option = f"--{name.replace('_', '-')} {column}"
             raise UserError(f"{option}: columns are counted from 1; give at least {smallest}")
-    return files.files_of(index, source, problems, exclude, _to_document)
+    return files.files_of(index, source, problems, exclude, _to_document, SUFFIXES)
 
 
 def _to_document(file: BinaryIO, place: int) -> None:

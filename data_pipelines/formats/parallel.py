@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from data_pipelines.document import Document, Segment
+from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
 from data_pipelines.formats.listing import Found, find, is_compressed
 from data_pipelines.formats.problems import HALF, MALFORMED, TOO_LONG, Problems, printable
 from data_pipelines.formats.source import Format, Other, Range, Source
-from data_pipelines.formats.texts import readable
+from data_pipelines.formats.texts import readable, together
 
 NAMES = ("source", "target")
+SUFFIXES = (".tsv", ".txt")  # of files with tabs
 ENDED = object()  # of a file whose lines are all read
 
 
@@ -30,7 +31,7 @@ class Options:
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
     sides = source.location.split(",")
     if len(sides) == 1:
-        return files.files_of(index, source, problems, exclude, files.to_line)
+        return files.files_of(index, source, problems, exclude, files.to_line, SUFFIXES)
     if len(sides) > 2 or not all(sides):
         raise UserError(f"--source {source}: write parallel:FILE,FILE or parallel:FILE.tsv")
     first, second = (find(replace(source, location=side), problems, exclude) for side in sides)
@@ -105,7 +106,7 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
         else:
             texts = [readable(side.rstrip(b"\r"), source, where, problems) for side in pair]
             if None not in texts:
-                yield Document(tuple(map(Segment, NAMES, texts)))
+                yield from together(NAMES, texts)
 
 
 def _pairs(source: Source, part: Range) -> Iterator[tuple[bytes | None, ...]]:

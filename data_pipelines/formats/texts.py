@@ -130,10 +130,7 @@ def document_of(record: Mapping, source, where: str, problems: Problems) -> Iter
         if text is None:
             return
         texts.append(text)
-    if len(names) == 1:
-        yield from whole(texts[0])
-    else:
-        yield Document(tuple(map(Segment, names, texts)))
+    yield from whole(texts[0]) if len(names) == 1 else together(names, texts)
 
 
 def records(batch: pyarrow.RecordBatch, names: Sequence[str]) -> Iterator[dict]:
@@ -149,9 +146,22 @@ def segments_of(options) -> tuple[str, ...]:
 
 def whole(text: str) -> Iterator[Document]:
     """A document of a text that is in memory, in pieces where it is long."""
+    return (plain(piece, index > 0) for index, piece in enumerate(_pieces(text)))
+
+
+def together(names: Sequence[str], texts: Sequence[str]) -> Iterator[Document]:
+    """A document of several segments; a long one in pieces, each of one segment."""
+    if sum(map(len, texts)) <= WINDOW // 4:
+        yield Document(tuple(map(Segment, names, texts)))
+        return
+    parts = (Segment(name, piece) for name, text in zip(names, texts, strict=True) for piece in _pieces(text))
+    for index, segment in enumerate(parts):
+        yield Document((segment,), (), index > 0)
+
+
+def _pieces(text: str) -> Iterator[str]:
     if len(text) <= WINDOW // 4:  # of at most four bytes each
-        yield plain(text)
+        yield text
         return
     blocks = (text[at : at + WINDOW].encode() for at in range(0, len(text), WINDOW))
-    for index, piece in enumerate(pieces(blocks)):
-        yield plain(piece.decode(), index > 0)
+    yield from (piece.decode() for piece in pieces(blocks))

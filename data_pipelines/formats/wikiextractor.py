@@ -11,6 +11,8 @@ from data_pipelines.formats.problems import MALFORMED
 from data_pipelines.formats.source import Format, Range, Source
 from data_pipelines.formats.texts import decoded, whole
 
+SUFFIXES = ("", ".txt")  # the files are wiki_00 and so on
+
 
 @dataclass(frozen=True)
 class Options:
@@ -20,7 +22,7 @@ class Options:
 
 
 def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
-    return files.files_of(index, source, problems, exclude, _to_block)
+    return files.files_of(index, source, problems, exclude, _to_block, SUFFIXES)
 
 
 def _to_block(file: BinaryIO, place: int) -> None:

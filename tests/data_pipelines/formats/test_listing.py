@@ -28,6 +28,17 @@ def test_a_folder_gives_its_text_files_and_says_what_else_lies_there(tmp_path):
     assert plan(f"text:{tmp_path}/*.json")[0] == ["e.json"]  # a pattern says what is meant
 
 
+@pytest.mark.parametrize(
+    ("kind", "own"), [("conll", "a.conllu"), ("parallel", "a.tsv"), ("wikiextractor", "wiki_00"), ("fasta", "a.fa")]
+)
+def test_a_folders_other_files_are_none_of_the_format(tmp_path, kind, own):
+    for name in (own, "README.md", "LICENSE.html", "stats.xml"):
+        (tmp_path / name).write_text(">a b")
+    names, problems = plan(f"{kind}:{tmp_path}")
+    assert names == [own]
+    assert problems[OTHER]["count"] == 3
+
+
 def test_a_folder_without_files_of_the_format_says_what_is_there(tmp_path):
     (tmp_path / "a.html").write_text("Text.")
     with pytest.raises(UserError, match=r"has no files named \(no suffix\) .txt .*, but .*a.html; give a pattern"):

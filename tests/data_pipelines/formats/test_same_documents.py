@@ -85,3 +85,16 @@ def test_several_fields_are_segments_in_every_format_of_records(tmp_path):
             (("context", "It was Bob."), ("question", "Who?")),
         ]
         assert not problems
+
+
+def test_long_segments_come_in_pieces_of_one_document(small, tmp_path):
+    long = {"question": "é" * 100, "context": "word " * 50}
+    (tmp_path / "a.jsonl").write_text(json.dumps(long) + "\n" + json.dumps({"question": "q", "context": "c"}))
+    documents, _ = read(f"jsonl:{tmp_path}/a.jsonl", fields=("question", "context"))
+    assert documents[-1] == ((("question", "q"), ("context", "c")), (), False)
+    pieces_of_it = [segment for one in documents[:-1] for segment in one.segments]
+    assert [one.continues for one in documents[:-1]] == [False] + [True] * (len(documents) - 2)
+    assert max(len(text.encode()) for _, text in pieces_of_it) <= 64
+    for name, text in long.items():
+        assert "".join(found for segment, found in pieces_of_it if segment == name) == text
+    assert [name for name, _ in pieces_of_it] == sorted((name for name, _ in pieces_of_it), reverse=True)
