@@ -16,7 +16,9 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
 Of format 1, where there were no parts, a corpus is read as one part that lies beside the manifest.
 """
 
+import errno
 import hashlib
+import resource
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -39,6 +41,8 @@ from data_pipelines.manifest import (
     total,
 )
 from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED
+
+OPEN_FILES, FILES_OF_A_PART = 1024, 4  # besides the parts; a part's maps of tokens and other fields by token
 
 
 class Corpus:
@@ -71,6 +75,7 @@ class Corpus:
         self._tables = {}
         if self.copy is None:
             self._check_sizes()
+        _allow_files(OPEN_FILES + FILES_OF_A_PART * len(self.parts))
 
     def _check_sizes(self) -> None:
         for name, file in self.manifest.get("tables", {}).items():
@@ -159,9 +164,11 @@ class Corpus:
             # An ndarray over the map: np.memmap's own indexing is slower
             return np.asarray(np.load(path, mmap_mode="r"))
         except OSError as error:
+            cure = "start the same command again when what it lies on can be reached"
+            if error.errno == errno.EMFILE:  # each part that is read keeps a file open
+                cure = "allow more with `ulimit -n`, or take fewer order.lanes or a smaller order.window"
             raise UserError(
-                f"corpus {self.source}: {path} cannot be read ({error.strerror or error}); "
-                "start the same command again when what it lies on can be reached"
+                f"corpus {self.source}: {path} cannot be read ({error.strerror or error}); {cure}"
             ) from error
 
     def _number_of_parts(self) -> int | None:
@@ -194,12 +201,12 @@ class Part:
 
     def documents(self, split: str) -> np.ndarray:
         """int64 [documents + 1]: the sentence index where each document starts, then the number of
-        sentences."""
-        return self.array(split, "documents")
+        sentences. Like all that is read once, to plan, its map is closed with the last reference to it."""
+        return self._load(split, "documents")
 
     def sentences(self, split: str) -> np.ndarray:
         """int64 [sentences + 1]: the token offset where each sentence starts, then the number of tokens."""
-        return self.array(split, "sentences")
+        return self._load(split, "sentences")
 
     def lengths(self, split: str) -> np.ndarray:
         """int64 [documents]: tokens per document."""
@@ -207,7 +214,7 @@ class Part:
 
     def column(self, split: str, field: str) -> np.ndarray:
         """The values of a field by document or sentence: [documents or sentences, ...]."""
-        return self._of_all_parts(field, self.array(split, field))
+        return self._of_all_parts(field, self._load(split, field))
 
     def read(self, split: str, field: str, starts: np.ndarray, length: int) -> np.ndarray:
         """`length` consecutive values of a field by token from each start: [n, length, ...].
@@ -240,9 +247,12 @@ class Part:
         key = split, name
         array = self._arrays.get(key)  # another thread may be closing it
         if array is None:
-            with self.file(f"{split}/{name}.npy") as path:
-                array = self._arrays[key] = self.corpus.load(path)
+            array = self._arrays[key] = self._load(split, name)
         return array
+
+    def _load(self, split: str, name: str) -> np.ndarray:
+        with self.file(f"{split}/{name}.npy") as path:
+            return self.corpus.load(path)
 
     def file(self, name: str) -> AbstractContextManager[Path]:
         """The local path of a file of the part, as a context in which it stays."""
@@ -262,8 +272,18 @@ class Part:
             return numbers
         if field not in self._numbers:
             place = {value: number for number, value in enumerate(values)}
-            self._numbers[field] = np.array([place[value] for value in self.entry.values[field]], numbers.dtype)
+            # All parts together may have more values than the numbers of one can tell apart
+            wide = np.promote_types(numbers.dtype, np.min_scalar_type(len(values)))
+            self._numbers[field] = np.array([place[value] for value in self.entry.values[field]], wide)
         return self._numbers[field][numbers]
+
+
+def _allow_files(number: int) -> None:
+    """Let this process have so many files open, as far as it may: the usual limit of 1,024 is not for many maps."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _part(corpus: Corpus, index: int) -> Part:

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from data_pipelines.document import Document
-from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import PLAIN_SPACES, Problems
 from data_pipelines.formats.source import Range
 from data_pipelines.formats.table import read
-from data_pipelines.store.fields import Field, annotated
+from data_pipelines.store.fields import Field, annotated, check_values
 from data_pipelines.store.job import Job
 from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
 from data_pipelines.text.encoding import Encoded, Encoder
@@ -80,8 +79,8 @@ class Batches:
                 self.texts.append(_Text(segment.text, self.segments.get(segment.name, 0), begins, values))
                 self.sentences += len(begins)
                 self.size += len(segment.text)
-        if self.size >= BATCH:
-            self.flush()
+            if self.size >= BATCH:
+                self.flush()
 
     def flush(self) -> None:
         """Encode and write what waits."""
@@ -126,8 +125,7 @@ class Batches:
         if name not in self.values:
             return value
         number = self.values[name].setdefault(value, len(self.values[name]))
-        if number > np.iinfo(self.fields[name].dtype).max:
-            raise UserError(f"field {name!r} has more than {number:,} different values; leave it out")
+        check_values(name, self.fields[name], number + 1)
         return number
 
 

@@ -51,3 +51,10 @@ def check_name(name: str) -> str:
     if not NAME.fullmatch(name) or name in TAKEN:
         raise UserError(f"field {name!r}: use a name of small letters, digits and _ that is none of {', '.join(TAKEN)}")
     return name
+
+
+def check_values(name: str, field: Field, number: int) -> None:
+    """UserError where a part has more different texts of a field than its numbers can tell apart."""
+    most = int(np.iinfo(field.dtype).max) + 1
+    if number > most:
+        raise UserError(f"field {name!r} has more than {most:,} different values in a part: such labels are not stored")

@@ -22,6 +22,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import EMPTY, Problems
 from data_pipelines.manifest import SPLITS, part_fingerprint
 from data_pipelines.store import heldout
+from data_pipelines.store.fields import check_values
 from data_pipelines.store.files import NpyFile, describe_files, write_json
 from data_pipelines.store.job import Job
 from data_pipelines.store.units import Unit, check_unit, read_unit
@@ -92,6 +93,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
         characters += unit.summary["characters"]
         for name, texts in unit.summary["values"].items():
             values[name] |= dict.fromkeys(texts)
+            check_values(name, job.fields[name], len(values[name]))
         documents, paths = unit.documents, unit.summary["paths"]
         offset, end = tokens + unit.sentences[documents["start"]], tokens + int(unit.sentences[-1])
         for at in np.flatnonzero(np.diff(offset, append=end) == 0):

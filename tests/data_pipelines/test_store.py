@@ -1,7 +1,10 @@
 """Units of work become parts and parts a corpus: documents whole, damage noticed, what differs told apart."""
 
+import errno
 import json
 import pickle
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -238,6 +241,36 @@ def test_verify_notices_a_manifest_that_says_something_else(tmp_path, change, sa
     change_manifest(path, change)
     with pytest.raises(UserError, match=said):
         Corpus(path).verify()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux")
+def test_planning_keeps_no_file_of_a_part_open_and_reading_one(tmp_path):
+    part = Corpus(write_corpus(tmp_path / "c", numbered([[3], [4]]))).parts[0]
+    open_files = lambda: Path("/proc/self/maps").read_text().count(str(tmp_path))
+    part.lengths("train"), part.sentences("train"), part.documents("train"), part.column("train", "sources")
+    assert open_files() == 0
+    part.read("train", "tokens", np.array([0]), 2)
+    assert open_files() == 1
+
+
+def test_a_corpus_of_many_parts_may_have_their_files_open(tmp_path, monkeypatch):
+    path = write_corpus(tmp_path / "c", numbered([[3]] * 3), parts=3)
+    set_to = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1030))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: set_to.append(limits))
+    Corpus(path)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 8192))
+    Corpus(path)
+    assert set_to == [(1030, 1030)]
+
+
+def test_too_many_open_files_are_said_as_that(tmp_path, monkeypatch):
+    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]])))
+    monkeypatch.setattr(
+        np, "load", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files"))
+    )
+    with pytest.raises(UserError, match="Too many open files.; allow more with `ulimit -n`, or take fewer order.lanes"):
+        corpus.parts[0].lengths("train")
 
 
 def test_counting_the_tokens_of_many_parts_keeps_no_file_open(tmp_path):
