@@ -18,7 +18,7 @@ from data_pipelines.formats import table
 from data_pipelines.formats.problems import OWN, Problems, printable
 from data_pipelines.formats.source import Source
 from data_pipelines.manifest import fields_of, parse_manifest
-from data_pipelines.prepare import ending, partial, plan, training
+from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
 from data_pipelines.prepare.options import Prepare, inherit, settings, share, sources_of
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, units_present
@@ -52,7 +52,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
                 raise UserError(f"--out {options.out} holds a corpus of other settings: {said}; use another --out")
             return _leave(options.out, before, console)
         sources, found = _plan(options, before)
-        if before and any(stage["plan"] == found.hash for stage in before["stages"]):
+        if before and not found.parts:
             return _leave(options.out, before, console)
         if before:
             word_starts = fields_of(before)["word_starts"].kept
@@ -95,6 +95,8 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
     sources, problems = sources_of(settings(options)), Problems()
     units = table.plan(list(sources), problems, (str(options.out),))
     problems.pop(OWN, None)  # of which there is more each time
+    if before:
+        units = stages.new(units, sources, stages.known(options.out, before), problems)
     return sources, plan.cut(units, options.part_size, len(before["parts"]) if before else 0, problems)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
-from data_pipelines.prepare import partial
+from data_pipelines.prepare import partial, stages
 from data_pipelines.prepare.parts import Work, present, read_encoder
 from data_pipelines.prepare.report import report
 from data_pipelines.store.files import write_json
@@ -40,6 +40,9 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
         manifest = describe(made, summaries, work.job, state.special, before, **_described(work, state, before))
         for stage in manifest["stages"]:
             manifest["counts"].merge(stage["left_out"])
+        (made / stages.FOLDER).mkdir()
+        (made / stages.FOLDER / stages.name(work.plan.hash)).write_bytes(work.plan.to_json())
+        partial.add_files(made / stages.FOLDER, out / stages.FOLDER)
         if before is None:
             for name in ("tokenizer", "tables"):
                 partial.put_folder(made / name, out / name)

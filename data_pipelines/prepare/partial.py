@@ -102,6 +102,14 @@ def put_folder(made: Path, place: Path) -> None:
         shutil.rmtree(made)
 
 
+def add_files(made: Path, folder: Path) -> None:
+    """Add files of a local folder to a folder of the corpus."""
+    if not cloud.in_cloud(folder):
+        folder.mkdir(exist_ok=True)
+    for file in made.iterdir():
+        write_new(folder / file.name, file.read_bytes())
+
+
 def upload(file: Path, to: Path) -> None:
     """Copy a local file to a bucket, however long that is busy."""
     cloud.patiently(lambda: cloud.upload_file(file, to), lambda error: say(f"{to}: {error}; it is tried again"))

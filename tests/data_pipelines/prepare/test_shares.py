@@ -1,5 +1,6 @@
 """Parts made by several processes, added later or interrupted are the bytes that one process makes at once."""
 
+import io
 import json
 import random
 import shutil
@@ -9,11 +10,14 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
 from data_pipelines.prepare import ending, parts, plan
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 from tests.data_pipelines.prepare.small import MIB, PROGRAM, UNIT, append, arguments
 from tests.data_pipelines.prepared import content, documents, run
 
@@ -193,3 +197,27 @@ def test_parts_of_an_append_that_was_given_up_are_not_taken_for_another_s(text, 
     shutil.rmtree(out / ".partial")
     append(out, tmp_path / "b")
     assert content(out) == content(once)
+
+
+def test_only_the_new_files_of_a_folder_that_has_grown_are_added(text, whole, tmp_path):
+    out, folder = tmp_path / "out", tmp_path / "more"
+    write(folder, "Something else. ")
+    run(out, f"text:{folder}", **OPTIONS)
+    (folder / "new.txt").write_text("alpha beta.")
+    manifest, printed = append(out, folder)
+    assert sum(sizes["documents"] for sizes in manifest["parts"][-1]["splits"].values()) == 1
+    assert "5 files left out that the corpus has already; the first: " in printed
+    _, printed = append(out, folder)
+    assert "already finished" in printed
+    (folder / "new.txt").write_text("alpha gamma.")
+    with pytest.raises(UserError, match="new.txt has changed since its text was added"):
+        append(out, folder)
+
+
+def test_the_same_files_read_otherwise_are_other_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "A text.", "title": "Its title"}\n')
+    out = tmp_path / "out"
+    run(out, f"jsonl:{tmp_path}/a.jsonl", language=("de",))
+    given = Prepare((f"jsonl:{tmp_path}/a.jsonl",), out, append=True, processes=1, field=("title",), language=("de",))
+    prepare(given, Console(file=io.StringIO()))
+    assert documents(out) == [["A text ."], ["Its title"]]
