@@ -14,7 +14,7 @@ from data_pipelines.examples.layout import Chosen, Layout, Piece, RowLayout, Str
 from data_pipelines.order import ONE_LANE, Order, Window, deal, distinct, permute_each, stretch
 
 HELD_OUT = 8  # parts that an evaluation reads, spread evenly over a corpus
-KEPT = 8  # batches that a plan is kept for after its last use: threads that build batches are not in step
+KEPT = 8  # batches that a window is kept for when its lane has come to the next: threads are not in step
 ROWS, TOKENS = 256, 1 << 16  # built together at least: below the cost is in NumPy's calls, not in the data
 MOST = 1 << 21  # tokens built together where a batch is of many lanes and parts, each of which wants so many rows
 
@@ -115,12 +115,14 @@ class Examples:
 
     def _enter(self, read: Sequence[tuple[int, int, int]]) -> None:
         """A batch is of these windows (lane, epoch, index): what a new one and the next one need is wanted, and what
-        windows have that are not read any more is let go."""
+        windows have that their lanes are through with is let go, a few batches later."""
         with self._lock:
             self._batches += 1
             new = [key for key in read if key not in self._read]
             self._read.update(dict.fromkeys(read, self._batches))
-            old = [key for key, last in self._read.items() if last < self._batches - KEPT]
+            newest = {lane: (epoch, index) for lane, epoch, index in sorted(self._read)}
+            past = lambda lane, *window: window < newest[lane]  # a rare source's lane has no row in most batches
+            old = [key for key, last in self._read.items() if last < self._batches - KEPT and past(*key)]
             parts_of = lambda keys: {part for lane, epoch, index in keys for part in self._parts_of(lane, epoch, index)}
             done = parts_of(old)
             for key in old:

@@ -106,6 +106,16 @@ def test_what_comes_next_is_wanted_and_what_is_done_released():
     assert sorted(corpus.released) == windows[0] and len(corpus.wanted) == 2
 
 
+def test_a_window_is_kept_however_seldom_its_lane_has_a_row():
+    examples = counted([50] * 12, 2, lanes=2, window=3)
+    corpus = examples.examples.corpus
+    corpus.released.clear()
+    examples.batch(0, np.arange(2))
+    for step in range(1, 4 * KEPT):
+        examples.batch(step, np.array([0]))  # the first lane's row
+    assert not corpus.released
+
+
 def test_counting_keeps_no_part():
     examples = counted([50] * 12, 2)
     assert examples.examples.corpus.released == list(range(12))

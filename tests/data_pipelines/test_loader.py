@@ -6,7 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from data_pipelines.batches import make_examples
+from data_pipelines import batches
+from data_pipelines.batches import MOST, TOKENS, make_examples, together
+from data_pipelines.batches import ROWS as MANY
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.segment_pairs import SegmentPairs
@@ -22,19 +24,34 @@ def examples(tmp_path_factory):
     return make_examples(SegmentPairs(16), Corpus(write_corpus(path, random_documents(0, 30))), "train", 8, seed=0)
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """Groups of 64 rows, in place of thousands."""
+    monkeypatch.setattr(batches, "ROWS", 64)
+    monkeypatch.setattr(batches, "TOKENS", 1)
+
+
 @pytest.mark.parametrize("workers", [{"threads": 0}, {"threads": 1}, {"threads": 4}, {"processes": 3}])
-def test_batches_do_not_depend_on_who_prepares_them(examples, workers):
+def test_batches_do_not_depend_on_who_prepares_them(examples, workers, small):
     first, last = 3, 200  # several groups of steps, the last not full, over an epoch's end
     with Loader(examples, first, last, ROWS, **workers) as loader:
+        assert loader._group == 64 // 3 and (last - first) % loader._group
         steps = list(loader)
     assert [step for step, _ in steps] == list(range(first, last))
     assert all(equal(batch, examples.batch(step, ROWS)) for step, batch in steps)
 
 
-def test_large_batches_are_built_one_by_one(examples):
+def test_large_batches_are_built_one_by_one(examples, small):
     rows = np.arange(300)
     with Loader(examples, 0, 3, rows) as loader:
+        assert loader._group == 1
         assert all(equal(batch, examples.batch(step, rows)) for step, batch in loader)
+
+
+def test_more_rows_are_built_together_where_a_batch_is_of_more_parts():
+    assert together(1, 512) == MANY and together(1, 32) == TOKENS // 32
+    assert together(5, 512) == 5 * MANY and together(100, 512) == MOST // 512
+    assert together(100, 65_536) == MANY
 
 
 class Failing:

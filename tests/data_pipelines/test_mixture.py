@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines import noise
+from data_pipelines import batches, noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.packed_sentences import PackedSentences
@@ -145,7 +145,7 @@ def test_hosts_together_build_the_global_batch_and_any_step_alone(sizes, lanes, 
 def corpora(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpora")
     written = lambda index, documents: write_corpus(
-        folder / str(index), random_documents(index, documents), special=SPECIAL | {"eod": 99}
+        folder / str(index), random_documents(index, documents), special=SPECIAL | {"eod": 99}, parts=3
     )
     return {name: Corpus(written(index, 20 * index + 10)) for index, name in enumerate(("a", "b", "c"))}
 
@@ -173,10 +173,14 @@ def test_batches_do_not_depend_on_who_prepares_them(corpora, name, workers):
                     assert equal(batch, {key: array[mine] for key, array in whole[step].items()})
 
 
-def test_worker_processes_read_the_same_across_epochs_of_a_mixture(corpora):
-    mixture = make_mixture(LAYOUTS["pairs and packed"], corpora, (0.5, 0.3, 0.2), 24, 3, Order(lanes=2))
+@pytest.mark.parametrize("processes", [0, 1, 3])
+def test_worker_processes_read_the_same_across_epochs_of_a_mixture(corpora, processes, monkeypatch):
+    monkeypatch.setattr(batches, "ROWS", 10)
+    monkeypatch.setattr(batches, "TOKENS", 1)
+    mixture = make_mixture(LAYOUTS["pairs and packed"], corpora, (0.5, 0.3, 0.2), 24, 3, Order(lanes=2, window=2))
     rows = np.arange(24)
-    with Loader(mixture, 0, 150, rows, processes=3) as loader:
+    with Loader(mixture, 0, 150, rows, threads=1, processes=processes) as loader:
+        assert loader._group < 6
         for step, batch in loader:
             if step % 30 == 7:
                 assert equal(batch, mixture.batch(step, rows))

@@ -215,8 +215,8 @@ def test_log_every(toy_run):
 
 
 def test_eval_every_and_eval_examples(toy_run, monkeypatch):
-    sizes, evaluator = [], loop.Evaluator
-    monkeypatch.setattr(loop, "Evaluator", lambda *rest: sizes.append(rest[2]) or evaluator(*rest))
+    sizes, evaluator = [], loop.Evaluators
+    monkeypatch.setattr(loop, "Evaluators", lambda *rest: sizes.append(rest[2]) or evaluator(*rest))
     assert steps_of(toy_run(eval_every=7, eval_examples=24), "eval") == [7, 14, 20]
     assert sizes == [24]
 
