@@ -3,8 +3,8 @@
     python -m benchmarks.corpus_scale --gigabytes 0.1 --gigabytes 0.3 --gigabytes 1 --folder /big/disk
 
 The text is `zipf_text`'s. For each size `prepare` runs as a user starts it, then another process opens the corpus,
-plans every part and reads an epoch through `Loader`, in several lanes; at last a corpus of one part of 256 million
-tokens, copies of these. Memory is the kernel's high-water mark
+plans every part and reads through `Loader`, in several lanes; so too a corpus of --copied gigabytes whose parts are
+copies of a measured one, and one of a single part of 256 million tokens. Memory is the kernel's high-water mark
 (VmHWM) of each process, and the most anonymous memory of all together, looked at every 50 ms; pages of mapped files,
 which the kernel may take back, are in the first and not in the second.
 
@@ -36,6 +36,7 @@ from data_pipelines.loader import Loader
 from data_pipelines.order import Order, deal
 
 LENGTH, BATCH, LANES, WINDOW = 128, 64, 2, 2
+READ = 2_000_000  # rows at most
 OF_PART = 256e6  # tokens of a part as `prepare` makes it unless told otherwise
 LOOK_EVERY = 0.05  # seconds
 MB = 1e6
@@ -47,6 +48,8 @@ class Options:
 
     gigabytes: tuple[float, ...] = (0.1, 0.3, 1.0)
     """Of text."""
+    copied: float = 10.0
+    """Gigabytes of text that a corpus of copied parts stands for."""
     part_size: int = 16
     """MiB of text in a part."""
     tokenizer: str = "wordpiece"
@@ -82,8 +85,10 @@ def main(options: Options) -> None:
             rows.append((gigabytes, *measured(text, corpus, options)))
             print_prepared(rows, console)
             print_walked([(size, walk) for size, _, walk in rows], console)
+        parts = round(options.copied / gigabytes * rows[-1][2]["parts"])
+        many = walked(repeated(Corpus(corpus), Path(folder) / "many", 1, parts).path)
         whole = walked(repeated(Corpus(corpus), Path(folder) / "part", int(OF_PART)).path)
-        print_walked([(gigabytes, whole)], console)
+        print_walked([(options.copied, many), (gigabytes, whole)], console)
         print_disk(corpus, console)
         print_fetched(corpus, options, console)
         print_arithmetic(corpus, rows, whole, options, console)
@@ -158,7 +163,7 @@ def walk(corpus_path: Path) -> None:
     planned = time.perf_counter()
     said |= {"plan": planned - opened, "planned": _high_water()}
     tokens = 0
-    with Loader(examples, 0, number // BATCH, np.arange(BATCH), threads=0) as loader:
+    with Loader(examples, 0, min(number, READ) // BATCH, np.arange(BATCH), threads=0) as loader:
         for _, batch in loader:
             tokens += int(np.count_nonzero(batch["segments"]))
     said |= {"load": time.perf_counter() - planned, "loaded": _high_water(), "read": tokens}
