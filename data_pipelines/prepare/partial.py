@@ -50,14 +50,53 @@ class State(NamedTuple):
 
 
 def read_state(out: Path) -> State | None:
+    """What is written down, None where nothing is. UserError where it is damaged."""
+    file = out / FOLDER / "state.json"
     try:
-        return State(**json.loads((out / FOLDER / "state.json").read_text("utf-8")))
+        said = json.loads(file.read_bytes())
+        if said["sha256"] == _digest(said["state"]):
+            return State(**said["state"])
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise _damaged(file) from error
+    raise _damaged(file)
+
+
+def _digest(state: dict) -> str:
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
 def read_plan(out: Path, state: State) -> Plan:
-    return plans.of_json((out / FOLDER / state.plan).read_bytes())
+    file = out / FOLDER / state.plan
+    try:
+        found = plans.of_json(file.read_bytes())
+    except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
+        raise _damaged(file) from error
+    if state.plan != plan_name(found):
+        raise _damaged(file)
+    return found
+
+
+def check_tokenizer(out: Path, state: State, folder: Path) -> None:
+    """UserError where its files are not what was written down. folder: where they are on this machine."""
+    if state.tokenizer != tokenizer_name(folder):
+        raise _damaged(out / FOLDER / state.tokenizer)
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is damaged; delete {path.parent} and start the same command again")
+
+
+def plan_name(plan: Plan) -> str:
+    return f"plan-{plan.hash[:16]}.json"
+
+
+def tokenizer_name(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return f"tokenizer-{digest.hexdigest()[:16]}"
 
 
 def begin(out: Path, state: State, plan: Plan, tokenizer: Path) -> State:
@@ -65,14 +104,12 @@ def begin(out: Path, state: State, plan: Plan, tokenizer: Path) -> State:
 
     tokenizer: the folder with its files. Names come from the content, so that what two processes write alike is one.
     """
-    digest = hashlib.sha256()
-    for file in sorted(tokenizer.iterdir()):
-        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
-    state = state._replace(plan=f"plan-{plan.hash[:16]}.json", tokenizer=f"tokenizer-{digest.hexdigest()[:16]}")
+    state = state._replace(plan=plan_name(plan), tokenizer=tokenizer_name(tokenizer))
     folder = out / FOLDER
     put_folder(tokenizer, folder / state.tokenizer)
     write_new(folder / state.plan, plan.to_json())
-    write_new(folder / "state.json", json.dumps(state._asdict()).encode())
+    said = {"state": state._asdict(), "sha256": _digest(state._asdict())}
+    write_new(folder / "state.json", json.dumps(said).encode())
     return read_state(out)
 
 

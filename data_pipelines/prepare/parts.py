@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import itertools
+import json
 import os
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
 from data_pipelines.formats.source import Range, Source
 from data_pipelines.formats.table import changed
-from data_pipelines.prepare.partial import FOLDER, State, put_folder
+from data_pipelines.prepare.partial import FOLDER, SUMMARY, State, check_tokenizer, put_folder
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.prepare.pool import pool
 from data_pipelines.store.batches import write_unit
@@ -56,6 +57,7 @@ def open_work(out: Path, state: State, plan: Plan, sources: tuple[Source, ...]) 
         scratch = Path(tempfile.gettempdir()) / f"prepare-{os.getuid()}-{name}"
         cloud.download(tokenizer, scratch / "tokenizer")
         tokenizer = scratch / "tokenizer"
+    check_tokenizer(out, state, tokenizer)
     file = tokenizer / "tokenizer.json"
     size = len(vocabulary(tokenizers.Tokenizer.from_file(str(file))))
     fields = planned(sources, size, word_starts_of(read_encoder(file))[0], state.settings["steps"])
@@ -68,8 +70,16 @@ def present(out: Path, numbers: Iterable[int]) -> set[int]:
     if cloud.in_cloud(out):
         found = {Path(name).parent.name for name in cloud.filesystem().glob(f"{out}/parts/*/summary.json")}
     else:
-        found = {path.parent.name for path in out.glob("parts/*/summary.json")}
+        found = {path.parent.name for path in out.glob("parts/*/summary.json") if _is_there(path.parent)}
     return {number for number in numbers if Path(part_name(number)).name in found}
+
+
+def _is_there(part: Path) -> bool:
+    """Whether a folder is a part, which one without a summary is not."""
+    try:
+        return bool(json.loads((part / SUMMARY).read_bytes()))
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def unit_folders(work: Work, number: int) -> list[Path]:
@@ -125,8 +135,12 @@ def _join(number: int, folders: list[Path], job: Job, out: Path) -> None:
     """Units to the part, in its place; then they are removed."""
     made = folders[0].parent / "part"
     write_part(made, folders, job)
-    (out / "parts").mkdir(parents=True, exist_ok=True)
-    put_folder(made, out / part_name(number))
+    place = out / part_name(number)
+    if not cloud.in_cloud(out):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not _is_there(place):
+            shutil.rmtree(place, ignore_errors=True)
+    put_folder(made, place)
     shutil.rmtree(folders[0].parent)
 
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,44 @@ def unfinished(tmp_path, monkeypatch):
 
 def again(out):
     return run(out, f"text:{out.parent}/a.txt")
+
+
+def _flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE = {
+    "emptied": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-9]),
+    "another": lambda file: file.write_bytes(b"[]"),
+    "flipped": _flip,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["plan-*", "tokenizer-*/tokenizer.json", "tokenizer-*/vocab.txt", "state.json"])
+def test_what_was_written_down_and_is_damaged_is_named_and_beginning_anew_cures(unfinished, name, damage):
+    (file,) = (unfinished / ".partial").glob(name)
+    DAMAGE[damage](file)
+    with pytest.raises(UserError, match=r"is damaged; delete \S+\.partial and start the same command again"):
+        again(unfinished)
+    shutil.rmtree(unfinished / ".partial")
+    again(unfinished)
+    assert documents(unfinished) == [["Some text ."]]
+
+
+@pytest.mark.parametrize("damage", [os.remove, DAMAGE["cut"]])
+def test_a_folder_without_a_summary_is_no_part_and_is_made_again(tmp_path, damage):
+    (tmp_path / "a.txt").write_text("Some text.")
+    (tmp_path / "b.txt").write_text("Some text.")
+    run(tmp_path / "out", f"text:{tmp_path}/?.txt", part="0/1")
+    damage(tmp_path / "out" / "parts" / "000000" / "summary.json")
+    with pytest.raises(UserError, match="1 of 1 parts are missing"):
+        run(tmp_path / "out", f"text:{tmp_path}/?.txt", finish=True)
+    run(tmp_path / "out", f"text:{tmp_path}/?.txt")
+    Corpus(tmp_path / "out").verify()
 
 
 def test_an_edit_of_the_same_size_is_noticed(unfinished):
