@@ -57,9 +57,10 @@ def arrays(folder):
 
 
 def content(folder):
-    """{name: content} of a folder's files; not of the parts' summaries, which the manifest holds, too."""
-    files = [file for file in Path(folder).rglob("*") if file.is_file() and file.name != "summary.json"]
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+    """{name: content} of a folder's files, without those that only `prepare` reads: summaries of parts, and plans."""
+    files = [file for file in Path(folder).rglob("*") if file.is_file()]
+    read = [file for file in files if file.name != "summary.json" and file.parent.name != "plans"]
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in read}
 
 
 def name_of(storage, end):
