@@ -5,6 +5,7 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
     manifest.json                       version, fingerprint, vocabulary, special tokens, fields, the parts' summaries
     tokenizer/                          Hugging Face tokenizer files
     tables/FIELD.npy                    [vocab], a field that is looked up by token
+    plans/                              of `prepare` alone: which files the corpus is of
     parts/000000/                       no document crosses parts
         summary.json                    sizes, hashes
         {train,heldout}/tokens.npy      uint16 or uint32 [tokens], no special tokens stored

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 from pathlib import Path
 
 
@@ -42,3 +43,8 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def ours() -> str:
+    """A name that no other process has, on any host."""
+    return f"{socket.gethostname()}-{os.getpid()}"

@@ -11,9 +11,7 @@
 import fcntl
 import hashlib
 import json
-import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +21,7 @@ from typing import NamedTuple
 
 from data_pipelines import cloud
 from data_pipelines.download import say
-from data_pipelines.durable import put, put_new, sync
+from data_pipelines.durable import ours, put, put_new, sync
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import plan as plans
 from data_pipelines.prepare import versions
@@ -155,11 +153,6 @@ def upload(file: Path, to: Path) -> None:
 def workroom(out: Path) -> tempfile.TemporaryDirectory:
     """A folder that lasts as long as the context, from which things are moved to their places in OUT: on its disk."""
     return tempfile.TemporaryDirectory(prefix="work-", dir=None if cloud.in_cloud(out) else out / FOLDER)
-
-
-def ours() -> str:
-    """A name that no other process has."""
-    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def check(out: Path, state: State, plan: Plan, now: State) -> None:

@@ -9,7 +9,6 @@ Memory: about 40 bytes per document of the part, and what is needed of one unit.
 
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.durable import put
+from data_pipelines.durable import ours, put
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import EMPTY, Problems
 from data_pipelines.manifest import SPLITS, part_fingerprint
@@ -54,7 +53,7 @@ def write_part(folder: Path, units: list[Path], job: Job, choose: Callable | Non
     """
     if (folder / "summary.json").exists():
         return read_summary(folder)
-    temporary = folder.with_name(f"{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f"{folder.name}.{ours()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     documents, said = _documents(units, job)
@@ -73,11 +72,16 @@ def write_part(folder: Path, units: list[Path], job: Job, choose: Callable | Non
 
 
 def read_summary(folder: Path) -> dict:
-    """The summary of a part. UserError where a file has another size."""
-    summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    for name, file in summary["files"].items():
-        if not (folder / name).is_file() or (folder / name).stat().st_size != file["bytes"]:
-            raise UserError(f"{folder}: {name} is not what was written; delete {folder} and start the command again")
+    """The summary of a part. UserError where it is damaged, or a file has another size."""
+    said = f"is not what was written; delete {folder} and start the command again"
+    try:
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        files = {name: file["bytes"] for name, file in summary["files"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{folder}: summary.json {said}") from error
+    for name, size in files.items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != size:
+            raise UserError(f"{folder}: {name} {said}")
     return summary
 
 

@@ -12,14 +12,13 @@ which are empty is known when units are joined to a part, and so is to which spl
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.durable import put
+from data_pipelines.durable import ours, put
 from data_pipelines.errors import UserError
 from data_pipelines.store.files import Written
 from data_pipelines.store.job import Job
@@ -81,7 +80,7 @@ class UnitFiles:
 
     def __init__(self, folder: Path, job: Job):
         self.folder = folder
-        self.temporary = folder.with_name(f"{folder.name}.{os.getpid()}")
+        self.temporary = folder.with_name(f"{folder.name}.{ours()}")
         shutil.rmtree(self.temporary, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)  # damaged
         self.temporary.mkdir(parents=True)

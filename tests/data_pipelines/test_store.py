@@ -18,7 +18,7 @@ from data_pipelines.store import heldout
 from data_pipelines.store.fields import BY_TOKEN, STORED
 from data_pipelines.store.finish import check_added, finish
 from data_pipelines.store.job import Job, planned
-from data_pipelines.store.parts import CUT, part_name, write_part
+from data_pipelines.store.parts import CUT, part_name, read_summary, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
 from tests.data_pipelines.corpora import SPECIAL, in_format_1, numbered, random_documents, write_corpus
 
@@ -100,6 +100,14 @@ def test_a_finished_part_that_lost_bytes_is_an_error_and_not_joined_again(tmp_pa
     (tmp_path / "part" / "train" / "tokens.npy").write_bytes(b"")
     with pytest.raises(UserError, match=r"train/tokens\.npy is not what was written"):
         write_part(tmp_path / "part", [], JOB)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"files": {"a": 1}}', b"\xff"])
+def test_a_damaged_summary_is_one_error_with_its_cure(tmp_path, content):
+    write_part(tmp_path / "part", [write_unit(tmp_path / "a", [[3]])], JOB)
+    (tmp_path / "part" / "summary.json").write_bytes(content)
+    with pytest.raises(UserError, match="summary.json is not what was written; delete .*/part and start"):
+        read_summary(tmp_path / "part")
 
 
 def test_parts_are_read_as_they_were_written(tmp_path):
