@@ -44,7 +44,8 @@ def count_all(
     stretches: Sequence[Stretch], how: Counting, out: Path, runner: str, runner_options: Sequence[str]
 ) -> Counter:
     """The words of all stretches, by way of a file beside the corpus."""
-    named = json.dumps([stretches, how.steps, how.kind, dataclasses.astuple(how.asked)])
+    sources = [dataclasses.astuple(source) for source in how.sources]
+    named = json.dumps([stretches, sources, how.kind, dataclasses.astuple(how.asked), versions.versions(how.steps)])
     name = hashlib.sha256(named.encode()).hexdigest()[:16]
     place = out / partial.FOLDER / f"words-{name}.json"
     if not cloud.is_file(place):

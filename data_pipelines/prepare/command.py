@@ -5,6 +5,7 @@ number of processes may make them: all here, each its share with --part, or Apac
 """
 
 import contextlib
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,8 +60,8 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
             fields = planned(sources, before["vocab_size"], word_starts, options.steps)
             check_added(before, Job(sources, before["vocab_size"], fields), before["special"])
         partial.open_folder(options.out)
-        several = options.part or options.finish or options.runner or cloud.in_cloud(options.out)
-        with contextlib.nullcontext() if several else partial.alone(options.out):
+        several = options.finish or options.runner or cloud.in_cloud(options.out)
+        with contextlib.nullcontext() if several else partial.alone(options.out, options.part):
             state = _begin(options, sources, found, before, runner_options, console)
             work = open_work(options.out, state, found, sources)
             return _make(options, work, state, before, runner_options, console)
@@ -93,6 +94,9 @@ def _processes(options: Prepare) -> int:
 
 def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Plan]:
     sources, problems = sources_of(settings(options)), Problems()
+    for source in sources:
+        if source.location and os.path.realpath(source.location) == os.path.realpath(options.out):
+            raise UserError(f"--out {options.out} is what --source {source} reads; use another directory")
     units = table.plan(list(sources), problems, (str(options.out),))
     problems.pop(OWN, None)  # of which there is more each time
     if before:

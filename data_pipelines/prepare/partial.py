@@ -179,13 +179,15 @@ def changes(old: dict, new: dict) -> str:
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """While the context lasts no other process of this kind writes there; where nothing can be locked, on trust."""
-    with open(out / FOLDER / "lock", "w") as lock:
+def alone(out: Path, share: str | None = None) -> Iterator[None]:
+    """While the context lasts no other process makes the corpus, or this share of it; on trust where nothing can be
+    locked. UserError where one does."""
+    with open(out / FOLDER / f"lock{'-' + share.replace('/', '-of-') if share else ''}", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"--out {out}: another prepare is writing there; wait or use another --out") from None
+            what = f"--part {share}: another process makes it" if share else "another prepare is writing there"
+            raise UserError(f"--out {out}: {what}; wait or use another --out") from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise

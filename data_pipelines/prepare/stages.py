@@ -3,6 +3,7 @@
     OUT/plans/HASH.json
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def name(plan_hash: str) -> str:
     return f"{plan_hash[:16]}.json"
 
 
-def known(out: Path, manifest: dict) -> dict[tuple, str]:
+def known(out: Path, manifest: dict) -> dict[tuple, tuple[str, ...]]:
     """(path, how it was read) -> version of the files whose text a corpus has."""
     found = {}
     for stage in manifest["stages"]:
@@ -30,26 +31,34 @@ def known(out: Path, manifest: dict) -> dict[tuple, str]:
             raise UserError(f"--append: {place} is missing, which says what the corpus has; copy the corpus again")
         sources = sources_of(stage["settings"])
         for piece in plans.of_json(place.read_bytes()).ranges():
-            found[piece.path, *_reading(sources[piece.source])] = piece.version
+            found[_key(piece, sources)] = _version(piece)
     return found
 
 
-def _reading(source: Source) -> tuple:
-    return source.kind, source.options, source.language
+def _key(piece: Range, sources: Sequence[Source]) -> tuple:
+    """A file, however its path is written, and how it is read."""
+    source = sources[piece.source]
+    local = source.kind != "tfds" and not cloud.is_remote(piece.path)
+    path = os.path.realpath(piece.path) if local else piece.path
+    return path, source.kind, source.options, source.language
+
+
+def _version(piece: Range) -> tuple[str, ...]:
+    return piece.version, *([piece.other.version] if piece.other else [])
 
 
 def new(
-    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, str], problems: Problems
+    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, tuple[str, ...]], problems: Problems
 ) -> list[tuple[Range, ...]]:
     """What the corpus does not have yet; the rest is counted. UserError for a file that has changed since then."""
     kept, seen = [], set()
     for unit in units:
         fresh = []
         for piece in unit:
-            version = before.get((piece.path, *_reading(sources[piece.source])))
+            version = before.get(_key(piece, sources))
             if version is None:
                 fresh.append(piece)
-            elif version != piece.version:
+            elif version != _version(piece):
                 raise UserError(
                     f"--append: {printable(piece.path)} has changed since its text was added, which would be stored "
                     "twice; name files that are new"

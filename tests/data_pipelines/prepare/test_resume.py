@@ -235,3 +235,9 @@ def test_a_corpus_that_cannot_grow_is_left_alone(tmp_path, change, said):
     file.write_text(json.dumps({name: value for name, value in manifest.items() if value is not None}))
     with pytest.raises(UserError, match=f"{said}.*; use another --out"):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+
+
+def test_the_source_is_no_place_for_the_corpus(tmp_path):
+    (tmp_path / "a.txt").write_text("Some text.")
+    with pytest.raises(UserError, match=f"--out {tmp_path} is what --source text:{tmp_path}/ reads; use another"):
+        run(tmp_path, f"text:{tmp_path}/")

@@ -1,5 +1,6 @@
 """Parts made by several processes, added later or interrupted are the bytes that one process makes at once."""
 
+import fcntl
 import io
 import json
 import random
@@ -207,8 +208,9 @@ def test_only_the_new_files_of_a_folder_that_has_grown_are_added(text, whole, tm
     manifest, printed = append(out, folder)
     assert sum(sizes["documents"] for sizes in manifest["parts"][-1]["splits"].values()) == 1
     assert "5 files left out that the corpus has already; the first: " in printed
-    _, printed = append(out, folder)
-    assert "already finished" in printed
+    for same in (folder, folder / ".." / "more"):
+        _, printed = append(out, same)
+        assert "already finished" in printed
     (folder / "new.txt").write_text("alpha gamma.")
     with pytest.raises(UserError, match="new.txt has changed since its text was added"):
         append(out, folder)
@@ -221,3 +223,12 @@ def test_the_same_files_read_otherwise_are_other_text(tmp_path):
     given = Prepare((f"jsonl:{tmp_path}/a.jsonl",), out, append=True, processes=1, field=("title",), language=("de",))
     prepare(given, Console(file=io.StringIO()))
     assert documents(out) == [["A text ."], ["Its title"]]
+
+
+def test_a_share_is_made_by_one_process_at_a_time(text, tmp_path):
+    (tmp_path / "out" / ".partial").mkdir(parents=True)
+    with open(tmp_path / "out" / ".partial" / "lock-1-of-3", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="--part 1/3: another process makes it; wait"):
+            run(tmp_path / "out", f"text:{text}", part="1/3", **OPTIONS)
+        run(tmp_path / "out", f"text:{text}", part="2/3", **OPTIONS)
