@@ -1,12 +1,14 @@
 """How fast `prepare` turns text into a stored corpus, beside the tokenizer's own `encode_batch_fast`.
 
-    python -m benchmarks.prepare_speed [TEXT_FILE_OR_DIR] [--tokenizer wordpiece] [--megabytes 40] [--repeats 3]
+    python -m benchmarks.prepare_speed [TEXT_FILE_OR_DIR] [--tokenizer wordpiece] [--language en]
+        [--megabytes 40] [--repeats 3]
 
 Both sides use all cores and the same tokenizer, trained before on the text (not timed). One side is `prepare` from
 starting its processes to the finished manifest: reading, decoding, splitting sentences, tokens, word starts, hashes,
 files. The other is `encode_batch_fast` alone, over the same documents in memory, 1,000 at a time; its ids are not even
-fetched. The sides take turns; the medians are compared. Text shorter than --megabytes is repeated. Repeats favour
-`prepare`, which looks words up that it has seen: give a long text, or --megabytes 0 for no repeats, to be strict.
+fetched; another is `encode_batch`, with the offsets that tell where sentences start inside words. The sides take turns;
+the medians are compared. Text shorter than --megabytes is repeated. Repeats favour `prepare`, which looks words up that
+it has seen: give a long text, or --megabytes 0 for no repeats, to be strict.
 """
 
 import io
@@ -30,15 +32,19 @@ from data_pipelines.formats.problems import Problems
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 
+FAST, WITH_OFFSETS = "encode_batch_fast alone", "encode_batch alone, which has offsets"
+
 
 @dataclass(frozen=True)
 class Options:
-    """Compare the rates of prepare and of encode_batch_fast."""
+    """Compare the rates of prepare and of the tokenizer alone."""
 
     text: Annotated[str | None, tyro.conf.Positional] = None
     """A text file or directory; the built-in corpus by default."""
     tokenizer: str = "wordpiece"
     """To train, as prepare's option."""
+    language: str = "en"
+    """Of the text."""
     megabytes: int = 40
     """Repeat the text up to this size."""
     repeats: int = 3
@@ -65,22 +71,26 @@ def measure(folder: Path, documents: list[str], copies: int, options: Options) -
     tokenizer = Tokenizer.from_file(str(folder / "trained" / "tokenizer" / "tokenizer.json"))
     found = documents * copies
     characters = sum(map(len, found))
-    seconds: dict[str, list[float]] = {"prepare, end to end": [], "encode_batch_fast alone": []}
+    sides = {FAST: tokenizer.encode_batch_fast, WITH_OFFSETS: tokenizer.encode_batch}
+    seconds: dict[str, list[float]] = {"prepare, end to end": [], **{name: [] for name in sides}}
     for repeat in range(options.repeats):
         start = time.perf_counter()
-        prepare(Prepare(source, folder / f"corpus-{repeat}", str(folder / "trained" / "tokenizer")), quiet)
+        made = str(folder / "trained" / "tokenizer")
+        prepare(Prepare(source, folder / f"corpus-{repeat}", made, language=(options.language,)), quiet)
         seconds["prepare, end to end"].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        for first in range(0, len(found), 1000):
-            tokenizer.encode_batch_fast(found[first : first + 1000])
-        seconds["encode_batch_fast alone"].append(time.perf_counter() - start)
+        for name, encode in sides.items():
+            start = time.perf_counter()
+            for first in range(0, len(found), 1000):
+                encode(found[first : first + 1000])
+            seconds[name].append(time.perf_counter() - start)
     rates = {name: characters / 1e6 / statistics.median(taken) for name, taken in seconds.items()}
     cores = len(os.sched_getaffinity(0))
     title = f"{options.tokenizer}, {characters / 1e6:.1f} million characters, {cores} cores"
     table = Table("", "million characters/s", title=title)
     for name, rate in rates.items():
         table.add_row(name, f"{rate:.2f}")
-    table.add_row("ratio", f"{rates['prepare, end to end'] / rates['encode_batch_fast alone']:.2f}")
+    for name in sides:
+        table.add_row(f"prepare / {name}", f"{rates['prepare, end to end'] / rates[name]:.2f}")
     Console().print(table)
 
 

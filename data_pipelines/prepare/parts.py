@@ -12,8 +12,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import NamedTuple
 
-import tokenizers
-
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
@@ -27,6 +25,7 @@ from data_pipelines.store.job import Job, planned, word_starts_of
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.store.units import is_whole
 from data_pipelines.text.encoding import Encoder
+from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import vocabulary
 
 AHEAD = 2  # tasks for each process: what is waiting for a part to be written takes room on the disk
@@ -59,7 +58,7 @@ def open_work(out: Path, state: State, plan: Plan, sources: tuple[Source, ...]) 
         tokenizer = scratch / "tokenizer"
     check_tokenizer(out, state, tokenizer)
     file = tokenizer / "tokenizer.json"
-    size = len(vocabulary(tokenizers.Tokenizer.from_file(str(file))))
+    size = len(vocabulary(stored.load(tokenizer).tokenizer))
     fields = planned(sources, size, word_starts_of(read_encoder(file))[0], state.settings["steps"])
     job = Job(sources, size, fields, state.settings["heldout"], len(plan.parts), tuple(state.settings["steps"]))
     return Work(job, plan, file, out, scratch)
@@ -128,7 +127,7 @@ def _unit(folder: Path, unit: tuple[Range, ...], job: Job, tokenizer: Path) -> N
 
 @functools.lru_cache(maxsize=1)
 def read_encoder(tokenizer: Path) -> Encoder:
-    return Encoder(tokenizers.Tokenizer.from_file(str(tokenizer)))
+    return Encoder(stored.load(tokenizer.parent).tokenizer)  # as its Hugging Face class reads it, to the last bit
 
 
 def _join(number: int, folders: list[Path], job: Job, out: Path) -> None:

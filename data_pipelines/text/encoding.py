@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 WORD = "▁"  # begins every word of SentencePiece
 METASPACE = {"type": "Metaspace", "replacement": WORD, "prepend_scheme": "always", "split": True}
@@ -243,7 +243,11 @@ def _without_specials(written: dict) -> Tokenizer:
         tokenizer.encode_special_tokens = True
         return tokenizer
     others = [token for token in written["added_tokens"] if not token["special"]]
-    return Tokenizer.from_str(json.dumps(plain | {"model": model, "added_tokens": others}))
+    tokenizer = Tokenizer.from_str(json.dumps(plain | {"model": model, "added_tokens": others}))
+    if model["type"] == "Unigram":  # the library reads numbers from JSON without their last bit, which decides ties
+        vocab = [(token, score) for token, score in model["vocab"]]
+        tokenizer.model = models.Unigram(vocab, model["unk_id"], model["byte_fallback"])
+    return tokenizer
 
 
 def _reading(written: dict) -> tuple[re.Pattern | None, np.ndarray | None, np.ndarray | None]:

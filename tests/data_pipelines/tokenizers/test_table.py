@@ -115,3 +115,12 @@ def test_special_tokens_that_a_kind_does_not_have_are_an_error():
         check_specials("bpe", "albert")
     with pytest.raises(UserError, match="--specials albert: .*leave it out"):
         check_specials("wordpiece", "albert")
+
+
+@pytest.mark.parametrize("specials", KINDS["sentencepiece-unigram"].specials)
+def test_scores_are_hugging_faces_to_the_last_bit_which_decides_ties(tmp_path, specials):
+    stored.save(make("sentencepiece-unigram", specials), tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+    ours = Encoder(stored.load(tmp_path).tokenizer).tokenizer
+    scores = [[score for _, score in json.loads(each.to_str())["model"]["vocab"]] for each in (ours, theirs)]
+    assert scores[0] == scores[1]
