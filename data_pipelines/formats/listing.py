@@ -12,7 +12,7 @@ from typing import NamedTuple
 from data_pipelines import cloud
 from data_pipelines.cloud import filesystem, is_remote
 from data_pipelines.errors import UserError
-from data_pipelines.formats.problems import HIDDEN, LINKED, OTHER, OWN, Problems, printable
+from data_pipelines.formats.problems import CORPUS, HIDDEN, LINKED, OTHER, OWN, Problems, printable
 from data_pipelines.formats.source import Source
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -65,11 +65,11 @@ def _remote(path: str, info: dict) -> Found:
 def find(source: Source, problems: Problems, exclude: Sequence[str] = (), suffixes: Sequence[str] = ()) -> list[Found]:
     """The files of a source, sorted: those below a directory that have one of the suffixes (also compressed; '' is no
     suffix; none: all), a file, or what a glob matches. What was left out is noted. UserError where there is nothing."""
+    excluded = [_place(str(folder)) for folder in exclude]
     if is_remote(source.location):
         folder, paths = _reached(source, problems)
     else:
-        folder, paths = _on_disk(os.path.expanduser(source.location), problems)
-    excluded = [_place(str(folder)) for folder in exclude]
+        folder, paths = _on_disk(os.path.expanduser(source.location), problems, excluded)
     if excluded:
         paths = [found for found in paths if not _below(found.path, excluded, problems)]
     files = [found for found in paths if not (folder and suffixes) or _is_named(found.path, suffixes, problems)]
@@ -89,18 +89,18 @@ def _nothing(folder: bool, paths: list[Found], suffixes: Sequence[str]) -> str:
     return f"{exists}; give a directory, a file or a quoted pattern such as 'DIR/**/*.txt'"
 
 
-def _on_disk(location: str, problems: Problems) -> tuple[bool, list[Found]]:
+def _on_disk(location: str, problems: Problems, excluded: Sequence[PurePath]) -> tuple[bool, list[Found]]:
     """(whether the location is a folder, its files)."""
     if os.path.isdir(location):
-        return True, [_local(path) for path in _walk(location, problems)]
+        return True, [_local(path) for path in _walk(location, problems, excluded)]
     if os.path.exists(location):
         return False, [_local(location)]
     if "**" in location:  # glob would follow links without an end
-        return False, [_local(path) for path in _matching(location, problems)]
+        return False, [_local(path) for path in _matching(location, problems, excluded)]
     return False, [_local(path) for path in glob.glob(location) if os.path.isfile(path)]
 
 
-def _matching(pattern: str, problems: Problems) -> Iterator[str]:
+def _matching(pattern: str, problems: Problems, excluded: Sequence[PurePath]) -> Iterator[str]:
     """The files that a pattern with ** matches, each folder once as in _walk."""
     from fsspec.utils import glob_translate
 
@@ -109,11 +109,12 @@ def _matching(pattern: str, problems: Problems) -> Iterator[str]:
     root = "/".join(parts[:literal]) or (os.sep if pattern.startswith("/") else os.curdir)
     matches = re.compile(glob_translate("/".join(parts[literal:]))).match
     if os.path.isdir(root):
-        yield from (path for path in _walk(root, problems) if matches(os.path.relpath(path, root)))
+        yield from (path for path in _walk(root, problems, excluded) if matches(os.path.relpath(path, root)))
 
 
-def _walk(root: str, problems: Problems) -> Iterator[str]:
-    """The files below a folder, also through links, each folder once: links are followed when all else is read."""
+def _walk(root: str, problems: Problems, excluded: Sequence[PurePath]) -> Iterator[str]:
+    """The files below a folder, also through links, each folder once: links are followed when all else is read. What
+    prepare has made there is no text."""
     seen: set[str] = set()
     waiting = [root]
     while waiting:
@@ -123,6 +124,11 @@ def _walk(root: str, problems: Problems) -> Iterator[str]:
             continue
         for folder, folders, names in os.walk(start, onerror=_raise):
             seen.add(os.path.realpath(folder))
+            own = _place(folder) in excluded
+            if own or ".partial" in folders or {"manifest.json", "tokenizer"} <= {*folders, *names}:
+                problems.note(OWN if own else CORPUS, folder)
+                folders.clear()
+                continue
             hidden = [os.path.join(folder, name) for name in (*folders, *names) if name.startswith(".")]
             for path in hidden:
                 problems.note(HIDDEN, path)

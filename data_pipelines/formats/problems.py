@@ -12,6 +12,7 @@ HALF = "pairs with an empty side"
 TOO_LONG = "records longer than 256 MiB"
 HIDDEN = "hidden files and folders left out"
 OTHER = "files with other suffixes left out"
+CORPUS = "corpora left out"
 OWN = "files of the output left out"
 LINKED = "links to what is read already"
 

@@ -7,7 +7,7 @@ import pytest
 
 from data_pipelines.errors import UserError
 from data_pipelines.formats import listing, source, table
-from data_pipelines.formats.problems import HIDDEN, LINKED, OTHER, OWN, Problems, printable
+from data_pipelines.formats.problems import CORPUS, HIDDEN, LINKED, OTHER, OWN, Problems, printable
 from tests.data_pipelines.formats.reading import ranges, read, texts
 
 
@@ -53,6 +53,18 @@ def test_what_prepare_writes_is_never_its_source(tmp_path):
         names, problems = plan(spec, exclude=[f"{tmp_path}/out"])
         assert names == ["a.txt"]
         assert problems[OWN]["count"] == 1
+
+
+def test_other_corpora_are_no_source(tmp_path):
+    (tmp_path / "a.txt").write_text("Text.")
+    for name in ("finished/manifest.json", "finished/tokenizer/vocab.txt", "begun/.partial/a", "begun/parts/0/b.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    for spec in (f"text:{tmp_path}", f"text:{tmp_path}/**/*.txt"):
+        names, problems = plan(spec)
+        assert names == ["a.txt"]
+        assert problems[CORPUS]["count"] == 2
+        assert plan(spec, [f"{tmp_path}/begun"])[1][CORPUS]["count"] == 1  # one's own is not said to be another
 
 
 def test_links_to_folders_are_followed_once_and_loops_end(tmp_path):
