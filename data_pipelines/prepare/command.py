@@ -21,7 +21,7 @@ from data_pipelines.formats.source import Source
 from data_pipelines.manifest import fields_of, parse_manifest
 from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
-from data_pipelines.prepare.options import Prepare, inherit, settings, share, sources_of
+from data_pipelines.prepare.options import MIB, Prepare, inherit, settings, share, sources_of
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, units_present
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.pool import cores
@@ -164,6 +164,10 @@ def _make(options: Prepare, work: Work, state, before, runner_options, console: 
         beam.make_parts(work.out, missing, options.runner, runner_options)
     elif missing:
         _make_here(work, missing, len(done), _processes(options), console)
+    largest = max(map(work.plan.size, work.plan.numbers))
+    if largest > 2 * options.part_size * MIB:
+        line = f"a part has {largest / MIB:,.0f} MiB of text, in a file that cannot be cut, as compressed ones"
+        console.print(f"{line}; smaller files give smaller parts", style="yellow", markup=False, soft_wrap=True)
     if options.part:
         console.print(f"this process's {len(wanted)} of {len(work.plan.parts)} parts are done; --finish when all are")
         return None

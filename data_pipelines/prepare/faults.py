@@ -11,6 +11,7 @@ from data_pipelines.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT)
+GONE = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 AGAIN = "the same command goes on where this one ended"
 
 
@@ -33,7 +34,10 @@ def explain(error: OSError, out: PurePath) -> str:
         return f"{where or out}: {reason}"
     if error.errno in FULL:
         return f"--out {out}: cannot write there ({said}); free space or choose another directory; {AGAIN}"
-    if error.errno in REFUSED and where and not _inside(where, out):
+    ours = not os.path.dirname(where) or _inside(where, out)  # a lone name: of a folder that is removed
+    if error.errno in GONE and ours:
+        return f"{where or out}: {said}; if another process makes the same, wait for it; {AGAIN}"
+    if error.errno in REFUSED and not ours:
         return f"--source: cannot read {where} ({said}); make it readable or leave it out"
     if error.errno in REFUSED:
         return f"--out {out}: cannot write there ({said}); make it writable or choose another directory; {AGAIN}"

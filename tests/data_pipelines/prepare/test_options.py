@@ -1,7 +1,10 @@
 """What is told of sources and tokenizers reaches the corpus."""
 
+import gzip
 import json
+import re
 
+import numpy as np
 import pytest
 
 from data_pipelines.errors import UserError
@@ -97,3 +100,12 @@ def test_steps_change_the_text_of_the_corpus_and_of_its_tokenizer(tmp_path):
     assert [*vocabulary][-3:] == ["A", "bold", "word."]
     with pytest.raises(UserError, match="--steps tag: there is no such step"):
         run(tmp_path / "other", f"text:{tmp_path}/a.txt", steps=("tag",))
+
+
+def test_a_file_that_cannot_be_cut_and_is_larger_than_parts_is_said(tmp_path):
+    with gzip.open(tmp_path / "a.txt.gz", "wb") as file:
+        file.write(np.random.default_rng(0).choice(list(b"abcdefgh \n"), 2_000_000).astype(np.uint8).tobytes())
+    _, printed = run(tmp_path / "out", f"text:{tmp_path}/a.txt.gz", part_size=1)
+    assert re.search(r"a part has \d MiB of text, in a file that cannot be cut.* smaller files give smaller", printed)
+    _, printed = run(tmp_path / "two", f"text:{tmp_path}/a.txt.gz", part_size=2)
+    assert "cannot be cut" not in printed
