@@ -14,6 +14,8 @@ from data_pipelines.store.fields import BY_TOKEN, BY_TOKEN_BEFORE, STORED, Field
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.steps import STEPS
 
+ANNOTATED = ("token", "sentence")  # what annotations may be of
+
 
 @dataclass(frozen=True)
 class Job:
@@ -66,6 +68,10 @@ def planned(
     annotators += [(f"--steps {step}", STEPS[step].fields) for step in steps]
     for where, annotations in annotators:
         for name, said in annotations.items():
+            if said.per not in ANNOTATED:
+                raise UserError(
+                    f"{where}: field {name!r} is of a {said.per}; annotations are of {' or '.join(ANNOTATED)}"
+                )
             label = said.dtype == "label"
             field = Field("uint16" if label else said.dtype, said.shape, said.per, values=() if label else None)
             if fields.setdefault(check_name(name), field) != field:

@@ -4,7 +4,7 @@
     train/token_counts.npy      int64 [vocab]
     summary.json                written last: splits, characters, counts, values, files, fingerprint
 
-Memory: about 40 bytes per document of the part, and what is needed of one unit.
+Memory: about 80 bytes per document of the part, and what is needed of one unit.
 """
 
 import itertools

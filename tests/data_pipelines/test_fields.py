@@ -25,6 +25,7 @@ from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import documents, run
 
+BY_DOCUMENT = AnnotationField("uint16", per="document")
 SOURCES = (Source("text", "tests", None),)
 WORDS = ["Alpha", "beta", "gamma", "unaffable", "naïve", "Zürich", "3,141", "x"]
 ADDED = {
@@ -295,3 +296,9 @@ def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, m
     monkeypatch.setitem(STEPS, "marks", Step(1, annotate=mark, fields={"tokens": AnnotationField("uint8")}))
     with pytest.raises(UserError, match="--steps marks: field 'tokens' is another elsewhere"):
         planned([source], 9, BY_TOKEN, steps)
+
+
+def test_a_field_that_annotations_cannot_fill_is_refused(monkeypatch):
+    monkeypatch.setitem(STEPS, "years", Step(1, annotate=lambda document: document, fields={"years": BY_DOCUMENT}))
+    with pytest.raises(UserError, match="--steps years: field 'years' is of a document; annotations are of token or"):
+        planned(SOURCES, 9, BY_TOKEN, ("years",))
