@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from data_pipelines import batches
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -105,6 +106,16 @@ def test_hosts_together_build_the_global_batch_and_any_step_alone(corpus):
                     assert equal(made().batch(step, rows), {name: array[rows] for name, array in whole.items()})
             later = {name: array[16:] for name, array in whole.items()}
             assert equal(made().batch(step + 1, np.arange(16)), later)
+
+
+def test_an_epoch_is_dealt_once_to_each_lane(corpus, monkeypatch):
+    examples, dealt = make_examples(ContiguousStreams(5), corpus, "train", 8, 3, Order(4, 2)), []
+    last = max(steps_of(examples, lane, 3)[0] for lane in range(4))
+    examples.batch(last, np.arange(8))
+    monkeypatch.setattr(batches, "deal", lambda *of: dealt.append(of[1]) or deal(*of))
+    for step in range(last, last + 6):
+        examples.batch(step, np.arange(8))
+    assert len(dealt) <= 8 and min(dealt, default=3) >= 3  # the next epoch's at most
 
 
 def test_lanes_with_too_little_text_are_said(corpus):
