@@ -23,9 +23,9 @@ SPACE = r" \t\n\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 CONTROL_SPACE = r"\x0b\x0c\x85"  # white space, but BERT's normaliser removes it
 # Characters of BERT's that are words of their own: Chinese, and the punctuation beside it
 SINGLE = r"\u3400-\u4dbf\u4e00-\u9fff、。，．！？；：（）《》〈〉「」『』【】〔〕“”‘’…—·"
-# Characters that a normaliser may replace by another, but does not see together with what is beside them
-PLAIN = [*map(chr, range(0x4E00, 0xA000)), *"、。，．！？；：（）《》〈〉「」『』【】“”—·"]
-PLAIN += [chr(code) for code in range(0x21, 0x7F) if chr(code) not in "'`"]  # two of these are one quotation mark
+# Characters that Unicode's normal forms may replace by another, whatever is beside them among these
+PLAIN = [*map(chr, range(0x21, 0x7F)), *"、。，．！？；：（）《》〈〉「」『』【】“”—·"]
+PLAIN += map(chr, range(0x4E00, 0xA000))
 MOST_RUNS, MOST_CHARACTERS = 400_000, 16_000_000  # the table starts anew beyond these, to bound memory (~150 MB)
 
 
@@ -314,7 +314,10 @@ def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, 
     if not pieces:
         return widths, None
     normalizer = Tokenizer.from_str(json.dumps(written)).normalizer
-    safe = [c for c in PLAIN if normalizer.normalize_str(c) in vocab and len(normalizer.normalize_str(c)) == 1]
+    normal = {c: normalizer.normalize_str(c) if normalizer else c for c in PLAIN}
+    changes = _steps(written["normalizer"], "normalizers")
+    together = "".join(change["pattern"]["String"] for change in changes if change["type"] == "Replace")
+    safe = [c for c in PLAIN if len(normal[c]) == 1 and normal[c] in vocab and c not in together]
     return widths, re.compile(f"[{SPACE}]*[{re.escape(''.join(safe))}]*") if safe else None
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from data_pipelines.text import encoding
 from data_pipelines.text.encoding import Encoder
@@ -29,6 +29,15 @@ def byte_level(prefix: bool = False) -> Tokenizer:
     return tokenizer
 
 
+def pieces(normalizer) -> Tokenizer:
+    """Pieces with another normaliser, as a tokenizer.json may have it."""
+    tokenizer = train("sentencepiece-unigram", TEXTS, Training(140)).tokenizer
+    tokenizer = Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"normalizer": None}))
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    return tokenizer
+
+
 def split_by_digits() -> Tokenizer:
     """Byte-level by another regex, whose white space goes with digits."""
     tokenizer = byte_level()
@@ -43,6 +52,8 @@ MAKE = {
     "wordpiece cased": lambda: train("wordpiece", TEXTS, Training(250, cased=True)).tokenizer,
     "unigram": lambda: train("sentencepiece-unigram", TEXTS, Training(140)).tokenizer,
     "unigram with accents": lambda: train("sentencepiece-unigram", TEXTS, ALBERT).tokenizer,
+    "pieces as they are": lambda: pieces(None),
+    "pieces, two characters as one": lambda: pieces(normalizers.Replace("a.", "d")),
     "bpe of pieces": lambda: train("sentencepiece-bpe", TEXTS, Training(150, sentinels=5)).tokenizer,
     "wordlevel": lambda: train("wordlevel", TEXTS, Training(60)).tokenizer,
     "bpe": byte_level,
@@ -61,7 +72,7 @@ def made(kind: str) -> Tokenizer:
 
 
 SPACES = st.sampled_from([*" \n", "  ", "\n\n", *"\t\r\x0b\x0c\x1c\x85\u00a0\u1680\u180e\u2028\u3000\u200b\u0301\0"])
-WORDS = st.sampled_from(["the", "Café", "中文", "##", "don't", "'s", "''", "``", "a b", *"İ中。”.3ﬁ🤗"])
+WORDS = st.sampled_from(["the", "Café", "中文", "##", "don't", "'s", "''", "``", "a b", "a.x", *"İ中。”.3ﬁ🤗"])
 TEXT = st.lists(SPACES | WORDS | st.text(max_size=4), max_size=14)
 TEXT = TEXT.map("".join).map(lambda text: text.replace("<", "").replace("[", ""))  # special tokens are text here
 
@@ -110,7 +121,7 @@ def test_forgetting_runs_changes_nothing(kind, monkeypatch):
 @pytest.mark.parametrize("kind", MAKE)
 def test_words_begin_where_the_tokens_say(kind):
     encoder, tokens = Encoder(made(kind)), vocabulary(made(kind))
-    text, begins = " today.It rains\n twice", {"unigram": "▁", "bpe of pieces": "▁", "unigram with accents": "▁"}
+    text, begins = " today.It rains\n twice", {kind: "▁" for kind in MAKE if "pieces" in kind or "unigram" in kind}
     got = encoder.encode([text, "", text], [np.zeros(0, np.int64)] * 3)
     starts = encoder.word_starts[got.tokens] if got.word_starts is None else got.word_starts
     spelled = [tokens[token] for token in got.tokens]
