@@ -18,7 +18,7 @@ class Kind(NamedTuple):
     count: Callable[[Iterable[str], Training], Counter]
     learn: Callable[[Counter, Training], Made]
     specials: tuple[str, ...] = ()
-    whole: bool = False  # counts all of a corpus, not a sample
+    whole: bool = False  # counts far more of a corpus than a sample
 
 
 KINDS = {
