@@ -57,4 +57,5 @@ def check_values(name: str, field: Field, number: int) -> None:
     """UserError where a part has more different texts of a field than its numbers can tell apart."""
     most = int(np.iinfo(field.dtype).max) + 1
     if number > most:
-        raise UserError(f"field {name!r} has more than {most:,} different values in a part: such labels are not stored")
+        cure = "leave it out (conll: --label-column 0)"
+        raise UserError(f"field {name!r} has more than {most:,} different values in a part; {cure}")
