@@ -41,7 +41,7 @@ def learn(words: Counter, options: Training) -> Made:
     check_size(options, SMALLEST_VOCABULARY)
     kept, flavour = bounded(words), options.specials or SPECIALS[0]
     characters = characters_of(kept)
-    alphabet = covering(characters, options.vocab_size // 4)
+    alphabet = covering(characters, options.vocab_size)
     ends = sorted({word[-1] for word, _ in kept}.intersection(alphabet))
     trainer = trainers.BpeTrainer(
         vocab_size=options.vocab_size,

@@ -19,6 +19,7 @@ MOST_WORDS = 8_000_000  # counted at a time (~1 GB); beyond, the rare ones are f
 MOST_CHARACTERS = 8_000_000  # of distinct words that a vocabulary is learnt of; the rare ones are left out
 MOST_FED = 40_000_000  # words, as often as they occur; beyond, the counts are scaled
 SMALLEST_VOCABULARY = 64
+RARE = 50  # a character is rare that occurs less often than this part of a token's average
 COVERAGE = 0.9995  # share of the text's characters that the alphabet covers, beyond its 1,000 most frequent ones
 
 
@@ -103,11 +104,13 @@ def by_frequency(characters: Counter) -> list[str]:
     return sorted(characters, key=lambda character: (-characters[character], character))
 
 
-def covering(characters: Counter, most: int) -> list[str]:
-    """The most frequent characters, which get a token of their own."""
+def covering(characters: Counter, vocab_size: int) -> list[str]:
+    """The most frequent characters, which get a token of their own: at most a quarter of the vocabulary, or up to three
+    of those that are no rarer than tokens are, as Chinese ones."""
     total, covered, alphabet = characters.total(), 0, []
-    for character in by_frequency(characters)[:most]:
-        if len(alphabet) >= 1000 and covered >= COVERAGE * total:
+    for character in by_frequency(characters)[: vocab_size * 3 // 4]:
+        rare = characters[character] < max(total / (RARE * vocab_size), 2)
+        if (len(alphabet) >= vocab_size // 4 and rare) or (len(alphabet) >= 1000 and covered >= COVERAGE * total):
             break
         alphabet.append(character)
         covered += characters[character]

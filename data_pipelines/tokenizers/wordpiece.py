@@ -40,7 +40,7 @@ def learn(words: Counter, options: Training) -> Made:
     kept = bounded(words)
     characters = characters_of(kept)
     inside = {character for word, _ in kept for character in word[1:] if not _is_punctuation(character)}
-    ordered, alphabet = by_frequency(characters), covering(characters, options.vocab_size // 4)
+    ordered, alphabet = by_frequency(characters), covering(characters, options.vocab_size)
     vocab = _merge(kept, alphabet, inside, options)
     if len(alphabet) < len(ordered) and len(vocab) < options.vocab_size:
         merges = len(vocab) - _size(alphabet, inside)

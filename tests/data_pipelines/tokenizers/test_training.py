@@ -36,3 +36,11 @@ def test_a_wordpiece_of_words_of_one_character_keeps_the_alphabet():
     rare = "".join(chr(0x4E00 + 1200 + number) for number in range(300))
     tokens = vocabulary(train("wordpiece", [frequent * 20 + rare], Training(2000)).tokenizer)
     assert {*frequent, *rare} <= {*tokens}
+
+
+def test_frequent_characters_come_before_rare_words():
+    characters = "".join(chr(0x4E00 + number) for number in range(900))
+    words = " ".join(f"{number}word{number}" for number in range(2000))
+    tokens = vocabulary(train("wordpiece", [characters * 20 + words], Training(1500)).tokenizer)
+    assert {*characters} <= {*tokens}
+    assert len(tokens) == 1500
