@@ -26,7 +26,7 @@ from data_pipelines.prepare.parts import Work, make_parts, open_work, present, u
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.pool import cores
 from data_pipelines.prepare.unknown import enough
-from data_pipelines.prepare.versions import versions
+from data_pipelines.prepare.versions import differences, versions
 from data_pipelines.progress import busy
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
@@ -48,6 +48,8 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
             if before is None:
                 raise UserError(f"--append: {options.out} is no finished corpus; run its own command to the end first")
             options = inherit(options, before["settings"])
+            if said := differences(before["stages"][0]["versions"], versions(options.steps), "step "):
+                raise UserError(f"--append: {'; '.join(said)}: use the commit of then, or another --out")
         elif before is not None:
             if said := partial.changes(before["settings"], settings(options)):
                 raise UserError(f"--out {options.out} holds a corpus of other settings: {said}; use another --out")

@@ -93,7 +93,7 @@ def make_parts(work: Work, numbers: list[int], processes: int, advance: Callable
     left = {number: len(work.plan.units(number)) for number in numbers}
     running: dict[Future, _Task] = {}
     with pool(min(processes, sum(left.values()))) as workers:
-        for _ in itertools.count():
+        while True:
             for task in itertools.islice(tasks, max(AHEAD * processes - len(running), 0)):
                 running[_submit(workers, work, task)] = task
             if not running:

@@ -16,9 +16,10 @@ def versions(steps: Iterable[str] = ()) -> dict[str, str]:
     return found | {f"step {name}": str(number) for name, number in check_steps(steps)}
 
 
-def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """'tokenizers was 0.22.1 and is 0.23.3'"""
-    return [f"{name} was {before.get(name)} and is {now.get(name)}" for name in now if before.get(name) != now[name]]
+def differences(before: dict[str, str], now: dict[str, str], start: str = "") -> list[str]:
+    """'tokenizers was 0.22.1 and is 0.23.3', of those whose names start so."""
+    changed = [name for name in now if name.startswith(start) and before.get(name) != now[name]]
+    return [f"{name} was {before.get(name)} and is {now[name]}" for name in changed]
 
 
 def cure(before: dict[str, str], now: dict[str, str]) -> str:

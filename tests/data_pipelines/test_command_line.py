@@ -21,7 +21,7 @@ OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
         (["prepare", "--source", "builtin"], "Missing from python -m data_pipelines prepare: --out"),
         (["prepare", "--out", "corpus"], "--source is missing; give at least one"),
         ([*OUT, "stray"], "Unrecognized options: stray"),
-        (["show"], "Missing from python -m data_pipelines show: PATH"),
+        (["show"], "Missing from python -m data_pipelines show: STR"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, arguments, said):

@@ -106,6 +106,16 @@ def test_another_version_of_a_step_is_named(tmp_path, monkeypatch):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt", steps=("tags",))
 
 
+def test_nothing_is_added_by_another_version_of_a_step(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("Some text.")
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt", steps=("tags",))
+    append(tmp_path / "out", tmp_path / "b.txt")
+    monkeypatch.setitem(STEPS, "tags", STEPS["tags"]._replace(version=2))
+    with pytest.raises(UserError, match="--append: step tags was 1 and is 2: use the commit of then"):
+        append(tmp_path / "out", tmp_path / "b.txt")
+
+
 def test_a_file_name_that_is_not_utf_8_reaches_the_report(tmp_path, capsysbinary):
     folder = tmp_path / "texts"
     folder.mkdir()

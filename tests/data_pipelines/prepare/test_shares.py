@@ -78,7 +78,8 @@ def test_four_processes_killed_at_any_moment_make_the_bytes_that_one_makes(text,
         if rounds < 2:
             time.sleep(chance.uniform(0.8, 2.5))
             for process in running.values():
-                process.kill() if chance.random() < 0.8 else None
+                if chance.random() < 0.8:
+                    process.kill()
         ended = {share: process.communicate() and process.returncode for share, process in running.items()}
         assert set(ended.values()) <= {0, -signal.SIGKILL}
         waiting = [share for share, status in ended.items() if status]
