@@ -19,6 +19,7 @@ from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Range, Source
 
 BLOCK = 1 << 20  # bytes read at a time
+LOOK = 1 << 16  # bytes asked for where only the next line's end is looked for
 LARGEST_RECORD = 256 << 20  # bytes; what must be whole in memory may not be longer
 LONGEST_WINDOW = 1 << 31  # bytes that a .zst file may look back: the most that `zstd --long` takes
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -31,20 +32,33 @@ class Unreadable(Exception):
 
 
 class Watched:
-    """An open file that remembers how reading it failed, which tells that from damage in what was read."""
+    """An open file that remembers how reading it failed, which tells that from damage in what was read.
 
-    def __init__(self, path: str):
+    block_size: how many bytes a store is asked for beyond what is read; None: what suits reading all of it.
+    """
+
+    def __init__(self, path: str, block_size: int | None = None):
         self.path, self.closed = path, False
         self.error: Exception | None = None
         self.remote = is_remote(path)
-        opened = (lambda path, mode: filesystem(path).open(path, mode)) if self.remote else open
+        caching = {"block_size": block_size, "cache_type": "readahead"} if block_size else {}
+        remotely = lambda path, mode: filesystem(path).open(path, mode, **caching)
+        opened = remotely if self.remote else open
         self.file = self._try(lambda: opened(path, "rb"))
 
     def read(self, size: int = -1) -> bytes:
         return self._try(lambda: self.file.read(size))
 
-    def readline(self, size: int = -1) -> bytes:
-        return self._try(lambda: self.file.readline(size))
+    def readline(self, size: int) -> bytes:
+        """The rest of a line, or its next bytes, at most so many; from a store, whose files have no such, fewer."""
+        if not self.remote:
+            return self._try(lambda: self.file.readline(size))
+        place = self.tell()
+        data = self.read(min(size, LOOK))
+        end = data.find(b"\n") + 1
+        if 0 < end < len(data):
+            self.seek(place + end)
+        return data[:end] if end else data
 
     def seek(self, place: int, whence: int = 0) -> int:
         return self._try(lambda: self.file.seek(place, whence))
@@ -68,10 +82,12 @@ class Watched:
 
 
 @contextmanager
-def reading(path: str, damage: tuple[type[Exception], ...] = DAMAGE) -> Iterator[Watched]:
+def reading(
+    path: str, damage: tuple[type[Exception], ...] = DAMAGE, block_size: int | None = None
+) -> Iterator[Watched]:
     """An open file. What is damaged in it raises Unreadable; when it cannot be read (a disk, a network, a permission),
     the OSError that says so is raised: another time it may be read."""
-    file = Watched(path)
+    file = Watched(path, block_size)
     try:
         yield file
     except damage as error:
@@ -85,7 +101,7 @@ def reading(path: str, damage: tuple[type[Exception], ...] = DAMAGE) -> Iterator
 def blocks(path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Bytes [start, end) of a plain file, or all of a compressed file's content. Raises Unreadable."""
     suffix = path[path.rfind(".") :].lower()
-    with reading(path) as file:
+    with reading(path, block_size=None if end is None else BLOCK) as file:  # little is read beyond a range
         if suffix == ".zst":
             yield from _zstandard_blocks(file)
         elif is_compressed(path):
@@ -186,7 +202,7 @@ def ranges(
 def _cuts(path: str, size: int, border: Callable[[BinaryIO, int], None], apart: int) -> list[int]:
     """Byte offsets from 0 to size."""
     cuts = [0]
-    with reading(path) as file:
+    with reading(path, block_size=LOOK) as file:
         while cuts[-1] + apart < size:
             border(file, cuts[-1] + apart)
             if file.tell() >= size:

@@ -2,6 +2,8 @@
 
 import functools
 import http.server
+import pathlib
+import re
 import threading
 
 import pytest
@@ -15,15 +17,47 @@ from tests.data_pipelines.formats.reading import ranges, texts
 LINES = "".join(f"Line {number}.\n" for number in range(2000))
 
 
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves ranges of files, as web servers and buckets do, and counts the bytes."""
+
+    served = 0
+
+    def do_GET(self):
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        file = pathlib.Path(self.translate_path(self.path))
+        if asked is None or not file.is_file():
+            super().do_GET()
+            return
+        first, last = map(int, asked.groups())
+        data = file.read_bytes()
+        part = data[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
+        self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+        Handler.served += len(part)
+        self.wfile.write(part)
+
+    def do_HEAD(self):
+        file = pathlib.Path(self.translate_path(self.path))
+        if not file.is_file():
+            super().do_HEAD()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(file.stat().st_size))
+        self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
 @pytest.fixture
 def web(tmp_path):
     """The address of a server of the files below tmp_path."""
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -73,3 +107,19 @@ def test_a_web_server_is_read(web, tmp_path, monkeypatch):
     assert texts(f"text:{web}/a.txt") == ([LINES], {})
     with pytest.raises(UserError, match=f"--source text:{web}/none.txt does not exist"):
         texts(f"text:{web}/none.txt")
+
+
+def test_long_files_of_a_web_server_are_cut_at_lines_of_which_little_is_read(web, tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "SHARD", 1 << 20)
+    monkeypatch.setattr(files, "BLOCK", 1 << 16)
+    written = [f"Document {number}. " + "word " * (number % 400) for number in range(6000)]
+    (tmp_path / "a.txt").write_text("\n\n".join(written))
+    size = (tmp_path / "a.txt").stat().st_size
+    one = table.parse(f"text:{web}/a.txt", documents="blank-line")
+    monkeypatch.setattr(Handler, "served", 0)
+    parts = ranges(one)
+    assert len(parts) > 4
+    assert Handler.served < 0.2 * size
+    read = [document.segments[0].text for part in parts for document in table.read(one, part, Problems())]
+    assert read == written
+    assert Handler.served < 1.5 * size
