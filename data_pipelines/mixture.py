@@ -73,7 +73,7 @@ def make_mixture(
     """
     if any(layout.spec != next(iter(layouts.values())).spec for layout in layouts.values()):
         raise UserError("the layouts of a mixture make other arrays; give all corpora layouts of one spec")
-    weights = tuple(round(rate * PARTS) for rate in rates)
+    weights = tuple(max(round(rate * PARTS), 1) for rate in rates)
     sources = {}
     for index, (name, layout) in enumerate(layouts.items()):
         known = None if sizes is None else sizes[name]

@@ -78,6 +78,11 @@ def test_a_corpus_without_text_is_an_error():
         parse_rates("proportional", {"en": 5, "zh": 0})
 
 
+def test_the_smallest_rate_has_a_weight():
+    corpora = {name: Sizes([9]) for name in "ab"}
+    assert make_mixture(dict.fromkeys("ab", Counted(1)), corpora, (1e-300, 1.0), 8, 0).weights[0] == 1
+
+
 def mixed(sizes, rates, batch_size, lanes=1, window=2, seed=5):
     """Rows that say which source, part and example they are."""
     names = [f"source {index}" for index in range(len(sizes))]

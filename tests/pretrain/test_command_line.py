@@ -171,7 +171,7 @@ def test_a_saved_recipe_is_trained_with_what_is_given_after_it(tmp_path, capsys)
     parsed, options = parse_run(["--recipe", str(tmp_path / "mine.json"), *more])
     expected = RECIPES["xlnet-mini"]
     assert parsed == dataclasses.replace(expected, schedule=dataclasses.replace(expected.schedule, peak=0.5))
-    assert options == Options(Path("c"), Path("w"))
+    assert options == Options("c", Path("w"))
 
 
 def test_a_file_that_is_no_recipe_is_one_line(tmp_path, capsys):
@@ -195,16 +195,14 @@ def altered(corpus_path, folder, **changes):
 
 
 def without_heldout(folder):
-    write_corpus(folder, random_documents(0, 20))
-    (folder / "tokenizer").mkdir()
-    return folder
+    return write_corpus(folder, random_documents(0, 20))
 
 
 # What is wrong -> (how the corpus is made, what the line says)
 CORPORA = {
     "missing": (lambda good, folder: folder, "does not exist; make it with `python -m data_pipelines prepare"),
     "no corpus": (lambda good, folder: folder.parent, "has no manifest.json"),
-    "of another version": (lambda good, folder: altered(good, folder, version=2), "has format version 2"),
+    "of another version": (lambda good, folder: altered(good, folder, version=99), "has format version 99"),
     "no [MASK]": (
         lambda good, folder: altered(good, folder, special={"pad": 0, "unk": 1, "cls": 2, "sep": 3}),
         "has no mask token, which these rows need; prepare it with a tokenizer",
@@ -306,7 +304,7 @@ def test_every_phase_and_the_frozen_part_can_be_given():
 
 def test_every_run_option_can_be_given():
     given = {
-        "corpus": Path("c"), "workdir": Path("w"), "init_from": "i", "microbatches": 2, "dtype": "bfloat16",
+        "corpus": "c", "workdir": Path("w"), "init_from": "i", "microbatches": 2, "dtype": "bfloat16",
         "depth": "scan", "remat": "full", "workers": 3, "log_every": 4, "eval_every": 5, "eval_examples": 6,
         "checkpoint_every": 7, "keep": 8, "keep_every": 9, "max_skipped": 10, "mesh": "data=2", "attention": "xla",
         "coordinator": "host:1", "processes": 2, "process": 1,
