@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,6 +110,33 @@ def total(splits: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, in
         for split, name in itertools.product(SPLITS, SIZES):
             sums[split][name] += sizes[split][name]
     return sums
+
+
+def check_described(corpus: Path | str, manifest: dict) -> None:
+    """UserError for what readers would stumble over: sizes, ids or types that are none."""
+    try:
+        wrong = next((what for what, holds in _described(manifest) if not holds), None)
+    except (TypeError, KeyError, AttributeError) as error:
+        wrong = repr(error)
+    if wrong:
+        raise UserError(
+            f"corpus {corpus}: manifest.json is not as prepare wrote it ({wrong}); copy it again or rerun prepare"
+        )
+
+
+def _described(manifest: dict) -> Iterator[tuple[str, bool]]:
+    """(what, whether it is as it should be)."""
+    number = lambda value, below: isinstance(value, int) and 0 <= value < below
+    yield "vocab_size", number(manifest["vocab_size"] - 1, 2**31)
+    special = manifest["special"]
+    yield "special", all(number(index, manifest["vocab_size"]) for index in special.values())
+    yield "fields.tokens", fields_of(manifest)["tokens"].dtype in ("uint16", "uint32")
+    yield "counts", isinstance(manifest["counts"], dict)
+    parts = parts_of(manifest)
+    yield "parts", bool(parts)
+    for part in parts:
+        sizes = [part.splits[split][name] for split in SPLITS for name in SIZES]
+        yield f"sizes of {part.path}", all(number(size, 2**40) for size in sizes) and isinstance(part.values, dict)
 
 
 def check_size(folder: Path, name: str, size: int) -> None:

@@ -125,7 +125,8 @@ def _walk(root: str, problems: Problems, excluded: Sequence[PurePath]) -> Iterat
         for folder, folders, names in os.walk(start, onerror=_raise):
             seen.add(os.path.realpath(folder))
             own = _place(folder) in excluded
-            if own or ".partial" in folders or {"manifest.json", "tokenizer"} <= {*folders, *names}:
+            unfinished = os.path.exists(os.path.join(folder, ".partial", "state.json"))
+            if own or unfinished or {"manifest.json", "tokenizer"} <= {*folders, *names}:
                 problems.note(OWN if own else CORPUS, folder)
                 folders.clear()
                 continue

@@ -17,6 +17,7 @@ EMPTY_PAIR = re.compile("|".join(rf"{re.escape(begin)}\s*{re.escape(end)}" for b
 NESTED = 8  # pairs in pairs that are removed
 TAG = re.compile(r"</?[A-Za-z][^<>]*>|<!--[^<>]*-->")
 DOCUMENT_TAG = re.compile(r"^(?:<doc id|</doc>)[^\n]*", re.M)
+BREAK = re.compile(r"\r(?!\n)|[\x0b\x0c\x1c-\x1f\x85]")  # white space: pages, lines and fields end there
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -38,6 +39,11 @@ def without_empty_pairs(text: str) -> str:
     return text
 
 
+def without_control_characters(text: str) -> str:
+    """Tabs and newlines stay; those that separate, as a form feed does, become newlines."""
+    return CONTROL.sub("", BREAK.sub("\n", text))
+
+
 def without_tags(text: str) -> str:
     """No HTML; WikiExtractor's lines where documents begin and end stay."""
     parts, at = [], 0
@@ -50,7 +56,7 @@ def without_tags(text: str) -> str:
 STEPS = {
     "nfc": Step(1, partial(unicodedata.normalize, "NFC")),
     "nfkc": Step(1, partial(unicodedata.normalize, "NFKC")),
-    "control-characters": Step(1, lambda text: CONTROL.sub("", text)),  # tabs and newlines stay
+    "control-characters": Step(2, without_control_characters),
     "tags": Step(1, without_tags),
     "empty-pairs": Step(1, without_empty_pairs),
 }

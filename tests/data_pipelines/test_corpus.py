@@ -86,6 +86,23 @@ def test_an_unknown_version_and_a_broken_manifest_are_errors(folder):
         Corpus(folder)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab_size": None},
+        {"vocab_size": 10**30},
+        {"special": {"pad": 10**9}},
+        {"special": None},
+        {"counts": None},
+        {"parts": []},
+    ],
+)
+def test_a_manifest_that_says_what_cannot_be_is_an_error(folder, change):
+    change_manifest(folder, **change)
+    with pytest.raises(UserError, match=r"manifest\.json is not as prepare wrote it"):
+        Corpus(folder)
+
+
 def test_a_file_of_another_size_or_lost_is_found_on_opening(folder):
     file = folder / "parts" / "000000" / "train" / "tokens.npy"
     content = file.read_bytes()

@@ -57,12 +57,15 @@ def test_what_prepare_writes_is_never_its_source(tmp_path):
 
 def test_other_corpora_are_no_source(tmp_path):
     (tmp_path / "a.txt").write_text("Text.")
-    for name in ("finished/manifest.json", "finished/tokenizer/vocab.txt", "begun/.partial/a", "begun/parts/0/b.txt"):
+    finished, begun = ("manifest.json", "tokenizer/vocab.txt"), (".partial/state.json", "parts/0/b.txt")
+    for name in (*(f"finished/{name}" for name in finished), *(f"begun/{name}" for name in begun)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
+    (tmp_path / "no corpus" / ".partial").mkdir(parents=True)
+    (tmp_path / "no corpus" / "c.txt").write_text("Text.")
     for spec in (f"text:{tmp_path}", f"text:{tmp_path}/**/*.txt"):
         names, problems = plan(spec)
-        assert names == ["a.txt"]
+        assert names == ["a.txt", "c.txt"]
         assert problems[CORPUS]["count"] == 2
         assert plan(spec, [f"{tmp_path}/begun"])[1][CORPUS]["count"] == 1  # one's own is not said to be another
 

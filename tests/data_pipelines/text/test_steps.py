@@ -21,6 +21,7 @@ def text_after(names, text: str) -> str:
 def test_the_rules_for_wiki_text():
     text = "数学（ ）是《》一[（【】）]门<b class='x'>学科</b>。\x00\x07 1 < 2 and 3 > 2\tx\n"
     assert text_after(CHINESE, text) == "数学是一门学科。 1 < 2 and 3 > 2\tx\n"
+    assert text_after(CHINESE, "one page\x0cNext\x0band\x85last\rold\r\nend") == "one page\nNext\nand\nlast\nold\nend"
     lines = '<doc id="13" title="数学">\n数学<br />\n</doc>\n'
     assert text_after(CHINESE, lines) == '<doc id="13" title="数学">\n数学\n</doc>\n'
 
