@@ -39,17 +39,18 @@ def parse_rates(text: str, sizes: Mapping[str, int]) -> tuple[float, ...]:
     except ValueError:
         raise UserError(f"mixture={text}: {value!r} is no number; {FORMS}") from None
     if not all(0 < number < inf for number in numbers):
-        raise UserError(f"mixture={text}: numbers must be above 0; leave a corpus of rate 0 out")
+        raise UserError(f"mixture={text}: numbers must be above 0 and finite; leave a corpus of rate 0 out")
     if empty := [name for name, size in sizes.items() if not size]:
         raise UserError(f"--corpus {empty[0]}=: has no text to train on; leave it out, or prepare more")
     if form == "given" and len(numbers) != len(sizes):
         raise UserError(f"mixture={text}: {len(numbers)} rates for {len(sizes)} corpora; give one for each")
+    raised = lambda power: [(size / max(sizes.values())) ** power for size in sizes.values()]
     made = {
         ("given", len(sizes)): lambda *rates: rates,
         ("proportional", 0): lambda: sizes.values(),
         ("proportional", 1): lambda limit: [min(size, limit) for size in sizes.values()],
-        ("temperature", 1): lambda temperature: [size ** (1 / temperature) for size in sizes.values()],
-        ("smoothed", 1): lambda power: [size**power for size in sizes.values()],
+        ("temperature", 1): lambda temperature: raised(1 / temperature),
+        ("smoothed", 1): raised,
     }.get((form, len(numbers)))
     if made is None:
         raise UserError(f"mixture={text}: is no mixture; {FORMS}")

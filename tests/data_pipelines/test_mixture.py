@@ -65,6 +65,7 @@ def test_rates(text, rates):
         ("given:1,0,1", "numbers must be above 0"),
         ("smoothed", "mixture=smoothed: is no mixture; use proportional"),
         ("smoothed:x", "'x' is no number"),
+        ("proportional:inf", "numbers must be above 0 and finite"),
         ("", "is no mixture"),
     ],
 )
@@ -76,6 +77,10 @@ def test_what_is_no_mixture_is_said(text, said):
 def test_a_corpus_without_text_is_an_error():
     with pytest.raises(UserError, match="--corpus zh=: has no text"):
         parse_rates("proportional", {"en": 5, "zh": 0})
+
+
+def test_a_large_power_is_no_overflow():
+    assert parse_rates("smoothed:1000", SIZES) == (1, 0, 0)
 
 
 def test_the_smallest_rate_has_a_weight():
