@@ -27,7 +27,7 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class Order:
-    """How the parts of a corpus are dealt to a batch. Raises UserError for numbers below 1.
+    """How the parts of a corpus are dealt to a batch. Raises UserError for numbers out of range.
 
     A host plans and maps lanes x window parts, of its own lanes, and keeps a copy of as many that are next; with few
     hosts many lanes cost memory and disk, and give nothing.
@@ -38,8 +38,8 @@ class Order:
 
     def __post_init__(self):
         for name in ("lanes", "window"):
-            if getattr(self, name) < 1:
-                raise UserError(f"order.{name}={getattr(self, name)}: must be at least 1")
+            if not 1 <= getattr(self, name) < 2**31:
+                raise UserError(f"order.{name}={getattr(self, name)}: must be at least 1 and below 2**31")
 
     def check(self, name: str, batch_size: int) -> None:
         """Raises UserError where the lanes do not divide a batch, whose size has this name."""

@@ -16,7 +16,7 @@ def test_versions_of_all_that_requirements_name():
     found = versions()
     assert found["jax"] == jax.__version__ and found["jaxlib"] == jax.lib.__version__
     lines = (environment.ROOT / "requirements.txt").read_text().splitlines()
-    names = {re.split("[=>;]", line)[0] for line in lines if line and not line.startswith("#")}
+    names = {re.split(r"[=>;\[]", line)[0] for line in lines if line and not line.startswith("#")}
     assert len(names) > 15 and names < set(found)
 
 
