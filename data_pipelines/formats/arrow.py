@@ -12,11 +12,11 @@ from data_pipelines.cloud import is_remote
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
+from data_pipelines.formats.cutting import document_of, records, segments_of
 from data_pipelines.formats.jsonl import Options
 from data_pipelines.formats.listing import Found, look
 from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Format, Range, Source
-from data_pipelines.formats.texts import document_of, records, segments_of
 
 CONTINUATION = 0xFFFFFFFF  # before each message, then the length of its metadata; 0 ends the stream
 SCHEMA, RECORDS = 1, 3  # kinds of messages

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
+from data_pipelines.formats.cutting import whole
 from data_pipelines.formats.listing import version
 from data_pipelines.formats.source import Format, NoOptions, Range
-from data_pipelines.formats.texts import whole
 
 TOPICS = Path("pydoc_data", "topics.py")
 # Test suites hold few sentences and many fixtures; the others are not part of the standard library.

@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 from data_pipelines.document import Annotation, AnnotationField, Document, Segment
 from data_pipelines.errors import UserError
-from data_pipelines.formats import files, texts
+from data_pipelines.formats import cutting, files
 from data_pipelines.formats.problems import MALFORMED, TOO_LONG, Problems
 from data_pipelines.formats.source import Format, Range, Source
 
@@ -71,7 +71,7 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
     held: list[Token] = []
     size, continues = 0, False
     for token in _tokens(source, part, problems):
-        if held and (token is None or size > texts.WINDOW and (token.starts_line or size > 2 * texts.WINDOW)):
+        if held and (token is None or size > cutting.WINDOW and (token.starts_line or size > 2 * cutting.WINDOW)):
             yield _document(held, continues)
             held, size, continues = [], 0, token is not None
         if token is None:
@@ -114,7 +114,7 @@ def _lines(source: Source, part: Range, problems: Problems) -> Iterator[tuple[st
             problems.note(TOO_LONG, where)
         elif line.startswith(BORDERS):
             yield None, where
-        elif (text := texts.readable(line, source, where, problems)) is not None:
+        elif (text := cutting.readable(line, source, where, problems)) is not None:
             yield text.rstrip("\r") if text.strip() else "", where
 
 

@@ -9,10 +9,10 @@ from typing import BinaryIO
 from data_pipelines.document import Document, plain
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
+from data_pipelines.formats.cutting import decode, pieces
 from data_pipelines.formats.listing import Found, find
 from data_pipelines.formats.problems import EMPTY, REPLACED, Problems, printable
 from data_pipelines.formats.source import Format, NoOptions, Range, Source
-from data_pipelines.formats.texts import decode, pieces
 
 SUFFIXES = (".fasta", ".fa", ".fna", ".ffn", ".faa", ".frn", ".fas")
 WHITE = string.whitespace.encode()

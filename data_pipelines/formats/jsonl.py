@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
+from data_pipelines.formats.cutting import document_of, readable, segments_of
 from data_pipelines.formats.listing import find
 from data_pipelines.formats.problems import MALFORMED, NO_FIELD, TOO_LONG, Problems
 from data_pipelines.formats.source import Format, Range, Source
-from data_pipelines.formats.texts import document_of, readable, segments_of
 
 SUFFIXES = ("", ".jsonl", ".ndjson", ".json")
 LOOKED_AT = 4 << 20  # bytes at the beginning of a source, in which a record must have the fields

@@ -11,10 +11,10 @@ import numpy as np
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
+from data_pipelines.formats.cutting import readable, together
 from data_pipelines.formats.listing import Found, find, is_compressed
 from data_pipelines.formats.problems import HALF, MALFORMED, TOO_LONG, Problems, printable
 from data_pipelines.formats.source import Format, Other, Range, Source
-from data_pipelines.formats.texts import readable, together
 
 NAMES = ("source", "target")
 SUFFIXES = (".tsv", ".txt")  # of files with tabs

@@ -7,11 +7,11 @@ import pyarrow.parquet
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
+from data_pipelines.formats.cutting import document_of, records, segments_of
 from data_pipelines.formats.jsonl import Options
 from data_pipelines.formats.listing import Found, find
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Format, Range, Source
-from data_pipelines.formats.texts import document_of, records, segments_of
 
 SUFFIXES = (".parquet",)
 BATCH = 4 << 20  # bytes of text in a batch of rows, about

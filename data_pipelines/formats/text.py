@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from data_pipelines.document import Document
-from data_pipelines.formats import files, texts
+from data_pipelines.formats import cutting, files
 from data_pipelines.formats import source as sizes
+from data_pipelines.formats.cutting import decoded, streamed, whole
 from data_pipelines.formats.listing import is_compressed
 from data_pipelines.formats.source import Format, Range, Source
-from data_pipelines.formats.texts import decoded, streamed, whole
 
 # Of a folder's files; also compressed. '.tokens' and '.raw' are those of WikiText.
 SUFFIXES = ("", ".txt", ".text", ".md", ".rst", ".tokens", ".raw")
@@ -43,11 +43,11 @@ def _to_blank_line(file: BinaryIO, place: int) -> None:
 
 def _to_cut(file: BinaryIO, place: int) -> None:
     """Go to where `pieces` cuts, too."""
-    window = min(texts.WINDOW, sizes.SHARD)
+    window = min(cutting.WINDOW, sizes.SHARD)
     begin = (place - 1) // window * window
     file.seek(begin)
     data, following = file.read(window), file.read(1)
-    file.seek(begin + (texts.cut_of(data, following) if following else len(data)))
+    file.seek(begin + (cutting.cut_of(data, following) if following else len(data)))
 
 
 def _read(source: Source, part: Range, problems) -> Iterator[Document]:

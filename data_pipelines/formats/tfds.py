@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
+from data_pipelines.formats.cutting import document_of, segments_of
 from data_pipelines.formats.source import Format, Range, Source
-from data_pipelines.formats.texts import document_of, segments_of
 
 EXAMPLES = 10_000  # in a range, at most
 

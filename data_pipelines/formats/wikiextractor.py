@@ -7,9 +7,9 @@ from typing import BinaryIO
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
+from data_pipelines.formats.cutting import decoded, whole
 from data_pipelines.formats.problems import MALFORMED
 from data_pipelines.formats.source import Format, Range, Source
-from data_pipelines.formats.texts import decoded, whole
 
 SUFFIXES = ("", ".txt")  # the files are wiki_00 and so on
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from data_pipelines.corpus import Corpus
 from data_pipelines.document import Annotation, AnnotationField, Document, Segment, plain
 from data_pipelines.errors import UserError
-from data_pipelines.formats import texts
+from data_pipelines.formats import cutting
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse, plan
@@ -259,7 +259,7 @@ def test_in_a_unit_only_the_rest_of_the_same_file_goes_on(tmp_path, paths, docum
 
 
 def test_a_long_field_of_several_is_cut_as_it_is_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(texts, "WINDOW", 1000)
+    monkeypatch.setattr(cutting, "WINDOW", 1000)
     record = {"question": "Why?", "context": " ".join(f"Sentence {number} is here." for number in range(500))}
     (tmp_path / "a.jsonl").write_text(json.dumps(record))
     run(tmp_path / "both", f"jsonl:{tmp_path}/a.jsonl", field=("question", "context"))

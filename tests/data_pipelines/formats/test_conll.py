@@ -8,8 +8,7 @@ import pytest
 
 from data_pipelines.document import AnnotationField
 from data_pipelines.errors import UserError
-from data_pipelines.formats import source, table
-from data_pipelines.formats import texts as cutting
+from data_pipelines.formats import cutting, source, table
 from data_pipelines.formats.problems import MALFORMED
 from tests.data_pipelines.formats.reading import ranges, read, texts
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_pipelines.errors import UserError
-from data_pipelines.formats import files, source, table
-from data_pipelines.formats import texts as cutting
+from data_pipelines.formats import cutting, files, source, table
 from data_pipelines.formats.problems import EMPTY
 from tests.data_pipelines.formats.reading import ranges, read, texts
 

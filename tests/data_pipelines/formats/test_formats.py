@@ -11,8 +11,7 @@ import pytest
 import zstandard
 
 from data_pipelines.errors import UserError
-from data_pipelines.formats import builtin, files, source, table
-from data_pipelines.formats import texts as cutting
+from data_pipelines.formats import builtin, cutting, files, source, table
 from data_pipelines.formats.problems import NO_FIELD, Problems
 from tests.data_pipelines.formats.reading import texts
 from tests.data_pipelines.prepared import documents, run

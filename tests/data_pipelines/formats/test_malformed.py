@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.errors import UserError
-from data_pipelines.formats import texts
+from data_pipelines.formats import cutting
 from data_pipelines.formats.problems import MALFORMED, UNREADABLE
 from tests.data_pipelines.prepared import documents, run, splits
 
@@ -133,7 +133,7 @@ def test_a_truncated_file_keeps_its_complete_documents_and_is_reported(suffix):
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_truncated_document_is_left_out_whole(monkeypatch, suffix):
-    monkeypatch.setattr(texts, "WINDOW", 256)
+    monkeypatch.setattr(cutting, "WINDOW", 256)
     packed = CODECS[suffix][0](b"".join(b"good %d.\n" % number for number in range(5000)))
     content = {f"a{suffix}": packed[:-5], "b": b"good 5000."}
     manifest = prepare_bytes("text", content, {"good 5000 ."})

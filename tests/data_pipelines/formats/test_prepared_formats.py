@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from data_pipelines.corpus import Corpus
-from data_pipelines.formats import files
-from data_pipelines.formats import texts as cutting
+from data_pipelines.formats import cutting, files
 from data_pipelines.formats.problems import REPLACED
 from tests.data_pipelines.formats.test_arrow import save
 from tests.data_pipelines.prepared import documents, run, stored

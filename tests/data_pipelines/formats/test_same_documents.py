@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.formats import source
-from data_pipelines.formats import texts as cutting
-from data_pipelines.formats.texts import pieces
+from data_pipelines.formats import cutting, source
+from data_pipelines.formats.cutting import pieces
 from tests.data_pipelines.formats.reading import read
 
 CHUNKS = ["a", "b ", "é" * 21, "中" * 33, "😀" * 9, "\n", "\t", "word word ", "x" * 31, "y" * 70, "line\n"]
