@@ -137,12 +137,15 @@ def local_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def cloud_errors(setting: str) -> Iterator[None]:
-    """What Google Cloud Storage refuses, as a UserError that begins with the setting, such as '--corpus gs://B/C'."""
+def cloud_errors(setting: str, why: Callable[[Exception], str | None] | None = None) -> Iterator[None]:
+    """What a storage refuses, as a UserError that begins with the setting, such as '--corpus gs://B/C'.
+
+    why: gives the reason and the cure, None for an error of another kind; `refusal` unless given.
+    """
     try:
         yield
     except Exception as error:
-        reason = refusal(error)
+        reason = (why or refusal)(error)
         if reason is None:
             raise
         raise UserError(f"{setting}: {reason}") from error

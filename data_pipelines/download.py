@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from data_pipelines.cloud import PAUSES, filesystem, may_pass, patiently, refusal, status
+from data_pipelines.cloud import PAUSES, cloud_errors, filesystem, may_pass, patiently, refusal, status
 from data_pipelines.durable import put
 from data_pipelines.errors import UserError
 
@@ -111,15 +111,8 @@ def _block(source: str, name: str, size: int, start: int, end: int) -> bytes:
 
 def _asked(source: str, read: Callable[[], Value], told: Callable[[Exception], None]) -> Value:
     """What read() gives, patiently; UserError where it fails for good."""
-    try:
+    with cloud_errors(f"--corpus {source}", _reason):
         return patiently(read, told)
-    except UserError:
-        raise
-    except Exception as error:
-        reason = _reason(error)
-        if reason is None:
-            raise
-        raise UserError(f"--corpus {source}: {reason}") from error
 
 
 def _reason(error: Exception) -> str | None:
