@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.attention.patterns.blocks import Blocks, counts
 from models.blocks.positions import gather_positions
 
 
@@ -24,6 +25,10 @@ class Mask:
     queries: i32[batch, queries], the queries' segments; None where the queries are the keys.
     after: i32[batch, queries], of chosen queries: how many keys come after the one that each query is; None where the
         queries are the last keys, all of them in turn.
+    blocks: of a sparse pattern, by which a query sees few blocks of keys; None where it sees all. The queries are then
+        the keys, all of them.
+    globals: i32[batch, n] or None; the positions of tokens that see all and that all see, whatever the blocks are;
+        -1 for none, no position twice.
     itself: whether queries see themselves whatever their rank.
     causal: whether a query sees no key after itself; static, so that a kernel skips what nobody sees.
 
@@ -35,6 +40,8 @@ class Mask:
     thresholds: Array | None = None
     queries: Array | None = None
     after: Array | None = None
+    blocks: Blocks | None = None
+    globals: Array | None = None
     itself: bool = dataclasses.field(default=False, metadata={"static": True})
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
 
@@ -66,7 +73,7 @@ def remembering(memory: Array, row: Mask) -> Mask:
 
 
 def visible(mask: Mask) -> Array:
-    """Which keys each query sees: bool[batch, 1, queries, keys], alike for all heads."""
+    """Which keys each query sees: bool[batch, heads or 1, queries, keys]."""
     of_queries = lambda array: jnp.expand_dims(array, (1, 3))
     of_keys = lambda array: jnp.expand_dims(array, (1, 2))
     seen = of_queries(mask.own) == of_keys(mask.segments)
@@ -75,6 +82,13 @@ def visible(mask: Mask) -> Array:
         seen &= reached | _themselves(mask, jnp.equal) if mask.itself else reached
     if mask.causal:
         seen &= _themselves(mask, jnp.less_equal)
+    if mask.blocks is not None:
+        length = mask.segments.shape[1]
+        named = counts(mask.blocks, length)[None] > 0
+        if mask.globals is not None:
+            chosen = (mask.globals[:, :, None] == jnp.arange(length)).any(1)
+            named |= of_queries(chosen) | of_keys(chosen)
+        seen &= named
     return seen
 
 

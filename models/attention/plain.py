@@ -6,8 +6,10 @@ from jax import Array
 
 from models.attention.mask import Mask, only_of_seen, visible
 from models.attention.operands import SelfWeights
+from models.attention.patterns.blocks import counts
 from models.blocks.dense import affine
 from models.blocks.layer import LayerSizes
+from models.blocks.positions import gather_positions
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import Program, kept
@@ -26,6 +28,8 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     seen = visible(mask)
     scale = q.shape[-1] ** -0.5
     scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
+    if mask.blocks is not None:  # a key that is seen twice has twice the share
+        scores += jnp.log(jnp.maximum(counts(mask.blocks, q.shape[1]), 1).astype(jnp.float32))
     scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, noise)
@@ -37,11 +41,12 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
 
 def attend(
     x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise,
-    read: Array | None = None, mix=attention,
+    read: Array | None = None, slots: Array | None = None, mix=attention,
 ) -> Array:  # fmt: skip
     """A layer's self-attention: x [batch, length, width] -> the output's projection of the mixed values, like `read`.
 
     read: [batch, n, width] where the queries are other than x, as the mask's are; mask: see `Mask`.
+    slots: i32[batch, n], the queries whose output is projected alone: of a sparse pattern, which mixes all.
     mix: called as `attention`, for kernels that want heads beside each other in [..., heads, head_dim].
     """
     read = x if read is None else read
@@ -53,5 +58,6 @@ def attend(
 
     q, k, v = project("query", read), project("key", x), project("value", x)
     mixed = mix(q, k, v, mask, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
+    mixed = kept(mixed.reshape(read.shape))
     with jax.named_scope("output"):
-        return affine(kept(mixed.reshape(read.shape)), weights.output, program.compute)
+        return affine(mixed if slots is None else gather_positions(mixed, slots), weights.output, program.compute)

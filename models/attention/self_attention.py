@@ -40,13 +40,17 @@ class SelfAttention(nn.Module):
                 asked = attention_of(sizes, x.shape[1], mask.causal, mask.ranks is not None)
                 attend = require(program.attention, "self", asked).attend
             y = attend(x, weights, mask, sizes, program, noise)
+        elif mask.blocks is not None:
+            read = gather_positions(x, slots)
+            y = plain.attend(x, weights, mask, sizes, program, noise, slots=slots)
         else:  # too few queries for a kernel's blocks
             read, mask = gather_positions(x, slots), chosen(mask, slots)
             y = plain.attend(x, weights, mask, sizes, program, noise, read)
         if self.pre_norm:
             read = given if slots is None else gather_positions(given, slots)
         y = read + dropout(y, sizes.dropout, site(noise, 2))
-        return constrain(y if self.pre_norm else norm(y), "batch", mask.axis, None)
+        axis = mask.axis if slots is None else None
+        return constrain(y if self.pre_norm else norm(y), "batch", axis, None)
 
 
 def attention_of(

@@ -1,12 +1,17 @@
 """The layer of an encoder (Vaswani et al. 2017, section 3.1), post-norm as there or pre-norm (Radford et al. 2019)."""
 
+import dataclasses
+
 import flax.linen as nn
 from jax import Array
 
 from models.attention.mask import Mask
+from models.attention.patterns.blocks import Blocks
+from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.self_attention import SelfAttention
 from models.blocks.feed_forward import FeedForward
 from models.blocks.layer import LayerSizes
+from models.blocks.stack import stack
 from models.core.parameters import Noise
 from models.core.program import Program
 
@@ -14,6 +19,7 @@ from models.core.program import Program
 class TransformerLayer(nn.Module):
     """x [batch, length, width] -> the same, or at slots i32[batch, n] alone; as `stack` calls it.
 
+    own: the blocks of the layer's sparse pattern, which the mask then has; None where it is dense.
     pre_norm: whether the norms stand before the blocks; then the sum that leaves the last layer has none yet.
     """
 
@@ -26,10 +32,21 @@ class TransformerLayer(nn.Module):
         self.feed_forward = FeedForward(self.sizes, self.program.compute, pre_norm=self.pre_norm)
 
     def __call__(
-        self, x: Array, mask: Mask, noise: Noise, own: None = None, slots: Array | None = None
+        self, x: Array, mask: Mask, noise: Noise, own: Blocks | None = None, slots: Array | None = None
     ) -> tuple[Array, None]:
+        mask = mask if own is None else dataclasses.replace(mask, blocks=own)
         axis = "length" if slots is None else None
         return self.feed_forward(self.attention(x, mask, noise, slots), noise, axis), None
+
+
+def encode(
+    parent: nn.Module, sizes: LayerSizes, depth: int, pattern: Pattern, x: Array, mask: Mask, noise: Noise,
+    program: Program, slots: Array | None = None,
+) -> Array:  # fmt: skip
+    """x [batch, length, width] through a stack of these layers -> the same, or at slots i32[batch, n] alone."""
+    layer = TransformerLayer(sizes, program, parent=None)
+    blocks = blocks_of(pattern, depth, sizes.heads, x.shape[1])
+    return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks)[0]
 
 
 def encoder_flops(width: int, depth: int, feed_forward: int, batch: int, length: int, read: int) -> float:

@@ -10,13 +10,13 @@ from jax import Array
 
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
+from models.attention.patterns.pattern import Pattern
 from models.attention.self_attention import attention_of
-from models.attention.transformer import TransformerLayer, encoder_flops
+from models.attention.transformer import encode, encoder_flops
 from models.blocks.checks import TABLES, check_encoder
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import TokenAndPairHeads
 from models.blocks.layer import layer_sizes
-from models.blocks.stack import stack
 from models.blocks.tables import (
     HF_FIELDS,
     HF_SETTINGS,
@@ -49,6 +49,7 @@ class BertConfig:
     attention_dropout: float = 0.1  # of attention probabilities
     norm_epsilon: float = 1e-12  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
+    pattern: Pattern = Pattern()  # which keys a query sees
     pair_head: bool = True  # whether there are a pooler and a next-sentence classifier
 
     def __post_init__(self):
@@ -76,9 +77,8 @@ class Bert(TokenAndPairHeads):
         config = self.config
         embedded = self.embeddings(inputs["tokens"], inputs["types"])
         x = dropout(embedded, config.dropout, site(noise, 0)).astype(self.program.compute)
-        layer = TransformerLayer(layer_sizes(config), self.program, parent=None)
-        mask = Mask(inputs["segments"])
-        return stack(self, [layer], config.depth, x, mask, site(noise, 1), self.program, slots)[0]
+        sizes, mask = layer_sizes(config), Mask(inputs["segments"])
+        return encode(self, sizes, config.depth, config.pattern, x, mask, site(noise, 1), self.program, slots)
 
 
 def attentions(config: BertConfig, length: int, memory: int) -> list[Attention]:

@@ -12,14 +12,14 @@ from jax import Array
 
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
+from models.attention.patterns.pattern import Pattern
 from models.attention.self_attention import attention_of
-from models.attention.transformer import TransformerLayer, encoder_flops
+from models.attention.transformer import encode, encoder_flops
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
 from models.blocks.dense import ACTIVATIONS, Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import TokenHead
 from models.blocks.layer import LayerSizes
-from models.blocks.stack import stack
 from models.blocks.tables import (
     HF_FIELDS,
     HF_SETTINGS,
@@ -62,6 +62,7 @@ class ElectraConfig:
     attention_dropout: float = 0.1  # of attention probabilities
     norm_epsilon: float = 1e-12  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
+    pattern: Pattern = Pattern()  # which keys a query sees
 
     def __post_init__(self):
         check_ranges(self, TABLES | SHARED | {"embedding": COUNT}, "model.")
@@ -80,6 +81,7 @@ class Encoder(nn.Module):
 
     sizes: LayerSizes
     depth: int
+    pattern: Pattern
     program: Program
 
     @nn.compact
@@ -92,8 +94,8 @@ class Encoder(nn.Module):
         x = dropout(embedded, sizes.dropout, site(noise, 0)).astype(dtype)
         if x.shape[-1] != sizes.width:
             x = Dense(sizes.width, sizes.init_std, dtype, name="project")(x)
-        layer = TransformerLayer(sizes, self.program, parent=None)
-        return stack(self, [layer], self.depth, x, Mask(segments), site(noise, 1), self.program, slots)[0]
+        mask = Mask(segments)
+        return encode(self, sizes, self.depth, self.pattern, x, mask, site(noise, 1), self.program, slots)
 
 
 class Generator(nn.Module):
@@ -104,7 +106,7 @@ class Generator(nn.Module):
 
     def setup(self):
         c, dtype = self.config, self.program.compute
-        self.encoder = Encoder(c.layer_sizes(c.generator), c.generator.depth, self.program)
+        self.encoder = Encoder(c.layer_sizes(c.generator), c.generator.depth, c.pattern, self.program)
         # The head's activation is gelu whatever the encoder's, as in the original and in Hugging Face.
         self.predictions = TokenHead(c.embedding, c.vocab_size, "gelu", c.norm_epsilon, c.init_std, dtype)
 
@@ -117,7 +119,7 @@ class Discriminator(nn.Module):
 
     def setup(self):
         c, dtype = self.config, self.program.compute
-        self.encoder = Encoder(c.layer_sizes(c.discriminator), c.discriminator.depth, self.program)
+        self.encoder = Encoder(c.layer_sizes(c.discriminator), c.discriminator.depth, c.pattern, self.program)
         self.dense = Dense(c.discriminator.width, c.init_std, dtype)
         self.score = Dense(1, c.init_std, jnp.float32)
 

@@ -21,7 +21,7 @@ def family_of(config) -> Family:
 
 
 # Fields of any config that belong to a training: a model goes on with others.
-SETTINGS = ("dropout", "attention_dropout", "init_std", "memory")
+SETTINGS = ("dropout", "attention_dropout", "init_std", "memory", "pattern")
 
 
 def weight_fields(config, prefix: str = "") -> dict[str, Any]:
@@ -34,9 +34,11 @@ def weight_fields(config, prefix: str = "") -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(config):
         value, path = getattr(config, field.name), prefix + field.name
+        if field.name in SETTINGS:
+            continue
         if dataclasses.is_dataclass(value):
             found |= weight_fields(value, f"{path}.")
-        elif field.name not in SETTINGS and field.name not in heads:
+        elif field.name not in heads:
             found[path] = value
     return found
 

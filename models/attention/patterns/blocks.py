@@ -1,0 +1,55 @@
+"""A sparse pattern as what attention computes with: which blocks of keys each block of queries sees."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Of one layer; of all layers with [depth] before each array, as `stack` takes it.
+
+    A query of block i sees the keys of the blocks i + offsets that there are, of `columns` and of drawn[:, i]; queries
+    of `rows` see all keys. A block that is named by an offset and a column is seen once; each time that it is drawn it
+    is seen once more, so drawn ones are others, but where a test repeats an implementation that has them twice.
+
+    drawn: i32[heads or 1, query blocks, n], -1 for none; n may be 0.
+    reach: i32[heads or 1] or None; of the blocks at `offsets` only keys at most so many tokens away are seen,
+    dilation: i32[heads or 1], and at a distance that is a multiple of it; None with reach.
+    block: tokens of a block.   offsets, columns, rows: ascending; static.
+    The last block of a row may be shorter than the others.
+    """
+
+    drawn: Array | np.ndarray
+    reach: Array | np.ndarray | None = None
+    dilation: Array | np.ndarray | None = None
+    block: int = dataclasses.field(default=64, metadata={"static": True})
+    offsets: tuple[int, ...] = dataclasses.field(default=(0,), metadata={"static": True})
+    columns: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    rows: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    @property
+    def number(self) -> int:
+        """Blocks of a row."""
+        return self.drawn.shape[-2]
+
+
+def counts(blocks: Blocks, length: int) -> Array:
+    """How often each query sees each key: i32[heads or 1, length, length]; the definition, dense."""
+    number, position = blocks.number, jnp.arange(length)
+    block = position // blocks.block
+    offset = block[None, :] - block[:, None]  # [queries, keys]
+    near = jnp.isin(offset, jnp.array(blocks.offsets, jnp.int32))[None]
+    if blocks.reach is not None:
+        distance = jnp.abs(position[None, :] - position[:, None])
+        near &= (distance <= blocks.reach[:, None, None]) & (distance % blocks.dilation[:, None, None] == 0)
+    column = jnp.isin(block, jnp.array(blocks.columns, jnp.int32))
+    row = jnp.isin(block, jnp.array(blocks.rows, jnp.int32))
+    drawn = (blocks.drawn[..., None] == jnp.arange(number)).sum(-2)  # [heads, query blocks, key blocks]
+    of_blocks = drawn[:, block][:, :, block]
+    of_others = (near | column[None, None, :]).astype(jnp.int32) + of_blocks
+    return jnp.where(row[None, :, None], 1, of_others)

@@ -1,0 +1,61 @@
+"""Which keys the queries of a row see: a sparse pattern as a config field, its tables made on the host by NumPy.
+
+A pattern is drawn in blocks of tokens, so that what computes it touches the blocks that it names and no others. Tables
+depend on nothing but the fields, the layer, the head and the length: every host, restart and mesh has the same ones.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from models.attention.patterns import bigbird, longformer
+from models.attention.patterns.blocks import Blocks
+
+DENSE = "dense"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """The fields that a pattern does not name in its file have no effect on it."""
+
+    name: str = DENSE  # dense, bigbird or longformer
+    block: int = 64  # tokens of a block
+    window: int = 3  # bigbird: blocks around a query's own, with it; odd
+    random: int = 3  # bigbird: further blocks, drawn for each layer, head and block of queries
+    global_blocks: int = 2  # bigbird: blocks that see all and that all see, at both ends of the row
+    seed: int = 0  # bigbird: of the drawn blocks
+    windows: tuple[int, ...] = (512,)  # longformer: even, tokens around a query; of each layer, or one for all
+    dilations: tuple[int, ...] = (1,)  # longformer: distances between those; of each head, or one for all
+
+    def __post_init__(self):
+        if self.name not in (DENSE, *PATTERNS):
+            raise ValueError(f"model.pattern.name={self.name!r}: use one of {', '.join((DENSE, *PATTERNS))}")
+
+
+class Made(NamedTuple):
+    """How a pattern is made.
+
+    blocks: (pattern, depth, heads, number of blocks) -> Blocks of NumPy arrays [depth, ...].
+    """
+
+    blocks: Callable[[Pattern, int, int, int], Blocks]
+
+
+PATTERNS: Mapping[str, Made] = {"bigbird": Made(bigbird.blocks), "longformer": Made(longformer.blocks)}
+
+
+def blocks_of(pattern: Pattern, depth: int, heads: int, length: int) -> Blocks | None:
+    """The arrays [depth, ...] of all layers for rows of this length, for `stack`'s each; None where all see all."""
+    if pattern.name == DENSE:
+        return None
+    made = _made(PATTERNS[pattern.name].blocks, pattern, depth, heads, -(-length // pattern.block))
+    return jax.tree.map(jnp.asarray, made)
+
+
+@functools.lru_cache(maxsize=16)
+def _made(blocks: Callable, pattern: Pattern, depth: int, heads: int, number: int) -> Blocks:
+    return blocks(pattern, depth, heads, number)
