@@ -16,7 +16,7 @@ from models.core.family import unfit_inputs
 from models.core.program import Program
 from models.core.ranges import COUNT, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
-from pretrain.huggingface.tokenizer_fit import check_types
+from pretrain.huggingface.tokenizer_fit import check_ids, check_types
 from pretrain.json_values import KIND, build, make, plain
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.phase import Phase
@@ -74,7 +74,9 @@ def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
         raise UserError(str(error)) from None
     resolved = dataclasses.replace(recipe, model=model, teachers=teachers)
     check(resolved)
-    check_types(f"--corpus {corpus.source}", model, tokenizers.load(corpus.tokenizer_path))
+    made = tokenizers.load(corpus.tokenizer_path)
+    check_types(f"--corpus {corpus.source}", model, made)
+    check_ids(f"--corpus {corpus.source}", model, made)
     for phase in resolved.phases:
         resolved.objective.rows(phase).check(corpus)
     resolved.objective.check(resolved.model, corpus, resolved.phases)

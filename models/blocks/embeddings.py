@@ -9,7 +9,11 @@ from models.core.sharding import constrain
 
 
 class Embeddings(nn.Module):
-    """Sum of token, position and type embeddings, normalised; the tables are f32[rows, width]."""
+    """Sum of token, position and type embeddings, normalised; the tables are f32[rows, width].
+
+    Rows begin with their first token and end with their padding, so that a token's position is its place in the row.
+    With one type, all tokens have it.
+    """
 
     vocab_size: int
     positions: int
@@ -29,9 +33,13 @@ class Embeddings(nn.Module):
         """tokens, types i32[batch, length] -> f32[batch, length, width], before dropout."""
         table = constrain(self.tokens, "vocab", None)
         summed = jnp.take(table, tokens, axis=0, mode="clip") + self.position_table[: tokens.shape[1]]
-        # A sum over the few types instead of a gather, whose gradient would be a scatter of [batch, length] rows.
-        onehot = (types[..., None] == jnp.arange(self.types)).astype(jnp.float32)
-        return constrain(self.norm(summed + onehot @ self.type_table), "batch", "length", None)
+        if self.types == 1:
+            of_types = self.type_table
+        else:
+            # A sum over the few types instead of a gather, whose gradient would be a scatter of [batch, length] rows.
+            onehot = (types[..., None] == jnp.arange(self.types)).astype(jnp.float32)
+            of_types = onehot @ self.type_table
+        return constrain(self.norm(summed + of_types), "batch", "length", None)
 
 
 def padded_vocab(vocab_size: int) -> int:

@@ -1,14 +1,21 @@
 """Rows of parameter tables and names in Hugging Face, for the blocks that families share."""
 
+from models.core.family import Converter
 from models.core.parameters import Parameter, Slot
 
+PADDING = 1  # the id of the padding token in RoBERTa and its descendants, which count positions from there on
 
-def embedding_parameters(prefix: str, hf: dict[str, str]) -> list[Parameter]:
-    """Table rows of `Embeddings`; hf: checkpoint part -> prefix of its names there."""
+
+def embedding_parameters(prefix: str, hf: dict[str, str], before: int = 0) -> list[Parameter]:
+    """Table rows of `Embeddings`; hf: checkpoint part -> prefix of its names there.
+
+    before: rows that the table of positions has there before that of the first token.
+    """
     name = lambda suffix: {part: Slot(base + suffix) for part, base in hf.items()}
+    positions = {part: Slot(f"{base}position_embeddings.weight", before=before) for part, base in hf.items()}
     return [
         Parameter(f"{prefix}/tokens", ("vocab", "embedding"), name("word_embeddings.weight")),
-        Parameter(f"{prefix}/positions", ("position", "embedding"), name("position_embeddings.weight")),
+        Parameter(f"{prefix}/positions", ("position", "embedding"), positions),
         Parameter(f"{prefix}/types", ("type", "embedding"), name("token_type_embeddings.weight")),
         *norm_parameters(f"{prefix}/norm", ("embedding",), {part: f"{base}LayerNorm" for part, base in hf.items()}),
     ]
@@ -47,6 +54,15 @@ def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
     ]
 
 
+def lm_head_parameters(prefix: str, part: str) -> list[Parameter]:
+    """Table rows of a `TokenHead` as RoBERTa and its descendants name it."""
+    return [
+        *dense_parameters(f"{prefix}/dense", ("width", "embedding"), {part: "lm_head.dense"}),
+        *norm_parameters(f"{prefix}/norm", ("embedding",), {part: "lm_head.layer_norm"}),
+        Parameter(f"{prefix}/bias", ("vocab",), {part: Slot("lm_head.bias")}),
+    ]
+
+
 # Names in the config.json of BERT and its descendants -> config fields
 HF_FIELDS = {
     "vocab_size": "vocab_size",
@@ -66,3 +82,9 @@ HF_SETTINGS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "init_std",
 }
+# RoBERTa's tables of positions have rows before the first token's, which "max_position_embeddings" counts
+OFFSET_POSITIONS = Converter(
+    "positions",
+    lambda config: config.positions + PADDING + 1,
+    lambda fields: fields["max_position_embeddings"] - PADDING - 1,
+)

@@ -18,7 +18,7 @@ from data_pipelines.tokenizers.made import token_ids
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_class
 from pretrain.huggingface.tensors import architecture, fields_of, tensors
-from pretrain.huggingface.tokenizer_fit import check_types, misfits
+from pretrain.huggingface.tokenizer_fit import check_ids, check_types, misfits
 
 FILES = ("config.json", "model.safetensors", "generation_config.json", "added_tokens.json")
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
@@ -41,6 +41,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
     check_replaceable(folder)
     made = tokenizers.load(tokenizer_path)
     check_types(f"export --to {folder}", config, made)
+    check_ids(f"export --to {folder}", config, made)
     for misfit in misfits(config, made):
         log.warning("export --to %s: %s", folder, misfit)
     ids = token_ids(made)
@@ -59,7 +60,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
             (target / "config.json").write_text(_json(fields), "utf-8")
             save_file(stored, weights, metadata={"format": "pt"})
             shutil.copymode(target / "config.json", weights)  # the library makes it for its owner alone
-            _write_tokenizer(Path(tokenizer_path), target, fields.get("max_position_embeddings"))
+            _write_tokenizer(Path(tokenizer_path), target, getattr(config, "positions", None))
         _replace(folder, partial)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)

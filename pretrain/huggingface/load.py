@@ -103,7 +103,7 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
         if (folder / "vocab.txt").exists():
             lines = (folder / "vocab.txt").read_text("utf-8").removesuffix("\n").split("\n")
             return {token.rstrip("\r"): index for index, token in enumerate(lines)}
-        if (folder / "spiece.model").exists():
+        if any((folder / name).exists() for name in ("spiece.model", "vocab.json")):
             return tokenizers.load(folder).tokenizer.get_vocab()
     except Exception as error:  # the library raises bare Exception
         reason = str(error).splitlines()[0]

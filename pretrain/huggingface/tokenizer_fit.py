@@ -5,7 +5,7 @@ the exported model that the tokenizer's reach it.
 """
 
 from data_pipelines.errors import UserError
-from data_pipelines.tokenizers.made import Made
+from data_pipelines.tokenizers.made import Made, token_ids
 from models.core.family import HuggingFace
 from models.families.registry import family_of
 
@@ -21,6 +21,19 @@ def check_types(setting: str, config, made: Made) -> None:
             f"{setting}: its tokenizer gives token types up to {largest}, which model.types={types} has not; prepare "
             f"it with {expected.prepare}, or give --model.types {largest + 1}"
         )
+
+
+def check_ids(setting: str, config, made: Made) -> None:
+    """UserError where a tokenizer gives a special token another id than all models of a class have it."""
+    expected = _expected(config)
+    if expected is None:
+        return
+    for name, index in token_ids(made).items():
+        if (needed := expected.constants.get(name, index)) != index:
+            raise UserError(
+                f"{setting}: its tokenizer has {name}={index}, a {expected.constants['model_type']!r} model has "
+                f"{needed}; prepare it with {expected.prepare}"
+            )
 
 
 def misfits(config, made: Made) -> list[str]:

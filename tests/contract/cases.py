@@ -49,6 +49,7 @@ CASES = {
     "albert": Case(_config("albert", positions=32, embedding=8, groups=2, **WIDE | {"depth": 4}), ORDER),
     "bert": Case(_config("bert", positions=32, **WIDE), MaskedLanguageModel()),
     "electra": Case(_electra(), ReplacedTokenDetection()),
+    "roberta": Case(_config("roberta", positions=32, **WIDE), MaskedLanguageModel(next_sentence=False)),
     "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),
     "xlnet": Case(_config("xlnet", memory=8, **WIDE), PermutationLanguageModel(PERMUTING), 8),
 }

@@ -38,13 +38,14 @@ def our_gradients(case: Case, models: dict[str, torch.nn.Module]) -> dict[str, n
     return total
 
 
-def masked(label: str) -> Callable[[Case], tuple[float, dict]]:
-    """Of a model with a masked-token head and one for pairs, whose label has this name in transformers."""
+def masked(label: str | None) -> Callable[[Case], tuple[float, dict]]:
+    """Of a model with a masked-token head and one for pairs, whose label has this name in transformers, or without."""
 
     def reference_of(case: Case) -> tuple[float, dict]:
         batch, model = cases.batch(case), with_parameters(case, "model")
-        labels = {"labels": reference.token_labels(batch), label: reference.pair_labels(batch)}
-        loss = model(**reference.torch_inputs(batch), **labels).loss
+        labels = {"labels": reference.token_labels(batch)}
+        labels |= {label: reference.pair_labels(batch)} if label else {}
+        loss = model(**reference.torch_inputs(batch, types=case.model.types), **labels).loss
         loss.backward()
         return loss.item(), our_gradients(case, {"model": model})
 
@@ -105,6 +106,7 @@ REFERENCES = {
     "albert": masked("sentence_order_label"),
     "bert": masked("next_sentence_label"),
     "electra": electra,
+    "roberta": masked(None),
     "transformer-xl": transformer_xl,
     "xlnet": xlnet,
 }

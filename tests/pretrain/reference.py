@@ -13,7 +13,7 @@ from pretrain.huggingface.load import load
 from pretrain.huggingface.tensors import architecture, tensors
 from tests.models.shapes import parameter_shapes
 
-PAD, MASK, FIRST_ORDINARY = 0, 4, 5
+MASK, FIRST_ORDINARY = 4, 5
 FLOAT32 = Program(dtype="float32", depth="scan")
 
 torch.set_num_threads(1)  # on matrices this small, threads wait for each other more than they work
@@ -22,7 +22,7 @@ torch.set_num_threads(1)  # on matrices this small, threads wait for each other 
 def torch_model(config, part, seed=0):
     """A torch model of this config with biases and norms moved away from 0 and 1; attention without fused kernels."""
     torch.manual_seed(seed)
-    fields = config_fields(config, part, {"pad_token_id": PAD})
+    fields = config_fields(config, part, {"pad_token_id": padding(config)})
     cls = getattr(transformers, architecture(config, part))
     model = cls(cls.config_class(**fields, attn_implementation="eager"))
     with torch.no_grad():
@@ -30,6 +30,11 @@ def torch_model(config, part, seed=0):
             if parameter.ndim == 1:
                 parameter += 0.1 * torch.randn_like(parameter)
     return model.eval()
+
+
+def padding(config):
+    """The id of the padding token."""
+    return next(iter(family_of(config).hf.values())).constants.get("pad_token_id", 0)
 
 
 def to_ours(torch_models, config, folder):
@@ -48,7 +53,7 @@ def random_batch(config, seed, rows=8, length=32, slots=6):
     real = column < lengths[:, None]
     # Frequencies fall as 1/rank, so that there is something to learn.
     ranks = np.exp(rng.random((rows, length)) * np.log(config.vocab_size - FIRST_ORDINARY)).astype(np.int32)
-    originals = np.where(real, ranks + FIRST_ORDINARY - 1, PAD).astype(np.int32)
+    originals = np.where(real, ranks + FIRST_ORDINARY - 1, padding(config)).astype(np.int32)
     positions, targets = np.zeros((2, rows, slots), np.int32)
     weights = np.zeros((rows, slots), np.float32)
     tokens = originals.copy()
@@ -70,12 +75,15 @@ def random_batch(config, seed, rows=8, length=32, slots=6):
     return batch | {"sentence_order": batch["next_sentence"]}
 
 
-def torch_inputs(batch, tokens=None):
-    """The batch as keyword arguments of the torch models; tokens: i32[batch, length] to show instead."""
+def torch_inputs(batch, tokens=None, types=2):
+    """The batch as keyword arguments of the torch models; tokens: i32[batch, length] to show instead.
+
+    types: how many there are; with one, all tokens have it.
+    """
     tensor = lambda array: torch.from_numpy(np.array(array)).long()
     return {
         "input_ids": tensor(batch["tokens"] if tokens is None else tokens),
-        "token_type_ids": tensor(batch["types"]),
+        "token_type_ids": tensor(np.minimum(batch["types"], types - 1)),
         "attention_mask": tensor(batch["segments"] > 0),
     }
 

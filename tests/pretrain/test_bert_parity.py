@@ -33,7 +33,8 @@ def torch_outputs(model, config, batch):
         labels = {"labels": reference.token_labels(batch), label: reference.pair_labels(batch)}
         out = model(**reference.torch_inputs(batch), **labels)
         return out.loss, out.prediction_logits, out[logits]
-    out = model(**reference.torch_inputs(batch), labels=reference.token_labels(batch))
+    inputs = reference.torch_inputs(batch, types=config.types)
+    out = model(**inputs, labels=reference.token_labels(batch))
     return out.loss, out.logits, None
 
 

@@ -1,0 +1,88 @@
+"""What BERT and the families of its form share: a config, the encoder with its heads, and what is counted of it."""
+
+import dataclasses
+
+import flax.linen as nn
+from jax import Array
+
+from models.attention.kernels.kernel import Attention
+from models.attention.mask import Mask
+from models.attention.patterns.pattern import Pattern
+from models.attention.self_attention import attention_of
+from models.attention.transformer import encode, encoder_flops
+from models.blocks.checks import TABLES, check_encoder
+from models.blocks.embeddings import Embeddings
+from models.blocks.heads import TokenAndPairHeads
+from models.blocks.layer import layer_sizes
+from models.core.family import Inputs, Shape
+from models.core.noise import dropout, site
+from models.core.parameters import Noise
+from models.core.program import Program
+from models.core.ranges import check_ranges
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """Sizes and rates of an encoder with its heads; those of BERT-base."""
+
+    vocab_size: int = 30522  # without padding rows
+    positions: int = 512  # the longest sequence
+    types: int = 2  # segment types (A, B)
+    width: int = 768  # hidden size
+    depth: int = 12  # layers
+    heads: int = 12  # of attention, in each layer
+    feed_forward: int = 3072  # width inside the feed-forward block
+    activation: str = "gelu"  # inside the feed-forward block
+    dropout: float = 0.1  # of embeddings and block outputs
+    attention_dropout: float = 0.1  # of attention probabilities
+    norm_epsilon: float = 1e-12  # added to the variance in norms
+    init_std: float = 0.02  # of the random weights at the start
+    pattern: Pattern = Pattern()  # which keys a query sees
+    pair_head: bool = True  # whether there are a pooler and a next-sentence classifier
+
+    def __post_init__(self):
+        check_ranges(self, TABLES, "model.")
+        check_encoder(self)
+
+
+class Encoder(TokenAndPairHeads):
+    """The encoder with a masked-token head, and with one for pairs where there is one.
+
+    head_activation: in the masked-token head; None for that of the layers.
+    """
+
+    config: EncoderConfig
+    program: Program
+    head_activation: str | None = None
+
+    def setup(self):
+        c = self.config
+        self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.width, c.norm_epsilon, c.init_std)
+        sizes = layer_sizes(c)
+        of_head = sizes._replace(activation=self.head_activation or sizes.activation)
+        self.make_heads(of_head, c.vocab_size, c.width, c.pair_head, self.program.compute)
+
+    @nn.compact
+    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
+        """The trunk; noise u32[rows, 2] switches dropout on -> [rows, length, width].
+
+        slots: i32[rows, n], positions to compute alone, as far as the mathematics allows -> [rows, n, width].
+        """
+        config = self.config
+        embedded = self.embeddings(inputs["tokens"], inputs["types"])
+        x = dropout(embedded, config.dropout, site(noise, 0)).astype(self.program.compute)
+        sizes, mask = layer_sizes(config), Mask(inputs["segments"])
+        return encode(self, sizes, config.depth, config.pattern, x, mask, site(noise, 1), self.program, slots)
+
+
+def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attention]:
+    """For kernels: all layers but the last, which is read at few positions."""
+    return [attention_of(layer_sizes(config), length)] * (config.depth > 1)
+
+
+def flops(config: EncoderConfig, shape: Shape, predictions: int) -> float:
+    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row, as `Encoder` computes them."""
+    batch, length, read = shape.batch_size, shape.length, predictions + int(config.pair_head)
+    head = 2 * batch * predictions * (config.width**2 + config.width * config.vocab_size)
+    pair = 2 * batch * (config.width**2 + 2 * config.width) if config.pair_head else 0
+    return encoder_flops(config.width, config.depth, config.feed_forward, batch, length, read) + head + pair

@@ -1,0 +1,39 @@
+"""RoBERTa: masked tokens of full sentences, packed across documents, in large batches.
+
+Liu et al. 2019 (arXiv:1907.11692), sections 4 and 5, table 9: batch 8192 at length 512, 500k steps, Adam with b2 0.98,
+epsilon 1e-6, decay 0.01, no clipping, linear decay; rate 6e-4 with 24k steps of warm-up (base), 4e-4 with 30k (large);
+GPT-2's byte-level vocabulary of 50k. 160 GB of text. Original hardware: 1,024 V100, a day for 100k steps (large).
+Expect on dev sets: base MNLI 87.6, SST-2 94.8; large MNLI 90.2, SST-2 96.4, SQuAD 1.1 94.6 (F1); at 256 rows, 1M steps
+and BERT's 16 GB, base: MNLI 84.7, SST-2 92.5, SQuAD 1.1 90.4 (tables 2, 3 and 8).
+
+    python -m data_pipelines prepare --source SOURCE --tokenizer bpe --vocab-size 50265 --out CORPUS
+    python -m pretrain run roberta-base --corpus CORPUS --workdir RUN
+"""
+
+from models.families.roberta import FAMILY
+from pretrain.objectives.layouts import PACKED_ACROSS
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Phase, Recipe
+from pretrain.schedules import Schedule
+
+
+def _recipe(size: str, phase: Phase, peak: float, warmup: float, steps: int) -> Recipe:
+    return Recipe(
+        name=f"roberta-{size}",
+        source="Liu et al. 2019",
+        model=FAMILY.sizes[size],
+        objective=MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False),
+        optimizer=Optimizer(b2=0.98, clip=0.0),
+        schedule=Schedule(peak=peak, warmup=warmup),
+        phases=(phase,),
+        steps=steps,
+    )
+
+
+RECIPES = [
+    # Set up to train within minutes on a CPU.
+    _recipe("tiny", Phase(1.0, 128, 32), 1e-3, 0.1, 3000),
+    _recipe("base", Phase(1.0, 512, 8192), 6e-4, 24 / 500, 500_000),
+    _recipe("large", Phase(1.0, 512, 8192), 4e-4, 30 / 500, 500_000),
+]
