@@ -3,15 +3,35 @@
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from models.core.sharding import constrain, current_rules
 
 
 def gather_positions(x: Array, positions: Array) -> Array:
-    """x [batch, length, ...] at positions i32[batch, n] -> [batch, n, ...]."""
-    if current_rules() is None:
-        return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, positions)
-    # A product with ones and zeros takes each device's own rows; a gather sends rows to all devices.
-    chosen = (positions[..., None] == jnp.arange(x.shape[1])).astype(x.dtype)
-    taken = jnp.einsum("bnl,bl...->bn...", chosen, x, precision="highest")
-    return constrain(taken, "batch", *(None,) * (x.ndim - 1))
+    """x [batch, length, ...] at positions i32[batch, n] -> [batch, n, ...].
+
+    On a mesh each device reads its own rows; where rows are cut, its own part of them, and the parts add up.
+    """
+    rules = current_rules()
+    if rules is None:
+        return _take(x, positions)
+    rows, cut = rules.spec(("batch", "length"), x.shape[:2])
+    manual = {axis for over in (rows, cut) for axis in (over if isinstance(over, tuple) else (over,))} - {None}
+
+    def of_part(x: Array, positions: Array) -> Array:
+        if cut is None:
+            return _take(x, positions)
+        at = positions - jax.lax.axis_index(cut) * x.shape[1]
+        inside = jnp.expand_dims((at >= 0) & (at < x.shape[1]), tuple(range(2, x.ndim)))
+        return jax.lax.psum(jnp.where(inside, _take(x, at), 0), cut)
+
+    # Other axes of the mesh stay the compiler's: heads side by side in x's last axis lie as they did.
+    take, specs = _take, (PartitionSpec(rows, cut), PartitionSpec(rows))
+    if manual:
+        take = jax.shard_map(of_part, mesh=rules.mesh, in_specs=specs, out_specs=specs[1], axis_names=manual)
+    return constrain(take(x, positions), "batch", *(None,) * (x.ndim - 1))
+
+
+def _take(x: Array, positions: Array) -> Array:
+    return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, positions)

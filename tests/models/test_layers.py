@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import AbstractMesh, AxisType
 
 from models.blocks.dense import ACTIVATIONS, Dense
 from models.blocks.embeddings import padded_vocab
@@ -18,7 +19,11 @@ from models.blocks.products import contraction, product
 from models.blocks.stack import stack
 from models.core.noise import bits, row_keys
 from models.core.program import Program
+from models.core.sharding import placed_by
 from tests.models.programs import with_gradients
+from tpu.flops import flops
+from tpu.mesh import AXES
+from tpu.rules import activation_rules
 
 TORCH_ACTIVATIONS = {
     "gelu": torch.nn.functional.gelu,
@@ -90,6 +95,14 @@ def test_gather_positions_takes_each_rows_own_positions():
     expected = np.stack([[x[0, 4], x[0, 0]], [x[1, 1], x[1, 1]]])
     np.testing.assert_array_equal(gather_positions(x, positions), expected)
     np.testing.assert_array_equal(gather_positions(x[..., 0], positions), expected[..., 0])
+
+
+def test_gather_positions_multiplies_nothing_on_a_mesh():
+    mesh = AbstractMesh((1, 2, 1, 2, 2), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    x, positions, g = jnp.ones((2, 64, 8)), jnp.zeros((2, 16), jnp.int32), jnp.ones((2, 16, 8))
+    with placed_by(activation_rules(mesh)):
+        traced = jax.make_jaxpr(lambda x: jax.vjp(lambda x: gather_positions(x, positions), x)[1](g))(x)
+    assert flops(traced, {}).products == 0  # a product of ones and zeros is quadratic in the length
 
 
 @pytest.mark.parametrize(("vocab_size", "rows"), [(1, 128), (128, 128), (129, 256), (30522, 30592)])
