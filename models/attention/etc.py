@@ -1,0 +1,160 @@
+"""Attention between a long input and global tokens beside it: ETC (Ainslie et al. 2020, arXiv:2004.08483, section 3),
+and with whole blocks for its window BigBird-ETC (Zaheer et al. 2020, arXiv:2007.14062, section 2).
+
+There are queries of two kinds. Each has near keys, those of its own kind, and far keys, those of the other:
+
+    long tokens     near: the blocks around the query's own     far: all global tokens
+    global tokens   near: all global tokens (one block)         far: all long tokens
+
+One softmax over both. To a score the query's product with a relative key is added (Shaw et al. 2018, section 3.2; keys
+alone, as in ETC), chosen by a label: of near keys the distance, clipped; of far keys whether the long token belongs to
+the global one. `dense` says it pair by pair, `blocked` computes the same in time and memory linear in the long input.
+There is no kernel: `blocked` is plain operations on every device.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.attention.relative import shift
+from models.blocks.products import contraction
+from models.core.noise import bits, site, stays
+from models.core.parameters import Noise
+
+FAR_LABELS = 2  # the last ones: belongs to it, belongs to another
+
+_product32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+class Operands(NamedTuple):
+    """What queries of one kind compute with, any float dtype: q [batch, n, heads, head_dim], keys and values of the n
+    near ones and of the m far ones alike; relative f32[labels, heads, head_dim], keys of the distances from -k to k,
+    of 'belongs to it' and of 'belongs to another'."""
+
+    q: Array
+    near_keys: Array
+    near_values: Array
+    far_keys: Array
+    far_values: Array
+    relative: Array
+
+
+class Sight(NamedTuple):
+    """Which keys queries of one kind see, and whose they are.
+
+    near, far: i32[batch, n], i32[batch, m], segments; a query, which is a near one, sees the keys of its own.
+    linked: bool[batch, n, m], whether the long token of a pair belongs to its global token.
+    block, window: near keys are seen of the query's block of so many tokens and of those around it, window in all.
+    """
+
+    near: Array
+    far: Array
+    linked: Array
+    block: int
+    window: int
+
+
+def sights(segments: Array, global_segments: Array, global_of: Array, block: int, window: int) -> tuple[Sight, Sight]:
+    """Of the long tokens' queries and of the global ones'.
+
+    segments, global_segments: i32[batch, length], i32[batch, globals]; 0 is padding, seen by no other.
+    global_of: i32[batch, length], the number of the global token that each long one belongs to, -1 for none.
+    """
+    linked = global_of[:, :, None] == jnp.arange(global_segments.shape[1])
+    of_long = Sight(segments, global_segments, linked, block, window)
+    of_globals = Sight(global_segments, segments, linked.swapaxes(1, 2), global_segments.shape[1], 1)
+    return of_long, of_globals
+
+
+def dense(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
+    """The definition -> [batch, n, heads, head_dim]; softmax in float32.
+
+    dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
+    """
+    n, heads, dtype = given.q.shape[1], given.q.shape[2], given.q.dtype
+    distances = given.relative.shape[0] - FAR_LABELS
+    position = jnp.arange(n)
+    first = (position // sight.block - sight.window // 2) * sight.block  # of the keys that each query's blocks have
+    column = position - first[:, None]
+    near = (column >= 0) & (column < sight.window * sight.block) & (sight.near[:, :, None] == sight.near[:, None, :])
+    seen = jnp.concatenate([near, sight.near[:, :, None] == sight.far[:, None, :]], axis=2)
+    distance = jnp.clip(position - position[:, None], -(distances // 2), distances // 2) + distances // 2
+    of_far = jnp.where(sight.linked, distances, distances + 1)
+    labels = jnp.concatenate([jnp.broadcast_to(distance, near.shape), of_far], axis=2)
+
+    q = given.q * given.q.shape[-1] ** -0.5
+    keys = jnp.concatenate([given.near_keys, given.far_keys], axis=1)
+    by_label = contraction("bqhd,rhd->bhqr", q, given.relative)
+    scores = _product32("bqhd,bkhd->bhqk", q, keys) + jnp.take_along_axis(by_label, labels[:, None], axis=-1)
+    probabilities = jax.nn.softmax(jnp.where(seen[:, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
+    if noise is not None and dropout_rate > 0.0:
+        of_near, of_far = _kept(heads, sight, dropout_rate, noise)
+        of_near = jnp.take_along_axis(of_near, column[None, None], axis=-1, mode="clip")
+        probabilities *= jnp.concatenate([of_near, of_far], axis=-1) / (1.0 - dropout_rate)
+    values = jnp.concatenate([given.near_values, given.far_values], axis=1)
+    return jnp.einsum("bhqk,bkhd->bqhd", probabilities.astype(dtype), values)
+
+
+def blocked(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
+    """As `dense`, with the scores of seen near blocks alone: n * (window * block + m) of them."""
+    batch, n, heads, size = given.q.shape
+    block, number = sight.block, -(-n // sight.block)
+    cut = lambda x, fill=0: _cut(x, number, block, 1, fill)
+    around = lambda x, fill=0: _around(cut(x, fill), sight.window // 2, fill)
+    # A query's relative keys once, spread over the keys afterwards: few labels, many keys.
+    q = cut(given.q * size**-0.5)
+    by_label = contraction("bnqhd,rhd->bhnqr", q, given.relative)
+    of_near, (linked, other) = by_label[..., :-FAR_LABELS], jnp.split(by_label[..., -FAR_LABELS:], 2, axis=-1)
+    near = _product32("bnqhd,bnkhd->bhnqk", q, around(given.near_keys)) + _by_distance(of_near, sight.window)
+    far = _product32("bnqhd,bmhd->bhnqm", q, given.far_keys) + jnp.where(cut(sight.linked)[:, None], linked, other)
+
+    own = cut(sight.near, -1)[:, None, ..., None]
+    hide = lambda scores, segments: jnp.where(own == segments, scores, jnp.finfo(jnp.float32).min)
+    near, far = hide(near, around(sight.near, -1)[:, None, :, None]), hide(far, sight.far[:, None, None, None])
+    top = jax.lax.stop_gradient(jnp.maximum(near.max(-1), far.max(-1)))[..., None]
+    near, far = jnp.exp(near - top), jnp.exp(far - top)
+    total = near.sum(-1) + far.sum(-1)
+    if noise is not None and dropout_rate > 0.0:
+        stays_near, stays_far = (_cut(x, number, block, 2) for x in _kept(heads, sight, dropout_rate, noise))
+        near, far = jnp.where(stays_near, near, 0), jnp.where(stays_far, far, 0)
+        total *= 1.0 - dropout_rate
+    mixed = _product32("bhnqk,bnkhd->bnqhd", near.astype(q.dtype), around(given.near_values))
+    mixed += _product32("bhnqm,bmhd->bnqhd", far.astype(q.dtype), given.far_values)
+    mixed /= jnp.moveaxis(total, 1, -1)[..., None]
+    return mixed.astype(q.dtype).reshape(batch, number * block, heads, size)[:, :n]
+
+
+def _kept(heads: int, sight: Sight, rate: float, noise: Array) -> tuple[Array, Array]:
+    """What dropout leaves: bool[batch, heads, n, window * block], by place in the query's blocks, [.., n, m]."""
+    (_, n), m = sight.near.shape, sight.far.shape[1]
+    drawn = lambda tag, keys: stays(bits(site(noise, tag), (heads, n, keys)), rate)
+    return drawn(1, sight.window * sight.block), drawn(2, m)
+
+
+def _cut(x: Array, number: int, block: int, axis: int, fill: int = 0) -> Array:
+    """Filled up to whole blocks along an axis, which becomes two: [..., number, block, ...]."""
+    missing = [(0, 0)] * x.ndim
+    missing[axis] = (0, number * block - x.shape[axis])
+    filled = jnp.pad(x, missing, constant_values=fill)
+    return filled.reshape(*x.shape[:axis], number, block, *x.shape[axis + 1 :])
+
+
+def _around(x: Array, half: int, fill: int) -> Array:
+    """Blocks [batch, number, block, ...] -> each with its neighbours [batch, number, (2 half + 1) * block, ...]."""
+    number = x.shape[1]
+    wide = jnp.pad(x, [(0, 0), (half, half), *[(0, 0)] * (x.ndim - 2)], constant_values=fill)
+    return jnp.concatenate([wide[:, at : at + number] for at in range(2 * half + 1)], axis=2)
+
+
+def _by_distance(scores: Array, window: int) -> Array:
+    """Scores by clipped distance [..., block, 2 k + 1] -> by key of the window [..., block, window * block]."""
+    block, clip = scores.shape[-2], scores.shape[-1] // 2
+    farthest = (window // 2 + 1) * block - 1
+    reach = min(clip, farthest)
+    scores = scores[..., clip - reach : clip + reach + 1]
+    # One distance more than there are: `shift` needs it.
+    beyond = [(0, 0)] * (scores.ndim - 1) + [(farthest - reach, farthest - reach + 1)]
+    return shift(jnp.pad(scores, beyond, mode="edge"), window * block)
