@@ -12,9 +12,11 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import StreamLayout
 from data_pipelines.order import Order
 from data_pipelines.tokenizers import stored as tokenizers
+from models.attention.patterns.pattern import check as check_pattern
+from models.attention.patterns.pattern import encoders
 from models.core.family import unfit_inputs
 from models.core.program import Program
-from models.core.ranges import COUNT, SHARE, Range, check_ranges
+from models.core.ranges import COUNT, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.tokenizer_fit import check_ids, check_types
 from pretrain.json_values import KIND, build, make, plain
@@ -25,7 +27,6 @@ from pretrain.objectives.teacher import Teacher
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Schedule
 
-SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 2**32)
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
 
 FAMILY = "family"  # names the config's family in JSON
@@ -110,6 +111,7 @@ def check(recipe: Recipe) -> None:
                     f"phases.{index}.length={phase.length} is longer than {setting}.positions={longest}: "
                     "lower the one or raise the other"
                 )
+            _check_pattern(setting, config, f"phases.{index}.length", phase.length)
             _check_model(config, recipe.objective, asks, phase)
 
 
@@ -120,6 +122,16 @@ def _check_teachers(recipe: Recipe) -> None:
             f"teachers: the recipe has {', '.join(names) or 'none'}, {type(recipe.objective).__name__} asks for "
             f"{', '.join(asked) or 'none'}; give each a name, a source and a model in --recipe FILE.json"
         )
+
+
+def _check_pattern(setting: str, config: Any, field: str, length: int) -> None:
+    """UserError where a model's sparse pattern cannot serve rows of the length that this field gives."""
+    for name, (depth, heads) in encoders(config).items():
+        try:
+            check_pattern(config.pattern, depth, heads, length)
+        except ValueError as error:
+            of = f" ({setting}.{name})" if name else ""
+            raise UserError(f"{field}={length}{of}: {str(error).replace('model.', f'{setting}.', 1)}") from None
 
 
 def _check_model(config: Any, objective: Objective, asks: tuple[type, ...], phase: Phase) -> None:

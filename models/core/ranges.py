@@ -14,6 +14,7 @@ class Range(NamedTuple):
 # Sizes and steps are int32 on devices.
 COUNT = Range("at least 1 and below 2**31", lambda x: 1 <= x < 2**31)
 COUNT_OR_NONE = Range("at least 0 and below 2**31", lambda x: 0 <= x < 2**31)
+SEED = Range("at least 0 and below 2**32", lambda x: 0 <= x < 2**32)
 # Above it float32, in which they are computed with, is infinite.
 LARGEST = 3.4e38
 POSITIVE = Range(f"above 0 and below {LARGEST:g}", lambda x: 0 < x < LARGEST)

@@ -5,17 +5,72 @@ import numpy as np
 from models.attention.patterns.blocks import Blocks
 
 
+def check(pattern, depth: int, heads: int, number: int) -> None:
+    """ValueError where rows of so many blocks cannot have the pattern."""
+    if pattern.window % 2 == 0:
+        raise ValueError(
+            f"model.pattern.window={pattern.window}: must be odd, the blocks around a query's own and that one; take "
+            f"{pattern.window - 1} or {pattern.window + 1}"
+        )
+    row = f"a row has {number} blocks of {pattern.block}"
+    if pattern.global_blocks >= number:
+        raise ValueError(
+            f"model.pattern.global_blocks={pattern.global_blocks}: {row}, which would all be global; lower it, or take "
+            f"rows of more than {pattern.global_blocks * pattern.block} tokens"
+        )
+    begins, ends = _window(pattern, number)
+    least = number - pattern.global_blocks - int((ends - begins).max())
+    if pattern.random > least:
+        needed = (pattern.global_blocks + pattern.window + pattern.random) * pattern.block
+        raise ValueError(
+            f"model.pattern.random={pattern.random}: {row}, of which some see {least} that are neither global nor in "
+            f"their window; lower it, or take rows of at least {needed} tokens"
+        )
+
+
 def blocks(pattern, depth: int, heads: int, number: int) -> Blocks:
-    """Those of all layers, NumPy arrays [depth, ...]."""
-    first, last = -(-pattern.global_blocks // 2), pattern.global_blocks // 2
-    ends = (*range(first), *range(number - last, number))
-    half = pattern.window // 2
+    """Those of all layers, NumPy arrays [depth, ...].
+
+    A block is drawn as often as chance has it: by pattern.random others on average, with a standard deviation of about
+    its root, in each head of each layer.
+    """
+    first, last = _ends(pattern)
+    ends, half = (*range(first), *range(number - last, number)), min(pattern.window // 2, number - 1)
+    begins_ends = _window(pattern, number)
     drawn = np.full((depth, heads, number, pattern.random), -1, np.int32)
     for layer in range(depth):
         for head in range(heads):
             # RandomState's streams are the same in every version of NumPy; Generator's may change.
             random = np.random.RandomState([pattern.seed, layer, head])
-            for block in range(first, number - last):
-                others = np.setdiff1d(np.arange(number), [*ends, *range(block - half, block + half + 1)])
-                drawn[layer, head, block] = np.sort(random.choice(others, pattern.random, replace=False))
+            shares = random.random_sample((number - first - last, pattern.random))
+            drawn[layer, head, first : number - last] = _others(shares, first, number - first - last, *begins_ends)
     return Blocks(drawn, block=pattern.block, offsets=tuple(range(-half, half + 1)), columns=ends, rows=ends)
+
+
+def _ends(pattern) -> tuple[int, int]:
+    """Global blocks at the beginning and at the end of the row."""
+    return -(-pattern.global_blocks // 2), pattern.global_blocks // 2
+
+
+def _window(pattern, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each block that is not global, the first block of its window and the one after, without global ones."""
+    (first, last), half = _ends(pattern), pattern.window // 2
+    own = np.arange(first, number - last)
+    return np.maximum(own - half, first), np.minimum(own + half + 1, number - last)
+
+
+def _others(shares: np.ndarray, first: int, inner: int, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Blocks outside of windows from shares [rows, n] of [0, 1): ascending, each set of n as probable as any other.
+
+    first, inner: the blocks that there are to choose from, begins, ends: but for these of each row.
+    """
+    free = inner - (ends - begins)
+    chosen = np.empty(shares.shape, np.int64)
+    for number in range(shares.shape[1]):
+        left = free - number
+        place = np.minimum((shares[:, number] * left).astype(np.int64), left - 1)  # among those not yet chosen
+        for earlier in range(number):  # ascending, so that each moves it past one that is taken
+            place += place >= chosen[:, earlier]
+        chosen[:, number] = place
+        chosen[:, : number + 1].sort(axis=1)
+    return first + chosen + np.where(chosen >= (begins - first)[:, None], (ends - begins)[:, None], 0)

@@ -8,10 +8,27 @@ import numpy as np
 from models.attention.patterns.blocks import Blocks
 
 
+def check(pattern, depth: int, heads: int, number: int) -> None:
+    """ValueError where these layers and heads cannot have the pattern; rows may be of any length."""
+    if odd := [window for window in pattern.windows if window % 2]:
+        raise ValueError(
+            f"model.pattern.windows={list(pattern.windows)}: must be even, half on each side of a query; take "
+            f"{odd[0] + 1} in place of {odd[0]}"
+        )
+    for name, values, there in ("windows", pattern.windows, "layers"), ("dilations", pattern.dilations, "heads"):
+        wanted = depth if there == "layers" else heads
+        if len(values) not in (1, wanted):
+            raise ValueError(
+                f"model.pattern.{name}={list(values)}: must be one for all {there} or one for each, here {wanted}; "
+                f"there are {len(values)}"
+            )
+
+
 def blocks(pattern, depth: int, heads: int, number: int) -> Blocks:
     """Those of all layers, NumPy arrays [depth, ...]."""
     dilation = np.broadcast_to(np.array(pattern.dilations, np.int32), (depth, len(pattern.dilations)))
-    reach = np.broadcast_to(np.array(pattern.windows, np.int32)[:, None] // 2, (depth, 1)) * dilation
+    reach = np.array(pattern.windows, np.int64)[:, None] // 2 * dilation  # beyond the row there is nothing to see
+    reach = np.minimum(reach, number * pattern.block).astype(np.int32)
     away = min(-(-int(reach.max()) // pattern.block), number - 1)
     drawn = np.zeros((depth, 1, number, 0), np.int32)
     return Blocks(drawn, reach, dilation, block=pattern.block, offsets=tuple(range(-away, away + 1)))

@@ -14,8 +14,10 @@ import jax.numpy as jnp
 
 from models.attention.patterns import bigbird, longformer
 from models.attention.patterns.blocks import Blocks
+from models.core.ranges import COUNT, COUNT_OR_NONE, SEED, check_ranges
 
 DENSE = "dense"
+RANGES = {"block": COUNT, "window": COUNT, "random": COUNT_OR_NONE, "global_blocks": COUNT_OR_NONE, "seed": SEED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,26 +36,56 @@ class Pattern:
     def __post_init__(self):
         if self.name not in (DENSE, *PATTERNS):
             raise ValueError(f"model.pattern.name={self.name!r}: use one of {', '.join((DENSE, *PATTERNS))}")
+        check_ranges(self, RANGES, "model.pattern.")
+        for field in ("windows", "dilations"):
+            values = getattr(self, field)
+            if not values or not all(map(COUNT.holds, values)):
+                raise ValueError(f"model.pattern.{field}={list(values)}: must be numbers, each {COUNT.words}")
 
 
 class Made(NamedTuple):
     """How a pattern is made.
 
     blocks: (pattern, depth, heads, number of blocks) -> Blocks of NumPy arrays [depth, ...].
+    check: (the same) -> None; ValueError names the setting that they cannot have.
     """
 
     blocks: Callable[[Pattern, int, int, int], Blocks]
+    check: Callable[[Pattern, int, int, int], None] = lambda pattern, depth, heads, number: None
 
 
-PATTERNS: Mapping[str, Made] = {"bigbird": Made(bigbird.blocks), "longformer": Made(longformer.blocks)}
+PATTERNS: Mapping[str, Made] = {
+    "bigbird": Made(bigbird.blocks, bigbird.check),
+    "longformer": Made(longformer.blocks, longformer.check),
+}
+
+
+def check(pattern: Pattern, depth: int, heads: int, length: int) -> None:
+    """ValueError, a line that names the setting, where so many layers and heads cannot have it in rows of this length."""
+    if pattern.name != DENSE:
+        PATTERNS[pattern.name].check(pattern, depth, heads, -(-length // pattern.block))
+
+
+def encoders(config) -> dict[str, tuple[int, int]]:
+    """Of a config with a pattern, depth and heads of what has it: '' for the model, or its parts by their names."""
+    if not hasattr(config, "pattern"):
+        return {}
+    parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    of = {"": config} if "heads" in parts else {name: part for name, part in parts.items() if hasattr(part, "heads")}
+    return {name: (part.depth, part.heads) for name, part in of.items()}
 
 
 def blocks_of(pattern: Pattern, depth: int, heads: int, length: int) -> Blocks | None:
     """The arrays [depth, ...] of all layers for rows of this length, for `stack`'s each; None where all see all."""
     if pattern.name == DENSE:
         return None
-    made = _made(PATTERNS[pattern.name].blocks, pattern, depth, heads, -(-length // pattern.block))
-    return jax.tree.map(jnp.asarray, made)
+    return jax.tree.map(jnp.asarray, on_host(pattern, depth, heads, length))
+
+
+def on_host(pattern: Pattern, depth: int, heads: int, length: int) -> Blocks:
+    """The same as NumPy arrays, of a pattern that is not dense."""
+    check(pattern, depth, heads, length)
+    return _made(PATTERNS[pattern.name].blocks, pattern, depth, heads, -(-length // pattern.block))
 
 
 @functools.lru_cache(maxsize=16)

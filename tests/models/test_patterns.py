@@ -1,0 +1,149 @@
+"""Sparse patterns: tables of blocks made by NumPy, what they draw, what they refuse."""
+
+import dataclasses
+import hashlib
+import time
+
+import numpy as np
+import pytest
+
+from models.attention.patterns.pattern import Pattern, check, on_host
+
+BIGBIRD = Pattern("bigbird", block=4)
+CASES = [  # pattern, tokens of a row; the last block may be shorter
+    (BIGBIRD, 64),
+    (BIGBIRD, 33),
+    (dataclasses.replace(BIGBIRD, window=5, random=2, seed=7), 63),
+    (dataclasses.replace(BIGBIRD, global_blocks=3, random=1), 40),
+    (dataclasses.replace(BIGBIRD, global_blocks=0, window=1), 37),
+    (dataclasses.replace(BIGBIRD, window=3, random=0, global_blocks=1), 12),
+    (dataclasses.replace(BIGBIRD, random=11), 64),  # all that are free
+]
+
+
+def blocks_seen(pattern, length, layer, head, depth=3, heads=4):
+    """Block of queries -> (its window, its global, its drawn blocks), each a list, from the tables."""
+    made = on_host(pattern, depth, heads, length)
+    drawn = made.drawn[layer, min(head, made.drawn.shape[1] - 1)]
+    inside = lambda numbers: [number for number in numbers if 0 <= number < made.number]
+    return {
+        block: (inside(block + offset for offset in made.offsets), list(made.columns), inside(drawn[block]))
+        for block in range(made.number)
+        if block not in made.rows
+    }
+
+
+@pytest.mark.parametrize("pattern, length", CASES)
+def test_bigbird_draws_so_many_others_of_each_block(pattern, length):
+    for layer, head in ((0, 0), (2, 3)):
+        rows = blocks_seen(pattern, length, layer, head)
+        assert len(rows) == -(-length // pattern.block) - pattern.global_blocks
+        for near, everywhere, drawn in rows.values():
+            assert len(drawn) == len(set(drawn)) == pattern.random
+            assert not set(drawn) & {*near, *everywhere}
+
+
+def test_bigbird_s_window_and_global_blocks_are_those_of_the_paper():
+    near, everywhere, _ = blocks_seen(BIGBIRD, 64, 0, 0)[5]
+    assert near == [4, 5, 6] and everywhere == [0, 15]
+    assert on_host(BIGBIRD, 3, 4, 64).rows == (0, 15)
+    assert on_host(dataclasses.replace(BIGBIRD, global_blocks=3), 3, 4, 64).columns == (0, 1, 15)
+
+
+def test_every_layer_head_and_seed_draws_by_itself_whatever_the_others_are():
+    drawn = on_host(BIGBIRD, 3, 4, 256).drawn
+    tables = {drawn[layer, head].tobytes() for layer in range(3) for head in range(4)}
+    assert len(tables) == 12
+    np.testing.assert_array_equal(on_host(BIGBIRD, 2, 2, 256).drawn, drawn[:2, :2])
+    other = on_host(dataclasses.replace(BIGBIRD, seed=1), 3, 4, 256).drawn
+    assert (other != drawn).any(axis=(2, 3)).all()
+
+
+def test_every_block_is_drawn_about_equally_often():
+    """In one head as chance has it, with a standard deviation of the mean's root."""
+    depth = heads = 16
+    drawn = on_host(BIGBIRD, depth, heads, 4 * 64).drawn[:, :, 1:-1]
+    of_head = np.stack([np.bincount(table.ravel(), minlength=64)[1:-1] for table in drawn.reshape(-1, 62, 3)])
+    assert of_head.mean() == 3 and abs(of_head.std() - 3**0.5) < 0.1
+    of_all = of_head.sum(0)  # 768 on average
+    middle, ends = of_all[2:-2], of_all[[0, -1]]
+    assert (abs(middle - 768) < 5 * 768**0.5).all()
+    assert (ends > 768).all()  # in fewer windows, so drawn by more
+
+
+def test_each_set_of_free_blocks_is_as_probable():
+    """A row with 5 free blocks of which 2 are drawn: 10 sets."""
+    pattern = dataclasses.replace(BIGBIRD, random=2)
+    drawn = on_host(pattern, 40, 50, 4 * 10).drawn[:, :, 4].reshape(-1, 2)  # 10 blocks, 0 and 9 global, 3 4 5 near
+    sets, number = np.unique(drawn, axis=0, return_counts=True)
+    assert {tuple(one) for one in sets} == {(a, b) for a in (1, 2, 6, 7, 8) for b in (1, 2, 6, 7, 8) if a < b}
+    assert (abs(number - 200) < 5 * 200**0.5).all()
+
+
+def test_what_is_drawn_never_changes():
+    """A resumed run, another host and another version of NumPy have the same blocks."""
+    table = on_host(Pattern("bigbird"), 12, 12, 4096).drawn
+    assert table[3, 5, 20].tolist() == [9, 39, 46]
+    assert hashlib.sha256(table.astype("<i4").tobytes()).hexdigest()[:16] == "6c6394e1790000c4"
+
+
+def test_tables_of_a_large_model_at_65_536_tokens_are_made_in_seconds_and_are_small():
+    began = time.process_time()
+    drawn = on_host(Pattern("bigbird"), 24, 16, 65_536).drawn
+    assert time.process_time() - began < 5 and drawn.nbytes < 5e6
+
+
+def refused(pattern, length=64, depth=2, heads=2):
+    with pytest.raises(ValueError) as caught:
+        check(pattern, depth, heads, length)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_more_random_blocks_than_there_are():
+    check(dataclasses.replace(BIGBIRD, random=11), 2, 2, 64)
+    said = refused(dataclasses.replace(BIGBIRD, random=12))
+    assert said == (
+        "model.pattern.random=12: a row has 16 blocks of 4, of which some see 11 that are neither global nor in their "
+        "window; lower it, or take rows of at least 68 tokens"
+    )
+    check(dataclasses.replace(BIGBIRD, random=12), 2, 2, 68)
+
+
+def test_rows_that_are_too_short():
+    check(BIGBIRD, 2, 2, 32)
+    assert "take rows of at least 32 tokens" in refused(BIGBIRD, 28)
+    said = refused(dataclasses.replace(BIGBIRD, global_blocks=16, random=0))
+    assert said.startswith("model.pattern.global_blocks=16: a row has 16 blocks of 4, which would all be global")
+    check(dataclasses.replace(BIGBIRD, global_blocks=15, random=0), 2, 2, 64)
+
+
+def test_windows_that_are_odd_or_even():
+    assert refused(dataclasses.replace(BIGBIRD, window=4)).startswith("model.pattern.window=4: must be odd")
+    said = refused(Pattern("longformer", windows=(32, 33)))
+    assert said.startswith("model.pattern.windows=[32, 33]: must be even") and "take 34 in place of 33" in said
+
+
+def test_windows_of_each_layer_and_dilations_of_each_head():
+    for windows, dilations in ((8,), (1, 2, 3)), ((8, 16), (2,)):
+        check(Pattern("longformer", windows=windows, dilations=dilations), 2, 3, 64)
+    said = refused(Pattern("longformer", windows=(8, 8, 8)))
+    assert said.startswith("model.pattern.windows=[8, 8, 8]: must be one for all layers or one for each, here 2")
+    said = refused(Pattern("longformer", dilations=(1, 2, 3)))
+    assert said.startswith("model.pattern.dilations=[1, 2, 3]: must be one for all heads or one for each, here 2")
+
+
+def test_fields_out_of_their_ranges():
+    for wrong in ({"windows": ()}, {"windows": (8, 0)}, {"dilations": (-1,)}, {"block": 0}, {"seed": -1}):
+        (field,) = wrong
+        with pytest.raises(ValueError, match=rf"^model\.pattern\.{field}=.*must be"):
+            Pattern("longformer", **wrong)
+    with pytest.raises(ValueError, match="model.pattern.name='big': use one of dense, bigbird, longformer"):
+        Pattern("big")
+
+
+def test_a_window_wider_than_the_row_is_the_row():
+    huge = Pattern("longformer", block=4, windows=(2**31 - 2,), dilations=(3,))
+    made = on_host(huge, 1, 1, 32)
+    assert made.offsets == tuple(range(-7, 8)) and made.reach[0, 0] == 32
+    assert on_host(dataclasses.replace(BIGBIRD, window=10**9 + 1, random=0), 1, 1, 32).offsets == tuple(range(-7, 8))
