@@ -1,6 +1,7 @@
 """The layer of an encoder (Vaswani et al. 2017, section 3.1), post-norm as there or pre-norm (Radford et al. 2019)."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import flax.linen as nn
 from jax import Array
@@ -41,12 +42,15 @@ class TransformerLayer(nn.Module):
 
 def encode(
     parent: nn.Module, sizes: LayerSizes, depth: int, pattern: Pattern, x: Array, mask: Mask, noise: Noise,
-    program: Program, slots: Array | None = None,
+    program: Program, slots: Array | None = None, groups: Mapping[str, int] | None = None,
 ) -> Array:  # fmt: skip
-    """x [batch, length, width] through a stack of these layers -> the same, or at slots i32[batch, n] alone."""
+    """x [batch, length, width] through a stack of these layers -> the same, or at slots i32[batch, n] alone.
+
+    groups: as of `stack`, for layers that share parameters.
+    """
     layer = TransformerLayer(sizes, program, parent=None)
     blocks = blocks_of(pattern, depth, sizes.heads, x.shape[1])
-    return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks)[0]
+    return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, groups)[0]
 
 
 def encoder_flops(width: int, depth: int, feed_forward: int, batch: int, length: int, read: int) -> float:

@@ -12,14 +12,14 @@ from jax import Array
 
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
+from models.attention.patterns.pattern import Pattern
 from models.attention.self_attention import attention_of
-from models.attention.transformer import TransformerLayer, encoder_flops
+from models.attention.transformer import encode, encoder_flops
 from models.blocks.checks import TABLES, check_encoder
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import TokenAndPairHeads
 from models.blocks.layer import layer_sizes
-from models.blocks.stack import stack
 from models.blocks.tables import (
     HF_FIELDS,
     HF_SETTINGS,
@@ -62,6 +62,7 @@ class AlbertConfig:
     attention_dropout: float = 0.0  # of attention probabilities
     norm_epsilon: float = 1e-12  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
+    pattern: Pattern = Pattern()  # which keys a query sees
     pair_head: bool = True  # whether there are a pooler and a sentence-order classifier
 
     def __post_init__(self):
@@ -96,8 +97,8 @@ class Albert(TokenAndPairHeads):
         c, mask = self.config, Mask(inputs["segments"])
         embedded = dropout(self.embeddings(inputs["tokens"], inputs["types"]), c.dropout, site(noise, 0))
         x = self.project(embedded.astype(self.program.compute))
-        layer = TransformerLayer(layer_sizes(c), self.program, parent=None)
-        return stack(self, [layer], c.depth, x, mask, site(noise, 1), self.program, slots, groups=c.sets)[0]
+        noise = site(noise, 1)
+        return encode(self, layer_sizes(c), c.depth, c.pattern, x, mask, noise, self.program, slots, groups=c.sets)
 
 
 def attentions(config: AlbertConfig, length: int, memory: int) -> list[Attention]:

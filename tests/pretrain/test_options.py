@@ -12,6 +12,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
+from models.attention.patterns.pattern import Pattern
 from models.core.parameters import decays, leaves
 from models.core.program import Program
 from pretrain.commands.run import run
@@ -46,6 +47,16 @@ CHANGES["albert"] = {f"model.{name}": value for name, value in (MODEL | SIZES).i
     "model.embedding": 48, "model.groups": 2, "model.sharing": "attention", "model.pair_head": False,
     "objective.layout": "packed-sentences", "objective.sentence_order": False, "objective.next_sentence": True,
 }  # fmt: skip
+# Field of a pattern -> another value, in rows of the pattern of that name
+SPARSE = {"bigbird": Pattern("bigbird", block=4, random=1), "longformer": Pattern("longformer", block=4, windows=(8,))}
+PATTERN = {
+    "dense": {"name": "longformer"},
+    "bigbird": {"block": 2, "window": 5, "random": 2, "global_blocks": 1, "seed": 1},
+    "longformer": {"windows.0": 4, "dilations.0": 2},
+}
+PATTERN_OF = {f"model.pattern.{field}": name for name, fields in PATTERN.items() for field in fields}
+for changes in CHANGES.values():
+    changes |= {f"model.pattern.{field}": value for fields in PATTERN.values() for field, value in fields.items()}
 for changes in CHANGES.values():
     changes |= {f"objective.masking.{name}": value for name, value in MASKING.items()}
 NOT_REMEMBERING = ("positions", "types", "activation")
@@ -131,6 +142,8 @@ def test_every_field_of_a_recipe_matters(name, field, observe):
     recipe = RECIPES[name]
     part = "program" if field.startswith("model.") else "batch"
     label = {"albert": "objective.sentence_order", "bert": "objective.next_sentence"}.get(name)
+    if PATTERN_OF.get(field) in SPARSE:
+        recipe = replaced(recipe, "model.pattern", SPARSE[PATTERN_OF[field]])
     if label and field in {"objective.layout", "model.pair_head", *LABELS} - {label}:
         recipe = replaced(recipe, label, False)
     if field == "objective.masking.ngrams":

@@ -61,7 +61,7 @@ PATTERNS: Mapping[str, Made] = {
 
 
 def check(pattern: Pattern, depth: int, heads: int, length: int) -> None:
-    """ValueError, a line that names the setting, where so many layers and heads cannot have it in rows of this length."""
+    """ValueError, a line that names the setting, where these layers and heads cannot have it in such rows."""
     if pattern.name != DENSE:
         PATTERNS[pattern.name].check(pattern, depth, heads, -(-length // pattern.block))
 
