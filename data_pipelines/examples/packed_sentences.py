@@ -18,7 +18,8 @@ from data_pipelines.examples.masking import Masking, SpecialTokens
 
 class Plan(NamedTuple):
     """documents: where they begin in the part, then its end. starts: where rows begin, then the end. inner, inners: of
-    the documents that begin inside each row, the first and how many. All int64, in tokens."""
+    the documents that begin inside each row, the first and how many. pieces: where what a row's global tokens stand
+    for begins, None without them. All int64, in tokens."""
 
     part: Any
     split: str
@@ -27,11 +28,32 @@ class Plan(NamedTuple):
     starts: np.ndarray
     inner: np.ndarray
     inners: np.ndarray
+    pieces: np.ndarray | None = None
 
     @property
     def number(self) -> int:
         """Examples per epoch."""
         return len(self.starts) - 1
+
+
+class Frame(NamedTuple):
+    """Where the text of rows lies: [CLS] text [SEP] text ... [SEP].
+
+    start, size: int64 [n], the tokens of each row in its part. row, separator: int64 [separators], row and column of
+    each [SEP] between documents. real, text: bool [n, length], what is no padding, and no special token either.
+    """
+
+    start: np.ndarray
+    size: np.ndarray
+    row: np.ndarray
+    separator: np.ndarray
+    real: np.ndarray
+    text: np.ndarray
+
+    @property
+    def stretch(self) -> np.ndarray:
+        """bool [n, length]: the text of each row in a read of `length` tokens from its start, in order."""
+        return np.arange(self.real.shape[1]) < self.size[:, None]
 
 
 @dataclass(frozen=True)
@@ -69,7 +91,10 @@ class PackedSentences(RowLayout):
         return Plan(part, split, SpecialTokens.of(part.corpus), documents, starts, inner, inners)
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
-        split, special = chosen.plans[0].split, chosen.plans[0].special
+        return self.filled(chosen, keys, self.frame(chosen))
+
+    def frame(self, chosen: Chosen) -> Frame:
+        """Where text lies in the rows of examples."""
         start, size, inners = chosen.gather(_stretches)
         rows, separators = [], []
 
@@ -82,24 +107,27 @@ class PackedSentences(RowLayout):
         chosen.gather(separate)
         row, separator = np.concatenate(rows), np.concatenate(separators)
         end = size + 2 + inners
-        column = np.arange(self.length, dtype=np.int32)
-        real = column < end[:, None]
-        maskable = real.copy()
-        maskable[:, 0] = maskable[row, separator] = maskable[np.arange(len(end)), end - 1] = False
-        stretch = column < size[:, None]
+        real = np.arange(self.length, dtype=np.int32) < end[:, None]
+        text = real.copy()
+        text[:, 0] = text[row, separator] = text[np.arange(len(end)), end - 1] = False
+        return Frame(start, size, row, separator, real, text)
 
-        tokens = np.where(real, np.int32(special.sep), np.int32(special.pad))
+    def filled(self, chosen: Chosen, keys: np.ndarray, frame: Frame) -> dict[str, np.ndarray]:
+        """Rows with their text, masked."""
+        split, special, text = chosen.plans[0].split, chosen.plans[0].special, frame.text
+        stretch = frame.stretch
+        tokens = np.where(frame.real, np.int32(special.sep), np.int32(special.pad))
         tokens[:, 0] = special.cls
-        tokens[maskable] = chosen.read(split, "tokens", start, self.length)[stretch]
+        tokens[text] = chosen.read(split, "tokens", frame.start, self.length)[stretch]
         word_starts = None
         if self.masks.whole_word:
-            word_starts = ~maskable
-            word_starts[maskable] = chosen.read(split, "word_starts", start, self.length)[stretch]
-        masked = masking.mask(self.masks, special, keys, tokens, maskable, size, word_starts)
-        segments = real.astype(np.int32)
+            word_starts = ~text
+            word_starts[text] = chosen.read(split, "word_starts", frame.start, self.length)[stretch]
+        masked = masking.mask(self.masks, special, keys, tokens, text, frame.size, word_starts)
+        segments = frame.real.astype(np.int32)
         if not self.cross_document_attention:
             begins = np.zeros(tokens.shape, bool)
-            begins[:, 0] = begins[row, separator + 1] = True
+            begins[:, 0] = begins[frame.row, frame.separator + 1] = True
             segments *= np.cumsum(begins, axis=1, dtype=np.int32)
         return {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments} | masked
 

@@ -7,6 +7,7 @@ from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import SENTENCE_ORDER, SegmentPairs
+from data_pipelines.examples.sentence_globals import SentenceGlobals
 from data_pipelines.examples.streams import ContiguousStreams
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
 
@@ -21,6 +22,7 @@ LAYOUTS = {
     "packed, whole words": PackedSentences(32, masks=Masking(whole_word=True)),
     "packed, n-grams": PackedSentences(32, masks=Masking(whole_word=True, ngrams=(0.4, 0.3, 0.2, 0.1))),
     "packed across documents": PackedSentences(32, cross_document_attention=True),
+    "packed, with global tokens": SentenceGlobals(32, globals=3),
     "stream": ContiguousStreams(32),
     "stream, reset": ContiguousStreams(32, reset=True),
     "permuted spans": PermutedSpans(32, permuting=Permuting(reuse_len=14, perm_size=8)),

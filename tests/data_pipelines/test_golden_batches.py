@@ -32,6 +32,7 @@ GOLDEN = {
     "packed, whole words": "a2e339332e06a4f3",
     "packed, n-grams": "cfceb8478f7417d4",
     "packed across documents": "ab3e30038d0a25a5",
+    "packed, with global tokens": "e492820617f778b0",
     "stream": "f2a5ce2dda034efb",
     "stream, reset": "692dc52fbe19f20d",
     "permuted spans": "5e52697bd7201d7f",
