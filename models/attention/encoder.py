@@ -7,6 +7,7 @@ from jax import Array
 
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
+from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
 from models.attention.self_attention import attention_of
 from models.attention.transformer import encode, encoder_flops
@@ -85,4 +86,5 @@ def flops(config: EncoderConfig, shape: Shape, predictions: int) -> float:
     batch, length, read = shape.batch_size, shape.length, predictions + int(config.pair_head)
     head = 2 * batch * predictions * (config.width**2 + config.width * config.vocab_size)
     pair = 2 * batch * (config.width**2 + 2 * config.width) if config.pair_head else 0
-    return encoder_flops(config.width, config.depth, config.feed_forward, batch, length, read) + head + pair
+    seen = pairs(config.pattern, config.depth, config.heads, length)
+    return encoder_flops(config.width, config.depth, config.feed_forward, batch, length, read, seen) + head + pair

@@ -1,7 +1,7 @@
 """The layer of an encoder (Vaswani et al. 2017, section 3.1), post-norm as there or pre-norm (Radford et al. 2019)."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import flax.linen as nn
 from jax import Array
@@ -53,11 +53,16 @@ def encode(
     return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, groups)[0]
 
 
-def encoder_flops(width: int, depth: int, feed_forward: int, batch: int, length: int, read: int) -> float:
+def encoder_flops(
+    width: int, depth: int, feed_forward: int, batch: int, length: int, read: int, pairs: Sequence[float] | None = None
+) -> float:
     """Forward FLOPs of a Transformer encoder: projections, attention products and feed-forward.
 
     read: positions per row that the last layer computes; it needs keys and values of all.
+    pairs: [depth], of a query and a key that it sees, in a row; None where all see all.
     """
-    keys_and_values = 2 * 2 * width**2
-    per_query = 2 * (2 * width**2 + 2 * width * feed_forward) + 4 * length * width
-    return float(batch * (depth * length * keys_and_values + ((depth - 1) * length + read) * per_query))
+    pairs = [length**2] * depth if pairs is None else pairs
+    keys_and_values = 2 * 2 * width**2 * depth * length
+    queries = 2 * (2 * width**2 + 2 * width * feed_forward) * ((depth - 1) * length + read)
+    products = 2 * 2 * width * (sum(pairs[:-1]) + pairs[-1] * read / length)
+    return float(batch * (keys_and_values + queries + products))

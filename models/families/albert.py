@@ -12,6 +12,7 @@ from jax import Array
 
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
+from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
 from models.attention.self_attention import attention_of
 from models.attention.transformer import encode, encoder_flops
@@ -162,7 +163,8 @@ def flops(config: AlbertConfig, shape: Shape, predictions: int) -> float:
     projection = 2 * batch * length * c.embedding * c.width
     head = 2 * batch * predictions * c.embedding * (c.width + c.vocab_size)
     pair = 2 * batch * (c.width**2 + 2 * c.width) if c.pair_head else 0
-    return encoder_flops(c.width, c.depth, c.feed_forward, batch, length, read) + projection + head + pair
+    seen = pairs(c.pattern, c.depth, c.heads, length)
+    return encoder_flops(c.width, c.depth, c.feed_forward, batch, length, read, seen) + projection + head + pair
 
 
 def _groups(fields: Mapping[str, Any]) -> int:

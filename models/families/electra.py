@@ -12,6 +12,7 @@ from jax import Array
 
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
+from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
 from models.attention.self_attention import attention_of
 from models.attention.transformer import encode, encoder_flops
@@ -204,7 +205,8 @@ def flops(config: ElectraConfig, shape: Shape, predictions: int) -> float:
     """Forward FLOPs: the generator with logits at `predictions` positions per row, the discriminator everywhere."""
     total, batch, length = 0.0, shape.batch_size, shape.length
     for tower, read in ((config.generator, predictions), (config.discriminator, length)):
-        total += encoder_flops(tower.width, tower.depth, tower.feed_forward, batch, length, read)
+        seen = pairs(config.pattern, tower.depth, tower.heads, length)
+        total += encoder_flops(tower.width, tower.depth, tower.feed_forward, batch, length, read, seen)
         if tower.width != config.embedding:
             total += 2 * batch * length * config.embedding * tower.width
     width, embedding = config.generator.width, config.embedding

@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.attention.patterns.pattern import Pattern
 from models.families import albert, bert, electra, transformer_xl
 from tests.pretrain import reference
 
@@ -73,3 +74,16 @@ def test_fewer_predictions_save_logits_and_queries_of_the_last_layer():
     query = 2 * (2 * tower.width**2 + 2 * tower.width * tower.feed_forward) + 2 * 2 * 32 * tower.width
     saved = electra.FAMILY.flops(ELECTRA, SHAPE, predictions=32) - electra.FAMILY.flops(ELECTRA, SHAPE, predictions=5)
     assert saved == 3 * 27 * (2 * width * (tower.width + ELECTRA.vocab_size) + query)
+
+
+@pytest.mark.parametrize("module, config", [(albert, ALBERT), (bert, BERT), (electra, ELECTRA)])
+def test_of_a_sparse_pattern_the_visible_pairs_count(module, config):
+    """Blocks of 4: of the 8, rows 0 and 7 see 8, of the others 2 see 5 and 4 see 6; the last layer's at 8 of 32."""
+    sparse = dataclasses.replace(config, pattern=Pattern("bigbird", block=4, random=1))
+    saved = module.FAMILY.flops(config, SHAPE, predictions=8) - module.FAMILY.flops(sparse, SHAPE, predictions=8)
+    of_layer = 4 * 3 * (32 * 32 - 16 * (2 * 8 + 2 * 5 + 4 * 6))  # FLOPs of a layer's products, by its width
+    if module is electra:
+        assert saved == pytest.approx(of_layer * (64 * (1 + 8 / 32) + 128 * 2))
+    else:
+        read = 8 + int(config.pair_head)
+        assert saved == pytest.approx(of_layer * config.width * (1 + read / 32))

@@ -1,13 +1,19 @@
 """Sparse patterns: tables of blocks made by NumPy, what they draw, what they refuse."""
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import time
 
+import jax
 import numpy as np
 import pytest
 
+from models.attention.patterns.blocks import counts
+from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, check, on_host
+from tests.models.programs import QUICK
 
 BIGBIRD = Pattern("bigbird", block=4)
 CASES = [  # pattern, tokens of a row; the last block may be shorter
@@ -147,3 +153,53 @@ def test_a_window_wider_than_the_row_is_the_row():
     made = on_host(huge, 1, 1, 32)
     assert made.offsets == tuple(range(-7, 8)) and made.reach[0, 0] == 32
     assert on_host(dataclasses.replace(BIGBIRD, window=10**9 + 1, random=0), 1, 1, 32).offsets == tuple(range(-7, 8))
+
+
+DEPTH, HEADS = 3, 4
+SPARSE = [
+    *CASES,
+    (Pattern("longformer", block=4, windows=(8,)), 64),
+    (Pattern("longformer", block=4, windows=(2, 10, 6), dilations=(1, 1, 2, 3)), 43),
+    (Pattern("longformer", block=8, windows=(200,), dilations=(2,)), 43),
+]
+
+
+@functools.cache
+def dense(pattern, length):
+    """How often each query sees each key, by the definition: [depth, heads, length, length]."""
+    of_layers = jax.jit(jax.vmap(lambda blocks: counts(blocks, length)), compiler_options=QUICK)
+    return np.broadcast_to(of_layers(on_host(pattern, DEPTH, HEADS, length)), (DEPTH, HEADS, length, length))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern, length", SPARSE)
+def test_pairs_are_those_of_the_definition(pattern, length, causal):
+    all_pairs = dense(pattern, length)
+    expected = (np.tril(all_pairs) if causal else all_pairs).sum((2, 3)).mean(1)
+    np.testing.assert_array_equal(pairs(pattern, DEPTH, HEADS, length, causal=causal), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_pairs_with_tokens_that_see_all_are_those_of_the_mean_choice(causal):
+    pattern, length = Pattern("longformer", block=2, windows=(2,)), 8
+    near, places = dense(pattern, length)[0, 0] > 0, np.arange(length)
+    may = places[:, None] >= places if causal else np.ones((length, length), bool)
+
+    def with_chosen(tokens):
+        chosen = np.isin(places, tokens)
+        return (may & (near | chosen[:, None] | chosen)).sum()
+
+    mean = np.mean([with_chosen(tokens) for tokens in itertools.combinations(range(length), 3)])
+    assert pairs(pattern, DEPTH, HEADS, length, 3, causal) == pytest.approx([mean] * DEPTH)
+
+
+def test_pairs_of_what_is_dense():
+    assert pairs(Pattern(), 2, 4, 10).tolist() == [100, 100] and pairs(Pattern(), 1, 4, 10, causal=True) == 55
+
+
+def test_pairs_at_65_536_tokens_grow_with_the_length_alone():
+    for pattern in (Pattern("bigbird"), Pattern("longformer", windows=(32, 512) * 6)):
+        began = time.process_time()
+        long, short = (pairs(pattern, 12, 12, length) / length for length in (65_536, 8_192))
+        assert time.process_time() - began < 2
+        assert (abs(long / short - 1) < 0.08).all()  # keys of a query, but for global rows and the ends

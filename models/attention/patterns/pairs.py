@@ -1,0 +1,81 @@
+"""How many pairs of a query and a key a sparse pattern lets attention compute, from its tables alone."""
+
+import numpy as np
+
+from models.attention.patterns.blocks import Blocks
+from models.attention.patterns.pattern import DENSE, Pattern, on_host
+
+
+def pairs(
+    pattern: Pattern, depth: int, heads: int, length: int, chosen: int = 0, causal: bool = False
+) -> np.ndarray:
+    """Of each layer, in a row of this length, the mean over its heads: f64[depth]; the sum of `counts`.
+
+    chosen: tokens of the row that see all and that all see beside the pattern (`Mask.globals`); the mean over all ways
+    to choose so many.   causal: whether a query sees no key after itself.
+    """
+    whole = length * (length + 1) / 2 if causal else float(length**2)
+    if pattern.name == DENSE:
+        return np.full(depth, whole)
+    blocks = on_host(pattern, depth, heads, length)
+    sizes = np.minimum(blocks.block, length - np.arange(blocks.number) * blocks.block)
+    seen = _everywhere(blocks, sizes, causal) + _near(blocks, sizes, causal) + _drawn(blocks, sizes, causal)
+    if not chosen:
+        return seen
+    hidden = (length - chosen) * (length - chosen - 1) / (length * (length - 1))  # where neither token is a chosen one
+    return whole - (whole - seen) * hidden
+
+
+def _between(sizes: np.ndarray, queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
+    """Pairs of two blocks of these numbers that both lie in the row."""
+    own = sizes[queries]
+    if not causal:
+        return own * sizes[keys]
+    return np.where(keys < queries, own * sizes[keys], np.where(keys == queries, own * (own + 1) // 2, 0))
+
+
+def _others(blocks: Blocks) -> np.ndarray:
+    """The blocks whose queries do not see all."""
+    return np.setdiff1d(np.arange(blocks.number), blocks.rows)
+
+
+def _everywhere(blocks: Blocks, sizes: np.ndarray, causal: bool) -> int:
+    """Pairs of the rows that see all, and of the columns that all see."""
+    rows, columns = np.array(blocks.rows, int)[:, None], np.array(blocks.columns, int)
+    of_rows = _between(sizes, rows, np.arange(blocks.number), causal).sum()
+    return of_rows + _between(sizes, _others(blocks)[:, None], columns, causal).sum()
+
+
+def _drawn(blocks: Blocks, sizes: np.ndarray, causal: bool) -> np.ndarray:
+    """f64[depth]."""
+    drawn, queries = blocks.drawn[:, :, _others(blocks)], _others(blocks)[:, None]
+    found = np.where(drawn >= 0, _between(sizes, queries, np.maximum(drawn, 0), causal), 0)
+    return found.sum((2, 3)).mean(1)
+
+
+def _near(blocks: Blocks, sizes: np.ndarray, causal: bool) -> np.ndarray:
+    """f64[depth] of the window, without what the columns have."""
+    depth = len(blocks.drawn)
+    if blocks.reach is None:
+        return np.full(depth, sum(_at(blocks, sizes, offset, causal) for offset in blocks.offsets), float)
+    reach, dilation = np.broadcast_arrays(blocks.reach, blocks.dilation)
+    both = np.stack([reach, dilation], -1).reshape(-1, 2)
+    different, which = np.unique(both, axis=0, return_inverse=True)
+    found = np.array([sum(_at(blocks, sizes, at, causal, *two) for at in blocks.offsets) for two in different], float)
+    return found[which.reshape(reach.shape)].mean(1)
+
+
+def _at(blocks: Blocks, sizes: np.ndarray, offset: int, causal: bool, reach: int = -1, dilation: int = 0) -> int:
+    """Pairs of all queries with keys this many blocks away, where dilation is not 0 those that it and reach allow."""
+    queries = _others(blocks)
+    queries = queries[(queries + offset >= 0) & (queries + offset < blocks.number)]
+    queries = queries[~np.isin(queries + offset, blocks.columns)]
+    if not dilation:
+        return _between(sizes, queries, queries + offset, causal).sum()
+    of_sizes, times = np.unique(sizes[[queries, queries + offset]], axis=1, return_counts=True)
+    shift = np.arange(1 - blocks.block, blocks.block)  # of a key in its block against the query in its own
+    distance = offset * blocks.block + shift
+    allowed = (abs(distance) <= reach) & (distance % dilation == 0) & ((distance <= 0) | (not causal))
+    own, theirs = of_sizes[..., None]
+    with_shift = np.maximum(np.minimum(own, theirs - shift) - np.maximum(0, -shift), 0)  # [sizes, shifts]
+    return (times[:, None] * with_shift * allowed).sum()
