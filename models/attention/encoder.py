@@ -8,7 +8,7 @@ from jax import Array
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
-from models.attention.patterns.pattern import Pattern
+from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.self_attention import attention_of
 from models.attention.transformer import encode, encoder_flops
 from models.blocks.checks import TABLES, check_encoder
@@ -78,7 +78,8 @@ class Encoder(TokenAndPairHeads):
 
 def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attention]:
     """For kernels: all layers but the last, which is read at few positions."""
-    return [attention_of(layer_sizes(config), length)] * (config.depth > 1)
+    blocks = blocks_of(config.pattern, config.depth, config.heads, length)
+    return [attention_of(layer_sizes(config), length, blocks=blocks)] * (config.depth > 1)
 
 
 def flops(config: EncoderConfig, shape: Shape, predictions: int) -> float:

@@ -83,13 +83,19 @@ def visible(mask: Mask) -> Array:
     if mask.causal:
         seen &= _themselves(mask, jnp.less_equal)
     if mask.blocks is not None:
-        length = mask.segments.shape[1]
-        named = counts(mask.blocks, length)[None] > 0
-        if mask.globals is not None:
-            chosen = (mask.globals[:, :, None] == jnp.arange(length)).any(1)
-            named |= of_queries(chosen) | of_keys(chosen)
-        seen &= named
+        seen &= times(mask) > 0
     return seen
+
+
+def times(mask: Mask) -> Array:
+    """How often a pattern's blocks and global tokens name each key for each query, whatever else the mask says:
+    i32[batch or 1, heads or 1, length, length]."""
+    length = mask.segments.shape[1]
+    named = counts(mask.blocks, length)[None]
+    if mask.globals is None:
+        return named
+    chosen = (mask.globals[:, :, None] == jnp.arange(length)).any(1)
+    return jnp.where(chosen[:, None, :, None] | chosen[:, None, None, :], 1, named)
 
 
 def only_of_seen(mixed: Array, seen: Array) -> Array:
@@ -97,7 +103,7 @@ def only_of_seen(mixed: Array, seen: Array) -> Array:
 
     Of no visible key a softmax makes equal shares of all, which would tell a prediction its own token.
     """
-    return jnp.where(seen.any(axis=-1)[:, 0, :, None, None], mixed, 0)
+    return jnp.where(seen.any(axis=-1).swapaxes(1, 2)[..., None], mixed, 0)
 
 
 def _themselves(mask: Mask, compare) -> Array:

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.mask import Mask, only_of_seen, visible
+from models.attention.mask import Mask, only_of_seen, times, visible
 from models.attention.operands import SelfWeights
-from models.attention.patterns.blocks import counts
 from models.blocks.dense import affine
 from models.blocks.layer import LayerSizes
 from models.blocks.positions import gather_positions
@@ -29,7 +28,7 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     scale = q.shape[-1] ** -0.5
     scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
     if mask.blocks is not None:  # a key that is seen twice has twice the share
-        scores += jnp.log(jnp.maximum(counts(mask.blocks, q.shape[1]), 1).astype(jnp.float32))
+        scores += jnp.log(jnp.maximum(times(mask), 1).astype(jnp.float32))
     scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, noise)

@@ -1,20 +1,25 @@
 """Multi-head self-attention with its weights."""
 
+import dataclasses
+import functools
+from collections.abc import Callable
+
 import flax.linen as nn
 from jax import Array
 
-from models.attention import plain
+from models.attention import plain, sparse
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
 from models.attention.mask import Mask, chosen
 from models.attention.operands import SelfWeights
+from models.attention.patterns.blocks import Blocks
 from models.blocks.dense import Weights
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
-from models.core.program import Program
+from models.core.program import PLAIN, Program
 from models.core.sharding import constrain
 
 
@@ -34,18 +39,17 @@ class SelfAttention(nn.Module):
         weights = SelfWeights(*(Weights(width, sizes.init_std, name=name)(width) for name in SelfWeights._fields))
         norm = Norm(sizes.norm_epsilon, program.compute, name="norm")
         given, x = x, norm(x) if self.pre_norm else x
-        if slots is None:
-            read, attend = x, plain.attend
-            if program.attention != "xla":
-                asked = attention_of(sizes, x.shape[1], mask.causal, mask.ranks is not None)
+        read = x if slots is None else gather_positions(x, slots)
+        if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
+            of_slots = chosen(mask, slots)
+            y = plain.attend(x, weights, of_slots, sizes, program, noise, read)
+        else:
+            at = {} if slots is None else {"slots": slots}
+            attend = functools.partial(plain.attend, mix=plain_form(program.attention, mask))
+            if program.attention not in PLAIN:
+                asked = attention_of(sizes, x.shape[1], mask.causal, mask.ranks is not None, mask.blocks)
                 attend = require(program.attention, "self", asked).attend
-            y = attend(x, weights, mask, sizes, program, noise)
-        elif mask.blocks is not None:
-            read = gather_positions(x, slots)
-            y = plain.attend(x, weights, mask, sizes, program, noise, slots=slots)
-        else:  # too few queries for a kernel's blocks
-            read, mask = gather_positions(x, slots), chosen(mask, slots)
-            y = plain.attend(x, weights, mask, sizes, program, noise, read)
+            y = attend(x, weights, mask, sizes, program, noise, **at)
         if self.pre_norm:
             read = given if slots is None else gather_positions(given, slots)
         y = read + dropout(y, sizes.dropout, site(noise, 2))
@@ -53,9 +57,21 @@ class SelfAttention(nn.Module):
         return constrain(y if self.pre_norm else norm(y), "batch", axis, None)
 
 
+def plain_form(named: str, mask: Mask) -> Callable[..., Array]:
+    """The plain operations that a program's attention names for a mask: `plain.attention` or the same in blocks."""
+    if mask.blocks is None or named == "dense":
+        return plain.attention
+    return sparse.attention if named == "blocked" or sparse.wins(mask) else plain.attention
+
+
 def attention_of(
-    sizes: LayerSizes, length: int, causal: bool = False, ranked: bool = False, part: str = ""
-) -> Attention:
+    sizes: LayerSizes, length: int, causal: bool = False, ranked: bool = False, blocks: Blocks | None = None,
+    part: str = "",
+) -> Attention:  # fmt: skip
     """What a layer's attention asks of a kernel."""
     of_layer = (length, sizes.width, sizes.heads, sizes.attention_dropout)
-    return Attention(*of_layer, causal=causal, ranked=ranked, part=part)
+    if blocks is not None:
+        of_heads = lambda array: None if array is None else array.shape[-1:]
+        reach, dilation = of_heads(blocks.reach), of_heads(blocks.dilation)
+        blocks = dataclasses.replace(blocks, drawn=blocks.drawn.shape[-3:], reach=reach, dilation=dilation)
+    return Attention(*of_layer, causal=causal, ranked=ranked, blocks=blocks, part=part)

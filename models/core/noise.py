@@ -6,6 +6,7 @@ where this hash is two, and vmapped `rbg` keys draw other numbers than single on
 """
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,10 @@ def _mix(x: Array) -> Array:
 
 
 def fold(keys: Array, tag: Array | int) -> Array:
-    """Noise for one use: u32[batch, 2] and an integer (or i32[batch]) -> u32[batch, 2]."""
+    """Noise for one use: u32[..., 2] and an integer (or integers that broadcast with [...]) -> u32[..., 2]."""
     tag = jnp.asarray(tag).astype(jnp.uint32) * jnp.uint32(_GOLDEN)
-    first = _mix(keys[:, 0] ^ _mix(tag + jnp.uint32(1)))
-    second = _mix(keys[:, 1] + tag ^ first)
+    first = _mix(keys[..., 0] ^ _mix(tag + jnp.uint32(1)))
+    second = _mix(keys[..., 1] + tag ^ first)
     return jnp.stack([first, second], axis=-1)
 
 
@@ -43,7 +44,7 @@ def bits(keys: Array, shape: tuple[int, ...]) -> Array:
 
     A row of more elements than can be counted is cut along its first axes into slices with a key each.
     """
-    cut = next(axis for axis in range(len(shape) + 1) if math.prod(shape[axis:]) <= COUNTED)
+    cut = _slices(shape)
     leading, counted = shape[:cut], shape[cut:]
     index = jnp.zeros(counted, jnp.uint32)
     stride = 1
@@ -54,6 +55,27 @@ def bits(keys: Array, shape: tuple[int, ...]) -> Array:
         keys = jax.vmap(fold, (None, 0), 1)(keys, jnp.arange(math.prod(leading)))  # [batch, slices, 2]
     word = lambda number: keys[..., number].reshape(-1, *leading, *(1,) * len(counted))
     return hashed(spread(index) + word(0), word(1))
+
+
+def bits_at(keys: Array, shape: tuple[int, ...], at: Sequence[Array]) -> Array:
+    """`bits` of some elements alone: those at `at`, an index i32[batch or 1, ...] for each axis of shape.
+
+    The indices are broadcast together, and are multiplied before: what is left for each element is a sum.
+    """
+    cut = _slices(shape)
+    keys = keys.reshape(-1, *(1,) * (at[0].ndim - 1), 2)
+    number = sum(index * math.prod(shape[axis + 1 : cut]) for axis, index in enumerate(at[:cut]))
+    if cut:
+        keys = fold(keys, number)
+    begin = keys[..., 0]
+    for axis, index in enumerate(at[cut:], cut):
+        begin = begin + spread(index.astype(jnp.uint32) * jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32))
+    return hashed(begin, keys[..., 1])
+
+
+def _slices(shape: tuple[int, ...]) -> int:
+    """Leading axes of a row of this shape that count its slices, so that each has no more elements than are counted."""
+    return next(axis for axis in range(len(shape) + 1) if math.prod(shape[axis:]) <= COUNTED)
 
 
 def spread(index: Array) -> Array:

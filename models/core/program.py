@@ -13,7 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 class Program:
     """dtype: of activations and matrix products (parameters, losses and softmax stay float32).
     depth: 'scan' compiles one layer and loops over it, 'unroll' compiles every layer.
-    attention: 'xla', or a fused kernel by its name in `models/attention/kernels/table.py`.
+    attention: 'xla', plain operations; of a sparse pattern those that are faster, 'dense' or 'blocked', unless one of
+        them is named; or a fused kernel by its name in `models/attention/kernels/table.py`.
     remat: 'none' keeps all activations for the backward pass, 'dots' only what is marked as `kept`, from which no large
         matrix product has to be computed again, 'full' each layer's input.
     """
@@ -33,6 +34,7 @@ class Program:
         return jnp.dtype(self.dtype)
 
 
+PLAIN = ("xla", "dense", "blocked")  # attention in plain operations
 _ALLOWED = {
     "dtype": ("float32", "bfloat16"),
     "depth": ("scan", "unroll"),

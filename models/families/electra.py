@@ -13,7 +13,7 @@ from jax import Array
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
-from models.attention.patterns.pattern import Pattern
+from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.self_attention import attention_of
 from models.attention.transformer import encode, encoder_flops
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
@@ -216,8 +216,12 @@ def flops(config: ElectraConfig, shape: Shape, predictions: int) -> float:
 
 def attentions(config: ElectraConfig, length: int, memory: int) -> list[Attention]:
     """For kernels: all layers of both but the generator's last, which is read at few positions."""
-    towers = ("discriminator", "generator")
-    return [attention_of(config.layer_sizes(getattr(config, tower)), length, part=tower) for tower in towers]
+    asked = []
+    for part in ("discriminator", "generator"):
+        tower = getattr(config, part)
+        blocks = blocks_of(config.pattern, tower.depth, tower.heads, length)
+        asked.append(attention_of(config.layer_sizes(tower), length, blocks=blocks, part=part))
+    return asked
 
 
 FAMILY = Family(

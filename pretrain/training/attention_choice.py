@@ -11,8 +11,9 @@ from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
 from models.attention.kernels.table import KERNELS
+from models.attention.patterns.pattern import DENSE, Pattern
 from models.core import program as programs
-from models.core.program import Program
+from models.core.program import PLAIN, Program
 from models.core.sharding import placed_by
 from models.families.registry import family_of
 from pretrain.options import Options
@@ -32,6 +33,11 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
     kernels, named = _kernels(recipe, platform), program.attention
+    if named in PLAIN[1:]:
+        if not _is_sparse(recipe.model):
+            use = " or ".join(["xla", *kernels])
+            raise UserError(f"--attention {named}: {recipe.name} has no sparse pattern (model.pattern.name); use {use}")
+        return program
     if named != "xla" and named not in kernels:
         where = f"{recipe.name} on {platform or jax.default_backend()}"
         raise UserError(f"--attention {named}: not for {where}; use {' or '.join(['xla', *kernels])}")
@@ -49,7 +55,7 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
 def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, platform: str | None = None) -> list[str]:
     """What to say of attention that takes XLA on a platform that has a kernel, unless that was asked for."""
     recipe, program = assembly.recipe, assembly.model.program
-    if options.attention == "xla":
+    if options.attention in PLAIN:
         return []
     if program.attention == "xla":
         why = {kernel: _obstacles(recipe, program, kernel, mesh) for kernel in _kernels(recipe, platform)}
@@ -65,10 +71,15 @@ def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, pl
 def for_evaluation(assembly: Assembly, phase: int, mesh: Mesh) -> Assembly:
     """The assembly with XLA's attention where its kernel does not take what evaluation remembers."""
     recipe, program = assembly.recipe, assembly.model.program
-    if program.attention == "xla" or not _of_evaluation(recipe, program.attention, phase, mesh):
+    if program.attention in PLAIN or not _of_evaluation(recipe, program.attention, phase, mesh):
         return assembly
     plain = dataclasses.replace(program, attention="xla")
     return assembly._replace(model=assembly.family.module(recipe.model, plain))
+
+
+def _is_sparse(model) -> bool:
+    """Whether a model's config has a pattern by which queries see few keys."""
+    return getattr(model, "pattern", Pattern()).name != DENSE
 
 
 def _kernels(recipe: Recipe, platform: str | None) -> list[str]:

@@ -106,6 +106,14 @@ def test_a_row_that_can_be_counted_is_hashed_as_one_and_a_longer_one_by_slices(m
     np.testing.assert_array_equal(noise.bits(KEYS, (2, 3, 5)).reshape(64, 6, 5), np.stack(slices, axis=1))
 
 
+@pytest.mark.parametrize("counted", [30, 14, 4])
+def test_the_bits_of_some_elements_are_those_of_the_whole(counted, monkeypatch):
+    monkeypatch.setattr(noise, "COUNTED", counted)
+    at = [jnp.array(index)[None] for index in ([[1], [0]], [[0], [2]], [[4, 0, 1]])]
+    whole = np.asarray(noise.bits(KEYS, (2, 3, 5)))
+    np.testing.assert_array_equal(noise.bits_at(KEYS, (2, 3, 5), at), whole[:, [[1], [0]], [[0], [2]], [[4, 0, 1]]])
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_zeroes_its_share_and_scales_the_rest(rate):
     x = jnp.full((64, 100, 40), 3.0)

@@ -9,6 +9,7 @@ from data_pipelines.errors import UserError
 from models.attention.kernels import cudnn
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import KERNELS
+from models.attention.patterns.pattern import Pattern
 from models.core.program import Program
 from models.families.registry import FAMILIES
 from models.families.transformer_xl import TransformerXLConfig
@@ -101,6 +102,24 @@ def test_what_asks_for_xla_gets_it_in_silence(tmp_path):
     program = chosen_program(transformer_xl(), options, platform="tpu")
     assert program.attention == "xla"
     assert why_plain(assemble(transformer_xl(64), program), options, platform="tpu") == []
+
+
+def test_the_plain_form_of_a_sparse_pattern_may_be_named(tmp_path):
+    sparse = dataclasses.replace(bert(), model=dataclasses.replace(bert().model, pattern=Pattern("bigbird")))
+    for form in ("dense", "blocked"):
+        options = tiny.options(tmp_path, tmp_path, attention=form)
+        program = chosen_program(sparse, options, platform="tpu")
+        assert program.attention == form and why_plain(assemble(sparse, program), options, platform="tpu") == []
+        for recipe in (bert(), transformer_xl()):
+            said = rf"--attention {form}: {recipe.name} has no sparse pattern \(model.pattern.name\); use xla or"
+            with pytest.raises(UserError, match=said):
+                chosen_program(recipe, options, platform="tpu")
+
+
+def test_a_kernel_whose_queries_see_all_keys_refuses_a_sparse_pattern(tmp_path):
+    sparse = dataclasses.replace(bert(), model=dataclasses.replace(bert().model, pattern=Pattern("bigbird")))
+    with pytest.raises(UserError, match="model.pattern names blocks of keys, which it does not read; or use xla"):
+        chosen_program(sparse, tiny.options(tmp_path, tmp_path, attention="splash"), platform="tpu")
 
 
 def test_every_phase_is_asked_for(tmp_path):

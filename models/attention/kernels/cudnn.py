@@ -4,7 +4,7 @@ import jax
 from jax import Array
 
 from models.attention import plain
-from models.attention.kernels.kernel import Attention, Kernel, cuts, of_dropout, of_heads, of_length
+from models.attention.kernels.kernel import Attention, Kernel, cuts, of_blocks, of_dropout, of_heads, of_length
 from models.attention.mask import Mask, only_of_seen, visible
 from models.attention.operands import SelfWeights
 from models.blocks.layer import LayerSizes
@@ -30,7 +30,7 @@ def cudnn(q: Array, k: Array, v: Array, mask: Mask) -> Array:
 
 def _obstacles(attention: Attention) -> list[str]:
     head_dim, (cut, _) = attention.width // attention.heads, cuts(attention)
-    obstacles = of_dropout(attention) + of_length(attention)
+    obstacles = of_blocks(attention) + of_dropout(attention) + of_length(attention)
     if head_dim % 8 or head_dim > 128:
         obstacles.append(f"{of_heads(attention)} have {head_dim} numbers each: choose a multiple of 8 up to 128")
     if cut > 1:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jax import Array
 
+from models.attention.patterns.blocks import Blocks
 from models.core.sharding import current_rules
 
 LANES = 128  # numbers in a register's row: kernels cut sequences and widths into blocks of multiples of it
@@ -16,6 +17,7 @@ class Attention(NamedTuple):
     length: tokens of a row.   width, heads: of its layer.   dropout: of the probabilities.   memory: keys before the
     row's own.   chosen: whether the queries are chosen positions of the row, else all.
     causal, ranked: whether its mask is static causal, and whether it has ranks.
+    blocks: of a sparse pattern, with the shapes of one layer's arrays in their places; None where all see all.
     part: of a model of several, as its settings name it.
     """
 
@@ -27,6 +29,7 @@ class Attention(NamedTuple):
     chosen: bool = False
     causal: bool = False
     ranked: bool = False
+    blocks: Blocks | None = None
     part: str = ""
 
 
@@ -63,6 +66,11 @@ class Kernel(NamedTuple):
 def of_dropout(attention: Attention) -> list[str]:
     """The obstacle of a kernel without dropout."""
     return [f"set model.attention_dropout={attention.dropout} to 0"] if attention.dropout > 0 else []
+
+
+def of_blocks(attention: Attention) -> list[str]:
+    """The obstacle of a kernel whose queries see all keys."""
+    return [] if attention.blocks is None else ["model.pattern names blocks of keys, which it does not read"]
 
 
 def of_length(attention: Attention) -> list[str]:

@@ -8,7 +8,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from models.attention.kernels import row_attention
-from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_dropout, of_length
+from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_blocks, of_dropout, of_length
 from models.attention.mask import Mask
 from models.attention.operands import SelfWeights
 from models.blocks.dense import Affine, add_bias
@@ -100,7 +100,7 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
 
 def _obstacles(attention: Attention) -> list[str]:
     length, (cut, _) = attention.length, cuts(attention)
-    obstacles = of_dropout(attention) + of_length(attention)
+    obstacles = of_blocks(attention) + of_dropout(attention) + of_length(attention)
     if length % LANES == 0 and length // cut % LANES:
         obstacles.append(f"--mesh sequence={cut} cuts length={length} into parts that are no multiple of {LANES}")
     if cut > 1 and attention.causal:
