@@ -105,7 +105,7 @@ def test_what_asks_for_xla_gets_it_in_silence(tmp_path):
 
 
 def test_the_plain_form_of_a_sparse_pattern_may_be_named(tmp_path):
-    sparse = dataclasses.replace(bert(), model=dataclasses.replace(bert().model, pattern=Pattern("bigbird")))
+    sparse = dataclasses.replace(bert(), model=dataclasses.replace(bert().model, pattern=Pattern("bigbird", block=8)))
     for form in ("dense", "blocked"):
         options = tiny.options(tmp_path, tmp_path, attention=form)
         program = chosen_program(sparse, options, platform="tpu")
@@ -117,7 +117,7 @@ def test_the_plain_form_of_a_sparse_pattern_may_be_named(tmp_path):
 
 
 def test_a_kernel_whose_queries_see_all_keys_refuses_a_sparse_pattern(tmp_path):
-    sparse = dataclasses.replace(bert(), model=dataclasses.replace(bert().model, pattern=Pattern("bigbird")))
+    sparse = dataclasses.replace(bert(), model=dataclasses.replace(bert().model, pattern=Pattern("bigbird", block=8)))
     with pytest.raises(UserError, match="model.pattern names blocks of keys, which it does not read; or use xla"):
         chosen_program(sparse, tiny.options(tmp_path, tmp_path, attention="splash"), platform="tpu")
 
