@@ -49,7 +49,7 @@ def encode(
     groups: as of `stack`, for layers that share parameters.
     """
     layer = TransformerLayer(sizes, program, parent=None)
-    blocks = blocks_of(pattern, depth, sizes.heads, x.shape[1])
+    blocks = blocks_of(pattern, depth, sizes.heads, x.shape[1], mask.causal)
     return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, groups)[0]
 
 

@@ -144,7 +144,7 @@ def test_fields_out_of_their_ranges():
         (field,) = wrong
         with pytest.raises(ValueError, match=rf"^model\.pattern\.{field}=.*must be"):
             Pattern("longformer", **wrong)
-    with pytest.raises(ValueError, match="model.pattern.name='big': use one of dense, bigbird, longformer"):
+    with pytest.raises(ValueError, match="model.pattern.name='big': use one of dense, .*, strided, fixed"):
         Pattern("big")
 
 
@@ -161,14 +161,17 @@ SPARSE = [
     (Pattern("longformer", block=4, windows=(8,)), 64),
     (Pattern("longformer", block=4, windows=(2, 10, 6), dilations=(1, 1, 2, 3)), 43),
     (Pattern("longformer", block=8, windows=(200,), dilations=(2,)), 43),
+    (Pattern("strided", block=4, stride=3), 62),
+    (Pattern("fixed", block=4, stride=4, summary=2), 62),
 ]
 
 
 @functools.cache
-def dense(pattern, length):
-    """How often each query sees each key, by the definition: [depth, heads, length, length]."""
+def dense(pattern, length, causal=False):
+    """How often each query sees each key, by the definition, of tables for a causal mask or not: [depth, heads, length,
+    length]."""
     of_layers = jax.jit(jax.vmap(lambda blocks: counts(blocks, length)), compiler_options=QUICK)
-    return np.broadcast_to(of_layers(on_host(pattern, DEPTH, HEADS, length)), (DEPTH, HEADS, length, length))
+    return np.broadcast_to(of_layers(on_host(pattern, DEPTH, HEADS, length, causal)), (DEPTH, HEADS, length, length))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -203,3 +206,48 @@ def test_pairs_at_65_536_tokens_grow_with_the_length_alone():
         long, short = (pairs(pattern, 12, 12, length) / length for length in (65_536, 8_192))
         assert time.process_time() - began < 2
         assert (abs(long / short - 1) < 0.08).all()  # keys of a query, but for global rows and the ends
+
+
+def paper(name, length, stride, summary):
+    """Which keys a query sees by Child et al. 2019, section 4.3: bool[length, length]. Their l is stride, c summary."""
+    i, j = np.arange(length)[:, None], np.arange(length)
+    if name == "strided":
+        seen = (j >= i - stride) | ((i - j) % stride == 0)
+    else:
+        seen = (j // stride == i // stride) | (j % stride >= stride - summary)
+    return seen & (j <= i)
+
+
+@pytest.mark.parametrize("length", [64, 62])
+@pytest.mark.parametrize(
+    "name, stride, summary", [("strided", 4, 1), ("strided", 1, 1), ("fixed", 4, 1), ("fixed", 5, 2)]
+)
+def test_the_sparse_transformer_s_patterns_are_the_paper_s_block_by_block(name, stride, summary, length):
+    pattern, block, number = Pattern(name, block=4, stride=stride, summary=summary), 4, 16
+    seen = np.zeros((block * number,) * 2, bool)
+    seen[:length, :length] = paper(name, length, block * stride, block * summary)
+    of_blocks = seen.reshape(number, block, number, block).any((1, 3))
+    expected = np.tril(of_blocks.repeat(block, 0).repeat(block, 1))[:length, :length]
+    np.testing.assert_array_equal(np.tril(dense(pattern, length)[2, 3]), expected)
+
+
+def test_in_an_encoder_they_are_the_same_towards_both_sides():
+    strided = dense(Pattern("strided", block=4, stride=3), 62)[0, 0]
+    np.testing.assert_array_equal(strided, strided.T)
+    fixed = dense(Pattern("fixed", block=4, stride=4), 64)[0, 0][::4, ::4]
+    assert np.flatnonzero(fixed[5]).tolist() == [3, 4, 5, 6, 7, 11, 15]
+
+
+@pytest.mark.parametrize("pattern, length", SPARSE)
+def test_causal_tables_lack_what_a_causal_mask_hides_and_nothing_else(pattern, length):
+    made = on_host(pattern, DEPTH, HEADS, length, causal=True)
+    assert max(made.offsets) == 0 and (made.drawn <= np.arange(made.number)[:, None]).all()
+    np.testing.assert_array_equal(np.tril(dense(pattern, length, causal=True)), np.tril(dense(pattern, length)))
+
+
+def test_strides_that_a_row_is_too_short_for():
+    for name in ("strided", "fixed"):
+        check(Pattern(name, stride=7), 2, 2, 512)
+        said = refused(Pattern(name, stride=8), 512)
+        assert said.startswith("model.pattern.stride=8: a row has 8 blocks of 64") and "more than 512 tokens" in said
+    assert refused(Pattern("fixed", stride=4, summary=4), 512).startswith("model.pattern.summary=4: must be below")

@@ -49,10 +49,12 @@ CHANGES["albert"] = {f"model.{name}": value for name, value in (MODEL | SIZES).i
 }  # fmt: skip
 # Field of a pattern -> another value, in rows of the pattern of that name
 SPARSE = {"bigbird": Pattern("bigbird", block=4, random=1), "longformer": Pattern("longformer", block=4, windows=(8,))}
+SPARSE |= {"fixed": Pattern("fixed", block=4, stride=3)}
 PATTERN = {
     "dense": {"name": "longformer"},
     "bigbird": {"block": 2, "window": 5, "random": 2, "global_blocks": 1, "seed": 1},
     "longformer": {"windows.0": 4, "dilations.0": 2},
+    "fixed": {"stride": 2, "summary": 2},
 }
 PATTERN_OF = {f"model.pattern.{field}": name for name, fields in PATTERN.items() for field in fields}
 for changes in CHANGES.values():

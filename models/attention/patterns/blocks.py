@@ -38,6 +38,16 @@ class Blocks:
         return self.drawn.shape[-2]
 
 
+def earlier(blocks: Blocks) -> Blocks:
+    """Blocks of NumPy arrays without those after the queries' own, but for `columns` and in `rows`."""
+    after = blocks.drawn > np.arange(blocks.number)[:, None]
+    left = np.sort(np.where(after | (blocks.drawn < 0), blocks.number, blocks.drawn), axis=-1)
+    most = int((left < blocks.number).sum(-1).max(initial=0))
+    drawn = np.where(left < blocks.number, left, -1)[..., :most].astype(np.int32)
+    offsets = tuple(offset for offset in blocks.offsets if offset <= 0)
+    return dataclasses.replace(blocks, drawn=drawn, offsets=offsets)
+
+
 def counts(blocks: Blocks, length: int) -> Array:
     """How often each query sees each key: i32[heads or 1, length, length]; the definition, dense."""
     number, position = blocks.number, jnp.arange(length)

@@ -17,7 +17,7 @@ def pairs(
     whole = length * (length + 1) / 2 if causal else float(length**2)
     if pattern.name == DENSE:
         return np.full(depth, whole)
-    blocks = on_host(pattern, depth, heads, length)
+    blocks = on_host(pattern, depth, heads, length, causal)
     sizes = np.minimum(blocks.block, length - np.arange(blocks.number) * blocks.block)
     seen = _everywhere(blocks, sizes, causal) + _near(blocks, sizes, causal) + _drawn(blocks, sizes, causal)
     if not chosen:

@@ -12,19 +12,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from models.attention.patterns import bigbird, longformer
-from models.attention.patterns.blocks import Blocks
+from models.attention.patterns import bigbird, longformer, sparse_transformer
+from models.attention.patterns.blocks import Blocks, earlier
 from models.core.ranges import COUNT, COUNT_OR_NONE, SEED, check_ranges
 
 DENSE = "dense"
-RANGES = {"block": COUNT, "window": COUNT, "random": COUNT_OR_NONE, "global_blocks": COUNT_OR_NONE, "seed": SEED}
+RANGES = dict.fromkeys(("block", "window", "stride", "summary"), COUNT)
+RANGES |= {"random": COUNT_OR_NONE, "global_blocks": COUNT_OR_NONE, "seed": SEED}
 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
     """The fields that a pattern does not name in its file have no effect on it."""
 
-    name: str = DENSE  # dense, bigbird or longformer
+    name: str = DENSE  # dense, bigbird, longformer, strided or fixed
     block: int = 64  # tokens of a block
     window: int = 3  # bigbird: blocks around a query's own, with it; odd
     random: int = 3  # bigbird: further blocks, drawn for each layer, head and block of queries
@@ -32,6 +33,9 @@ class Pattern:
     seed: int = 0  # bigbird: of the drawn blocks
     windows: tuple[int, ...] = (512,)  # longformer: even, tokens around a query; of each layer, or one for all
     dilations: tuple[int, ...] = (1,)  # longformer: distances between those; of each head, or one for all
+    stride: int = 8  # strided: blocks on each side of a query's own, and from one further block to the next; fixed: in
+    # how many blocks the row is cut, of which a query sees its own
+    summary: int = 1  # fixed: of each of those cuts, the last blocks, that all see
 
     def __post_init__(self):
         if self.name not in (DENSE, *PATTERNS):
@@ -57,6 +61,8 @@ class Made(NamedTuple):
 PATTERNS: Mapping[str, Made] = {
     "bigbird": Made(bigbird.blocks, bigbird.check),
     "longformer": Made(longformer.blocks, longformer.check),
+    "strided": Made(sparse_transformer.strided, sparse_transformer.check_strided),
+    "fixed": Made(sparse_transformer.fixed, sparse_transformer.check_fixed),
 }
 
 
@@ -75,19 +81,23 @@ def encoders(config) -> dict[str, tuple[int, int]]:
     return {name: (part.depth, part.heads) for name, part in of.items()}
 
 
-def blocks_of(pattern: Pattern, depth: int, heads: int, length: int) -> Blocks | None:
-    """The arrays [depth, ...] of all layers for rows of this length, for `stack`'s each; None where all see all."""
+def blocks_of(pattern: Pattern, depth: int, heads: int, length: int, causal: bool = False) -> Blocks | None:
+    """The arrays [depth, ...] of all layers for rows of this length, for `stack`'s each; None where all see all.
+
+    causal: without the blocks after a query's own, which a causal mask hides.
+    """
     if pattern.name == DENSE:
         return None
-    return jax.tree.map(jnp.asarray, on_host(pattern, depth, heads, length))
+    return jax.tree.map(jnp.asarray, on_host(pattern, depth, heads, length, causal))
 
 
-def on_host(pattern: Pattern, depth: int, heads: int, length: int) -> Blocks:
+def on_host(pattern: Pattern, depth: int, heads: int, length: int, causal: bool = False) -> Blocks:
     """The same as NumPy arrays, of a pattern that is not dense."""
     check(pattern, depth, heads, length)
-    return _made(PATTERNS[pattern.name].blocks, pattern, depth, heads, -(-length // pattern.block))
+    return _made(PATTERNS[pattern.name].blocks, pattern, depth, heads, -(-length // pattern.block), causal)
 
 
 @functools.lru_cache(maxsize=16)
-def _made(blocks: Callable, pattern: Pattern, depth: int, heads: int, number: int) -> Blocks:
-    return blocks(pattern, depth, heads, number)
+def _made(blocks: Callable, pattern: Pattern, depth: int, heads: int, number: int, causal: bool) -> Blocks:
+    made = blocks(pattern, depth, heads, number)
+    return earlier(made) if causal else made
