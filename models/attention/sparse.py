@@ -6,6 +6,7 @@ of that (`mix`). The definition, dense, is `plain.attention`; both draw the same
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from models.attention import exchange
+from models.attention.exchange import WHOLE, Part
 from models.attention.mask import Mask
 from models.attention.patterns.blocks import Blocks
 from models.core.noise import bits_at, stays
@@ -73,60 +76,70 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     attend = functools.partial(_attend, rate=dropout_rate, shape=(q.shape[2], q.shape[1], q.shape[1]))
     operands = (q, k, v, mask, heads, noise if dropout_rate else None)
     if rules is None:
-        return attend(*operands)
-    whole = rules.spec(("batch", None, "heads", None), q.shape)
-    specs = (whole, whole, whole, _mask_specs(mask, whole), PartitionSpec(whole[2]), PartitionSpec(whole[0]))
-    return jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=whole, check_vma=False)(*operands)
+        return attend(*operands, WHOLE)
+    own = rules.spec(("batch", "length", "heads", None), q.shape)
+    attend = functools.partial(attend, part=Part(own[1], rules.mesh.shape[own[1]]) if own[1] else WHOLE)
+    specs = (own, own, own, _mask_specs(mask, own), PartitionSpec(own[2]), PartitionSpec(own[0]))
+    return jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=own, check_vma=False)(*operands)
 
 
-def _mask_specs(mask: Mask, whole: PartitionSpec) -> Mask:
-    """How a mask's arrays are cut like queries [batch, length, heads, head_dim] that are cut so."""
-    rows = lambda array: None if array is None else PartitionSpec(whole[0])
-    heads = lambda array: None if array is None else PartitionSpec(whole[2] if array.shape[0] > 1 else None)
-    own = mask.blocks
-    own = dataclasses.replace(own, drawn=heads(own.drawn), reach=heads(own.reach), dilation=heads(own.dilation))
+def _mask_specs(mask: Mask, own: PartitionSpec) -> Mask:
+    """How a mask's arrays are cut where queries [batch, length, heads, head_dim] are cut so: every device has what
+    says of whole rows who sees whom, which are few numbers, and its own queries' part of the tables."""
+    rows = lambda array: None if array is None else PartitionSpec(own[0])
+    heads = lambda array: own[2] if array.shape[0] > 1 else None
+    of_heads = lambda array: None if array is None else PartitionSpec(heads(array))
+    of_queries = lambda array: PartitionSpec(heads(array), own[1])
+    blocks = mask.blocks
+    tables = jax.tree.map(of_queries, {"drawn": blocks.drawn, "routes": blocks.routes})
+    blocks = dataclasses.replace(blocks, **tables, reach=of_heads(blocks.reach), dilation=of_heads(blocks.dilation))
     fields = {name: rows(getattr(mask, name)) for name in ("segments", "ranks", "thresholds", "globals")}
-    return dataclasses.replace(mask, blocks=own, **fields)
+    return dataclasses.replace(mask, blocks=blocks, **fields)
 
 
 def _attend(
-    q: Array, k: Array, v: Array, mask: Mask, heads: Array, noise: Noise, rate: float, shape: tuple[int, int, int]
-) -> Array:
-    """`attention` of whole rows and of some heads, numbered `heads`."""
+    q: Array, k: Array, v: Array, mask: Mask, heads: Array, noise: Noise, part: Part, rate: float,
+    shape: tuple[int, int, int],
+) -> Array:  # fmt: skip
+    """`attention` of the queries of a part of rows and of some heads, numbered `heads`."""
     blocks, length = mask.blocks, q.shape[1]
     draw = None if noise is None else Draw(rate, noise, shape, heads)
     queries, keys = cut(q, k, v, mask)
     few = keys  # what is read once only is hidden where it is read besides
     if mask.globals is not None:
-        is_global = jnp.zeros(mask.segments.shape, bool).at[_where(mask.globals, length)].set(True, mode="drop")
+        at = _where(mask.globals, mask.segments.shape[1])
+        is_global = jnp.zeros(mask.segments.shape, bool).at[at].set(True, mode="drop")
         few = few._replace(segments=jnp.where(_cut(is_global[:, None], blocks.block, False), HIDDEN, few.segments))
-    read = [near(few, blocks)]
-    read += [columns(few, blocks.columns)] if blocks.columns else []
-    read += [drawn(few, blocks.drawn)] if blocks.drawn.shape[-1] else []
-    read += [gathered(whole(keys), mask.globals)] if mask.globals is not None else []
-    mixed = mix(queries, read, mask, draw)
+    read = [near(few, blocks, part)]
+    read += [columns(few, blocks.columns, part)] if blocks.columns else []
+    read += [drawn(few, blocks, part)] if blocks.drawn.shape[-1] else []
+    read += [gathered(keys, mask.globals, part)] if mask.globals is not None else []
+    mixed = mix(of_part(queries, part), read, mask, draw)
+    everything = [whole(of_part(keys, part))]
     if blocks.rows:
-        of_rows = mix(columns(queries, blocks.rows), [whole(keys)], mask, draw)
-        for number, row in enumerate(blocks.rows):
-            mixed = mixed.at[:, :, row].set(of_rows[:, :, 0, number * blocks.block :][:, :, : blocks.block])
+        of_rows = mix(columns(queries, blocks.rows, part), everything, mask, draw, part)
+        of_rows = of_rows.reshape(*of_rows.shape[:2], len(blocks.rows), blocks.block, -1)
+        mixed = mixed.at[:, :, part.places(blocks.rows, mixed.shape[2])].set(of_rows, mode="drop")
     mixed = mixed.reshape(*mixed.shape[:2], -1, mixed.shape[-1])[:, :, :length].swapaxes(1, 2)
     if mask.globals is not None:
-        of_globals = mix(gathered(whole(queries), mask.globals), [whole(keys)], mask, draw)[:, :, 0].swapaxes(1, 2)
-        mixed = mixed.at[_where(mask.globals, length)].set(of_globals, mode="drop")
+        of_globals = mix(gathered(queries, mask.globals, part), everything, mask, draw, part)[:, :, 0]
+        at = _where(mask.globals - part.first(length), length)
+        mixed = mixed.at[at].set(of_globals.swapaxes(1, 2), mode="drop")
     return mixed
 
 
 def _where(positions: Array, length: int) -> tuple[Array, Array]:
-    """Indices of positions i32[batch, n] in [batch, length]; beyond it for -1, which would be the last."""
+    """Indices of positions i32[batch, n] in [batch, length]; beyond it for -1, which would be the last, and others."""
     return jnp.arange(positions.shape[0])[:, None], jnp.where(positions < 0, length, positions)
 
 
 def cut(q: Array, k: Array, v: Array, mask: Mask) -> tuple[Queries, Keys]:
-    """q, k, v [batch, length, heads, head_dim] as blocks; the last one is filled up."""
+    """q, k, v [batch, length, heads, head_dim] of a part as blocks, the others of whole rows; the last one is filled
+    up."""
     block = mask.blocks.block
     of_heads = lambda x: _cut(x.swapaxes(1, 2), block, 0)
     of_rows = lambda x, fill: None if x is None else _cut(x[:, None], block, fill)
-    segments, positions = of_rows(mask.segments, BEYOND), of_rows(jnp.arange(q.shape[1])[None], 0)
+    segments, positions = of_rows(mask.segments, BEYOND), of_rows(jnp.arange(mask.segments.shape[1])[None], 0)
     queries = Queries(of_heads(q * q.shape[-1] ** -0.5), segments, positions, of_rows(mask.thresholds, 0))
     return queries, Keys(of_heads(k), of_heads(v), segments, positions, of_rows(mask.ranks, 0))
 
@@ -138,73 +151,84 @@ def _cut(x: Array, block: int, fill) -> Array:
     return x.reshape(*x.shape[:2], -1, block, *x.shape[3:])
 
 
-def near(keys: Keys, blocks: Blocks) -> Keys:
+def _read(tokens: Keys | Queries, of_parts: Callable, of_rows: Callable):
+    """The tokens that the first reads of q, k and v, which devices may have parts of, the other of whole rows."""
+    read = lambda name, x: x if x is None else of_parts(x) if name in ("q", "k", "v") else of_rows(x)
+    return tokens._replace(**{name: read(name, x) for name, x in tokens._asdict().items()})
+
+
+def of_part(tokens: Keys | Queries, part: Part):
+    """The tokens of a part alone."""
+    number = tokens[0].shape[2]
+    return _read(tokens, lambda x: x, lambda x: part.cut(x, number))
+
+
+def near(keys: Keys, blocks: Blocks, part: Part) -> Keys:
     """What each block reads at the offsets, but for what it reads as columns."""
     number, before, after = keys.k.shape[2], max(0, -blocks.offsets[0]), max(0, blocks.offsets[-1])
+    is_column = jnp.isin(jnp.arange(keys.segments.shape[2]), jnp.array(blocks.columns, jnp.int32))[:, None]
+    ends = lambda x: [(0, 0), (0, 0), (before, after)] + [(0, 0)] * (x.ndim - 3)
+    shifted = lambda x: jnp.concatenate([x[:, :, before + o :][:, :, :number] for o in blocks.offsets], axis=3)
 
-    def shifted(x: Array | None, fill: int = 0) -> Array | None:
-        if x is None:
-            return None
-        ends = [(0, 0), (0, 0), (before, after)] + [(0, 0)] * (x.ndim - 3)
-        x = jnp.pad(x, ends, constant_values=fill)
-        return jnp.concatenate([x[:, :, before + o :][:, :, :number] for o in blocks.offsets], axis=3)
+    def of_row(x: Array, fill: int = 0) -> Array:
+        return shifted(part.cut(jnp.pad(x, ends(x), constant_values=fill), number, before + after))
 
-    is_column = jnp.isin(jnp.arange(number), jnp.array(blocks.columns, jnp.int32))[:, None]
-    segments = shifted(jnp.where(is_column, HIDDEN, keys.segments), HIDDEN)
-    k, v, _, positions, ranks = map(shifted, keys[:5])
-    return Keys(k, v, segments, positions, ranks, blocks.reach, blocks.dilation)
+    segments = of_row(jnp.where(is_column, HIDDEN, keys.segments), HIDDEN)
+    read = _read(keys, lambda x: shifted(exchange.around(x, before, after, part)), of_row)
+    return read._replace(segments=segments, reach=blocks.reach, dilation=blocks.dilation)
 
 
-def columns(tokens: Keys | Queries, numbers: tuple[int, ...]):
+def columns(tokens: Keys | Queries, numbers: tuple[int, ...], part: Part):
     """The tokens of a few blocks, which all read, as one."""
-    return jax.tree.map(lambda x: jnp.concatenate([x[:, :, n : n + 1] for n in numbers], axis=3), tokens)
+    at = lambda x: jnp.concatenate([x[:, :, n : n + 1] for n in numbers], axis=3)
+    taken = lambda x: exchange.blocks_at(x, numbers, part)
+    return _read(tokens, lambda x: (y := taken(x)).reshape(*y.shape[:2], 1, -1, y.shape[-1]), at)
 
 
-def drawn(keys: Keys, table: Array) -> Keys:
-    """What each block reads by a table i32[heads or 1, blocks, n] of its own; -1 for nothing."""
+def drawn(keys: Keys, blocks: Blocks, part: Part) -> Keys:
+    """What each block reads by a table of its own."""
+    table = blocks.drawn
+    joined = lambda x: x.reshape(*x.shape[:3], -1, *x.shape[5:])  # [batch, heads, blocks, n, block, ...]
 
     def taken(x: Array) -> Array:
-        if table.shape[0] == 1:
-            y = x[:, :, table[0]]
-        else:
-            of_heads = None if x.shape[1] == 1 else 1
-            x = x[:, 0] if of_heads is None else x
-            y = jax.vmap(lambda x, numbers: x[:, numbers], (of_heads, 0), 1)(x, table)
-        return y.reshape(*y.shape[:3], -1, *y.shape[5:])
+        units, place = exchange.pool(x, blocks, part)
+        return joined(units.at[:, place].get(mode="promise_in_bounds"))
 
-    read = jax.tree.map(taken, keys)
-    named = jnp.repeat(table >= 0, keys.k.shape[3], axis=-1)
+    read = _read(keys, taken, lambda x: joined(x[:, 0, jnp.maximum(table, 0)]))
+    named = jnp.repeat(table >= 0, blocks.block, axis=-1)[None]
     return read._replace(segments=jnp.where(named, read.segments, HIDDEN))
 
 
 def whole(tokens: Keys | Queries):
-    """All tokens of the row as one block."""
+    """All tokens as one block."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:2], 1, -1, *x.shape[4:]), tokens)
 
 
-def gathered(tokens: Keys | Queries, positions: Array):
-    """The tokens of one block at positions i32[batch, n]; hidden where that is -1."""
-    take = jax.vmap(lambda x, at: jnp.take(x, at, axis=2, mode="clip"))
-    rows = positions.shape[0]
-    tokens = jax.tree.map(lambda x: take(jnp.broadcast_to(x, (rows, *x.shape[1:])), positions), tokens)
+def gathered(tokens: Keys | Queries, positions: Array, part: Part):
+    """The tokens at positions i32[batch, n] as one block; hidden where that is -1."""
+    taken = lambda x, part: exchange.tokens_at(jnp.broadcast_to(x, (len(positions), *x.shape[1:])), positions, part)
+    tokens = _read(tokens, lambda x: taken(x, part)[:, :, None], lambda x: taken(x, WHOLE)[:, :, None])
     return tokens._replace(segments=jnp.where(positions[:, None, None] < 0, HIDDEN, tokens.segments))
 
 
-def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None) -> Array:
-    """Softmax over all that queries read, and the sum of values -> like queries.q, in its dtype."""
-    seen = [_seen(queries, keys, mask) for keys in read]
+def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part: Part = WHOLE) -> Array:
+    """Softmax over all that queries read, and the sum of values -> like queries.q, in its dtype.
+
+    part: where what is read is a part of what the queries see, which others' parts add to.
+    """
     lowest = jnp.finfo(jnp.float32).min
-    scores = [jnp.where(s, _product(queries.q, keys.k, "k"), lowest) for s, keys in zip(seen, read, strict=True)]
-    tops = [part.max(-1, keepdims=True) for part in scores]
+    scores = [jnp.where(_seen(queries, keys, mask), _product(queries.q, keys.k, "k"), lowest) for keys in read]
+    tops = [some.max(-1, keepdims=True) for some in scores]
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
-    weights = [jnp.exp(part - top) for part in scores]
-    total = sum(part.sum(-1, keepdims=True) for part in weights)
+    weights = [jnp.exp(some - top) for some in scores]
+    total = sum(some.sum(-1, keepdims=True) for some in weights)
     if draw is not None:
-        weights = [_dropped(part, queries, keys, draw) for part, keys in zip(weights, read, strict=True)]
-    mixed = sum(_product(part.astype(keys.v.dtype), keys.v, "v") for part, keys in zip(weights, read, strict=True))
+        weights = [_dropped(some, queries, keys, draw) for some, keys in zip(weights, read, strict=True)]
+    mixed = sum(_product(some.astype(keys.v.dtype), keys.v, "v") for some, keys in zip(weights, read, strict=True))
+    top, total, mixed = exchange.combined(top, total, mixed, part)
     mixed = mixed / total
     if mask.ranks is not None:  # else every query sees itself
-        mixed = jnp.where(functools.reduce(jnp.logical_or, [s.any(-1, keepdims=True) for s in seen]), mixed, 0)
+        mixed = jnp.where(top > lowest, mixed, 0)
     return mixed.astype(queries.q.dtype)
 
 

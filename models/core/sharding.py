@@ -4,6 +4,7 @@ Nothing here knows a mesh's shape; `tpu/rules.py` makes the rules, and who trace
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -46,3 +47,12 @@ def constrain(x: Array, *axes: str | None) -> Array:
     if rules is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(rules.mesh, rules.spec(axes, x.shape)))
+
+
+def parts_of(axes: Axes, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Into how many parts the mesh cuts each axis of an activation; ValueError where it does not divide one."""
+    rules = _rules.get()
+    if rules is None:
+        return (1,) * len(axes)
+    names = lambda over: () if over is None else (over,) if isinstance(over, str) else over
+    return tuple(math.prod(rules.mesh.shape[name] for name in names(over)) for over in rules.spec(axes, shape))

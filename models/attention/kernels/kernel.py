@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jax import Array
 
 from models.attention.patterns.blocks import Blocks
-from models.core.sharding import current_rules
+from models.core.sharding import parts_of
 
 LANES = 128  # numbers in a register's row: kernels cut sequences and widths into blocks of multiples of it
 
@@ -86,9 +86,6 @@ def of_heads(attention: Attention) -> str:
 
 def cuts(attention: Attention) -> tuple[int, int]:
     """Into how many parts the mesh cuts a row's queries and the heads; chosen queries are never cut."""
-    if (rules := current_rules()) is None:
-        return 1, 1
     rows = None if attention.chosen else "length"
-    axes = rules.spec((rows, "heads"), (attention.length, attention.heads))
-    cut, shared = (1 if axis is None else rules.mesh.shape[axis] for axis in axes)
+    cut, shared = parts_of((rows, "heads"), (attention.length, attention.heads))
     return cut, shared

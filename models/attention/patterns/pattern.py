@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from models.attention.exchange import routed
 from models.attention.patterns import bigbird, longformer, sparse_transformer
 from models.attention.patterns.blocks import Blocks, earlier
 from models.core.ranges import COUNT, COUNT_OR_NONE, SEED, check_ranges
@@ -88,7 +89,7 @@ def blocks_of(pattern: Pattern, depth: int, heads: int, length: int, causal: boo
     """
     if pattern.name == DENSE:
         return None
-    return jax.tree.map(jnp.asarray, on_host(pattern, depth, heads, length, causal))
+    return jax.tree.map(jnp.asarray, routed(on_host(pattern, depth, heads, length, causal), heads, length))
 
 
 def on_host(pattern: Pattern, depth: int, heads: int, length: int, causal: bool = False) -> Blocks:
