@@ -1,4 +1,4 @@
-"""python -m pretrain run | eval | plot | export | recipes | demo"""
+"""python -m pretrain run | eval | plot | pattern | export | recipes | demo"""
 
 import dataclasses
 import logging
@@ -23,6 +23,7 @@ USAGE = """python -m pretrain COMMAND ...
                                             name takes a saved or an edited recipe
   eval RUN [--all]                          figures on the held-out set, beside what guessing reaches
   plot RUN [RUN ...] --out FILE.png         learning curves
+  pattern RECIPE --out FILE.png             what sees what in a sparse pattern, per layer and head
   export RUN --to DIR [--step N]            files that Hugging Face loads
   demo                                      all of it on the built-in corpus, in minutes on a CPU
 
@@ -149,6 +150,13 @@ def _plot(arguments: list[str]) -> int:
     return 0
 
 
+def _pattern(arguments: list[str]) -> int:
+    from pretrain.commands.pattern import show_pattern
+
+    show_pattern(arguments)
+    return 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Export:
     """Write a run's model as Hugging Face folders."""
@@ -193,7 +201,9 @@ def _demo(arguments: list[str]) -> int:
     return demo(options.folder, options.steps)
 
 
-COMMANDS = {"recipes": _recipes, "run": _run, "eval": _eval, "plot": _plot, "export": _export, "demo": _demo}
+COMMANDS = {"recipes": _recipes, "run": _run, "eval": _eval, "plot": _plot, "pattern": _pattern, "export": _export}
+COMMANDS |= {"demo": _demo}
+
 
 def _end_at_once(number: int, frame) -> None:
     """Until `stop_request` hears signals. A KeyboardInterrupt in a callback, as JAX has one, would be printed and

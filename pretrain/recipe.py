@@ -12,8 +12,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import StreamLayout
 from data_pipelines.order import Order
 from data_pipelines.tokenizers import stored as tokenizers
-from models.attention.patterns.pattern import check as check_pattern
-from models.attention.patterns.pattern import encoders
+from models.attention.patterns import pattern
 from models.core.family import unfit_inputs
 from models.core.program import Program
 from models.core.ranges import COUNT, SEED, SHARE, Range, check_ranges
@@ -111,7 +110,7 @@ def check(recipe: Recipe) -> None:
                     f"phases.{index}.length={phase.length} is longer than {setting}.positions={longest}: "
                     "lower the one or raise the other"
                 )
-            _check_pattern(setting, config, f"phases.{index}.length", phase.length)
+            check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
             _check_model(config, recipe.objective, asks, phase)
 
 
@@ -124,14 +123,17 @@ def _check_teachers(recipe: Recipe) -> None:
         )
 
 
-def _check_pattern(setting: str, config: Any, field: str, length: int) -> None:
-    """UserError where a model's sparse pattern cannot serve rows of the length that this field gives."""
-    for name, (depth, heads) in encoders(config).items():
+def check_pattern(config: Any, length: int, given: str, setting: str = "model") -> None:
+    """UserError where a model's sparse pattern cannot serve rows of this length.
+
+    given: what names the length, setting: the model; a message begins with the one and says the other.
+    """
+    for name, (depth, heads) in pattern.encoders(config).items():
         try:
-            check_pattern(config.pattern, depth, heads, length)
+            pattern.check(config.pattern, depth, heads, length)
         except ValueError as error:
             of = f" ({setting}.{name})" if name else ""
-            raise UserError(f"{field}={length}{of}: {str(error).replace('model.', f'{setting}.', 1)}") from None
+            raise UserError(f"{given}{of}: {str(error).replace('model.', f'{setting}.', 1)}") from None
 
 
 def _check_model(config: Any, objective: Objective, asks: tuple[type, ...], phase: Phase) -> None:

@@ -45,6 +45,13 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
     lines_of_legend = -(-len(labels) // columns)
     figure.tight_layout(rect=(0, 0.22 * lines_of_legend / figure.get_figheight(), 1, 1))
     figure.legend(handles, labels, loc="lower center", ncols=columns, fontsize="small", frameon=False)
+    return save(figure, out)
+
+
+def save(figure, out: Path) -> Path:
+    """Write a picture whole or not at all, and forget it -> the file; UserError naming --out."""
+    from matplotlib import pyplot
+
     temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

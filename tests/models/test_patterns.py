@@ -13,6 +13,7 @@ import pytest
 from models.attention.patterns.blocks import counts
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, check, on_host
+from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW, table
 from tests.models.programs import QUICK
 
 BIGBIRD = Pattern("bigbird", block=4)
@@ -251,3 +252,23 @@ def test_strides_that_a_row_is_too_short_for():
         said = refused(Pattern(name, stride=8), 512)
         assert said.startswith("model.pattern.stride=8: a row has 8 blocks of 64") and "more than 512 tokens" in said
     assert refused(Pattern("fixed", stride=4, summary=4), 512).startswith("model.pattern.summary=4: must be below")
+
+
+@pytest.mark.parametrize("pattern, length", SPARSE)
+def test_a_table_names_the_blocks_of_which_something_is_seen(pattern, length):
+    for layer, head in ((0, 1), (2, 3)):
+        made = table(pattern, DEPTH, HEADS, length, layer, head)
+        number, block = len(made), pattern.block
+        pairs_seen = np.zeros((number * block,) * 2, bool)
+        pairs_seen[:length, :length] = dense(pattern, length)[layer, head]
+        np.testing.assert_array_equal(made > 0, pairs_seen.reshape(number, block, number, block).any((1, 3)))
+
+
+def test_a_table_says_why_a_block_is_seen():
+    kinds = table(dataclasses.replace(BIGBIRD, random=0), 1, 1, 24, 0, 0)
+    w, g = WINDOW, GLOBAL
+    expected = [[g] * 6, [g, w, w, 0, 0, g], [g, w, w, w, 0, g], [g, 0, w, w, w, g], [g, 0, 0, w, w, g], [g] * 6]
+    np.testing.assert_array_equal(kinds, expected)
+    drawn = on_host(BIGBIRD, 2, 2, 64).drawn[1, 0]
+    kinds = table(BIGBIRD, 2, 2, 64, 1, 0)
+    assert [np.flatnonzero(row == DRAWN).tolist() for row in kinds[1:-1]] == drawn[1:-1].tolist()

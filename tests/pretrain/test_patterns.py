@@ -3,11 +3,15 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
+from matplotlib import pyplot
 
 from data_pipelines.errors import UserError
 from models.attention.patterns.pattern import Pattern
+from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW
 from pretrain.__main__ import main
+from pretrain.commands.pattern import COLORS, NOTHING, canvas_of
 from pretrain.recipe import check, from_json, to_json
 from pretrain.recipes.registry import RECIPES
 from tests.pretrain import tiny
@@ -57,3 +61,77 @@ def test_recipes_with_a_pattern_survive_json_and_older_ones_are_dense():
     written = json.loads(to_json(RECIPES["bert-base"]))
     del written["model"]["pattern"]
     assert from_json(json.dumps(written)) == RECIPES["bert-base"]
+
+
+def shown(capsys, *arguments) -> str:
+    """What `python -m pretrain pattern` says of these arguments."""
+    assert main(["pattern", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+SPARSE = ["--model.pattern.name", "bigbird", "--model.pattern.block", 16]
+
+
+def test_a_pattern_in_words_and_as_a_picture(tmp_path, capsys):
+    file = tmp_path / "new" / "pattern.png"
+    said = shown(capsys, "bert-tiny", *SPARSE, "--length", 256, "--out", file)
+    keys = (2 * 16 + 14 * 8 - 2) / 16 * 16  # blocks: 2 rows see 16, the others 8, those beside global ones 7
+    assert said == (
+        "bert-tiny: bigbird, rows of 256 tokens in blocks of 16\n"
+        f"  2 layers, 2 heads: a query sees {keys:.1f} keys on average, {keys / 256:.1%} of the row; "
+        f"tables of 768 bytes\n{file}\n"
+    )
+    picture = (pyplot.imread(file)[..., :3] * 255).round().astype(int)
+    for kind in COLORS:
+        assert (picture == COLORS[kind]).all(-1).sum() > 1000
+
+
+def test_each_encoder_has_a_picture_of_its_own(tmp_path, capsys):
+    said = shown(capsys, "electra-tiny", *SPARSE, "--length", 256, "--out", tmp_path / "both.pdf")
+    assert "  discriminator: 2 layers, 2 heads: " in said and "  generator: 2 layers, 1 heads: " in said
+    assert (tmp_path / "both.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_every_table_is_at_its_layer_and_head():
+    tables = [[np.full((3, 3), kind, np.uint8) for kind in row] for row in ((WINDOW, 0), (DRAWN, GLOBAL))]
+    tables[0][1][2, 0] = GLOBAL
+    canvas = canvas_of(tables)
+    size = len(canvas) // 2
+    assert size > 300 and canvas.shape == (2 * size + 1, 2 * size + 1, 3)
+    at = lambda row, column: tuple(canvas[row, column].tolist())
+    assert (at(0, 0), at(size - 1, size - 1)) == (COLORS[WINDOW],) * 2
+    assert (at(0, size + 1), at(size - 1, size + 1)) == (NOTHING, COLORS[GLOBAL])
+    assert (at(-1, 0), at(-1, -1)) == (COLORS[DRAWN], COLORS[GLOBAL])
+
+
+def test_a_picture_of_many_blocks_stays_small_and_hides_none():
+    kinds = np.zeros((1024, 1024), np.uint8)
+    kinds[700, 3] = DRAWN
+    canvas = canvas_of([[kinds] * 4] * 4)
+    assert len(canvas) < 2500 and (canvas == COLORS[DRAWN]).all(-1).sum() == 16
+
+
+def test_of_a_dense_recipe_there_is_nothing_to_draw(tmp_path, capsys):
+    for name in ("bert-tiny", "xlnet-tiny"):
+        said = shown(capsys, name, "--out", tmp_path / "x.png")
+        assert said.startswith(f"{name}: no sparse pattern, ") and said.endswith("; nothing is drawn\n")
+    assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--length", 64], "--length 64: model.pattern.random=3: a row has 4 blocks of 16"),
+        (["--length", 0], "--length 0: must be at least 8"),
+        (["--layer", 2], "--layer 2: there are 2; give one from 0 to 1"),
+        (["--head", -1], "--head -1: there are 2; give one from 0 to 1"),
+        (["--out", "pattern.xyz"], "--out pattern.xyz: "),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_in_one_line(options, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = ["pattern", "bert-tiny", *SPARSE, "--length", 256, "--out", "x.png", *options]
+    assert main([str(argument) for argument in given]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {said}") and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())

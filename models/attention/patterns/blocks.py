@@ -41,6 +41,10 @@ class Blocks:
         """Blocks of a row."""
         return self.drawn.shape[-2]
 
+    def sizes(self, length: int) -> np.ndarray:
+        """Tokens of each block of a row of this length."""
+        return np.minimum(self.block, length - np.arange(self.number) * self.block)
+
 
 def earlier(blocks: Blocks) -> Blocks:
     """Blocks of NumPy arrays without those after the queries' own, but for `columns` and in `rows`."""

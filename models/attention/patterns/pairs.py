@@ -18,7 +18,7 @@ def pairs(
     if pattern.name == DENSE:
         return np.full(depth, whole)
     blocks = on_host(pattern, depth, heads, length, causal)
-    sizes = np.minimum(blocks.block, length - np.arange(blocks.number) * blocks.block)
+    sizes = blocks.sizes(length)
     seen = _everywhere(blocks, sizes, causal) + _near(blocks, sizes, causal) + _drawn(blocks, sizes, causal)
     if not chosen:
         return seen
@@ -55,27 +55,37 @@ def _drawn(blocks: Blocks, sizes: np.ndarray, causal: bool) -> np.ndarray:
 
 def _near(blocks: Blocks, sizes: np.ndarray, causal: bool) -> np.ndarray:
     """f64[depth] of the window, without what the columns have."""
-    depth = len(blocks.drawn)
     if blocks.reach is None:
-        return np.full(depth, sum(_at(blocks, sizes, offset, causal) for offset in blocks.offsets), float)
+        return np.full(len(blocks.drawn), _window(blocks, sizes, causal), float)
     reach, dilation = np.broadcast_arrays(blocks.reach, blocks.dilation)
     both = np.stack([reach, dilation], -1).reshape(-1, 2)
     different, which = np.unique(both, axis=0, return_inverse=True)
-    found = np.array([sum(_at(blocks, sizes, at, causal, *two) for at in blocks.offsets) for two in different], float)
+    found = np.array([_window(blocks, sizes, causal, *limits) for limits in different.tolist()], float)
     return found[which.reshape(reach.shape)].mean(1)
 
 
-def _at(blocks: Blocks, sizes: np.ndarray, offset: int, causal: bool, reach: int = -1, dilation: int = 0) -> int:
-    """Pairs of all queries with keys this many blocks away, where dilation is not 0 those that it and reach allow."""
-    queries = _others(blocks)
-    queries = queries[(queries + offset >= 0) & (queries + offset < blocks.number)]
-    queries = queries[~np.isin(queries + offset, blocks.columns)]
-    if not dilation:
-        return _between(sizes, queries, queries + offset, causal).sum()
-    of_sizes, times = np.unique(sizes[[queries, queries + offset]], axis=1, return_counts=True)
-    shift = np.arange(1 - blocks.block, blocks.block)  # of a key in its block against the query in its own
-    distance = offset * blocks.block + shift
+def _window(blocks: Blocks, sizes: np.ndarray, causal: bool, *limits: int) -> int:
+    """The same of one head, whose reach and dilation are the limits, if it has any."""
+    found = 0
+    for offset in blocks.offsets:
+        queries = _others(blocks)
+        queries = queries[(queries + offset >= 0) & (queries + offset < blocks.number)]
+        queries = queries[~np.isin(queries + offset, blocks.columns)]
+        if limits:
+            found += near(blocks.block, offset, sizes[queries], sizes[queries + offset], causal, *limits).sum()
+        else:
+            found += _between(sizes, queries, queries + offset, causal).sum()
+    return found
+
+
+def near(
+    block: int, offset: int, own: np.ndarray, theirs: np.ndarray, causal: bool, reach: int, dilation: int
+) -> np.ndarray:
+    """Pairs i64[n] of queries in blocks of `own` tokens and keys in blocks of `theirs`, offset away, within limits."""
+    shift = np.arange(1 - block, block)  # of a key in its block against the query in its own
+    distance = offset * block + shift
     allowed = (abs(distance) <= reach) & (distance % dilation == 0) & ((distance <= 0) | (not causal))
-    own, theirs = of_sizes[..., None]
+    sizes, which = np.unique(np.stack([own, theirs]), axis=1, return_inverse=True)
+    own, theirs = sizes[..., None]
     with_shift = np.maximum(np.minimum(own, theirs - shift) - np.maximum(0, -shift), 0)  # [sizes, shifts]
-    return (times[:, None] * with_shift * allowed).sum()
+    return (with_shift * allowed).sum(1)[which.ravel()]

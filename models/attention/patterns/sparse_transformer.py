@@ -33,7 +33,7 @@ def strided(pattern, depth: int, heads: int, number: int) -> Blocks:
     """The blocks at most a stride away, and all at a distance of whole strides; NumPy arrays [depth, ...]."""
     stride, own = pattern.stride, np.arange(number)
     away = own[None] - own[:, None]
-    drawn = listed((abs(away) > stride) & (away % stride == 0))
+    drawn = _listed((abs(away) > stride) & (away % stride == 0))
     return _of_all(drawn, depth, block=pattern.block, offsets=tuple(range(-stride, stride + 1)))
 
 
@@ -42,11 +42,11 @@ def fixed(pattern, depth: int, heads: int, number: int) -> Blocks:
     stride, own = pattern.stride, np.arange(number)
     summary = own % stride >= stride - pattern.summary
     together = own[None] // stride == own[:, None] // stride
-    drawn = listed(together & ~summary & (own[None] != own[:, None]))
+    drawn = _listed(together & ~summary & (own[None] != own[:, None]))
     return _of_all(drawn, depth, block=pattern.block, columns=tuple(np.flatnonzero(summary).tolist()))
 
 
-def listed(named: np.ndarray) -> np.ndarray:
+def _listed(named: np.ndarray) -> np.ndarray:
     """bool[..., blocks] -> i32[..., n], the numbers of those that are true, ascending, then -1."""
     order = np.argsort(~named, axis=-1, kind="stable")[..., : int(named.sum(-1).max())]
     return np.where(np.take_along_axis(named, order, -1), order, -1).astype(np.int32)
