@@ -15,11 +15,16 @@ from models.blocks.checks import TABLES, check_encoder
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import TokenAndPairHeads
 from models.blocks.layer import layer_sizes
-from models.core.family import Inputs, Shape
+from models.core.family import Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import Program
 from models.core.ranges import check_ranges
+
+INPUTS = {
+    **dict.fromkeys(("tokens", "types", "segments"), Input(("length",))),
+    "globals": Input(("globals",), required=False),  # of a sparse pattern, as `Mask` has them
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +55,20 @@ class Encoder(TokenAndPairHeads):
     """The encoder with a masked-token head, and with one for pairs where there is one.
 
     head_activation: in the masked-token head; None for that of the layers.
+    keeps_pooler: whether there is a pooler also without the head for pairs.
     """
 
     config: EncoderConfig
     program: Program
     head_activation: str | None = None
+    keeps_pooler: bool = False
 
     def setup(self):
         c = self.config
         self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.width, c.norm_epsilon, c.init_std)
         sizes = layer_sizes(c)
         of_head = sizes._replace(activation=self.head_activation or sizes.activation)
-        self.make_heads(of_head, c.vocab_size, c.width, c.pair_head, self.program.compute)
+        self.make_heads(of_head, c.vocab_size, c.width, c.pair_head, self.program.compute, self.keeps_pooler)
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
@@ -72,7 +79,7 @@ class Encoder(TokenAndPairHeads):
         config = self.config
         embedded = self.embeddings(inputs["tokens"], inputs["types"])
         x = dropout(embedded, config.dropout, site(noise, 0)).astype(self.program.compute)
-        sizes, mask = layer_sizes(config), Mask(inputs["segments"])
+        sizes, mask = layer_sizes(config), Mask(inputs["segments"], globals=inputs.get("globals"))
         return encode(self, sizes, config.depth, config.pattern, x, mask, site(noise, 1), self.program, slots)
 
 

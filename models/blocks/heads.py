@@ -40,12 +40,15 @@ class TokenAndPairHeads(nn.Module):
     Its setup makes `embeddings` and calls `make_heads`.
     """
 
-    def make_heads(self, sizes: LayerSizes, vocab_size: int, embedding: int, pair: bool, dtype: jnp.dtype) -> None:
+    def make_heads(
+        self, sizes: LayerSizes, vocab_size: int, embedding: int, pair: bool, dtype: jnp.dtype, pooler: bool = False
+    ) -> None:
         """sizes: of the encoder's layers.   pair: whether there is a classifier.
-        embedding: the width of the embeddings, with which the masked-token head shares its logits' weights."""
+        embedding: the width of the embeddings, with which the masked-token head shares its logits' weights.
+        pooler: whether there is the classifier's first layer without it, too."""
         of_head = (embedding, vocab_size, sizes.activation, sizes.norm_epsilon, sizes.init_std, dtype)
         self.predictions = TokenHead(*of_head)
-        self.pooler = Dense(sizes.width, sizes.init_std, dtype) if pair else None
+        self.pooler = Dense(sizes.width, sizes.init_std, dtype) if pair or pooler else None
         self.pair = Dense(2, sizes.init_std, jnp.float32) if pair else None
 
     def token_logits(self, hidden: Array) -> Array:
@@ -55,13 +58,17 @@ class TokenAndPairHeads(nn.Module):
 
     def pair_logits(self, first: Array) -> Array:
         """first [rows, width], the hidden states at position 0 -> f32[rows, 2]; class 0: B follows A."""
-        return self.pair(jnp.tanh(self.pooler(first)))
+        return self.pair(self.pooled(first))
+
+    def pooled(self, first: Array) -> Array:
+        """first [rows, width], the hidden states at position 0 -> the same, what a classifier of rows reads."""
+        return jnp.tanh(self.pooler(first))
 
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
         hidden = self.encode(inputs)
-        pair = self.pair_logits(hidden[:, 0]) if self.pair else None
-        return self.token_logits(hidden[:, :1]), pair
+        read = self.pair_logits if self.pair else self.pooled if self.pooler else lambda first: None
+        return self.token_logits(hidden[:, :1]), read(hidden[:, 0])
 
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:

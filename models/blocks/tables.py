@@ -54,6 +54,18 @@ def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
     ]
 
 
+def bert_parameters(part: str) -> list[Parameter]:
+    """Table rows of an encoder with a masked-token head as BERT and its descendants name it; HF_TIED is not stored."""
+    model = lambda name: {part: name}
+    return [
+        *embedding_parameters("embeddings", model("bert.embeddings.")),
+        *layer_parameters("layers", part, "bert"),
+        *dense_parameters("predictions/dense", ("width", "embedding"), model("cls.predictions.transform.dense")),
+        *norm_parameters("predictions/norm", ("embedding",), model("cls.predictions.transform.LayerNorm")),
+        Parameter("predictions/bias", ("vocab",), {part: Slot("cls.predictions.bias")}),
+    ]
+
+
 def lm_head_parameters(prefix: str, part: str) -> list[Parameter]:
     """Table rows of a `TokenHead` as RoBERTa and its descendants name it."""
     return [
@@ -81,6 +93,10 @@ HF_SETTINGS = {
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "init_std",
+}
+HF_TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 # RoBERTa's tables of positions have rows before the first token's, which "max_position_embeddings" counts
 OFFSET_POSITIONS = Converter(

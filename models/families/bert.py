@@ -5,18 +5,10 @@ Hugging Face: BertForPreTraining, or BertForMaskedLM without the pair head.
 
 import dataclasses
 
-from models.attention.encoder import Encoder, EncoderConfig, attentions, flops
-from models.blocks.tables import (
-    HF_FIELDS,
-    HF_SETTINGS,
-    HF_SIZES,
-    dense_parameters,
-    embedding_parameters,
-    layer_parameters,
-    norm_parameters,
-)
-from models.core.family import Family, HuggingFace, Input
-from models.core.parameters import Parameter, Slot
+from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
+from models.blocks.tables import HF_FIELDS, HF_SETTINGS, HF_SIZES, HF_TIED, bert_parameters, dense_parameters
+from models.core.family import Family, HuggingFace
+from models.core.parameters import Parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +22,7 @@ class Bert(Encoder):
 
 def parameters(config: BertConfig) -> list[Parameter]:
     """BERT's parameter table."""
-    model = lambda name: {"model": name}
-    table = [
-        *embedding_parameters("embeddings", model("bert.embeddings.")),
-        *layer_parameters("layers", "model", "bert"),
-        *dense_parameters("predictions/dense", ("width", "embedding"), model("cls.predictions.transform.dense")),
-        *norm_parameters("predictions/norm", ("embedding",), model("cls.predictions.transform.LayerNorm")),
-        Parameter("predictions/bias", ("vocab",), {"model": Slot("cls.predictions.bias")}),
-    ]
+    model, table = lambda name: {"model": name}, bert_parameters("model")
     if config.pair_head:
         table += dense_parameters("pooler", ("width", None), model("bert.pooler.dense"))
         table += dense_parameters("pair", ("width", None), model("cls.seq_relationship"))
@@ -58,7 +43,7 @@ FAMILY = Family(
         "base": _size(12, 768),
         "large": _size(24, 1024),
     },
-    inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
+    inputs=INPUTS,
     module=Bert,
     parameters=parameters,
     hf={
@@ -68,10 +53,7 @@ FAMILY = Family(
             constants={"model_type": "bert"},
             fields={**HF_FIELDS, **HF_SIZES},
             settings=HF_SETTINGS,
-            tied={
-                "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-                "cls.predictions.decoder.bias": "cls.predictions.bias",
-            },
+            tied=HF_TIED,
             trunk="bert.",
         )
     },

@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 from models.core.family import Family
-from models.families import albert, bert, electra, roberta, transformer_xl, xlnet
+from models.families import albert, bert, bigbird, electra, roberta, transformer_xl, xlnet
 
 FAMILIES: dict[str, Family] = {
     "albert": albert.FAMILY,
     "bert": bert.FAMILY,
+    "bigbird": bigbird.FAMILY,
     "electra": electra.FAMILY,
     "roberta": roberta.FAMILY,
     "transformer-xl": transformer_xl.FAMILY,

@@ -6,7 +6,7 @@ no real token reads. With the pair head there is no class: AutoModel reads the t
 
 import dataclasses
 
-from models.attention.encoder import Encoder, EncoderConfig, attentions, flops
+from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
 from models.blocks.tables import (
     HF_FIELDS,
     HF_SETTINGS,
@@ -18,7 +18,7 @@ from models.blocks.tables import (
     layer_parameters,
     lm_head_parameters,
 )
-from models.core.family import Family, HuggingFace, Input
+from models.core.family import Family, HuggingFace
 from models.core.parameters import Parameter
 
 
@@ -59,7 +59,7 @@ FAMILY = Family(
         "base": RobertaConfig(),  # Liu et al. 2019, table 9
         "large": RobertaConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
-    inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
+    inputs=INPUTS,
     module=Roberta,
     parameters=parameters,
     hf={

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_pipelines.examples.permutations import Permuting
+from models.attention.patterns.pattern import Pattern
 from models.blocks.memory import Memory
 from models.core.parameters import leaves, nest
 from models.families.registry import FAMILIES
@@ -44,10 +45,12 @@ def _electra():
 
 
 PERMUTING = Permuting(reuse_len=8, perm_size=8, k=4)
+FEW = Pattern("bigbird", block=2, random=1)
 ORDER = MaskedLanguageModel(next_sentence=False, sentence_order=True)
 CASES = {
     "albert": Case(_config("albert", positions=32, embedding=8, groups=2, **WIDE | {"depth": 4}), ORDER),
     "bert": Case(_config("bert", positions=32, **WIDE), MaskedLanguageModel()),
+    "bigbird": Case(_config("bigbird", positions=32, pattern=FEW, **WIDE), MaskedLanguageModel()),
     "electra": Case(_electra(), ReplacedTokenDetection()),
     "roberta": Case(_config("roberta", positions=32, **WIDE), MaskedLanguageModel(next_sentence=False)),
     "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),

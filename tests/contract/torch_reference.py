@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 
 from models.core.parameters import leaves, nest
@@ -10,7 +11,13 @@ from models.families.registry import family_of
 from pretrain.huggingface.tensors import tensors
 from tests.contract import cases
 from tests.contract.cases import Case
-from tests.pretrain import reference, test_electra_parity, test_transformer_xl_parity, test_xlnet_parity
+from tests.pretrain import (
+    reference,
+    test_bigbird_parity,
+    test_electra_parity,
+    test_transformer_xl_parity,
+    test_xlnet_parity,
+)
 
 
 def with_parameters(case: Case, part: str) -> torch.nn.Module:
@@ -50,6 +57,13 @@ def masked(label: str | None) -> Callable[[Case], tuple[float, dict]]:
         return loss.item(), our_gradients(case, {"model": model})
 
     return reference_of
+
+
+def bigbird(case: Case) -> tuple[float, dict]:
+    """With the blocks that ours draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        test_bigbird_parity.give_ours(case.model, cases.LENGTH, patch)
+        return masked("next_sentence_label")(case)
 
 
 def electra(case: Case) -> tuple[float, dict]:
@@ -105,6 +119,7 @@ def _theirs(array: np.ndarray, layout: str, shape) -> np.ndarray:
 REFERENCES = {
     "albert": masked("sentence_order_label"),
     "bert": masked("next_sentence_label"),
+    "bigbird": bigbird,
     "electra": electra,
     "roberta": masked(None),
     "transformer-xl": transformer_xl,

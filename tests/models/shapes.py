@@ -12,7 +12,8 @@ from models.families.registry import family_of
 def parameter_shapes(config):
     """The nested parameter dict of a config's model, with jax.ShapeDtypeStructs as leaves."""
     family = family_of(config)
-    size = lambda axis: 8 if isinstance(axis, str) else axis
+    longest = getattr(config, "positions", 8)  # which serves any pattern that it has
+    size = lambda axis: {"length": longest}.get(axis, 8) if isinstance(axis, str) else axis
     row = {
         name: jax.ShapeDtypeStruct((1, *map(size, given.shape)), given.dtype) for name, given in family.inputs.items()
     }

@@ -1,0 +1,81 @@
+"""BigBird ITC (Zaheer et al. 2020, arXiv:2007.14062): BERT for long rows, where a query sees few blocks of keys.
+
+Global are the blocks at both ends of a row ("internal transformer construction") and the tokens that `globals` names.
+Attention dropout is applied, as in the paper; Hugging Face's sparse attention never does, and keeps the field.
+
+Hugging Face: BigBirdForPreTraining, or BigBirdForMaskedLM without the pair head. Its sparse attention has a window of 3
+blocks and 2 global ones, no other. In training it draws blocks of its own, in evaluation it has the row's first block
+in place of each; rows of no more than 5 + 2 * random blocks are dense there.
+"""
+
+import dataclasses
+
+from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
+from models.attention.patterns.pattern import DENSE, Pattern
+from models.blocks.tables import HF_FIELDS, HF_SETTINGS, HF_SIZES, HF_TIED, bert_parameters, dense_parameters
+from models.core.family import Converter, Family, HuggingFace
+from models.core.parameters import Parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class BigBirdConfig(EncoderConfig):
+    """What differs from BERT's."""
+
+    vocab_size: int = 50358  # without padding rows
+    positions: int = 4096  # the longest sequence
+    activation: str = "gelu_new"  # inside the feed-forward block and the masked-token head
+    pattern: Pattern = Pattern("bigbird")  # which keys a query sees
+    pair_head: bool = True  # whether there is a next-sentence classifier
+
+
+class BigBird(Encoder):
+    """The encoder with its masked-token and next-sentence heads, its pooler always there."""
+
+    keeps_pooler: bool = True
+
+
+def parameters(config: BigBirdConfig) -> list[Parameter]:
+    """BigBird's parameter table; without the classifier nothing trains the pooler."""
+    table = bert_parameters("model") + dense_parameters("pooler", ("width", None), {"model": "bert.pooler"})
+    if config.pair_head:
+        table += dense_parameters("pair", ("width", None), {"model": "cls.seq_relationship"})
+    return table
+
+
+_ATTENTION = Converter(
+    "pattern.name",
+    lambda config: "original_full" if config.pattern.name == DENSE else "block_sparse",
+    lambda fields: DENSE if fields.get("attention_type") == "original_full" else "bigbird",
+)
+
+FAMILY = Family(
+    config=BigBirdConfig,
+    sizes={
+        # Trains within minutes on a CPU: no published one.
+        "tiny": BigBirdConfig(width=128, depth=2, heads=2, feed_forward=512),
+        "base": BigBirdConfig(),  # Zaheer et al. 2020, table 8
+        "large": BigBirdConfig(width=1024, depth=24, heads=16, feed_forward=4096),
+    },
+    inputs=INPUTS,
+    module=BigBird,
+    parameters=parameters,
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architectures={"BigBirdForPreTraining": {"pair_head": True}, "BigBirdForMaskedLM": {"pair_head": False}},
+            constants={"model_type": "big_bird", "use_bias": True, "rescale_embeddings": False},
+            fields={**HF_FIELDS, **HF_SIZES},
+            settings={
+                **HF_SETTINGS,
+                "attention_type": _ATTENTION,
+                "block_size": "pattern.block",
+                "num_random_blocks": "pattern.random",
+            },
+            tied=HF_TIED,
+            trunk="bert.",
+        )
+    },
+    flops=flops,
+    attention="self",
+    attentions=attentions,
+)
