@@ -4,6 +4,7 @@ Sharding, weight decay, per-layer optimiser rules, import, export and the golden
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
@@ -88,6 +89,8 @@ class Family(NamedTuple):
     flops: (config, Shape, predictions per row) -> FLOPs of one forward pass; a multiply-add counts as 2.
     attention: its form, 'self' or 'relative', for which there are kernels; '' without attention.
     attentions: (config, length, memory) -> what a kernel is asked for, memory the earlier tokens that are remembered.
+    continues: the registry's name of another family whose weights one of this may begin with -> path of a parameter ->
+        the path there of that which it begins as, where it is not the same.
     """
 
     config: type
@@ -99,6 +102,7 @@ class Family(NamedTuple):
     flops: Callable[[Any, Shape, int], float]
     attention: str = ""
     attentions: Callable[[Any, int, int], list] = lambda config, length, memory: []
+    continues: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
 def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple[tuple[int, ...], Any]]) -> list[str]:

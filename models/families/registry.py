@@ -1,6 +1,7 @@
 """All model families, found by their config's type; and what of a config a model's weights depend on."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from models.core.family import Family
@@ -20,6 +21,21 @@ FAMILIES: dict[str, Family] = {
 def family_of(config) -> Family:
     """The family whose config this is."""
     return next(family for family in FAMILIES.values() if family.config is type(config))
+
+
+def name_of(config) -> str:
+    """The name of the family whose config this is."""
+    return next(name for name, family in FAMILIES.items() if family.config is type(config))
+
+
+def renamed(theirs, ours) -> Mapping[str, str] | None:
+    """Path of a parameter of `ours` -> that which it begins as of the model `theirs`, where it is not the same.
+
+    None where a model of the one config cannot begin with the weights of one of the other.
+    """
+    if type(theirs) is type(ours):
+        return {}
+    return family_of(ours).continues.get(name_of(theirs))
 
 
 # Fields of any config that belong to a training: a model goes on with others.
@@ -46,10 +62,14 @@ def weight_fields(config, prefix: str = "") -> dict[str, Any]:
 
 
 def differing_fields(theirs, ours) -> dict[str, tuple[Any, Any]]:
-    """Path -> (their value, ours) of the weight fields of two configs of one family that differ.
+    """Path -> (their value, ours) of the weight fields that keep a model of config `ours` from beginning with the
+    weights of one of `theirs`.
 
-    What only one of them has, of a nested config that is None in the other, is None in the other.
+    What only one of them has, of a nested config that is None in the other, is None in the other; of two families the
+    fields that both have. There may be more positions than theirs.
     """
     old, new = weight_fields(theirs), weight_fields(ours)
-    both = {path: (old.get(path), new.get(path)) for path in old | new}
-    return {path: values for path, values in both.items() if values[0] != values[1]}
+    compared = old | new if type(theirs) is type(ours) else old.keys() & new.keys()
+    both = {path: (old.get(path), new.get(path)) for path in compared}
+    differing = {path: values for path, values in both.items() if values[0] != values[1]}
+    return {path: (old, new) for path, (old, new) in differing.items() if path != "positions" or old > new}

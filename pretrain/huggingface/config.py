@@ -10,7 +10,7 @@ from typing import Any
 from data_pipelines.errors import UserError
 from models.core.family import Converter, Family, HuggingFace
 from models.core.parameters import nest
-from models.families.registry import FAMILIES, differing_fields, family_of
+from models.families.registry import FAMILIES, differing_fields, family_of, name_of, renamed
 from pretrain.json_values import build
 
 
@@ -54,7 +54,7 @@ def folders(source: str | Path, family: Family) -> dict[str, Path]:
 
 def check_same(source: str | Path, theirs, ours) -> None:
     """UserError listing each field that the weights depend on and that differs."""
-    if type(theirs) is not type(ours):
+    if renamed(theirs, ours) is None:
         check_class(str(source), ours)
         kinds = [_model_type(family_of(config)) for config in (theirs, ours)]
         raise UserError(f"{source}: is {kinds[0]!r} and the recipe's model {kinds[1]!r}; take another recipe")
@@ -72,9 +72,9 @@ def check_same(source: str | Path, theirs, ours) -> None:
 def check_class(setting: str, config) -> None:
     """UserError where models of this config's family have no form as a Hugging Face folder."""
     if not family_of(config).hf:
-        name = next(name for name, family in FAMILIES.items() if family is family_of(config))
         raise UserError(
-            f"{setting}: {name} has no form as a Hugging Face folder; read weights from the run itself, --init-from RUN"
+            f"{setting}: {name_of(config)} has no form as a Hugging Face folder; "
+            "read weights from the run itself, --init-from RUN"
         )
 
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
@@ -16,6 +15,7 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.family import HuggingFace
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of
+from pretrain.huggingface.beginning import as_ours, as_theirs
 from pretrain.huggingface.config import architectures, check_same, config_from, folders
 from pretrain.huggingface.tensors import Tensor, architecture, tensors
 
@@ -34,6 +34,8 @@ def load(
 ) -> Params:
     """The parameters of a Hugging Face model: a nested dict of float32 NumPy arrays; padding rows are zeros.
 
+    Its positions are copied on where `config` has more, and it may be of a family that this one continues.
+
     source: a folder as `export` writes it, or 'discriminator=DIR,generator=DIR' for a model of several parts.
     config: what the model must be.   shapes: nested dict of arrays or ShapeDtypeStructs, the parameters of `config`.
     tokenizer_path: folder of the corpus's tokenizer, whose vocabulary must be the model's.
@@ -43,19 +45,40 @@ def load(
     UserError for a config field that differs, another vocabulary, and tensors that are missing, unexpected or of
     another shape; safetensors only, in one file or sharded.
     """
-    family = family_of(config)
-    check_same(source, config_from(source), config)
-    params = nest({path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)})
+    found = config_from(source)
+    check_same(source, found, config)
+    theirs = _with_heads(found, config)
+    begun = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
     if start is not None:
-        params = jax.tree.map(np.array, start())
+        begun = {path: np.array(leaf) for path, leaf in leaves(start())}
+    given = nest(as_theirs(begun, theirs, config))
+    read = dict(leaves(_read(source, theirs, given, tokenizer_path, heads_anew=start is not None)))
+    ours = as_ours(str(source), read, theirs, config)
+    if lacking := sorted(begun.keys() - ours.keys()):
+        if start is None:
+            raise UserError(f"{source}: has no {_listed(lacking)}; start them anew with --init-heads-anew")
+        log.warning("%s: these start anew: %s", source, ", ".join(lacking))
+    return nest(begun | ours)
+
+
+def _with_heads(theirs, ours):
+    """A model of config `theirs`, with those heads that one of `ours` has."""
+    classes = [fields for model in family_of(theirs).hf.values() for fields in model.architectures.values()]
+    heads = {name for fields in classes for name in fields if hasattr(ours, name)}
+    return dataclasses.replace(theirs, **{name: getattr(ours, name) for name in heads})
+
+
+def _read(source: str | Path, config, params: Params, tokenizer_path: Path, heads_anew: bool) -> Params:
+    """A folder's model of this config, written into params, which may lack some; heads that the folder lacks stay."""
+    family = family_of(config)
     read: dict[tuple, tuple[str, str]] = {}
     for part, folder in folders(source, family).items():
         check_vocabulary(folder, tokenizer_path)
-        stored = _Tensors(folder, family.hf[part].trunk if start else "")
+        stored = _Tensors(folder, family.hf[part].trunk if heads_anew else "")
         wanted = tensors(params, config, part)
         missing = [name for name in wanted if _stored_name(name, stored, family.hf[part]) not in stored]
-        anew = [name for name in missing if not _of_trunk(wanted[name], config, part)] if start else []
-        _check_names(folder, stored, wanted, [name for name in missing if name not in anew], config, part, bool(start))
+        anew = [name for name in missing if not _of_trunk(wanted[name], config, part)] if heads_anew else []
+        _check_names(folder, stored, wanted, [name for name in missing if name not in anew], config, part, heads_anew)
         if anew:
             log.warning("%s: read all but %s, which start anew", folder, ", ".join(anew))
             wanted = {name: tensor for name, tensor in wanted.items() if name not in anew}

@@ -52,12 +52,12 @@ class Tensor(NamedTuple):
 def tensors(params: Mapping, config, part: str) -> dict[str, Tensor]:
     """Name of each tensor stored for a part -> that tensor.
 
-    params: nested dict of NumPy arrays. Views leave the vocabulary's padding rows out. Reading them exports, writing
-    into them imports.
+    params: nested dict of NumPy arrays, all of the model's or those that are asked for. Views leave the vocabulary's
+    padding rows out. Reading them exports, writing into them imports.
     """
     arrays, found = dict(leaves(params)), {}
     for parameter in family_of(config).parameters(config):
-        if part not in parameter.hf:
+        if part not in parameter.hf or parameter.path not in arrays:
             continue
         slot = parameter.hf[part]
         for name, layer in _names(parameter, slot, arrays[parameter.path]):

@@ -9,7 +9,8 @@ from data_pipelines.cloud import in_cloud, is_file, local_folder
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.parameters import Params, leaves, nest
-from models.families.registry import differing_fields, family_of
+from models.families.registry import differing_fields, family_of, renamed
+from pretrain.huggingface.beginning import as_ours, counterparts
 from pretrain.huggingface.load import check_vocabulary, load
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore
@@ -45,15 +46,16 @@ def _weights(setting: str, source: str, config, shapes: Params, corpus: Corpus, 
             return load(folder, config, shapes, corpus.tokenizer_path, start)
     model = directory.read_recipe().model
     _check_same_model(source, model, config)
-    ours = [parameter.path for parameter in family_of(config).parameters(config)]
-    theirs = [parameter.path for parameter in family_of(model).parameters(model)]
-    _check_heads(setting, source, theirs, ours, anew=start is not None)
+    begun = counterparts(model, config)
+    lacking = sorted({parameter.path for parameter in family_of(config).parameters(config)} - begun.keys())
+    others = sorted({parameter.path for parameter in family_of(model).parameters(model)} - set(begun.values()))
+    _check_heads(setting, source, lacking, others, anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path)
     restored = restore(directory, devices=_host())
+    trained = jax.device_get(dict(leaves(merge(restored.params, restored.frozen))))
     params = dict(leaves(start())) if start else {}
-    params |= dict(leaves(merge(restored.params, restored.frozen)))
-    return jax.device_get(nest({path: params[path] for path in ours}))
+    return jax.device_get(nest(params | as_ours(source, trained, model, config)))
 
 
 def _host() -> list[jax.Device]:
@@ -66,7 +68,7 @@ def _host() -> list[jax.Device]:
 
 
 def _check_same_model(source: str, theirs, ours) -> None:
-    if type(theirs) is not type(ours):
+    if renamed(theirs, ours) is None:
         kinds = f"it is a {type(theirs).__name__}, the recipe has a {type(ours).__name__}"
         raise UserError(f"{source}: {kinds}; give a run of the same family")
     if differing := differing_fields(theirs, ours):
@@ -74,14 +76,13 @@ def _check_same_model(source: str, theirs, ours) -> None:
         raise UserError(f"{source}: {listed}; give the recipe the same values, or another run")
 
 
-def _check_heads(setting: str, source: str, theirs: list[str], ours: list[str], anew: bool) -> None:
+def _check_heads(setting: str, source: str, missing: list[str], others: list[str], anew: bool) -> None:
     """UserError where there are no weights for a head, unless those start anew; heads of which this model has none are
     left out."""
-    missing = sorted(set(ours) - set(theirs))
     if missing and not anew:
         anyhow = ", or --init-heads-anew" if setting == INIT_FROM else ""
         raise UserError(f"{source}: has no {', '.join(missing)}; give the recipe the heads that it has{anyhow}")
     if missing:
         log.warning("%s: these start anew: %s", source, ", ".join(missing))
-    if others := sorted(set(theirs) - set(ours)):
+    if others:
         log.warning("%s: left out %s, which this model does not use", source, ", ".join(others))

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from models.attention.patterns.pattern import Pattern
 from models.families.registry import family_of
 from pretrain.commands.run import run
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
 from pretrain.storage import run_directory
+from pretrain.storage.run_directory import flat
 from pretrain.training.initial_weights import load_weights
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
@@ -69,19 +72,20 @@ def test_a_device_is_given_its_part_of_the_weights_alone(uninterrupted, corpus_p
 MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.transformer_xl, tiny.xlnet)
 RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
 VALUES = {"activation": ("relu", "gelu"), "cutoffs": (50,), "vocab_size": 196, "sharing": "attention", "groups": 2}
-FREE = {"dropout", "attention_dropout", "init_std", "memory"}  # no weight depends on them
+VALUES |= {"positions": 16, "pattern": Pattern("longformer", block=8, windows=(4,))}
+FREE = {"dropout", "attention_dropout", "init_std", "memory", "pattern"}  # no weight depends on them
 FREE |= {"pair_head"}  # weights that are not needed are left out
 FIELDS = [
     (name, path)
     for name, recipe in RECIPES.items()
-    for path in run_directory.flat(dataclasses.asdict(recipe.model))
+    for path in sorted({re.sub(r"^pattern\..*", "pattern", path) for path in flat(dataclasses.asdict(recipe.model))})
 ]
 
 
 def changed(name, path):
     """The model of a recipe with another value of a field."""
     recipe = RECIPES[name]
-    old = run_directory.flat(dataclasses.asdict(recipe.model))
+    old = flat(dataclasses.asdict(recipe.model))
     other = VALUES.get(path) or (not old[path] if isinstance(old[path], bool) else old[path] * 2)
     if path == "activation":
         other = next(activation for activation in other if activation != old[path])

@@ -150,3 +150,14 @@ def test_a_bare_encoder_of_transformers_starts_its_head_anew(tokenizer_path, tmp
     np.testing.assert_array_equal(loaded["predictions"]["bias"], start["predictions"]["bias"])
     positions = theirs.roberta.embeddings.position_embeddings.weight.detach().numpy()
     np.testing.assert_array_equal(loaded["embeddings"]["positions"], positions[2:])
+
+
+def test_positions_are_copied_on_behind_the_two_rows_that_no_token_reads(tokenizer_path, tmp_path):
+    theirs = reference.torch_model(MASKED, "model")
+    longer = dataclasses.replace(MASKED, positions=72)
+    export(reference.to_ours({"model": theirs}, longer, tmp_path), longer, tokenizer_path, tmp_path / "out")
+    positions = theirs.roberta.embeddings.position_embeddings.weight.detach().numpy()[2:]
+    stored = load_file(tmp_path / "out" / "model.safetensors")["roberta.embeddings.position_embeddings.weight"]
+    np.testing.assert_array_equal(stored[2:], np.concatenate([positions, positions, positions[:8]]))
+    loaded = transformers.AutoModel.from_pretrained(tmp_path / "out")
+    assert loaded.config.max_position_embeddings == 74

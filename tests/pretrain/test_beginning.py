@@ -1,0 +1,132 @@
+"""A model begins with the weights of a shorter one, or of one of a family that it continues."""
+
+import dataclasses
+import logging
+
+import jax
+import numpy as np
+import pytest
+
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from models.blocks.tables import dense_parameters
+from models.core.parameters import leaves, nest
+from models.families import bert, registry
+from pretrain.commands.run import run
+from pretrain.huggingface.export import export
+from pretrain.training.initial_weights import load_weights
+from tests.models.shapes import parameter_shapes
+from tests.pretrain import tiny
+
+LONG = dataclasses.replace(tiny.BERT, positions=80)
+GLOBAL = "layers/attention/query_global"
+
+
+@dataclasses.dataclass(frozen=True)
+class LongConfig(bert.BertConfig):
+    """Of a family that goes on from BERT with a projection more."""
+
+    window: int = 4
+
+
+def parameters(config):
+    more = dense_parameters(GLOBAL, ("layers", "width", "heads"), {"model": "layer.{layer}.query_global"})
+    return bert.parameters(config) + more
+
+
+def shapes_of(config):
+    """Of the family's parameters."""
+    shapes = dict(leaves(parameter_shapes(bert.BertConfig(**{k: v for k, v in vars(config).items() if k != "window"}))))
+    of_query = {f"{GLOBAL}/{leaf}": shapes[f"layers/attention/query/{leaf}"] for leaf in ("kernel", "bias")}
+    return nest(shapes | of_query)
+
+
+@pytest.fixture
+def long_family(monkeypatch):
+    begins = {f"{GLOBAL}/{leaf}": f"layers/attention/query/{leaf}" for leaf in ("kernel", "bias")}
+    hugging_face = bert.FAMILY.hf["model"]._replace(constants={"model_type": "long"}, architectures={"Long": {}})
+    changes = {"config": LongConfig, "parameters": parameters, "hf": {"model": hugging_face}}
+    monkeypatch.setitem(registry.FAMILIES, "long", bert.FAMILY._replace(**changes, continues={"bert": begins}))
+    return LongConfig(**vars(LONG))
+
+
+@pytest.fixture(scope="module")
+def trained(uninterrupted):
+    return tiny.final_state(uninterrupted).params
+
+
+@pytest.fixture(params=["run", "folder"])
+def read(request, uninterrupted, trained, corpus_path, tmp_path):
+    """(config, shapes, start) -> parameters that begin as those of the run, read from it or from its export."""
+    corpus, source = Corpus(corpus_path), uninterrupted
+    if request.param == "folder":
+        source = tmp_path / "export"
+        export(trained, tiny.BERT, corpus.tokenizer_path, source)
+    return lambda config, shapes, start=None: load_weights("--init-from", str(source), config, shapes, corpus, start)
+
+
+def test_positions_are_copied_on_and_the_log_says_so(read, trained, caplog):
+    with caplog.at_level(logging.WARNING):
+        params = read(LONG, parameter_shapes(LONG))
+    assert [r.getMessage() for r in caplog.records if "copied on" in r.getMessage()][0].endswith(
+        "its 32 positions are copied on to 80"
+    )
+    before, after = dict(leaves(trained)), dict(leaves(params))
+    table = before.pop("embeddings/positions")
+    np.testing.assert_array_equal(after.pop("embeddings/positions"), np.concatenate([table, table, table[:16]]))
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+
+
+def test_as_many_positions_are_said_nothing_of(read, caplog):
+    with caplog.at_level(logging.WARNING):
+        read(tiny.BERT, parameter_shapes(tiny.BERT))
+    assert "positions" not in caplog.text
+
+
+def test_fewer_positions_are_refused(read):
+    short = dataclasses.replace(tiny.BERT, positions=16)
+    with pytest.raises(UserError, match="model.positions is 32 there and 16 here"):
+        read(short, parameter_shapes(short))
+
+
+def test_a_family_goes_on_from_another_with_what_it_has_more(read, trained, long_family):
+    params = read(long_family, shapes_of(long_family))
+    query = trained["layers"]["attention"]["query"]
+    for leaf in ("kernel", "bias"):
+        np.testing.assert_array_equal(params["layers"]["attention"]["query_global"][leaf], query[leaf])
+        np.testing.assert_array_equal(params["layers"]["attention"]["query"][leaf], query[leaf])
+    assert params["embeddings"]["positions"].shape == (80, 32)
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes_of(long_family))
+
+
+def test_the_fields_that_both_families_have_are_compared(read, long_family):
+    other = dataclasses.replace(long_family, norm_epsilon=1e-3)
+    with pytest.raises(UserError, match="model.norm_epsilon is 1e-12 there and 0.001 here"):
+        read(other, shapes_of(other))
+
+
+def test_a_family_that_is_not_named_is_refused(read, long_family, monkeypatch):
+    monkeypatch.setitem(registry.FAMILIES, "long", registry.FAMILIES["long"]._replace(continues={}))
+    with pytest.raises(UserError, match="'bert' and the recipe's model 'long'|it is a BertConfig"):
+        read(long_family, shapes_of(long_family))
+
+
+def test_what_has_no_counterpart_starts_anew_where_that_is_asked_for(read, trained, long_family, monkeypatch, caplog):
+    monkeypatch.setitem(registry.FAMILIES, "long", registry.FAMILIES["long"]._replace(continues={"bert": {}}))
+    with pytest.raises(UserError, match=f"has no {GLOBAL}/bias, {GLOBAL}/kernel.*--init-heads-anew"):
+        read(long_family, shapes_of(long_family))
+    start = jax.tree.map(lambda leaf: np.full(leaf.shape, 7, np.float32), shapes_of(long_family))
+    with caplog.at_level(logging.WARNING):
+        params = read(long_family, shapes_of(long_family), lambda: start)
+    assert f"these start anew: {GLOBAL}/bias, {GLOBAL}/kernel" in caplog.text
+    assert (params["layers"]["attention"]["query_global"]["kernel"] == 7).all()
+    key = lambda params: params["layers"]["attention"]["key"]["bias"]
+    np.testing.assert_array_equal(key(params), key(trained))
+
+
+def test_a_run_begins_with_a_shorter_one(uninterrupted, trained, corpus_path, tmp_path, caplog):
+    recipe = tiny.bert(model=LONG, steps=1)
+    assert run(recipe, tiny.options(corpus_path, tmp_path / "run", init_from=str(uninterrupted))) == 0
+    after = tiny.final_state(tmp_path / "run", 1).params["embeddings"]["positions"]
+    assert np.abs(after[32:64] - trained["embeddings"]["positions"]).max() < 0.01
+    assert "its 32 positions are copied on to 80" in caplog.text
