@@ -84,8 +84,9 @@ def _is_sparse(model) -> bool:
 
 def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
     """The kernels of a platform for the form of attention that the recipe's model has."""
-    form, platform = family_of(recipe.model).attention, platform or jax.default_backend()
-    return [kernel.name for kernel in KERNELS.values() if kernel.form == form and platform in kernel.platforms]
+    asked = family_of(recipe.model).attention, _is_sparse(recipe.model)
+    of_form = [kernel for kernel in KERNELS.values() if (kernel.form, kernel.sparse) == asked]
+    return [kernel.name for kernel in of_form if (platform or jax.default_backend()) in kernel.platforms]
 
 
 def _obstacles(recipe: Recipe, program: Program, kernel: str, mesh: Mesh | None) -> list[str]:

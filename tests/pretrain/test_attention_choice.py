@@ -11,7 +11,7 @@ from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import KERNELS
 from models.attention.patterns.pattern import Pattern
 from models.core.program import Program
-from models.families.registry import FAMILIES
+from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
 from pretrain.commands.run import run
 from pretrain.recipe import Phase
@@ -47,6 +47,12 @@ def xlnet(length, memory):
     return tiny.xlnet(model=model, phases=(Phase(1.0, length, 8),))
 
 
+def sparse(length=128, **changes):
+    """A model whose kernel has dropout, with a pattern."""
+    sizes = {"width": 128, "heads": 2, "pattern": Pattern("bigbird", block=64, random=0, global_blocks=1)} | changes
+    return bert(length, 0.1, **sizes)
+
+
 # (recipe, platform, what keeps its kernel from it)
 REASONS = [
     (bert(), "tpu", {}, None),
@@ -65,6 +71,11 @@ REASONS = [
     (transformer_xl(1024), "tpu", {}, "length=1024 with memory=128 has 2176 distances, more than 2048: lower them"),
     (xlnet(768, 512), "tpu", {}, "length=768 with memory=512 has 2304 distances"),  # of the predicted positions
     (xlnet(512, 384), "tpu", {}, None),
+    (sparse(), "tpu", {}, None),
+    (sparse(), "tpu", {"dtype": "float32"}, "pattern does not work here: --dtype is float32: use bfloat16"),
+    (sparse(width=192), "tpu", {}, "model.heads=2 in model.width=192 do not fill blocks of 128"),
+    (sparse(pattern=Pattern("longformer", block=96)), "tpu", {}, "model.pattern.block=96: choose a multiple of 64"),
+    (sparse(2**17), "tpu", {}, "length=131072 with 256 keys for a query does not fit into vector memory"),
 ]
 
 
@@ -73,8 +84,8 @@ def test_a_kernel_is_taken_by_itself_where_it_can_run_else_the_run_says_why(reci
     options = tiny.options(tmp_path, tmp_path, **changes)
     program = chosen_program(recipe, options, platform=platform)
     reasons = why_plain(assemble(recipe, program), options, platform=platform)
-    form = assemble(recipe).family.attention
-    kernel = next(one.name for one in KERNELS.values() if one.form == form and platform in one.platforms)
+    form = assemble(recipe).family.attention, getattr(recipe.model, "pattern", Pattern()).name != "dense"
+    kernel = next(one.name for one in KERNELS.values() if (one.form, one.sparse) == form and platform in one.platforms)
     if said is None:
         assert program.attention == kernel and reasons == []
     else:
@@ -105,21 +116,26 @@ def test_what_asks_for_xla_gets_it_in_silence(tmp_path):
 
 
 def test_the_plain_form_of_a_sparse_pattern_may_be_named(tmp_path):
-    sparse = dataclasses.replace(bert(), model=dataclasses.replace(bert().model, pattern=Pattern("bigbird", block=8)))
     for form in ("dense", "blocked"):
         options = tiny.options(tmp_path, tmp_path, attention=form)
-        program = chosen_program(sparse, options, platform="tpu")
-        assert program.attention == form and why_plain(assemble(sparse, program), options, platform="tpu") == []
+        program = chosen_program(sparse(), options, platform="tpu")
+        assert program.attention == form and why_plain(assemble(sparse(), program), options, platform="tpu") == []
         for recipe in (bert(), transformer_xl()):
             said = rf"--attention {form}: {recipe.name} has no sparse pattern \(model.pattern.name\); use xla or"
             with pytest.raises(UserError, match=said):
                 chosen_program(recipe, options, platform="tpu")
 
 
-def test_a_kernel_whose_queries_see_all_keys_refuses_a_sparse_pattern(tmp_path):
-    sparse = dataclasses.replace(bert(), model=dataclasses.replace(bert().model, pattern=Pattern("bigbird", block=8)))
-    with pytest.raises(UserError, match="model.pattern names blocks of keys, which it does not read; or use xla"):
-        chosen_program(sparse, tiny.options(tmp_path, tmp_path, attention="splash"), platform="tpu")
+def test_kernels_are_of_sparse_patterns_or_of_queries_that_see_all(tmp_path):
+    named = lambda kernel: tiny.options(tmp_path, tmp_path, attention=kernel)
+    with pytest.raises(UserError, match="--attention splash: not for bert on tpu; use xla or pattern"):
+        chosen_program(sparse(), named("splash"), platform="tpu")
+    with pytest.raises(UserError, match="--attention pattern: not for bert on tpu; use xla or splash"):
+        chosen_program(bert(), named("pattern"), platform="tpu")
+    of_all, (blocks,) = Attention(128, 128, 2, 0.0), set(family_of(sparse().model).attentions(sparse().model, 128, 0))
+    assert "model.pattern is dense: it computes sparse patterns alone" in KERNELS["pattern"].obstacles(of_all)
+    for kernel in ("splash", "cudnn"):
+        assert "model.pattern names blocks of keys, which it does not read" in KERNELS[kernel].obstacles(blocks)
 
 
 def test_every_phase_is_asked_for(tmp_path):

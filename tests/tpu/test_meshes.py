@@ -174,7 +174,44 @@ for (mask, types), n, table in zip(streams, (128, 3), (1, 2)):
 """
 
 
-@pytest.mark.parametrize("script", [KERNEL, RELATIVE], ids=["plain", "relative"])
+PATTERN = """
+import jax, jax.numpy as jnp, numpy as np
+from models.attention.kernels.pattern_kernel import by_kernel
+from models.attention.kernels.table import KERNELS
+from models.attention.mask import Mask
+from models.attention.patterns.pattern import Pattern, blocks_of
+from models.attention.self_attention import attention_of
+from models.blocks.layer import LayerSizes
+from models.core.noise import row_keys
+from models.core.sharding import placed_by
+from tpu.mesh import make_mesh, parse_mesh
+from tpu.rules import activation_rules
+
+rng = np.random.default_rng(0)
+q, k, v, w = (jnp.asarray(rng.normal(size=(2, 512, 256)), jnp.float32) for _ in range(4))
+tables = blocks_of(Pattern("bigbird", random=1), 1, 4, 512)
+own, chosen = jax.tree.map(lambda x: x[0], tables), jnp.array([[9], [400]])
+mask = Mask(jnp.asarray(rng.integers(1, 3, (2, 512))), blocks=own, globals=chosen)
+rules = lambda mesh, devices: activation_rules(make_mesh(parse_mesh(mesh, devices), jax.devices()[:devices]))
+
+def loss(x, rules):
+    with placed_by(rules):
+        noise = row_keys(0, 0, jnp.arange(2))
+        return (by_kernel(*x, mask, 4, dropout_rate=0.2, noise=noise, interpret=True) * w).sum()
+
+one, placed = (jax.jit(jax.grad(loss), static_argnums=1)((q, k, v), x) for x in (None, rules("data=2,tensor=2", 4)))
+jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), placed, one)
+sizes = LayerSizes(256, 4, 16, "gelu", 0.0, 0.1, 1e-12, 0.02)
+obstacles = lambda: KERNELS["pattern"].obstacles(attention_of(sizes, 512, blocks=tables))
+with placed_by(rules("data=2,tensor=4", 8)):
+    heads = "model.heads=4 in model.width=256"
+    assert obstacles() == [f"--mesh tensor=4 cuts {heads}: its parts do not fill blocks of 128"], obstacles()
+with placed_by(rules("data=2,sequence=2,tensor=2", 8)):
+    assert obstacles() == ["--mesh sequence=2 cuts rows: leave sequence out"]
+"""
+
+
+@pytest.mark.parametrize("script", [KERNEL, RELATIVE, PATTERN], ids=["plain", "relative", "pattern"])
 def test_the_kernels_attend_across_a_cut_sequence_and_cut_heads(script):
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     environment |= {"PYTHONPATH": str(ROOT)}

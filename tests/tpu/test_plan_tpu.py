@@ -148,6 +148,20 @@ for causal in (False, True):
     loss = lambda q, k, v, segments: splash(q, k, v, Mask(segments, causal=causal)).astype(jnp.float32).sum()
     compile(loss, *[array(batch, 2, 2 * length, 64)] * 3, integers(2 * length))
 """,
+    "pattern": """
+from models.attention.kernels.pattern_kernel import by_kernel
+from models.attention.mask import Mask
+from models.attention.patterns.pattern import Pattern, blocks_of
+
+def loss(q, k, v, segments, globals, noise, blocks):
+    mask = Mask(segments, blocks=blocks, globals=globals)
+    return by_kernel(q, k, v, mask, 2, dropout_rate=0.1, noise=noise).astype(jnp.float32).sum()
+
+for name, length in (("bigbird", 4096), ("longformer", 1000)):
+    blocks = jax.tree.map(lambda x: array(*x.shape[1:], dtype=x.dtype), blocks_of(Pattern(name), 1, 2, length))
+    x, chosen = [array(batch, length, width)] * 3, None if name == "bigbird" else integers(3)
+    compile(loss, *x, integers(length), chosen, array(batch, 2, dtype=jnp.uint32), blocks)
+""",
     "relative": """
 from models.attention.kernels.relative_kernel import by_kernel
 from models.attention.operands import Biases, Context

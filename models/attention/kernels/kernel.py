@@ -53,6 +53,7 @@ class Kernel(NamedTuple):
     ValueError where a mesh does not divide it.
     attend: called as the plain function of that form, `plain.attend` or `relative.relative_attention`.
     costs: of its programs on TPUs, by the beginnings of the names that `pl.pallas_call` is given.
+    sparse: whether of a sparse pattern, else of queries that see all keys but for what the mask hides.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Kernel(NamedTuple):
     obstacles: Callable[[Attention], list[str]]
     attend: Callable[..., Array]
     costs: Mapping[str, Cost] = {}
+    sparse: bool = False
 
 
 def of_dropout(attention: Attention) -> list[str]:

@@ -5,11 +5,13 @@ plain form in silence. By rule the plain form are the last layer of an encoder t
 evaluation whose memory a kernel does not take (`pretrain/training/attention_choice.py`).
 """
 
-from models.attention.kernels import cudnn, relative_kernel, splash
+from models.attention.kernels import cudnn, pattern_kernel, relative_kernel, splash
 from models.attention.kernels.kernel import Attention, Cost, Kernel
 
 # By name; of two that could compute an attention on a platform the first is taken.
-KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (splash.KERNEL, cudnn.KERNEL, relative_kernel.KERNEL)}
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel for kernel in (splash.KERNEL, cudnn.KERNEL, relative_kernel.KERNEL, pattern_kernel.KERNEL)
+}
 
 
 def require(name: str, form: str, attention: Attention) -> Kernel:

@@ -1,0 +1,482 @@
+"""Attention by a table of blocks as one TPU kernel: a query touches the blocks of keys that are named for it alone.
+
+Keys and values of a row stay in vector memory while chunks of its queries pass by; 128 lanes hold whole heads, as the
+projections write them. A unit is a block of queries of all of these heads side by side: its scores lie as [keys, heads
+and queries], so that each head reads keys of its own although all share the matrix units, and what is drawn for them
+is found by a slice. Gradients of keys and values are added up where their blocks lie.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from models.attention.kernels.kernel import LANES
+from models.core import noise as counted
+from models.core.program import kept
+
+HIDDEN = float(jnp.finfo(jnp.float32).min)
+_NOBODYS = -3  # the segment of queries that see nothing of a block; no key has it
+_TILES = (512, 256, 128, 64, 32, 16)  # keys that a block which sees all reads at a time
+
+
+class Chosen(NamedTuple):
+    """Keys that all queries see, besides those of the table.   k, v: [batch, n, width].   segments, positions: i32[
+    batch, n, lanes]."""
+
+    k: Array
+    v: Array
+    segments: Array
+    positions: Array
+
+
+class Operands(NamedTuple):
+    """Heads side by side in the width, rows of whole chunks of blocks; a row's lanes are (head, query of a block).
+
+    q, k, v: [batch, length, width].   places: i32[blocks, n], the blocks that each sees, whatever the head; -1: none.
+    drawn: i32[heads or 1, blocks, n] or None, further ones.   near: f32[groups or 1, keys, lanes] or None, what is
+    added to the scores of the first blocks of `places`.   queries: i32[batch, blocks, lanes], segments, of keys
+    i32[batch, length, lanes].   begin: u32[batch, groups, blocks, lanes] or None, of the queries' noise, and second:
+    u32[batch, groups, 1, lanes], the key's second word.   chosen: tokens that all see, or None.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    places: Array
+    drawn: Array | None
+    near: Array | None
+    queries: Array
+    keys: Array
+    begin: Array | None
+    second: Array | None
+    chosen: Chosen | None
+
+
+class Setting(NamedTuple):
+    """block: tokens of one.   rows: blocks that see all.   rate: of dropout.   causal: as of `Mask`.   interpret: run
+    as plain operations, on any platform."""
+
+    head_dim: int
+    block: int
+    rows: tuple[int, ...]
+    rate: float
+    causal: bool
+    interpret: bool = False
+
+    @property
+    def heads(self) -> int:
+        """Of a group, which shares the lanes."""
+        return LANES // self.head_dim
+
+
+def memory(length: int, keys: int, lanes: int) -> int:
+    """Bytes of a chip's vector memory that the backward program takes for rows of this length, padded; a unit has so
+    many keys and lanes."""
+    of_row = length * LANES * (2 * 2 + 2 * 2 * 2 + 2 * 4) + length * lanes * 4  # keys, values, their gradients, sums
+    return of_row + 8 * 4 * keys * lanes + 3 * 2**20
+
+
+def chunk_of(number: int) -> int:
+    """Blocks of queries in a turn of the grid."""
+    return min(number, 16 if number % 16 == 0 else 8)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def block_attention(inputs: Operands, setting: Setting) -> Array:
+    """Attention of each block of queries to the blocks that the table names -> like q."""
+    return _forward(inputs, setting)[0]
+
+
+def _forward(inputs: Operands, setting: Setting):
+    batch, length, width = inputs.q.shape
+    statistics = (batch, width // LANES, length // setting.block, setting.heads * setting.block)
+    specs = _specs(inputs, setting)
+    results = [(inputs.q, specs.q), (jax.ShapeDtypeStruct(statistics, jnp.float32), _of_lanes(inputs))]
+    out, spread = map(kept, _call(_forward_kernel, "forward", 2, setting, inputs, [], results, []))
+    return out, (inputs, out, spread)
+
+
+def _backward(setting: Setting, residuals, g: Array):
+    inputs, out, spread = residuals
+    sums = [pltpu.VMEM((inputs.k.shape[1], LANES), jnp.float32)] * 2
+    # Scores again, then the gradients of values, probabilities, queries and keys.
+    specs = _specs(inputs, setting)
+    given = [(out, specs.q), (g, specs.q), (spread, _of_lanes(inputs))]
+    whole = pl.BlockSpec(specs.k.block_shape, specs.k.index_map)
+    results = [(inputs.q, specs.q), (inputs.k, whole), (inputs.v, whole)]
+    if inputs.chosen is not None:
+        sum_of_chosen = jax.ShapeDtypeStruct(inputs.chosen.k.shape, jnp.float32), specs.chosen.k
+        results += [sum_of_chosen] * 2
+    dq, dk, dv, *few = _call(_backward_kernel, "backward", 5, setting, inputs, given, results, sums)
+    few = Chosen(*(x.astype(g.dtype) for x in few), None, None) if few else None
+    return (Operands(dq, dk, dv, *[None] * (len(Operands._fields) - 4), few),)
+
+
+block_attention.defvjp(_forward, _backward)
+
+
+def _of_lanes(inputs: Operands) -> pl.BlockSpec:
+    """A turn's part of [batch, groups, blocks, lanes]."""
+    number, lanes = inputs.queries.shape[1:]
+    return pl.BlockSpec((None, None, chunk_of(number), lanes), lambda row, group, part, _: (row, group, part, 0))
+
+
+class _Table(NamedTuple):
+    """How the table of all blocks lies in scalar memory: i32[blocks, shared], then i32[heads or 1, blocks, drawn]."""
+
+    blocks: int
+    shared: int
+    drawn: int
+    by_head: bool
+
+    def at(self, table, unit, head, index: int):
+        """The block that a unit's queries of a head see at an index below shared + drawn."""
+        if index < self.shared:
+            return table[unit * self.shared + index]
+        line = (head * self.blocks if self.by_head else 0) + unit
+        return table[self.blocks * self.shared + line * self.drawn + index - self.shared]
+
+
+def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, given: list, results: list, scratch: list):
+    """The kernel for each row, group of heads and chunk of queries.   given: arrays besides inputs, results: shapes,
+    each with its spec.   times: products of queries and keys in it."""
+    batch, length, width = inputs.q.shape
+    number, drawn = inputs.queries.shape[1], inputs.drawn
+    table = _Table(number, inputs.places.shape[1], *((0, False) if drawn is None else (drawn.shape[2], len(drawn) > 1)))
+    entries = [x.reshape(-1) for x in (inputs.places, drawn) if x is not None]
+    leaves, structure = jax.tree.flatten(inputs._replace(places=None, drawn=None))
+    each = (table.shared + table.drawn) * setting.block + (0 if inputs.chosen is None else inputs.chosen.k.shape[1])
+    pairs = batch * setting.block * (number * each + len(setting.rows) * length)
+    moved = [*leaves, *(x for x, _ in (*given, *results))]
+    return pl.pallas_call(
+        functools.partial(kernel, structure=structure, table=table, setting=setting),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(batch, width // LANES, number // chunk_of(number)),
+            in_specs=[*jax.tree.leaves(_specs(inputs, setting)), *(spec for _, spec in given)],
+            out_specs=[spec for _, spec in results],
+            scratch_shapes=scratch,
+        ),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in results],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=memory(length, each, setting.block * setting.heads),
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * times * pairs * width,
+            bytes_accessed=sum(x.size * x.dtype.itemsize for x in moved),
+            transcendentals=pairs * width // setting.head_dim,
+        ),
+        name=f"block_attention_{name}",
+        interpret=setting.interpret,
+    )(jnp.concatenate(entries), *leaves, *(x for x, _ in given))
+
+
+def _specs(inputs: Operands, setting: Setting) -> Operands:
+    """Which part of an array a turn of (row, group of heads, chunk of queries) has; None where there is none."""
+    number, lanes = inputs.queries.shape[1:]
+    chunk, length, once = chunk_of(number), inputs.k.shape[1], pl.Buffered(1)  # what changes with the row, or seldom
+    at = lambda shape, index, **mode: pl.BlockSpec(shape, lambda row, group, part, _: index(row, group, part), **mode)
+    of_group = lambda n, **mode: at((None, n, LANES), lambda row, group, part: (row, 0, group), **mode)
+    of_row = lambda n: at((None, n, lanes), lambda row, group, part: (row, 0, 0), pipeline_mode=once)
+    near, few = inputs.near, inputs.chosen
+    specs = Operands(
+        q=at((None, chunk * setting.block, LANES), lambda row, group, part: (row, part, group)),
+        k=of_group(length, pipeline_mode=once),
+        v=of_group(length, pipeline_mode=once),
+        places=None,
+        drawn=None,
+        near=near if near is None else at((None, *near.shape[1:]), lambda row, group, part: (group % len(near), 0, 0)),
+        queries=at((None, chunk, lanes), lambda row, group, part: (row, part, 0)),
+        keys=of_row(length),
+        begin=_of_lanes(inputs),
+        second=at((None, None, 1, lanes), lambda row, group, part: (row, group, 0, 0)),
+        chosen=None,
+    )
+    if few is not None:
+        n = few.k.shape[1]
+        specs = specs._replace(chosen=Chosen(of_group(n), of_group(n), of_row(n), of_row(n)))
+    return specs if inputs.begin is not None else specs._replace(begin=None, second=None)
+
+
+class _Piece(NamedTuple):
+    """Keys that lie together.   starts: where, for each head of the group or for all; none: `Operands.chosen`.   own:
+    i32[1, lanes], the segments of the queries that see them.   first: i32[1, lanes], the position of the first key.
+    near: where in `Operands.near` its scores have something added, or None."""
+
+    starts: tuple
+    size: int
+    own: Array
+    first: Array | None = None
+    near: int | None = None
+
+
+class _Unit(NamedTuple):
+    """A block of queries.   refs: Operands of the turn.   number: in the row, index: in the chunk; group: of heads."""
+
+    refs: Operands
+    group: Array
+    number: Array
+    index: Array
+    setting: Setting
+
+    @property
+    def lines(self):
+        """Those of its queries in the chunk."""
+        return pl.ds(pl.multiple_of(self.index * self.setting.block, self.setting.block), self.setting.block)
+
+    @property
+    def line(self):
+        return pl.ds(self.index, 1)
+
+
+def _forward_kernel(entries, *refs, structure, table: _Table, setting: Setting):
+    count = structure.num_leaves
+    inputs, (out, spread) = jax.tree.unflatten(structure, refs[:count]), refs[count:]
+
+    def write(unit: _Unit, mixed: Array, most: Array, total: Array):
+        mixed = mixed / (total * (1.0 - setting.rate))
+        out[unit.lines, :] = _folded(mixed.T, setting).astype(out.dtype)
+        spread[unit.line, :] = most + jnp.log(total)
+
+    def ordinary(unit: _Unit):
+        write(unit, *_mixed(unit, _pieces(unit, entries, table)))
+
+    def of_all(unit: _Unit):
+        def joined(carried, pieces: list[_Piece]):
+            mixed, most, total = _mixed(unit, pieces)
+            both = jnp.maximum(most, carried[1])
+            old, new = jnp.exp(carried[1] - both), jnp.exp(most - both)
+            return carried[0] * old + mixed * new, both, carried[2] * old + total * new
+
+        lanes = setting.heads * setting.block
+        empty = jnp.zeros((LANES, lanes)), jnp.full((1, lanes), HIDDEN), jnp.zeros((1, lanes))
+        step = lambda tile, carried: joined(carried, [_tile(unit, tile)])
+        carried = jax.lax.fori_loop(0, inputs.k.shape[0] // _tile_size(unit), step, empty)
+        write(unit, *(carried if inputs.chosen is None else joined(carried, _of_all(unit))))
+
+    _every_unit(inputs, ordinary, of_all, setting)
+
+
+def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting):
+    count = structure.num_leaves
+    inputs, (out, g, spread, dq, dk, dv, *sums) = jax.tree.unflatten(structure, refs[:count]), refs[count:]
+    *of_chosen, dk_sum, dv_sum = sums
+
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        for total in sums:
+            _by_parts(total, lambda part, total=total: _zero(total, part))
+
+    def gradients(unit: _Unit, pieces: list[_Piece]) -> Array:
+        """Of the queries f32[block, lanes]; those of keys and values are added up."""
+        q, own = _spread(_scaled(unit), setting), _spread(g[unit.lines, :], setting)
+        weighted = own.astype(jnp.float32) * jnp.tile(out[unit.lines, :], (setting.heads, 1)).astype(jnp.float32)
+        delta = weighted.T.sum(0, keepdims=True)
+        k, v = _keys_and_values(unit, pieces)
+        p = jnp.exp(_scores(unit, pieces, k, q) - spread[unit.line, :])
+        dp, dropped = _across(v, own), p
+        if setting.rate:
+            factor = jnp.where(_keep(unit, pieces), 1.0 / (1.0 - setting.rate), 0.0)
+            dp, dropped = dp * factor, p * factor
+        ds = (p * (dp - delta)).astype(g.dtype)
+        _add([dk_sum, *of_chosen[:1]], _along(ds, q), pieces, setting)
+        _add([dv_sum, *of_chosen[1:]], _along(dropped.astype(g.dtype), own), pieces, setting)
+        return _folded(_along(ds.T, k), setting) * setting.head_dim**-0.5
+
+    def ordinary(unit: _Unit):
+        dq[unit.lines, :] = gradients(unit, _pieces(unit, entries, table)).astype(dq.dtype)
+
+    def of_all(unit: _Unit):
+        step = lambda tile, total: total + gradients(unit, [_tile(unit, tile)])
+        total = jnp.zeros((setting.block, LANES)) if inputs.chosen is None else gradients(unit, _of_all(unit))
+        total = jax.lax.fori_loop(0, inputs.k.shape[0] // _tile_size(unit), step, total)
+        dq[unit.lines, :] = total.astype(dq.dtype)
+
+    _every_unit(inputs, ordinary, of_all, setting)
+
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def _():
+        for total, result in ((dk_sum, dk), (dv_sum, dv)):
+            _by_parts(total, lambda part, total=total, result=result: _cast(total, result, part))
+
+
+def _by_parts(ref, apply) -> None:
+    """Calls apply with parts of a ref [n, lanes] in turn: as one, each register would be code of its own."""
+    size = next(size for size in _TILES if ref.shape[0] % size == 0)
+    body = lambda part, _: apply(pl.ds(pl.multiple_of(part * size, size), size))
+    jax.lax.fori_loop(0, ref.shape[0] // size, body, None)
+
+
+def _zero(ref, part) -> None:
+    ref[part, :] = jnp.zeros((part.size, ref.shape[1]), ref.dtype)
+
+
+def _cast(ref, result, part) -> None:
+    result[part, :] = ref[part, :].astype(result.dtype)
+
+
+def _every_unit(inputs: Operands, ordinary, of_all, setting: Setting) -> None:
+    """The units of a chunk: all by the table, where those that see all find nothing; then those that see all."""
+    chunk = inputs.queries.shape[0]
+    group, first = pl.program_id(1), pl.program_id(2) * chunk
+
+    def at(index) -> _Unit:
+        return _Unit(inputs, group, first + index, index, setting)
+
+    jax.lax.fori_loop(0, chunk, lambda index, _: ordinary(at(index)), None)
+    for row in setting.rows:
+        pl.when(first == row - row % chunk)(functools.partial(of_all, at(row % chunk)))
+
+
+def _pieces(unit: _Unit, entries, table: _Table) -> list[_Piece]:
+    """What a unit sees by the table."""
+    setting, pieces, queries = unit.setting, [], unit.refs.queries[unit.line, :]
+    near = 0 if unit.refs.near is None else unit.refs.near.shape[0] // setting.block
+    for index in range(table.shared + table.drawn):
+        heads = setting.heads if index >= table.shared and table.by_head else 1
+        places = [table.at(entries, unit.number, unit.group * heads + head, index) for head in range(heads)]
+        placed = _by_head([jnp.full((1, queries.shape[1]), place) for place in places], setting.block)
+        own = jnp.where(placed >= 0, queries, _NOBODYS)
+        starts = tuple(jnp.maximum(place, 0) * setting.block for place in places)
+        pieces.append(_Piece(starts, setting.block, own, placed * setting.block, index if index < near else None))
+    sees_all = functools.reduce(jnp.logical_or, [unit.number == row for row in setting.rows], False)
+    return pieces + _of_chosen(unit, jnp.where(sees_all, _NOBODYS, queries))
+
+
+def _of_chosen(unit: _Unit, own: Array) -> list[_Piece]:
+    few = unit.refs.chosen
+    return [] if few is None else [_Piece((), few.k.shape[0], own)]
+
+
+def _of_all(unit: _Unit) -> list[_Piece]:
+    """The keys beside the row's, for a unit that sees all."""
+    return _of_chosen(unit, unit.refs.queries[unit.line, :])
+
+
+def _tile_size(unit: _Unit) -> int:
+    return next(size for size in (*_TILES, unit.setting.block) if unit.refs.k.shape[0] % size == 0)
+
+
+def _tile(unit: _Unit, tile) -> _Piece:
+    """A part of all keys."""
+    queries, size = unit.refs.queries[unit.line, :], _tile_size(unit)
+    return _Piece((tile * size,), size, queries, jnp.full_like(queries, tile * size))
+
+
+def _mixed(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array, Array]:
+    """The values by their shares, not yet divided, f32[lanes, lanes of queries], with the largest scores and the sums
+    f32[1, lanes of queries]."""
+    setting = unit.setting
+    k, v = _keys_and_values(unit, pieces)
+    scores = _scores(unit, pieces, k, _spread(_scaled(unit), setting))
+    most = scores.max(0, keepdims=True)
+    p = jnp.exp(scores - most)
+    total = p.sum(0, keepdims=True)
+    p = jnp.where(_keep(unit, pieces), p, 0.0) if setting.rate else p
+    return _along(v.T, p.astype(v.dtype)), most, total
+
+
+def _scores(unit: _Unit, pieces: list[_Piece], k: Array, q: Array) -> Array:
+    """f32[keys, lanes of queries], of what is seen."""
+    scores, parts, first, setting = _across(k, q), [], 0, unit.setting
+    for piece in pieces:
+        part, first = scores[first : first + piece.size], first + piece.size
+        if piece.near is not None:
+            part += unit.refs.near[piece.near * piece.size : (piece.near + 1) * piece.size, :]
+        if piece.starts:
+            seen = _read(unit.refs.keys, piece, setting.block) == piece.own
+        else:
+            seen = unit.refs.chosen.segments[...] == piece.own
+        if setting.causal:
+            position = unit.number * setting.block + _iota(part.shape, 1) % setting.block
+            at = piece.first + _iota(part.shape, 0) if piece.starts else unit.refs.chosen.positions[...]
+            seen &= at <= position
+        parts.append(jnp.where(seen, part, HIDDEN))
+    return jnp.concatenate(parts)
+
+
+def _keep(unit: _Unit, pieces: list[_Piece]) -> Array:
+    """bool[keys, lanes of queries]: what `noise.dropout` keeps."""
+    begin, second, kept_here = unit.refs.begin[unit.line, :], unit.refs.second[...], []
+    for piece in pieces:
+        if piece.starts:
+            line = begin + counted.spread(piece.first.astype(jnp.uint32))
+            of_key = counted.spread(_iota((piece.size, line.shape[1]), 0).astype(jnp.uint32))
+        else:
+            line, of_key = begin, counted.spread(unit.refs.chosen.positions[...].astype(jnp.uint32))
+        kept_here.append(counted.stays(counted.hashed(of_key + line, second), unit.setting.rate))
+    return jnp.concatenate(kept_here)
+
+
+def _scaled(unit: _Unit) -> Array:
+    q = unit.refs.q[unit.lines, :]
+    return (q.astype(jnp.float32) * unit.setting.head_dim**-0.5).astype(q.dtype)
+
+
+def _keys_and_values(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array]:
+    """[keys, lanes] each."""
+    refs, lanes = unit.refs, unit.setting.head_dim
+    both = (refs.k, refs.chosen and refs.chosen.k), (refs.v, refs.chosen and refs.chosen.v)
+    read = lambda row, few, piece: _read(row, piece, lanes) if piece.starts else few[...]
+    return tuple(jnp.concatenate([read(row, few, piece) for piece in pieces]) for row, few in both)
+
+
+def _read(ref, piece: _Piece, lanes: int) -> Array:
+    """[keys, lanes], where a head has so many lanes."""
+    return _by_head([ref[pl.ds(pl.multiple_of(start, piece.size), piece.size), :] for start in piece.starts], lanes)
+
+
+def _add(totals: list, parts: Array, pieces: list[_Piece], setting: Setting) -> None:
+    """The transpose of `_keys_and_values`.   totals: of the row and of `Operands.chosen`."""
+    first = 0
+    for piece in pieces:
+        part, first = parts[first : first + piece.size], first + piece.size
+        if not piece.starts:
+            totals[1][...] += part
+        for head, start in enumerate(piece.starts):
+            own = part if len(piece.starts) == 1 else _only(part, head, setting)
+            totals[0][pl.ds(pl.multiple_of(start, piece.size), piece.size), :] += own
+
+
+def _by_head(parts: list[Array], lanes: int) -> Array:
+    """[n, heads * lanes]: of each part its own head's; one part is all heads'."""
+    x = parts[0]
+    for head, part in enumerate(parts[1:], 1):
+        x = jnp.where(_iota(x.shape, 1) >= head * lanes, part, x)
+    return x
+
+
+def _spread(x: Array, setting: Setting) -> Array:
+    """[block, lanes] -> [heads * block, lanes], a copy for each head with the other heads' lanes 0."""
+    return jnp.concatenate([_only(x, head, setting) for head in range(setting.heads)])
+
+
+def _folded(x: Array, setting: Setting) -> Array:
+    """[heads * block, lanes] -> [block, lanes], of each head's copy its own lanes."""
+    return _by_head([x[first : first + setting.block] for first in range(0, len(x), setting.block)], setting.head_dim)
+
+
+def _only(x: Array, head: int, setting: Setting) -> Array:
+    """x [n, lanes] with the other heads' lanes 0."""
+    lane, first = _iota(x.shape, 1), head * setting.head_dim
+    return jnp.where((lane >= first) & (lane < first + setting.head_dim), x, jnp.zeros_like(x))
+
+
+def _iota(shape: tuple[int, ...], axis: int) -> Array:
+    return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
+def _along(x: Array, y: Array) -> Array:
+    """x [m, n] @ y [n, p]"""
+    return jnp.dot(x, y, preferred_element_type=jnp.float32)
+
+
+def _across(x: Array, y: Array) -> Array:
+    """x [m, n] @ y [p, n].T"""
+    return jax.lax.dot_general(x, y, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

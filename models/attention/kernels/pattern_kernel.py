@@ -1,0 +1,248 @@
+"""Attention of a sparse pattern as a TPU kernel: its operands, from a mask's blocks, and where it can be taken."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from models.attention.kernels.block_attention import (
+    HIDDEN,
+    Chosen,
+    Operands,
+    Setting,
+    block_attention,
+    chunk_of,
+    memory,
+)
+from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_heads
+from models.attention.mask import Mask, chosen, visible
+from models.attention.operands import SelfWeights
+from models.attention.patterns.blocks import Blocks
+from models.blocks.dense import affine
+from models.blocks.layer import LayerSizes
+from models.blocks.positions import gather_positions
+from models.core import noise as counted
+from models.core.noise import site
+from models.core.parameters import Noise
+from models.core.program import Program, kept
+from models.core.sharding import current_rules
+
+_BEYOND, _ABSENT = -1, -2  # segments: of what fills a row up; of keys that are not seen where they lie
+_PACKED = 16  # bfloat16 numbers in a register's column
+_MEMORY = {"TPU v4": 16 * 2**20, "TPU v5": 64 * 2**20}  # of a core, by the beginning of the chip's name
+_MOST = 128 * 2**20  # of the others: v5e ("TPU v5 lite") and v6e
+
+
+def attend(
+    x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise,
+    slots: Array | None = None, interpret: bool = False,
+) -> Array:  # fmt: skip
+    """`plain.attend` by the kernel.   interpret: run as plain operations, on any platform."""
+    heads_of = []
+    for name in ("query", "key", "value"):
+        with jax.named_scope(name):
+            heads_of.append(kept(affine(x, getattr(weights, name), program.compute)))
+    noise, rate = site(noise, 1), sizes.attention_dropout
+    mixed = by_kernel(*heads_of, mask, sizes.heads, dropout_rate=rate, noise=noise, interpret=interpret)
+    with jax.named_scope("output"):
+        return affine(mixed if slots is None else gather_positions(mixed, slots), weights.output, program.compute)
+
+
+def by_kernel(
+    q: Array, k: Array, v: Array, mask: Mask, heads: int, *, dropout_rate: float, noise: Noise, interpret: bool = False
+) -> Array:
+    """`plain.attention` of a pattern by the kernel, q, k, v [batch, length, width], heads side by side -> like q."""
+    blocks, rate = mask.blocks, 0.0 if noise is None else dropout_rate
+    length, head_dim = q.shape[1], q.shape[2] // heads
+    setting = Setting(head_dim, blocks.block, blocks.rows, rate, mask.causal, interpret)
+    chunk = chunk_of(blocks.number)
+    number = -(-blocks.number // chunk) * chunk
+    more = number * blocks.block - length
+    long = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0)))
+    segments = jnp.pad(mask.segments, ((0, 0), (0, more)), constant_values=_BEYOND)
+    begin, second = _noise(noise, heads, length, number, setting) if rate else (None, None)
+    inputs = Operands(
+        *(long(x) for x in (q, k, v)),
+        places=jnp.asarray(_places(blocks, number)),
+        drawn=_drawn(blocks, number),
+        near=_near(blocks, setting),
+        queries=jnp.tile(segments.reshape(-1, number, blocks.block), (1, 1, setting.heads)),
+        keys=_of_keys(_without_globals(segments, mask.globals), setting),
+        begin=begin,
+        second=second,
+        chosen=None if mask.globals is None else _chosen(k, v, mask, setting),
+    )
+    mixed = _on_mesh(inputs, setting)[:, :length]
+    if mask.globals is None:
+        return mixed
+    return _put(mixed, _of_globals(q, k, v, mask, heads, rate, noise), mask.globals)
+
+
+def _of_globals(q: Array, k: Array, v: Array, mask: Mask, heads: int, rate: float, noise: Noise) -> Array:
+    """What the global tokens, too few for a kernel's blocks, see: [batch, n, width]."""
+    by_head = lambda x: x.reshape(*x.shape[:2], heads, -1)
+    length, at = q.shape[1], mask.globals
+    own = chosen(dataclasses.replace(mask, blocks=None, globals=None), jnp.maximum(at, 0))
+    few = by_head(gather_positions(q, at))
+    scores = jnp.einsum("bnhd,blhd->bhnl", few * few.shape[-1] ** -0.5, by_head(k), preferred_element_type=jnp.float32)
+    shares = jax.nn.softmax(jnp.where(visible(own), scores, jnp.finfo(jnp.float32).min), axis=-1)
+    if rate:
+        elements = jnp.arange(heads)[None, :, None, None], at[:, None, :, None], jnp.arange(length)[None, None, None]
+        stays = counted.stays(counted.bits_at(noise, (heads, length, length), elements), rate)
+        shares = jnp.where(stays, shares / (1.0 - rate), 0.0)
+    return jnp.einsum("bhnl,blhd->bnhd", shares.astype(v.dtype), by_head(v)).reshape(few.shape[0], -1, q.shape[2])
+
+
+def _put(mixed: Array, few: Array, at: Array) -> Array:
+    """mixed [batch, length, width] with few [batch, n, width] at positions i32[batch, n]; -1 is nowhere.
+
+    A product with ones and zeros: each device of a mesh writes its own rows.
+    """
+    there = (at[:, :, None] == jnp.arange(mixed.shape[1])).astype(mixed.dtype)  # [batch, n, length]
+    put = jnp.einsum("bnl,bnw->blw", there, few, precision="highest").astype(mixed.dtype)
+    return jnp.where(there.any(1)[:, :, None], put, mixed)
+
+
+def _of_keys(x: Array, setting: Setting) -> Array:
+    """[batch, keys] -> [batch, keys, lanes]"""
+    return jnp.broadcast_to(x[:, :, None], (*x.shape, setting.heads * setting.block))
+
+
+def _without_globals(segments: Array, chosen: Array | None) -> Array:
+    """The segments i32[batch, length] of keys; those of global tokens are seen as `Operands.chosen` alone."""
+    if chosen is None:
+        return segments
+    return jnp.where((chosen[:, :, None] == jnp.arange(segments.shape[1])).any(1), _ABSENT, segments)
+
+
+def _chosen(k: Array, v: Array, mask: Mask, setting: Setting) -> Chosen:
+    """The global tokens, filled up to whole registers."""
+    at = jnp.pad(mask.globals, ((0, 0), (0, -mask.globals.shape[1] % _PACKED)), constant_values=-1)
+    segments = jnp.where(at < 0, _ABSENT, gather_positions(mask.segments, at))
+    return Chosen(
+        *(gather_positions(x, at) for x in (k, v)),
+        segments=_of_keys(segments, setting),
+        positions=_of_keys(at, setting),
+    )
+
+
+def _on_mesh(inputs: Operands, setting: Setting) -> Array:
+    """The kernel on each device with its rows and heads."""
+    rules = current_rules()
+    if rules is None:
+        return block_attention(inputs, setting)
+    of_row, of_lanes = ("batch", None, "heads"), ("batch", "heads", None, None)
+    axes = Operands(
+        *[of_row] * 3,
+        places=(None, None),
+        drawn=("heads", None, None),
+        near=("heads", None, None),
+        queries=("batch", None, None),
+        keys=("batch", None, None),
+        begin=of_lanes,
+        second=of_lanes,
+        chosen=None if inputs.chosen is None else Chosen(of_row, of_row, *[("batch", None, None)] * 2),
+    )
+
+    def spec(x: Array | None, names: tuple):
+        if x is None:
+            return None
+        shared = x.shape[0] == 1 and names[0] == "heads"  # all heads have the same
+        return rules.spec((None, *names[1:]) if shared else names, x.shape)
+
+    specs = jax.tree.map(spec, inputs, axes, is_leaf=lambda x: x is None)
+    attend = lambda own: block_attention(own, setting)
+    return jax.shard_map(attend, mesh=rules.mesh, in_specs=(specs,), out_specs=specs.q, check_vma=False)(inputs)
+
+
+def _places(blocks: Blocks, number: int) -> np.ndarray:
+    """i32[number, n]: the window's blocks, then the columns, each once; none of blocks that see all."""
+    own, offsets = np.arange(number)[:, None], np.array(blocks.offsets, np.int32)
+    near = own + offsets
+    hidden = (near < 0) | (near >= blocks.number) | np.isin(near, blocks.columns)
+    columns = np.broadcast_to(np.array(blocks.columns, np.int32), (number, len(blocks.columns)))
+    places = np.concatenate([np.where(hidden, -1, near), columns], axis=1)
+    return np.where((own >= blocks.number) | np.isin(own, blocks.rows), -1, places).astype(np.int32)
+
+
+def _drawn(blocks: Blocks, number: int) -> Array | None:
+    if not blocks.drawn.shape[-1]:
+        return None
+    drawn = jnp.pad(blocks.drawn, ((0, 0), (0, number - blocks.number), (0, 0)), constant_values=-1)
+    return jnp.where(np.isin(np.arange(number), blocks.rows)[:, None], -1, drawn)
+
+
+def _near(blocks: Blocks, setting: Setting) -> Array | None:
+    """f32[groups or 1, keys of the window, lanes]: 0 where reach and dilation let a query see a key, else HIDDEN."""
+    if blocks.reach is None:
+        return None
+    keys = (np.array(blocks.offsets)[:, None] * blocks.block + np.arange(blocks.block)).reshape(-1)
+    distance = np.abs(keys[:, None] - np.arange(blocks.block))
+    reach, dilation = (x[:, None, None] for x in (blocks.reach, blocks.dilation))
+    near = jnp.where((distance <= reach) & (distance % dilation == 0), 0.0, HIDDEN)  # [heads or 1, keys, queries]
+    if near.shape[0] == 1:
+        return jnp.tile(near, (1, 1, setting.heads))
+    by_group = near.reshape(-1, setting.heads, *near.shape[1:])
+    return jnp.swapaxes(by_group, 1, 2).reshape(by_group.shape[0], keys.size, -1)
+
+
+def _noise(noise: Array, heads: int, length: int, number: int, setting: Setting) -> tuple[Array, Array]:
+    """`Operands.begin` and `second`, with which elements [heads, length, length] have the bits of `noise.bits`."""
+    batch, groups = noise.shape[0], heads // setting.heads
+    if heads * length**2 <= counted.COUNTED:
+        first = counted.spread(jnp.arange(heads, dtype=jnp.uint32) * jnp.uint32(length**2 % 2**32))
+        words = noise[:, :1] + first, jnp.broadcast_to(noise[:, 1:], (batch, heads))
+    else:  # a head has a key of its own
+        keys = jax.vmap(counted.fold, (None, 0), 1)(noise, jnp.arange(heads))
+        words = keys[..., 0], keys[..., 1]
+    of_query = counted.spread(jnp.arange(number * setting.block, dtype=jnp.uint32) * jnp.uint32(length))
+    begin = words[0][..., None] + of_query  # [batch, heads, queries]
+    begin = begin.reshape(batch, groups, setting.heads, number, setting.block)
+    second = jnp.broadcast_to(words[1][..., None], (batch, heads, setting.block))
+    return jnp.swapaxes(begin, 2, 3).reshape(batch, groups, number, -1), second.reshape(batch, groups, 1, -1)
+
+
+def _obstacles(attention: Attention) -> list[str]:
+    blocks, width, heads = attention.blocks, attention.width, attention.heads
+    if blocks is None:
+        return ["model.pattern is dense: it computes sparse patterns alone"]
+    (cut, shared), obstacles, fill = cuts(attention), [], f"do not fill blocks of {LANES}"
+    if width % LANES or LANES % (width // heads):
+        return [f"{of_heads(attention)} {fill}"]
+    if width // shared % LANES:
+        obstacles.append(f"--mesh tensor={shared} cuts {of_heads(attention)}: its parts {fill}")
+    whole = max(width // heads, _PACKED)  # a group's queries then fill whole lanes
+    if blocks.block % whole:
+        obstacles.append(f"model.pattern.block={blocks.block}: choose a multiple of {whole}")
+    if attention.ranked:
+        obstacles.append("the mask has ranks, a prefix or an order, which it does not read")
+    if cut > 1:
+        obstacles.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
+    keys = (len(blocks.offsets) + len(blocks.columns) + blocks.drawn[-1]) * blocks.block
+    if memory(attention.length, keys, LANES * blocks.block * heads // width) > _vector_memory():
+        obstacles.append(f"length={attention.length} with {keys} keys for a query does not fit into vector memory")
+    return obstacles
+
+
+def _vector_memory() -> int:
+    """Bytes that a core of the chips at hand has."""
+    rules = current_rules()
+    kind = (jax.devices() if rules is None else rules.mesh.devices.flat)[0].device_kind
+    return _MOST if "lite" in kind else next((size for name, size in _MEMORY.items() if kind.startswith(name)), _MOST)
+
+
+# Shares of the peak with BigBird's blocks, two heads of 64, measured as those of `row_attention`.
+KERNEL = Kernel(
+    "pattern",
+    "self",
+    ("tpu",),
+    _obstacles,
+    attend,
+    {
+        "block_attention_forward": Cost({"v4": 0.1, "v5e": 0.16, "v5p": 0.16, "v6e": 0.05}),
+        "block_attention_backward": Cost({"v4": 0.2, "v5e": 0.34, "v5p": 0.34, "v6e": 0.1}),
+    },
+    sparse=True,
+)
