@@ -34,8 +34,8 @@ class SentenceGlobals(PackedSentences):
         super().__post_init__()
         if not 1 <= self.globals <= self.length:
             raise UserError(
-                f"globals={self.globals} for rows of {self.length}: each summarises a sentence of the row; use 1 to "
-                f"{self.length} (BigBird: 256 for 4096)"
+                f"globals={self.globals} with length={self.length}: must be from 1 to {self.length}, for each "
+                "summarises a sentence of the row (BigBird: 256 for 4096)"
             )
 
     @property

@@ -15,15 +15,24 @@ There is no kernel: `blocked` is plain operations on every device.
 import functools
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from models.attention.relative import shift
+from models.blocks.dense import Dense
+from models.blocks.layer import LayerSizes
+from models.blocks.norm import Norm
+from models.blocks.positions import gather_positions
 from models.blocks.products import contraction
-from models.core.noise import bits, site, stays
+from models.core import noise as noises
+from models.core.noise import dropout, site, stays
 from models.core.parameters import Noise
+from models.core.program import Program, kept
+from models.core.sharding import constrain
 
+KINDS = ("long", "global")  # of queries, in this order everywhere
 FAR_LABELS = 2  # the last ones: belongs to it, belongs to another
 
 _product32 = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -55,6 +64,52 @@ class Sight(NamedTuple):
     linked: Array
     block: int
     window: int
+
+
+class LongGlobalAttention(nn.Module):
+    """With its residual: x -> norm(x + dropout(output(attended))) for each kind of token, one norm for both.
+
+    x: [batch, length, width] of the long tokens, [batch, globals, width] of the global ones. Each kind of query has its
+    own projections to q and to the output, and keys and values of its own of both kinds of token.
+    distance: k, beyond which distances are clipped.
+    """
+
+    sizes: LayerSizes
+    program: Program
+    distance: int
+
+    @nn.compact
+    def __call__(
+        self, x: tuple[Array, Array], seen: tuple[Sight, Sight], noise: tuple[Noise, Noise], slots: Array | None = None
+    ) -> tuple[Array, ...]:
+        """seen, noise: of each kind of query.   slots: i32[batch, n], long tokens that alone are computed, and no
+        global ones."""
+        sizes, program, width = self.sizes, self.program, x[0].shape[-1]
+        labels = 2 * self.distance + 1 + FAR_LABELS
+        norm, computed = Norm(sizes.norm_epsilon, program.compute, name="norm"), []
+        dense_layer = lambda name, of: Dense(width, sizes.init_std, program.compute, name=name)(of)
+        project = lambda name, of: kept(dense_layer(name, of).reshape(*of.shape[:2], sizes.heads, -1))
+        for own, far, near_x, far_x, sight, keys in zip(KINDS, KINDS[::-1], x, x[::-1], seen, noise, strict=True):
+            relative = self.param(f"{own}_relative", nn.initializers.normal(sizes.init_std), (labels, width))
+            given = Operands(
+                project(f"{own}_query", near_x),
+                project(f"{own}_to_{own}_key", near_x),
+                project(f"{own}_to_{own}_value", near_x),
+                project(f"{own}_to_{far}_key", far_x),
+                project(f"{own}_to_{far}_value", far_x),
+                relative.reshape(labels, sizes.heads, -1),
+            )
+            attend = dense if program.attention == "dense" else blocked
+            mixed = attend(given, sight, dropout_rate=sizes.attention_dropout, noise=site(keys, 1))
+            mixed = kept(mixed.reshape(near_x.shape))
+            if slots is not None:
+                mixed, near_x = gather_positions(mixed, slots), gather_positions(near_x, slots)
+            y = dropout(dense_layer(f"{own}_output", mixed), sizes.dropout, site(keys, 2))
+            axis = "length" if slots is None and own == KINDS[0] else None
+            computed.append(constrain(norm(near_x + y), "batch", axis, None))
+            if slots is not None:
+                break
+        return tuple(computed)
 
 
 def sights(segments: Array, global_segments: Array, global_of: Array, block: int, window: int) -> tuple[Sight, Sight]:
@@ -130,7 +185,7 @@ def blocked(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise)
 def _kept(heads: int, sight: Sight, rate: float, noise: Array) -> tuple[Array, Array]:
     """What dropout leaves: bool[batch, heads, n, window * block], by place in the query's blocks, [.., n, m]."""
     (_, n), m = sight.near.shape, sight.far.shape[1]
-    drawn = lambda tag, keys: stays(bits(site(noise, tag), (heads, n, keys)), rate)
+    drawn = lambda tag, keys: stays(noises.bits(site(noise, tag), (heads, n, keys)), rate)
     return drawn(1, sight.window * sight.block), drawn(2, m)
 
 

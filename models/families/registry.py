@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.core.family import Family
-from models.families import albert, bert, bigbird, electra, roberta, transformer_xl, xlnet
+from models.families import albert, bert, bigbird, electra, etc, roberta, transformer_xl, xlnet
 
 FAMILIES: dict[str, Family] = {
     "albert": albert.FAMILY,
     "bert": bert.FAMILY,
     "bigbird": bigbird.FAMILY,
+    "bigbird-etc": etc.FAMILY,
     "electra": electra.FAMILY,
     "roberta": roberta.FAMILY,
     "transformer-xl": transformer_xl.FAMILY,
@@ -39,7 +40,7 @@ def renamed(theirs, ours) -> Mapping[str, str] | None:
 
 
 # Fields of any config that belong to a training: a model goes on with others.
-SETTINGS = ("dropout", "attention_dropout", "init_std", "memory", "pattern")
+SETTINGS = ("dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window")
 
 
 def weight_fields(config, prefix: str = "") -> dict[str, Any]:

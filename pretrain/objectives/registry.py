@@ -2,12 +2,14 @@
 
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.masked_with_globals import MaskedWithGlobals
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 
 OBJECTIVES = {
     "causal-language-model": CausalLanguageModel,
     "masked-language-model": MaskedLanguageModel,
+    "masked-with-globals": MaskedWithGlobals,
     "permutation-language-model": PermutationLanguageModel,
     "replaced-token-detection": ReplacedTokenDetection,
 }

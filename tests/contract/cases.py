@@ -4,6 +4,8 @@
 """
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,23 +17,31 @@ from models.core.parameters import leaves, nest
 from models.families.registry import FAMILIES
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.masked_with_globals import MaskedWithGlobals
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
+from pretrain.objectives.phase import Phase
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from tests.models.shapes import parameter_shapes
 
-ROWS, LENGTH = 4, 24
+ROWS, LENGTH, GLOBALS = 4, 24, 6
 SIZES = {"vocab_size": 100, "dropout": 0.0, "attention_dropout": 0.0}
 WIDE = {"width": 16, "depth": 2, "heads": 2, "feed_forward": 32}
 
 
 class Case(NamedTuple):
-    """model: a config without dropout.   memory: positions before a row.   padded: whether rows are of any length."""
+    """model: a config without dropout.   memory: positions before a row.   padded: whether rows are of any length.
+    phase: what a phase has besides its share, length and batch size."""
 
     model: object
     objective: Objective
     memory: int = 0
     padded: bool = True
+    phase: Mapping = MappingProxyType({})
+
+    def of(self, length: int, rows: int) -> Phase:
+        """A phase of such rows."""
+        return self.objective.phase(1.0, length, rows, **self.phase)
 
 
 def _config(family: str, **changes):
@@ -51,6 +61,9 @@ CASES = {
     "albert": Case(_config("albert", positions=32, embedding=8, groups=2, **WIDE | {"depth": 4}), ORDER),
     "bert": Case(_config("bert", positions=32, **WIDE), MaskedLanguageModel()),
     "bigbird": Case(_config("bigbird", positions=32, pattern=FEW, **WIDE), MaskedLanguageModel()),
+    "bigbird-etc": Case(
+        _config("bigbird-etc", block=2, distance=3, **WIDE), MaskedWithGlobals(), phase={"globals": GLOBALS}
+    ),
     "electra": Case(_electra(), ReplacedTokenDetection()),
     "roberta": Case(_config("roberta", positions=32, **WIDE), MaskedLanguageModel(next_sentence=False)),
     "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),
@@ -94,6 +107,8 @@ def batch(case: Case) -> dict[str, np.ndarray]:
         "prediction_positions": positions, "prediction_weights": weights,
         "prediction_targets": (rng.integers(5, vocab, (ROWS, slots)) * weights).astype(np.int32),
         "next_sentence": pair, "sentence_order": pair,
+        "global_of": np.where(real > 0, column // 5, -1).astype(np.int32),
+        "global_segments": (np.arange(GLOBALS) < 1 + (real.sum(1)[:, None] - 1) // 5).astype(np.int32),
         "targets": np.roll(tokens, -1, 1), "weights": real.astype(np.float32),
     }  # fmt: skip
 

@@ -17,9 +17,8 @@ from models.core.program import Program
 from models.core.sharding import placed_by
 from models.families.registry import FAMILIES, family_of
 from pretrain.objectives.objective import Moment
-from pretrain.objectives.phase import Phase
 from tests.contract import cases, frozen
-from tests.contract.cases import CASES, Case
+from tests.contract.cases import CASES
 from tests.models.shapes import parameter_shapes
 from tpu.flops import flops
 from tpu.mesh import parse_mesh
@@ -32,7 +31,7 @@ MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,sequence=2", "sl
 
 def carry_of(case, rows):
     model = family_of(case.model).module(case.model, Program(dtype="bfloat16"))
-    return case.objective.carry(model, Phase(1.0, cases.LENGTH, rows), True)[0]
+    return case.objective.carry(model, case.of(cases.LENGTH, rows), True)[0]
 
 
 def loss_of(case, program, train):
@@ -84,17 +83,17 @@ def test_stated_flops_are_those_of_the_program(name):
     traced = jax.jit(loss_of(case, Program(depth="unroll"), True)).trace(params, batch, carry)
     counted = flops(traced.jaxpr, {}).products
     predictions = len(batch["prediction_positions"][0]) if case.padded else cases.LENGTH
-    stated = family_of(model).flops(model, Phase(1.0, cases.LENGTH, cases.ROWS), predictions)
+    stated = family_of(model).flops(model, case.of(cases.LENGTH, cases.ROWS), predictions)
     assert stated <= counted <= 1.1 * stated  # the vocabulary's padding, types as products
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_published_size_can_be_placed_on_every_mesh(name):
-    family, objective = FAMILIES[name], CASES[name].objective
-    case = Case(family.sizes["large"], objective)
+    family = FAMILIES[name]
+    case = CASES[name]._replace(model=family.sizes["large"])
     shapes, rows = parameter_shapes(case.model), 16
     length = min(getattr(case.model, "positions", 128), 1024)  # which serves any pattern
-    spec = objective.spec(Phase(1.0, length, rows))
+    spec = case.objective.spec(case.of(length, rows))
     batch = {field: jax.ShapeDtypeStruct((rows, *shape), dtype) for field, (shape, dtype) in spec.items()}
     for mesh in MESHES:
         sizes = dataclasses.asdict(parse_mesh(mesh, 8))

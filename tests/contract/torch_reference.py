@@ -12,6 +12,7 @@ from pretrain.huggingface.tensors import tensors
 from tests.contract import cases
 from tests.contract.cases import Case
 from tests.pretrain import (
+    etc_reference,
     reference,
     test_bigbird_parity,
     test_electra_parity,
@@ -116,10 +117,15 @@ def _theirs(array: np.ndarray, layout: str, shape) -> np.ndarray:
     return (array.T if layout in ("T", "out") else array).reshape(shape)
 
 
+def bigbird_etc(case: Case) -> tuple[float, dict]:
+    return etc_reference.loss_and_gradients(cases.params(case), case.model, cases.batch(case))
+
+
 REFERENCES = {
     "albert": masked("sentence_order_label"),
     "bert": masked("next_sentence_label"),
     "bigbird": bigbird,
+    "bigbird-etc": bigbird_etc,
     "electra": electra,
     "roberta": masked(None),
     "transformer-xl": transformer_xl,

@@ -68,5 +68,5 @@ def test_the_rest_of_a_row_is_that_of_packed_sentences(corpus):
 
 @pytest.mark.parametrize("number", [0, LENGTH + 1])
 def test_no_global_tokens_or_more_than_tokens_are_an_error(number):
-    with pytest.raises(UserError, match=f"globals={number} for rows of {LENGTH}.* use 1 to {LENGTH}"):
+    with pytest.raises(UserError, match=f"globals={number} with length={LENGTH}: must be from 1 to {LENGTH}"):
         SentenceGlobals(LENGTH, globals=number)

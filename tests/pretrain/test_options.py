@@ -73,6 +73,12 @@ CHANGES["xlnet"] = (
     | {"model.memory": 24}
     | {f"objective.permuting.{name}": value for name, value in PERMUTING.items()}
 )
+CHANGES["bigbird-etc"] = {
+    **{f"model.{name}": value for name, value in (MODEL | SIZES).items() if name not in ("positions", "types")},
+    "model.block": 8, "model.window": 5, "model.distance": 2,
+    "objective.layout": "packed-sentences", "phases.0.globals": 3,
+    **{f"objective.masking.{name}": value for name, value in MASKING.items()},
+}  # fmt: skip
 for changes in CHANGES.values():
     changes |= {f"phases.0.{name}": value for name, value in PHASE.items()} | {"seed": 3}
 
@@ -136,7 +142,7 @@ def observe(corpus_path):
 
 LABELS = ("objective.next_sentence", "objective.sentence_order")  # of which a recipe has one at most
 RECIPES = {"albert": tiny.albert(), "bert": tiny.bert(), "electra": tiny.electra()}
-RECIPES |= {"transformer-xl": tiny.transformer_xl(), "xlnet": tiny.xlnet()}
+RECIPES |= {"bigbird-etc": tiny.etc(), "transformer-xl": tiny.transformer_xl(), "xlnet": tiny.xlnet()}
 
 
 @pytest.mark.parametrize("name, field", [(name, field) for name, changes in CHANGES.items() for field in changes])

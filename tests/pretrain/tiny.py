@@ -13,10 +13,12 @@ from data_pipelines.examples.permutations import Permuting
 from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
 from models.families.electra import ElectraConfig, Tower
+from models.families.etc import EtcConfig
 from models.families.transformer_xl import TransformerXLConfig
 from models.families.xlnet import XLNetConfig
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.masked_with_globals import GlobalPhase, MaskedWithGlobals
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer
@@ -38,6 +40,9 @@ ELECTRA = ElectraConfig(
 TRANSFORMER_XL = TransformerXLConfig(
     vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, cutoffs=(), init_std=0.1
 )
+ETC = EtcConfig(
+    vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, block=4, distance=3, init_std=0.1
+)
 XLNET = XLNetConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, init_std=0.1)
 _COMMON = {
     "source": "test",
@@ -55,6 +60,12 @@ def bert(**changes) -> Recipe:
 def albert(**changes) -> Recipe:
     objective = MaskedLanguageModel(next_sentence=False, sentence_order=True)
     return dataclasses.replace(Recipe(name="albert", model=ALBERT, objective=objective, **_COMMON), **changes)
+
+
+def etc(**changes) -> Recipe:
+    phases = (GlobalPhase(1.0, 32, 8, globals=4),)
+    recipe = Recipe(name="bigbird-etc", model=ETC, objective=MaskedWithGlobals(), **_COMMON | {"phases": phases})
+    return dataclasses.replace(recipe, **changes)
 
 
 def electra(**changes) -> Recipe:

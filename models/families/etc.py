@@ -1,0 +1,224 @@
+"""BigBird-ETC (Zaheer et al. 2020, arXiv:2007.14062, section 2 and table 8): an encoder of long rows with global tokens
+of their own parameters beside them, as in ETC (Ainslie et al. 2020, arXiv:2004.08483).
+
+From the BigBird paper: window of whole blocks, 256 global tokens for 4,096, no random blocks, dropout 0.1 of attention,
+too. From ETC, section 3: four pieces of attention, relative keys in place of positions, distances clipped at 12 (as in
+its code), labels by which a global token knows the tokens that belong to it, global tokens that see all long ones.
+Projections are those of its models without sharing (166M parameters with BERT's vocabulary, 558M with RoBERTa's): two
+to queries, four each to keys and values, two of the output, and one feed-forward block for both kinds of token.
+Norms of the layers are one for both kinds, those of the embeddings are two. Decided here: all global tokens begin as
+one vector, where ETC's code looks a token up; relative keys without ETC's further labels; no loss of global tokens
+(ETC's CPC, an option there) and no BERT to begin with.
+
+Hugging Face has no class for this model: an export holds `model.safetensors`, with the table's paths as names and
+layers stacked, and the config as `config.json`.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from models.attention.etc import FAR_LABELS, KINDS, LongGlobalAttention, Sight, sights
+from models.attention.patterns.pairs import pairs
+from models.attention.patterns.pattern import Pattern
+from models.blocks.checks import check_encoder
+from models.blocks.embeddings import token_table
+from models.blocks.feed_forward import FeedForward
+from models.blocks.heads import TokenHead
+from models.blocks.layer import layer_sizes
+from models.blocks.norm import Norm
+from models.blocks.stack import stack
+from models.blocks.tables import dense_parameters, norm_parameters
+from models.core.family import Family, HuggingFace, Input, Inputs, Shape
+from models.core.noise import dropout, site
+from models.core.parameters import LAYERS, Noise, Parameter, Slot
+from models.core.program import Program
+from models.core.ranges import COUNT, check_ranges
+from models.core.sharding import constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class EtcConfig:
+    """Sizes and rates of the model."""
+
+    vocab_size: int = 50265  # without padding rows
+    width: int = 768  # hidden size
+    depth: int = 12  # layers
+    heads: int = 12  # of attention, in each layer
+    feed_forward: int = 3072  # width inside the feed-forward block
+    activation: str = "gelu"  # inside the feed-forward block
+    dropout: float = 0.1  # of embeddings and block outputs
+    attention_dropout: float = 0.1  # of attention probabilities
+    norm_epsilon: float = 1e-12  # added to the variance in norms
+    init_std: float = 0.02  # of the random weights at the start
+    block: int = 84  # tokens of a block
+    window: int = 3  # blocks around a long token's own that it sees, with it; odd
+    distance: int = 12  # beyond which distances are not told apart
+
+    def __post_init__(self):
+        check_encoder(self)
+        check_ranges(self, {"block": COUNT, "window": COUNT, "distance": COUNT}, "model.")
+        if self.window % 2 == 0:
+            raise ValueError(
+                f"model.window={self.window}: must be odd, the blocks around a token's own and that one; take "
+                f"{self.window - 1} or {self.window + 1}"
+            )
+
+    @property
+    def pattern(self) -> Pattern:
+        """What long tokens see of each other."""
+        return Pattern("bigbird", self.block, self.window, random=0, global_blocks=0)
+
+
+class EtcEmbeddings(nn.Module):
+    """Long tokens' embeddings and the vector with which all global ones begin, each normalised."""
+
+    config: EtcConfig
+
+    def setup(self):
+        c = self.config
+        self.tokens = token_table(self, c.vocab_size, c.width, c.init_std)
+        self.global_token = self.param("global", nn.initializers.normal(c.init_std), (1, c.width))
+        self.norm, self.global_norm = Norm(c.norm_epsilon, jnp.float32), Norm(c.norm_epsilon, jnp.float32)
+
+    def __call__(self, tokens: Array, global_segments: Array) -> tuple[Array, Array]:
+        """i32[batch, length], i32[batch, globals] -> f32[batch, length, width], f32[batch, globals, width]."""
+        long = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
+        of_globals = jnp.broadcast_to(self.global_norm(self.global_token), (*global_segments.shape, long.shape[-1]))
+        return constrain(self.norm(long), "batch", "length", None), constrain(of_globals, "batch", None, None)
+
+
+class EtcLayer(nn.Module):
+    """One post-norm layer, as `stack` calls it: x (long, global), the same shapes; with slots the long ones alone."""
+
+    config: EtcConfig
+    program: Program
+
+    @nn.compact
+    def __call__(
+        self, x: tuple[Array, Array], shared: tuple[Sight, Sight], noise: Noise, own: None, slots: Array | None
+    ) -> tuple[tuple[Array, Array], None]:
+        sizes, of_kinds = layer_sizes(self.config), (noise, site(noise, 4))  # the long ones' sites are 1 to 3
+        attention = LongGlobalAttention(sizes, self.program, self.config.distance, name="attention")
+        feed_forward = FeedForward(sizes, self.program.compute, name="feed_forward")
+        axes = ("length" if slots is None else None, None)
+        computed = attention(x, shared, of_kinds, slots)
+        done = tuple(feed_forward(y, keys, axis) for y, keys, axis in zip(computed, of_kinds, axes, strict=False))
+        return done + x[len(done) :], None
+
+
+class Etc(nn.Module):
+    """The encoder with its masked-token head."""
+
+    config: EtcConfig
+    program: Program
+
+    def setup(self):
+        c = self.config
+        self.embeddings = EtcEmbeddings(c)
+        of_head = (c.width, c.vocab_size, c.activation, c.norm_epsilon, c.init_std)
+        self.predictions = TokenHead(*of_head, self.program.compute)
+
+    @nn.compact
+    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
+        """The trunk; noise u32[rows, 2] switches dropout on -> the long tokens' [rows, length, width].
+
+        slots: i32[rows, n], positions to compute alone, as far as the mathematics allows -> [rows, n, width].
+        """
+        c, segments, of_globals = self.config, inputs["segments"], inputs["global_segments"]
+        embedded = self.embeddings(inputs["tokens"], of_globals)
+        drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(self.program.compute)
+        x = tuple(drop(x, tag) for x, tag in zip(embedded, (0, 2), strict=True))
+        seen = sights(segments, of_globals, inputs["global_of"], c.block, c.window)
+        layer = EtcLayer(c, self.program, parent=None)
+        return stack(self, [layer], c.depth, x, seen, site(noise, 1), self.program, slots)[0][0]
+
+    def token_logits(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
+        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
+        return self.predictions(read, self.embeddings.tokens)
+
+    def __call__(self, inputs: Inputs):
+        """All parts once, for initialisation."""
+        return self.token_logits(self.encode(inputs)[:, :1])
+
+
+def parameters(config: EtcConfig) -> list[Parameter]:
+    """The parameter table."""
+    table = [
+        Parameter("embeddings/tokens", ("vocab", "embedding"), {}),
+        Parameter("embeddings/global", ("type", "embedding"), {}),
+        *norm_parameters("embeddings/norm", ("embedding",), {}),
+        *norm_parameters("embeddings/global_norm", ("embedding",), {}),
+    ]
+    for own, far in (KINDS, KINDS[::-1]):
+        table.append(Parameter(f"layers/attention/{own}_relative", (LAYERS, None, "heads"), {}))
+        table += dense_parameters(f"layers/attention/{own}_query", (LAYERS, "width", "heads"), {})
+        for name in (f"{own}_to_{keys}_{what}" for keys in (own, far) for what in ("key", "value")):
+            table += dense_parameters(f"layers/attention/{name}", (LAYERS, "width", "heads"), {})
+        table += dense_parameters(f"layers/attention/{own}_output", (LAYERS, "heads", "width"), {})
+    table += [
+        *norm_parameters("layers/attention/norm", (LAYERS, "width"), {}),
+        *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), {}),
+        *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), {}),
+        *norm_parameters("layers/feed_forward/norm", (LAYERS, "width"), {}),
+        *dense_parameters("predictions/dense", ("width", "embedding"), {}),
+        *norm_parameters("predictions/norm", ("embedding",), {}),
+        Parameter("predictions/bias", ("vocab",), {}),
+    ]
+    return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
+
+
+def flops(config: EtcConfig, shape: Shape, predictions: int) -> float:
+    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row, pairs that are seen counted.
+
+    The last layer mixes for all long queries and projects those that are read; its global tokens are not computed.
+    """
+    width, length, number = config.width, shape.length, shape.globals
+    labels = 2 * config.distance + 1 + FAR_LABELS
+    projection, after = 2 * width**2, 2 * width**2 + 4 * width * config.feed_forward  # after: output, feed-forward
+    near, far = pairs(config.pattern, 1, 1, length)[0], length * number
+    of_long = projection * (3 * length + 2 * number) + 4 * width * (near + far) + 2 * width * labels * length
+    of_globals = projection * (3 * number + 2 * length) + 4 * width * (number**2 + far) + 2 * width * labels * number
+    body = config.depth * of_long + (config.depth - 1) * (of_globals + after * (length + number))
+    head = predictions * (after + 2 * width**2 + 2 * width * config.vocab_size)
+    return float(shape.batch_size * (body + head))
+
+
+FAMILY = Family(
+    config=EtcConfig,
+    sizes={
+        # Trains within minutes on a CPU: no published one.
+        "tiny": EtcConfig(width=128, depth=2, heads=2, feed_forward=512, block=32),
+        # Zaheer et al. 2020, table 8 and appendix E.2
+        "base": EtcConfig(),
+        "large": EtcConfig(width=1024, depth=24, heads=16, feed_forward=4096, block=169),
+    },
+    inputs={
+        "tokens": Input(("length",)),
+        "segments": Input(("length",)),
+        "global_of": Input(("length",)),
+        "global_segments": Input(("globals",)),
+    },
+    module=Etc,
+    parameters=parameters,
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architectures={"BigBirdEtc": {}},
+            constants={"model_type": "bigbird-etc"},
+            fields={
+                **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},
+                **{name: name for name in ("norm_epsilon", "distance")},
+            },
+            settings={name: name for name in ("dropout", "attention_dropout", "init_std", "block", "window")},
+            tied={},
+            trunk="",
+            pair=None,
+            prepare="--tokenizer bpe",
+        )
+    },
+    flops=flops,
+)

@@ -1,0 +1,36 @@
+"""BigBird-ETC: masked tokens of long rows, with global tokens that stand for their sentences.
+
+Zaheer et al. 2020 (arXiv:2007.14062), table 8 (base): 256 rows of 4,096, blocks of 84, window of 3 blocks, 256 global
+tokens, no random blocks, Adam with rate 1e-4, 10k steps of warm-up, linear decay, dropout 0.1; large: blocks of 169.
+Original hardware: 64 TPU v3 chips; steps as BigBird's. The paper begins with RoBERTa's weights, these recipes do not.
+
+    python -m data_pipelines prepare --source SOURCE --tokenizer bpe --vocab-size 50265 --out CORPUS
+    python -m pretrain run bigbird-etc-base --corpus CORPUS --workdir RUN
+"""
+
+from models.families.etc import FAMILY
+from pretrain.objectives.masked_with_globals import GlobalPhase, MaskedWithGlobals
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Recipe
+from pretrain.schedules import Schedule
+
+
+def _recipe(size: str, phase: GlobalPhase, schedule: Schedule, steps: int) -> Recipe:
+    return Recipe(
+        name=f"bigbird-etc-{size}",
+        source="Zaheer et al. 2020",
+        model=FAMILY.sizes[size],
+        objective=MaskedWithGlobals(),
+        optimizer=Optimizer(),
+        schedule=schedule,
+        phases=(phase,),
+        steps=steps,
+    )
+
+
+RECIPES = [
+    # Set up to train within minutes on a CPU.
+    _recipe("tiny", GlobalPhase(1.0, 512, 8, globals=32), Schedule(peak=1e-3, warmup=0.1), 3000),
+    _recipe("base", GlobalPhase(1.0, 4096, 256), Schedule(peak=1e-4, warmup=0.02), 500_000),
+    _recipe("large", GlobalPhase(1.0, 4096, 256), Schedule(peak=1e-4, warmup=0.02), 500_000),
+]
