@@ -209,6 +209,17 @@ def test_pairs_at_65_536_tokens_grow_with_the_length_alone():
         assert (abs(long / short - 1) < 0.08).all()  # keys of a query, but for global rows and the ends
 
 
+@pytest.mark.parametrize("pattern, length", [case for case in SPARSE if case[0].name == "longformer"])
+def test_longformer_s_windows_are_the_paper_s_token_by_token(pattern, length):
+    """Section 3.1: half a window on each side, with gaps of the dilation between its tokens."""
+    windows, dilations = pattern.windows * DEPTH, pattern.dilations * HEADS  # one is for all
+    i, j = np.arange(length)[:, None], np.arange(length)
+    for layer, head in itertools.product(range(DEPTH), range(HEADS)):
+        window, dilation = windows[layer], dilations[head]
+        near = {side * step * dilation for step in range(window // 2 + 1) for side in (-1, 1)}
+        np.testing.assert_array_equal(dense(pattern, length)[layer, head], np.isin(j - i, list(near)))
+
+
 def paper(name, length, stride, summary):
     """Which keys a query sees by Child et al. 2019, section 4.3: bool[length, length]. Their l is stride, c summary."""
     i, j = np.arange(length)[:, None], np.arange(length)

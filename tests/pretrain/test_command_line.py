@@ -266,7 +266,7 @@ def test_every_field_of_a_recipe_can_be_given(name):
     recipe = RECIPES[name]
     unchecked = {  # fields whose values are checked, and another valid value
         "model.activation": "relu", "objective.layout": "packed-sentences", "optimizer.name": "lamb",
-        "schedule.name": "cosine", "schedule.from_here": "decay",
+        "schedule.name": "cosine", "schedule.from_here": "decay", "model.pattern.name": "bigbird",
     }  # fmt: skip
     fields = flat(dataclasses.asdict(recipe))
     assert len(fields) > 30

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot
 
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.attention.patterns.pattern import Pattern
 from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW
@@ -14,6 +15,7 @@ from pretrain.__main__ import main
 from pretrain.commands.pattern import COLORS, NOTHING, canvas_of
 from pretrain.recipe import check, from_json, to_json
 from pretrain.recipes.registry import RECIPES
+from pretrain.storage import run_directory
 from tests.pretrain import tiny
 
 BIGBIRD = Pattern("bigbird", block=4, random=1)
@@ -135,3 +137,22 @@ def test_what_cannot_be_drawn_is_said_in_one_line(options, said, tmp_path, monke
     error = capsys.readouterr().err
     assert error.startswith(f"error: {said}") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_work_directory_keeps_its_pattern(corpus_path, tmp_path):
+    corpora = {"": Corpus(corpus_path)}
+    recipe = sparse(tiny.bert)
+    directory, _ = run_directory.start(tmp_path / "run", recipe, corpora, None)
+    other = sparse(tiny.bert, dataclasses.replace(BIGBIRD, seed=5))
+    with pytest.raises(UserError, match=r"model\.pattern\.seed: 0 -> 5"):
+        run_directory.start(directory.path, other, corpora, None)
+    assert run_directory.start(directory.path, recipe, corpora, None)[1] == recipe
+
+
+def test_a_run_of_before_there_were_patterns_goes_on(corpus_path, tmp_path):
+    corpora = {"": Corpus(corpus_path)}
+    directory, _ = run_directory.start(tmp_path / "run", tiny.bert(), corpora, None)
+    written = json.loads(directory.recipe.read_text())
+    del written["model"]["pattern"]
+    directory.recipe.write_text(json.dumps(written))
+    assert run_directory.start(directory.path, tiny.bert(), corpora, None)[1] == tiny.bert()
