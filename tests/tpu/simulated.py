@@ -1,7 +1,8 @@
 """A recipe trained on each of several meshes, in a process with 8 simulated devices; prints JSON. For test_meshes.py.
 
-Arguments: 'albert', 'bert', 'electra', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number
-of steps, meshes ('one' for a single device, MESH/4 for 4 microbatches).
+Arguments: 'albert', 'bert', 'bigbird' and 'longformer' (BERT with these patterns, in blocks on meshes, dense on one
+device), 'electra', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number of steps, meshes
+('one' for a single device, MESH/4 for 4 microbatches, MESH/4/unroll/full for another program).
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 import jax
 import numpy as np
 
+from models.attention.patterns.pattern import Pattern
 from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.recipe import Phase
@@ -23,6 +25,10 @@ from tpu.mesh import MeshShape, make_mesh, parse_mesh
 
 ROWS = 16
 QUICK = {"xla_backend_optimization_level": 0}  # to compile
+PATTERNS = {
+    "bigbird": Pattern("bigbird", block=4, random=1),
+    "longformer": Pattern("longformer", block=2, windows=(14, 6)),
+}
 
 
 def recipe(name):
@@ -31,9 +37,12 @@ def recipe(name):
         FAMILIES["bag"] = toys.FAMILY
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
     recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "xlnet": tiny.xlnet}
+    recipes |= dict.fromkeys(PATTERNS, tiny.bert)
     found = recipes.get(name, tiny.transformer_xl)(phases=(Phase(1.0, 32, ROWS),))
     if name == "adaptive":
         found = replaced(found, "model.cutoffs", (40, 100))
+    if name in PATTERNS:
+        found = replaced(found, "model.pattern", PATTERNS[name])
     for tower in ("discriminator.", "generator.") if name == "electra" else ("",):
         found = replaced(found, f"model.{tower}heads", 8)
     return found
@@ -61,11 +70,13 @@ def _padded(array, shape):
 
 def train(name, steps, text):
     """(losses, state) after some steps."""
-    text, _, parts = text.partition("/")
+    given = text.split("/")
+    text, parts, depth, remat = (*given, *("1", "scan", "none")[len(given) - 1 :])
+    attention = "xla" if name not in PATTERNS else "dense" if text == "one" else "blocked"
     devices = jax.devices() if text != "one" else jax.devices()[:1]
     mesh = make_mesh(parse_mesh(text, len(devices)) if text != "one" else MeshShape(), devices)
-    assembly = assemble(recipe(name), Program())
-    stage = placement.stages(assembly, mesh, int(parts or 1))[0]
+    assembly = assemble(recipe(name), Program(depth=depth, remat=remat, attention=attention))
+    stage = placement.stages(assembly, mesh, int(parts))[0]
     where = placement.shardings((stage.state, stage.frozen))
     first = jax.jit(lambda: initial_state(assembly, initial_params(assembly), 0), out_shardings=where)
     state, frozen = first()

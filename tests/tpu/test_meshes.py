@@ -15,6 +15,10 @@ pytestmark = pytest.mark.second_tier(starts=["tests.tpu.simulated"])
 
 ROOT = Path(__file__).parent.parent.parent
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,sequence=2", "tensor=8")
+CUT = (
+    "sequence=8", "slice=2,sequence=4/2/scan/dots", "fsdp=2,sequence=2,tensor=2/1/unroll/none",
+    "sequence=4,tensor=2/2/scan/full",
+)  # fmt: skip
 STEPS = 20
 SLOW = ("albert", "bert", "electra", "transformer-xl", "adaptive", "xlnet")
 
@@ -34,6 +38,8 @@ def simulated(name, *meshes):
         ("bert", "data=2,fsdp=2,tensor=2"),
         ("electra", "data=2,fsdp=2,sequence=2/4"),
         ("xlnet", "data=2,fsdp=2,tensor=2/4"),
+        ("bigbird", "data=2,sequence=2,tensor=2/4/unroll/full"),
+        *(pytest.param((name, *MESHES, *CUT), marks=pytest.mark.slow) for name in ("bigbird", "longformer")),
         *(pytest.param((name, *MESHES), marks=pytest.mark.slow) for name in SLOW),
     ],
     ids=lambda param: f"{param[0]} on {len(param) - 1}",
@@ -71,6 +77,9 @@ SHARES = {
     "data=2,fsdp=2,tensor=2": (1 / 4, 1 / 2.5),
     "tensor=8": (1 / 8, 1 / 3),
     "data=2,fsdp=2,sequence=2/4": (1 / 2, 1 / 1.7),
+    "data=2,sequence=2,tensor=2/4/unroll/full": (1 / 2, 1 / 1.6),
+    "fsdp=2,sequence=2,tensor=2/1/unroll/none": (1 / 4, 1 / 2.5),
+    "sequence=4,tensor=2/2/scan/full": (1 / 2, 1 / 1.6),
     "data=2,fsdp=2,tensor=2/4": (1 / 4, 1 / 2.5),
 }
 
