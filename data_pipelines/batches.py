@@ -163,7 +163,8 @@ class RowExamples(Examples):
     """Rows that stand alone: in an epoch every example comes once.
 
     Examples are counted endlessly, in each lane: count = step * rows + row; the epoch is count // size, and within it
-    the lane walks through its stretch. An example's noise is keyed by (seed, epoch, its number in the split).
+    the lane walks through its stretch. An example's noise is keyed by (seed, epoch, its number in the split); of a
+    layout with copies epochs that are so many apart have the same noise, in another order.
     """
 
     def __init__(self, layout: RowLayout, corpus, split, batch_size, seed, order=ONE_LANE, sizes=None):
@@ -252,6 +253,7 @@ class RowExamples(Examples):
         return found, which
 
     def _choice(self, epoch, part, example):
+        epoch = epoch % self.layout.copies if self.layout.copies else epoch
         if len(self.parts) == 1:
             return Choice([self._plan(0)], part, example, noise.key(self.seed, epoch, example))
         keys = noise.key(self.seed, epoch, np.cumsum((0, *self.sizes))[part] + example)

@@ -30,6 +30,11 @@ class Layout(abc.ABC):
 class RowLayout(Layout):
     """Of rows that stand alone."""
 
+    @property
+    def copies(self) -> int:
+        """How many keys an example has, which epochs take in turn; 0: another one in every epoch."""
+        return 0
+
     @abc.abstractmethod
     def plan(self, part, split: str, seed: int) -> Any:
         """Where each example of a part begins. Its `number` says how many there are; it reads offsets, no tokens."""

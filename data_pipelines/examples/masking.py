@@ -1,4 +1,4 @@
-"""Dynamic masking for masked language modelling (Devlin et al. 2019, section 3.1, task 1), a whole batch at
+"""Masking for masked language modelling (Devlin et al. 2019, section 3.1, task 1), a whole batch at
 once.
 
 In every row exactly k = max(1, round(rate * maskable tokens)) tokens are chosen, by token, by whole word or by
@@ -34,6 +34,7 @@ class Masking:
     random: float = 0.1  # share of those that become a random token
     whole_word: bool = False  # choose words, not tokens; then fewer may be chosen where no word left is small enough
     ngrams: tuple[float, ...] = ()  # weights of n = 1, 2, ..: choose n consecutive words at a time; none: single words
+    copies: int = 0  # static: fixed noise of so many copies of each row, which epochs take in turn; 0: always anew
 
     def __post_init__(self):
         if not 0 < self.rate <= 1:
@@ -52,6 +53,10 @@ class Masking:
             raise UserError(
                 f"objective.masking.ngrams={self.ngrams} but objective.masking.whole_word=False: "
                 "n-grams are of whole words; set it to True"
+            )
+        if not 0 <= self.copies < 2**31:
+            raise UserError(
+                f"objective.masking.copies={self.copies}: must be at least 0 and below 2**31 (BERT: 10; 0: always anew)"
             )
 
 

@@ -2,7 +2,9 @@
 planned by index.
 
 RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): a row takes sentences in corpus order until no more
-whole one fits; a [SEP] closes each document in it, and the row. A sentence longer than the row is cut.
+whole one fits; a [SEP] closes each document in it, and the row. A sentence longer than the row is cut. In its
+DOC-SENTENCES a row ends with its document, too: the last of each is shorter and filled up with padding. The paper then
+takes more rows, so that a batch has as many tokens; here a batch has as many rows as the phase says.
 """
 
 from dataclasses import dataclass
@@ -64,11 +66,14 @@ class PackedSentences(RowLayout):
     documents in the row from 1 ([CLS] belongs to the first, a [SEP] to the document that it closes), 0 is
     padding: attention stays within a segment. With cross_document_attention all real tokens are in segment 1.
 
+    one_document: whether a row ends with its document.
+
     Raises UserError for a length below 3.
     """
 
     masks: Masking = masking.BERT
     cross_document_attention: bool = False
+    one_document: bool = False
 
     def __post_init__(self):
         if self.length < 3:
@@ -78,6 +83,10 @@ class PackedSentences(RowLayout):
     def spec(self) -> dict[str, tuple]:
         return masking.spec(self.length, self.masks)
 
+    @property
+    def copies(self):
+        return self.masks.copies
+
     def check(self, corpus):
         SpecialTokens.of(corpus)
 
@@ -85,7 +94,10 @@ class PackedSentences(RowLayout):
         sentences, length = part.sentences(split), self.length
         documents = chunks.document_starts(sentences, part.documents(split))
         units = chunks.units(sentences, longest=length - 2, piece=length - 2)
-        starts = units[chunks.follow(_row_ends(units, documents, length))]
+        ends = _row_ends(units, documents, length)
+        if self.one_document:
+            ends = np.minimum(ends, np.searchsorted(units, documents)[np.searchsorted(documents, units[:-1], "right")])
+        starts = units[chunks.follow(ends)]
         inner = np.searchsorted(documents, starts[:-1], "right")
         inners = np.searchsorted(documents, starts[1:]) - inner
         return Plan(part, split, SpecialTokens.of(part.corpus), documents, starts, inner, inners)

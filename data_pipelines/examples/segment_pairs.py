@@ -82,6 +82,10 @@ class SegmentPairs(RowLayout):
     def _room(self):
         return self.length - 3
 
+    @property
+    def copies(self):
+        return self.masks.copies
+
     def check(self, corpus):
         SpecialTokens.of(corpus)
 

@@ -10,9 +10,11 @@ from data_pipelines.examples.layout import RowLayout
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
+from data_pipelines.examples.sentence_pairs import SentencePairs
 from pretrain.objectives.phase import Phase
 
-PAIRS, PACKED, PACKED_ACROSS = "segment-pairs", "packed-sentences", "packed-across-documents"
+PAIRS, SENTENCE_PAIRS = "segment-pairs", "sentence-pairs"
+PACKED, PACKED_ACROSS, ONE_DOCUMENT = "packed-sentences", "packed-across-documents", "document-sentences"
 
 
 class Rows(NamedTuple):
@@ -28,8 +30,10 @@ class Rows(NamedTuple):
 
 LAYOUTS = {
     PAIRS: Rows(SegmentPairs, pairs=True),
+    SENTENCE_PAIRS: Rows(SentencePairs, pairs=True),
     PACKED: Rows(lambda length, masking, _: PackedSentences(length, masking), pairs=False),
     PACKED_ACROSS: Rows(lambda length, masking, _: PackedSentences(length, masking, True), pairs=False),
+    ONE_DOCUMENT: Rows(lambda length, masking, _: PackedSentences(length, masking, one_document=True), pairs=False),
 }
 
 

@@ -19,7 +19,8 @@ from pretrain.objectives.protocols import Encoder, PairClassifier, TokenPredicto
 class MaskedLanguageModel(Objective):
     """The label of pairs is read at position 0."""
 
-    layout: str = layouts.PAIRS  # how rows are made: segment-pairs, packed-sentences or packed-across-documents
+    # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
+    layout: str = layouts.PAIRS
     next_sentence: bool = True  # also classify whether B follows A or is random
     sentence_order: bool = False  # also classify whether B follows A or A follows B; instead of next_sentence
     masking: Masking = Masking()

@@ -25,7 +25,8 @@ class ReplacedTokenDetection(Objective):
 
     asks = (Generator, Encoder, Detector)
 
-    layout: str = layouts.PAIRS  # how rows are made: segment-pairs, packed-sentences or packed-across-documents
+    # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
+    layout: str = layouts.PAIRS
     masking: Masking = Masking(mask=0.85, random=0.0)
     discriminator_weight: float = 50.0  # lambda, the weight of its loss beside the generator's
 

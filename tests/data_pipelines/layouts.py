@@ -8,6 +8,7 @@ from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import SENTENCE_ORDER, SegmentPairs
 from data_pipelines.examples.sentence_globals import SentenceGlobals
+from data_pipelines.examples.sentence_pairs import SentencePairs
 from data_pipelines.examples.streams import ContiguousStreams
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
 
@@ -18,10 +19,13 @@ LAYOUTS = {
     "pairs, whole words": SegmentPairs(32, masks=Masking(whole_word=True)),
     "pairs, masked as ELECTRA's": SegmentPairs(32, masks=Masking(0.25, 0.85, 0.0), label=None),
     "pairs, n-grams as ALBERT's": SegmentPairs(32, masks=Masking(whole_word=True, ngrams=(1, 1 / 2, 1 / 3))),
+    "pairs of sentences": SentencePairs(32),
     "packed": PackedSentences(32),
     "packed, whole words": PackedSentences(32, masks=Masking(whole_word=True)),
     "packed, n-grams": PackedSentences(32, masks=Masking(whole_word=True, ngrams=(0.4, 0.3, 0.2, 0.1))),
     "packed across documents": PackedSentences(32, cross_document_attention=True),
+    "packed, of one document": PackedSentences(32, one_document=True),
+    "packed, two fixed copies": PackedSentences(32, masks=Masking(copies=2)),
     "packed, with global tokens": SentenceGlobals(32, globals=3),
     "stream": ContiguousStreams(32),
     "stream, reset": ContiguousStreams(32, reset=True),

@@ -16,7 +16,7 @@ CLS, SEP, PAD = 2, 3, 0
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=8)
 
 
-def packed_slowly(documents, length):
+def packed_slowly(documents, length, one_document=False):
     """Each row as (tokens, segments), by a loop over the pieces of text."""
     pieces = []  # (document, tokens)
     for number, document in enumerate(documents):
@@ -26,7 +26,7 @@ def packed_slowly(documents, length):
     for piece in pieces:
         longer = row + [piece]
         tokens = sum(len(text) for _, text in longer) + len({document for document, _ in longer})
-        if 1 + tokens > length:
+        if 1 + tokens > length or (one_document and row and row[-1][0] != piece[0]):
             rows.append(row)
             longer = [piece]
         row = longer
@@ -47,12 +47,12 @@ def written(row, length):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
-@given(shape=SHAPES, length=st.sampled_from([3, 4, 7, 16, 33]))
-def test_rows_are_those_of_a_plain_loop(tmp_path_factory, shape, length):
+@given(shape=SHAPES, length=st.sampled_from([3, 4, 7, 16, 33]), one_document=st.booleans())
+def test_rows_are_those_of_a_plain_loop(tmp_path_factory, shape, length, one_document):
     documents = numbered(shape)
     corpus = Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", documents, vocab_size=3000))
-    examples = make_examples(PackedSentences(length), corpus, "train", 4, seed=0)
-    expected = packed_slowly(documents, length)
+    examples = make_examples(PackedSentences(length, one_document=one_document), corpus, "train", 4, seed=0)
+    expected = packed_slowly(documents, length, one_document)
     assert examples.number == len(expected)
     if expected:
         batch = epoch(examples)
@@ -63,6 +63,13 @@ def test_rows_are_those_of_a_plain_loop(tmp_path_factory, shape, length):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", random_documents(0, 60), heldout=[]))
+
+
+def test_rows_of_one_document_have_one_segment_and_no_separator_inside(corpus):
+    batch = epoch(make_examples(PackedSentences(64, one_document=True), corpus, "train", 4, seed=0))
+    assert batch["segments"].max() == 1 and ((unmasked(batch) == SEP).sum(1) == 1).all()
+    packed = epoch(make_examples(PackedSentences(64), corpus, "train", 4, seed=0))
+    assert len(packed["segments"]) < len(batch["segments"]), "rows end with their documents"
 
 
 @pytest.mark.parametrize("whole_word", [False, True])

@@ -94,6 +94,7 @@ ELSEWHERE = {
     "order": "test_data",
     "mixture": "test_data",
     "objective.evaluation_memory": "test_memory",
+    "objective.masking.copies": "test_copies",
 }
 
 
