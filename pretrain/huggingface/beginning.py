@@ -1,11 +1,13 @@
 """How a model begins with the weights of another: of its own family or of one that it continues, whose rows for
 positions are copied on where it has more of them."""
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 
 import numpy as np
 
+from models.attention.patterns.pattern import DENSE, Pattern
 from models.families.registry import family_of, renamed
 
 POSITION = "position"  # the axis of what has a row for each position
@@ -34,7 +36,20 @@ def as_ours(source: str, params: Mapping[str, np.ndarray], theirs, ours) -> dict
     before, after = (getattr(config, "positions", None) for config in (theirs, ours))
     if before and after and before != after:
         log.warning("%s: its %s positions are copied on to %s", source, f"{before:,}", f"{after:,}")
+    if changed := other_pattern(theirs, ours):
+        log.warning("%s: its weights go on with another sparse pattern: %s", source, changed)
     return _resized(named, ours, after)
+
+
+def other_pattern(theirs, ours) -> str:
+    """The fields of a sparse pattern in which two configs differ, '' where they see the same keys."""
+    before, after = (getattr(config, "pattern", Pattern()) for config in (theirs, ours))
+    if before.name != after.name:
+        return f"model.pattern.name is {before.name} there and {after.name} here"
+    fields = [] if after.name == DENSE else [field.name for field in dataclasses.fields(Pattern)]
+    values = {name: (getattr(before, name), getattr(after, name)) for name in fields}
+    differing = {name: both for name, both in values.items() if both[0] != both[1]}
+    return ", ".join(f"model.pattern.{name} is {old} there and {new} here" for name, (old, new) in differing.items())
 
 
 def _resized(params: Mapping[str, np.ndarray], config, positions: int | None) -> dict[str, np.ndarray]:

@@ -9,10 +9,12 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from models.attention.patterns.pattern import Pattern
 from models.blocks.tables import dense_parameters
 from models.core.parameters import leaves, nest
 from models.families import bert, registry
 from pretrain.commands.run import run
+from pretrain.huggingface.beginning import other_pattern
 from pretrain.huggingface.export import export
 from pretrain.training.initial_weights import load_weights
 from tests.models.shapes import parameter_shapes
@@ -81,6 +83,23 @@ def test_as_many_positions_are_said_nothing_of(read, caplog):
     with caplog.at_level(logging.WARNING):
         read(tiny.BERT, parameter_shapes(tiny.BERT))
     assert "positions" not in caplog.text
+
+
+def test_another_sparse_pattern_is_said(read, trained, caplog):
+    sparse = dataclasses.replace(tiny.BERT, pattern=Pattern("bigbird", block=4, random=1))
+    with caplog.at_level(logging.WARNING):
+        params = read(sparse, parameter_shapes(sparse))
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, trained))
+    said = "its weights go on with another sparse pattern: model.pattern.name is dense there and bigbird here"
+    assert said in caplog.text
+
+
+def test_of_one_sparse_pattern_the_fields_that_differ_are_said():
+    with_pattern = lambda name, **fields: dataclasses.replace(tiny.BERT, pattern=Pattern(name, **fields))
+    before, after = with_pattern("bigbird"), with_pattern("bigbird", block=4, seed=4)
+    said = "model.pattern.block is 64 there and 4 here, model.pattern.seed is 0 there and 4 here"
+    assert other_pattern(before, after) == said and other_pattern(before, before) == ""
+    assert other_pattern(with_pattern("dense"), with_pattern("dense", seed=4)) == ""  # which changes nothing
 
 
 def test_fewer_positions_are_refused(read):
