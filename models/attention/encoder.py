@@ -56,12 +56,14 @@ class Encoder(TokenAndPairHeads):
 
     head_activation: in the masked-token head; None for that of the layers.
     keeps_pooler: whether there is a pooler also without the head for pairs.
+    own_globals: whether global tokens have projections of their own.
     """
 
     config: EncoderConfig
     program: Program
     head_activation: str | None = None
     keeps_pooler: bool = False
+    own_globals: bool = False
 
     def setup(self):
         c = self.config
@@ -80,7 +82,8 @@ class Encoder(TokenAndPairHeads):
         embedded = self.embeddings(inputs["tokens"], inputs["types"])
         x = dropout(embedded, config.dropout, site(noise, 0)).astype(self.program.compute)
         sizes, mask = layer_sizes(config), Mask(inputs["segments"], globals=inputs.get("globals"))
-        return encode(self, sizes, config.depth, config.pattern, x, mask, site(noise, 1), self.program, slots)
+        of_layers = (sizes, config.depth, config.pattern, x, mask, site(noise, 1), self.program, slots)
+        return encode(self, *of_layers, own_globals=self.own_globals)
 
 
 def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attention]:

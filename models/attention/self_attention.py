@@ -8,6 +8,7 @@ import flax.linen as nn
 from jax import Array
 
 from models.attention import plain, sparse
+from models.attention.global_tokens import GlobalTokens
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
 from models.attention.mask import Mask, chosen
@@ -27,11 +28,13 @@ class SelfAttention(nn.Module):
     """With its residual: x, mask -> norm(x + dropout(attend(x))), or pre-norm x + dropout(attend(norm(x))).
 
     With slots i32[batch, n], queries at those positions alone: [batch, length, width] -> [batch, n, width].
+    own_globals: whether what global tokens see has projections of its own, see `GlobalTokens`.
     """
 
     sizes: LayerSizes
     program: Program
     pre_norm: bool = False
+    own_globals: bool = False
 
     @nn.compact
     def __call__(self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:
@@ -50,6 +53,8 @@ class SelfAttention(nn.Module):
                 asked = attention_of(sizes, x.shape[1], mask.causal, mask.ranks is not None, mask.blocks)
                 attend = require(program.attention, "self", asked).attend
             y = attend(x, weights, mask, sizes, program, noise, **at)
+        if self.own_globals:
+            y = GlobalTokens(sizes, program, name="global")(x, y, mask, weights.output, site(noise, 4), slots)
         if self.pre_norm:
             read = given if slots is None else gather_positions(given, slots)
         y = read + dropout(y, sizes.dropout, site(noise, 2))

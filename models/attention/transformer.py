@@ -22,14 +22,16 @@ class TransformerLayer(nn.Module):
 
     own: the blocks of the layer's sparse pattern, which the mask then has; None where it is dense.
     pre_norm: whether the norms stand before the blocks; then the sum that leaves the last layer has none yet.
+    own_globals: as of `SelfAttention`.
     """
 
     sizes: LayerSizes
     program: Program
     pre_norm: bool = False
+    own_globals: bool = False
 
     def setup(self):
-        self.attention = SelfAttention(self.sizes, self.program, self.pre_norm)
+        self.attention = SelfAttention(self.sizes, self.program, self.pre_norm, self.own_globals)
         self.feed_forward = FeedForward(self.sizes, self.program.compute, pre_norm=self.pre_norm)
 
     def __call__(
@@ -42,13 +44,13 @@ class TransformerLayer(nn.Module):
 
 def encode(
     parent: nn.Module, sizes: LayerSizes, depth: int, pattern: Pattern, x: Array, mask: Mask, noise: Noise,
-    program: Program, slots: Array | None = None, groups: Mapping[str, int] | None = None,
+    program: Program, slots: Array | None = None, groups: Mapping[str, int] | None = None, own_globals: bool = False,
 ) -> Array:  # fmt: skip
     """x [batch, length, width] through a stack of these layers -> the same, or at slots i32[batch, n] alone.
 
-    groups: as of `stack`, for layers that share parameters.
+    groups: as of `stack`, for layers that share parameters.   own_globals: as of `SelfAttention`.
     """
-    layer = TransformerLayer(sizes, program, parent=None)
+    layer = TransformerLayer(sizes, program, own_globals=own_globals, parent=None)
     blocks = blocks_of(pattern, depth, sizes.heads, x.shape[1], mask.causal)
     return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, groups)[0]
 

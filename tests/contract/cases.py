@@ -31,13 +31,16 @@ WIDE = {"width": 16, "depth": 2, "heads": 2, "feed_forward": 32}
 
 class Case(NamedTuple):
     """model: a config without dropout.   memory: positions before a row.   padded: whether rows are of any length.
-    phase: what a phase has besides its share, length and batch size."""
+    phase: what a phase has besides its share, length and batch size.
+    globals: whether rows name global tokens: one or two that are predicted, since a last layer's others are not read.
+    """
 
     model: object
     objective: Objective
     memory: int = 0
     padded: bool = True
     phase: Mapping = MappingProxyType({})
+    globals: bool = False
 
     def of(self, length: int, rows: int) -> Phase:
         """A phase of such rows."""
@@ -55,7 +58,9 @@ def _electra():
 
 
 PERMUTING = Permuting(reuse_len=8, perm_size=8, k=4)
+MASKED = MaskedLanguageModel(next_sentence=False)
 FEW = Pattern("bigbird", block=2, random=1)
+NEAR = Pattern("longformer", block=2, windows=(8,))
 ORDER = MaskedLanguageModel(next_sentence=False, sentence_order=True)
 CASES = {
     "albert": Case(_config("albert", positions=32, embedding=8, groups=2, **WIDE | {"depth": 4}), ORDER),
@@ -65,7 +70,8 @@ CASES = {
         _config("bigbird-etc", block=2, distance=3, **WIDE), MaskedWithGlobals(), phase={"globals": GLOBALS}
     ),
     "electra": Case(_electra(), ReplacedTokenDetection()),
-    "roberta": Case(_config("roberta", positions=32, **WIDE), MaskedLanguageModel(next_sentence=False)),
+    "longformer": Case(_config("longformer", positions=32, pattern=NEAR, **WIDE), MASKED, globals=True),
+    "roberta": Case(_config("roberta", positions=32, **WIDE), MASKED),
     "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),
     "xlnet": Case(_config("xlnet", memory=8, **WIDE), PermutationLanguageModel(PERMUTING), 8),
 }
@@ -110,6 +116,7 @@ def batch(case: Case) -> dict[str, np.ndarray]:
         "global_of": np.where(real > 0, column // 5, -1).astype(np.int32),
         "global_segments": (np.arange(GLOBALS) < 1 + (real.sum(1)[:, None] - 1) // 5).astype(np.int32),
         "targets": np.roll(tokens, -1, 1), "weights": real.astype(np.float32),
+        **({"globals": np.where(weights, positions, -1)[:, :2]} if case.globals else {}),
     }  # fmt: skip
 
 

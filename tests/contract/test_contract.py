@@ -80,6 +80,7 @@ def test_stated_flops_are_those_of_the_program(name):
     if getattr(model, "pattern", Pattern()) != Pattern():  # all is read: a sparse pattern's last layer mixes all
         at_all = lambda array: np.resize(array, (len(array), cases.LENGTH - 1))
         batch |= {name: at_all(array) for name, array in batch.items() if name.startswith("prediction_")}
+    batch.pop("globals", None)  # so few tokens are not counted
     traced = jax.jit(loss_of(case, Program(depth="unroll"), True)).trace(params, batch, carry)
     counted = flops(traced.jaxpr, {}).products
     predictions = len(batch["prediction_positions"][0]) if case.padded else cases.LENGTH
@@ -118,8 +119,13 @@ def test_what_rounds_badly_is_float32_where_products_are_bfloat16(name):
     found = list(equations(traced.jaxpr))
     assert any(e.primitive.name == "dot_general" and e.invars[0].aval.dtype == "bfloat16" for e in found)
     for equation in found:
-        if equation.primitive.name in DELICATE:
+        if equation.primitive.name in DELICATE and not sums_of_one(equation):
             assert equation.outvars[0].aval.dtype != "bfloat16", equation
+
+
+def sums_of_one(equation):
+    """Whether each of an equation's sums has one number."""
+    return equation.primitive.name == "reduce_sum" and equation.invars[0].aval.size == equation.outvars[0].aval.size
 
 
 def equations(jaxpr):

@@ -127,6 +127,7 @@ REFERENCES = {
     "bigbird": bigbird,
     "bigbird-etc": bigbird_etc,
     "electra": electra,
+    "longformer": masked(None),
     "roberta": masked(None),
     "transformer-xl": transformer_xl,
     "xlnet": xlnet,

@@ -81,11 +81,15 @@ def torch_inputs(batch, tokens=None, types=2):
     types: how many there are; with one, all tokens have it.
     """
     tensor = lambda array: torch.from_numpy(np.array(array)).long()
-    return {
+    inputs = {
         "input_ids": tensor(batch["tokens"] if tokens is None else tokens),
         "token_type_ids": tensor(np.minimum(batch["types"], types - 1)),
         "attention_mask": tensor(batch["segments"] > 0),
     }
+    if "globals" in batch:
+        column = np.arange(batch["tokens"].shape[1])
+        inputs["global_attention_mask"] = tensor((batch["globals"][:, :, None] == column).any(1))
+    return inputs
 
 
 def token_labels(batch):
@@ -116,7 +120,7 @@ def assert_gradients_equal(ours, theirs, config, part, bound, unread=()):
     assert set(named) == set(theirs)
     for name, expected in theirs.items():
         difference = np.linalg.norm(named[name].array().astype(np.float64) - expected)
-        if name.endswith(("attention.self.key.bias", "attention.key.bias")):
+        if name.endswith(("attention.self.key.bias", "attention.key.bias", "key_global.bias")):
             assert max(difference, np.linalg.norm(expected)) <= 1e-6, name
             continue
         if name in unread:

@@ -1,0 +1,79 @@
+"""Global tokens with projections of their own (Beltagy et al. 2020, arXiv:2004.05150, section 3.1)."""
+
+import dataclasses
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.attention import plain
+from models.attention.mask import Mask, chosen, visible
+from models.blocks.dense import Affine, Weights, affine
+from models.blocks.layer import LayerSizes
+from models.blocks.positions import gather_positions
+from models.core.noise import dropout
+from models.core.parameters import Noise
+from models.core.program import Program
+from models.core.sharding import constrain
+
+
+class GlobalWeights(NamedTuple):
+    """A layer's projections [width, width] for what global tokens see."""
+
+    query: Affine
+    key: Affine
+    value: Affine
+
+
+class GlobalTokens(nn.Module):
+    """x and y [batch, length, width], what attention reads and gives -> y, with the global tokens' own in their places.
+
+    They see all tokens of their segment. With slots i32[batch, n] y is of these positions alone.
+    """
+
+    sizes: LayerSizes
+    program: Program
+
+    @nn.compact
+    def __call__(self, x: Array, y: Array, mask: Mask, output: Affine, noise: Noise, slots: Array | None) -> Array:
+        sizes, compute, width = self.sizes, self.program.compute, x.shape[-1]
+        weights = GlobalWeights(*(Weights(width, sizes.init_std, name=name)(width) for name in GlobalWeights._fields))
+        if mask.globals is None:
+            return y
+        queries = affine(gather_positions(x, mask.globals), weights.query, compute)
+        queries = queries.reshape(*mask.globals.shape, sizes.heads, -1)
+        of_queries = chosen(dataclasses.replace(mask, blocks=None, globals=None), mask.globals)
+        # Where they are few, what projects all tokens costs more than what each head of theirs does with all widths.
+        form = folded if mask.globals.shape[1] * (sizes.heads - 1) < width else projected
+        mixed = form(queries, x.astype(compute), weights, of_queries, sizes.attention_dropout, noise)
+        own = affine(mixed.reshape(*mask.globals.shape, width), output, compute)
+        positions = jnp.arange(x.shape[1])[None] if slots is None else slots
+        is_one = mask.globals[:, :, None] == positions[:, None, :]
+        placed = jnp.einsum("bgl,bgw->blw", is_one.astype(compute), own, precision="highest")
+        return jnp.where(is_one.any(1)[..., None], placed, y)
+
+
+def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:
+    """What queries [batch, n, heads, head_dim] mix of x [batch, length, width] -> like queries.
+
+    Keys and values are never made: a query is projected back to x's width, and the mean of x to the values'. The keys'
+    bias adds the same to all scores of a query, which a softmax ignores.
+    """
+    cut = lambda kernel: kernel.astype(x.dtype).reshape(x.shape[-1], *queries.shape[2:])
+    back = jnp.einsum("bghd,whd->bhgw", queries * queries.shape[-1] ** -0.5, cut(weights.key.kernel))
+    scores = jnp.einsum("bhgw,blw->bhgl", back, x, preferred_element_type=jnp.float32)
+    scores = constrain(scores, "batch", "heads", None, "length")
+    scores = jnp.where(visible(mask), scores, jnp.finfo(jnp.float32).min)
+    shares = dropout(jax.nn.softmax(scores, axis=-1), rate, noise)
+    means = jnp.einsum("bhgl,blw->bhgw", shares.astype(x.dtype), x)
+    values = jnp.einsum("bhgw,whd->bghd", means, cut(weights.value.kernel))
+    bias = weights.value.bias.reshape(queries.shape[2:])
+    return values + (shares.sum(-1).swapaxes(1, 2)[..., None] * bias).astype(x.dtype)
+
+
+def projected(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:
+    """The same by keys and values of all tokens."""
+    made = lambda of: affine(x, of, x.dtype).reshape(*x.shape[:2], *queries.shape[2:])
+    return plain.attention(queries, made(weights.key), made(weights.value), mask, dropout_rate=rate, noise=noise)

@@ -1,0 +1,110 @@
+"""Longformer (Beltagy et al. 2020, arXiv:2004.05150): RoBERTa for long rows, where a token sees a window around it.
+
+Each layer has a window of its own, each head may see every nth token of a wider one (dilation), and chosen tokens of
+a row, its `globals`, see all and are seen by all: what they see goes through projections of their own. Without any,
+these are not trained.
+
+Hugging Face: LongformerForMaskedLM, which has no dilation and is told a row's global tokens by `global_attention_mask`.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
+from models.attention.global_tokens import GlobalWeights
+from models.attention.patterns.pattern import Pattern
+from models.blocks.tables import (
+    HF_FIELDS,
+    HF_SETTINGS,
+    HF_SIZES,
+    OFFSET_POSITIONS,
+    PADDING,
+    dense_parameters,
+    embedding_parameters,
+    layer_parameters,
+    lm_head_parameters,
+)
+from models.core.family import Converter, Family, HuggingFace
+from models.core.parameters import LAYERS, Parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class LongformerConfig(EncoderConfig):
+    """What differs from BERT's."""
+
+    vocab_size: int = 50265  # without padding rows
+    positions: int = 4096  # the longest sequence
+    types: int = 1  # segment types; with one, only separators tell A from B
+    norm_epsilon: float = 1e-5  # added to the variance in norms
+    pattern: Pattern = Pattern("longformer", block=128)  # which keys a query sees
+    pair_head: bool = False  # there is none
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.pair_head:
+            raise ValueError("model.pair_head=True: a Longformer has no head for pairs; set it to False")
+
+
+class Longformer(Encoder):
+    """The encoder with its masked-token head, whose activation is gelu as in the original and in Hugging Face."""
+
+    head_activation: str | None = "gelu"
+    own_globals: bool = True
+
+
+def parameters(config: LongformerConfig) -> list[Parameter]:
+    """Longformer's parameter table."""
+    table = embedding_parameters("embeddings", {"model": "longformer.embeddings."}, before=PADDING + 1)
+    table += layer_parameters("layers", "model", "longformer")
+    for name in GlobalWeights._fields:
+        there = {"model": f"longformer.encoder.layer.{{layer}}.attention.self.{name}_global"}
+        table += dense_parameters(_GLOBAL.format(name), (LAYERS, "width", "heads"), there)
+    return table + lm_head_parameters("predictions", "model")
+
+
+_GLOBAL, _LOCAL = "layers/attention/global/{}", "layers/attention/{}"
+_FROM_LOCAL = {
+    f"{_GLOBAL.format(name)}/{leaf}": f"{_LOCAL.format(name)}/{leaf}"
+    for name in GlobalWeights._fields
+    for leaf in ("kernel", "bias")
+}
+
+_WINDOWS = Converter(
+    "pattern.windows",
+    lambda config: config.pattern.windows[0] if len(config.pattern.windows) == 1 else list(config.pattern.windows),
+    lambda fields: tuple(np.atleast_1d(fields.get("attention_window", 512)).tolist()),
+)
+
+FAMILY = Family(
+    config=LongformerConfig,
+    sizes={
+        # Trains within minutes on a CPU: no published one.
+        "tiny": LongformerConfig(width=128, depth=2, heads=2, feed_forward=512),
+        "base": LongformerConfig(),  # Beltagy et al. 2020, section 5: RoBERTa's sizes, windows of 512
+        "large": LongformerConfig(width=1024, depth=24, heads=16, feed_forward=4096),
+    },
+    inputs=INPUTS,
+    module=Longformer,
+    parameters=parameters,
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architectures={"LongformerForMaskedLM": {"pair_head": False}},
+            constants={"model_type": "longformer", "pad_token_id": PADDING},
+            fields={**HF_FIELDS, **HF_SIZES, "max_position_embeddings": OFFSET_POSITIONS},
+            settings={**HF_SETTINGS, "attention_window": _WINDOWS},
+            tied={
+                "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
+                "lm_head.decoder.bias": "lm_head.bias",
+            },
+            trunk="longformer.",
+            pair="cls A sep sep B sep",
+            prepare="--tokenizer bpe --specials roberta",
+        )
+    },
+    flops=flops,
+    attention="self",
+    attentions=attentions,
+    continues={"roberta": _FROM_LOCAL},
+)
