@@ -1,7 +1,13 @@
 """`fasta:` files of sequences: a line that begins with '>' is a header, and what follows it, without its line ends and
-other white space, is a document. Lines that begin with ';' are comments."""
+other white space, is a document, in capitals: small letters mark repeats, in the same alphabet. Lines that begin with
+';' are comments.
+
+In nucleotides a run of GAP or more Ns, which stand for what nobody has read, ends a document, and another one begins
+after it; fewer are letters that are not known. In proteins, N is an amino acid.
+"""
 
 import itertools
+import re
 import string
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
@@ -16,6 +22,10 @@ from data_pipelines.formats.source import Format, NoOptions, Range, Source
 
 SUFFIXES = (".fasta", ".fa", ".fna", ".ffn", ".faa", ".frn", ".fas")
 WHITE = string.whitespace.encode()
+GAP = 10  # from which on NCBI's assemblies count Ns as a gap
+GAPS = re.compile(rb"N{%d,}" % GAP)
+PROTEIN = re.compile(rb"[EFILPQ]")  # letters of amino acids which are none of nucleotides, known or not
+TOLD = 1000  # letters that tell which of them a sequence is
 
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
@@ -56,11 +66,12 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
     replaced = False
     for number, group in itertools.groupby(_sequences(files.range_blocks(part)), lambda found: found[0]):
         empty = True
-        for piece in pieces(data for _, data in group):
-            text = decode(piece, "replace")
-            replaced |= decode(piece, "skip") is None
-            yield plain(text, continues=not empty)
-            empty = False
+        for _, stretch in itertools.groupby(_stretches(data for _, data in group), lambda found: found[0]):
+            for index, piece in enumerate(pieces(data for _, data in stretch)):
+                text = decode(piece, "replace")
+                replaced |= decode(piece, "skip") is None
+                yield plain(text, continues=index > 0)
+                empty = False
         if empty and number:  # else there was nothing before the first header
             problems.note(EMPTY, part.path)
     if replaced:
@@ -86,7 +97,29 @@ def _sequences(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _joined(lines: list[bytes]) -> bytes:
-    return b"".join(lines).translate(None, WHITE)
+    return b"".join(lines).translate(None, WHITE).upper()
+
+
+def _stretches(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(which stretch of the sequence they are of, letters): one ends with each gap."""
+    told = b""
+    for block in blocks:
+        told += block
+        if len(told) >= TOLD:
+            break
+    if PROTEIN.search(told[:TOLD]):
+        yield from ((0, block) for block in (told, *blocks))
+        return
+    number, held = 0, b""  # Ns at the end of a block: how many they are the next one tells
+    for block in itertools.chain([told], blocks):
+        read = held + block
+        letters = read.rstrip(b"N")
+        held = read[len(letters) :][:GAP]
+        for index, stretch in enumerate(GAPS.split(letters)):
+            number += index > 0
+            yield number, stretch
+    if len(held) < GAP:
+        yield number, held
 
 
 FORMAT = Format(NoOptions, _ranges, _read, "DIR_OR_PATTERN")

@@ -1,8 +1,9 @@
-"""`fasta:` sequences are documents without headers and line ends, whole however they are cut."""
+"""`fasta:` sequences are documents without headers, line ends and gaps, whole however they are cut."""
 
 import gzip
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def test_a_sequence_is_a_document_without_header_and_line_ends(tmp_path):
     (tmp_path / "a.fa").write_bytes(b">one some words\r\nACG T\r\nacgn\r\n>two\n;comment\nMKV*\n\n>empty\n>three\nA\tC")
     (tmp_path / "notes.txt").write_text("no FASTA")
     found, problems = texts(f"fasta:{tmp_path}")
-    assert found == ["ACGTacgn", "MKV*", "AC"]
+    assert found == ["ACGTACGN", "MKV*", "AC"]
     assert problems[EMPTY]["count"] == 1
     (tmp_path / "a.fa").write_bytes(b">one\rACG\rT\r>two\rMKV")  # as old Macs end lines
     assert texts(f"fasta:{tmp_path}") == (["ACGT", "MKV"], {})
@@ -41,6 +42,33 @@ def test_a_genome_is_the_same_however_it_is_written_and_cut(tmp_path, monkeypatc
     assert (len(ranges(table.parse(spec))) > 2) == (not suffix)
 
 
+def test_a_run_of_ns_ends_a_document_where_it_is_a_gap(tmp_path):
+    n = lambda number: "N" * number
+    gene = "ACGT" * 300  # tells that it is no protein
+    sequences = [
+        n(30) + "acg" + n(9) + "t" + n(10) + "GG" + n(5) + "\n" + n(5) + "cc" + n(4), n(50), gene + n(10) + "A" + n(40),
+        "MLQ" + n(20) + "K",
+    ]  # fmt: skip
+    (tmp_path / "a.fa").write_text("".join(f">{index}\n{text}\n" for index, text in enumerate(sequences)))
+    found, problems = texts(f"fasta:{tmp_path}")
+    assert found == ["ACG" + n(9) + "T", "GG", "CC" + n(4), gene, "A", "MLQ" + n(20) + "K"]
+    assert problems == {EMPTY: {"count": 1, "first": str(tmp_path / "a.fa")}}
+
+
+@pytest.mark.parametrize("width", [9, 60, 100_000])
+def test_gaps_are_found_wherever_lines_and_blocks_end(tmp_path, monkeypatch, width):
+    monkeypatch.setattr(source, "SHARD", 2000)
+    monkeypatch.setattr(files, "BLOCK", 37)
+    monkeypatch.setattr(cutting, "WINDOW", 256)
+    letters = random.Random(1)
+    stretches = ["A" + "".join(letters.choices("ACGTN", k=length)) + "C" for length in (1500, 1, 700, 20, 3000, 2)]
+    assert not any("N" * 10 in stretch for stretch in stretches)
+    genome = "".join(stretch + "N" * letters.choice([10, 11, 100, 5000]) for stretch in stretches)
+    lines = "\n".join(genome[at : at + width] for at in range(0, len(genome), width))
+    (tmp_path / "a.fa").write_text(f">chromosome\n{lines}\n>next\nAC\n")
+    assert texts(f"fasta:{tmp_path}") == ([*stretches, "AC"], {})
+
+
 @pytest.mark.parametrize("text", ["ACGT\n", " x\n>a\nACGT\n"])
 def test_what_has_no_header_is_no_fasta(tmp_path, text):
     (tmp_path / "a.fa").write_text(text)
@@ -51,4 +79,5 @@ def test_what_has_no_header_is_no_fasta(tmp_path, text):
 @pytest.mark.skipif("GENOME" not in os.environ, reason="GENOME names no FASTA file of one sequence")
 def test_a_real_genome_is_read_whole():
     header, *lines = Path(os.environ["GENOME"]).read_text().splitlines()
-    assert texts(f"fasta:{os.environ['GENOME']}") == (["".join(lines)], {})
+    stretches = re.split("N{10,}", "".join(lines).upper().strip("N"))
+    assert texts(f"fasta:{os.environ['GENOME']}") == (stretches, {})

@@ -10,9 +10,12 @@ import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer
 
+from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
+from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.formats import cutting, files
 from data_pipelines.formats.problems import REPLACED
+from tests.data_pipelines.corpora import epoch, unmasked
 from tests.data_pipelines.formats.test_arrow import save
 from tests.data_pipelines.prepared import documents, run, stored
 
@@ -68,6 +71,21 @@ def test_a_genome_is_whole_in_a_corpus(tmp_path, monkeypatch):
     tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer" / "tokenizer.json"))
     assert tokenizer.decode(stored(tmp_path / "out").tolist()) == genome
     assert len(stored(tmp_path / "out", "documents")) == 2
+
+
+@pytest.mark.parametrize("vocab_size", [261, 400], ids=["of bytes", "of merges"])
+def test_a_genome_makes_rows_with_masks_of_which_no_token_is_unknown(tmp_path, vocab_size):
+    """Byte-level BPE has all special tokens that masking wants; 261 tokens are the bytes and these alone."""
+    genome = "".join(random.Random(0).choices("ACGT", k=20_000)) + "N" * 50 + "ACGT" * 3000
+    (tmp_path / "a.fa").write_text(f">one\n{genome.lower()}\n")
+    run(tmp_path / "out", f"fasta:{tmp_path}/a.fa", tokenizer="bpe", vocab_size=vocab_size, heldout=0.0)
+    corpus = Corpus(tmp_path / "out")
+    examples = make_examples(PackedSentences(4096), corpus, "train", 1, seed=0)
+    rows = unmasked(epoch(examples))
+    tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
+    assert "".join(map(tokenizer.decode, rows.tolist())) == genome.replace("N", "")
+    assert corpus.vocab_size == vocab_size and corpus.special["unk"] not in rows
+    assert len(stored(tmp_path / "out", "documents")) == 3
 
 
 def test_names_that_are_not_utf8_change_no_result_and_are_reported(tmp_path):
