@@ -1,8 +1,8 @@
 """A recipe trained on each of several meshes, in a process with 8 simulated devices; prints JSON. For test_meshes.py.
 
 Arguments: 'albert', 'bert', 'bigbird' and 'longformer' (BERT with these patterns, in blocks on meshes, dense on one
-device), 'electra', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number of steps, meshes
-('one' for a single device, MESH/4 for 4 microbatches, MESH/4/unroll/full for another program).
+device), 'electra', 'etc', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number of steps,
+meshes ('one' for a single device, MESH/4 for 4 microbatches, MESH/4/unroll/full for another program).
 """
 
 import json
@@ -36,9 +36,9 @@ def recipe(name):
     if name == "toy":
         FAMILIES["bag"] = toys.FAMILY
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
-    recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "xlnet": tiny.xlnet}
+    recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "etc": tiny.etc, "xlnet": tiny.xlnet}
     recipes |= dict.fromkeys(PATTERNS, tiny.bert)
-    found = recipes.get(name, tiny.transformer_xl)(phases=(Phase(1.0, 32, ROWS),))
+    found = replaced(recipes.get(name, tiny.transformer_xl)(), "phases.0.batch_size", ROWS)
     if name == "adaptive":
         found = replaced(found, "model.cutoffs", (40, 100))
     if name in PATTERNS:
@@ -58,6 +58,8 @@ def rows_of(recipe, number):
     rng = np.random.default_rng(number)
     batch["ranks"] = rng.permuted(np.tile(np.arange(length, dtype=np.int32), (ROWS, 1)), axis=1)
     batch["thresholds"] = batch["ranks"]
+    batch["global_of"] = np.where(batch["segments"] > 0, np.arange(length) // 10, -1).astype(np.int32)
+    batch["global_segments"] = np.ones((ROWS, length), np.int32)
     spec = recipe.objective.spec(recipe.phases[0])
     cut = lambda array, shape: array[:, : shape[0]] if shape else array
     return {key: _padded(cut(batch[key], shape), shape) for key, (shape, _) in spec.items()}
