@@ -69,7 +69,10 @@ def show_pattern(arguments: Sequence[str]) -> None:
     print(f"{recipe.name}: {pattern.name}, rows of {length:,} tokens in blocks of {pattern.block}")
     for name, sizes in found.items():
         print(f"  {name}{': ' * bool(name)}{_words(pattern, *sizes, length)}")
-    grids = [_grid(pattern, name, *sizes, length, shown) for name, sizes in found.items()]
+    beside = max(getattr(phase, "globals", 0) for phase in recipe.phases)
+    if beside:
+        print(f"  and {beside} global tokens beside the row, which see all and which all see")
+    grids = [_grid(pattern, name, *sizes, length, beside, shown) for name, sizes in found.items()]
     print(_draw(f"{recipe.name}: {pattern.name}", pattern, length, [grid for grid in grids if grid.tables], shown.out))
 
 
@@ -83,14 +86,17 @@ def _words(pattern: Pattern, depth: int, heads: int, length: int) -> str:
     )
 
 
-def _grid(pattern: Pattern, name: str, depth: int, heads: int, length: int, shown: Shown) -> Grid:
+def _grid(pattern: Pattern, name: str, depth: int, heads: int, length: int, beside: int, shown: Shown) -> Grid:
+    """beside: global tokens before the row."""
     arrays = jax.tree.leaves(on_host(pattern, depth, heads, length))
     alike = lambda axis: all((array == array.take([0], axis)).all() for array in arrays)
     layers, of_heads = (
         _listed(option, number, there, alike(axis))
         for option, number, there, axis in (("layer", shown.layer, depth, 0), ("head", shown.head, heads, 1))
     )
-    tables = [[table(pattern, depth, heads, length, layer, head) for head in of_heads] for layer in layers]
+    before = -(-beside // pattern.block), 0
+    beyond = lambda kinds: np.pad(kinds, before, constant_values=GLOBAL)
+    tables = [[beyond(table(pattern, depth, heads, length, layer, head)) for head in of_heads] for layer in layers]
     return Grid(name, layers, of_heads, tables if of_heads else [])
 
 

@@ -4,9 +4,11 @@ import dataclasses
 from typing import ClassVar
 
 from data_pipelines.examples.sentence_globals import SentenceGlobals
-from pretrain.objectives.layouts import PACKED, PACKED_ACROSS
+from pretrain.objectives.layouts import ONE_DOCUMENT, PACKED, PACKED_ACROSS
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.phase import Phase
+
+PACKED_AS = {PACKED: {}, PACKED_ACROSS: {"cross_document_attention": True}, ONE_DOCUMENT: {"one_document": True}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,16 +23,15 @@ class MaskedWithGlobals(MaskedLanguageModel):
     """Tokens of the row are predicted; of ETC's objectives without the one of global tokens (CPC), an option there."""
 
     phase: ClassVar[type[Phase]] = GlobalPhase
-    layout: str = PACKED_ACROSS  # how rows are made: packed-sentences or packed-across-documents
+    # How rows are made: packed-sentences, packed-across-documents or document-sentences
+    layout: str = PACKED_ACROSS
     next_sentence: ClassVar[bool] = False
     sentence_order: ClassVar[bool] = False
 
     def __post_init__(self):
         super().__post_init__()
-        if self.layout not in (PACKED, PACKED_ACROSS):
-            raise ValueError(
-                f"objective.layout={self.layout!r} has no global tokens: use {PACKED!r} or {PACKED_ACROSS!r}"
-            )
+        if self.layout not in PACKED_AS:
+            raise ValueError(f"objective.layout={self.layout!r} has no global tokens: use {' or '.join(PACKED_AS)}")
 
     def rows(self, phase):
-        return SentenceGlobals(phase.length, self.masking, self.layout == PACKED_ACROSS, phase.globals)
+        return SentenceGlobals(phase.length, self.masking, globals=phase.globals, **PACKED_AS[self.layout])
