@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, AxisType
 
 from models.attention.patterns.pattern import Pattern
-from models.core.parameters import leaves
+from models.core.parameters import leaves, nest
 from models.core.program import Program
 from models.core.sharding import placed_by
 from models.families.registry import FAMILIES, family_of
@@ -70,6 +70,30 @@ def test_loss_and_every_gradient_are_the_independent_implementations(name):
     whole = np.sqrt(sum(np.square(array).sum() for array in theirs.values()))
     for path, gradient in theirs.items():
         assert np.linalg.norm(ours[path] - gradient) <= 2e-5 * np.linalg.norm(gradient) + 1e-7 * whole, path
+
+
+SPARSE = Pattern("bigbird", block=4, random=1)
+ENCODERS = {  # one family of those that share an encoder
+    family_of(case.model).module.encode: name
+    for name, case in CASES.items()
+    if "pattern" in {field.name for field in dataclasses.fields(case.model)}
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS.values())
+def test_a_sparse_pattern_in_blocks_is_the_dense_form_of_it_in_every_encoder(name):
+    """With dropout; the gradients are those of `tests/models/test_sparse.py`."""
+
+    def loss(pattern, form):
+        model = dataclasses.replace(CASES[name].model, pattern=pattern, dropout=0.1, attention_dropout=0.1)
+        return loss_of(CASES[name]._replace(model=model), Program(depth="scan", attention=form), True)
+
+    params, *rest = arguments(CASES[name])
+    params = nest({path: leaf * (9 if "attention" in path else 1) for path, leaf in leaves(params)})  # sharp attention
+    losses = [loss(SPARSE, "blocked"), loss(SPARSE, "dense"), loss(Pattern(), "xla")]
+    run = jax.jit(lambda *given: [one(*given) for one in losses]).lower(params, *rest).compile(compiler_options=QUICK)
+    blocked, dense, without = run(params, *rest)
+    assert abs(blocked - dense) <= 1e-5 * abs(dense) and abs(without - dense) > 1e-3 * abs(dense)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
