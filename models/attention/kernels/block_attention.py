@@ -7,6 +7,7 @@ is found by a slice. Gradients of keys and values are added up where their block
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -279,7 +280,7 @@ def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting)
         weighted = own.astype(jnp.float32) * jnp.tile(out[unit.lines, :], (setting.heads, 1)).astype(jnp.float32)
         delta = weighted.T.sum(0, keepdims=True)
         k, v = _keys_and_values(unit, pieces)
-        p = jnp.exp(_scores(unit, pieces, k, q) - spread[unit.line, :])
+        p = jnp.exp(_scores(unit, pieces, _across(k, q)) - spread[unit.line, :])
         dp, dropped = _across(v, own), p
         if setting.rate:
             factor = jnp.where(_keep(unit, pieces), 1.0 / (1.0 - setting.rate), 0.0)
@@ -298,7 +299,7 @@ def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting)
         total = jax.lax.fori_loop(0, inputs.k.shape[0] // _tile_size(unit), step, total)
         dq[unit.lines, :] = total.astype(dq.dtype)
 
-    _every_unit(inputs, ordinary, of_all, setting)
+    _every_unit(inputs, ordinary, of_all, setting, together=2)
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _():
@@ -321,17 +322,24 @@ def _cast(ref, result, part) -> None:
     result[part, :] = ref[part, :].astype(result.dtype)
 
 
-def _every_unit(inputs: Operands, ordinary, of_all, setting: Setting) -> None:
-    """The units of a chunk: all by the table, where those that see all find nothing; then those that see all."""
+def _every_unit(inputs: Operands, ordinary, of_all, setting: Setting, together: int = 1) -> None:
+    """The units of a chunk: all by the table, where those that see all find nothing; then those that see all.
+
+    together: how many a turn of the loop has, so that one computes while another waits.
+    """
     chunk = inputs.queries.shape[0]
     group, first = pl.program_id(1), pl.program_id(2) * chunk
 
     def at(index) -> _Unit:
         return _Unit(inputs, group, first + index, index, setting)
 
-    jax.lax.fori_loop(0, chunk, lambda index, _: ordinary(at(index)), None)
-    for row in setting.rows:
-        pl.when(first == row - row % chunk)(functools.partial(of_all, at(row % chunk)))
+    def row(index, _):
+        own = sum(jnp.where(index == number, row, 0) for number, row in enumerate(setting.rows))
+        pl.when((own >= first) & (own < first + chunk))(lambda: of_all(at(own - first)))
+
+    jax.lax.fori_loop(0, chunk, lambda index, _: ordinary(at(index)), None, unroll=math.gcd(chunk, together))
+    if setting.rows:
+        jax.lax.fori_loop(0, len(setting.rows), row, None)
 
 
 def _pieces(unit: _Unit, entries, table: _Table) -> list[_Piece]:
@@ -374,7 +382,10 @@ def _mixed(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array, Array]:
     f32[1, lanes of queries]."""
     setting = unit.setting
     k, v = _keys_and_values(unit, pieces)
-    scores = _scores(unit, pieces, k, _spread(_scaled(unit), setting))
+    q = _spread(_scaled(unit), setting)
+    # Parts of a product run on matrix units of their own; backward they have other products beside them.
+    parts = [_across(k[first : first + LANES], q) for first in range(0, len(k), LANES)]
+    scores = _scores(unit, pieces, jnp.concatenate(parts))
     most = scores.max(0, keepdims=True)
     p = jnp.exp(scores - most)
     total = p.sum(0, keepdims=True)
@@ -382,9 +393,9 @@ def _mixed(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array, Array]:
     return _along(v.T, p.astype(v.dtype)), most, total
 
 
-def _scores(unit: _Unit, pieces: list[_Piece], k: Array, q: Array) -> Array:
-    """f32[keys, lanes of queries], of what is seen."""
-    scores, parts, first, setting = _across(k, q), [], 0, unit.setting
+def _scores(unit: _Unit, pieces: list[_Piece], scores: Array) -> Array:
+    """scores f32[keys, lanes of queries], of what is seen."""
+    parts, first, setting = [], 0, unit.setting
     for piece in pieces:
         part, first = scores[first : first + piece.size], first + piece.size
         if piece.near is not None:

@@ -241,8 +241,8 @@ KERNEL = Kernel(
     _obstacles,
     attend,
     {
-        "block_attention_forward": Cost({"v4": 0.1, "v5e": 0.16, "v5p": 0.16, "v6e": 0.05}),
-        "block_attention_backward": Cost({"v4": 0.2, "v5e": 0.34, "v5p": 0.34, "v6e": 0.1}),
+        "block_attention_forward": Cost({"v4": 0.04, "v5e": 0.17, "v5p": 0.17, "v6e": 0.047}),
+        "block_attention_backward": Cost({"v4": 0.09, "v5e": 0.37, "v5p": 0.37, "v6e": 0.098}),
     },
     sparse=True,
 )
