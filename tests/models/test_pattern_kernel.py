@@ -19,7 +19,7 @@ HEADS, HEAD_DIM = 2, 64  # side by side in the 128 lanes that the kernel has
 KINDS = (
     # BigBird's, in rows that end in a block, in three chunks of blocks.
     Kind(length=1100, block=64, columns=(0, 17), rows=(0, 17), drawn=2, heads=2, rate=0.2),
-    Kind(length=256, block=64, offsets=(-2, -1, 0, 1, 2), reach=True, heads=2, globals=3, rate=0.1),  # Longformer's
+    Kind(length=500, block=128, reach=True, heads=2, globals=3, rate=0.1),  # Longformer's
     Kind(length=300, block=64, columns=(1, 3), rows=(2,), drawn=3, globals=2, causal=True),  # repeats, for all heads
 )
 IDS = ("bigbird", "longformer", "causal")

@@ -27,7 +27,7 @@ _TILES = (512, 256, 128, 64, 32, 16)  # keys that a block which sees all reads a
 
 class Chosen(NamedTuple):
     """Keys that all queries see, besides those of the table.   k, v: [batch, n, width].   segments, positions: i32[
-    batch, n, lanes]."""
+    batch, n, LANES]."""
 
     k: Array
     v: Array
@@ -41,7 +41,7 @@ class Operands(NamedTuple):
     q, k, v: [batch, length, width].   places: i32[blocks, n], the blocks that each sees, whatever the head; -1: none.
     drawn: i32[heads or 1, blocks, n] or None, further ones.   near: f32[groups or 1, keys, lanes] or None, what is
     added to the scores of the first blocks of `places`.   queries: i32[batch, blocks, lanes], segments, of keys
-    i32[batch, length, lanes].   begin: u32[batch, groups, blocks, lanes] or None, of the queries' noise, and second:
+    i32[batch, length, LANES].   begin: u32[batch, groups, blocks, lanes] or None, of the queries' noise, and second:
     u32[batch, groups, 1, lanes], the key's second word.   chosen: tokens that all see, or None.
     """
 
@@ -78,7 +78,7 @@ class Setting(NamedTuple):
 def memory(length: int, keys: int, lanes: int) -> int:
     """Bytes of a chip's vector memory that the backward program takes for rows of this length, padded; a unit has so
     many keys and lanes."""
-    of_row = length * LANES * (2 * 2 + 2 * 2 * 2 + 2 * 4) + length * lanes * 4  # keys, values, their gradients, sums
+    of_row = length * LANES * (2 * 2 + 2 * 2 * 2 + 2 * 4 + 4)  # keys, values, their gradients, sums, segments
     return of_row + 8 * 4 * keys * lanes + 3 * 2**20
 
 
@@ -184,7 +184,7 @@ def _specs(inputs: Operands, setting: Setting) -> Operands:
     chunk, length, once = chunk_of(number), inputs.k.shape[1], pl.Buffered(1)  # what changes with the row, or seldom
     at = lambda shape, index, **mode: pl.BlockSpec(shape, lambda row, group, part, _: index(row, group, part), **mode)
     of_group = lambda n, **mode: at((None, n, LANES), lambda row, group, part: (row, 0, group), **mode)
-    of_row = lambda n: at((None, n, lanes), lambda row, group, part: (row, 0, 0), pipeline_mode=once)
+    of_row = lambda n: at((None, n, LANES), lambda row, group, part: (row, 0, 0), pipeline_mode=once)
     near, few = inputs.near, inputs.chosen
     specs = Operands(
         q=at((None, chunk * setting.block, LANES), lambda row, group, part: (row, part, group)),
@@ -401,12 +401,13 @@ def _scores(unit: _Unit, pieces: list[_Piece], scores: Array) -> Array:
         if piece.near is not None:
             part += unit.refs.near[piece.near * piece.size : (piece.near + 1) * piece.size, :]
         if piece.starts:
-            seen = _read(unit.refs.keys, piece, setting.block) == piece.own
+            segments = _read(unit.refs.keys, piece, setting.block, setting.heads * setting.block // LANES)
         else:
-            seen = unit.refs.chosen.segments[...] == piece.own
+            segments = _wide(unit.refs.chosen.segments[...], unit)
+        seen = segments == piece.own
         if setting.causal:
             position = unit.number * setting.block + _iota(part.shape, 1) % setting.block
-            at = piece.first + _iota(part.shape, 0) if piece.starts else unit.refs.chosen.positions[...]
+            at = piece.first + _iota(part.shape, 0) if piece.starts else _wide(unit.refs.chosen.positions[...], unit)
             seen &= at <= position
         parts.append(jnp.where(seen, part, HIDDEN))
     return jnp.concatenate(parts)
@@ -420,7 +421,7 @@ def _keep(unit: _Unit, pieces: list[_Piece]) -> Array:
             line = begin + counted.spread(piece.first.astype(jnp.uint32))
             of_key = counted.spread(_iota((piece.size, line.shape[1]), 0).astype(jnp.uint32))
         else:
-            line, of_key = begin, counted.spread(unit.refs.chosen.positions[...].astype(jnp.uint32))
+            line, of_key = begin, counted.spread(_wide(unit.refs.chosen.positions[...], unit).astype(jnp.uint32))
         kept_here.append(counted.stays(counted.hashed(of_key + line, second), unit.setting.rate))
     return jnp.concatenate(kept_here)
 
@@ -438,9 +439,15 @@ def _keys_and_values(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array]:
     return tuple(jnp.concatenate([read(row, few, piece) for piece in pieces]) for row, few in both)
 
 
-def _read(ref, piece: _Piece, lanes: int) -> Array:
-    """[keys, lanes], where a head has so many lanes."""
-    return _by_head([ref[pl.ds(pl.multiple_of(start, piece.size), piece.size), :] for start in piece.starts], lanes)
+def _read(ref, piece: _Piece, lanes: int, times: int = 1) -> Array:
+    """[keys, times * LANES], where a head has so many lanes."""
+    parts = [ref[pl.ds(pl.multiple_of(start, piece.size), piece.size), :] for start in piece.starts]
+    return _by_head([jnp.tile(part, (1, times)) for part in parts], lanes)
+
+
+def _wide(x: Array, unit: _Unit) -> Array:
+    """x [n, LANES], whose lanes are alike, for all lanes of a unit's queries."""
+    return jnp.tile(x, (1, unit.setting.heads * unit.setting.block // LANES))
 
 
 def _add(totals: list, parts: Array, pieces: list[_Piece], setting: Setting) -> None:
