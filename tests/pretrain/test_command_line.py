@@ -60,7 +60,14 @@ def settings(corpus, workdir, *more):
 
 
 # What is wrong -> (arguments after `run bert-tiny --corpus C --workdir W`, what the line says)
+BIGBIRD = ["--model.pattern.name", "bigbird", "--model.pattern.block", 8]
+LONGFORMER = ["--model.pattern.name", "longformer"]
 MISTAKES = {
+    "random blocks": ([*BIGBIRD, "--model.pattern.random", 12], "phases.0.length=128: model.pattern.random=12: a row"),
+    "even window": ([*BIGBIRD, "--model.pattern.window", 4], "length=128: model.pattern.window=4: must be odd"),
+    "all global": ([*BIGBIRD, "--model.pattern.global-blocks", 16], "global_blocks=16: a row has 16 blocks"),
+    "odd window": ([*LONGFORMER, "--model.pattern.windows", 33], "128: model.pattern.windows=[33]: must be even"),
+    "dilations": ([*LONGFORMER, "--model.pattern.dilations", 1, 1, 1], "=[1, 1, 1]: must be one for all heads"),
     "unknown field": (["--model.dept", 3], "unknown option --model.dept; did you mean --model.depth"),
     "unknown option": (["--keep-evry", 3], "unknown option --keep-evry; did you mean --keep-every"),
     "no number": (["--steps", "many"], "--steps"),

@@ -40,23 +40,6 @@ def test_each_of_electra_s_two_encoders_is_checked():
         check(sparse(tiny.electra, pattern))
 
 
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        (["--model.pattern.random", "9"], "phases.0.length=32: model.pattern.random=9: "),
-        (["--model.pattern.window", "4"], "phases.0.length=32: model.pattern.window=4: must be odd"),
-        (["--model.pattern.global-blocks", "9"], "phases.0.length=32: model.pattern.global_blocks=9: "),
-    ],
-)
-def test_run_says_it_in_one_line(options, said, corpus_path, tmp_path, capsys):
-    given = tiny.run_arguments(corpus_path, tmp_path / "run", "--model.pattern.name", "bigbird")
-    given += ["--model.pattern.block", 4, *options]
-    assert main([str(argument) for argument in given]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {said}") and error.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
 def test_recipes_with_a_pattern_survive_json_and_older_ones_are_dense():
     recipe = sparse(tiny.electra, Pattern("longformer", windows=(8, 16), dilations=(1,)))
     assert from_json(to_json(recipe)) == recipe

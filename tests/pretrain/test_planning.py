@@ -47,6 +47,7 @@ def test_phases_that_become_equal_are_planned_once():
         ("bert-base --topology v5e:4x4 --remat some", "--remat='some': use one of none, dots, full"),
         ("bert-base --topology v5e:4x4 --attention splash", "set model.attention_dropout=0.1 to 0"),
         ("bert-base --topology v5e:4x4 --sequence-length 4096", "longer than model.positions=512"),
+        ("bert-base --topology v5e:4x4 --model.pattern.name bigbird", r"phases.0.length=128: .* at least 512 tokens"),
         ("bert-base --topology v5e:4x4 --bach-size 3", "did you mean --batch-size"),
         ("", "name a recipe first"),
         ("--all --topologies v9:2x2", "no TPU topology"),

@@ -12,16 +12,16 @@ def check(pattern, depth: int, heads: int, number: int) -> None:
             f"model.pattern.window={pattern.window}: must be odd, the blocks around a query's own and that one; take "
             f"{pattern.window - 1} or {pattern.window + 1}"
         )
+    needed = (pattern.global_blocks + pattern.window + pattern.random) * pattern.block
     row = f"a row has {number} blocks of {pattern.block}"
     if pattern.global_blocks >= number:
         raise ValueError(
             f"model.pattern.global_blocks={pattern.global_blocks}: {row}, which would all be global; lower it, or take "
-            f"rows of more than {pattern.global_blocks * pattern.block} tokens"
+            f"rows of at least {needed} tokens"
         )
     begins, ends = _window(pattern, number)
     least = number - pattern.global_blocks - int((ends - begins).max())
     if pattern.random > least:
-        needed = (pattern.global_blocks + pattern.window + pattern.random) * pattern.block
         raise ValueError(
             f"model.pattern.random={pattern.random}: {row}, of which some see {least} that are neither global nor in "
             f"their window; lower it, or take rows of at least {needed} tokens"

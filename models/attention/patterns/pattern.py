@@ -34,9 +34,9 @@ class Pattern:
     seed: int = 0  # bigbird: of the drawn blocks
     windows: tuple[int, ...] = (512,)  # longformer: even, tokens around a query; of each layer, or one for all
     dilations: tuple[int, ...] = (1,)  # longformer: distances between those; of each head, or one for all
-    stride: int = 8  # strided: blocks on each side of a query's own, and from one further block to the next; fixed: in
-    # how many blocks the row is cut, of which a query sees its own
-    summary: int = 1  # fixed: of each of those cuts, the last blocks, that all see
+    stride: int = 8  # strided: blocks on each side of a query's own, and from one further block to the next
+    # fixed: blocks of each part that the row is cut into; a query sees its own part
+    summary: int = 1  # fixed: blocks at the end of each part, that all see
 
     def __post_init__(self):
         if self.name not in (DENSE, *PATTERNS):
