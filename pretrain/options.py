@@ -35,8 +35,9 @@ class Options:
     depth: str | None = None
     """scan or unroll the layers; by default what suits the platform."""
     attention: str | None = None
-    """xla, splash or relative (TPU), cudnn (GPU); an error where that cannot run. By default the model's and platform's
-    kernel where it can: no attention dropout (but for relative), phases of a multiple of 128 positions, bfloat16."""
+    """xla, splash, pattern or relative (TPU), cudnn (GPU); dense or blocked, the plain forms of a sparse pattern; an
+    error where that cannot run. By default the model's and platform's kernel where it can: bfloat16, but for pattern
+    phases of a multiple of 128 positions, but for pattern and relative no attention dropout."""
     remat: str | None = None
     """What the backward pass computes again instead of keeping: none, dots (all but products) or full; by default what
     suits the platform."""

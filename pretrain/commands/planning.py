@@ -43,7 +43,7 @@ class Target:
     depth: str | None = None
     """scan or unroll the layers."""
     attention: str | None = None
-    """xla, splash or relative; as of `pretrain run`."""
+    """xla, splash, pattern or relative; as of `pretrain run`."""
     remat: str | None = None
     """What the backward pass computes again instead of keeping: none, dots or full."""
     batch_size: int | None = None

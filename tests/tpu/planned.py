@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+from models.attention.kernels.table import costs
 from pretrain.commands.planning import CACHE, parse_plan, works
 from tpu.compiler import prepare
 from tpu.plan import plan
@@ -25,8 +26,8 @@ def main(arguments):
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) if target.cache == CACHE else target.cache
         for work, _ in works(recipe, target, topology):
-            planned = plan(work, topology, {}, cache)
-            again = plan(work, topology, {}, cache)
+            planned = plan(work, topology, costs(), cache)
+            again = plan(work, topology, costs(), cache)
             found.append(
                 {
                     "chips": work.chips,
@@ -37,6 +38,7 @@ def main(arguments):
                     "cached": [planned.report.cached, again.report.cached],
                     "estimate": planned.estimate and planned.estimate._asdict(),
                     "mfu": planned.mfu,
+                    "kernels": [name for name in costs() if name in planned.report.hlo],
                     "cycles": planned.costs and planned.costs.cycles,
                     "collectives": [
                         {**c._asdict(), "arrays": [(a.dtype, a.dims) for a in c.arrays], "bytes": c.bytes}

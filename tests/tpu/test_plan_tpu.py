@@ -59,6 +59,14 @@ def test_parameters_are_gathered_and_gradients_reduced(tiny):
     assert {dtype for collective in sums for dtype, _ in collective["arrays"]} == {"f32", "s32"}
 
 
+@pytest.mark.second_tier("bert")
+def test_a_sparse_pattern_is_planned_with_its_kernel():
+    sizes = "--model.width 128 --model.heads 2 --model.positions 1024 --sequence-length 1024 --batch-size 4"
+    (found,) = planned(f"bert-tiny --topology v5p:2x2x1 --model.pattern.name bigbird {sizes}")
+    assert found["kernels"] == ["block_attention_forward", "block_attention_backward"]
+    assert found["estimate"]["why_not"] == "" and found["estimate"]["kernels"] > 0
+
+
 @pytest.mark.slow
 def test_several_slices_exchange_through_their_hosts():
     (found,) = planned("bert-tiny --topology v5e:2x2 --mesh slice=2 --batch-size 16 --sequence-length 32")

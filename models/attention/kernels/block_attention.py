@@ -75,11 +75,11 @@ class Setting(NamedTuple):
         return LANES // self.head_dim
 
 
-def memory(length: int, keys: int, lanes: int) -> int:
-    """Bytes of a chip's vector memory that the backward program takes for rows of this length, padded; a unit has so
-    many keys and lanes."""
-    of_row = length * LANES * (2 * 2 + 2 * 2 * 2 + 2 * 4 + 4)  # keys, values, their gradients, sums, segments
-    return of_row + 8 * 4 * keys * lanes + 3 * 2**20
+def memory(length: int, keys: int, block: int, head_dim: int) -> int:
+    """Bytes of vector memory that the backward program takes for rows of this length, where a unit has so many keys."""
+    of_row = length * LANES * (2 * 2 + 2 * 2 * 2 + 2 * 4 + 4)  # keys, values; their gradients; sums; segments
+    of_chunk = 16 * block * LANES * 2 * 2 * 4  # queries, outputs, their gradients
+    return of_row + of_chunk + 5 * 4 * keys * block * LANES // head_dim + 2**18
 
 
 def chunk_of(number: int) -> int:
@@ -166,7 +166,7 @@ def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, giv
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in results],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=memory(length, each, setting.block * setting.heads),
+            vmem_limit_bytes=memory(length, each, setting.block, setting.head_dim),
         ),
         cost_estimate=pl.CostEstimate(
             flops=2 * times * pairs * width,

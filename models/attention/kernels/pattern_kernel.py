@@ -221,7 +221,7 @@ def _obstacles(attention: Attention) -> list[str]:
     if cut > 1:
         obstacles.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
     keys = (len(blocks.offsets) + len(blocks.columns) + blocks.drawn[-1]) * blocks.block
-    if memory(attention.length, keys, LANES * blocks.block * heads // width) > _vector_memory():
+    if memory(attention.length, keys, blocks.block, width // heads) > _vector_memory():
         obstacles.append(f"length={attention.length} with {keys} keys for a query does not fit into vector memory")
     return obstacles
 
