@@ -1,6 +1,7 @@
 """A model begins with the weights of a shorter one, or of one of a family that it continues."""
 
 import dataclasses
+import functools
 import logging
 
 import jax
@@ -12,13 +13,18 @@ from data_pipelines.errors import UserError
 from models.attention.patterns.pattern import Pattern
 from models.blocks.tables import dense_parameters
 from models.core.parameters import leaves, nest
+from models.core.program import Program
 from models.families import bert, registry
+from models.families.longformer import LongformerConfig
+from models.families.registry import family_of
+from models.families.roberta import RobertaConfig
 from pretrain.commands.run import run
 from pretrain.huggingface.beginning import other_pattern
 from pretrain.huggingface.export import export
+from pretrain.huggingface.load import load
 from pretrain.training.initial_weights import load_weights
 from tests.models.shapes import parameter_shapes
-from tests.pretrain import tiny
+from tests.pretrain import reference, tiny
 
 LONG = dataclasses.replace(tiny.BERT, positions=80)
 GLOBAL = "layers/attention/query_global"
@@ -141,6 +147,31 @@ def test_what_has_no_counterpart_starts_anew_where_that_is_asked_for(read, train
     assert (params["layers"]["attention"]["query_global"]["kernel"] == 7).all()
     key = lambda params: params["layers"]["attention"]["key"]["bias"]
     np.testing.assert_array_equal(key(params), key(trained))
+
+
+def test_a_longformer_begins_as_the_roberta_that_it_goes_on_from(tmp_path, caplog):
+    """With windows of the whole row it computes the same; so do its global tokens, by projections of their own."""
+    sizes = {"vocab_size": 40, "width": 16, "depth": 2, "heads": 2, "feed_forward": 24}
+    short = RobertaConfig(positions=16, **sizes)
+    long = LongformerConfig(positions=40, pattern=Pattern("longformer", block=8, windows=(64,)), **sizes)
+    reference.torch_model(short, "model").save_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        params = {config: load(tmp_path, config, parameter_shapes(config), tmp_path) for config in (short, long)}
+    assert "its 16 positions are copied on to 40" in caplog.text
+    tokens = np.random.default_rng(0).integers(5, 40, (2, 16)).astype(np.int32)
+    segments = (np.arange(16) < np.array([[16], [11]])).astype(np.int32)
+    inputs = {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments}
+    chosen = {"globals": np.array([[0, 7], [3, -1]], np.int32)}
+    roberta, longformer = (
+        jax.jit(functools.partial(encoded, config))(params[config], given)
+        for config, given in ((short, inputs), (long, inputs | chosen))
+    )
+    np.testing.assert_allclose(longformer[segments > 0], roberta[segments > 0], rtol=0, atol=2e-6)
+
+
+def encoded(config, params, inputs):
+    model = family_of(config).module(config, Program(dtype="float32"))
+    return model.apply({"params": params}, inputs, method="encode")
 
 
 def test_a_run_begins_with_a_shorter_one(uninterrupted, trained, corpus_path, tmp_path, caplog):
