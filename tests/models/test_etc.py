@@ -10,7 +10,9 @@ import pytest
 from models.attention import etc
 from models.attention.etc import Operands, Sight
 from models.core.noise import row_keys
+from tests.contract.test_contract import equations
 from tests.models.programs import QUICK
+from tpu.flops import flops
 
 BATCH, HEADS, SIZE = 2, 2, 4
 SHAPES = {  # length, globals, block, window, clipped distance
@@ -104,6 +106,29 @@ def test_dense_is_the_papers_equation_pair_by_pair(kind):
         shares = np.exp((keys + given.relative[labels, head]) @ given.q[b, i, head] / SIZE**0.5)
         expected[b, i, head] = shares @ values / shares.sum()
     np.testing.assert_allclose(ours[near > 0], expected[near > 0], atol=2e-6)
+
+
+def test_twice_the_length_costs_twice_as_much_and_no_array_has_all_pairs():
+    def products(length):
+        shape = lambda n: jax.ShapeDtypeStruct((1, n, HEADS, SIZE), np.float32)
+        rows = lambda n: jax.ShapeDtypeStruct((1, n), np.int32)
+
+        def both(own, other, relative, segments, of_globals, global_of):
+            seen = etc.sights(segments, of_globals, global_of, block=8, window=3)
+            kinds = ((own, other), (other, own))
+            given = [Operands(near, near, near, far, far, relative) for near, far in kinds]
+            mix = functools.partial(etc.blocked, dropout_rate=0.5, noise=jnp.zeros((1, 2), jnp.uint32))
+            return sum(mix(one, sight).sum() for one, sight in zip(given, seen, strict=True))
+
+        relative = jax.ShapeDtypeStruct((9, HEADS, SIZE), np.float32)
+        inputs = shape(length), shape(4), relative, rows(length), rows(4), rows(length)
+        traced = jax.make_jaxpr(jax.grad(both, (0, 1, 2)))(*inputs)
+        sizes = [variable.aval.size for equation in equations(traced.jaxpr) for variable in equation.outvars]
+        return flops(traced, {}).products, max(sizes)
+
+    (cost, largest), (twice, larger) = products(256), products(512)
+    assert 1.95 * cost < twice <= 2 * cost
+    assert larger == 2 * largest
 
 
 def test_an_output_does_not_depend_on_a_key_that_is_hidden():
