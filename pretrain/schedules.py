@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 from tyro.conf import Suppress
 
-from models.core.ranges import COUNT, NOT_NEGATIVE, SHARE, check_ranges
+from models.core.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
 
-NAMES = ("linear", "cosine", "inverse-sqrt", "warmup-stable-decay", "constant")
-RANGES = {"peak": NOT_NEGATIVE, "warmup": SHARE, "final": SHARE, "decay": SHARE}
+NAMES = ("linear", "cosine", "polynomial", "inverse-sqrt", "warmup-stable-decay", "constant")
+RANGES = {"peak": NOT_NEGATIVE, "warmup": SHARE, "final": SHARE, "decay": SHARE, "power": POSITIVE}
 
 ONWARD = ("constant", "decay")
 LEAST = 0.1  # of the peak: what a run goes on with at least, since a schedule that ended at 0 would learn nothing
@@ -39,6 +39,8 @@ class Schedule:
 
     cosine: falls as half a cosine to `final` x peak (Loshchilov & Hutter 2017, equation 5).
 
+    polynomial: falls to `final` x peak as the share of the steps that is left, to a `power` (Beltagy et al. 2020).
+
     inverse-sqrt: peak x sqrt(warmup steps / step) (Vaswani et al. 2017, equation 3).
 
     warmup-stable-decay: stays at peak, then falls linearly to `final` x peak over the last `decay` share of the steps
@@ -52,6 +54,7 @@ class Schedule:
     warmup: float = 0.01  # share of the steps in which it rises linearly from 0 to the peak
     final: float = 0.0  # share of the peak that is left at the last step
     decay: float = 0.1  # share of the steps, the last ones, in which warmup-stable-decay falls
+    power: float = 3.0  # to which polynomial takes the share of the steps that is left
     from_here: str | None = None
     """With more steps, the schedule is evaluated for the new total, and the rate may rise again. Not so with constant,
     which holds the rate of the last step done, nor with decay, which falls linearly from there to final x peak at the
@@ -113,6 +116,7 @@ def _planned(schedule: Schedule, step: Array | int, steps: int) -> Array:
     falls = {
         "linear": lambda: 1.0 - (1.0 - schedule.final) * progress,
         "cosine": lambda: schedule.final + (1.0 - schedule.final) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
+        "polynomial": lambda: schedule.final + (1.0 - schedule.final) * (1.0 - progress) ** schedule.power,
         "inverse-sqrt": lambda: jnp.sqrt(warmup / jnp.maximum(update, warmup)),
         "warmup-stable-decay": lambda: _stable_then_decay(schedule, update, steps),
         "constant": lambda: 1.0,

@@ -49,6 +49,13 @@ class Converter(NamedTuple):
     read: Callable[[Mapping[str, Any]], Any]
 
 
+def dense_there(config: Any) -> list[str]:
+    """What a class without sparse attention computes otherwise."""
+    pattern = getattr(config, "pattern", None)
+    sparse = pattern is not None and pattern != type(pattern)()
+    return [f"all tokens see all, whatever model.pattern.name={pattern.name} says"] if sparse else []
+
+
 class HuggingFace(NamedTuple):
     """One Hugging Face checkpoint that a family reads and writes; or, for a model that has no class there, a folder of
     our own of the same files.
@@ -64,6 +71,7 @@ class HuggingFace(NamedTuple):
     pair: two texts, A and B, as the model is trained on them, with the roles of the special tokens around them; None
         where nothing is expected of a tokenizer.
     prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that.
+    otherwise: config -> what the class computes otherwise than the model was trained, one phrase for each.
     """
 
     folder: str
@@ -75,6 +83,7 @@ class HuggingFace(NamedTuple):
     trunk: str
     pair: str | None = "cls A sep B sep"
     prepare: str = "--tokenizer wordpiece"
+    otherwise: Callable[[Any], list[str]] = dense_there
 
 
 class Family(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 from jax import Array
 
+from models.attention.encoder import INPUTS
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
@@ -29,7 +30,7 @@ from models.blocks.tables import (
     embedding_parameters,
     norm_parameters,
 )
-from models.core.family import Converter, Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Converter, Family, HuggingFace, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot
 from models.core.program import Program
@@ -95,7 +96,7 @@ class Albert(TokenAndPairHeads):
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
         """The trunk, as `bert.Bert.encode`: -> [rows, length, width], or at slots alone [rows, n, width]."""
-        c, mask = self.config, Mask(inputs["segments"])
+        c, mask = self.config, Mask(inputs["segments"], globals=inputs.get("globals"))
         embedded = dropout(self.embeddings(inputs["tokens"], inputs["types"]), c.dropout, site(noise, 0))
         x = self.project(embedded.astype(self.program.compute))
         noise = site(noise, 1)
@@ -185,7 +186,7 @@ FAMILY = Family(
         "xlarge": AlbertConfig(width=2048, depth=24, heads=16, feed_forward=8192),
         "xxlarge": AlbertConfig(width=4096, depth=12, heads=64, feed_forward=16384),
     },
-    inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
+    inputs=INPUTS,
     module=Albert,
     parameters=parameters,
     hf={

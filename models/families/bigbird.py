@@ -48,6 +48,22 @@ _ATTENTION = Converter(
     lambda fields: DENSE if fields.get("attention_type") == "original_full" else "bigbird",
 )
 
+
+def _otherwise(config: BigBirdConfig) -> list[str]:
+    """What transformers' BigBird computes otherwise."""
+    pattern, found = config.pattern, []
+    if pattern.name == DENSE:
+        return found
+    if (pattern.name, pattern.window, pattern.global_blocks) != ("bigbird", 3, 2):
+        found += ["the pattern is BigBird's, with a window of 3 blocks and 2 global ones"]
+    if pattern.random:
+        found += [
+            "other blocks are drawn in training (by NumPy, seeded with the layer's number), and in evaluation the "
+            "first block stands for each drawn one"
+        ]
+    return [*found, f"rows of up to {(5 + 2 * pattern.random) * pattern.block} tokens have dense attention"]
+
+
 FAMILY = Family(
     config=BigBirdConfig,
     sizes={
@@ -73,6 +89,8 @@ FAMILY = Family(
             },
             tied=HF_TIED,
             trunk="bert.",
+            prepare="--tokenizer sentencepiece-bpe --specials albert",
+            otherwise=_otherwise,
         )
     },
     flops=flops,

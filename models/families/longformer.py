@@ -76,6 +76,15 @@ _WINDOWS = Converter(
     lambda fields: tuple(np.atleast_1d(fields.get("attention_window", 512)).tolist()),
 )
 
+
+def _otherwise(config: LongformerConfig) -> list[str]:
+    """What transformers' Longformer computes otherwise."""
+    pattern = config.pattern
+    if pattern.name != "longformer":
+        return [f"the pattern is Longformer's, not model.pattern.name={pattern.name}"]
+    return ["windows are not dilated"] if set(pattern.dilations) != {1} else []
+
+
 FAMILY = Family(
     config=LongformerConfig,
     sizes={
@@ -101,6 +110,7 @@ FAMILY = Family(
             trunk="longformer.",
             pair="cls A sep sep B sep",
             prepare="--tokenizer bpe --specials roberta",
+            otherwise=_otherwise,
         )
     },
     flops=flops,

@@ -44,6 +44,9 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
     check_ids(f"export --to {folder}", config, made)
     for misfit in misfits(config, made):
         log.warning("export --to %s: %s", folder, misfit)
+    for part, model in parts.items():
+        if otherwise := model.otherwise(config):
+            log.warning("export --to %s: in a %s %s", folder, architecture(config, part), "; ".join(otherwise))
     ids = token_ids(made)
     arrays = jax.tree.map(np.asarray, params)
     partial = folder.with_name(f".{folder.name}.partial")

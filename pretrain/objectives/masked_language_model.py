@@ -6,8 +6,11 @@ import dataclasses
 import jax.numpy as jnp
 
 from data_pipelines.errors import UserError
+from data_pipelines.examples.global_tokens import GlobalTokens
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
+from models.attention.patterns.pattern import DENSE
+from models.families.registry import family_of
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.inputs import inputs_of
@@ -24,6 +27,7 @@ class MaskedLanguageModel(Objective):
     next_sentence: bool = True  # also classify whether B follows A or is random
     sentence_order: bool = False  # also classify whether B follows A or A follows B; instead of next_sentence
     masking: Masking = Masking()
+    globals: int = 0  # tokens of a row that see all and that all see, whatever the pattern: its first, then separators
 
     def __post_init__(self):
         if self.next_sentence and self.sentence_order:
@@ -48,9 +52,22 @@ class MaskedLanguageModel(Objective):
             label = self.label or f"{NEXT_SENTENCE}=False and objective.{SENTENCE_ORDER}"
             cure = "set both to True or both to False" if self.label else "set one to True or the last to False"
             raise UserError(f"objective.{label}={bool(self.label)} but model.pair_head={pair_head}: {cure}")
+        if self.globals:
+            self._check_globals(model_config)
+
+    def _check_globals(self, model_config):
+        family, setting = family_of(model_config), f"objective.globals={self.globals}"
+        if "globals" not in family.inputs:
+            raise UserError(f"{setting}: {type(model_config).__name__} takes no global tokens; set it to 0")
+        if model_config.pattern.name == DENSE and not getattr(family.module, "own_globals", False):
+            raise UserError(f"{setting}: model.pattern.name=dense lets all tokens see all; set it to 0")
 
     def rows(self, phase):
-        return layouts.LAYOUTS[self.layout].layout(phase.length, self.masking, self.label)
+        rows = layouts.LAYOUTS[self.layout].layout(phase.length, self.masking, self.label)
+        try:
+            return GlobalTokens(phase.length, rows, self.globals) if self.globals else rows
+        except UserError as error:
+            raise UserError(f"objective.{error}") from None
 
     def weights(self, batch):
         weights = {"mlm": batch["prediction_weights"].sum()}

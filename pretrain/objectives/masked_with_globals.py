@@ -27,6 +27,7 @@ class MaskedWithGlobals(MaskedLanguageModel):
     layout: str = PACKED_ACROSS
     next_sentence: ClassVar[bool] = False
     sentence_order: ClassVar[bool] = False
+    globals: ClassVar[int] = 0  # of the row's own tokens
 
     def __post_init__(self):
         super().__post_init__()

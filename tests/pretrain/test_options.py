@@ -38,7 +38,7 @@ PHASE = {"length": 16, "batch_size": 4}
 CHANGES = {
     "bert": {f"model.{name}": value for name, value in (MODEL | SIZES).items()}
     | {"model.pair_head": False, "objective.layout": "packed-sentences", "objective.next_sentence": False}
-    | {"objective.sentence_order": True},
+    | {"objective.sentence_order": True, "objective.globals": 2},
     "electra": {f"model.{name}": value for name, value in MODEL.items()}
     | {f"model.{tower}.{name}": value for tower in ("discriminator", "generator") for name, value in SIZES.items()}
     | {"model.embedding": 48, "objective.layout": "packed-sentences", "objective.discriminator_weight": 7.0},
@@ -46,6 +46,7 @@ CHANGES = {
 CHANGES["albert"] = {f"model.{name}": value for name, value in (MODEL | SIZES).items()} | {
     "model.embedding": 48, "model.groups": 2, "model.sharing": "attention", "model.pair_head": False,
     "objective.layout": "packed-sentences", "objective.sentence_order": False, "objective.next_sentence": True,
+    "objective.globals": 2,
 }  # fmt: skip
 # Field of a pattern -> another value, in rows of the pattern of that name
 SPARSE = {"bigbird": Pattern("bigbird", block=4, random=1), "longformer": Pattern("longformer", block=4, windows=(8,))}

@@ -21,6 +21,7 @@ def rates(name, steps=STEPS, **fields):
 KEY_POINTS = {
     "linear": ({"final": 0.2}, {100: 1.0, 550: 0.6, 1000: 0.2}),
     "cosine": ({"final": 0.2}, {100: 1.0, 325: 0.2 + 0.8 * 0.5 * (1 + math.sqrt(0.5)), 550: 0.6, 1000: 0.2}),
+    "polynomial": ({"final": 0.2, "power": 2.0}, {100: 1.0, 325: 0.2 + 0.8 * 0.75**2, 550: 0.4, 1000: 0.2}),
     "inverse-sqrt": ({}, {100: 1.0, 400: 0.5, 900: 1 / 3}),
     "warmup-stable-decay": ({"final": 0.2, "decay": 0.4}, {100: 1.0, 350: 1.0, 600: 1.0, 800: 0.6, 1000: 0.2}),
     "constant": ({}, {100: 1.0, 500: 1.0, 1000: 1.0}),
@@ -107,13 +108,13 @@ def test_a_run_is_made_longer_twice():
     assert [(stretch.kind, stretch.before) for stretch in again.stretches] == [("constant", STEPS)]
 
 
-CHANGES = {"name": "cosine", "peak": 1.0, "warmup": 0.5, "final": 0.5, "decay": 0.7}
+CHANGES = {"name": "cosine", "peak": 1.0, "warmup": 0.5, "final": 0.5, "decay": 0.7, "power": 2.0}
 CHANGES["stretches"] = (Stretch("constant", 50, 100, PEAK / 3),)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Schedule) if field.name != "from_here"])
 def test_every_field_changes_the_rate(field):  # but from_here, which says how a run that is made longer gets stretches
-    start = Schedule("warmup-stable-decay", peak=PEAK, warmup=0.1, decay=0.2)
+    start = Schedule("polynomial" if field == "power" else "warmup-stable-decay", peak=PEAK, warmup=0.1, decay=0.2)
     changed = dataclasses.replace(start, **{field: CHANGES[field]})
     steps = np.arange(100)
     assert not np.array_equal(learning_rate(start, steps, 100), learning_rate(changed, steps, 100))

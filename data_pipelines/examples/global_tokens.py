@@ -1,0 +1,45 @@
+"""Rows that name which of their tokens are global: a sparse pattern lets those see all and be seen by all."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Chosen, RowLayout
+
+
+@dataclass(frozen=True)
+class GlobalTokens(RowLayout):
+    """The rows of another layout and, for each, int32 [number] `globals`: the position of its first token, then those
+    of its separators in order, -1 where there are no more.
+
+    Raises UserError for more than the row has tokens.
+    """
+
+    rows: RowLayout
+    number: int
+
+    def __post_init__(self):
+        if not 1 <= self.number <= self.length:
+            raise UserError(f"globals={self.number}: must be from 1 to the row's length={self.length}; lower it")
+
+    @property
+    def spec(self) -> dict[str, tuple]:
+        return self.rows.spec | {"globals": ((self.number,), np.int32)}
+
+    def check(self, corpus):
+        self.rows.check(corpus)
+
+    def plan(self, part, split: str, seed: int):
+        return self.rows.plan(part, split, seed)
+
+    def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
+        batch = self.rows.build(chosen, keys)
+        is_global = batch["tokens"] == chosen.plans[0].special.sep
+        is_global[:, 0] = True
+        row, position = np.nonzero(is_global)
+        rank = (np.cumsum(is_global, axis=1) - 1)[row, position]  # 0, 1, .. within each row
+        within = rank < self.number
+        named = np.full((len(is_global), self.number), -1, np.int32)
+        named[row[within], rank[within]] = position[within]
+        return batch | {"globals": named}

@@ -1,0 +1,52 @@
+"""BigBird ITC: masked tokens of rows of 4,096, each block of 64 seeing 3 around it, 3 drawn ones and 2 at the ends.
+
+Zaheer et al. 2020 (arXiv:2007.14062), section 4 and table 8: 256 rows of 4,096 (large: 2,048 rows), Adam with rate
+1e-4, 10k steps of warm-up, linear decay, dropout 0.1 also of attention, 15% of the tokens masked, begun with RoBERTa's
+weights. Original hardware: 64 TPU v3 chips. The number of steps is ours. Documents longer than a row are split, shorter
+ones joined: rows are packed across documents, whose ends are separators that all see past. Masked tokens cost 1.678
+bits then (base; RoBERTa in rows of 512: 1.846), 1.456 (large; 1.496), table 10.
+
+    python -m data_pipelines prepare --source SOURCE --tokenizer sentencepiece-bpe --specials albert --cased \\
+        --vocab-size 50358 --out CORPUS
+    python -m pretrain run bigbird-base --corpus CORPUS --workdir RUN
+
+To go on from a BERT, whose activation is another: `--init-from BERT --model.activation gelu`; its positions are copied
+on. bigbird-dna-tiny: the same of nucleotides, in a size for CPUs (section 5; there GRCh37 in 32,000 tokens of 8.78
+bases each; bits per base: 1.12, BERT's in rows of 512 1.23, table 5).
+
+    python -m data_pipelines prepare --source fasta:GENOME --tokenizer bpe --vocab-size 4096 --out CORPUS
+    python -m pretrain run bigbird-dna-tiny --corpus CORPUS --workdir RUN
+"""
+
+import dataclasses
+
+from models.families.bigbird import FAMILY
+from pretrain.objectives.layouts import PACKED_ACROSS
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Phase, Recipe
+from pretrain.schedules import Schedule
+
+
+def _recipe(name: str, size: str, schedule: Schedule, phase: Phase, steps: int) -> Recipe:
+    return Recipe(
+        name=f"bigbird-{name}",
+        source="Zaheer et al. 2020",
+        model=dataclasses.replace(FAMILY.sizes[size], pair_head=False),
+        objective=MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False),
+        optimizer=Optimizer(),
+        schedule=schedule,
+        phases=(phase,),
+        steps=steps,
+    )
+
+
+_SCHEDULE, _MINUTES = Schedule(peak=1e-4, warmup=0.02), Schedule(peak=1e-3, warmup=0.1)
+
+RECIPES = [
+    # Set up to train within minutes on a CPU.
+    _recipe("tiny", "tiny", _MINUTES, Phase(1.0, 1024, 4), 3000),
+    _recipe("dna-tiny", "tiny", _MINUTES, Phase(1.0, 1024, 4), 3000),
+    _recipe("base", "base", _SCHEDULE, Phase(1.0, 4096, 256), 500_000),
+    _recipe("large", "large", _SCHEDULE, Phase(1.0, 4096, 2048), 500_000),
+]

@@ -1,0 +1,43 @@
+"""Longformer: RoBERTa goes on with masked tokens in rows of 4,096, each token seeing 512 around it.
+
+Beltagy et al. 2020 (arXiv:2004.05150), section 5 and appendix C: 64 rows of 4,096 (2^18 tokens), 65k steps, rate 3e-5
+with 500 steps of warm-up, then a polynomial decay of power 3, begun with RoBERTa's weights: positions copied on, the
+projections of global tokens as copies of the others. Masked tokens cost 1.705 bits then (base; RoBERTa in rows of 512:
+1.846), 1.358 (large; 1.496), table 5. Original hardware: unnamed. The paper has no global tokens in pretraining; here
+each row's first token is one, so that their projections learn (`--objective.globals 0` for none).
+
+    python -m data_pipelines prepare --source SOURCE --tokenizer ROBERTA --out CORPUS
+    python -m pretrain run longformer-base --corpus CORPUS --workdir RUN --init-from ROBERTA
+
+ROBERTA is a Hugging Face folder, or a run's export; `--init-from` also takes the run. Rows are packed across documents:
+where documents are shorter than a row, several share one and see each other, as in RoBERTa; longer ones are split.
+"""
+
+from models.families.longformer import FAMILY
+from pretrain.objectives.layouts import PACKED_ACROSS
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Phase, Recipe
+from pretrain.schedules import Schedule
+
+
+def _recipe(size: str, model, schedule: Schedule, phase: Phase, steps: int) -> Recipe:
+    return Recipe(
+        name=f"longformer-{size}",
+        source="Beltagy et al. 2020",
+        model=model,
+        objective=MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False, globals=1),
+        optimizer=Optimizer(),
+        schedule=schedule,
+        phases=(phase,),
+        steps=steps,
+    )
+
+
+_SCHEDULE = Schedule("polynomial", peak=3e-5, warmup=500 / 65_000, power=3.0)
+
+RECIPES = [
+    # Set up to train within minutes on a CPU, from random weights.
+    _recipe("tiny", FAMILY.sizes["tiny"], Schedule(peak=1e-3, warmup=0.1), Phase(1.0, 512, 8), 3000),
+    *(_recipe(size, FAMILY.sizes[size], _SCHEDULE, Phase(1.0, 4096, 64), 65_000) for size in ("base", "large")),
+]
