@@ -63,11 +63,14 @@ class Draw(NamedTuple):
     heads: Array
 
 
-def wins(mask: Mask) -> bool:
-    """Whether `attention` is faster than the dense form for a mask's blocks."""
-    blocks = mask.blocks
-    read = (len(blocks.offsets) + len(blocks.columns) + len(blocks.rows) + blocks.drawn.shape[-1]) * blocks.block
-    return mask.segments.shape[1] > read
+def crossover(blocks: Blocks) -> int:
+    """Tokens of a row from which `attention` is faster than the dense form: as many as a query reads.
+
+    Measured on a CPU alone, BigBird's pattern with width 768 (640 tokens are read), forward and backward: rows of 768
+    take 0.58 of the dense form's time, rows of 1,024 take 0.39.
+    """
+    named = len(blocks.offsets) + len(blocks.columns) + len(blocks.rows) + blocks.drawn.shape[-1]
+    return named * blocks.block
 
 
 def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, noise: Noise) -> Array:

@@ -27,7 +27,7 @@ from pretrain.storage.journal import Journal, Silence
 from pretrain.storage.run_directory import RunDirectory, disk_errors, flat
 from pretrain.training.ahead import trace
 from pretrain.training.assembly import Assembly, assemble, initial_params, initial_state, parameter_shapes, split_frozen
-from pretrain.training.attention_choice import chosen_program, why_plain
+from pretrain.training.attention_choice import chosen_program, form_of_pattern, why_plain
 from pretrain.training.data import check_data
 from pretrain.training.initial_weights import INIT_FROM, load_weights
 from pretrain.training.loop import Run, describe, train
@@ -69,7 +69,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
             state, carried, frozen, origin = first
             with closing(journal_of(directory, int(state.step), recipe)) as journal:
                 journal.say(describe(assembly, state.params, mesh))
-                for reason in why_plain(assembly, options, mesh):
+                for reason in why_plain(assembly, options, mesh) + form_of_pattern(assembly):
                     journal.say(reason)
                 for misfit in misfits(recipe.model, tokenizers.load(corpus.tokenizer_path)):
                     journal.say(f"--corpus {corpus.source}: {misfit}")

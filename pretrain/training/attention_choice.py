@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
 from models.attention.kernels.table import KERNELS
-from models.attention.patterns.pattern import DENSE, Pattern
+from models.attention.patterns.pattern import DENSE, Pattern, encoders, on_host
+from models.attention.sparse import crossover
 from models.core import program as programs
 from models.core.program import PLAIN, Program
 from models.core.sharding import placed_by
@@ -66,6 +67,20 @@ def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, pl
         for obstacle in _of_evaluation(recipe, program.attention, phase, mesh)
     )
     return [f"evaluation takes attention xla: {'; '.join(evaluated)}"] if evaluated else []
+
+
+def form_of_pattern(assembly: Assembly) -> list[str]:
+    """What to say of a sparse pattern that plain operations compute as they find faster."""
+    recipe, program = assembly.recipe, assembly.model.program
+    if program.attention != "xla" or not _is_sparse(recipe.model):
+        return []
+    said = []
+    for length in dict.fromkeys(phase.length for phase in recipe.phases):
+        for depth, heads in encoders(recipe.model).values():
+            start = crossover(on_host(recipe.model.pattern, depth, heads, length))
+            form = f"in blocks, as from {start:,} tokens on" if length >= start else f"dense, as below {start:,} tokens"
+            said.append(f"attention xla: the pattern's in rows of {length:,} is {form}")
+    return list(dict.fromkeys(said))
 
 
 def for_evaluation(assembly: Assembly, phase: int, mesh: Mesh) -> Assembly:

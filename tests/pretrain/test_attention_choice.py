@@ -3,13 +3,18 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from data_pipelines.errors import UserError
 from models.attention.kernels import cudnn
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import KERNELS
-from models.attention.patterns.pattern import Pattern
+from models.attention.mask import Mask
+from models.attention.patterns.pattern import Pattern, blocks_of
+from models.attention.plain import attention as dense
+from models.attention.self_attention import plain_form
+from models.attention.sparse import attention as blocked
 from models.core.program import Program
 from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
@@ -17,7 +22,7 @@ from pretrain.commands.run import run
 from pretrain.recipe import Phase
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
-from pretrain.training.attention_choice import chosen_program, for_evaluation, why_plain
+from pretrain.training.attention_choice import chosen_program, for_evaluation, form_of_pattern, why_plain
 from pretrain.training.placement import stages
 from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
@@ -136,6 +141,22 @@ def test_kernels_are_of_sparse_patterns_or_of_queries_that_see_all(tmp_path):
     assert "model.pattern is dense: it computes sparse patterns alone" in KERNELS["pattern"].obstacles(of_all)
     for kernel in ("splash", "cudnn"):
         assert "model.pattern names blocks of keys, which it does not read" in KERNELS[kernel].obstacles(blocks)
+
+
+def test_plain_operations_take_blocks_from_the_crossover_on_and_the_run_says_so():
+    model = dataclasses.replace(tiny.BERT, positions=128, pattern=Pattern("bigbird", block=8))
+    said = {}
+    for length in (72, 80):  # 80 keys are read
+        said[length] = form_of_pattern(assemble(tiny.bert(model=model, phases=(Phase(1.0, length, 8),))))
+        blocks = jax.tree.map(lambda array: array[0], blocks_of(model.pattern, 2, 2, length))
+        mask = Mask(jnp.ones((1, length), jnp.int32), blocks=blocks)
+        assert plain_form("xla", mask) is (dense if length == 72 else blocked)
+        assert plain_form("dense", mask) is dense and plain_form("blocked", mask) is blocked
+    assert said == {
+        72: ["attention xla: the pattern's in rows of 72 is dense, as below 80 tokens"],
+        80: ["attention xla: the pattern's in rows of 80 is in blocks, as from 80 tokens on"],
+    }
+    assert form_of_pattern(assemble(bert())) == []
 
 
 def test_every_phase_is_asked_for(tmp_path):
