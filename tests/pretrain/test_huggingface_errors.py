@@ -184,7 +184,7 @@ def test_a_model_of_another_kind_is_an_error(exported, configs, tokenizer_path):
     expect_load_error(exported("masked"), configs["electra"], tokenizer_path, "'bert'", "'electra'")
     folder = exported("pretraining")
     edit_config(folder, model_type="gpt2")
-    known = "electra, roberta, transformer-xl, xlnet"
+    known = "electra, longformer, roberta, transformer-xl, xlnet"
     expect_load_error(folder, configs["pretraining"], tokenizer_path, "model_type='gpt2'", known)
     expect_load_error(exported("masked"), TransformerXLConfig(), tokenizer_path, "'bert'", "'transformer-xl'")
 
