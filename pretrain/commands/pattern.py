@@ -66,18 +66,21 @@ def show_pattern(arguments: Sequence[str]) -> None:
     for option, number, there in ("layer", shown.layer, depth), ("head", shown.head, heads):
         if number is not None and not 0 <= number < there:
             raise UserError(f"--{option} {number}: there are {there}; give one from 0 to {there - 1}")
+    chosen = getattr(recipe.objective, "globals", 0)
     print(f"{recipe.name}: {pattern.name}, rows of {length:,} tokens in blocks of {pattern.block}")
     for name, sizes in found.items():
-        print(f"  {name}{': ' * bool(name)}{_words(pattern, *sizes, length)}")
+        print(f"  {name}{': ' * bool(name)}{_words(pattern, *sizes, length, chosen)}")
     beside = max(getattr(phase, "globals", 0) for phase in recipe.phases)
     if beside:
         print(f"  and {beside} global tokens beside the row, which see all and which all see")
-    grids = [_grid(pattern, name, *sizes, length, beside, shown) for name, sizes in found.items()]
+    if chosen:
+        print(f"  with {chosen} global tokens of each row: its first, which is drawn, then separators")
+    grids = [_grid(pattern, name, *sizes, length, beside, chosen, shown) for name, sizes in found.items()]
     print(_draw(f"{recipe.name}: {pattern.name}", pattern, length, [grid for grid in grids if grid.tables], shown.out))
 
 
-def _words(pattern: Pattern, depth: int, heads: int, length: int) -> str:
-    keys = pairs(pattern, depth, heads, length) / length
+def _words(pattern: Pattern, depth: int, heads: int, length: int, chosen: int) -> str:
+    keys = pairs(pattern, depth, heads, length, chosen) / length
     layers = "" if keys.max() == keys.min() else f" ({keys.min():,.1f} to {keys.max():,.1f} by layer)"
     size = sum(array.nbytes for array in jax.tree.leaves(on_host(pattern, depth, heads, length)))
     return (
@@ -86,8 +89,10 @@ def _words(pattern: Pattern, depth: int, heads: int, length: int) -> str:
     )
 
 
-def _grid(pattern: Pattern, name: str, depth: int, heads: int, length: int, beside: int, shown: Shown) -> Grid:
-    """beside: global tokens before the row."""
+def _grid(
+    pattern: Pattern, name: str, depth: int, heads: int, length: int, beside: int, chosen: int, shown: Shown
+) -> Grid:
+    """beside: global tokens before the row.   chosen: those of the row, of which the first is its first token."""
     arrays = jax.tree.leaves(on_host(pattern, depth, heads, length))
     alike = lambda axis: all((array == array.take([0], axis)).all() for array in arrays)
     layers, of_heads = (
@@ -95,8 +100,15 @@ def _grid(pattern: Pattern, name: str, depth: int, heads: int, length: int, besi
         for option, number, there, axis in (("layer", shown.layer, depth, 0), ("head", shown.head, heads, 1))
     )
     before = -(-beside // pattern.block), 0
-    beyond = lambda kinds: np.pad(kinds, before, constant_values=GLOBAL)
-    tables = [[beyond(table(pattern, depth, heads, length, layer, head)) for head in of_heads] for layer in layers]
+
+    def with_tokens(kinds: np.ndarray) -> np.ndarray:
+        if chosen:
+            kinds[0], kinds[:, 0] = np.where(kinds[0], kinds[0], GLOBAL), np.where(kinds[:, 0], kinds[:, 0], GLOBAL)
+        return np.pad(kinds, before, constant_values=GLOBAL)
+
+    tables = [
+        [with_tokens(table(pattern, depth, heads, length, layer, head)) for head in of_heads] for layer in layers
+    ]
     return Grid(name, layers, of_heads, tables if of_heads else [])
 
 

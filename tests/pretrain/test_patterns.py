@@ -9,6 +9,7 @@ from matplotlib import pyplot
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
 from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW
 from pretrain.__main__ import main
@@ -75,6 +76,15 @@ def test_each_encoder_has_a_picture_of_its_own(tmp_path, capsys):
     said = shown(capsys, "electra-tiny", *SPARSE, "--length", 256, "--out", tmp_path / "both.pdf")
     assert "  discriminator: 2 layers, 2 heads: " in said and "  generator: 2 layers, 1 heads: " in said
     assert (tmp_path / "both.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_global_tokens_of_each_row_are_counted_and_the_first_is_drawn(tmp_path, capsys):
+    file, windows = tmp_path / "x.png", ["--model.pattern.windows", 32, "--model.pattern.block", 16, "--length", 256]
+    said = shown(capsys, "longformer-tiny", *windows, "--objective.globals", 1, "--out", file)
+    keys = pairs(Pattern("longformer", block=16, windows=(32,)), 1, 1, 256, chosen=1)[0] / 256
+    assert f"a query sees {keys:.1f} keys" in said and "with 1 global tokens of each row: its first, " in said
+    picture = (pyplot.imread(file)[..., :3] * 255).round().astype(int)
+    assert (picture == COLORS[GLOBAL]).all(-1).sum() > 1000
 
 
 def test_every_table_is_at_its_layer_and_head():
