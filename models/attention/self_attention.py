@@ -66,7 +66,7 @@ def plain_form(named: str, mask: Mask) -> Callable[..., Array]:
     """The plain operations that a program's attention names for a mask: `plain.attention` or the same in blocks."""
     if mask.blocks is None or named == "dense":
         return plain.attention
-    wins = mask.segments.shape[1] >= sparse.crossover(mask.blocks)
+    wins = mask.segments.shape[1] > sparse.crossover(mask.blocks)
     return sparse.attention if named == "blocked" or wins else plain.attention
 
 

@@ -77,8 +77,8 @@ def form_of_pattern(assembly: Assembly) -> list[str]:
     said = []
     for length in dict.fromkeys(phase.length for phase in recipe.phases):
         for depth, heads in encoders(recipe.model).values():
-            start = crossover(on_host(recipe.model.pattern, depth, heads, length))
-            form = f"in blocks, as from {start:,} tokens on" if length >= start else f"dense, as below {start:,} tokens"
+            most = crossover(on_host(recipe.model.pattern, depth, heads, length))
+            form = f"in blocks, as above {most:,} tokens" if length > most else f"dense, as up to {most:,} tokens"
             said.append(f"attention xla: the pattern's in rows of {length:,} is {form}")
     return list(dict.fromkeys(said))
 

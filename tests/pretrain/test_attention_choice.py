@@ -143,18 +143,18 @@ def test_kernels_are_of_sparse_patterns_or_of_queries_that_see_all(tmp_path):
         assert "model.pattern names blocks of keys, which it does not read" in KERNELS[kernel].obstacles(blocks)
 
 
-def test_plain_operations_take_blocks_from_the_crossover_on_and_the_run_says_so():
+def test_plain_operations_take_blocks_above_the_crossover_and_the_run_says_so():
     model = dataclasses.replace(tiny.BERT, positions=128, pattern=Pattern("bigbird", block=8))
     said = {}
-    for length in (72, 80):  # 80 keys are read
+    for length in (80, 88):  # 80 keys are read
         said[length] = form_of_pattern(assemble(tiny.bert(model=model, phases=(Phase(1.0, length, 8),))))
         blocks = jax.tree.map(lambda array: array[0], blocks_of(model.pattern, 2, 2, length))
         mask = Mask(jnp.ones((1, length), jnp.int32), blocks=blocks)
-        assert plain_form("xla", mask) is (dense if length == 72 else blocked)
+        assert plain_form("xla", mask) is (dense if length == 80 else blocked)
         assert plain_form("dense", mask) is dense and plain_form("blocked", mask) is blocked
     assert said == {
-        72: ["attention xla: the pattern's in rows of 72 is dense, as below 80 tokens"],
-        80: ["attention xla: the pattern's in rows of 80 is in blocks, as from 80 tokens on"],
+        80: ["attention xla: the pattern's in rows of 80 is dense, as up to 80 tokens"],
+        88: ["attention xla: the pattern's in rows of 88 is in blocks, as above 80 tokens"],
     }
     assert form_of_pattern(assemble(bert())) == []
 
