@@ -13,6 +13,7 @@ from models.attention.mask import Mask, chosen, visible
 from models.blocks.dense import Affine, Weights, affine
 from models.blocks.layer import LayerSizes
 from models.blocks.positions import gather_positions
+from models.blocks.products import contraction
 from models.core.noise import dropout
 from models.core.parameters import Noise
 from models.core.program import Program
@@ -61,16 +62,16 @@ def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: f
     Keys and values are never made: a query is projected back to x's width, and the mean of x to the values'. The keys'
     bias adds the same to all scores of a query, which a softmax ignores.
     """
-    cut = lambda kernel: kernel.astype(x.dtype).reshape(x.shape[-1], *queries.shape[2:])
-    back = jnp.einsum("bghd,whd->bhgw", queries * queries.shape[-1] ** -0.5, cut(weights.key.kernel))
-    scores = jnp.einsum("bhgw,blw->bhgl", back, x, preferred_element_type=jnp.float32)
+    cut = lambda of: of.kernel.reshape(x.shape[-1], *queries.shape[2:])
+    back = contraction("bghd,whd->bhgw", queries * queries.shape[-1] ** -0.5, cut(weights.key))
+    scores = jnp.einsum("bhgw,blw->bhgl", back.astype(x.dtype), x, preferred_element_type=jnp.float32)
     scores = constrain(scores, "batch", "heads", None, "length")
     scores = jnp.where(visible(mask), scores, jnp.finfo(jnp.float32).min)
     shares = dropout(jax.nn.softmax(scores, axis=-1), rate, noise)
     means = jnp.einsum("bhgl,blw->bhgw", shares.astype(x.dtype), x)
-    values = jnp.einsum("bhgw,whd->bghd", means, cut(weights.value.kernel))
+    values = contraction("bhgw,whd->bghd", means, cut(weights.value))
     bias = weights.value.bias.reshape(queries.shape[2:])
-    return values + (shares.sum(-1).swapaxes(1, 2)[..., None] * bias).astype(x.dtype)
+    return (values + shares.sum(-1).swapaxes(1, 2)[..., None] * bias).astype(x.dtype)
 
 
 def projected(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:

@@ -96,4 +96,5 @@ FAMILY = Family(
     flops=flops,
     attention="self",
     attentions=attentions,
+    continues={"bert": {}, "roberta": {}},
 )

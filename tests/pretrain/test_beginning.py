@@ -15,6 +15,7 @@ from models.blocks.tables import dense_parameters
 from models.core.parameters import leaves, nest
 from models.core.program import Program
 from models.families import bert, registry
+from models.families.bigbird import BigBirdConfig
 from models.families.longformer import LongformerConfig
 from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
@@ -167,6 +168,16 @@ def test_a_longformer_begins_as_the_roberta_that_it_goes_on_from(tmp_path, caplo
         for config, given in ((short, inputs), (long, inputs | chosen))
     )
     np.testing.assert_allclose(longformer[segments > 0], roberta[segments > 0], rtol=0, atol=2e-6)
+
+
+def test_a_bigbird_begins_as_a_shorter_bert(uninterrupted, trained, corpus_path):
+    sizes = {name: value for name, value in vars(tiny.BERT).items() if name != "pattern"}
+    config = BigBirdConfig(**sizes | {"positions": 80}, pattern=Pattern("bigbird", block=8))
+    params = load_weights("--init-from", str(uninterrupted), config, parameter_shapes(config), Corpus(corpus_path))
+    for path, leaf in leaves(params):
+        theirs = dict(leaves(trained))[path]
+        rows = np.arange(80) % 32 if path == "embeddings/positions" else slice(None)
+        np.testing.assert_array_equal(leaf, theirs[rows], err_msg=path)
 
 
 def encoded(config, params, inputs):
