@@ -1,0 +1,285 @@
+"""Do sparse patterns use the length? A task whose answer lies 3,000 tokens back, and books in rows of 4,096 and of 512.
+
+    python -m benchmarks.length_learning --texts DIR [--out benchmarks/results/length_learning]
+
+DIR holds long plain texts, each a book. Writes OUT.md (the tables) and OUT.png. What is finished is not trained again,
+and what was killed goes on.
+
+Answers: a value stands once in a row of 4,096 tokens and is asked for three times: 3,000 tokens later; at position 1,
+which is global where a pattern has global tokens; and near by, so that a window alone has something to learn, too. It
+begins with shorter rows, which cost less. What a question can know of follows from the pattern's tables, and is what
+its loss has a gradient for that is not exactly 0.
+
+Books: BigBird in rows of 4,096 and of 512, with equally many tokens. Both begin with one model of short rows, whose
+positions are copied on, and go on with the same text and the same masked tokens, each in its rows; either with the
+books as they are, or with rows whose first 48 tokens stand again 3,000 tokens later, half of them masked there. In the
+short rows of the latter they stand again 3,000 modulo 128 tokens later, at positions that those copied on repeat.
+"""
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tyro
+
+from benchmarks import book_rows, far_answers
+from benchmarks.book_rows import AGAIN, BACK, LONG, PASSAGE, SHORT, Books
+from benchmarks.rows_training import Trained, gradient_reaches, masked_recipe, predicted, train
+from data_pipelines.corpus import Corpus
+from models.attention.patterns.pattern import DENSE
+from models.families import bigbird, longformer
+from pretrain.commands.plot import save
+from pretrain.recipe import Phase
+
+# No dropout, and a wider start than 0.02, which suits a width of 768: as in `benchmarks.learning`.
+SMALL = {"dropout": 0.0, "attention_dropout": 0.0, "init_std": 0.09, "pair_head": False}
+PEAKS = {"answers": 2e-3, "books": 1e-3}  # of the rate
+
+# Blocks of 16, so that the published numbers of them are few in a row of 4,096 and all fit one of 128.
+BLOCK = 16
+OF_BIGBIRD, OF_LONGFORMER = bigbird.FAMILY.sizes["tiny"], longformer.FAMILY.sizes["tiny"]
+PATTERNS = {  # name -> (model, fields of its pattern, whether rows name global tokens)
+    "BigBird": (OF_BIGBIRD, {}, False),
+    "its window alone": (OF_BIGBIRD, {"random": 0, "global_blocks": 0}, False),
+    "Longformer": (OF_LONGFORMER, {"windows": (64,)}, True),
+    "its windows alone": (OF_LONGFORMER, {"windows": (64,)}, False),
+}
+PHASES = (Phase(0.6, 128, 64), Phase(0.25, 512, 16), Phase(0.15, LONG, 2))
+TESTED = 128  # held-out rows
+
+PIECES = 4096  # of the books' vocabulary
+AS_THEY_ARE, RECURRING = "as they are", "a passage recurs"
+# How rows are made; in which rows both lengths begin: few and short ones, since at first the number of updates counts.
+KINDS = {
+    RECURRING: (book_rows.recurring, {"number": 8, "length": 128}),
+    AS_THEY_ARE: (book_rows.as_they_are, {"number": 16, "length": 32}),
+}
+TRAIN, TEST = 0, 1  # seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Train all, and write what they reached."""
+
+    texts: Path
+    """Folder of long plain texts, each a book."""
+    folder: Path = Path("runs/length_learning")
+    """For the corpus and the runs; finished parts are not done again."""
+    out: Path = Path("benchmarks/results/length_learning")
+    """Where the tables (.md) and the picture (.png) go."""
+    answer_steps: int = 300
+    """Of each run of the synthetic task, in batches of 8,192 tokens."""
+    passage_steps: tuple[int, int] = (2000, 200)
+    """Of each run on books with passages that recur: in 8 rows of 128; then in one of 4,096 or 8 of 512."""
+    book_steps: tuple[int, int] = (4500, 200)
+    """Of each run on books as they are: in 16 rows of 32; then in one of 4,096 or 8 of 512."""
+    seeds: tuple[int, ...] = (0, 1)
+    """Of the runs on books."""
+
+
+def main(options: Options) -> None:
+    answered = {name: _answered(name, options) for name in PATTERNS}
+    books = book_rows.read(_corpus(options))
+    compared = {
+        (kind, seed): _compared(kind, seed, books, options)
+        for kind in (RECURRING, AS_THEY_ARE)
+        for seed in options.seeds
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = [*_head(options), *_of_answers(answered), "", *_of_books(compared, books, options)]
+    options.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    print(options.out.with_suffix(".md").read_text())
+    print(_picture(answered, compared, options.out.with_suffix(".png")))
+
+
+def _head(options: Options) -> list[str]:
+    return [
+        f"# Learning from what lies far back, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"`python -m benchmarks.length_learning --texts DIR`: {options.answer_steps} steps of the first task, "
+        f"{options.passage_steps} and {options.book_steps} on books; one core;",
+        f"AdamW, rates {PEAKS}, falling linearly; {SMALL}",
+        "",
+    ]
+
+
+class Answered(NamedTuple):
+    """hits: of held-out rows, [rows, ASKED].   question: the place of one row's far question.
+    known: bool[LONG], the tokens that it can know of by the tables.   felt: those for which its loss has a gradient."""
+
+    trained: Trained
+    hits: np.ndarray
+    question: int
+    known: np.ndarray
+    felt: np.ndarray
+
+
+def _answered(name: str, options: Options) -> Answered:
+    """A run of the synthetic task, and what it reached."""
+    model, fields, named = PATTERNS[name]
+    pattern = dataclasses.replace(model.pattern, block=BLOCK, **fields)
+    model = dataclasses.replace(model, **SMALL, vocab_size=far_answers.VOCABULARY, pattern=pattern)
+    rows = lambda phase, number, *seed: far_answers.rows(phase.length, number, seed, BLOCK, named)
+    batches = lambda phase, step: rows(PHASES[phase], PHASES[phase].batch_size, TRAIN, step)
+    recipe = masked_recipe(name, model, PHASES, options.answer_steps, 0, PEAKS["answers"])
+    trained = train(recipe, batches, options.folder / "answers" / f"{name.replace(' ', '-')}.npz")
+    tests = (rows(PHASES[-1], PHASES[-1].batch_size, TEST, i) for i in range(TESTED // PHASES[-1].batch_size))
+    hits = np.concatenate([predicted(trained, batch)[1] for batch in tests])
+    one = far_answers.only(rows(PHASES[-1], 1, TEST), far_answers.FAR)
+    question = int(one["prediction_positions"][0, 0])
+    known = far_answers.known(model, LONG, question, named)
+    return Answered(trained, hits, question, known, gradient_reaches(trained, one))
+
+
+def _of_answers(answered: dict[str, Answered]) -> list[str]:
+    """Their table."""
+    asked = [f"asked {where}" for where in far_answers.ASKED]
+    lines = [
+        f"## Answers {BACK:,} tokens back",
+        "",
+        f"Accuracy in {TESTED} held-out rows of {LONG:,}; a guess reaches {1 / far_answers.VALUES:.1%}.",
+        f"The tiny models, their patterns in blocks of {BLOCK}; phases of "
+        + ", ".join(
+            f"{phase.batch_size} x {phase.length:,} tokens ({phase.share:.0%} of the steps)" for phase in PHASES
+        )
+        + ".",
+        "",
+        f"| pattern | CPU min | {' | '.join(asked)} | of {LONG:,} tokens the far question knows of | the first of them "
+        "| gradients that are not 0: where it knows, where it does not |",
+        "|---|---|" + "---|" * (len(asked) + 3),
+    ]
+    for name, found in answered.items():
+        first = found.question - int(np.flatnonzero(found.known)[0])
+        felt = f"{(found.felt & found.known).sum():,}, {(found.felt & ~found.known).sum():,}"
+        reached = [f"{share:.1%}" for share in found.hits.mean(0)]
+        cells = [name, f"{found.trained.minutes:.1f}", *reached, f"{found.known.sum():,}", f"{first:,} back", felt]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+class Compared(NamedTuple):
+    """losses: side (4,096 or 512 tokens per row) -> of held-out rows of LONG, f32[rows, questions].
+    guess: the same by frequencies.   trained: on how many tokens.   minutes: CPU, of both and what they begin with."""
+
+    losses: dict[int, np.ndarray]
+    guess: np.ndarray
+    trained: str
+    minutes: float
+
+
+def _compared(kind: str, seed: int, books: Books, options: Options) -> Compared:
+    """Both sides of one kind of rows, trained on the same tokens and asked for the same ones."""
+    folder = options.folder / f"books-seed{seed}"
+    first, steps = options.passage_steps if kind == RECURRING else options.book_steps
+    make, beginning = KINDS[kind]
+    model = dataclasses.replace(OF_BIGBIRD, **SMALL, vocab_size=PIECES)
+    # Rows of two blocks or fewer are dense.
+    dense = dataclasses.replace(model.pattern, name=DENSE)
+    begins = dataclasses.replace(model, positions=beginning["length"], pattern=dense)
+
+    def rows(number: int, length: int, piece: int, stage: int):
+        """step -> batch of so many rows."""
+        tokens = lambda step: book_rows.drawn(books, number, length, (seed, stage, step))
+        return lambda step: make(tokens(step), piece, (seed, stage + 1, step), books.mask)
+
+    def run(name: str, model, steps: int, batches, start: Trained | None = None) -> Trained:
+        size = len(batches(0)["tokens"])
+        recipe = masked_recipe(name, model, (Phase(1.0, model.positions, size),), steps, seed, PEAKS["books"])
+        return train(recipe, lambda _, step: batches(step), folder / f"{make.__name__}-{name}.npz", start)
+
+    start = run("start", begins, first, rows(**beginning, piece=beginning["length"], stage=0))
+    long = rows(1, LONG, SHORT, 2)
+    of_side = {LONG: long, SHORT: lambda step: book_rows.cut(long(step))}
+    sides = {
+        length: run(f"rows-of-{length}", dataclasses.replace(model, positions=length), steps, batches, start)
+        for length, batches in of_side.items()
+    }
+    losses, targets = {length: [] for length in sides}, []
+    for index, tokens in enumerate(book_rows.held_out(books)):
+        batch = make(tokens[None], SHORT, (TEST, index), books.mask)
+        targets.append(batch["prediction_targets"][0])
+        for length, of in {LONG: batch, SHORT: book_rows.cut(batch)}.items():
+            losses[length].append(predicted(sides[length], of)[0].ravel())
+    minutes = start.minutes + sum(side.minutes for side in sides.values())
+    counts = np.bincount(np.concatenate(books.train), minlength=PIECES) + 1
+    guess = -np.log(counts / counts.sum())[np.stack(targets)]
+    began = first * beginning["number"] * beginning["length"]
+    trained = f"{began:,} in rows of {beginning['length']}, then {steps * LONG:,}"
+    return Compared({length: np.stack(of) for length, of in losses.items()}, guess, trained, minutes)
+
+
+def _of_books(compared: dict[tuple[str, int], Compared], books: Books, options: Options) -> list[str]:
+    """Their table."""
+    tested, block = len(book_rows.held_out(books)), OF_BIGBIRD.pattern.block
+    lines = [
+        f"## Books in rows of {LONG:,} and of {SHORT}",
+        "",
+        f"BigBird-tiny with its published pattern, in blocks of {block}; {PIECES:,} word pieces; both lengths begin",
+        f"with one model of short rows. Masked-token loss in nats of the same masked tokens of {tested} held-out",
+        f"rows of {LONG:,}, from the last tenth of each book; by frequencies: that of a guess. The difference is the",
+        "mean over these rows, with its standard error.",
+        "",
+        f"| rows | trained tokens | asked | seed | CPU min | by frequencies | rows of {SHORT} "
+        f"| rows of {LONG:,} | rows of {SHORT} are worse by |",
+        "|---" * 9 + "|",
+    ]
+    for (kind, seed), found in compared.items():
+        for asked, which in _asked(kind, found).items():
+            guess, long, short = (of[:, which].mean(1) for of in (found.guess, found.losses[LONG], found.losses[SHORT]))
+            worse = f"{(short - long).mean():+.3f} ± {(short - long).std(ddof=1) / len(long) ** 0.5:.3f}"
+            means = (f"{of.mean():.3f}" for of in (guess, short, long))
+            cells = [kind, found.trained, asked, str(seed), f"{found.minutes:.1f}", *means, worse]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _asked(kind: str, found: Compared) -> dict[str, np.ndarray]:
+    """Which questions are told apart: name -> bool[questions]."""
+    everywhere = np.ones(found.losses[LONG].shape[1], bool)
+    if kind == AS_THEY_ARE:
+        return {"15% of all tokens": everywhere}
+    passage = ~everywhere
+    passage[book_rows.of_passage()] = True
+    return {f"{AGAIN} of the {PASSAGE} tokens that recur": passage, "other tokens": ~passage}
+
+
+def _picture(answered: dict[str, Answered], compared: dict[tuple[str, int], Compared], out: Path) -> Path:
+    """What a far question knows of; how the answers were learned."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 3.6))
+    for row, (name, found) in enumerate(reversed(answered.items())):
+        left.fill_between(np.arange(LONG), row - 0.35, row + 0.35, where=found.felt, step="mid", linewidth=0)
+        left.plot([found.question - BACK] * 2, [row - 0.4, row + 0.4], color="black")
+        left.plot([found.question] * 2, [row - 0.4, row + 0.4], color="black", linestyle=":")
+        smooth = np.convolve(found.trained.hits, np.ones(10) / 10, "valid")
+        right.plot(np.arange(len(smooth)) + 10, smooth, label=name)
+    left.set_yticks(range(len(answered)), list(reversed(answered)))
+    left.set_title("tokens whose gradient is not 0; the value (line), the question (dots)", fontsize="small")
+    left.set_xlabel("position")
+    right.set_title("accuracy of all three questions in training", fontsize="small")
+    right.set_xlabel("step")
+    right.legend(fontsize="small", frameon=False)
+    figure.tight_layout()
+    return save(figure, out)
+
+
+def _corpus(options: Options) -> Corpus:
+    """The books in pieces of words; a finished one is taken as it is."""
+    out = options.folder / "corpus"
+    command = ("data_pipelines", "prepare", "--source", f"text:{options.texts}", "--heldout", "0", "--out", str(out))
+    subprocess.run(
+        [sys.executable, "-m", *command, "--tokenizer", "wordpiece", "--vocab-size", str(PIECES)], check=True
+    )
+    return Corpus(out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
