@@ -88,7 +88,7 @@ def blocks_at(x: Array, numbers: tuple[int, ...], part: Part) -> Array:
     at = part.places(numbers, x.shape[2])
     if part.axis is None:
         return x[:, :, at]
-    return jax.lax.psum(jnp.take(x, at, axis=2, mode="fill", fill_value=0), part.axis)
+    return _of_all(jnp.take(x, at, axis=2, mode="fill", fill_value=0), part)
 
 
 def tokens_at(x: Array, positions: Array, part: Part) -> Array:
@@ -99,7 +99,12 @@ def tokens_at(x: Array, positions: Array, part: Part) -> Array:
     at = positions - part.first(n)
     at = jnp.where((positions >= 0) & (at >= 0), at, n)
     taken = jax.vmap(lambda row, at: jnp.take(row, at, axis=1, mode="fill", fill_value=0))(tokens, at)
-    return taken if part.axis is None else jax.lax.psum(taken, part.axis)
+    return taken if part.axis is None else _of_all(taken, part)
+
+
+def _of_all(x: Array, part: Part) -> Array:
+    """The sum of x over a row's devices, and of its gradients from them; in float32, also where x is bfloat16."""
+    return jax.lax.psum(x.astype(jnp.float32), part.axis).astype(x.dtype)
 
 
 def pool(x: Array, blocks: Blocks, part: Part) -> tuple[Array, Array]:

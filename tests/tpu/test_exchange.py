@@ -7,19 +7,28 @@ import sys
 from pathlib import Path
 from subprocess import run
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
-from models.attention.patterns.pattern import on_host
+from models.attention import sparse
+from models.attention.mask import Mask
+from models.attention.patterns.pattern import blocks_of, on_host
+from models.core.sharding import placed_by
+from tests.contract.test_contract import equations
 from tests.tpu import exchanged
 from tests.tpu.exchanged import BIGBIRD, HEAD_DIM, HEADS, LONG
+from tpu.mesh import AXES
+from tpu.rules import activation_rules
 
 pytestmark = pytest.mark.second_tier("bert", starts=["tests.tpu.exchanged"])
 ROOT = Path(__file__).parent.parent.parent
 MESHES = ("data=8", "sequence=8", "tensor=8", "data=2,sequence=2,tensor=2", "slice=2,fsdp=2,tensor=2")
 PLACED = (
-    "bigbird:sequence=8", "bigbird:data=2,tensor=2", "longformer:sequence=8", "repeats:sequence=4,tensor=2",
-    "causal:data=2,sequence=2,tensor=2", "ranked:fsdp=2,sequence=4", "longformer:slice=2,sequence=2,tensor=2",
+    "bigbird:sequence=8", "bigbird:data=2,tensor=2", "longformer:sequence=8", "causal:sequence=8",
+    "repeats:data=2,sequence=2,tensor=2", "ranked:fsdp=2,sequence=4", "longformer:slice=2,sequence=2,tensor=2",
 )  # fmt: skip
 CUT = {"sequence=8": (8, 1), "sequence=4,tensor=2": (4, 2)}  # into parts of rows, groups of heads
 
@@ -68,3 +77,16 @@ def test_devices_exchange_what_the_table_names_and_hardly_more(mesh):
     assert named(parts, groups) <= moved <= 1.2 * named(parts, groups)  # as many blocks to each device as to any
     whole = 2 * 2 * LONG * HEADS // groups * HEAD_DIM * 4
     assert moved < whole * (0.4 if parts == 8 else 0.6)  # with 3 blocks drawn, those of 4 parts are most blocks
+
+
+def test_devices_add_up_in_float32_also_what_is_bfloat16():
+    """Columns, global tokens and what global queries see, and their gradients."""
+    mesh = AbstractMesh((1, 1, 1, 4, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    x = jnp.zeros((1, 32 * BIGBIRD.block, HEADS, HEAD_DIM), jnp.bfloat16)
+    with placed_by(activation_rules(mesh)):
+        blocks = jax.tree.map(lambda array: array[0], blocks_of(BIGBIRD, 1, HEADS, x.shape[1]))
+        mask = Mask(jnp.ones(x.shape[:2], jnp.int32), blocks=blocks, globals=jnp.zeros((1, 2), jnp.int32))
+        attend = lambda *qkv: sparse.attention(*qkv, mask, dropout_rate=0.0, noise=None)
+        traced = jax.make_jaxpr(lambda *qkv: jax.vjp(attend, *qkv)[1](x))(x, x, x)
+    sums = [e for e in equations(traced.jaxpr) if "psum" in e.primitive.name and "sequence" in e.params["axes"]]
+    assert len(sums) >= 8 and {array.aval.dtype.name for e in sums for array in e.invars} == {"float32"}
