@@ -104,9 +104,9 @@ class Albert(TokenAndPairHeads):
 
 
 def attentions(config: AlbertConfig, length: int, memory: int) -> list[Attention]:
-    """For kernels: all layers but the last, which is read at few positions."""
+    """For kernels: all layers; without a pattern all but the last, which is read at few positions."""
     blocks = blocks_of(config.pattern, config.depth, config.heads, length)
-    return [attention_of(layer_sizes(config), length, blocks=blocks)] * (config.depth > 1)
+    return [attention_of(layer_sizes(config), length, blocks=blocks)] * (config.depth > 1 or blocks is not None)
 
 
 # Block -> (parameter, axes of its kernel or scale, name in Hugging Face's layer)

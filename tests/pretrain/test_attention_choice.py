@@ -159,6 +159,11 @@ def test_plain_operations_take_blocks_above_the_crossover_and_the_run_says_so():
     assert form_of_pattern(assemble(bert())) == []
 
 
+def test_of_a_sparse_pattern_a_kernel_computes_the_only_layer_too(tmp_path):
+    options = tiny.options(tmp_path, tmp_path)
+    assert chosen_program(sparse(256, depth=1), options, platform="tpu").attention == "pattern"
+
+
 def test_every_phase_is_asked_for(tmp_path):
     recipe = dataclasses.replace(bert(), phases=(Phase(0.9, 128, 8), Phase(0.1, 200, 8)))
     options = tiny.options(tmp_path, tmp_path, attention="splash")
