@@ -59,6 +59,8 @@ def _check_local(parsed) -> None:
         value = getattr(parsed, field.name)
         if isinstance(value, Path) and value.parts[:1] == (SCHEME.rstrip("/"),):
             raise UserError(f"--{field.name.replace('_', '-')} {SCHEME}{'/'.join(value.parts[1:])}: give a local path")
+        if dataclasses.is_dataclass(value):  # the options of a command that takes a recipe's fields, too
+            _check_local(value)
 
 
 def unknown(what: str, name: str, known) -> str:

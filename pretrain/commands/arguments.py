@@ -9,6 +9,7 @@ from tyro.conf import arg
 from data_pipelines.cloud import place
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
+from models.attention.patterns.pattern import fields_of
 from pretrain.options import Options
 from pretrain.recipe import Recipe, read_recipe
 from pretrain.recipes.registry import RECIPES, find
@@ -58,4 +59,23 @@ def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpo
         parsed = parse(both, rest, f"{program} {name}")
     except ValueError as error:  # a config's own check
         raise UserError(str(error)) from None
+    _check_pattern(recipe.model, parsed.recipe.model)
     return parsed.recipe, parsed.options
+
+
+def _check_pattern(before, after) -> None:
+    """UserError where an option sets a field that the model's sparse pattern does not read.
+
+    Only what is given is refused: with --model.pattern.name alone, fields of the recipe's own pattern stay unread.
+    """
+    if not hasattr(after, "pattern"):
+        return
+    name = after.pattern.name
+    for field in dataclasses.fields(after.pattern):
+        value, read = getattr(after.pattern, field.name), fields_of(name)
+        if field.name not in ("name", *read) and value != getattr(before.pattern, field.name):
+            its = f"its fields are {', '.join(read)}" if read else "it has no fields"
+            raise UserError(
+                f"model.pattern.{field.name}={list(value) if isinstance(value, tuple) else value}: has no effect with "
+                f"model.pattern.name={name}, {its}; leave it out, or choose another name"
+            )

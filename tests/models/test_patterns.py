@@ -12,7 +12,7 @@ import pytest
 
 from models.attention.patterns.blocks import counts
 from models.attention.patterns.pairs import pairs
-from models.attention.patterns.pattern import Pattern, check, on_host
+from models.attention.patterns.pattern import PATTERNS, Pattern, check, on_host
 from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW, table
 from tests.models.programs import QUICK
 
@@ -147,6 +147,21 @@ def test_fields_out_of_their_ranges():
             Pattern("longformer", **wrong)
     with pytest.raises(ValueError, match="model.pattern.name='big': use one of dense, .*, strided, fixed"):
         Pattern("big")
+
+
+OTHERS = {"block": 8, "window": 5, "random": 1, "global_blocks": 4, "seed": 1}
+OTHERS |= {"windows": (16,), "dilations": (2,), "stride": 5, "summary": 2}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_reads_the_fields_that_are_said_of_it_and_no_others(name):
+    def tables(**fields):
+        made = on_host(dataclasses.replace(Pattern(name, block=4, windows=(8,), stride=4), **fields), 2, 2, 128)
+        arrays, static = jax.tree.flatten(made)
+        return str(static), [array.tolist() for array in arrays]
+
+    read = {field for field, value in OTHERS.items() if tables(**{field: value}) != tables()}
+    assert read == set(PATTERNS[name].fields) and {*OTHERS, "name"} == {x.name for x in dataclasses.fields(Pattern)}
 
 
 def test_a_window_wider_than_the_row_is_the_row():

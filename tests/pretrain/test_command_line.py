@@ -12,6 +12,7 @@ import jax
 import pytest
 from safetensors.numpy import save_file
 
+from models.attention.patterns.pattern import PATTERNS
 from pretrain.__main__ import COMMANDS, main
 from pretrain.commands.arguments import parse_run
 from pretrain.options import Options
@@ -67,6 +68,8 @@ MISTAKES = {
     "even window": ([*BIGBIRD, "--model.pattern.window", 4], "length=128: model.pattern.window=4: must be odd"),
     "all global": ([*BIGBIRD, "--model.pattern.global-blocks", 16], "global_blocks=16: a row has 16 blocks"),
     "odd window": ([*LONGFORMER, "--model.pattern.windows", 33], "128: model.pattern.windows=[33]: must be even"),
+    "another's field": ([*BIGBIRD, "--model.pattern.windows", 64], "=[64]: has no effect with model.pattern.name=bigbird, its"),
+    "a dense field": (["--model.pattern.block", 32], "block=32: has no effect with model.pattern.name=dense, it"),
     "dilations": ([*LONGFORMER, "--model.pattern.dilations", 1, 1, 1], "=[1, 1, 1]: must be one for all heads"),
     "unknown field": (["--model.dept", 3], "unknown option --model.dept; did you mean --model.depth"),
     "unknown option": (["--keep-evry", 3], "unknown option --keep-evry; did you mean --keep-every"),
@@ -130,6 +133,12 @@ def test_a_mistaken_setting_is_one_line_before_anything_is_compiled(
     more, said = MISTAKES[kind]
     assert said in mistake(capsys, *settings(corpus_path, tmp_path / "run", *more))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["bigbird-base", "longformer-tiny"])
+def test_a_recipe_s_own_pattern_may_be_made_dense_by_its_name_alone(name):
+    parsed, _ = parse_run([name, "--corpus", "c", "--workdir", "w", "--model.pattern.name", "dense"])
+    assert parsed.model.pattern.name == "dense"
 
 
 def test_unknown_names_are_answered_with_known_ones(corpus_path, tmp_path, capsys):
@@ -290,6 +299,8 @@ def test_every_field_of_a_recipe_can_be_given(name):
         given = [] if text is None else [text]
         instead = field in ("objective.layout", "objective.sentence_order")  # of next-sentence prediction
         more = ["--objective.no-next-sentence"] if instead and "bert" in name else []
+        if (last := field.removeprefix("model.pattern.")) != field and last != "name":
+            more += ["--model.pattern.name", next(name for name, made in PATTERNS.items() if last in made.fields)]
         parsed, _ = parse_run([name, "--corpus", "c", "--workdir", "w", option, *given, *more])
         assert flat(dataclasses.asdict(parsed))[field] == new, field
 

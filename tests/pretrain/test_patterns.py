@@ -121,6 +121,7 @@ def test_of_a_dense_recipe_there_is_nothing_to_draw(tmp_path, capsys):
         (["--layer", 2], "--layer 2: there are 2; give one from 0 to 1"),
         (["--head", -1], "--head -1: there are 2; give one from 0 to 1"),
         (["--out", "pattern.xyz"], "--out pattern.xyz: "),
+        (["--out", "gs://bucket/x.png"], "--out gs://bucket/x.png: give a local path"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_in_one_line(options, said, tmp_path, monkeypatch, capsys):

@@ -24,7 +24,7 @@ RANGES |= {"random": COUNT_OR_NONE, "global_blocks": COUNT_OR_NONE, "seed": SEED
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The fields that a pattern does not name in its file have no effect on it."""
+    """PATTERNS says which fields a pattern reads; others have no effect on it."""
 
     name: str = DENSE  # dense, bigbird, longformer, strided or fixed
     block: int = 64  # tokens of a block
@@ -53,18 +53,25 @@ class Made(NamedTuple):
 
     blocks: (pattern, depth, heads, number of blocks) -> Blocks of NumPy arrays [depth, ...].
     check: (the same) -> None; ValueError names the setting that they cannot have.
+    fields: of Pattern, those that it reads beside its name.
     """
 
     blocks: Callable[[Pattern, int, int, int], Blocks]
     check: Callable[[Pattern, int, int, int], None] = lambda pattern, depth, heads, number: None
+    fields: tuple[str, ...] = ()
 
 
 PATTERNS: Mapping[str, Made] = {
-    "bigbird": Made(bigbird.blocks, bigbird.check),
-    "longformer": Made(longformer.blocks, longformer.check),
-    "strided": Made(sparse_transformer.strided, sparse_transformer.check_strided),
-    "fixed": Made(sparse_transformer.fixed, sparse_transformer.check_fixed),
+    "bigbird": Made(bigbird.blocks, bigbird.check, ("block", "window", "random", "global_blocks", "seed")),
+    "longformer": Made(longformer.blocks, longformer.check, ("block", "windows", "dilations")),
+    "strided": Made(sparse_transformer.strided, sparse_transformer.check_strided, ("block", "stride")),
+    "fixed": Made(sparse_transformer.fixed, sparse_transformer.check_fixed, ("block", "stride", "summary")),
 }
+
+
+def fields_of(name: str) -> tuple[str, ...]:
+    """The fields beside its name that a pattern reads."""
+    return () if name == DENSE else PATTERNS[name].fields
 
 
 def check(pattern: Pattern, depth: int, heads: int, length: int) -> None:
