@@ -82,11 +82,11 @@ def test_a_kernel_whose_flops_nobody_declares_is_named():
     assert any("attend_forward" in name for name in count(kernel, X, kernels={"attend": Cost({})}).unknown)
 
 
-@pytest.mark.parametrize("causal, share", [(False, 1), (True, 3 / 4)])
-def test_splash_attention_counts_the_blocks_that_it_computes(causal, share):
-    """Of a causal mask and two blocks of 512 queries and keys, three of four."""
-    x, segments = jnp.zeros((2, 3, 1024, 64), jnp.bfloat16), jnp.ones((2, 1024), jnp.int32)
+@pytest.mark.parametrize("causal, share, rows", [(False, 1, 2), (True, 3 / 4, 2), (False, 1, 1)])
+def test_splash_attention_counts_the_blocks_that_it_computes(causal, share, rows):
+    """Of a causal mask and two blocks of 512 queries and keys, three of four; a single row is no axis of the kernel."""
+    x, segments = jnp.zeros((rows, 3, 1024, 64), jnp.bfloat16), jnp.ones((rows, 1024), jnp.int32)
     attend = lambda q, k, v: splash(q, k, v, Mask(segments, causal=causal)).astype(jnp.float32).sum()
-    product = 2 * 2 * 3 * 1024 * 1024 * 64
+    product = 2 * rows * 3 * 1024 * 1024 * 64
     expected = {"splash_mha_fwd": 2 * product * share, "splash_mha_dkv": 5 * product * share}
     assert count(jax.grad(attend, (0, 1, 2)), x, x, x, kernels=costs()).kernels == expected

@@ -233,7 +233,8 @@ def _vector_memory() -> int:
     return _MOST if "lite" in kind else next((size for name, size in _MEMORY.items() if kind.startswith(name)), _MOST)
 
 
-# Shares of the peak with BigBird's blocks, two heads of 64, measured as those of `row_attention`.
+# Shares of the peak with BigBird's blocks and two heads of 64, four units of the table for one tile of what sees all,
+# measured as those of `row_attention` (benchmarks/results/long_plans.md).
 KERNEL = Kernel(
     "pattern",
     "self",
@@ -241,7 +242,7 @@ KERNEL = Kernel(
     _obstacles,
     attend,
     {
-        "block_attention_forward": Cost({"v4": 0.047, "v5e": 0.17, "v5p": 0.175, "v6e": 0.048}),
+        "block_attention_forward": Cost({"v4": 0.046, "v5e": 0.176, "v5p": 0.179, "v6e": 0.05}),
         "block_attention_backward": Cost({"v4": 0.105, "v5e": 0.36, "v5p": 0.36, "v6e": 0.108}),
     },
     sparse=True,

@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
@@ -112,14 +113,14 @@ def _obstacles(attention: Attention) -> list[str]:
 
 def _flops(products: int):
     """FLOPs with this many products of [queries, head_dim] and [keys, head_dim]; of a causal mask, of the blocks on
-    and below its diagonal.   q, k: [batch, heads, head_dim, length]."""
+    and below its diagonal.   q, k: [batch, heads, head_dim, length], without the batch where that is one row."""
 
     def flops(arguments: list, results: list) -> float:
-        blocks, (q, k) = arguments[0], [a for a in arguments if len(a.shape) == 4][:2]
-        # A mask that is computed inside has the numbers of the positions for another argument.
-        causal = any(len(a.shape) == 2 for a in arguments)
+        blocks, (q, k) = arguments[0], [a for a in arguments if jnp.issubdtype(a.dtype, jnp.floating)][:2]
+        # A mask that is computed inside has the numbers of the positions beside the segments of queries and keys.
+        causal = sum(a.dtype == jnp.int32 for a in arguments) > 2
         share = (blocks.shape[-1] + 1) / (2 * blocks.shape[-1]) if causal else 1
-        return 2.0 * products * math.prod(q.shape) * k.shape[3] * share
+        return 2.0 * products * math.prod(q.shape) * k.shape[-1] * share
 
     return flops
 
