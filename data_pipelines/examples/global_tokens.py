@@ -21,7 +21,11 @@ class GlobalTokens(RowLayout):
 
     def __post_init__(self):
         if not 1 <= self.number <= self.length:
-            raise UserError(f"globals={self.number}: must be from 1 to the row's length={self.length}; lower it")
+            raise UserError(f"globals={self.number}: must be from 0, for none, to the row's length={self.length}")
+
+    @property
+    def copies(self):
+        return self.rows.copies
 
     @property
     def spec(self) -> dict[str, tuple]:

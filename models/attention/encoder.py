@@ -93,7 +93,8 @@ def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attentio
 
 
 def flops(config: EncoderConfig, shape: Shape, predictions: int) -> float:
-    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row, as `Encoder` computes them."""
+    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row; also with a pattern, the last
+    layer's queries only where they are read. Tokens that rows name as global are few, and are not counted."""
     batch, length, read = shape.batch_size, shape.length, predictions + int(config.pair_head)
     head = 2 * batch * predictions * (config.width**2 + config.width * config.vocab_size)
     pair = 2 * batch * (config.width**2 + 2 * config.width) if config.pair_head else 0

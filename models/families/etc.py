@@ -174,15 +174,17 @@ def parameters(config: EtcConfig) -> list[Parameter]:
 def flops(config: EtcConfig, shape: Shape, predictions: int) -> float:
     """Forward FLOPs with the vocabulary's logits at `predictions` positions per row, pairs that are seen counted.
 
-    The last layer mixes for all long queries and projects those that are read; its global tokens are not computed.
+    Of the last layer long queries count where they are read, and no global ones.
     """
     width, length, number = config.width, shape.length, shape.globals
     labels = 2 * config.distance + 1 + FAR_LABELS
     projection, after = 2 * width**2, 2 * width**2 + 4 * width * config.feed_forward  # after: output, feed-forward
     near, far = pairs(config.pattern, 1, 1, length)[0], length * number
-    of_long = projection * (3 * length + 2 * number) + 4 * width * (near + far) + 2 * width * labels * length
+    keys = projection * (2 * length + 2 * number)  # of the long queries
+    of_long = projection * length + 4 * width * (near + far) + 2 * width * labels * length
     of_globals = projection * (3 * number + 2 * length) + 4 * width * (number**2 + far) + 2 * width * labels * number
-    body = config.depth * of_long + (config.depth - 1) * (of_globals + after * (length + number))
+    body = config.depth * keys + (config.depth - 1) * (of_long + of_globals + after * (length + number))
+    body += of_long * predictions / length
     head = predictions * (after + 2 * width**2 + 2 * width * config.vocab_size)
     return float(shape.batch_size * (body + head))
 

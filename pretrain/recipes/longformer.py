@@ -1,10 +1,10 @@
 """Longformer: RoBERTa goes on with masked tokens in rows of 4,096, each token seeing 512 around it.
 
 Beltagy et al. 2020 (arXiv:2004.05150), section 5 and appendix C: 64 rows of 4,096 (2^18 tokens), 65k steps, rate 3e-5
-with 500 steps of warm-up, then a polynomial decay of power 3, begun with RoBERTa's weights: positions copied on, the
-projections of global tokens as copies of the others. Masked tokens cost 1.705 bits then (base; RoBERTa in rows of 512:
-1.846), 1.358 (large; 1.496), table 5. Original hardware: unnamed. The paper has no global tokens in pretraining; here
-each row's first token is one, so that their projections learn (`--objective.globals 0` for none).
+with 500 steps of warm-up, then a polynomial decay of power 3, RoBERTa's optimizer, begun with RoBERTa's weights:
+positions copied on, projections of global tokens as copies of the others. Masked tokens cost 1.705 bits then (base;
+RoBERTa in rows of 512: 1.846), 1.358 (large; 1.496), table 5. Original hardware: unnamed. The paper has no global token
+in pretraining; here each row's first token is one, so that their projections learn (`--objective.globals 0`: none).
 
     python -m data_pipelines prepare --source SOURCE --tokenizer ROBERTA --out CORPUS
     python -m pretrain run longformer-base --corpus CORPUS --workdir RUN --init-from ROBERTA
@@ -27,7 +27,7 @@ def _recipe(size: str, model, schedule: Schedule, phase: Phase, steps: int) -> R
         source="Beltagy et al. 2020",
         model=model,
         objective=MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False, globals=1),
-        optimizer=Optimizer(),
+        optimizer=Optimizer(b2=0.98, clip=0.0),
         schedule=schedule,
         phases=(phase,),
         steps=steps,

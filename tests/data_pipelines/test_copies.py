@@ -8,13 +8,18 @@ import pytest
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.global_tokens import GlobalTokens
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.order import Order
 from tests.data_pipelines.corpora import epoch, equal, random_documents, unmasked, write_corpus
 
-LAYOUTS = {"pairs": SegmentPairs, "packed": PackedSentences}
+LAYOUTS = {
+    "pairs": SegmentPairs,
+    "packed": PackedSentences,
+    "with global tokens": lambda length, **masked: GlobalTokens(length, PackedSentences(length, **masked), 1),
+}
 COPIES = 3
 
 

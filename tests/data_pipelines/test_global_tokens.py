@@ -35,6 +35,6 @@ def test_the_first_token_and_then_the_separators_are_global(corpus, below, numbe
 
 
 def test_more_global_tokens_than_the_row_has_are_refused():
-    for number in (0, 33):
-        with pytest.raises(UserError, match=f"^globals={number}: must be from 1 to the row's length=32"):
+    for number in (-1, 33):
+        with pytest.raises(UserError, match=f"^globals={number}: must be from 0, for none, to the row's length=32"):
             GlobalTokens(32, PackedSentences(32), number)
