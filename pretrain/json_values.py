@@ -45,7 +45,7 @@ def _dataclass(classes: list[type], value: dict, path: str) -> Any:
     cls = classes[0]
     if len(classes) > 1:
         named = {cls.__name__: cls for cls in classes}
-        if value.get(KIND) not in named:
+        if str(value.get(KIND)) not in named:
             raise UserError(unknown(f"{path}.{KIND}: unknown kind", str(value.get(KIND)), named))
         cls, value = named[value[KIND]], {name: field for name, field in value.items() if name != KIND}
     return make(cls, value, f"{path}.")

@@ -9,7 +9,7 @@ from typing import Any
 from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.layout import StreamLayout
+from data_pipelines.examples.layout import Layout, StreamLayout
 from data_pipelines.order import Order
 from data_pipelines.tokenizers import stored as tokenizers
 from models.attention.patterns import pattern
@@ -100,7 +100,7 @@ def check(recipe: Recipe) -> None:
     for index, phase in enumerate(recipe.phases):
         recipe.objective.check_phase(phase)
         recipe.order.check(f"phases.{index}.batch_size", phase.batch_size)
-        rows = recipe.objective.rows(phase)
+        rows = rows_of(recipe.objective, phase, f"phases.{index}.")
         if isinstance(rows, StreamLayout):
             rows.check_rows(phase.batch_size // recipe.order.lanes)
         for setting, (config, asks) in models.items():
@@ -112,6 +112,15 @@ def check(recipe: Recipe) -> None:
                 )
             check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
             _check_model(config, recipe.objective, asks, phase)
+
+
+def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:
+    """The objective's rows of a phase; UserError for a phase that they do not fit.   prefix: of its fields' names."""
+    try:
+        return objective.rows(phase)
+    except UserError as error:
+        of_phase = str(error).partition("=")[0] in {field.name for field in dataclasses.fields(phase)}
+        raise UserError(f"{prefix if of_phase else ''}{error}") from None
 
 
 def _check_teachers(recipe: Recipe) -> None:
@@ -128,7 +137,10 @@ def check_pattern(config: Any, length: int, given: str, setting: str = "model") 
 
     given: what names the length, setting: the model; a message begins with the one and says the other.
     """
+    own = f"{setting}.pattern" if "pattern" in {field.name for field in dataclasses.fields(config)} else setting
     for name, (depth, heads) in pattern.encoders(config).items():
+        if config.pattern.name != pattern.DENSE and (block := config.pattern.block) > length:
+            raise UserError(f"{given}: {own}.block={block} is longer than a row; lower it, or take longer rows")
         try:
             pattern.check(config.pattern, depth, heads, length)
         except ValueError as error:
@@ -220,7 +232,7 @@ def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type], be
     if not isinstance(value, dict):
         raise UserError(f"{name}={value!r}: must be an object with {tag} and fields")
     known = {cls.__name__: cls for cls in classes.values()} | dict(classes)
-    if value.get(tag) not in known:
+    if str(value.get(tag)) not in known:
         raise UserError(unknown(f"{name}.{tag}: this version has no", str(value.get(tag)), classes))
     inside = {field: item for field, item in value.items() if field != tag}
     return make(known[value[tag]], inside, f"{name}.")

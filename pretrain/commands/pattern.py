@@ -14,12 +14,13 @@ from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import DENSE, Pattern, encoders, on_host
 from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW, table
 from pretrain.commands.arguments import parse_recipe
-from pretrain.commands.plot import save
-from pretrain.recipe import LENGTH, check_pattern
+from pretrain.commands.plot import check_ending, save
+from pretrain.recipe import LENGTH, check_pattern, rows_of
 
 COLORS = {WINDOW: (76, 114, 176), DRAWN: (221, 132, 82), GLOBAL: (85, 168, 104)}
 DRAWN_AS = {"bigbird": "random"}  # else further
 NOTHING, BETWEEN = (255, 255, 255), (200, 200, 200)  # what is not seen, what is between two tables
+MOST = 2**28  # pairs of blocks in one picture, a byte each
 LARGEST, USUAL = 2400, 900  # pixels on a side: with more blocks several share one; with fewer each has several
 
 
@@ -53,7 +54,9 @@ def show_pattern(arguments: Sequence[str]) -> None:
     """
     usage = "python -m pretrain pattern bert-base --out pattern.png --model.pattern.name bigbird"
     recipe, shown = parse_recipe(arguments, Shown, usage, "Draw what sees what in the sparse pattern of {}.")
-    length = max(phase.length for phase in recipe.phases) if shown.length is None else shown.length
+    check_ending(shown.out)
+    index, phase = max(enumerate(recipe.phases), key=lambda numbered: numbered[1].length)
+    length = phase.length if shown.length is None else shown.length
     if not LENGTH.holds(length):
         raise UserError(f"--length {length}: must be {LENGTH.words}")
     found = encoders(recipe.model)
@@ -62,6 +65,7 @@ def show_pattern(arguments: Sequence[str]) -> None:
         print(f"{recipe.name}: no sparse pattern, each query sees all keys that its mask lets it see; nothing is drawn")
         return
     check_pattern(recipe.model, length, f"--length {length}")
+    rows_of(recipe.objective, dataclasses.replace(phase, length=length), f"phases.{index}.")
     depth, heads = (max(sizes) for sizes in zip(*found.values(), strict=True))
     for option, number, there in ("layer", shown.layer, depth), ("head", shown.head, heads):
         if number is not None and not 0 <= number < there:
@@ -70,13 +74,17 @@ def show_pattern(arguments: Sequence[str]) -> None:
     print(f"{recipe.name}: {pattern.name}, rows of {length:,} tokens in blocks of {pattern.block}")
     for name, sizes in found.items():
         print(f"  {name}{': ' * bool(name)}{_words(pattern, *sizes, length, chosen)}")
-    beside = max(getattr(phase, "globals", 0) for phase in recipe.phases)
+    beside = getattr(phase, "globals", 0)
     if beside:
-        print(f"  and {beside} global tokens beside the row, which see all and which all see")
+        print(f"  and {_tokens(beside)} beside the row, which see all and which all see")
     if chosen:
-        print(f"  with {chosen} global tokens of each row: its first, which is drawn, then separators")
+        print(f"  with {_tokens(chosen)} of each row: its first, which is drawn, then separators")
     grids = [_grid(pattern, name, *sizes, length, beside, chosen, shown) for name, sizes in found.items()]
     print(_draw(f"{recipe.name}: {pattern.name}", pattern, length, [grid for grid in grids if grid.tables], shown.out))
+
+
+def _tokens(number: int) -> str:
+    return f"{number} global token{'s' * (number > 1)}"
 
 
 def _words(pattern: Pattern, depth: int, heads: int, length: int, chosen: int) -> str:
@@ -99,7 +107,12 @@ def _grid(
         _listed(option, number, there, alike(axis))
         for option, number, there, axis in (("layer", shown.layer, depth, 0), ("head", shown.head, heads, 1))
     )
-    before = -(-beside // pattern.block), 0
+    before, number = (-(-beside // pattern.block), 0), -(-length // pattern.block)
+    if len(layers) * len(of_heads) * number**2 > MOST:
+        raise UserError(
+            f"--length {length}: {len(layers)} x {len(of_heads)} tables of {number:,} x {number:,} blocks are too many "
+            "to draw; give a shorter one, or --layer and --head"
+        )
 
     def with_tokens(kinds: np.ndarray) -> np.ndarray:
         if chosen:

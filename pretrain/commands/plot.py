@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+from matplotlib.backend_bases import FigureCanvasBase
 
 from data_pipelines.errors import UserError
 from pretrain.storage.journal import read_metrics
@@ -20,6 +21,7 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
 
     UserError when a run has no figures, the format is unknown or the place not writable.
     """
+    check_ending(out)
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -48,8 +50,14 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
     return save(figure, out)
 
 
+def check_ending(out: Path) -> None:
+    """UserError where no picture has a name that ends so."""
+    if out.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise UserError(f"--out {out}: no picture's name ends like this; use .png, .pdf or .svg")
+
+
 def save(figure, out: Path) -> Path:
-    """Write a picture whole or not at all, and forget it -> the file; UserError naming --out."""
+    """Write a picture of a checked ending whole or not at all, and forget it -> the file; UserError naming --out."""
     from matplotlib import pyplot
 
     temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
@@ -57,8 +65,6 @@ def save(figure, out: Path) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(temporary, dpi=110)
         temporary.replace(out)
-    except ValueError as error:
-        raise UserError(f"--out {out}: {error}; use .png, .pdf or .svg") from None
     except OSError as error:
         raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None
     finally:

@@ -1,13 +1,12 @@
 """How a model begins with the weights of another: of its own family or of one that it continues, whose rows for
 positions are copied on where it has more of them."""
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 
 import numpy as np
 
-from models.attention.patterns.pattern import DENSE, Pattern
+from models.attention.patterns.pattern import Pattern, fields_of
 from models.families.registry import family_of, renamed
 
 POSITION = "position"  # the axis of what has a row for each position
@@ -46,8 +45,7 @@ def other_pattern(theirs, ours) -> str:
     before, after = (getattr(config, "pattern", Pattern()) for config in (theirs, ours))
     if before.name != after.name:
         return f"model.pattern.name is {before.name} there and {after.name} here"
-    fields = [] if after.name == DENSE else [field.name for field in dataclasses.fields(Pattern)]
-    values = {name: (getattr(before, name), getattr(after, name)) for name in fields}
+    values = {name: (getattr(before, name), getattr(after, name)) for name in fields_of(after.name)}
     differing = {name: both for name, both in values.items() if both[0] != both[1]}
     return ", ".join(f"model.pattern.{name} is {old} there and {new} here" for name, (old, new) in differing.items())
 

@@ -9,6 +9,7 @@ import dataclasses
 import jax
 from jax.sharding import Mesh
 
+from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from models.attention.kernels.table import KERNELS
 from models.attention.patterns.pattern import DENSE, Pattern, encoders, on_host
@@ -34,6 +35,8 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
     kernels, named = _kernels(recipe, platform), program.attention
+    if named not in (*PLAIN, *KERNELS):
+        raise UserError(unknown("--attention: there is no", named, (*PLAIN, *KERNELS)))
     if named in PLAIN[1:]:
         if not _is_sparse(recipe.model):
             use = " or ".join(["xla", *kernels])
@@ -70,9 +73,9 @@ def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, pl
 
 
 def form_of_pattern(assembly: Assembly) -> list[str]:
-    """What to say of a sparse pattern that plain operations compute as they find faster."""
+    """What to say of a sparse pattern that plain operations compute as they find faster; BigBird-ETC's have one way."""
     recipe, program = assembly.recipe, assembly.model.program
-    if program.attention != "xla" or not _is_sparse(recipe.model):
+    if program.attention != "xla" or not _is_sparse(recipe.model) or not family_of(recipe.model).attention:
         return []
     said = []
     for length in dict.fromkeys(phase.length for phase in recipe.phases):

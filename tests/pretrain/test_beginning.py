@@ -107,6 +107,7 @@ def test_of_one_sparse_pattern_the_fields_that_differ_are_said():
     said = "model.pattern.block is 64 there and 4 here, model.pattern.seed is 0 there and 4 here"
     assert other_pattern(before, after) == said and other_pattern(before, before) == ""
     assert other_pattern(with_pattern("dense"), with_pattern("dense", seed=4)) == ""  # which changes nothing
+    assert other_pattern(with_pattern("longformer"), with_pattern("longformer", seed=4)) == ""
 
 
 def test_fewer_positions_are_refused(read):

@@ -98,6 +98,7 @@ RECIPE_MISTAKES = [
     (lambda f: f["model"].update(types=0), r"model.*types=0: must be at least 1"),
     (lambda f: f.update(model=None), r"model=None: must be an object with family and fields"),
     (lambda f: f["model"].update(family="electa"), r"model.family: .* electa; did you mean electra\?"),
+    (lambda f: f["model"].update(family=[]), r"model.family: this version has no \[\]; use one of "),
     (lambda f: f["objective"].update(kind="Guess"), r"objective.kind: this version has no Guess; use one of "),
     (lambda f: f["phases"][0].update(length=None), r"phases.0.length=None: must be a whole number"),
     (lambda f: f.pop("steps"), r"steps is missing; give it a whole number"),

@@ -82,7 +82,7 @@ def test_global_tokens_of_each_row_are_counted_and_the_first_is_drawn(tmp_path, 
     file, windows = tmp_path / "x.png", ["--model.pattern.windows", 32, "--model.pattern.block", 16, "--length", 256]
     said = shown(capsys, "longformer-tiny", *windows, "--objective.globals", 1, "--out", file)
     keys = pairs(Pattern("longformer", block=16, windows=(32,)), 1, 1, 256, chosen=1)[0] / 256
-    assert f"a query sees {keys:.1f} keys" in said and "with 1 global tokens of each row: its first, " in said
+    assert f"a query sees {keys:.1f} keys" in said and "with 1 global token of each row: its first, " in said
     picture = (pyplot.imread(file)[..., :3] * 255).round().astype(int)
     assert (picture == COLORS[GLOBAL]).all(-1).sum() > 1000
 
@@ -121,6 +121,9 @@ def test_of_a_dense_recipe_there_is_nothing_to_draw(tmp_path, capsys):
         (["--layer", 2], "--layer 2: there are 2; give one from 0 to 1"),
         (["--head", -1], "--head -1: there are 2; give one from 0 to 1"),
         (["--out", "pattern.xyz"], "--out pattern.xyz: "),
+        (["--out", "pattern"], "--out pattern: no picture's name ends like this; use .png"),
+        (["--length", 2**22], "--length 4194304: 2 x 2 tables of 262,144 x 262,144 blocks are too many to draw"),
+        (["--objective.globals", 300], "objective.globals=300: must be from 0, for none, to the row's"),
         (["--out", "gs://bucket/x.png"], "--out gs://bucket/x.png: give a local path"),
     ],
 )

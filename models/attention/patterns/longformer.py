@@ -9,11 +9,16 @@ from models.attention.patterns.blocks import Blocks
 
 
 def check(pattern, depth: int, heads: int, number: int) -> None:
-    """ValueError where these layers and heads cannot have the pattern; rows may be of any length."""
+    """ValueError where these layers and heads cannot have the pattern."""
     if odd := [window for window in pattern.windows if window % 2]:
         raise ValueError(
             f"model.pattern.windows={list(pattern.windows)}: must be even, half on each side of a query; take "
             f"{odd[0] + 1} in place of {odd[0]}"
+        )
+    if (widest := max(pattern.dilations)) >= (row := number * pattern.block):
+        raise ValueError(
+            f"model.pattern.dilations={list(pattern.dilations)}: {widest} tokens away a row of {row} has none to see; "
+            "lower it"
         )
     for name, values, there in ("windows", pattern.windows, "layers"), ("dilations", pattern.dilations, "heads"):
         wanted = depth if there == "layers" else heads

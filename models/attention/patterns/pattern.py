@@ -32,8 +32,10 @@ class Pattern:
     random: int = 3  # bigbird: further blocks, drawn for each layer, head and block of queries
     global_blocks: int = 2  # bigbird: blocks that see all and that all see, at both ends of the row
     seed: int = 0  # bigbird: of the drawn blocks
-    windows: tuple[int, ...] = (512,)  # longformer: even, tokens around a query; of each layer, or one for all
-    dilations: tuple[int, ...] = (1,)  # longformer: distances between those; of each head, or one for all
+    # longformer: even, tokens around a query; of each layer, or one for all. All layers cost what the widest one does,
+    windows: tuple[int, ...] = (512,)
+    # and all heads: distances between those tokens; of each head, or one for all; what lies between is computed, too
+    dilations: tuple[int, ...] = (1,)
     stride: int = 8  # strided: blocks on each side of a query's own, and from one further block to the next
     # fixed: blocks of each part that the row is cut into; a query sees its own part
     summary: int = 1  # fixed: blocks at the end of each part, that all see
