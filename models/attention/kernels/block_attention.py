@@ -76,10 +76,15 @@ class Setting(NamedTuple):
 
 
 def memory(length: int, keys: int, block: int, head_dim: int) -> int:
-    """Bytes of vector memory that the backward program takes for rows of this length, where a unit has so many keys."""
+    """Bytes of vector memory that the backward program takes: a row's length, filled up, and the keys of a unit."""
     of_row = length * LANES * (2 * 2 + 2 * 2 * 2 + 2 * 4 + 4)  # keys, values; their gradients; sums; segments
     of_chunk = 16 * block * LANES * 2 * 2 * 4  # queries, outputs, their gradients
     return of_row + of_chunk + 5 * 4 * keys * block * LANES // head_dim + 2**18
+
+
+def filled_up(number: int) -> int:
+    """A row's blocks and what fills its last chunk."""
+    return -(-number // chunk_of(number)) * chunk_of(number)
 
 
 def chunk_of(number: int) -> int:
@@ -259,7 +264,7 @@ def _forward_kernel(entries, *refs, structure, table: _Table, setting: Setting):
         empty = jnp.zeros((LANES, lanes)), jnp.full((1, lanes), HIDDEN), jnp.zeros((1, lanes))
         step = lambda tile, carried: joined(carried, [_tile(unit, tile)])
         carried = jax.lax.fori_loop(0, inputs.k.shape[0] // _tile_size(unit), step, empty)
-        write(unit, *(carried if inputs.chosen is None else joined(carried, _of_all(unit))))
+        write(unit, *(carried if inputs.chosen is None else joined(carried, _of_chosen(unit))))
 
     _every_unit(inputs, ordinary, of_all, setting)
 
@@ -272,7 +277,7 @@ def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting)
     @pl.when(pl.program_id(2) == 0)
     def _():
         for total in sums:
-            _by_parts(total, lambda part, total=total: _zero(total, part))
+            _fill(total)
 
     def gradients(unit: _Unit, pieces: list[_Piece]) -> Array:
         """Of the queries f32[block, lanes]; those of keys and values are added up."""
@@ -295,7 +300,7 @@ def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting)
 
     def of_all(unit: _Unit):
         step = lambda tile, total: total + gradients(unit, [_tile(unit, tile)])
-        total = jnp.zeros((setting.block, LANES)) if inputs.chosen is None else gradients(unit, _of_all(unit))
+        total = jnp.zeros((setting.block, LANES)) if inputs.chosen is None else gradients(unit, _of_chosen(unit))
         total = jax.lax.fori_loop(0, inputs.k.shape[0] // _tile_size(unit), step, total)
         dq[unit.lines, :] = total.astype(dq.dtype)
 
@@ -303,23 +308,20 @@ def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting)
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _():
-        for total, result in ((dk_sum, dk), (dv_sum, dv)):
-            _by_parts(total, lambda part, total=total, result=result: _cast(total, result, part))
+        _fill(dk, dk_sum)
+        _fill(dv, dv_sum)
 
 
-def _by_parts(ref, apply) -> None:
-    """Calls apply with parts of a ref [n, lanes] in turn: as one, each register would be code of its own."""
+def _fill(ref, source=None) -> None:
+    """ref [n, lanes] becomes source or zeros, part by part: at once, each register would be code of its own."""
     size = next(size for size in _TILES if ref.shape[0] % size == 0)
-    body = lambda part, _: apply(pl.ds(pl.multiple_of(part * size, size), size))
-    jax.lax.fori_loop(0, ref.shape[0] // size, body, None)
 
+    def part(index, _):
+        own = pl.ds(pl.multiple_of(index * size, size), size)
+        empty = jnp.zeros((size, ref.shape[1]), ref.dtype)
+        ref[own, :] = empty if source is None else source[own, :].astype(ref.dtype)
 
-def _zero(ref, part) -> None:
-    ref[part, :] = jnp.zeros((part.size, ref.shape[1]), ref.dtype)
-
-
-def _cast(ref, result, part) -> None:
-    result[part, :] = ref[part, :].astype(result.dtype)
+    jax.lax.fori_loop(0, ref.shape[0] // size, part, None)
 
 
 def _every_unit(inputs: Operands, ordinary, of_all, setting: Setting, together: int = 1) -> None:
@@ -357,14 +359,9 @@ def _pieces(unit: _Unit, entries, table: _Table) -> list[_Piece]:
     return pieces + _of_chosen(unit, jnp.where(sees_all, _NOBODYS, queries))
 
 
-def _of_chosen(unit: _Unit, own: Array) -> list[_Piece]:
-    few = unit.refs.chosen
+def _of_chosen(unit: _Unit, own: Array | None = None) -> list[_Piece]:
+    few, own = unit.refs.chosen, unit.refs.queries[unit.line, :] if own is None else own
     return [] if few is None else [_Piece((), few.k.shape[0], own)]
-
-
-def _of_all(unit: _Unit) -> list[_Piece]:
-    """The keys beside the row's, for a unit that sees all."""
-    return _of_chosen(unit, unit.refs.queries[unit.line, :])
 
 
 def _tile_size(unit: _Unit) -> int:

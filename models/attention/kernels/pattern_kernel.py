@@ -13,7 +13,7 @@ from models.attention.kernels.block_attention import (
     Operands,
     Setting,
     block_attention,
-    chunk_of,
+    filled_up,
     memory,
 )
 from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_heads
@@ -31,8 +31,8 @@ from models.core.sharding import current_rules
 
 _BEYOND, _ABSENT = -1, -2  # segments: of what fills a row up; of keys that are not seen where they lie
 _PACKED = 16  # bfloat16 numbers in a register's column
-_MEMORY = {"TPU v4": 16 * 2**20, "TPU v5": 64 * 2**20}  # of a core, by the beginning of the chip's name
-_MOST = 128 * 2**20  # of the others: v5e ("TPU v5 lite") and v6e
+# MiB of vector memory of a core, by the beginning of the chip's name: v5e, v5p, v6e; others have no less than v4's 16.
+_MEMORY = {"TPU v5 lite": 128, "TPU v5": 64, "TPU v6": 128, "": 16}
 
 
 def attend(
@@ -57,8 +57,7 @@ def by_kernel(
     blocks, rate = mask.blocks, 0.0 if noise is None else dropout_rate
     length, head_dim = q.shape[1], q.shape[2] // heads
     setting = Setting(head_dim, blocks.block, blocks.rows, rate, mask.causal, interpret)
-    chunk = chunk_of(blocks.number)
-    number = -(-blocks.number // chunk) * chunk
+    number = filled_up(blocks.number)
     more = number * blocks.block - length
     long = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0)))
     segments = jnp.pad(mask.segments, ((0, 0), (0, more)), constant_values=_BEYOND)
@@ -221,7 +220,8 @@ def _obstacles(attention: Attention) -> list[str]:
     if cut > 1:
         obstacles.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
     keys = (len(blocks.offsets) + len(blocks.columns) + blocks.drawn[-1]) * blocks.block
-    if memory(attention.length, keys, blocks.block, width // heads) > _vector_memory():
+    length = filled_up(-(-attention.length // blocks.block)) * blocks.block
+    if memory(length, keys, blocks.block, width // heads) > _vector_memory():
         obstacles.append(f"length={attention.length} with {keys} keys for a query does not fit into vector memory")
     return obstacles
 
@@ -230,7 +230,7 @@ def _vector_memory() -> int:
     """Bytes that a core of the chips at hand has."""
     rules = current_rules()
     kind = (jax.devices() if rules is None else rules.mesh.devices.flat)[0].device_kind
-    return _MOST if "lite" in kind else next((size for name, size in _MEMORY.items() if kind.startswith(name)), _MOST)
+    return 2**20 * next(size for name, size in _MEMORY.items() if kind.startswith(name))
 
 
 # Shares of the peak with BigBird's blocks and two heads of 64, four units of the table for one tile of what sees all,
