@@ -2,7 +2,8 @@
 
 Zaheer et al. 2020 (arXiv:2007.14062), table 8 (base): 256 rows of 4,096, blocks of 84, window of 3 blocks, 256 global
 tokens, no random blocks, Adam with rate 1e-4, 10k steps of warm-up, linear decay, dropout 0.1; large: blocks of 169.
-Rows and global tokens of large are base's, which is ours. Original hardware: 64 TPU v3 chips; steps as BigBird's. The paper begins with RoBERTa's weights, these recipes do not.
+Rows and global tokens of large are base's, which is ours. Original hardware: 64 TPU v3 chips; steps as BigBird's. The
+paper begins with RoBERTa's weights, these recipes do not.
 
     python -m data_pipelines prepare --source SOURCE --tokenizer bpe --vocab-size 50265 --out CORPUS
     python -m pretrain run bigbird-etc-base --corpus CORPUS --workdir RUN

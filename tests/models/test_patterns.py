@@ -164,6 +164,12 @@ def test_a_pattern_reads_the_fields_that_are_said_of_it_and_no_others(name):
     assert read == set(PATTERNS[name].fields) and {*OTHERS, "name"} == {x.name for x in dataclasses.fields(Pattern)}
 
 
+def test_tables_are_shared_and_nobody_can_change_them():
+    for pattern in (BIGBIRD, Pattern("longformer", block=4), Pattern("fixed", block=4)):
+        arrays = jax.tree.leaves(on_host(pattern, 2, 2, 64))
+        assert arrays and not any(array.flags.writeable for array in arrays)
+
+
 def test_a_window_wider_than_the_row_is_the_row():
     huge = Pattern("longformer", block=4, windows=(2**31 - 2,), dilations=(3,))
     made = on_host(huge, 1, 1, 32)

@@ -110,4 +110,7 @@ def on_host(pattern: Pattern, depth: int, heads: int, length: int, causal: bool 
 @functools.lru_cache(maxsize=16)
 def _made(blocks: Callable, pattern: Pattern, depth: int, heads: int, number: int, causal: bool) -> Blocks:
     made = blocks(pattern, depth, heads, number)
-    return earlier(made) if causal else made
+    made = earlier(made) if causal else made
+    for array in jax.tree.leaves(made):
+        array.setflags(write=False)  # all who ask for it get this one
+    return made
