@@ -52,7 +52,7 @@ class Converter(NamedTuple):
 def dense_there(config: Any) -> list[str]:
     """What a class without sparse attention computes otherwise."""
     pattern = getattr(config, "pattern", None)
-    sparse = pattern is not None and pattern != type(pattern)()
+    sparse = pattern is not None and pattern.name != type(pattern)().name
     return [f"all tokens see all, whatever model.pattern.name={pattern.name} says"] if sparse else []
 
 

@@ -18,7 +18,7 @@ from models.blocks.tables import (
     layer_parameters,
     lm_head_parameters,
 )
-from models.core.family import Family, HuggingFace
+from models.core.family import Family, HuggingFace, dense_there
 from models.core.parameters import Parameter
 
 
@@ -52,6 +52,12 @@ def parameters(config: RobertaConfig) -> list[Parameter]:
     return table
 
 
+def _otherwise(config: RobertaConfig) -> list[str]:
+    """What transformers' RoBERTa computes otherwise."""
+    pairs = ["there is no head for pairs, as there is no such class: AutoModel and RobertaForMaskedLM load the rest"]
+    return dense_there(config) + pairs * config.pair_head
+
+
 FAMILY = Family(
     config=RobertaConfig,
     sizes={
@@ -76,6 +82,7 @@ FAMILY = Family(
             trunk="roberta.",
             pair="cls A sep sep B sep",
             prepare="--tokenizer bpe --specials roberta",
+            otherwise=_otherwise,
         )
     },
     flops=flops,
