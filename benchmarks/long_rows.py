@@ -17,7 +17,10 @@ Memory is what the compiled step needs, by the compiler's own count. Dense steps
 import dataclasses
 import functools
 import os
+import platform
 import sys
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +33,8 @@ from pretrain.commands.platform import keep_memory, prepare_cpu
 TOKENS = 16_384  # of a batch where lengths are compared
 SHORT, LONG = 512, 4096
 DENSE, BLOCKED = "dense", "blocks"
+# Expected of the time beside BERT's, of torch's beside ours, and of a token's in the longest rows beside rows of FROM.
+MOST_OF_BERT, LEAST_OF_TORCH, MOST_GROWTH, FROM = 1.3, 1.4, 1.25, 1024
 HEAD = "| model | rows | ms, wall (CPU) | of BERT's | Hugging Face / ours |\n|---|---|---|---|---|\n"
 LENGTHS_HEAD = (
     "| tokens a row | dense, ms | blocks, ms | dense, of 512's | blocks, of 512's | dense, GB | blocks, GB |\n"
@@ -61,22 +66,31 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     cores = sorted(os.sched_getaffinity(0))
-    text = beside_others(options, cores)
-    print(text, flush=True)
+    text = heading(options, cores) + beside_others(options, cores)
     if options.lengths:
         rows = [by_length(length, options, cores) for length in options.lengths]
-        table = lengths_table(rows)
-        print(table, flush=True)
-        text += "\n" + table
+        text += lengths_text(rows, options)
         if options.out:
             curves(rows, options.out.with_suffix(".png"))
+    print(text)
     if options.out:
         options.out.with_suffix(".md").write_text(text)
     return 0
 
 
+def heading(options: Options, cores: list[int]) -> str:
+    """What was measured, where and when."""
+    versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "torch", "transformers"))
+    where = f"{date.today()}, {len(cores)} {platform.machine()} cores, {versions}"
+    return f"""# Long rows on a CPU
+
+`python -m benchmarks.long_rows`, {where}, float32, dropout 0.1 of hidden states and of attention. Median ms of a
+training step, wall (CPU) time; ratios are medians over {options.rounds} rounds of steps taken turn by turn.
+"""
+
+
 def beside_others(options: Options, cores: list[int]) -> str:
-    """The table of 4,096 tokens."""
+    """The comparison at 4,096 tokens."""
     changes = {"depth": options.depth, "vocab_size": options.vocab}
     ours = lambda name, length, rows: functools.partial(our_step, name, length, rows, "xla", changes)
     torch = lambda name: functools.partial(torch_step, name, changes)
@@ -88,12 +102,23 @@ def beside_others(options: Options, cores: list[int]) -> str:
         "torch Longformer": torch("longformer"),
     }
     times = take_turns(sides, cores, options.rounds, warm_up=1)
+    return beside_text(times, options)
+
+
+def beside_text(times: dict[str, np.ndarray], options: Options) -> str:
+    """Markdown of side -> seconds [rounds, (wall, CPU)]."""
     lines = []
     for side, own in times.items():
         rows = f"{LONG // SHORT} x {SHORT}" if side == "BERT" else f"1 x {LONG:,}"
         theirs = f"{ratio(times[f'torch {side}'], own)}" if f"torch {side}" in times else ""
         lines.append(f"| {side} | {rows} | {milliseconds(own)} | {ratio(own, times['BERT'])} | {theirs} |\n")
-    return HEAD + "".join(lines)
+    return f"""
+## {LONG:,} tokens a step
+
+Width 768, 12 heads, {options.depth} layers (base has 12), {options.vocab:,} words. Expected: at most {MOST_OF_BERT} of
+BERT's time, Hugging Face's at least {LEAST_OF_TORCH} of ours.
+
+{HEAD}{"".join(lines)}"""
 
 
 def by_length(length: int, options: Options, cores: list[int]) -> dict:
@@ -111,9 +136,9 @@ def by_length(length: int, options: Options, cores: list[int]) -> dict:
     return {"length": length} | {side: (times.get(side), times["reference"], needed[side]) for side in asked}
 
 
-def lengths_table(rows: list[dict]) -> str:
+def lengths_text(rows: list[dict], options: Options) -> str:
     """Markdown of what `by_length` gives."""
-    lines = []
+    lines, of_short = [], {}
     for row in rows:
         cells = [f"{row['length']:,}"]
         sides = [row.get(side, (None, None, None)) for side in (DENSE, BLOCKED)]
@@ -121,7 +146,19 @@ def lengths_table(rows: list[dict]) -> str:
         cells += ["-" if own is None else ratio(own, reference) for own, reference, _ in sides]
         cells += ["-" if needed is None else f"{needed:.2f}" for _, _, needed in sides]
         lines.append("| " + " | ".join(cells) + " |\n")
-    return LENGTHS_HEAD + "".join(lines)
+        if BLOCKED in row:
+            of_short[row["length"]] = float(cells[4])
+    longest = max(of_short)
+    grown = f"{of_short[longest] / of_short[FROM]:.2f}" if FROM in of_short else "unknown"
+    return f"""
+## {TOKENS:,} tokens a step, by the length of rows
+
+BERT's and BigBird's layers with width {options.width}, {options.width // 64} heads and 2 layers (base has 768, 12 and
+12), {options.vocab:,} words. Memory is what the step needs by the compiler's count, temporaries and arguments; steps
+above {options.memory} GB were not run. From {FROM:,} to {longest:,} tokens a row the time a token with blocks is
+multiplied by {grown} (expected: at most {MOST_GROWTH}).
+
+{LENGTHS_HEAD}{"".join(lines)}"""
 
 
 def curves(rows: list[dict], path: Path) -> None:
