@@ -55,14 +55,16 @@ def as_they_are(tokens: np.ndarray, piece: int, seed: tuple[int, ...], mask: int
     return batch_of(tokens, _lowest(score, round(0.15 * piece)), mask)
 
 
-def recurring(tokens: np.ndarray, piece: int, seed: tuple[int, ...], mask: int) -> dict[str, np.ndarray]:
-    """Rows i32[n, a multiple of piece] whose first PASSAGE tokens stand again BACK later, of which AGAIN are masked; in
-    rows that are too short for that BACK modulo their length later.
+def recurring(
+    tokens: np.ndarray, piece: int, seed: tuple[int, ...], mask: int, back: int = BACK
+) -> dict[str, np.ndarray]:
+    """Rows i32[n, a multiple of piece] whose first PASSAGE tokens stand again `back` later, of which AGAIN are masked;
+    in rows that are too short for that `back` modulo their length later.
 
     AGAIN + ELSEWHERE of each piece are masked, none of a row's first tokens; those of the passage are the first of its
     piece.
     """
-    back = BACK % tokens.shape[1]
+    back %= tokens.shape[1]
     tokens, again = tokens.copy(), slice(back, back + PASSAGE)
     tokens[:, again] = tokens[:, :PASSAGE]
     score = np.random.default_rng(seed).random(tokens.shape)

@@ -17,9 +17,11 @@ short rows of the latter they stand again 3,000 modulo 128 tokens later, at posi
 """
 
 import dataclasses
+import functools
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +39,7 @@ from pretrain.recipe import Phase
 
 # No dropout, and a wider start than 0.02, which suits a width of 768: as in `benchmarks.learning`.
 SMALL = {"dropout": 0.0, "attention_dropout": 0.0, "init_std": 0.09, "pair_head": False}
-PEAKS = {"answers": 2e-3, "books": 1e-3}  # of the rate
+ANSWERS_PEAK = 2e-3  # of the rate
 
 # Blocks of 16, so that the published numbers of them are few in a row of 4,096 and all fit one of 128.
 BLOCK = 16
@@ -53,10 +55,13 @@ TESTED = 128  # held-out rows
 
 PIECES = 4096  # of the books' vocabulary
 AS_THEY_ARE, RECURRING = "as they are", "a passage recurs"
-# How rows are made; in which rows both lengths begin: few and short ones, since at first the number of updates counts.
+NEARER = 100  # tokens; where a passage stands again in a test of whether a model has learned its place
+MOVED = f"it recurs {NEARER} tokens nearer"
+# How rows are made; in which rows both lengths begin: few and short ones, since at first the number of updates counts;
+# and with what they were found to learn.
 KINDS = {
-    RECURRING: (book_rows.recurring, {"number": 8, "length": 128}),
-    AS_THEY_ARE: (book_rows.as_they_are, {"number": 16, "length": 32}),
+    RECURRING: (book_rows.recurring, {"number": 8, "length": 128}, {"peak": 1e-3, "init_std": 0.09}),
+    AS_THEY_ARE: (book_rows.as_they_are, {"number": 16, "length": 32}, {"peak": 5e-4, "init_std": 0.05}),
 }
 TRAIN, TEST = 0, 1  # seeds
 
@@ -75,7 +80,7 @@ class Options:
     """Of each run of the synthetic task, in batches of 8,192 tokens."""
     passage_steps: tuple[int, int] = (2000, 200)
     """Of each run on books with passages that recur: in 8 rows of 128; then in one of 4,096 or 8 of 512."""
-    book_steps: tuple[int, int] = (4500, 200)
+    book_steps: tuple[int, int] = (8000, 200)
     """Of each run on books as they are: in 16 rows of 32; then in one of 4,096 or 8 of 512."""
     seeds: tuple[int, ...] = (0, 1)
     """Of the runs on books."""
@@ -102,7 +107,11 @@ def _head(options: Options) -> list[str]:
         "",
         f"`python -m benchmarks.length_learning --texts DIR`: {options.answer_steps} steps of the first task, "
         f"{options.passage_steps} and {options.book_steps} on books; one core;",
-        f"AdamW, rates {PEAKS}, falling linearly; {SMALL}",
+        f"AdamW, rates up to {ANSWERS_PEAK} and "
+        + " and ".join(
+            f"{found['peak']} ({kind}; init_std {found['init_std']})" for kind, (_, _, found) in KINDS.items()
+        )
+        + f", falling linearly; {SMALL}",
         "",
     ]
 
@@ -125,7 +134,7 @@ def _answered(name: str, options: Options) -> Answered:
     model = dataclasses.replace(model, **SMALL, vocab_size=far_answers.VOCABULARY, pattern=pattern)
     rows = lambda phase, number, *seed: far_answers.rows(phase.length, number, seed, BLOCK, named)
     batches = lambda phase, step: rows(PHASES[phase], PHASES[phase].batch_size, TRAIN, step)
-    recipe = masked_recipe(name, model, PHASES, options.answer_steps, 0, PEAKS["answers"])
+    recipe = masked_recipe(name, model, PHASES, options.answer_steps, 0, ANSWERS_PEAK)
     trained = train(recipe, batches, options.folder / "answers" / f"{name.replace(' ', '-')}.npz")
     tests = (rows(PHASES[-1], PHASES[-1].batch_size, TEST, i) for i in range(TESTED // PHASES[-1].batch_size))
     hits = np.concatenate([predicted(trained, batch)[1] for batch in tests])
@@ -171,12 +180,12 @@ class Compared(NamedTuple):
     minutes: float
 
 
-def _compared(kind: str, seed: int, books: Books, options: Options) -> Compared:
-    """Both sides of one kind of rows, trained on the same tokens and asked for the same ones."""
+def _compared(kind: str, seed: int, books: Books, options: Options) -> dict[str, Compared]:
+    """Both sides of one kind of rows, trained on the same tokens and asked for the same ones: by the rows asked."""
     folder = options.folder / f"books-seed{seed}"
     first, steps = options.passage_steps if kind == RECURRING else options.book_steps
-    make, beginning = KINDS[kind]
-    model = dataclasses.replace(OF_BIGBIRD, **SMALL, vocab_size=PIECES)
+    make, beginning, found = KINDS[kind]
+    model = dataclasses.replace(OF_BIGBIRD, **SMALL | {"init_std": found["init_std"]}, vocab_size=PIECES)
     # Rows of two blocks or fewer are dense.
     dense = dataclasses.replace(model.pattern, name=DENSE)
     begins = dataclasses.replace(model, positions=beginning["length"], pattern=dense)
@@ -188,7 +197,7 @@ def _compared(kind: str, seed: int, books: Books, options: Options) -> Compared:
 
     def run(name: str, model, steps: int, batches, start: Trained | None = None) -> Trained:
         size = len(batches(0)["tokens"])
-        recipe = masked_recipe(name, model, (Phase(1.0, model.positions, size),), steps, seed, PEAKS["books"])
+        recipe = masked_recipe(name, model, (Phase(1.0, model.positions, size),), steps, seed, found["peak"])
         return train(recipe, lambda _, step: batches(step), folder / f"{make.__name__}-{name}.npz", start)
 
     start = run("start", begins, first, rows(**beginning, piece=beginning["length"], stage=0))
@@ -198,17 +207,23 @@ def _compared(kind: str, seed: int, books: Books, options: Options) -> Compared:
         length: run(f"rows-of-{length}", dataclasses.replace(model, positions=length), steps, batches, start)
         for length, batches in of_side.items()
     }
+    minutes = start.minutes + sum(side.minutes for side in sides.values())
+    began = first * beginning["number"] * beginning["length"]
+    trained = f"{began:,} in rows of {beginning['length']}, then {steps * LONG:,}"
+    moved = {MOVED: functools.partial(make, back=BACK - NEARER)} if kind == RECURRING else {}
+    return {asked: _tested(sides, rows, books, trained, minutes) for asked, rows in ({kind: make} | moved).items()}
+
+
+def _tested(sides: dict[int, Trained], make: Callable, books: Books, trained: str, minutes: float) -> Compared:
+    """Both sides on held-out rows."""
     losses, targets = {length: [] for length in sides}, []
     for index, tokens in enumerate(book_rows.held_out(books)):
         batch = make(tokens[None], SHORT, (TEST, index), books.mask)
         targets.append(batch["prediction_targets"][0])
         for length, of in {LONG: batch, SHORT: book_rows.cut(batch)}.items():
             losses[length].append(predicted(sides[length], of)[0].ravel())
-    minutes = start.minutes + sum(side.minutes for side in sides.values())
     counts = np.bincount(np.concatenate(books.train), minlength=PIECES) + 1
     guess = -np.log(counts / counts.sum())[np.stack(targets)]
-    began = first * beginning["number"] * beginning["length"]
-    trained = f"{began:,} in rows of {beginning['length']}, then {steps * LONG:,}"
     return Compared({length: np.stack(of) for length, of in losses.items()}, guess, trained, minutes)
 
 
@@ -244,7 +259,8 @@ def _asked(kind: str, found: Compared) -> dict[str, np.ndarray]:
         return {"15% of all tokens": everywhere}
     passage = ~everywhere
     passage[book_rows.of_passage()] = True
-    return {f"{AGAIN} of the {PASSAGE} tokens that recur": passage, "other tokens": ~passage}
+    again = {f"{AGAIN} of the {PASSAGE} tokens that recur": passage}
+    return again if kind == MOVED else again | {"other tokens": ~passage}
 
 
 def _picture(answered: dict[str, Answered], compared: dict[tuple[str, int], Compared], out: Path) -> Path:
