@@ -90,9 +90,10 @@ def main(options: Options) -> None:
     answered = {name: _answered(name, options) for name in PATTERNS}
     books = book_rows.read(_corpus(options))
     compared = {
-        (kind, seed): _compared(kind, seed, books, options)
-        for kind in (RECURRING, AS_THEY_ARE)
+        (asked, seed): found
+        for kind in KINDS
         for seed in options.seeds
+        for asked, found in _compared(kind, seed, books, options).items()
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     lines = [*_head(options), *_of_answers(answered), "", *_of_books(compared, books, options)]
