@@ -259,7 +259,8 @@ def test_what_the_cloud_refuses_is_one_line(bucket, capsys, tmp_path):
     assert "gs://bucket/no has no figures" in mistake(capsys, "plot", "gs://bucket/no", "--out", tmp_path / "x.png")
     assert "--out gs://bucket/x.png: give a local path" in mistake(capsys, "plot", WORKDIR, "--out", "gs://bucket/x.png")
     bucket.refuse = 403, "robot@project does not have storage.objects.get access"
-    for command in (("eval", WORKDIR), ("export", WORKDIR, "--to", EXPORT), ("plot", WORKDIR, "--out", tmp_path / "x")):
+    plot = ("plot", WORKDIR, "--out", tmp_path / "x.png")
+    for command in (("eval", WORKDIR), ("export", WORKDIR, "--to", EXPORT), plot):
         said = mistake(capsys, *command)
         assert str(WORKDIR) in said and "no access" in said and "robot" in said and "roles/storage" in said
     assert "no access" in mistake(capsys, *settings, WORKDIR)

@@ -36,7 +36,7 @@ def test_a_length_that_the_pattern_cannot_serve(make):
 
 def test_each_of_electra_s_two_encoders_is_checked():
     """The generator has one head, the discriminator two."""
-    pattern = Pattern("longformer", windows=(8,), dilations=(1, 2))
+    pattern = Pattern("longformer", block=8, windows=(8,), dilations=(1, 2))
     with pytest.raises(UserError, match=r"^phases\.0\.length=32 \(model\.generator\): model\.pattern\.dilations="):
         check(sparse(tiny.electra, pattern))
 

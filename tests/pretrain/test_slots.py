@@ -102,6 +102,7 @@ def toy(monkeypatch):
 def exported(toy, monkeypatch, tmp_path):
     """The folder of an export; of the tokenizer nothing is looked at."""
     monkeypatch.setattr("pretrain.huggingface.export.check_types", lambda *_: None)
+    monkeypatch.setattr("pretrain.huggingface.export.check_ids", lambda *_: None)
     monkeypatch.setattr("pretrain.huggingface.export.misfits", lambda *_: [])
     monkeypatch.setattr("pretrain.huggingface.export.tokenizers.load", lambda _: None)
     monkeypatch.setattr("pretrain.huggingface.export.token_ids", lambda _: {})
