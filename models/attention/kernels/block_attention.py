@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.kernel import LANES
+from models.attention.kernels.lanes import across, along, iota, only
 from models.core import noise as counted
 from models.core.program import kept
 
@@ -285,15 +286,15 @@ def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting)
         weighted = own.astype(jnp.float32) * jnp.tile(out[unit.lines, :], (setting.heads, 1)).astype(jnp.float32)
         delta = weighted.T.sum(0, keepdims=True)
         k, v = _keys_and_values(unit, pieces)
-        p = jnp.exp(_scores(unit, pieces, _across(k, q)) - spread[unit.line, :])
-        dp, dropped = _across(v, own), p
+        p = jnp.exp(_scores(unit, pieces, across(k, q)) - spread[unit.line, :])
+        dp, dropped = across(v, own), p
         if setting.rate:
             factor = jnp.where(_keep(unit, pieces), 1.0 / (1.0 - setting.rate), 0.0)
             dp, dropped = dp * factor, p * factor
         ds = (p * (dp - delta)).astype(g.dtype)
-        _add([dk_sum, *of_chosen[:1]], _along(ds, q), pieces, setting)
-        _add([dv_sum, *of_chosen[1:]], _along(dropped.astype(g.dtype), own), pieces, setting)
-        return _folded(_along(ds.T, k), setting) * setting.head_dim**-0.5
+        _add([dk_sum, *of_chosen[:1]], along(ds, q), pieces, setting)
+        _add([dv_sum, *of_chosen[1:]], along(dropped.astype(g.dtype), own), pieces, setting)
+        return _folded(along(ds.T, k), setting) * setting.head_dim**-0.5
 
     def ordinary(unit: _Unit):
         dq[unit.lines, :] = gradients(unit, _pieces(unit, entries, table)).astype(dq.dtype)
@@ -381,13 +382,13 @@ def _mixed(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array, Array]:
     k, v = _keys_and_values(unit, pieces)
     q = _spread(_scaled(unit), setting)
     # Parts of a product run on matrix units of their own; backward they have other products beside them.
-    parts = [_across(k[first : first + LANES], q) for first in range(0, len(k), LANES)]
+    parts = [across(k[first : first + LANES], q) for first in range(0, len(k), LANES)]
     scores = _scores(unit, pieces, jnp.concatenate(parts))
     most = scores.max(0, keepdims=True)
     p = jnp.exp(scores - most)
     total = p.sum(0, keepdims=True)
     p = jnp.where(_keep(unit, pieces), p, 0.0) if setting.rate else p
-    return _along(v.T, p.astype(v.dtype)), most, total
+    return along(v.T, p.astype(v.dtype)), most, total
 
 
 def _scores(unit: _Unit, pieces: list[_Piece], scores: Array) -> Array:
@@ -403,8 +404,8 @@ def _scores(unit: _Unit, pieces: list[_Piece], scores: Array) -> Array:
             segments = _wide(unit.refs.chosen.segments[...], unit)
         seen = segments == piece.own
         if setting.causal:
-            position = unit.number * setting.block + _iota(part.shape, 1) % setting.block
-            at = piece.first + _iota(part.shape, 0) if piece.starts else _wide(unit.refs.chosen.positions[...], unit)
+            position = unit.number * setting.block + iota(part.shape, 1) % setting.block
+            at = piece.first + iota(part.shape, 0) if piece.starts else _wide(unit.refs.chosen.positions[...], unit)
             seen &= at <= position
         parts.append(jnp.where(seen, part, HIDDEN))
     return jnp.concatenate(parts)
@@ -416,7 +417,7 @@ def _keep(unit: _Unit, pieces: list[_Piece]) -> Array:
     for piece in pieces:
         if piece.starts:
             line = begin + counted.spread(piece.first.astype(jnp.uint32))
-            of_key = counted.spread(_iota((piece.size, line.shape[1]), 0).astype(jnp.uint32))
+            of_key = counted.spread(iota((piece.size, line.shape[1]), 0).astype(jnp.uint32))
         else:
             line, of_key = begin, counted.spread(_wide(unit.refs.chosen.positions[...], unit).astype(jnp.uint32))
         kept_here.append(counted.stays(counted.hashed(of_key + line, second), unit.setting.rate))
@@ -455,7 +456,7 @@ def _add(totals: list, parts: Array, pieces: list[_Piece], setting: Setting) -> 
         if not piece.starts:
             totals[1][...] += part
         for head, start in enumerate(piece.starts):
-            own = part if len(piece.starts) == 1 else _only(part, head, setting)
+            own = part if len(piece.starts) == 1 else only(part, head, setting.head_dim)
             totals[0][pl.ds(pl.multiple_of(start, piece.size), piece.size), :] += own
 
 
@@ -463,35 +464,15 @@ def _by_head(parts: list[Array], lanes: int) -> Array:
     """[n, heads * lanes]: of each part its own head's; one part is all heads'."""
     x = parts[0]
     for head, part in enumerate(parts[1:], 1):
-        x = jnp.where(_iota(x.shape, 1) >= head * lanes, part, x)
+        x = jnp.where(iota(x.shape, 1) >= head * lanes, part, x)
     return x
 
 
 def _spread(x: Array, setting: Setting) -> Array:
     """[block, lanes] -> [heads * block, lanes], a copy for each head with the other heads' lanes 0."""
-    return jnp.concatenate([_only(x, head, setting) for head in range(setting.heads)])
+    return jnp.concatenate([only(x, head, setting.head_dim) for head in range(setting.heads)])
 
 
 def _folded(x: Array, setting: Setting) -> Array:
     """[heads * block, lanes] -> [block, lanes], of each head's copy its own lanes."""
     return _by_head([x[first : first + setting.block] for first in range(0, len(x), setting.block)], setting.head_dim)
-
-
-def _only(x: Array, head: int, setting: Setting) -> Array:
-    """x [n, lanes] with the other heads' lanes 0."""
-    lane, first = _iota(x.shape, 1), head * setting.head_dim
-    return jnp.where((lane >= first) & (lane < first + setting.head_dim), x, jnp.zeros_like(x))
-
-
-def _iota(shape: tuple[int, ...], axis: int) -> Array:
-    return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-
-
-def _along(x: Array, y: Array) -> Array:
-    """x [m, n] @ y [n, p]"""
-    return jnp.dot(x, y, preferred_element_type=jnp.float32)
-
-
-def _across(x: Array, y: Array) -> Array:
-    """x [m, n] @ y [p, n].T"""
-    return jax.lax.dot_general(x, y, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_heads, of_length
+from models.attention.kernels.lanes import across, along, iota, only
 from models.attention.mask import Mask
 from models.attention.operands import Biases, Context, Types
 from models.core import noise as counted
@@ -227,9 +228,9 @@ def _forward_kernel(*refs, setting: Setting):
         total = p.sum(1, keepdims=True)
         p = jnp.where(_keep(inputs, head, setting), p, 0.0) if setting.rate else p
         seen = most > 0.5 * _HIDDEN
-        own = _along(p.astype(out.dtype), _only(inputs.v[...], head, setting))
+        own = along(p.astype(out.dtype), only(inputs.v[...], head, setting.head_dim))
         mixed += jnp.where(seen, own / (total * (1.0 - setting.rate)), 0.0)
-        column = _iota(statistics.shape, 1) == head
+        column = iota(statistics.shape, 1) == head
         statistics = jnp.where(column, jnp.where(seen, most + jnp.log(total), 0.0), statistics)
     out[...] = mixed.astype(out.dtype)
     spread[...] = statistics.T[: LANES // setting.head_dim]
@@ -252,24 +253,24 @@ def _backward_kernel(*refs, setting: Setting):
     types = jnp.zeros((1, LANES), jnp.float32)
     every = [_scores(inputs, q, r, stand, head, setting) for head in range(LANES // setting.head_dim)]
     for head, scores in enumerate(every):
-        only, rows = functools.partial(_only, head=head, setting=setting), _rows(head, setting)
+        its, rows = functools.partial(only, head=head, head_dim=setting.head_dim), _rows(head, setting)
         p = jnp.exp(scores - spreads[:, head : head + 1])
-        dp, dropped = _across(only(g), v), p
+        dp, dropped = across(its(g), v), p
         if setting.rate:
             factor = jnp.where(_keep(inputs, head, setting), 1.0 / (1.0 - setting.rate), 0.0)
             dp, dropped = dp * factor, p * factor
-        ds = p * (dp - only(weighted).sum(1, keepdims=True))
+        ds = p * (dp - its(weighted).sum(1, keepdims=True))
         at_distances = _to_distances(ds, stand.starts, r.shape[0]).astype(g.dtype)
         low = ds.astype(g.dtype)
-        by_kind[0] += _along(low, only(k))
-        by_kind[1] += _along(at_distances, only(r))
-        dkt[rows, :] += _along(transposed[0][rows], low)
-        dvt[rows, :] += _along(transposed[2][rows], dropped.astype(g.dtype))
-        drt[rows, window] += _along(transposed[1][rows], at_distances)
+        by_kind[0] += along(low, its(k))
+        by_kind[1] += along(at_distances, its(r))
+        dkt[rows, :] += along(transposed[0][rows], low)
+        dvt[rows, :] += along(transposed[2][rows], dropped.astype(g.dtype))
+        drt[rows, window] += along(transposed[1][rows], at_distances)
         if setting.types:
             dt = (stand.other * ds).sum(1, keepdims=True)
-            by_kind[2] += dt * only(inputs.biases[3:4, :])
-            types += (dt * only(q[2])).sum(0, keepdims=True)
+            by_kind[2] += dt * its(inputs.biases[3:4, :])
+            types += (dt * its(q[2])).sum(0, keepdims=True)
     by_kind = [x * setting.head_dim**-0.5 for x in by_kind]
     dq[...] = sum(by_kind).astype(dq.dtype)
     for kind, x in enumerate(by_kind):
@@ -300,12 +301,12 @@ def _standing(inputs: Operands, setting: Setting) -> _Standing:
     if setting.itself:
         shape, keys = (LANES, ranks.shape[1]), ranks.shape[1]
         if setting.chosen:
-            visible |= _iota(shape, 1) == keys - 1 - starts
+            visible |= iota(shape, 1) == keys - 1 - starts
         else:
-            visible |= _iota(shape, 1) - _iota(shape, 0) == keys - setting.n + pl.program_id(2) * LANES
+            visible |= iota(shape, 1) - iota(shape, 0) == keys - setting.n + pl.program_id(2) * LANES
     visible &= key_segments == segments
     if not setting.chosen:
-        starts = LANES - 1 - _iota((LANES, 1), 0)
+        starts = LANES - 1 - iota((LANES, 1), 0)
     other = jnp.where(key_types != types, 1.0, 0.0) if setting.types else None
     return _Standing(starts, jnp.where(visible, 0.0, _HIDDEN), other)
 
@@ -328,9 +329,9 @@ def _window(inputs: Operands, setting: Setting) -> slice | pl.Slice:
 
 def _scores(inputs: Operands, q, r: Array, stand: _Standing, head: int, setting: Setting) -> Array:
     """f32[queries, keys]"""
-    content, position, kind = (_only(x, head, setting) for x in q)
+    content, position, kind = (only(x, head, setting.head_dim) for x in q)
     k = inputs.k[...]
-    scores = _across(content, k) + _to_keys(_across(position, r), stand.starts, k.shape[0])
+    scores = across(content, k) + _to_keys(across(position, r), stand.starts, k.shape[0])
     if setting.types:
         scores += stand.other * (kind * inputs.biases[3:4, :]).sum(1, keepdims=True)
     return scores + stand.hidden
@@ -343,8 +344,8 @@ def _keep(inputs: Operands, head: int, setting: Setting) -> Array:
     """
     keys, (row, block, part) = inputs.k.shape[0], (pl.program_id(axis) for axis in range(3))
     first = (block * (LANES // setting.head_dim) + head) * setting.n + part * LANES
-    lines = counted.spread(((first + _iota((LANES, 1), 0)) * keys).astype(jnp.uint32))
-    columns = counted.spread(_iota((1, keys), 1).astype(jnp.uint32)) + inputs.noise[row, 0]
+    lines = counted.spread(((first + iota((LANES, 1), 0)) * keys).astype(jnp.uint32))
+    columns = counted.spread(iota((1, keys), 1).astype(jnp.uint32)) + inputs.noise[row, 0]
     return counted.stays(counted.hashed(lines + columns, inputs.noise[row, 1]), setting.rate)
 
 
@@ -356,7 +357,7 @@ def _to_keys(x: Array, starts: Array, keys: int) -> Array:
         size = keys + step * LANES
         x = jnp.where(blocks & step != 0, x[:, step * LANES : step * LANES + size], x[:, :size])
         step //= 2
-    lane = _iota((LANES, LANES), 1)
+    lane = iota((LANES, LANES), 1)
     parts = [x[:, first : first + LANES] for first in range(0, keys + LANES, LANES)]
     both = [jnp.where(lane >= lanes, *pair) for pair in pairwise(parts)]
     return jnp.concatenate([_at_lanes(part, lane + lanes & LANES - 1) for part in both], axis=1)
@@ -365,7 +366,7 @@ def _to_keys(x: Array, starts: Array, keys: int) -> Array:
 def _to_distances(x: Array, starts: Array, distances: int) -> Array:
     """The transpose of `_to_keys`: x [queries, keys] -> [queries, distances], zero where no key is."""
     blocks, lanes, keys = starts >> _BITS, starts & LANES - 1, x.shape[1]
-    lane, zeros = _iota((LANES, LANES), 1), jnp.zeros((LANES, LANES), x.dtype)
+    lane, zeros = iota((LANES, LANES), 1), jnp.zeros((LANES, LANES), x.dtype)
     parts = [x[:, first : first + LANES] for first in range(0, keys, LANES)]
     turned = [zeros, *(_at_lanes(part, lane - lanes & LANES - 1) for part in parts), zeros]
     x = jnp.concatenate([jnp.where(lane >= lanes, own, before) for before, own in pairwise(turned)], axis=1)
@@ -382,28 +383,8 @@ def _at_lanes(x: Array, lanes: Array) -> Array:
     return jnp.take_along_axis(x, lanes, axis=1, mode="promise_in_bounds")
 
 
-def _only(x: Array, head: int, setting: Setting) -> Array:
-    """x [n, lanes] with the other heads' lanes 0: a product over all lanes is then one head's."""
-    lane, own = _iota(x.shape, 1), _rows(head, setting)
-    return jnp.where((lane >= own.start) & (lane < own.stop), x, jnp.zeros_like(x))
-
-
 def _rows(head: int, setting: Setting) -> slice:
     return slice(head * setting.head_dim, (head + 1) * setting.head_dim)
-
-
-def _iota(shape: tuple[int, ...], axis: int) -> Array:
-    return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-
-
-def _along(x: Array, y: Array) -> Array:
-    """x [m, n] @ y [n, p]"""
-    return jnp.dot(x, y, preferred_element_type=jnp.float32)
-
-
-def _across(x: Array, y: Array) -> Array:
-    """x [m, n] @ y [p, n].T"""
-    return jax.lax.dot_general(x, y, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def _obstacles(attention: Attention) -> list[str]:

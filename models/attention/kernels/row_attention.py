@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.kernel import LANES, Attention, Cost, cuts
+from models.attention.kernels.lanes import across, along, only
 from models.attention.mask import Mask
 from models.attention.operands import SelfWeights
 from models.blocks.dense import affine
@@ -149,11 +150,11 @@ def _forward_kernel(segments, biases, products, out, spread, *, head_dim):
     q, k, v = _projected(products, biases, head_dim)
     vt, mixed = v.T, []
     for head in range(LANES // head_dim):
-        scores = jnp.where(visible, _across(k, _only(q, head, head_dim)), _HIDDEN)  # [keys, queries]
+        scores = jnp.where(visible, across(k, only(q, head, head_dim)), _HIDDEN)  # [keys, queries]
         most = scores.max(0, keepdims=True)
         p = jnp.exp(scores - most)
         total = p.sum(0, keepdims=True)
-        mixed.append(_along(_rows(vt, head, head_dim), p.astype(v.dtype)) / total)  # [head_dim, queries]
+        mixed.append(along(_rows(vt, head, head_dim), p.astype(v.dtype)) / total)  # [head_dim, queries]
         spread[head : head + 1, :] = most + jnp.log(total)
     out[...] = jnp.concatenate(mixed).T.astype(out.dtype)
 
@@ -166,13 +167,13 @@ def _backward_kernel(segments, biases, products, out, g, spread, d_products, d_b
     weighted = (g.astype(jnp.float32) * out[...].astype(jnp.float32)).T  # [lanes, queries]
     parts = [], [], []
     for head in range(LANES // head_dim):
-        scores = jnp.where(visible, _across(k, _only(q, head, head_dim)), _HIDDEN)
+        scores = jnp.where(visible, across(k, only(q, head, head_dim)), _HIDDEN)
         p = jnp.exp(scores - spread[head : head + 1, :])
-        dp = _across(v, _only(g, head, head_dim))
+        dp = across(v, only(g, head, head_dim))
         ds = (p * (dp - _rows(weighted, head, head_dim).sum(0, keepdims=True))).astype(g.dtype)
-        parts[0].append(_along(_rows(kt, head, head_dim), ds) * head_dim**-0.5)  # [head_dim, queries]
-        parts[1].append(_across(_rows(qt, head, head_dim), ds))  # [head_dim, keys]
-        parts[2].append(_across(_rows(gt, head, head_dim), p.astype(g.dtype)))
+        parts[0].append(along(_rows(kt, head, head_dim), ds) * head_dim**-0.5)  # [head_dim, queries]
+        parts[1].append(across(_rows(qt, head, head_dim), ds))  # [head_dim, keys]
+        parts[2].append(across(_rows(gt, head, head_dim), p.astype(g.dtype)))
     for index, part in enumerate(parts):
         gradient = jnp.concatenate(part).T
         own = slice(index * LANES, (index + 1) * LANES)
@@ -194,22 +195,5 @@ def _visible(segments) -> Array:
     return jnp.tile(keys, (1, length // LANES)) == segments[...]
 
 
-def _only(x: Array, head: int, head_dim: int) -> Array:
-    """x [n, lanes] with the other heads' lanes 0: a product over all lanes is then one head's."""
-    lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    own = (lane >= head * head_dim) & (lane < (head + 1) * head_dim)
-    return jnp.where(own, x, jnp.zeros_like(x))
-
-
 def _rows(x: Array, head: int, head_dim: int) -> Array:
     return x[head * head_dim : (head + 1) * head_dim]
-
-
-def _along(x: Array, y: Array) -> Array:
-    """x [m, n] @ y [n, p]"""
-    return jnp.dot(x, y, preferred_element_type=jnp.float32)
-
-
-def _across(x: Array, y: Array) -> Array:
-    """x [m, n] @ y [p, n].T"""
-    return jax.lax.dot_general(x, y, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
