@@ -12,7 +12,7 @@ from models.attention import plain
 from models.attention.mask import Mask, chosen, visible
 from models.blocks.dense import Affine, Weights, affine
 from models.blocks.layer import LayerSizes
-from models.blocks.positions import gather_positions
+from models.blocks.positions import gather_positions, put_positions
 from models.blocks.products import contraction
 from models.core.noise import dropout
 from models.core.parameters import Noise
@@ -50,10 +50,7 @@ class GlobalTokens(nn.Module):
         form = folded if mask.globals.shape[1] * (sizes.heads - 1) < width else projected
         mixed = form(queries, x.astype(compute), weights, of_queries, sizes.attention_dropout, noise)
         own = affine(mixed.reshape(*mask.globals.shape, width), output, compute)
-        positions = jnp.arange(x.shape[1])[None] if slots is None else slots
-        is_one = mask.globals[:, :, None] == positions[:, None, :]
-        placed = jnp.einsum("bgl,bgw->blw", is_one.astype(compute), own, precision="highest")
-        return jnp.where(is_one.any(1)[..., None], placed, y)
+        return put_positions(y, own, mask.globals, slots)
 
 
 def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:

@@ -94,8 +94,13 @@ def times(mask: Mask) -> Array:
     named = counts(mask.blocks, length)[None]
     if mask.globals is None:
         return named
-    chosen = (mask.globals[:, :, None] == jnp.arange(length)).any(1)
-    return jnp.where(chosen[:, None, :, None] | chosen[:, None, None, :], 1, named)
+    is_one = is_global(mask.globals, length)
+    return jnp.where(is_one[:, None, :, None] | is_one[:, None, None, :], 1, named)
+
+
+def is_global(positions: Array, length: int) -> Array:
+    """Which tokens of a row `Mask.globals` names: bool[batch, length]."""
+    return (positions[:, :, None] == jnp.arange(length)).any(1)
 
 
 def only_of_seen(mixed: Array, seen: Array) -> Array:

@@ -10,12 +10,10 @@ from typing import Any
 import flax.linen as nn
 from jax import Array
 
-from models.attention.encoder import INPUTS
-from models.attention.kernels.kernel import Attention
+from models.attention.encoder import INPUTS, attentions
 from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
-from models.attention.patterns.pattern import Pattern, blocks_of
-from models.attention.self_attention import attention_of
+from models.attention.patterns.pattern import Pattern
 from models.attention.transformer import encode, encoder_flops
 from models.blocks.checks import TABLES, check_encoder
 from models.blocks.dense import Dense
@@ -101,12 +99,6 @@ class Albert(TokenAndPairHeads):
         x = self.project(embedded.astype(self.program.compute))
         noise = site(noise, 1)
         return encode(self, layer_sizes(c), c.depth, c.pattern, x, mask, noise, self.program, slots, groups=c.sets)
-
-
-def attentions(config: AlbertConfig, length: int, memory: int) -> list[Attention]:
-    """For kernels: all layers; without a pattern all but the last, which is read at few positions."""
-    blocks = blocks_of(config.pattern, config.depth, config.heads, length)
-    return [attention_of(layer_sizes(config), length, blocks=blocks)] * (config.depth > 1 or blocks is not None)
 
 
 # Block -> (parameter, axes of its kernel or scale, name in Hugging Face's layer)

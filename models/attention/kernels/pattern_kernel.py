@@ -17,12 +17,12 @@ from models.attention.kernels.block_attention import (
     memory,
 )
 from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_heads
-from models.attention.mask import Mask, chosen, visible
+from models.attention.mask import Mask, chosen, is_global, visible
 from models.attention.operands import SelfWeights
 from models.attention.patterns.blocks import Blocks
 from models.blocks.dense import affine
 from models.blocks.layer import LayerSizes
-from models.blocks.positions import gather_positions
+from models.blocks.positions import gather_positions, put_positions
 from models.core import noise as counted
 from models.core.noise import site
 from models.core.parameters import Noise
@@ -76,7 +76,7 @@ def by_kernel(
     mixed = _on_mesh(inputs, setting)[:, :length]
     if mask.globals is None:
         return mixed
-    return _put(mixed, _of_globals(q, k, v, mask, heads, rate, noise), mask.globals)
+    return put_positions(mixed, _of_globals(q, k, v, mask, heads, rate, noise), mask.globals)
 
 
 def _of_globals(q: Array, k: Array, v: Array, mask: Mask, heads: int, rate: float, noise: Noise) -> Array:
@@ -94,26 +94,14 @@ def _of_globals(q: Array, k: Array, v: Array, mask: Mask, heads: int, rate: floa
     return jnp.einsum("bhnl,blhd->bnhd", shares.astype(v.dtype), by_head(v)).reshape(few.shape[0], -1, q.shape[2])
 
 
-def _put(mixed: Array, few: Array, at: Array) -> Array:
-    """mixed [batch, length, width] with few [batch, n, width] at positions i32[batch, n]; -1 is nowhere.
-
-    A product with ones and zeros: each device of a mesh writes its own rows.
-    """
-    there = (at[:, :, None] == jnp.arange(mixed.shape[1])).astype(mixed.dtype)  # [batch, n, length]
-    put = jnp.einsum("bnl,bnw->blw", there, few, precision="highest").astype(mixed.dtype)
-    return jnp.where(there.any(1)[:, :, None], put, mixed)
-
-
 def _of_keys(x: Array) -> Array:
     """[batch, keys] -> [batch, keys, LANES]"""
     return jnp.broadcast_to(x[:, :, None], (*x.shape, LANES))
 
 
-def _without_globals(segments: Array, chosen: Array | None) -> Array:
+def _without_globals(segments: Array, positions: Array | None) -> Array:
     """The segments i32[batch, length] of keys; those of global tokens are seen as `Operands.chosen` alone."""
-    if chosen is None:
-        return segments
-    return jnp.where((chosen[:, :, None] == jnp.arange(segments.shape[1])).any(1), _ABSENT, segments)
+    return segments if positions is None else jnp.where(is_global(positions, segments.shape[1]), _ABSENT, segments)
 
 
 def _chosen(k: Array, v: Array, mask: Mask) -> Chosen:
