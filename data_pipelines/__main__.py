@@ -93,4 +93,6 @@ def verify(arguments: list[str], console) -> None:
 COMMANDS = {"prepare": prepare, "show": show, "verify": verify}
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from data_pipelines.command_line import end_with
+
+    end_with(main)

@@ -5,10 +5,13 @@ import dataclasses
 import difflib
 import io
 import itertools
+import os
 import re
-from collections.abc import Sequence
+import select
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
-from typing import Annotated, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import tyro
 
@@ -28,6 +31,28 @@ Place = Annotated[
 ]
 Options = TypeVar("Options")
 RULE = re.compile(r"[─-]{3}")
+
+
+def end_with(main: Callable[[list[str]], int]) -> NoReturn:
+    """End this process with the status of a program; with 1 and no word when its reader has left, as `head` does."""
+    try:
+        try:
+            status = main(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes as it ends
+        sys.exit(1)
+    sys.exit(status)
+
+
+def _unread() -> bool:
+    """Whether stdout is a pipe whose reader has closed it: what broke may also be a connection."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)  # an error is told unasked
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from data_pipelines.cloud import is_remote
-from data_pipelines.command_line import Place, parse
+from data_pipelines.command_line import Place, end_with, parse
 from data_pipelines.corpora import named
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -215,4 +215,4 @@ def _end_at_once(number: int, frame) -> None:
 if __name__ == "__main__":
     for handled in (signal.SIGTERM, signal.SIGINT):
         signal.signal(handled, _end_at_once)
-    sys.exit(main(sys.argv[1:]))
+    end_with(main)

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 
-from data_pipelines.command_line import parse, unknown
+from data_pipelines.command_line import end_with, parse, unknown
 from data_pipelines.errors import UserError
 from tpu import control
 from tpu.accelerators import parse_accelerator
@@ -115,4 +115,4 @@ COMMANDS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_with(main)

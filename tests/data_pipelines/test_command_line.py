@@ -1,9 +1,13 @@
 """Mistakes on the command line: one line with the cure, exit status 2."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from data_pipelines import __main__ as program
-from data_pipelines.command_line import parse
+from data_pipelines.command_line import end_with, parse
 from data_pipelines.prepare.options import Prepare
 
 OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
@@ -40,6 +44,23 @@ def test_help_lists_commands_and_options(capsys):
         program.main(["prepare", "--help"])
     assert ended.value.code == 0
     assert "--vocab-size INT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["data_pipelines", "data_pipelines prepare", "pretrain run bert-tiny", "tpu"])
+def test_a_reader_that_leaves_early_sees_no_traceback(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-m", *command.split(), "--help"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+def test_another_pipe_that_breaks_is_an_error_as_before():
+    def main(arguments):
+        raise BrokenPipeError("a connection's")
+
+    with pytest.raises(BrokenPipeError, match="a connection's"):
+        end_with(main)
 
 
 def test_every_option_arrives():
