@@ -7,7 +7,7 @@ from collections.abc import Callable
 import flax.linen as nn
 from jax import Array
 
-from models.attention import plain, sparse
+from models.attention import cache, plain, sparse
 from models.attention.global_tokens import GlobalTokens
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
@@ -36,11 +36,26 @@ class SelfAttention(nn.Module):
     pre_norm: bool = False
     own_globals: bool = False
 
-    @nn.compact
+    def setup(self):
+        sizes = self.sizes
+        for name in SelfWeights._fields:
+            std = sizes.output_std if name == "output" else None
+            setattr(self, name, Weights(sizes.width, std or sizes.init_std))
+        self.norm = Norm(sizes.norm_epsilon, self.program.compute)
+        if self.own_globals:
+            setattr(self, "global", GlobalTokens(sizes, self.program))  # noqa: B010 (a keyword)
+
+    def _weights(self, inputs: int) -> SelfWeights:
+        return SelfWeights(*(getattr(self, name)(inputs) for name in SelfWeights._fields))
+
+    def extend(self, x: Array, mask: Mask, own: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        """Of tokens after those of a cache, see `cache.attend` -> (like x, their keys and values)."""
+        given, x = x, self.norm(x) if self.pre_norm else x
+        y, new = cache.attend(x, self._weights(x.shape[-1]), mask, self.sizes, self.program, own)
+        return constrain(given + y if self.pre_norm else self.norm(given + y), "batch", None, None), new
+
     def __call__(self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:
-        sizes, program, width = self.sizes, self.program, x.shape[-1]
-        weights = SelfWeights(*(Weights(width, sizes.init_std, name=name)(width) for name in SelfWeights._fields))
-        norm = Norm(sizes.norm_epsilon, program.compute, name="norm")
+        sizes, program, norm, weights = self.sizes, self.program, self.norm, self._weights(x.shape[-1])
         given, x = x, norm(x) if self.pre_norm else x
         read = x if slots is None else gather_positions(x, slots)
         if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
@@ -54,7 +69,7 @@ class SelfAttention(nn.Module):
                 attend = require(program.attention, "self", asked).attend
             y = attend(x, weights, mask, sizes, program, noise, **at)
         if self.own_globals:
-            y = GlobalTokens(sizes, program, name="global")(x, y, mask, weights.output, site(noise, 4), slots)
+            y = getattr(self, "global")(x, y, mask, weights.output, site(noise, 4), slots)
         if self.pre_norm:
             read = given if slots is None else gather_positions(given, slots)
         y = read + dropout(y, sizes.dropout, site(noise, 2))

@@ -1,4 +1,5 @@
-"""The layer of an encoder (Vaswani et al. 2017, section 3.1), post-norm as there or pre-norm (Radford et al. 2019)."""
+"""The layer of encoders and decoders (Vaswani et al. 2017, section 3.1), post-norm as there or pre-norm (Radford et
+al. 2019)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,14 @@ class TransformerLayer(nn.Module):
         mask = mask if own is None else dataclasses.replace(mask, blocks=own)
         axis = "length" if slots is None else None
         return self.feed_forward(self.attention(x, mask, noise, slots), noise, axis), None
+
+
+class CachedTransformerLayer(TransformerLayer):
+    """The same with a cache: own, as `cache.attend` takes it -> (x, the keys and values of x)."""
+
+    def __call__(self, x: Array, mask: Mask, noise: None, own: tuple[Array, Array], slots: None = None):
+        x, new = self.attention.extend(x, mask, own)
+        return self.feed_forward(x, noise, None), new
 
 
 def encode(

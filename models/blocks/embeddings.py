@@ -42,6 +42,30 @@ class Embeddings(nn.Module):
         return constrain(self.norm(summed + of_types), "batch", "length", None)
 
 
+class PositionedEmbeddings(nn.Module):
+    """Sum of token and position embeddings; the tables are f32[rows, width]."""
+
+    vocab_size: int
+    positions: int
+    width: int
+    init_std: float
+
+    def setup(self):
+        self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
+        normal = nn.initializers.normal(self.init_std)
+        self.position_table = self.param("positions", normal, (self.positions, self.width))
+
+    def __call__(self, tokens: Array, positions: Array | None = None) -> Array:
+        """tokens i32[batch, length] -> f32[batch, length, width], before dropout.
+
+        positions: i32[batch, length]; None for each token's place in the row.
+        """
+        of_tokens = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
+        table = self.position_table
+        of_positions = table[: tokens.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip")
+        return constrain(of_tokens + of_positions, "batch", "length", None)
+
+
 def padded_vocab(vocab_size: int) -> int:
     """Rows of the embedding table: the vocabulary rounded up to a multiple of 128, the lanes of a TPU."""
     return -(-vocab_size // 128) * 128

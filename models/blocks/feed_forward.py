@@ -33,6 +33,6 @@ class FeedForward(nn.Module):
         y = ACTIVATIONS[sizes.activation](constrain(y, "batch", axis, "feed_forward"))
         if self.inner_dropout:
             y, tag = dropout(y, sizes.dropout, site(noise, tag)), tag + 1
-        y = Dense(x.shape[-1], sizes.init_std, self.dtype, name="down")(y)
+        y = Dense(x.shape[-1], sizes.output_std or sizes.init_std, self.dtype, name="down")(y)
         y = x + dropout(y, sizes.dropout, site(noise, tag))
         return constrain(y if self.pre_norm else norm(y), "batch", axis, None)

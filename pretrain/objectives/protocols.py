@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from jax import Array
 
+from models.attention.cache import Cache
 from models.blocks.memory import Memory
 from models.core.family import Inputs
 from models.core.parameters import Noise
@@ -80,6 +81,23 @@ class AdaptivePredictor(TokenPredictor, Protocol):
     def tails(self, hidden: Array) -> tuple[tuple[Array, Array, Array], ...]:
         """hidden [rows, n, width] -> the factors of each cluster's logits but the first's: ([rows * n, narrow],
         table f32[tokens, narrow], bias f32[tokens])."""
+
+
+@runtime_checkable
+class CausalDecoder(TokenPredictor, Protocol):
+    """A causal trunk without memory, and a head for the next token."""
+
+    def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
+        """-> hidden [rows, length, width]; a token's is of itself and the earlier ones of its segment."""
+
+    def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
+        """The factors of `token_logits`: hidden [rows, n, width], table f32[vocab, width], bias f32[vocab]."""
+
+    def empty_cache(self, rows: int, places: int) -> Cache:
+        """A cache of nothing, with room for so many tokens in each row."""
+
+    def extend(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
+        """`decode` of tokens after those of a cache -> (hidden [rows, n, width], the cache with them)."""
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from models.families.registry import FAMILIES
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.masked_with_globals import MaskedWithGlobals
+from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.phase import Phase
@@ -70,6 +71,7 @@ CASES = {
         _config("bigbird-etc", block=2, distance=3, **WIDE), MaskedWithGlobals(), phase={"globals": GLOBALS}
     ),
     "electra": Case(_electra(), ReplacedTokenDetection()),
+    "gpt2": Case(_config("gpt2", positions=32, **WIDE), NextTokenPrediction()),
     "longformer": Case(_config("longformer", positions=32, pattern=NEAR, **WIDE), MASKED, globals=True),
     "roberta": Case(_config("roberta", positions=32, **WIDE), MASKED),
     "transformer-xl": Case(_config("transformer-xl", memory=8, **WIDE), CausalLanguageModel(), 8, padded=False),

@@ -121,12 +121,23 @@ def bigbird_etc(case: Case) -> tuple[float, dict]:
     return etc_reference.loss_and_gradients(cases.params(case), case.model, cases.batch(case))
 
 
+def next_token(case: Case) -> tuple[float, dict]:
+    batch, model = cases.batch(case), with_parameters(case, "model")
+    tensor = lambda name: torch.from_numpy(np.array(batch[name]))
+    logits = model(tensor("tokens").long(), attention_mask=tensor("segments")).logits
+    losses = torch.nn.functional.cross_entropy(logits.mT, tensor("targets").long(), reduction="none")
+    loss = (losses * tensor("weights")).sum() / tensor("weights").sum()
+    loss.backward()
+    return loss.item(), our_gradients(case, {"model": model})
+
+
 REFERENCES = {
     "albert": masked("sentence_order_label"),
     "bert": masked("next_sentence_label"),
     "bigbird": bigbird,
     "bigbird-etc": bigbird_etc,
     "electra": electra,
+    "gpt2": next_token,
     "longformer": masked(None),
     "roberta": masked(None),
     "transformer-xl": transformer_xl,

@@ -5,6 +5,7 @@ from pathlib import Path
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.global_tokens import GlobalTokens
 from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.packed_documents import PackedDocuments
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import SENTENCE_ORDER, SegmentPairs
@@ -29,6 +30,8 @@ LAYOUTS = {
     "packed, two fixed copies": PackedSentences(32, masks=Masking(copies=2)),
     "packed, with global tokens": SentenceGlobals(32, globals=3),
     "pairs, which name global tokens": GlobalTokens(32, SegmentPairs(32), 2),
+    "documents": PackedDocuments(32),
+    "documents, apart": PackedDocuments(32, separate=True, restart=True),
     "stream": ContiguousStreams(32),
     "stream, reset": ContiguousStreams(32, reset=True),
     "permuted spans": PermutedSpans(32, permuting=Permuting(reuse_len=14, perm_size=8)),

@@ -37,6 +37,8 @@ GOLDEN = {
     "packed, two fixed copies": "47905a31eec31a33",
     "packed, with global tokens": "e492820617f778b0",
     "pairs, which name global tokens": "9f6d14c102b57935",
+    "documents": "f7865c58abc5027f",
+    "documents, apart": "17735a3cba09decb",
     "stream": "f2a5ce2dda034efb",
     "stream, reset": "692dc52fbe19f20d",
     "permuted spans": "5e52697bd7201d7f",

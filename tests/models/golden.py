@@ -8,7 +8,7 @@ A change here changes checkpoints, sharding, weight decay or Hugging Face export
 import json
 from pathlib import Path
 
-from models.core.parameters import leaves
+from models.core.parameters import Slot, leaves
 from models.families.registry import FAMILIES
 from tests.models.shapes import parameter_shapes
 
@@ -34,7 +34,8 @@ def tables(family):
 
 def _plain(slot):
     """What of a slot is not as by default, as JSON has it."""
-    return json.loads(json.dumps({name: value for name, value in slot._asdict().items() if value not in ("", None, 0)}))
+    by_default = Slot("")._asdict()
+    return json.loads(json.dumps({name: value for name, value in slot._asdict().items() if value != by_default[name]}))
 
 
 def write(name, family):

@@ -1,0 +1,75 @@
+"""Documents packed to full length for models that predict the next token: no padding, every token once in an epoch."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import DocumentStream, end_token
+from data_pipelines.examples.layout import Chosen, Piece, RowLayout
+
+
+class Plan(NamedTuple):
+    """The documents of a part one after the other, in an order of the seed; rows are cut from them."""
+
+    stream: DocumentStream
+    number: int  # examples per epoch
+
+
+@dataclass(frozen=True)
+class PackedDocuments(RowLayout):
+    """Rows of `length` tokens of a part's documents, each of which ends with the corpus's end token.
+
+    A batch holds tokens, targets (the next token, also at the row's end), weights (1; 0 behind the last document of a
+    part) and segments. separate: whether segments number the documents in the row, from 1 on, so that attention stays
+    within one; else they are all 1. restart: whether there are `positions` that begin with 0 in every document.
+
+    Raises UserError for a length below 1.
+    """
+
+    separate: bool = False
+    restart: bool = False
+
+    def __post_init__(self):
+        if self.length < 1:
+            raise UserError(f"length {self.length} leaves no room for text; use at least 1")
+
+    @property
+    def spec(self) -> dict[str, tuple]:
+        names = ("tokens", "targets", "segments", *(("positions",) if self.restart else ()))
+        whole = dict.fromkeys(names, ((self.length,), np.int32))
+        return whole | {"weights": ((self.length,), np.float32)}
+
+    def check(self, corpus):
+        end_token(corpus)
+
+    def plan(self, part, split: str, seed: int) -> Plan:
+        documents = len(part.documents(split)) - 1
+        whole = Piece(part, 0, int(part.sentences(split)[-1]) + documents)
+        stream = DocumentStream([whole], split, seed, 0)
+        return Plan(stream, -(-max(stream.total - 1, 0) // self.length))
+
+    def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
+        window, document = chosen.gather(self._read)
+        real, starts = document[:, 1:] >= 0, np.zeros(document.shape, bool)
+        starts[:, 1:] = document[:, 1:] != document[:, :-1]
+        starts, real = starts[:, :-1], real
+        segments = real.astype(np.int32)
+        if self.separate:
+            segments *= 1 + np.cumsum(starts, axis=1, dtype=np.int32)
+        arrays = {"tokens": window[:, :-1] * real, "targets": window[:, 1:], "segments": segments}
+        if self.restart:
+            column = np.arange(self.length, dtype=np.int32)
+            arrays["positions"] = column - np.maximum.accumulate(np.where(starts, column, 0), axis=1)
+        return arrays | {"weights": real.astype(np.float32)}
+
+    def _read(self, plan: Plan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of rows and the one after them, and the place of each one's document, -1 behind the last:
+        int32 and int64 [n, length + 1]."""
+        start = example * self.length
+        size = np.minimum(self.length + 1, plan.stream.total - start)
+        read = np.arange(self.length + 1) < size[:, None]
+        window, document = np.zeros(read.shape, np.int32), np.full(read.shape, -1)
+        window[read], document[read] = plan.stream.read(start, size)
+        return window, document

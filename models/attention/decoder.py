@@ -1,0 +1,133 @@
+"""What GPT and the families of its form share: a config, the causal decoder with its softmax, and what is counted."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from models.attention import cache as caches
+from models.attention.cache import Cache, empty_cache
+from models.attention.kernels.kernel import Attention
+from models.attention.mask import Mask, remembering
+from models.attention.self_attention import attention_of
+from models.attention.transformer import CachedTransformerLayer, TransformerLayer, encoder_flops
+from models.blocks.checks import check_encoder
+from models.blocks.embeddings import PositionedEmbeddings
+from models.blocks.heads import tied_logits
+from models.blocks.layer import layer_sizes
+from models.blocks.norm import Norm
+from models.blocks.stack import stack
+from models.core.family import Input, Inputs, Shape
+from models.core.noise import dropout, site
+from models.core.parameters import Noise
+from models.core.program import Program
+from models.core.ranges import COUNT, check_ranges
+from models.core.sharding import constrain
+
+INPUTS = {
+    **dict.fromkeys(("tokens", "segments"), Input(("length",))),
+    "positions": Input(("length",), required=False),  # else a token's position is its place in the row
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes and rates of a causal decoder; those of GPT-2 with 124M parameters."""
+
+    vocab_size: int = 50257  # without padding rows
+    positions: int = 1024  # the longest sequence
+    width: int = 768  # hidden size
+    depth: int = 12  # layers
+    heads: int = 12  # of attention, in each layer
+    feed_forward: int = 3072  # width inside the feed-forward block
+    activation: str = "gelu_new"  # inside the feed-forward block
+    dropout: float = 0.1  # of embeddings and block outputs
+    attention_dropout: float = 0.1  # of attention probabilities
+    norm_epsilon: float = 1e-5  # added to the variance in norms
+    init_std: float = 0.02  # of the random weights at the start
+
+    def __post_init__(self):
+        check_ranges(self, {"positions": COUNT}, "model.")
+        check_encoder(self)
+
+
+class Decoder(nn.Module):
+    """Embeddings, layers in which tokens see themselves and earlier ones, and a softmax with the embeddings' weights.
+
+    pre_norm: whether norms stand before the blocks, and one after the last layer.
+    """
+
+    config: DecoderConfig
+    program: Program
+    pre_norm: bool = True
+
+    def setup(self):
+        c = self.config
+        self.embeddings = PositionedEmbeddings(c.vocab_size, c.positions, c.width, c.init_std)
+        self.norm = Norm(c.norm_epsilon, self.program.compute) if self.pre_norm else None
+
+    def embed(self, inputs: Inputs) -> Array:
+        """-> f32[rows, length, width], before dropout."""
+        return self.embeddings(inputs["tokens"], inputs.get("positions"))
+
+    def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
+        """The trunk; noise u32[rows, 2] switches dropout on -> [rows, length, width].
+
+        A token sees the earlier ones of its segment, and itself.
+        """
+        x = dropout(self.embed(inputs), self.config.dropout, site(noise, 0)).astype(self.program.compute)
+        return self.transform(x, Mask(inputs["segments"], causal=True), site(noise, 1))[0]
+
+    def empty_cache(self, rows: int, places: int) -> Cache:
+        """A cache of nothing."""
+        return empty_cache(self.config.depth, rows, places, layer_sizes(self.config), self.program.compute)
+
+    def extend(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
+        """`decode` of tokens after those of a cache, of the rows' one segment or padding (0), without dropout.
+
+        `positions` say where tokens stand in their texts.   -> (hidden [rows, n, width], the cache with them).
+        """
+        segments = inputs["segments"]
+        x = self.embed(inputs).astype(self.program.compute)
+        mask = remembering(cache.segments, Mask(segments, causal=True))
+        x, (keys, values) = self.transform(x, mask, None, (cache.keys, cache.values))
+        return x, caches.extended(cache, keys, values, segments)
+
+    @nn.compact
+    def transform(self, x: Array, mask: Mask, noise: Noise, cached: tuple[Array, Array] | None = None):
+        """x [rows, length, width] -> (the same, the keys and values of all layers where some are cached, or None)."""
+        kind = TransformerLayer if cached is None else CachedTransformerLayer
+        layer = kind(layer_sizes(self.config), self.program, pre_norm=self.pre_norm, parent=None)
+        x, new = stack(self, [layer], self.config.depth, x, mask, noise, self.program, each=cached)
+        return constrain(self.norm(x) if self.norm else x, "batch", None if cached else "length", None), new
+
+    def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
+        """The factors of the next token's logits: hidden [rows, n, width], table f32[padded vocab, width], bias
+        f32[padded vocab], whose padding is -inf."""
+        table = self.embeddings.tokens
+        bias = jnp.where(jnp.arange(len(table)) < self.config.vocab_size, 0.0, -jnp.inf)
+        return hidden, table, bias
+
+    def token_logits(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> the next token's logits, f32[rows * n, padded vocab]; padding rows are -inf."""
+        hidden, table, bias = self.softmax(hidden)
+        return tied_logits(hidden.reshape(-1, hidden.shape[-1]), table, bias, len(table))
+
+    def __call__(self, inputs: Inputs):
+        """All parts once, for initialisation."""
+        return self.token_logits(self.decode(inputs))
+
+
+def attentions(config: DecoderConfig, length: int, memory: int) -> list[Attention]:
+    """For kernels: all layers."""
+    return [attention_of(layer_sizes(config), length, causal=True)]
+
+
+def flops(config: DecoderConfig, shape: Shape, predictions: int) -> float:
+    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row; of attention, of the pairs that
+    a causal mask shows, whatever documents a row holds."""
+    batch, length = shape.batch_size, shape.length
+    pairs = [length * (length + 1) / 2] * config.depth
+    head = 2 * batch * predictions * config.width * config.vocab_size
+    return encoder_flops(config.width, config.depth, config.feed_forward, batch, length, length, pairs) + head

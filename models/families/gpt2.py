@@ -1,0 +1,112 @@
+"""GPT-2 (Radford et al. 2019): a causal Transformer decoder with norms before the blocks. GPT-3's sizes are of
+its form.
+
+Hugging Face: GPT2LMHeadModel. GPT-3 (Brown et al. 2020, arXiv:2005.14165) alternates dense and locally banded layers;
+here, as in that class, all are dense.
+"""
+
+import dataclasses
+
+from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
+from models.blocks.tables import norm_parameters
+from models.core.family import Family, HuggingFace
+from models.core.parameters import Parameter, Slot
+
+
+@dataclasses.dataclass(frozen=True)
+class GPT2Config(DecoderConfig):
+    """As all have it."""
+
+    @property
+    def output_std(self) -> float:
+        """Of the weights that add to the residual stream, 2 in each layer (section 2.3)."""
+        return self.init_std * (2 * self.depth) ** -0.5
+
+
+class GPT2(Decoder):
+    """The decoder."""
+
+
+def parameters(config: GPT2Config) -> list[Parameter]:
+    """GPT-2's parameter table."""
+    table = lambda name, axis: Parameter(
+        f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.w{name[0]}e.weight")}
+    )
+    return [
+        table("tokens", "vocab"),
+        table("positions", "position"),
+        *layer_parameters("transformer.h.{layer}"),
+        *norm_parameters("norm", ("width",), {"model": "transformer.ln_f"}),
+    ]
+
+
+def layer_parameters(layer: str) -> list[Parameter]:
+    """Table rows of the layers; layer: the name of one there."""
+
+    def dense(path: str, axes: tuple[str, str], name: str, axis: int | None = None) -> list[Parameter]:
+        # Stored as [in, out], like ours; of one tensor query, key and value side by side.
+        slot = lambda kind, along: {"model": Slot(f"{layer}.{name}.{kind}", axis=along)}
+        kernel = Parameter(f"layers/{path}/kernel", ("layers", *axes), slot("weight", axis))
+        bias = Parameter(f"layers/{path}/bias", ("layers", axes[1]), slot("bias", None if axis is None else 0))
+        return [kernel, bias]
+
+    norm = lambda path, name: norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
+    return [
+        *(
+            row
+            for name in ("query", "key", "value")
+            for row in dense(f"attention/{name}", ("width", "heads"), "attn.c_attn", 1)
+        ),
+        *dense("attention/output", ("heads", "width"), "attn.c_proj"),
+        *norm("attention/norm", "ln_1"),
+        *dense("feed_forward/up", ("width", "feed_forward"), "mlp.c_fc"),
+        *dense("feed_forward/down", ("feed_forward", "width"), "mlp.c_proj"),
+        *norm("feed_forward/norm", "ln_2"),
+    ]
+
+
+def _size(depth: int, width: int, **changes) -> GPT2Config:
+    return GPT2Config(width=width, depth=depth, heads=width // 64, feed_forward=4 * width, **changes)
+
+
+FAMILY = Family(
+    config=GPT2Config,
+    sizes={
+        # Train within minutes on a CPU: no published ones.
+        "tiny": _size(2, 128, positions=512),
+        "mini": _size(4, 256, positions=512),
+        # Radford et al. 2019, table 2
+        "small": _size(12, 768),
+        "medium": _size(24, 1024),
+        "large": _size(36, 1280),
+        "xl": _size(48, 1600),
+    },
+    inputs=INPUTS,
+    module=GPT2,
+    parameters=parameters,
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architectures={"GPT2LMHeadModel": {}},
+            constants={"model_type": "gpt2"},
+            fields={
+                "vocab_size": "vocab_size",
+                "n_positions": "positions",
+                "n_embd": "width",
+                "n_layer": "depth",
+                "n_head": "heads",
+                "n_inner": "feed_forward",
+                "activation_function": "activation",
+                "layer_norm_epsilon": "norm_epsilon",
+            },
+            settings={"resid_pdrop": "dropout", "attn_pdrop": "attention_dropout", "initializer_range": "init_std"},
+            tied={"lm_head.weight": "transformer.wte.weight"},
+            trunk="transformer.",
+            pair=None,
+            prepare="--tokenizer bpe --specials gpt2",
+        )
+    },
+    flops=flops,
+    attention="self",
+    attentions=attentions,
+)

@@ -1,0 +1,66 @@
+"""A decoder with a cache computes what it computes without."""
+
+import jax
+import numpy as np
+import pytest
+
+from models.core.program import Program
+from models.families.registry import FAMILIES
+from pretrain.objectives.protocols import CausalDecoder
+from tests.contract import cases
+
+LENGTH, PLACES = 12, 20
+MODULES = {name: FAMILIES[name].module(case.model, Program(depth="scan")) for name, case in cases.CASES.items()}
+DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder)]
+
+
+@pytest.fixture(params=DECODERS)
+def decoder(request):
+    return MODULES[request.param], {"params": cases.params(cases.CASES[request.param])}
+
+
+def texts(lengths):
+    """Rows of such texts that end together: tokens, segments and positions i32[rows, LENGTH]."""
+    column = np.arange(LENGTH) - (LENGTH - np.array(lengths)[:, None])
+    tokens = np.random.default_rng(0).integers(5, 100, column.shape)
+    arrays = {"tokens": tokens, "segments": column >= 0, "positions": np.maximum(column, 0)}
+    return {name: np.asarray(array, np.int32) for name, array in arrays.items()}
+
+
+def extended(model, variables, inputs, cuts):
+    """Hidden states of the rows, read piece after piece."""
+    extend = jax.jit(lambda piece, cache: model.apply(variables, piece, cache, method="extend"))
+    cache, read = model.empty_cache(len(inputs["tokens"]), PLACES), []
+    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+        hidden, cache = extend({name: array[:, begin:end] for name, array in inputs.items()}, cache)
+        read.append(hidden)
+    assert int(cache.filled) == LENGTH
+    return np.concatenate(read, axis=1)
+
+
+def test_pieces_after_a_cache_are_the_whole_row(decoder):
+    model, variables = decoder
+    inputs = texts([LENGTH, 5])
+    whole = model.apply(variables, inputs, method="decode")
+    real = inputs["segments"] > 0
+    pieces = extended(model, variables, inputs, (0, 7, 8, LENGTH))
+    np.testing.assert_allclose(pieces[real], np.asarray(whole)[real], atol=1e-5)
+
+
+def test_padding_before_a_text_changes_nothing(decoder):
+    model, variables = decoder
+    inputs = texts([LENGTH, 5])
+    alone = {name: array[1:, -5:] for name, array in inputs.items()}
+    padded = model.apply(variables, inputs, method="decode")[1:, -5:]
+    np.testing.assert_allclose(padded, model.apply(variables, alone, method="decode"), atol=1e-5)
+    del alone["positions"]  # which without padding are the places
+    np.testing.assert_allclose(padded, model.apply(variables, alone, method="decode"), atol=1e-5)
+
+
+def test_a_token_sees_no_later_one(decoder):
+    model, variables = decoder
+    inputs = texts([LENGTH])
+    changed = inputs | {"tokens": inputs["tokens"] * (np.arange(LENGTH) <= 6)}
+    before, after = (model.apply(variables, given, method="decode") for given in (inputs, changed))
+    np.testing.assert_array_equal(np.asarray(before)[0, :7], np.asarray(after)[0, :7])
+    assert np.abs(np.asarray(before) - np.asarray(after))[0, 7:].max() > 1e-3
