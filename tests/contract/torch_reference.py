@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.core.parameters import leaves, nest
+from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of
 from pretrain.huggingface.tensors import tensors
 from tests.contract import cases
@@ -21,11 +21,11 @@ from tests.pretrain import (
 )
 
 
-def with_parameters(case: Case, part: str) -> torch.nn.Module:
-    """The torch model of a part, with the case's parameters."""
+def with_parameters(case: Case, part: str, params: Params | None = None) -> torch.nn.Module:
+    """The torch model of a part, with the case's parameters or others."""
     model = reference.torch_model(case.model, part)
     named = dict(model.named_parameters())
-    ours = tensors(cases.params(case), case.model, part)
+    ours = tensors(params or cases.params(case), case.model, part)
     assert set(ours) == set(named)
     with torch.no_grad():
         for name, tensor in ours.items():

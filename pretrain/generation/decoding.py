@@ -1,0 +1,102 @@
+"""Prompts continued by a causal model: `generate`, with the settings of `Decoding`."""
+
+from collections.abc import Iterator, Sequence
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from data_pipelines.errors import UserError
+from models.core.noise import row_keys
+from models.core.parameters import Params
+from models.families.registry import FAMILIES, name_of
+from pretrain.generation.loop import program
+from pretrain.generation.settings import Decoding
+from pretrain.objectives.protocols import CausalDecoder
+from tpu.mesh import row_mesh
+
+ROWS = 64  # written at the same time, at most
+SHORTEST = 16  # places for prompts: a power of two from this one on, so that few programs are compiled
+
+
+def generate(
+    model: nn.Module,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    seed: int = 0,
+    number: int = 1,
+    mesh: Mesh | None = None,
+) -> list[list[list[int]]]:
+    """For each prompt `number` continuations, without the prompt, up to the first stop token with it.
+
+    What is drawn for a prompt depends on the seed, its place among the prompts, and which of its continuations it is.
+    mesh: where the parameters lie cut over several devices, that of them.   UserError for what cannot be continued.
+    """
+    _check(model, prompts, decoding, number)
+    write = program(model, decoding, mesh or row_mesh(jax.local_devices(), [1]))
+    samples = number if decoding.beams == 1 else 1
+    order = sorted(range(len(prompts)), key=lambda prompt: len(prompts[prompt]))  # of like length together
+    rows = [(prompt, sample) for prompt in order for sample in range(samples)]
+    found = [[] for _ in prompts]
+    for batch in _batches(rows, max(1, ROWS // decoding.beams)):
+        tokens, segments = left_padded([prompts[prompt] for prompt, _ in batch])
+        of_prompts, of_samples = np.array(batch, np.uint32).T
+        noise = row_keys(seed, of_samples, of_prompts)
+        texts = np.asarray(write(params, tokens, segments, noise))  # [rows, texts of each, n]
+        for (prompt, sample), written in zip(batch, texts, strict=True):
+            if len(found[prompt]) == sample:  # else one that fills the batch up
+                found[prompt] += [_until(text.tolist(), decoding.stop) for text in written[:number]]
+    return found
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and segments i32[rows, places] of texts that end together."""
+    places = max(SHORTEST, _power_of_two(max(map(len, prompts))))
+    tokens, segments = np.zeros((2, len(prompts), places), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, places - len(prompt) :] = prompt
+        segments[row, places - len(prompt) :] = 1
+    return tokens, segments
+
+
+def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding, number: int) -> None:
+    if not isinstance(model, CausalDecoder):
+        able = [name for name, family in FAMILIES.items() if issubclass(family.module, CausalDecoder)]
+        raise UserError(f"a model of {name_of(model.config)} cannot continue texts; those of {', '.join(able)} can")
+    vocab_size, positions = model.config.vocab_size, model.config.positions
+    for field in "beams", "top_k":
+        if (value := getattr(decoding, field)) > vocab_size:
+            raise UserError(f"{field}={value}: the vocabulary has {vocab_size} tokens; give fewer")
+    if unknown := [token for token in decoding.stop if not 0 <= token < vocab_size]:
+        raise UserError(f"stop={unknown[0]}: must be a token of the vocabulary, from 0 to {vocab_size - 1}")
+    several = decoding.beams if decoding.beams > 1 else number if decoding.temperature else 1
+    if not 1 <= number <= several:
+        cure = f"give up to beams={decoding.beams}" if decoding.beams > 1 else "give 1, a temperature, or beams"
+        raise UserError(f"number={number}: there are not so many texts of a prompt; {cure}")
+    for index, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise UserError(f"prompt {index}: has no tokens; begin it with some text")
+        if len(prompt) + decoding.max_tokens > positions:
+            raise UserError(
+                f"prompt {index}: {len(prompt)} tokens and max_tokens={decoding.max_tokens} are more than the "
+                f"{positions} positions of the model; shorten it, or give fewer"
+            )
+
+
+def _batches(rows: list[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
+    """Batches of a power of two rows, the last one filled up with its last row: again, so that few programs are
+    compiled."""
+    for begin in range(0, len(rows), most):
+        batch = rows[begin : begin + most]
+        yield batch + batch[-1:] * (_power_of_two(len(batch)) - len(batch))
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _until(text: list[int], stop: tuple[int, ...]) -> list[int]:
+    end = next((index for index, token in enumerate(text) if token in stop), len(text))
+    return text[: end + 1]

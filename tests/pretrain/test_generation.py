@@ -1,0 +1,128 @@
+"""Prompts are continued as transformers' `generate` continues them."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from data_pipelines.errors import UserError
+from models.core.parameters import leaves, nest
+from models.core.program import Program
+from models.families.registry import FAMILIES
+from pretrain.generation.decoding import generate
+from pretrain.generation.settings import Decoding
+from pretrain.objectives.protocols import CausalDecoder
+from tests.contract import cases, torch_reference
+
+MODULES = {name: FAMILIES[name].module(case.model, Program(depth="scan")) for name, case in cases.CASES.items()}
+DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder)]
+NEW, STOP = 12, (15, 33, 52)
+GREEDY = Decoding(max_tokens=NEW, stop=STOP)
+DRAWN = dataclasses.replace(GREEDY, temperature=1.0, stop=())
+
+
+def prompts(number=50, longest=16):
+    rng = np.random.default_rng(3)
+    return [rng.integers(5, 100, length).tolist() for length in rng.integers(1, longest + 1, number)]
+
+
+@pytest.fixture(scope="module", params=DECODERS)
+def both(request):
+    """Ours and transformers' model, with the same parameters."""
+    ours = eloquent(request.param)
+    return ours, torch_reference.with_parameters(cases.CASES[request.param], "model", ours[1]).eval()
+
+
+def eloquent(name):
+    """A model whose texts do not repeat a token for ever, and whose logits differ."""
+    params = dict(leaves(cases.params(cases.CASES[name])))
+    return MODULES[name], nest({path: leaf * (3 if path.endswith("kernel") else 1) for path, leaf in params.items()})
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return eloquent("gpt2")
+
+
+def theirs(model, prompts, number=1, **settings):
+    """What transformers makes of prompts of different length, in one batch."""
+    longest = max(map(len, prompts))
+    padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    real = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    settings = {"eos_token_id": list(STOP), "do_sample": False, "num_return_sequences": number} | settings
+    with torch.no_grad():
+        tokens = model.generate(padded, attention_mask=real, max_new_tokens=NEW, pad_token_id=0, **settings)
+    texts = [until_stop(row) for row in tokens[:, longest:].tolist()]
+    return [texts[begin : begin + number] for begin in range(0, len(texts), number)]
+
+
+def until_stop(text):
+    ends = [index for index, token in enumerate(text) if token in STOP]
+    return text[: ends[0] + 1] if ends else text
+
+
+def test_the_likeliest_tokens_are_transformers_(both):
+    ours, model = both
+    found = generate(*ours, prompts(), GREEDY)
+    assert found == theirs(model, prompts())
+    lengths = {len(text) for (text,) in found}
+    assert NEW in lengths and len(lengths) > 3  # some end at once, some late, some never
+
+
+def test_a_penalty_for_repetition_is_transformers_(both):
+    ours, model = both
+    same = [prompt for prompt in prompts(200) if len(prompt) == 6]  # theirs penalises padding, too
+    found = generate(*ours, same, dataclasses.replace(GREEDY, repetition_penalty=1.3))
+    assert found == theirs(model, same, repetition_penalty=1.3)
+    assert found != generate(*ours, same, GREEDY)
+
+
+def without_cache(ours, prompt):
+    """The likeliest token, again and again, of the whole text."""
+    model, params = ours
+    decode = jax.jit(lambda inputs: model.apply({"params": params}, inputs, method="decode"))
+    text, places = list(prompt), len(prompt) + NEW
+    for length in range(len(prompt), places):
+        padded = np.pad(text, (0, places - length))[None], (np.arange(places) < length)[None].astype(np.int32)
+        hidden = decode(dict(zip(("tokens", "segments"), padded, strict=True)))[:, length - 1 : length]
+        text.append(int(model.apply({"params": params}, hidden, method="token_logits").argmax()))
+    return text[len(prompt) :]
+
+
+def test_with_a_cache_and_without_the_texts_are_the_same(both):
+    ours, prompt = both[0], prompts()[0]
+    assert generate(*ours, prompts(), dataclasses.replace(GREEDY, stop=()))[0][0] == without_cache(ours, prompt)
+
+
+def test_what_is_drawn_for_a_prompt_depends_on_seed_and_place_not_on_the_others(gpt2):
+    many = generate(*gpt2, prompts(4), DRAWN, seed=1, number=2)
+    assert generate(*gpt2, prompts(4)[:2], DRAWN, seed=1, number=2) == many[:2]
+    assert many[0][0] != many[0][1]
+    assert generate(*gpt2, prompts(4)[:2], DRAWN, seed=2, number=2) != many[:2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_tokens": 30}, "prompt 0: 9 tokens and max_tokens=30 are more than the 32 positions"),
+        ({"beams": 101}, "beams=101: the vocabulary has 100 tokens"),
+        ({"stop": (100,)}, "stop=100: must be a token of the vocabulary, from 0 to 99"),
+        ({"top_k": 5}, "top_k=5: has no effect without drawing"),
+        ({"beams": 2, "temperature": 0.5}, "beams=2: draws nothing"),
+        ({"top_p": 0.0}, "top_p=0.0: must be above 0"),
+    ],
+)
+def test_what_cannot_be_is_an_error_of_one_line(gpt2, settings, words):
+    with pytest.raises(UserError, match=words):
+        generate(*gpt2, [list(range(9))], Decoding(**settings))
+
+
+def test_a_prompt_has_tokens_and_a_model_that_reads_both_sides_continues_none(gpt2):
+    with pytest.raises(UserError, match="prompt 1: has no tokens"):
+        generate(*gpt2, [[5], []], GREEDY)
+    with pytest.raises(UserError, match="number=2: there are not so many texts"):
+        generate(*gpt2, [[5]], GREEDY, number=2)
+    with pytest.raises(UserError, match="a model of bert cannot continue texts; those of gpt2"):
+        generate(MODULES["bert"], cases.params(cases.CASES["bert"]), [[5]], GREEDY)
