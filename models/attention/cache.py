@@ -44,6 +44,12 @@ def extended(cache: Cache, keys: Array, values: Array, segments: Array) -> Cache
     return Cache(*kept, cache.filled + segments.shape[1])
 
 
+def of_rows(cache: Cache, rows: Array) -> Cache:
+    """A cache of some rows, i32[n], of another's."""
+    of_layers = lambda array: jnp.take(array, rows, axis=1)
+    return Cache(of_layers(cache.keys), of_layers(cache.values), cache.segments[rows], cache.filled)
+
+
 def attend(
     x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, own: tuple[Array, Array]
 ) -> tuple[Array, tuple[Array, Array]]:

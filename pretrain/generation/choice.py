@@ -36,3 +36,15 @@ def choose(logits: Array, noise: Array, decoding: Decoding) -> Array:
         logits = likeliest(logits / decoding.temperature, decoding.top_k, decoding.top_p)
         logits += gumbel(noise, logits.shape[1:])
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+def first_seen(shape: tuple[int, int], tokens: Array, segments: Array, decoding: Decoding) -> Array | None:
+    """Which tokens stand in left-padded prompts, bool[rows, vocab]; None where no penalty asks."""
+    if decoding.repetition_penalty == 1:
+        return None
+    return with_seen(jnp.zeros(shape, bool), tokens, segments > 0)
+
+
+def with_seen(seen: Array, tokens: Array, real: Array | bool) -> Array:
+    """seen bool[rows, vocab] and tokens i32[rows, n], where they are real."""
+    return seen.at[jnp.arange(len(tokens))[:, None], tokens].max(real)

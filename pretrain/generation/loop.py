@@ -14,7 +14,9 @@ from models.attention.cache import Cache
 from models.core.noise import fold
 from models.core.parameters import Params
 from models.core.sharding import placed_by
-from pretrain.generation.choice import choose, penalised
+from pretrain.generation.beams import search
+from pretrain.generation.choice import choose, first_seen, penalised, with_seen
+from pretrain.generation.reading import next_logits, read
 from pretrain.generation.settings import Decoding
 from tpu.rules import activation_rules
 from tpu.xla import compiler_options, matmul_precision
@@ -42,6 +44,8 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
 
     def write(params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
+            if decoding.beams > 1:
+                return search(model, decoding, params, tokens, segments)
             return _texts(model, decoding, params, tokens, segments, noise)[:, None]
 
     return jax.jit(write, compiler_options=compiler_options(mesh))
@@ -69,34 +73,6 @@ def _texts(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
     logits, cache = read(model, params, tokens, segments, decoding.max_tokens)
     rows = len(tokens)
     empty = jnp.zeros((rows, decoding.max_tokens), jnp.int32)
-    seen = first_seen(decoding, logits, tokens, segments)
+    seen = first_seen(logits.shape, tokens, segments, decoding)
     texts = Texts(empty, jnp.int32(0), jnp.zeros(rows, bool), segments.sum(1), seen, cache)
     return jax.lax.while_loop(goes_on, step, add(texts, logits)).tokens
-
-
-def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Cache]:
-    """Left-padded prompts -> (logits f32[rows, vocab] after each, a cache of them with room for `more` tokens)."""
-    rows, places = tokens.shape
-    positions = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)
-    inputs = {"tokens": tokens, "segments": segments, "positions": positions}
-    hidden, cache = model.apply({"params": params}, inputs, model.empty_cache(rows, places + more), method="extend")
-    return model.apply({"params": params}, hidden[:, -1:], method="token_logits"), cache
-
-
-def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, cache: Cache) -> tuple[Array, Cache]:
-    """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the cache)."""
-    inputs = {"tokens": last, "segments": jnp.ones_like(last), "positions": lengths[:, None]}
-    hidden, cache = model.apply({"params": params}, inputs, cache, method="extend")
-    return model.apply({"params": params}, hidden, method="token_logits"), cache
-
-
-def first_seen(decoding: Decoding, logits: Array, tokens: Array, segments: Array) -> Array | None:
-    """Which tokens stand in prompts, bool[rows, vocab]; None where no penalty asks."""
-    if decoding.repetition_penalty == 1:
-        return None
-    return with_seen(jnp.zeros(logits.shape, bool), tokens, segments > 0)
-
-
-def with_seen(seen: Array, tokens: Array, real: Array | bool) -> Array:
-    """seen bool[rows, vocab] and tokens i32[rows, n], where they are real."""
-    return seen.at[jnp.arange(len(tokens))[:, None], tokens].max(real)

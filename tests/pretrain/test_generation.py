@@ -71,6 +71,15 @@ def test_the_likeliest_tokens_are_transformers_(both):
     assert NEW in lengths and len(lengths) > 3  # some end at once, some late, some never
 
 
+@pytest.mark.parametrize("penalty", [1.0, -0.5])
+def test_the_best_of_four_beams_are_transformers_(both, penalty):
+    ours, model = both
+    beams = dataclasses.replace(GREEDY, beams=4, length_penalty=penalty)
+    found = generate(*ours, prompts(), beams, number=3)
+    assert found == theirs(model, prompts(), number=3, num_beams=4, length_penalty=penalty)
+    assert len({len(text) for texts in found for text in texts}) > 3
+
+
 def test_a_penalty_for_repetition_is_transformers_(both):
     ours, model = both
     same = [prompt for prompt in prompts(200) if len(prompt) == 6]  # theirs penalises padding, too
