@@ -5,12 +5,14 @@ than training takes XLA's where the kernel does not take those.
 """
 
 import dataclasses
+import math
 
 import jax
 from jax.sharding import Mesh
 
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
+from models.attention.kernels.kernel import Kernel
 from models.attention.kernels.table import KERNELS
 from models.attention.patterns.pattern import DENSE, Pattern, encoders, on_host
 from models.attention.sparse import crossover
@@ -50,7 +52,8 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
     for kernel in kernels if named == "xla" else [named]:
         obstacles = _obstacles(recipe, program, kernel, mesh)
         if not obstacles:
-            return dataclasses.replace(program, attention=kernel)
+            depth = options.depth or _depth(recipe, KERNELS[kernel], program)
+            return dataclasses.replace(program, attention=kernel, depth=depth)
         if kernel == named:
             raise UserError(f"--attention {kernel} does not work here: {'; '.join(obstacles)}; or use xla")
     return program
@@ -105,6 +108,12 @@ def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
     asked = family_of(recipe.model).attention, _is_sparse(recipe.model)
     of_form = [kernel for kernel in KERNELS.values() if (kernel.form, kernel.sparse) == asked]
     return [kernel.name for kernel in of_form if (platform or jax.default_backend()) in kernel.platforms]
+
+
+def _depth(recipe: Recipe, kernel: Kernel, program: Program) -> str:
+    """Whether layers with a kernel are scanned or unrolled where that is not said."""
+    layers = max((depth for depth, _ in encoders(recipe.model).values()), default=math.inf)
+    return "unroll" if layers <= kernel.unrolled else program.depth
 
 
 def _obstacles(recipe: Recipe, program: Program, kernel: str, mesh: Mesh | None) -> list[str]:

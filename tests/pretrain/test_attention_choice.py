@@ -164,6 +164,14 @@ def test_of_a_sparse_pattern_a_kernel_computes_the_only_layer_too(tmp_path):
     assert chosen_program(sparse(256, depth=1), options, platform="tpu").attention == "pattern"
 
 
+def test_few_layers_with_a_kernel_of_a_sparse_pattern_are_unrolled_unless_the_run_says_otherwise(tmp_path):
+    options = lambda changes: tiny.options(tmp_path, tmp_path, **changes)
+    chosen = lambda recipe, **changes: chosen_program(recipe, options(changes), platform="tpu")
+    assert [chosen(sparse(depth=depth)).depth for depth in (2, 12, 13)] == ["unroll", "unroll", "scan"]
+    assert chosen(sparse(), depth="scan").depth == "scan"
+    assert chosen(sparse(), attention="xla").depth == chosen(bert()).depth == "scan"
+
+
 def test_every_phase_is_asked_for(tmp_path):
     recipe = dataclasses.replace(bert(), phases=(Phase(0.9, 128, 8), Phase(0.1, 200, 8)))
     options = tiny.options(tmp_path, tmp_path, attention="splash")

@@ -54,6 +54,8 @@ class Kernel(NamedTuple):
     attend: called as the plain function of that form, `plain.attend` or `relative.relative_attention`.
     costs: of its programs on TPUs, by the beginnings of the names that `pl.pallas_call` is given.
     sparse: whether of a sparse pattern, else of queries that see all keys but for what the mask hides.
+    unrolled: up to so many layers are compiled one by one by default: a loop copies what a kernel reads and writes
+    into and out of its stacks.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Kernel(NamedTuple):
     attend: Callable[..., Array]
     costs: Mapping[str, Cost] = {}
     sparse: bool = False
+    unrolled: int = 0
 
 
 def of_dropout(attention: Attention) -> list[str]:
