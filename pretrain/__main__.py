@@ -1,4 +1,4 @@
-"""python -m pretrain run | eval | plot | pattern | export | recipes | demo"""
+"""python -m pretrain run | eval | plot | pattern | export | prompts | recipes | demo"""
 
 import dataclasses
 import logging
@@ -25,6 +25,7 @@ USAGE = """python -m pretrain COMMAND ...
   plot RUN [RUN ...] --out FILE.png         learning curves
   pattern RECIPE --out FILE.png             what sees what in a sparse pattern, per layer and head
   export RUN --to DIR [--step N]            files that Hugging Face loads
+  prompts RUN --examples FILE.jsonl         what a causal decoder answers after 0, 1, ... examples
   demo                                      all of it on the built-in corpus, in minutes on a CPU
 
 --help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure,
@@ -180,6 +181,15 @@ def _export(arguments: list[str]) -> int:
     return 0
 
 
+def _prompts(arguments: list[str]) -> int:
+    from pretrain.commands.prompts import ask
+    from tpu.compiled import write_whole
+
+    write_whole()
+    ask(arguments)
+    return 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Demo:
     """Prepare the built-in corpus, train an ELECTRA on it, evaluate, plot and export it."""
@@ -202,7 +212,7 @@ def _demo(arguments: list[str]) -> int:
 
 
 COMMANDS = {"recipes": _recipes, "run": _run, "eval": _eval, "plot": _plot, "pattern": _pattern, "export": _export}
-COMMANDS |= {"demo": _demo}
+COMMANDS |= {"prompts": _prompts, "demo": _demo}
 
 
 def _end_at_once(number: int, frame) -> None:

@@ -1,9 +1,16 @@
 """What tests of several files train."""
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
+from pretrain.commands.run import run
 from tests.pretrain import tiny
 from tests.pretrain.hugging_face_folders import configs, exported, tokenizer_path  # noqa: F401
+from tests.texts import write_texts
 
 
 @pytest.fixture(scope="session")
@@ -12,4 +19,22 @@ def uninterrupted(corpus_path, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("uninterrupted") / "run"
     status, _, err = tiny.run_command(*tiny.run_arguments(corpus_path, workdir))
     assert status == 0, err
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def bytes_path(tmp_path_factory):
+    """A small corpus of byte-level BPE with GPT-2's end token. Tests must not change it."""
+    folder = tmp_path_factory.mktemp("bytes")
+    source = write_texts(folder / "texts", documents=60, seed=0)
+    options = {"tokenizer": "bpe", "specials": "gpt2", "vocab_size": 340, "heldout": 0.1, "processes": 1}
+    prepare(Prepare((f"text:{source}",), folder / "corpus", **options), Console(file=io.StringIO()))
+    return folder / "corpus"
+
+
+@pytest.fixture(scope="session")
+def gpt2_run(bytes_path, tmp_path_factory):
+    """The work directory of a tiny GPT-2 after few steps. Tests must not change it."""
+    workdir = tmp_path_factory.mktemp("gpt2") / "run"
+    run(tiny.gpt2(steps=4), tiny.options(bytes_path, workdir, log_every=4, checkpoint_every=4))
     return workdir

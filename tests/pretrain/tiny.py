@@ -14,11 +14,13 @@ from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
 from models.families.electra import ElectraConfig, Tower
 from models.families.etc import EtcConfig
+from models.families.gpt2 import GPT2Config
 from models.families.transformer_xl import TransformerXLConfig
 from models.families.xlnet import XLNetConfig
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.masked_with_globals import GlobalPhase, MaskedWithGlobals
+from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer
@@ -37,6 +39,7 @@ ALBERT = AlbertConfig(vocab_size=195, positions=32, embedding=16, width=32, dept
 ELECTRA = ElectraConfig(
     vocab_size=195, positions=32, embedding=32, discriminator=Tower(32, 2, 2, 64), generator=Tower(16, 1, 1, 32)
 )
+GPT2 = GPT2Config(vocab_size=340, positions=64, width=32, depth=2, heads=2, feed_forward=64, init_std=0.1)
 TRANSFORMER_XL = TransformerXLConfig(
     vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, cutoffs=(), init_std=0.1
 )
@@ -70,6 +73,11 @@ def etc(**changes) -> Recipe:
 
 def electra(**changes) -> Recipe:
     recipe = Recipe(name="electra", model=ELECTRA, objective=ReplacedTokenDetection(), **_COMMON)
+    return dataclasses.replace(recipe, **changes)
+
+
+def gpt2(**changes) -> Recipe:
+    recipe = Recipe(name="gpt2", model=GPT2, objective=NextTokenPrediction(), **_COMMON)
     return dataclasses.replace(recipe, **changes)
 
 

@@ -1,0 +1,95 @@
+"""`python -m pretrain prompts`: what a causal decoder answers after so many examples, as a table."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from data_pipelines.cloud import local_folder
+from data_pipelines.command_line import Place, parse
+from data_pipelines.errors import UserError
+from models.families.registry import name_of
+from pretrain.objectives.protocols import CausalDecoder
+from pretrain.prompting import figures
+from pretrain.prompting.examples import read
+from pretrain.prompting.figures import Figure
+from pretrain.prompting.likelihood import log_likelihoods
+from pretrain.prompting.prompts import Prompt, Prompter, Template
+from pretrain.recipes.table import wide_console
+from pretrain.storage.run_directory import RunDirectory, write_whole
+from pretrain.training.restore import restore
+from pretrain.training.step import merge
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """Ask a causal decoder questions of a file, each after some of the others with their answers."""
+
+    run: Positional[Place]
+    """Work directory of the run."""
+    examples: Path
+    """A file of JSON lines: {"input", "target"}, or {"input", "choices", "answer"}."""
+    shots: tuple[int, ...] = (0,)
+    """How many answered examples stand before each question; one row of the table for each number."""
+    seed: int = 0
+    """Draws them, alike for all models."""
+    template: Annotated[Template, arg(name="")] = Template()
+    out: Path | None = None
+    """A JSON file for the figures."""
+
+
+def ask(arguments: Sequence[str]) -> None:
+    """Print a row of figures for each number of shots. UserError in one line for what cannot be asked."""
+    options = parse(Prompts, arguments, "python -m pretrain prompts")
+    if min(options.shots, default=-1) < 0 or options.seed < 0:
+        raise UserError("--shots and --seed: give numbers from 0 on, as in --shots 0 1 8 --seed 1")
+    examples, directory = read(options.examples), RunDirectory(options.run)
+    restored = restore(directory)
+    model = restored.assembly.model
+    if not isinstance(model, CausalDecoder):
+        raise UserError(f"{options.run}: a model of {name_of(model.config)} is no causal decoder; ask one, like gpt2")
+    with local_folder(directory.tokenizer) as tokenizer:
+        prompter = Prompter(options.examples, examples, tokenizer, options.template, model.config.positions)
+    asked = {shots: prompter(shots, options.seed, True) for shots in dict.fromkeys(options.shots)}
+    texts = [text for prompts in asked.values() for prompt in prompts for text in prompt.texts]
+    found = log_likelihoods(model, merge(restored.params, restored.frozen), texts, restored.mesh)
+    begin, rows = 0, {}
+    for shots, prompts in asked.items():
+        end = begin + sum(len(prompt.texts) for prompt in prompts)
+        rows[shots], begin = figures.of_likelihoods(prompts, found[begin:end]), end
+    _show(options, restored.step, asked, rows)
+
+
+def _show(options: Prompts, step: int, asked: dict[int, list[Prompt]], rows: dict[int, dict[str, Figure]]) -> None:
+    """The table, and the file."""
+    names = list(next(iter(rows.values())))
+    table = Table("shots", *names, "shots left out", title=f"{options.examples} of {options.run} at step {step}")
+    kept = []
+    for shots, of_shots in rows.items():
+        left_out = np.array([prompt.left_out for prompt in asked[shots]])
+        said = f"{left_out.sum()} of {np.count_nonzero(left_out)} prompts" if left_out.any() else "none"
+        table.add_row(str(shots), *(_written(of_shots[name]) for name in names), said)
+        named = {name: {"value": value, "standard_error": error} for name, (value, error) in of_shots.items()}
+        kept.append({"shots": shots, "left_out": left_out.tolist(), "figures": named})
+    console = wide_console()
+    console.print(table)
+    console.print(f"{len(left_out)} examples; ± is one standard error")
+    if options.out:
+        about = {"run": str(options.run), "step": step, "examples": str(options.examples), "seed": options.seed}
+        about |= {**dataclasses.asdict(options.template), "rows": kept}
+        try:
+            write_whole(options.out, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"--out {options.out}: cannot write there ({error.strerror}); choose another place"
+            ) from None
+
+
+def _written(figure: Figure) -> str:
+    value, error = figure
+    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")

@@ -1,0 +1,104 @@
+"""Questions with their answers, from JSON lines."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from data_pipelines.errors import UserError
+
+LONGEST_LINE = 4 << 20  # bytes
+
+
+class Example(NamedTuple):
+    """choices: the texts of which one follows the input, the target alone where nothing is to be chosen.
+    answer: which of them is right.   line: where it stands in its file, from 1 on."""
+
+    line: int
+    input: str
+    choices: tuple[str, ...]
+    answer: int
+
+    @property
+    def target(self) -> str:
+        return self.choices[self.answer]
+
+
+def read(path: Path) -> list[Example]:
+    """The examples of a file, of which each line is {"input", "target"} or {"input", "choices", "answer"}: the right
+    choice or its number from 0 on. Other keys are not read. UserError naming file and line for anything else."""
+    examples, number = [], 0
+    try:
+        with open(path, "rb") as file:
+            while line := file.readline(LONGEST_LINE + 1):
+                number += 1
+                where = f"--examples {path}, line {number}"
+                if len(line) > LONGEST_LINE:
+                    raise UserError(f"{where}: is longer than {LONGEST_LINE >> 20} MiB; shorten it")
+                if line.strip():
+                    examples.append(_example(number, parse_object(line, where), where))
+    except OSError as error:
+        raise UserError(f"--examples {path}: cannot be read ({error.strerror}); give a file of JSON lines") from None
+    if not examples:
+        raise UserError(f"--examples {path}: holds no example; give one a line")
+    return examples
+
+
+def parse_object(line: bytes, where: str) -> dict:
+    """The JSON object that a line holds; UserError where it holds none or text that is not Unicode."""
+    try:
+        record = json.loads(line.decode())
+        json.dumps(record, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: is not JSON in UTF-8 ({error}); mend the line") from None
+    if not isinstance(record, dict):
+        raise UserError(f'{where}: is not an object; write {{"input": ..., "target": ...}}')
+    return record
+
+
+def text_of(record: Mapping, key: str, where: str) -> str:
+    """The text of a key; UserError where there is none."""
+    if key not in record:
+        raise UserError(f"{where}: has no {key!r} but {', '.join(map(repr, record))[:200] or 'nothing'}; add it")
+    if not isinstance(record[key], str):
+        raise UserError(f"{where}: {key!r} is {_short(record[key])}; give text")
+    return record[key]
+
+
+def _example(number: int, record: Mapping, where: str) -> Example:
+    asked = text_of(record, "input", where)
+    if "choices" not in record:
+        target = text_of(record, "target", where)
+        _check_target(target, "target", where)
+        return Example(number, asked, (target,), 0)
+    if "target" in record:
+        raise UserError(f"{where}: has 'choices' and 'target'; keep one, beside 'choices' give 'answer'")
+    choices = record["choices"]
+    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(one, str) for one in choices):
+        raise UserError(f"{where}: 'choices' is {_short(choices)}; give a list of two texts or more")
+    for one in choices:
+        _check_target(one, "choices", where)
+        if choices.count(one) > 1:
+            raise UserError(f"{where}: 'choices' has {_short(one)} twice; make them differ")
+    return Example(number, asked, tuple(choices), _answer(record, choices, where))
+
+
+def _answer(record: Mapping, choices: list[str], where: str) -> int:
+    if "answer" not in record:
+        raise UserError(f"{where}: has 'choices' and no 'answer'; add it, a choice or its number from 0 on")
+    answer = record["answer"]
+    if isinstance(answer, str) and answer in choices:
+        return choices.index(answer)
+    if type(answer) is int and 0 <= answer < len(choices):
+        return answer
+    raise UserError(f"{where}: 'answer' is {_short(answer)}; give one of the choices or its number from 0 on")
+
+
+def _check_target(text: str, key: str, where: str) -> None:
+    if not text.strip():
+        raise UserError(f"{where}: {key!r} has an empty text, of which no model says how likely it is; fill it")
+
+
+def _short(value) -> str:
+    said = json.dumps(value, ensure_ascii=False)
+    return said if len(said) <= 80 else f"{said[:80]}..."

@@ -1,0 +1,84 @@
+"""How likely a causal decoder finds targets after their prompts."""
+
+from collections.abc import Iterator, Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from models.core.family import Inputs
+from models.core.parameters import Params
+from models.core.sharding import placed_by
+from pretrain.prompting.prompts import Tokens
+from tpu.batches import place_rows
+from tpu.rules import activation_rules
+from tpu.xla import compiler_options, matmul_precision
+
+SHORTEST = 32  # tokens of the rows of the first bucket; those of the next have twice as many
+BATCH = 4096  # tokens of a batch of rows
+TARGETS = 256  # whose logits are computed at once, so that they need little memory
+
+
+def log_likelihoods(model: nn.Module, params: Params, texts: Sequence[Tokens], mesh: Mesh) -> np.ndarray:
+    """ln p(target | prompt) of each text by a causal decoder whose parameters lie on the mesh: f64[texts].
+
+    Rows of about the same length are computed together, in few lengths, so that few programs are compiled.
+    """
+
+    def trunk(params: Params, inputs: Inputs) -> Array:
+        with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
+            return model.apply({"params": params}, inputs, method="decode")
+
+    def of_targets(params: Params, hidden: Array, row: Array, column: Array, target: Array) -> Array:
+        with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
+            logits = model.apply({"params": params}, hidden[row, column][None], method="token_logits")
+            return jnp.take_along_axis(jax.nn.log_softmax(logits), target[:, None], axis=1)[:, 0]
+
+    trunk, of_targets = (jax.jit(step, compiler_options=compiler_options(mesh)) for step in (trunk, of_targets))
+    total = np.zeros(len(texts))
+    for length, number, chosen in _batches(texts, model.config.positions, mesh.size):
+        hidden = trunk(params, place_rows(_rows(texts, chosen, number, length), np.arange(number), number, mesh))
+        targets = _targets(texts, chosen)
+        for begin in range(0, targets.shape[1], TARGETS):
+            asked = targets[:, begin : begin + TARGETS]
+            some = asked.shape[1]
+            found = of_targets(params, hidden, *np.pad(asked, ((0, 0), (0, TARGETS - some))))
+            np.add.at(total, np.array(chosen)[asked[0]], np.asarray(found, np.float64)[:some])
+    return total
+
+
+def _batches(texts: Sequence[Tokens], positions: int, devices: int) -> Iterator[tuple[int, int, list[int]]]:
+    """(length of rows, their number, the texts in them), the longest first: memory is short at once or never."""
+    buckets: dict[int, list[int]] = {}
+    for index, text in enumerate(texts):
+        length = SHORTEST
+        while length < len(text.tokens) - 1:
+            length *= 2
+        buckets.setdefault(min(length, positions), []).append(index)
+    for length, inside in sorted(buckets.items(), reverse=True):
+        number = min(max(BATCH // length, 1), len(inside))
+        number = -(-number // devices) * devices
+        for begin in range(0, len(inside), number):
+            yield length, number, inside[begin : begin + number]
+
+
+def _rows(texts: Sequence[Tokens], chosen: Sequence[int], number: int, length: int) -> dict[str, np.ndarray]:
+    """The texts without their last tokens, padded: i32[number, length] each."""
+    tokens, segments = np.zeros((2, number, length), np.int32)
+    for row, index in enumerate(chosen):
+        read = texts[index].tokens[:-1]
+        tokens[row, : len(read)], segments[row, : len(read)] = read, 1
+    return {"tokens": tokens, "segments": segments}
+
+
+def _targets(texts: Sequence[Tokens], chosen: Sequence[int]) -> np.ndarray:
+    """Of all targets' tokens the row, the column that predicts it, and itself: i32[3, tokens]."""
+    found = [
+        (row, column - 1, texts[index].tokens[column])
+        for row, index in enumerate(chosen)
+        for column in range(texts[index].first, len(texts[index].tokens))
+    ]
+    return np.array(found, np.int32).T

@@ -1,0 +1,133 @@
+"""Prompts: a question after others that are answered, as the tokens that a model reads."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+from data_pipelines.text.encoding import Encoder
+from data_pipelines.tokenizers import stored
+from pretrain.prompting.examples import Example
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """How examples become text: INPUT separator TARGET each, `between` between them; \\n and \\t are written so."""
+
+    separator: str = " "
+    """Between an input and its target, unless the input is empty."""
+    between: str = "\\n\\n"
+    """Between examples."""
+
+    def prompt(self, shots: Sequence[Example], asked: Example) -> str:
+        """The text before the target of `asked`."""
+        return "".join(f"{self._asked(shot)}{shot.target}{_plain(self.between)}" for shot in shots) + self._asked(asked)
+
+    def _asked(self, example: Example) -> str:
+        return example.input and example.input + _plain(self.separator)
+
+
+def _plain(written: str) -> str:
+    return written.replace("\\n", "\n").replace("\\t", "\t")
+
+
+class Tokens(NamedTuple):
+    """A text.   tokens: i32[tokens].   first: the first of its target's; all for a prompt alone."""
+
+    tokens: np.ndarray
+    first: int
+
+
+class Prompt(NamedTuple):
+    """What a model is asked of one example.   left_out: how many shots found no room.   texts: for each choice the
+    prompt with it, or the prompt alone."""
+
+    example: Example
+    left_out: int
+    texts: tuple[Tokens, ...]
+
+
+class Prompter:
+    """Makes the prompts of some examples with the tokenizer in a folder, of at most `room` tokens that a model reads.
+
+    A text is encoded whole, prompt and target together, as a model that learned from whole texts expects it; special
+    tokens that it spells are plain text, as in a corpus. The target's tokens are those that do not end within the
+    prompt: of byte-level BPE the first one has the prompt's last blank. Only where a prompt has no token of its own,
+    the token that ends documents stands before the target.
+    """
+
+    def __init__(self, path: Path, examples: Sequence[Example], folder: Path, template: Template, room: int):
+        made = stored.load(folder)
+        self.tokenizer, self.encoder = made.tokenizer, Encoder(made.tokenizer)
+        self.end = made.special.get("eod", made.special.get("sep"))
+        self.path, self.examples, self.template, self.room = path, examples, template, room
+
+    def __call__(self, shots: int, seed: int, with_target: bool) -> list[Prompt]:
+        """The prompt of each example after so many others, drawn by the seed. Of those that do not fit, the first are
+        left out, alike for all choices.   with_target: whether choices follow.
+
+        UserError where examples are too few, or where one does not fit alone.
+        """
+        if shots >= len(self.examples):
+            raise UserError(
+                f"--shots {shots}: beside the one asked --examples {self.path} has {len(self.examples) - 1}; "
+                "give fewer shots or more examples"
+            )
+        used = [drawn(len(self.examples), index, shots, seed) for index in range(len(self.examples))]
+        made, waiting = {}, range(len(self.examples))
+        while waiting:
+            texts = self._texts([(self.examples[index], used[index]) for index in waiting], with_target)
+            made |= dict(zip(waiting, texts, strict=True))
+            waiting = [index for index in waiting if self._needs(made[index], with_target) > self.room]
+            for index in waiting:
+                if not used[index]:
+                    self._refuse(self.examples[index], self._needs(made[index], with_target))
+                used[index] = used[index][1:]
+        return [Prompt(example, shots - len(used[index]), made[index]) for index, example in enumerate(self.examples)]
+
+    def _texts(self, asked: list[tuple[Example, list[int]]], with_target: bool) -> list[tuple[Tokens, ...]]:
+        prompts = [self.template.prompt([self.examples[shot] for shot in used], one) for one, used in asked]
+        if with_target:
+            choices = [one.choices for one, _ in asked]
+        else:  # a blank at its end belongs to the word that is asked for
+            prompts, choices = [prompt.rstrip(" ") for prompt in prompts], [("",)] * len(asked)
+        texts = [prompt + choice for prompt, of in zip(prompts, choices, strict=True) for choice in of]
+        places = [np.array([len(prompt)]) for prompt, of in zip(prompts, choices, strict=True) for _ in of]
+        encoded = self.encoder.encode(texts, places)
+        tokens = iter(np.split(encoded.tokens.astype(np.int32), np.cumsum(encoded.lengths)[:-1]))
+        firsts = iter(encoded.ended.tolist())
+        begun = lambda example, of: tuple(self._begun(next(tokens), next(firsts), example) for _ in of)
+        return [begun(example, of) for (example, _), of in zip(asked, choices, strict=True)]
+
+    def _begun(self, tokens: np.ndarray, first: int, example: Example) -> Tokens:
+        """With a token before the target."""
+        if first == 0:
+            if self.end is None:
+                raise UserError(f"{self._where(example)}: its prompt has no token and nothing else can begin a text")
+            tokens, first = np.append(np.int32(self.end), tokens), 1
+        return Tokens(tokens, first)
+
+    def _needs(self, texts: tuple[Tokens, ...], with_target: bool) -> int:
+        """Places; a target's last token is read by nothing."""
+        return max(len(text.tokens) for text in texts) - with_target
+
+    def _refuse(self, example: Example, needs: int) -> None:
+        raise UserError(
+            f"{self._where(example)}: takes {needs} tokens without any shot, there is room for {self.room}; shorten it"
+        )
+
+    def _where(self, example: Example) -> str:
+        return f"--examples {self.path}, line {example.line}"
+
+
+def drawn(examples: int, index: int, shots: int, seed: int) -> list[int]:
+    """Which of so many examples stand before the one with this index: never itself, none twice. Fewer shots are the
+    last of more, so that figures differ by what is added."""
+    rng, found = np.random.default_rng([seed, index]), {}
+    while len(found) < shots:
+        other = int(rng.integers(examples - 1))
+        found[other + (other >= index)] = None
+    return [*found][::-1]
