@@ -24,16 +24,16 @@ def _negative_log_likelihood(logits: Array, targets: Array, best: Array) -> tupl
 def _with_residuals(logits, targets, best):
     # Relative to the best throughout: adding it to the logarithm would round away digits of large logits.
     total = jnp.log(jnp.sum(jnp.exp(logits - best[:, None]), axis=-1))
-    target = _at(logits, targets)
+    target = at_targets(logits, targets)
     return (total - (target - best), target), (logits, targets, best, total)
 
 
-def _at(logits: Array, targets: Array) -> Array:
-    """logits f32[n, vocab] at targets i32[n] -> f32[n]."""
+def at_targets(logits: Array, targets: Array) -> Array:
+    """logits f32[..., vocab] at targets i32[...] -> f32[...]."""
     if current_rules() is None:
-        return jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")[:, 0]
+        return jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
     # A gather would collect the whole vocabulary where that is cut over devices.
-    return jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == targets[:, None], logits, 0.0), axis=-1)
+    return jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == targets[..., None], logits, 0.0), axis=-1)
 
 
 def _gradients(residuals, cotangents):

@@ -3,13 +3,13 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.examples.document_stream import end_token
 from data_pipelines.examples.packed_documents import PackedDocuments
+from models.core.ranges import NOT_NEGATIVE, check_ranges
 from pretrain.objectives import baselines
-from pretrain.objectives.cross_entropy import cross_entropy
+from pretrain.objectives.blocked_softmax import softmax_sums
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.protocols import CausalDecoder
@@ -23,24 +23,29 @@ class NextTokenPrediction(Objective):
 
     separate: bool = False  # whether tokens see their own document alone
     restart: bool = False  # whether positions begin anew in every document
+    z_loss: float = 0.0  # factor of the mean square of the softmax's log-normaliser (PaLM: 1e-4)
+
+    def __post_init__(self):
+        check_ranges(self, {"z_loss": NOT_NEGATIVE}, "objective.")
 
     def rows(self, phase):
         return PackedDocuments(phase.length, self.separate, self.restart)
 
     def weights(self, batch):
-        return {"lm": batch["weights"].sum()}
+        total = batch["weights"].sum()
+        return {"lm": total} | ({"z": total} if self.z_loss else {})
 
     def coefficients(self, step):
-        return {"lm": 1.0}
+        return {"lm": 1.0} | ({"z": self.z_loss} if self.z_loss else {})
 
     def loss(self, model, params, batch, carry, moment):
         variables = {"params": params}
         hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method="decode")
-        logits = model.apply(variables, hidden, method="token_logits")
-        losses, hits = cross_entropy(logits, batch["targets"].reshape(-1))
-        weights = batch["weights"].reshape(-1)
-        total = jnp.sum(losses * weights)
-        return {"lm": total}, carry, {"lm_total": weights.sum(), "lm_nats": total, "lm_hits": jnp.sum(hits * weights)}
+        factors = model.apply(variables, hidden, method="softmax")
+        sums = softmax_sums(*factors, batch["targets"], batch["weights"][None], self.z_loss)
+        (nats,), (hits,), (squares,) = sums
+        terms = {"lm": nats} | ({"z": squares} if self.z_loss else {})
+        return terms, carry, {"lm_total": batch["weights"].sum(), "lm_nats": nats, "lm_hits": hits}
 
     def predictions(self, phase):
         return phase.length

@@ -1,6 +1,6 @@
 """What devices read of each other's rows, in a process with 8 simulated devices; prints JSON. For test_exchange.py.
 
-Arguments: 'positions', 'attention' or 'bytes', then meshes; attention KIND:MESH by KINDS here.
+Arguments: 'positions', 'attention', 'bytes' or 'softmax', then meshes; attention KIND:MESH by KINDS here.
 """
 
 import dataclasses
@@ -20,13 +20,14 @@ from models.attention.mask import Mask
 from models.attention.patterns.pattern import Pattern, on_host
 from models.blocks.positions import gather_positions
 from models.core.sharding import placed_by
+from pretrain.objectives import blocked_softmax
 from tests.models.test_sparse import Kind, random_case
 from tests.tpu.simulated import QUICK
 from tpu import hlo
 from tpu.mesh import make_mesh, parse_mesh
 from tpu.rules import activation_rules
 
-ROWS, LENGTH, WIDTH, READ = 8, 64, 16, 10
+ROWS, LENGTH, WIDTH, READ, VOCAB = 8, 64, 16, 10, 128
 BIGBIRD = Pattern("bigbird", block=8)
 LONG, HEADS, HEAD_DIM = 4096, 4, 8
 AROUND = tuple(range(-5, 6))  # over more than one neighbour, where a part has 4 blocks
@@ -107,6 +108,33 @@ def exchanged(text):
     return {"moved": moved(_compiled(both, placed, placed, placed, mask))}
 
 
+def softmax(text):
+    """Of the softmax in blocks and its gradients: the largest error; [kind, whether for each block, elements] of what
+    devices exchange."""
+    rng, rules = np.random.default_rng(0), rules_of(text)
+    blocked_softmax.LOGITS = 8 * VOCAB  # several blocks on each device
+    hidden, table = (rng.normal(size=(*n, WIDTH)).astype(np.float32) for n in ((ROWS, LENGTH), (VOCAB,)))
+    targets, weights = rng.integers(0, VOCAB, (ROWS, LENGTH)), rng.random((1, ROWS, LENGTH))
+    rest = (jnp.zeros(VOCAB), jnp.asarray(targets, jnp.int32), jnp.asarray(weights, jnp.float32))
+
+    def both(rules, hidden, table):
+        with placed_by(rules):
+            return jax.value_and_grad(lambda *factors: blocked_softmax.softmax_sums(*factors, *rest).nats[0], (0, 1))(
+                hidden, table
+            )
+
+    axes = ("batch", "length", None), ("vocab", None)
+    shardings = [
+        NamedSharding(rules.mesh, rules.spec(names, x.shape)) for names, x in zip(axes, (hidden, table), strict=True)
+    ]
+    placed = jax.device_put((hidden, table), tuple(shardings))
+    program = _compiled(functools.partial(both, rules), *placed)
+    expected = jax.jit(functools.partial(both, None))(hidden, table)
+    collectives = [c for c in hlo.collectives(hlo.parse(program.as_text())) if c.group > 1]
+    found = [[c.kind, "while" in c.source, math.prod(array.dims)] for c in collectives for array in c.arrays]
+    return {"errors": jax.tree.leaves(errors(program(*placed), expected)), "moved": found}
+
+
 def _routed(mask, heads):
     """A mask of one layer with the routes that the mesh in force needs."""
     of_layers = jax.tree.map(lambda array: np.asarray(array)[None], mask.blocks)
@@ -119,5 +147,5 @@ def _compiled(function, *arguments):
 
 
 if __name__ == "__main__":
-    what = {"positions": positions, "attention": attention, "bytes": exchanged}[sys.argv[1]]
+    what = {"positions": positions, "attention": attention, "bytes": exchanged, "softmax": softmax}[sys.argv[1]]
     print(json.dumps({text: what(text) for text in sys.argv[2:]}))

@@ -50,6 +50,15 @@ def test_chosen_positions_are_those_of_one_device_and_devices_exchange_no_more_t
     assert positions["data=8"]["moved"] == []
 
 
+def test_the_softmax_in_blocks_is_that_of_one_device_and_no_device_reads_anothers_tokens():
+    for mesh, figures in found("softmax", "data=8", "data=2,fsdp=2,tensor=2", "data=4,sequence=2").items():
+        loss, *gradients = figures["errors"]
+        assert loss <= 1e-2 and max(gradients) <= 1e-4, mesh  # the loss is a sum of 2,000
+        assert {kind for kind, *_ in figures["moved"]} <= {"all-reduce"}, mesh
+        of_blocks = max((elements for _, of_block, elements in figures["moved"] if of_block), default=0)
+        assert of_blocks < exchanged.VOCAB * exchanged.WIDTH / 4, mesh  # not the table's gradient, which is summed once
+
+
 def test_a_pattern_on_a_mesh_is_that_of_one_device_in_outputs_gradients_and_dropout():
     for placed, figures in found("attention", *PLACED).items():
         outputs, gradients = figures["errors"]

@@ -1,0 +1,154 @@
+"""The loss of next tokens in blocks of positions, so that their logits [tokens, vocabulary] are never whole in memory.
+
+A block's gradients follow from its logits while those are at hand, so the pass that computes losses computes the
+gradients too, and nothing as wide as the vocabulary is kept or computed again.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from models.blocks.products import row_product, table_scores
+from models.core.sharding import constrain, current_rules, parts_of
+from pretrain.objectives.cross_entropy import at_targets
+
+LOGITS = 2**26  # that a device holds at once: 256 MiB, and on TPUs blocks that hide the sum of table gradients
+
+
+class Sums(NamedTuple):
+    """Over tokens, by each set of weights f32[sets]: -log p(target), best guesses hit, squares of the log-normaliser.
+
+    The first alone is differentiated, and its gradient is that of nats + z_loss * squares: who adds z_loss * squares
+    to a loss divides both sums by the same weight.
+    """
+
+    nats: Array
+    hits: Array
+    squares: Array
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def softmax_sums(
+    hidden: Array, table: Array, bias: Array, targets: Array, weights: Array, z_loss: float = 0.0
+) -> Sums:
+    """Sums over the tokens of a batch, whose logits are hidden @ table.T + bias.
+
+    hidden [rows, length, width], table f32[vocab, width], bias f32[vocab] (-inf in padding), targets i32[rows, length],
+    weights f32[sets, rows, length].
+    """
+    cuts = _cuts(targets.shape, table.shape)
+    table = constrain(table.astype(hidden.dtype), "vocab", None)
+    of = lambda block: _figures(_logits(block[0], table, bias), block[1])[0]
+    figures = jax.lax.map(of, (_cut(hidden, cuts), _cut(targets, cuts)))
+    return _sums(figures, weights, cuts)
+
+
+def _forward(hidden, table, bias, targets, weights, z_loss):
+    cuts, sets = _cuts(targets.shape, table.shape), weights.shape[0]
+    table = constrain(table.astype(hidden.dtype), "vocab", None)
+
+    def block(gradients, inputs):
+        of_table, of_bias = gradients
+        x, targets, weights = inputs
+        logits = _logits(x, table, bias)
+        figures, (best, total) = _figures(logits, targets)
+        factor = (1.0 + 2.0 * z_loss * (best + jnp.log(total))) / total
+        is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
+        gradient = jnp.exp(logits - best[..., None]) * factor[..., None] - is_target
+        of_bias += jnp.einsum("dsnk,dsnv->dskv", weights, gradient)
+        gradient = gradient.astype(x.dtype)
+        weighted = (weights.astype(x.dtype)[..., None] * x[..., None, :]).reshape(*x.shape[:-1], -1)
+        of_table = constrain(of_table + _table_gradient(gradient, weighted), "batch", "length", "vocab", None)
+        return (of_table, of_bias), (figures, jnp.einsum("dsnv,vw->dsnw", gradient, table))
+
+    devices = (cuts.batch, cuts.length)
+    zeros = jnp.zeros((*devices, table.shape[0], sets * table.shape[1])), jnp.zeros((*devices, sets, table.shape[0]))
+    inputs = _cut(hidden, cuts), _cut(targets, cuts), _cut(jnp.moveaxis(weights, 0, -1), cuts)
+    (of_table, of_bias), (figures, of_hidden) = jax.lax.scan(block, zeros, inputs)
+    of_table = of_table.sum((0, 1)).reshape(table.shape[0], sets, table.shape[1])
+    of_hidden = _joined(of_hidden, cuts, targets.shape)
+    return _sums(figures, weights, cuts), (of_hidden, of_table, of_bias.sum((0, 1)), weights)
+
+
+def _backward(z_loss, residuals, cotangents):
+    of_hidden, of_table, of_bias, weights = residuals
+    g = cotangents.nats
+    scaled = of_hidden * jnp.tensordot(g, weights, 1)[..., None]
+    return scaled.astype(of_hidden.dtype), jnp.einsum("k,vkw->vw", g, of_table), g @ of_bias, None, None
+
+
+softmax_sums.defvjp(_forward, _backward)
+
+
+def _sums(figures: Array, weights: Array, cuts: "_Cuts") -> Sums:
+    whole = _joined(figures, cuts, weights.shape[1:])
+    return Sums(*jnp.einsum("krl,rlf->fk", weights, whole, precision="highest"))
+
+
+def _logits(x: Array, table: Array, bias: Array) -> Array:
+    """x [devices, devices, n, width] -> f32[devices, devices, n, vocab]."""
+    if current_rules() is None:
+        return table_scores(x[0, 0], table, bias)[None, None]
+    logits = jnp.einsum("dsnw,vw->dsnv", x, table, preferred_element_type=jnp.float32)
+    return constrain(logits + bias, "batch", "length", None, "vocab")
+
+
+def _figures(logits: Array, targets: Array) -> tuple[Array, tuple[Array, Array]]:
+    """(nats, hit, square of the log-normaliser [..., n, 3]; (the largest logit, the sum of exponents relative to it)).
+
+    Relative to the best throughout, as in `cross_entropy`.
+    """
+    best = logits.max(-1)
+    total = jnp.exp(logits - best[..., None]).sum(-1)
+    target, rest = at_targets(logits, targets), jnp.log(total)
+    figures = rest - (target - best), (target >= best).astype(jnp.float32), jnp.square(best + rest)
+    return jnp.stack(figures, -1), (best, total)
+
+
+def _table_gradient(gradient: Array, x: Array) -> Array:
+    """gradient [.., n, vocab], x [.., n, width] -> f32[.., vocab, width], which no device adds to another's."""
+    if current_rules() is None:
+        return row_product(gradient[0, 0], x[0, 0])[None, None]
+    return jnp.einsum("dsnv,dsnw->dsvw", gradient, x, preferred_element_type=jnp.float32)
+
+
+class _Cuts(NamedTuple):
+    """Devices that share rows and positions out, and the blocks that each of them makes of its own: their number, and
+    positions of each."""
+
+    batch: int
+    length: int
+    blocks: int
+    size: int
+
+
+def _cuts(tokens: tuple[int, int], table: tuple[int, int]) -> _Cuts:
+    """For the shapes of targets and table."""
+    batch, length = parts_of(("batch", "length"), tokens)
+    vocab = table[0] // parts_of(("vocab", None), table)[0]
+    rows, positions = tokens[0] // batch, tokens[1] // length
+    blocks = min(-(-rows * positions * vocab // LOGITS), positions)
+    size = -(-positions // blocks)
+    return _Cuts(batch, length, -(-positions // size), size)
+
+
+def _cut(x: Array, cuts: _Cuts) -> Array:
+    """[rows, length, ...] -> [blocks, batch, length, n, ...]: of each device's own, with zeros behind its positions."""
+    rows, length, *rest = x.shape
+    x = x.reshape(cuts.batch, rows // cuts.batch, cuts.length, length // cuts.length, *rest)
+    padding = cuts.blocks * cuts.size - x.shape[3]
+    x = jnp.pad(x, [(0, padding if axis == 3 else 0) for axis in range(x.ndim)])
+    x = jnp.moveaxis(x.reshape(*x.shape[:3], cuts.blocks, cuts.size, *rest), (3, 0, 2), (0, 1, 2))
+    return constrain(x.reshape(*x.shape[:3], -1, *rest), None, "batch", "length", None, *(None for _ in rest))
+
+
+def _joined(x: Array, cuts: _Cuts, tokens: tuple[int, int]) -> Array:
+    """The inverse of `_cut`: [blocks, batch, length, n, ...] -> [rows, length, ...]."""
+    rest = x.shape[4:]
+    x = x.reshape(*x.shape[:3], tokens[0] // cuts.batch, cuts.size, *rest)
+    x = jnp.moveaxis(x, (0, 1, 2), (3, 0, 2)).reshape(cuts.batch, x.shape[3], cuts.length, -1, *rest)
+    x = x[:, :, :, : tokens[1] // cuts.length].reshape(*tokens, *rest)
+    return constrain(x, "batch", "length", *(None for _ in rest))

@@ -1,0 +1,60 @@
+"""The softmax in blocks has the plain one's sums and gradients, and never holds the logits of all tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrain.objectives import blocked_softmax
+from pretrain.objectives.blocked_softmax import softmax_sums
+
+ROWS, LENGTH, WIDTH, VOCAB, REAL = 3, 11, 8, 40, 37
+RNG = np.random.default_rng(0)
+FACTORS = np.array([0.3, -0.7], np.float32)  # of the two sets of weights
+BIAS = np.where(np.arange(VOCAB) < REAL, RNG.normal(size=VOCAB), -np.inf).astype(np.float32)
+TARGETS = RNG.integers(0, REAL, (ROWS, LENGTH)).astype(np.int32)
+WEIGHTS = RNG.random((2, ROWS, LENGTH)).astype(np.float32)
+HIDDEN = RNG.normal(size=(ROWS, LENGTH, WIDTH)).astype(np.float32)
+TABLE = RNG.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+
+
+def ours(hidden, table, bias, z_loss):
+    sums = softmax_sums(hidden, table, bias, TARGETS, WEIGHTS, z_loss)
+    return FACTORS @ sums.nats, sums
+
+
+def plain(hidden, table, bias, z_loss):
+    logits = jnp.einsum("rlw,vw->rlv", hidden, table) + bias
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    nats = normaliser - jnp.take_along_axis(logits, TARGETS[..., None], -1)[..., 0]
+    hits, squares = logits.argmax(-1) == TARGETS, normaliser**2
+    sums = [jnp.tensordot(WEIGHTS, figure, 2) for figure in (nats, hits, squares)]
+    return FACTORS @ (sums[0] + z_loss * sums[2]), tuple(sums)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+@pytest.mark.parametrize("logits", [2**26, 4 * ROWS * VOCAB], ids=["one block", "blocks of which the last is shorter"])
+def test_sums_and_gradients_are_the_plain_ones(monkeypatch, logits, z_loss):
+    monkeypatch.setattr(blocked_softmax, "LOGITS", logits)
+    gradients = lambda f: jax.jit(
+        lambda *factors: jax.value_and_grad(lambda *a: f(*a, z_loss), (0, 1, 2), has_aux=True)(*factors)
+    )
+    (_, sums), found = gradients(ours)(HIDDEN, TABLE, BIAS)
+    (_, expected_sums), expected = gradients(plain)(HIDDEN, TABLE, BIAS)
+    undifferentiated = softmax_sums(HIDDEN, TABLE, BIAS, TARGETS, WEIGHTS, z_loss)
+    for mine, alone, theirs in zip(sums, undifferentiated, expected_sums, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+        np.testing.assert_allclose(alone, theirs, rtol=1e-6)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_the_logits_of_all_tokens_are_never_in_memory(monkeypatch, differentiated):
+    rows, length, vocab = 4, 64, 1024
+    monkeypatch.setattr(blocked_softmax, "LOGITS", rows * length * vocab // 16)
+    loss = lambda hidden, table: softmax_sums(hidden, table, jnp.zeros(vocab), *of_tokens).nats[0]
+    of_tokens = jnp.zeros((rows, length), jnp.int32), jnp.ones((1, rows, length))
+    program = jax.jit(jax.value_and_grad(loss, (0, 1)) if differentiated else loss)
+    compiled = program.lower(jnp.zeros((rows, length, WIDTH)), jnp.zeros((vocab, WIDTH))).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < rows * length * vocab * 4 / 4
