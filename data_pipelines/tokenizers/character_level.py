@@ -1,4 +1,7 @@
-"""Byte-pair encoding of characters whose words end in </w>, as GPT (Radford et al. 2018) and CTRL have it."""
+"""Byte-pair encoding of characters whose words end in </w>, as GPT (Radford et al. 2018) and CTRL have it.
+
+Theirs have no token that ends a document; those that are trained here have GPT-2's, after all others.
+"""
 
 import json
 from collections import Counter
@@ -7,7 +10,7 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_pipelines.text.encoding import CTRL_WORD
-from data_pipelines.tokenizers.made import Made, special_ids
+from data_pipelines.tokenizers.made import Made, names_in, special_ids
 from data_pipelines.tokenizers.training import (
     SMALLEST_VOCABULARY,
     Training,
@@ -22,6 +25,7 @@ from data_pipelines.tokenizers.training import (
 
 END = "</w>"
 CONTINUES = "@@"  # in CTRL's files, where the end of a word has no mark
+WHOLE = UNKNOWN, END_OF_TEXT = "<unk>", "<|endoftext|>"  # no words, so without a mark
 NEWLINE = "\ue00a"  # while merges are learnt: CTRL's words may end in a newline
 SPECIALS = ("gpt", "ctrl")
 CLASSES = {"gpt": "OpenAIGPTTokenizer", "ctrl": "CTRLTokenizer"}
@@ -36,16 +40,16 @@ def count(texts: Iterable[str], options: Training) -> Counter:
 
 
 def learn(words: Counter, options: Training) -> Made:
-    """At most `vocab_size` tokens: <unk>, characters at the end of words, others, then what is merged. GPT's are of
-    lower case and without accents, CTRL's of the text as it is."""
+    """At most `vocab_size` tokens: <unk>, characters at the end of words, others, what is merged, and what ends a
+    document. GPT's are of lower case and without accents, CTRL's of the text as it is."""
     check_size(options, SMALLEST_VOCABULARY)
     kept, flavour = bounded(words), options.specials or SPECIALS[0]
     characters = characters_of(kept)
     alphabet = covering(characters, options.vocab_size)
     ends = sorted({word[-1] for word, _ in kept}.intersection(alphabet))
     trainer = trainers.BpeTrainer(
-        vocab_size=options.vocab_size,
-        special_tokens=["<unk>", *(character + END for character in ends)],  # else numbered by chance
+        vocab_size=options.vocab_size - 1,
+        special_tokens=[UNKNOWN, *(character + END for character in ends)],  # else numbered by chance
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         end_of_word_suffix=END,
@@ -55,22 +59,25 @@ def learn(words: Counter, options: Training) -> Made:
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     if flavour == "ctrl":  # a merges.txt has no way to write a newline
         tokens = [NEWLINE + END, *(token for token in tokens if NEWLINE not in token)]
-    vocab = {token.replace(NEWLINE, "\n"): index for index, token in enumerate(tokens)}
+    vocab = {token.replace(NEWLINE, "\n"): index for index, token in enumerate([*tokens, END_OF_TEXT])}
     merges = [(left, right) for left, right in model["merges"] if left + right in vocab]
-    return assemble(vocab, merges, CLASSES[flavour])
+    ends = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
+    return assemble(vocab, merges, {"tokenizer_class": CLASSES[flavour], **ends})
 
 
-def assemble(vocab: dict[str, int], merges: list[tuple[str, str]], name: str) -> Made:
-    """The tokenizer that Hugging Face's class of this name is, with </w> at ends of words."""
-    flavour = next(each for each in SPECIALS if CLASSES[each] == name)
+def assemble(vocab: dict[str, int], merges: list[tuple[str, str]], config: dict) -> Made:
+    """The tokenizer that Hugging Face's GPT or CTRL class builds of these, with </w> at ends of words.
+
+    config: its tokenizer_config.json."""
+    flavour = next(each for each in SPECIALS if CLASSES[each] == config["tokenizer_class"])
     tokenizer = _empty(flavour, vocab, merges)
-    tokenizer.add_special_tokens(["<unk>"])
-    return Made(tokenizer, special_ids(tokenizer, {}), {"tokenizer_class": name})
+    tokenizer.add_special_tokens([token for token in (UNKNOWN, END_OF_TEXT) if token in vocab])
+    return Made(tokenizer, special_ids(tokenizer, names_in(config)), config)
 
 
 def _empty(flavour: str, vocab: dict | None = None, merges: list | None = None) -> Tokenizer:
     model = models.BPE(
-        vocab or {}, merges or [], unk_token="<unk>", continuing_subword_prefix="", end_of_word_suffix=END
+        vocab or {}, merges or [], unk_token=UNKNOWN, continuing_subword_prefix="", end_of_word_suffix=END
     )
     tokenizer = Tokenizer(model)
     if flavour == "gpt":
@@ -85,10 +92,10 @@ def _empty(flavour: str, vocab: dict | None = None, merges: list | None = None) 
 def read_ctrl(vocab: dict[str, int]) -> dict[str, int]:
     """CTRL's vocab.json with </w> at ends of words, as its merges have it."""
     marked = lambda token: token.removesuffix(CONTINUES) if token.endswith(CONTINUES) else token + END
-    return {token if token == "<unk>" else marked(token): index for token, index in vocab.items()}
+    return {token if token in WHOLE else marked(token): index for token, index in vocab.items()}
 
 
 def write_ctrl(vocab: dict[str, int]) -> dict[str, int]:
     """The reverse."""
     marked = lambda token: token.removesuffix(END) if token.endswith(END) else token + CONTINUES
-    return {token if token == "<unk>" else marked(token): index for token, index in vocab.items()}
+    return {token if token in WHOLE else marked(token): index for token, index in vocab.items()}

@@ -79,12 +79,11 @@ def _read_merges(path: Path, config: dict) -> Made:
     if name is None:
         ends = any(token.endswith("</w>") for token in vocab)
         name = "OpenAIGPTTokenizer" if ends else "GPT2Tokenizer" if "<s>" not in vocab else "RobertaTokenizer"
+    kept = {role: config[role] for role in ("add_prefix_space", *KEPT) if role in config} | {"tokenizer_class": name}
     if name == "CTRLTokenizer":
-        return character_level.assemble(character_level.read_ctrl(vocab), merges, name)
-    if name == "OpenAIGPTTokenizer":
-        return character_level.assemble(vocab, merges, name)
-    kept = {role: config[role] for role in ("add_prefix_space", *KEPT) if role in config}
-    return byte_level.assemble(vocab, merges, kept | {"tokenizer_class": name})
+        return character_level.assemble(character_level.read_ctrl(vocab), merges, kept)
+    assemble = character_level.assemble if name == "OpenAIGPTTokenizer" else byte_level.assemble
+    return assemble(vocab, merges, kept)
 
 
 def _folder_config(folder: Path) -> tuple[dict[str, str], dict]:

@@ -54,6 +54,31 @@ def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
     ]
 
 
+def gpt_layer_parameters(layer: str) -> list[Parameter]:
+    """Table rows of a stack of `TransformerLayer` as GPT and GPT-2 name it; layer: the name of one there."""
+
+    def dense(path: str, axes: tuple[str, str], name: str, axis: int | None = None) -> list[Parameter]:
+        # Stored as [in, out], like ours; of one tensor query, key and value side by side.
+        slot = lambda kind, along: {"model": Slot(f"{layer}.{name}.{kind}", axis=along)}
+        kernel = Parameter(f"layers/{path}/kernel", ("layers", *axes), slot("weight", axis))
+        bias = Parameter(f"layers/{path}/bias", ("layers", axes[1]), slot("bias", None if axis is None else 0))
+        return [kernel, bias]
+
+    norm = lambda path, name: norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
+    return [
+        *(
+            row
+            for name in ("query", "key", "value")
+            for row in dense(f"attention/{name}", ("width", "heads"), "attn.c_attn", 1)
+        ),
+        *dense("attention/output", ("heads", "width"), "attn.c_proj"),
+        *norm("attention/norm", "ln_1"),
+        *dense("feed_forward/up", ("width", "feed_forward"), "mlp.c_fc"),
+        *dense("feed_forward/down", ("feed_forward", "width"), "mlp.c_proj"),
+        *norm("feed_forward/norm", "ln_2"),
+    ]
+
+
 def bert_parameters(part: str) -> list[Parameter]:
     """Table rows of an encoder with a masked-token head as BERT and its descendants name it; HF_TIED is not stored."""
     model = lambda name: {part: name}
@@ -98,6 +123,12 @@ HF_TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+# GPT's width inside the feed-forward block, which its published files do not tell
+GPT_INNER = Converter(
+    "feed_forward",
+    lambda config: config.feed_forward,
+    lambda fields: fields.get("n_inner") or 4 * fields["n_embd"],
+)
 # RoBERTa's tables of positions have rows before the first token's, which "max_position_embeddings" counts
 OFFSET_POSITIONS = Converter(
     "positions",

@@ -8,7 +8,7 @@ here, as in that class, all are dense.
 import dataclasses
 
 from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
-from models.blocks.tables import norm_parameters
+from models.blocks.tables import GPT_INNER, gpt_layer_parameters, norm_parameters
 from models.core.family import Family, HuggingFace
 from models.core.parameters import Parameter, Slot
 
@@ -35,33 +35,8 @@ def parameters(config: GPT2Config) -> list[Parameter]:
     return [
         table("tokens", "vocab"),
         table("positions", "position"),
-        *layer_parameters("transformer.h.{layer}"),
+        *gpt_layer_parameters("transformer.h.{layer}"),
         *norm_parameters("norm", ("width",), {"model": "transformer.ln_f"}),
-    ]
-
-
-def layer_parameters(layer: str) -> list[Parameter]:
-    """Table rows of the layers; layer: the name of one there."""
-
-    def dense(path: str, axes: tuple[str, str], name: str, axis: int | None = None) -> list[Parameter]:
-        # Stored as [in, out], like ours; of one tensor query, key and value side by side.
-        slot = lambda kind, along: {"model": Slot(f"{layer}.{name}.{kind}", axis=along)}
-        kernel = Parameter(f"layers/{path}/kernel", ("layers", *axes), slot("weight", axis))
-        bias = Parameter(f"layers/{path}/bias", ("layers", axes[1]), slot("bias", None if axis is None else 0))
-        return [kernel, bias]
-
-    norm = lambda path, name: norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
-    return [
-        *(
-            row
-            for name in ("query", "key", "value")
-            for row in dense(f"attention/{name}", ("width", "heads"), "attn.c_attn", 1)
-        ),
-        *dense("attention/output", ("heads", "width"), "attn.c_proj"),
-        *norm("attention/norm", "ln_1"),
-        *dense("feed_forward/up", ("width", "feed_forward"), "mlp.c_fc"),
-        *dense("feed_forward/down", ("feed_forward", "width"), "mlp.c_proj"),
-        *norm("feed_forward/norm", "ln_2"),
     ]
 
 
@@ -95,11 +70,16 @@ FAMILY = Family(
                 "n_embd": "width",
                 "n_layer": "depth",
                 "n_head": "heads",
-                "n_inner": "feed_forward",
+                "n_inner": GPT_INNER,
                 "activation_function": "activation",
                 "layer_norm_epsilon": "norm_epsilon",
             },
-            settings={"resid_pdrop": "dropout", "attn_pdrop": "attention_dropout", "initializer_range": "init_std"},
+            settings={
+                "embd_pdrop": "dropout",
+                "resid_pdrop": "dropout",
+                "attn_pdrop": "attention_dropout",
+                "initializer_range": "init_std",
+            },
             tied={"lm_head.weight": "transformer.wte.weight"},
             trunk="transformer.",
             pair=None,

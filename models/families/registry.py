@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.core.family import Family
-from models.families import albert, bert, bigbird, electra, etc, gpt2, longformer, roberta, transformer_xl, xlnet
+from models.families import albert, bert, bigbird, electra, etc, gpt, gpt2, longformer, roberta, transformer_xl, xlnet
 
 FAMILIES: dict[str, Family] = {
     "albert": albert.FAMILY,
@@ -13,6 +13,7 @@ FAMILIES: dict[str, Family] = {
     "bigbird": bigbird.FAMILY,
     "bigbird-etc": etc.FAMILY,
     "electra": electra.FAMILY,
+    "gpt": gpt.FAMILY,
     "gpt2": gpt2.FAMILY,
     "longformer": longformer.FAMILY,
     "roberta": roberta.FAMILY,

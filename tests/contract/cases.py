@@ -71,6 +71,7 @@ CASES = {
         _config("bigbird-etc", block=2, distance=3, **WIDE), MaskedWithGlobals(), phase={"globals": GLOBALS}
     ),
     "electra": Case(_electra(), ReplacedTokenDetection()),
+    "gpt": Case(_config("gpt", positions=32, **WIDE | {"feed_forward": 64}), NextTokenPrediction()),
     "gpt2": Case(_config("gpt2", positions=32, **WIDE), NextTokenPrediction()),
     "longformer": Case(_config("longformer", positions=32, pattern=NEAR, **WIDE), MASKED, globals=True),
     "roberta": Case(_config("roberta", positions=32, **WIDE), MASKED),

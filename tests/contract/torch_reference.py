@@ -137,6 +137,7 @@ REFERENCES = {
     "bigbird": bigbird,
     "bigbird-etc": bigbird_etc,
     "electra": electra,
+    "gpt": next_token,
     "gpt2": next_token,
     "longformer": masked(None),
     "roberta": masked(None),

@@ -183,9 +183,9 @@ def test_an_export_without_its_generator_names_the_missing_folder(exported, conf
 def test_a_model_of_another_kind_is_an_error(exported, configs, tokenizer_path):
     expect_load_error(exported("masked"), configs["electra"], tokenizer_path, "'bert'", "'electra'")
     folder = exported("pretraining")
-    edit_config(folder, model_type="gpt2")
-    known = "electra, longformer, roberta, transformer-xl, xlnet"
-    expect_load_error(folder, configs["pretraining"], tokenizer_path, "model_type='gpt2'", known)
+    edit_config(folder, model_type="gptj")
+    known = "openai-gpt, gpt2, longformer, roberta, transformer-xl, xlnet"
+    expect_load_error(folder, configs["pretraining"], tokenizer_path, "model_type='gptj'", known)
     expect_load_error(exported("masked"), TransformerXLConfig(), tokenizer_path, "'bert'", "'transformer-xl'")
 
 

@@ -22,7 +22,7 @@ from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import replaced
 from tpu.mesh import MeshShape, make_mesh
 
-SMALL = {"width": 32, "depth": 2, "heads": 2, "feed_forward": 64}
+SMALL = {"width": 32, "depth": 2, "heads": 2, "feed_forward": 128}
 
 
 def shrunk(recipe):

@@ -76,7 +76,10 @@ def test_a_folder_of_a_vocabulary_and_merges_is_read_as_its_class_reads_it(tmp_p
 def test_special_tokens_are_where_their_models_have_them():
     assert make("bpe").special == {"pad": 1, "unk": 3, "cls": 0, "sep": 2, "mask": 4, "bos": 0, "eos": 2}
     assert make("bpe", "gpt2").special == {"bos": 399, "eos": 399, "eod": 399}
-    assert make("character-bpe").special == {"unk": 0}
+    for specials, unknown in (("gpt", 0), ("ctrl", 1)):
+        made = make("character-bpe", specials)
+        last = made.tokenizer.get_vocab_size() - 1
+        assert made.special == {"unk": unknown, "bos": last, "eos": last, "eod": last}
     theirs, ours = ByT5Tokenizer(), make("bytes")
     assert {role: ours.special[role] for role in ("pad", "eos", "unk")} == {"pad": 0, "eos": 1, "unk": 2}
     assert ours.special["sentinel_124"] == theirs.convert_tokens_to_ids("<extra_id_124>") == 383

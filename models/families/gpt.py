@@ -1,0 +1,97 @@
+"""GPT (Radford et al. 2018): a causal Transformer decoder with norms after the blocks.
+
+Hugging Face: OpenAIGPTLMHeadModel.
+"""
+
+import dataclasses
+
+from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
+from models.blocks.tables import GPT_INNER, gpt_layer_parameters
+from models.core.family import Converter, Family, HuggingFace
+from models.core.parameters import Parameter, Slot
+
+ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu"}  # -> their names in config.json
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig(DecoderConfig):
+    """Sizes and rates; the published ones."""
+
+    vocab_size: int = 40478
+    positions: int = 512
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"model.activation={self.activation!r}: use one of {', '.join(ACTIVATIONS)}")
+        if self.feed_forward != 4 * self.width:
+            raise ValueError(
+                f"model.feed_forward={self.feed_forward}: in this family it is 4 x model.width; use {4 * self.width}"
+            )
+
+
+class GPT(Decoder):
+    """The decoder."""
+
+    pre_norm: bool = False
+
+
+def parameters(config: GPTConfig) -> list[Parameter]:
+    """GPT's parameter table."""
+    table = lambda name, axis: Parameter(
+        f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.{name}_embed.weight")}
+    )
+    return [
+        table("tokens", "vocab"),
+        table("positions", "position"),
+        *gpt_layer_parameters("transformer.h.{layer}"),
+    ]
+
+
+FAMILY = Family(
+    config=GPTConfig,
+    sizes={
+        # Trains within minutes on a CPU: no published one.
+        "tiny": GPTConfig(positions=256, width=128, depth=2, heads=2, feed_forward=512),
+        "base": GPTConfig(),
+    },
+    inputs=INPUTS,
+    module=GPT,
+    parameters=parameters,
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architectures={"OpenAIGPTLMHeadModel": {}},
+            constants={"model_type": "openai-gpt"},
+            fields={
+                "vocab_size": "vocab_size",
+                "n_positions": "positions",
+                "n_embd": "width",
+                "n_layer": "depth",
+                "n_head": "heads",
+                "n_inner": GPT_INNER,
+                "afn": Converter(
+                    "activation",
+                    lambda config: ACTIVATIONS[config.activation],
+                    lambda fields: {theirs: ours for ours, theirs in ACTIVATIONS.items()}.get(
+                        fields["afn"], fields["afn"]
+                    ),
+                ),
+                "layer_norm_epsilon": "norm_epsilon",
+            },
+            settings={
+                "embd_pdrop": "dropout",
+                "resid_pdrop": "dropout",
+                "attn_pdrop": "attention_dropout",
+                "initializer_range": "init_std",
+            },
+            tied={"lm_head.weight": "transformer.tokens_embed.weight"},
+            trunk="transformer.",
+            pair=None,
+            prepare="--tokenizer character-bpe --specials gpt",
+        )
+    },
+    flops=flops,
+    attention="self",
+    attentions=attentions,
+)
