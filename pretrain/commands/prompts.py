@@ -1,10 +1,11 @@
 """`python -m pretrain prompts`: what a causal decoder answers after so many examples, as a table."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from rich.table import Table
@@ -16,10 +17,11 @@ from data_pipelines.errors import UserError
 from models.families.registry import name_of
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.prompting import figures
+from pretrain.prompting.answers import answers
 from pretrain.prompting.examples import read
 from pretrain.prompting.figures import Figure
 from pretrain.prompting.likelihood import log_likelihoods
-from pretrain.prompting.prompts import Prompt, Prompter, Template
+from pretrain.prompting.prompts import Prompt, Prompter, Template, unescaped
 from pretrain.recipes.table import wide_console
 from pretrain.storage.run_directory import RunDirectory, write_whole
 from pretrain.training.restore import restore
@@ -38,6 +40,12 @@ class Prompts:
     """How many answered examples stand before each question; one row of the table for each number."""
     seed: int = 0
     """Draws them, alike for all models."""
+    score: Literal["likelihood", "greedy"] = "likelihood"
+    """How likely targets are, or how many of them the likeliest text, token by token, equals."""
+    stop: str = "\\n"
+    """Greedy text ends before this."""
+    max_tokens: int = 32
+    """Greedy text has at most so many tokens."""
     template: Annotated[Template, arg(name="")] = Template()
     out: Path | None = None
     """A JSON file for the figures."""
@@ -53,15 +61,23 @@ def ask(arguments: Sequence[str]) -> None:
     model = restored.assembly.model
     if not isinstance(model, CausalDecoder):
         raise UserError(f"{options.run}: a model of {name_of(model.config)} is no causal decoder; ask one, like gpt2")
+    greedy, positions = options.score == "greedy", model.config.positions
+    if not 1 <= options.max_tokens < positions:
+        raise UserError(
+            f"--max-tokens {options.max_tokens}: give from 1 to {positions - 1}, below the model's positions"
+        )
     with local_folder(directory.tokenizer) as tokenizer:
-        prompter = Prompter(options.examples, examples, tokenizer, options.template, model.config.positions)
-    asked = {shots: prompter(shots, options.seed, True) for shots in dict.fromkeys(options.shots)}
-    texts = [text for prompts in asked.values() for prompt in prompts for text in prompt.texts]
-    found = log_likelihoods(model, merge(restored.params, restored.frozen), texts, restored.mesh)
-    begin, rows = 0, {}
-    for shots, prompts in asked.items():
-        end = begin + sum(len(prompt.texts) for prompt in prompts)
-        rows[shots], begin = figures.of_likelihoods(prompts, found[begin:end]), end
+        room = positions - options.max_tokens * greedy
+        prompter = Prompter(options.examples, examples, tokenizer, options.template, room)
+    asked = {shots: prompter(shots, options.seed, not greedy) for shots in dict.fromkeys(options.shots)}
+    everything, params = [*itertools.chain(*asked.values())], merge(restored.params, restored.frozen)
+    if greedy:
+        limits = {"stop": unescaped(options.stop), "max_tokens": options.max_tokens}
+        found = answers(model, params, everything, prompter, **limits, mesh=restored.mesh)
+    else:
+        found = log_likelihoods(model, params, everything, restored.mesh)
+    found, told = iter(found), figures.of_answers if greedy else figures.of_likelihoods
+    rows = {shots: told(prompts, [*itertools.islice(found, len(prompts))]) for shots, prompts in asked.items()}
     _show(options, restored.step, asked, rows)
 
 
@@ -81,6 +97,7 @@ def _show(options: Prompts, step: int, asked: dict[int, list[Prompt]], rows: dic
     console.print(f"{len(left_out)} examples; ± is one standard error")
     if options.out:
         about = {"run": str(options.run), "step": step, "examples": str(options.examples), "seed": options.seed}
+        about |= {"score": options.score, "stop": options.stop, "max_tokens": options.max_tokens}
         about |= {**dataclasses.asdict(options.template), "rows": kept}
         try:
             write_whole(options.out, json.dumps(about, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,1 @@
+"""Questions to a causal decoder after others with their answers."""

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from models.core.family import Inputs
 from models.core.parameters import Params
 from models.core.sharding import placed_by
-from pretrain.prompting.prompts import Tokens
+from pretrain.prompting.prompts import Prompt, Tokens
 from tpu.batches import place_rows
 from tpu.rules import activation_rules
 from tpu.xla import compiler_options, matmul_precision
@@ -22,8 +22,8 @@ BATCH = 4096  # tokens of a batch of rows
 TARGETS = 256  # whose logits are computed at once, so that they need little memory
 
 
-def log_likelihoods(model: nn.Module, params: Params, texts: Sequence[Tokens], mesh: Mesh) -> np.ndarray:
-    """ln p(target | prompt) of each text by a causal decoder whose parameters lie on the mesh: f64[texts].
+def log_likelihoods(model: nn.Module, params: Params, prompts: Sequence[Prompt], mesh: Mesh) -> list[np.ndarray]:
+    """ln p(target | prompt) by a causal decoder whose parameters lie on the mesh: f64[texts] of each prompt.
 
     Rows of about the same length are computed together, in few lengths, so that few programs are compiled.
     """
@@ -38,6 +38,7 @@ def log_likelihoods(model: nn.Module, params: Params, texts: Sequence[Tokens], m
             return jnp.take_along_axis(jax.nn.log_softmax(logits), target[:, None], axis=1)[:, 0]
 
     trunk, of_targets = (jax.jit(step, compiler_options=compiler_options(mesh)) for step in (trunk, of_targets))
+    texts = [text for prompt in prompts for text in prompt.texts]
     total = np.zeros(len(texts))
     for length, number, chosen in _batches(texts, model.config.positions, mesh.size):
         hidden = trunk(params, place_rows(_rows(texts, chosen, number, length), np.arange(number), number, mesh))
@@ -47,7 +48,7 @@ def log_likelihoods(model: nn.Module, params: Params, texts: Sequence[Tokens], m
             some = asked.shape[1]
             found = of_targets(params, hidden, *np.pad(asked, ((0, 0), (0, TARGETS - some))))
             np.add.at(total, np.array(chosen)[asked[0]], np.asarray(found, np.float64)[:some])
-    return total
+    return np.split(total, np.cumsum([len(prompt.texts) for prompt in prompts])[:-1])
 
 
 def _batches(texts: Sequence[Tokens], positions: int, devices: int) -> Iterator[tuple[int, int, list[int]]]:

@@ -24,13 +24,16 @@ class Template:
 
     def prompt(self, shots: Sequence[Example], asked: Example) -> str:
         """The text before the target of `asked`."""
-        return "".join(f"{self._asked(shot)}{shot.target}{_plain(self.between)}" for shot in shots) + self._asked(asked)
+        return "".join(f"{self._asked(shot)}{shot.target}{unescaped(self.between)}" for shot in shots) + self._asked(
+            asked
+        )
 
     def _asked(self, example: Example) -> str:
-        return example.input and example.input + _plain(self.separator)
+        return example.input and example.input + unescaped(self.separator)
 
 
-def _plain(written: str) -> str:
+def unescaped(written: str) -> str:
+    """\\n and \\t as what they mean."""
     return written.replace("\\n", "\n").replace("\\t", "\t")
 
 

@@ -12,6 +12,7 @@ from pretrain.__main__ import main
 from pretrain.commands import prompts
 from pretrain.commands.export import export_run
 from pretrain.prompting import figures, likelihood
+from pretrain.prompting.answers import answers
 from pretrain.prompting.examples import LONGEST_LINE, Example, read
 from pretrain.prompting.prompts import Prompt, Prompter, Template, Tokens, drawn
 from pretrain.storage.run_directory import RunDirectory
@@ -168,8 +169,7 @@ def test_likelihoods_equal_those_of_the_export_in_transformers(file, gpt2_run, t
     made = prompter(path, gpt2_run)
     asked = made(0, 0, True) + made(2, 0, True)
     run = restore(RunDirectory(gpt2_run))
-    texts = [text for prompt in asked for text in prompt.texts]
-    found = likelihood.log_likelihoods(run.assembly.model, run.params, texts, run.mesh)
+    found = np.concatenate(likelihood.log_likelihoods(run.assembly.model, run.params, asked, run.mesh))
     expected = []
     for index, prompt in enumerate(asked):
         used = drawn(4, index % 4, 2, 0) if index >= 4 else []
@@ -183,7 +183,7 @@ def test_figures_are_per_token_and_per_byte_and_choices_are_the_best_by_each():
     tokens = lambda number: Tokens(np.zeros(number + 3, np.int32), 3)
     asked = lambda choices, answer, *sizes: Prompt(Example(1, "", choices, answer), 0, tuple(map(tokens, sizes)))
     told_of = [asked(("ab",), 0, 1), asked(("ab", "éééé"), 1, 2, 3), asked(("a", "bbb"), 1, 1, 2)]
-    found = np.array([-2.0, -3.0, -4.0, -1.0, -3.0])
+    found = [np.array([-2.0]), np.array([-3.0, -4.0]), np.array([-1.0, -3.0])]
     told = figures.of_likelihoods(told_of, found)
     value = {name: figure[0] for name, figure in told.items()}
     assert value["nats per token"] == pytest.approx((2 + 4 + 3) / (1 + 3 + 2))
@@ -192,6 +192,25 @@ def test_figures_are_per_token_and_per_byte_and_choices_are_the_best_by_each():
     assert [value[f"accuracy {by}"] for by in ("by sum", "per token", "per byte")] == [0.0, 0.5, 0.5]
     assert told["accuracy per token"][1] == pytest.approx(0.5) and figures.mean([1.0]) == (1.0, None)
     assert "accuracy by sum" not in figures.of_likelihoods(told_of[:1], found[:1])
+
+
+def test_greedy_answers_are_transformers_s_up_to_the_stop_and_match_letter_for_letter(file, gpt2_run, tmp_path):
+    export_run(gpt2_run, tmp_path / "hf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    made, run = prompter(file(*QUESTIONS), gpt2_run, room=48), restore(RunDirectory(gpt2_run))
+    asked = made(1, 0, False)
+    ask = lambda stop: answers(run.assembly.model, run.params, asked, made, stop, 12, run.mesh)
+    whole = []
+    for prompt in asked:
+        ids = torch.from_numpy(prompt.texts[0].tokens).long()[None]
+        limits = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+        whole.append(tokenizer.decode(model.generate(ids, **limits)[0, ids.shape[1] :], skip_special_tokens=True))
+    assert ask("\n") == [text.split("\n")[0] for text in whole]
+    stop = whole[0].strip()[1]
+    assert ask(stop) == [text.split(stop)[0] for text in whole] != whole
+    told = figures.of_answers(asked, ["muna ", " lo.", "Kilo muna.", "Te vo"])
+    assert told["exact match"] == pytest.approx((0.5, (1 / 3) ** 0.5 / 2))
 
 
 def test_the_error_of_a_ratio_is_that_of_drawing_again():
@@ -213,13 +232,21 @@ def test_the_command_prints_a_row_for_each_number_of_shots_and_writes_them(file,
     assert sum(told["rows"][1]["left_out"]) > 0 and "of 4 prompts" in printed
     for row in told["rows"]:
         assert f"{row['figures']['nats per token']['value']:.4f}" in printed
+    assert main([*arguments, "--score", "greedy", "--max-tokens", "40"]) == 0
+    assert "exact match" in capsys.readouterr().out
     assert main([*arguments, "--out", str(tmp_path / "none" / "x.json")]) == 2
     assert "cannot write there" in capsys.readouterr().err
 
 
 def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
     arguments = ["prompts", str(gpt2_run), "--examples", str(file(*QUESTIONS))]
-    for more, said in {("--shots", "-1"): "give numbers from 0 on", ("--shots", "4"): "beside the one asked"}.items():
+    mistakes = {
+        ("--shots", "-1"): "give numbers from 0 on",
+        ("--shots", "4"): "beside the one asked",
+        ("--max-tokens", "64"): "--max-tokens 64: give from 1 to 63",
+        ("--max-tokens", "62", "--score", "greedy"): "there is room for 2; shorten it",
+    }
+    for more, said in mistakes.items():
         assert main([*arguments, *more]) == 2
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1
