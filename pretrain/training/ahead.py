@@ -1,7 +1,8 @@
 """All programs of a run before its first step: what does not trace, compile or fit must not wait for its phase."""
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 from jax.sharding import Mesh
@@ -42,8 +43,8 @@ def trace(
 
 
 def compiles_ahead(mesh: Mesh) -> bool:
-    """On accelerators, where a program may not fit and, once compiled, is kept for the next start. A CPU has memory
-    enough, and compiles within seconds when a phase begins."""
+    """On accelerators, where a program that is compiled is kept for the next start. A CPU compiles within seconds when
+    a phase begins, and says then what does not fit."""
     return mesh.devices.flat[0].platform != "cpu"
 
 
@@ -79,8 +80,15 @@ def _check_memory(needed: Mapping[str, int], phase: int, capacity: int | None) -
 
 
 def _compiled(program: Jitted, phase: int, name: str) -> jax.stages.Compiled:
-    try:
+    with no_memory(phase, name):
         return program.run.lower(*program.arguments).compile()
+
+
+@contextlib.contextmanager
+def no_memory(phase: int, name: str) -> Iterator[None]:
+    """Where a program finds no memory: UserError says what makes it smaller."""
+    try:
+        yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

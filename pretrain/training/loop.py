@@ -25,7 +25,7 @@ from pretrain.state import TrainState
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.journal import Journal, Silence, read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, compiles_ahead
+from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, compiles_ahead, no_memory
 from pretrain.training.assembly import Assembly, model_flops
 from pretrain.training.data import phase_batches
 from pretrain.training.evaluate import Evaluators
@@ -75,7 +75,8 @@ def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
         evaluator = _evaluator(run, phase)
         if phase != carried:  # the rows of another phase's batches do not continue these
             state, carried = state._replace(carry=run.stages[phase].first_carry()), phase
-        state, stopped = _train_phase(run, state, phase, ends[phase], batches[phase], evaluator)
+        with no_memory(phase, TRAIN):
+            state, stopped = _train_phase(run, state, phase, ends[phase], batches[phase], evaluator)
         if stopped:
             _save(run, state, carried)
             run.checkpoints.wait()

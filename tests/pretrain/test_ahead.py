@@ -4,6 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from data_pipelines.errors import UserError
@@ -93,6 +94,20 @@ def test_a_phase_that_cannot_be_traced_fails_before_anything_is_written(corpus_p
     with pytest.raises(AssertionError, match="too short"):
         run(toys.recipe(phases=PHASES), tiny.options(corpus_path, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_finds_no_memory_in_its_first_step_says_what_makes_it_smaller(corpus_path, tmp_path, monkeypatch):
+    loss = toys.NextWord.loss
+
+    def large(self, model, params, batch, carry, moment):
+        sums, *rest = loss(self, model, params, batch, carry, moment)
+        column = jnp.sin(jax.lax.stop_gradient(sums["next"]) * jnp.arange(2**22))
+        terabytes = jnp.outer(column, column)  # which no CPU gives
+        return sums | {"next": sums["next"] + jax.lax.sort(terabytes)[0, 0]}, *rest
+
+    monkeypatch.setattr(toys.NextWord, "loss", large)
+    with pytest.raises(UserError, match="phase 1: its train step does not fit .*raise --microbatches"):
+        run(toys.recipe(), tiny.options(corpus_path, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name, names", [(TRAIN, [TRAIN]), (EVALUATE, [EVALUATE]), ("checkpoint", [])])
