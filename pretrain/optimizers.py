@@ -10,15 +10,16 @@ from jax import Array
 from models.core.parameters import LAYERS, Parameter, Params, decays, nest
 from models.core.ranges import NOT_NEGATIVE, POSITIVE, RATE, check_ranges
 
-NAMES = ("adamw", "lamb")
+NAMES = ("adamw", "lamb", "adagrad")
 RANGES = {"b1": RATE, "b2": RATE, "epsilon": POSITIVE, "decay": NOT_NEGATIVE, "clip": NOT_NEGATIVE}
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """adamw: Adam with decoupled decay (Loshchilov & Hutter 2019).   lamb: You et al. 2020, algorithm 2."""
+    """adamw: Adam with decoupled decay (Loshchilov & Hutter 2019).   lamb: You et al. 2020, algorithm 2.
+    adagrad: Duchi et al. 2011, whose sums of squares begin at 0.1; it has no means."""
 
-    name: str = "adamw"  # adamw or lamb
+    name: str = "adamw"  # adamw, lamb or adagrad
     b1: float = 0.9  # how much of the gradients' mean a step keeps
     b2: float = 0.999  # how much of the squared gradients' mean a step keeps
     epsilon: float = 1e-6  # added to the root of that mean
@@ -37,8 +38,9 @@ def transformation(optimizer: Optimizer, table: list[Parameter]) -> optax.Gradie
     `update` takes finite: bool[] too; where it is False the state stays as it was and the direction means nothing.
     """
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
+    adam = _scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
     steps = [
-        _scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon),
+        _scale_by_sums(optimizer.epsilon) if optimizer.name == "adagrad" else adam,
         optax.add_decayed_weights(optimizer.decay, decayed),
     ]
     if optimizer.name == "lamb":
@@ -74,6 +76,17 @@ def _scale_by_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransf
         return direction, optax.ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
+
+
+def _scale_by_sums(epsilon: float) -> optax.GradientTransformationExtraArgs:
+    """Adagrad's direction (Duchi et al. 2011, figure 1), as `optax.scale_by_rss` with the same state."""
+
+    def update(gradients: Params, state: optax.ScaleByRssState, params: Params, *, finite: Array | bool = True):
+        sums = jax.tree.map(lambda s, g: jnp.where(finite, s + jnp.square(g), s), state.sum_of_squares, gradients)
+        direction = jax.tree.map(lambda s, g: g * jax.lax.rsqrt(s + epsilon), sums, gradients)
+        return direction, optax.ScaleByRssState(sums)
+
+    return optax.GradientTransformationExtraArgs(optax.scale_by_rss(0.1).init, update)
 
 
 def _scale_by_trust_ratio(table: list[Parameter]) -> optax.GradientTransformation:

@@ -5,13 +5,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.core.family import Family
-from models.families import albert, bert, bigbird, electra, etc, gpt, gpt2, longformer, roberta, transformer_xl, xlnet
+from models.families import (
+    albert,
+    bert,
+    bigbird,
+    ctrl,
+    electra,
+    etc,
+    gpt,
+    gpt2,
+    longformer,
+    roberta,
+    transformer_xl,
+    xlnet,
+)
 
 FAMILIES: dict[str, Family] = {
     "albert": albert.FAMILY,
     "bert": bert.FAMILY,
     "bigbird": bigbird.FAMILY,
     "bigbird-etc": etc.FAMILY,
+    "ctrl": ctrl.FAMILY,
     "electra": electra.FAMILY,
     "gpt": gpt.FAMILY,
     "gpt2": gpt2.FAMILY,

@@ -4,9 +4,22 @@ import difflib
 
 from data_pipelines.errors import UserError
 from pretrain.recipe import Recipe
-from pretrain.recipes import albert, bert, bigbird, electra, etc, gpt, gpt2, longformer, roberta, transformer_xl, xlnet
+from pretrain.recipes import (
+    albert,
+    bert,
+    bigbird,
+    ctrl,
+    electra,
+    etc,
+    gpt,
+    gpt2,
+    longformer,
+    roberta,
+    transformer_xl,
+    xlnet,
+)
 
-PAPERS = (albert, bert, bigbird, electra, etc, gpt, gpt2, longformer, roberta, transformer_xl, xlnet)
+PAPERS = (albert, bert, bigbird, ctrl, electra, etc, gpt, gpt2, longformer, roberta, transformer_xl, xlnet)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
 
 

@@ -70,6 +70,7 @@ CASES = {
     "bigbird-etc": Case(
         _config("bigbird-etc", block=2, distance=3, **WIDE), MaskedWithGlobals(), phase={"globals": GLOBALS}
     ),
+    "ctrl": Case(_config("ctrl", positions=32, **WIDE), NextTokenPrediction()),
     "electra": Case(_electra(), ReplacedTokenDetection()),
     "gpt": Case(_config("gpt", positions=32, **WIDE | {"feed_forward": 64}), NextTokenPrediction()),
     "gpt2": Case(_config("gpt2", positions=32, **WIDE), NextTokenPrediction()),

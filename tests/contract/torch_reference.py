@@ -136,6 +136,7 @@ REFERENCES = {
     "bert": masked("next_sentence_label"),
     "bigbird": bigbird,
     "bigbird-etc": bigbird_etc,
+    "ctrl": next_token,
     "electra": electra,
     "gpt": next_token,
     "gpt2": next_token,

@@ -101,7 +101,7 @@ MISTAKES = {
     "heads": (["--model.heads", 3], "model.width=128 is not a multiple of model.heads=3"),
     "dropout": (["--model.dropout", 1.0], "model.dropout=1.0: must be in [0, 1)"),
     "activation": (["--model.activation", "swish"], "model.activation='swish': use one of gelu"),
-    "optimizer": (["--optimizer.name", "sgd"], "optimizer.name='sgd': use one of adamw, lamb"),
+    "optimizer": (["--optimizer.name", "sgd"], "optimizer.name='sgd': use one of adamw, lamb, adagrad"),
     "schedule": (["--schedule.name", "step"], "schedule.name='step': use one of linear"),
     "masking": (["--objective.masking.rate", 0], "masking.rate=0.0: must be above 0"),
     "layout": (["--objective.layout", "lines"], "objective.layout='lines': use one of segment-pairs"),

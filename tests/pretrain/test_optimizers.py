@@ -76,6 +76,14 @@ def test_adamw_is_optax_adamw_with_a_mask_for_biases_and_norms():
     assert_close(unstacked(ours), trained_by_optax(theirs, params))
 
 
+def test_adagrad_is_optax_adagrad_and_passes_over_a_step_that_is_not_finite():
+    params, adagrad = random_tree(99), transformation(Optimizer("adagrad", epsilon=1e-3, decay=0.0), TABLE)
+    assert_close(trained(adagrad, params), trained(optax.adagrad(0.01, eps=1e-3), params, rate=-1.0))
+    state = adagrad.init(params)
+    _, after = adagrad.update(jax.tree.map(lambda leaf: leaf * np.nan, params), state, params, finite=False)
+    assert tiny.equal(after, state)
+
+
 def test_lamb_on_stacked_layers_is_lamb_on_each_layer():
     params = random_tree(99)
     ours = trained(transformation(Optimizer("lamb", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), TABLE), params)
@@ -147,4 +155,4 @@ def test_every_field_changes_the_update(field):
 
 def test_no_field_is_without_such_a_test():
     assert {field.name for field in dataclasses.fields(Optimizer)} == {*CHANGES, "clip"}  # clip: above
-    assert set(NAMES) == {"adamw", "lamb"}  # each compared with optax above
+    assert set(NAMES) == {"adamw", "lamb", "adagrad"}  # each compared with optax above

@@ -1,0 +1,141 @@
+"""CTRL (Keskar et al. 2019, arXiv:1909.05858): a causal Transformer decoder with norms before the blocks, fixed
+positions and scaled embeddings. Its texts begin with a control code.
+
+Hugging Face: CTRLLMHeadModel.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
+from models.attention.relative import sinusoids
+from models.blocks.embeddings import padded_vocab, token_table
+from models.blocks.norm import Norm
+from models.blocks.tables import dense_parameters, norm_parameters
+from models.core.family import Family, HuggingFace
+from models.core.parameters import Parameter, Slot
+from models.core.sharding import constrain
+
+EPSILON = 1e-6  # of the layers' norms in Hugging Face, whatever config.json says
+
+
+@dataclasses.dataclass(frozen=True)
+class CTRLConfig(DecoderConfig):
+    """Sizes and rates; the published ones."""
+
+    vocab_size: int = 246534
+    positions: int = 256
+    width: int = 1280
+    depth: int = 48
+    heads: int = 16
+    feed_forward: int = 8192
+    activation: str = "relu"
+    attention_dropout: float = 0.0
+    norm_epsilon: float = EPSILON
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.width % 2:
+            raise ValueError(f"model.width={self.width}: must be even, for sines and cosines")
+        if self.activation != "relu":
+            raise ValueError(f"model.activation={self.activation!r}: in this family it is relu")
+
+
+class FixedPositions(nn.Module):
+    """Token embeddings times the root of their width, plus sines and cosines; the table is f32[rows, width]."""
+
+    vocab_size: int
+    positions: int
+    width: int
+    init_std: float
+
+    def setup(self):
+        self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
+
+    def __call__(self, tokens: Array, positions: Array | None = None) -> Array:
+        """As of `PositionedEmbeddings`."""
+        of_tokens = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
+        table = jnp.asarray(sinusoids(self.positions - 1, 0, self.width)[::-1])
+        of_positions = table[: tokens.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip")
+        return constrain(of_tokens * self.width**0.5 + of_positions, "batch", "length", None)
+
+
+class CTRL(Decoder):
+    """The decoder, whose logits have a bias."""
+
+    def setup(self):
+        c = self.config
+        self.embeddings = FixedPositions(c.vocab_size, c.positions, c.width, c.init_std)
+        self.norm = Norm(c.norm_epsilon, self.program.compute)
+        self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
+
+    def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
+        hidden, table, unpadded = super().softmax(hidden)
+        return hidden, table, self.bias + unpadded
+
+
+def parameters(config: CTRLConfig) -> list[Parameter]:
+    """CTRL's parameter table."""
+    layer = "transformer.h.{layer}"
+    dense = lambda path, axes, name: dense_parameters(f"layers/{path}", ("layers", *axes), {"model": f"{layer}.{name}"})
+    norm = lambda path, name: norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
+    return [
+        Parameter("embeddings/tokens", ("vocab", "embedding"), {"model": Slot("transformer.w.weight")}),
+        *dense("attention/query", ("width", "heads"), "multi_head_attention.Wq"),
+        *dense("attention/key", ("width", "heads"), "multi_head_attention.Wk"),
+        *dense("attention/value", ("width", "heads"), "multi_head_attention.Wv"),
+        *dense("attention/output", ("heads", "width"), "multi_head_attention.dense"),
+        *norm("attention/norm", "layernorm1"),
+        *dense("feed_forward/up", ("width", "feed_forward"), "ffn.0"),
+        *dense("feed_forward/down", ("feed_forward", "width"), "ffn.2"),
+        *norm("feed_forward/norm", "layernorm2"),
+        *norm_parameters("norm", ("width",), {"model": "transformer.layernorm"}),
+        Parameter("bias", ("vocab",), {"model": Slot("lm_head.bias")}),
+    ]
+
+
+def otherwise_there(config: CTRLConfig) -> list[str]:
+    """What the class computes otherwise."""
+    other = config.norm_epsilon != EPSILON
+    return [f"the layers' norms add {EPSILON}, whatever model.norm_epsilon={config.norm_epsilon} says"] * other
+
+
+FAMILY = Family(
+    config=CTRLConfig,
+    sizes={
+        # Trains within minutes on a CPU: no published one.
+        "tiny": CTRLConfig(width=128, depth=2, heads=2, feed_forward=512),
+        "base": CTRLConfig(),
+    },
+    inputs=INPUTS,
+    module=CTRL,
+    parameters=parameters,
+    hf={
+        "model": HuggingFace(
+            folder="",
+            architectures={"CTRLLMHeadModel": {}},
+            constants={"model_type": "ctrl"},
+            fields={
+                "vocab_size": "vocab_size",
+                "n_positions": "positions",
+                "n_embd": "width",
+                "n_layer": "depth",
+                "n_head": "heads",
+                "dff": "feed_forward",
+                "layer_norm_epsilon": "norm_epsilon",
+            },
+            settings={"embd_pdrop": "dropout", "resid_pdrop": "dropout", "initializer_range": "init_std"},
+            tied={"lm_head.weight": "transformer.w.weight"},
+            trunk="transformer.",
+            pair=None,
+            prepare="--tokenizer character-bpe --specials ctrl",
+            otherwise=otherwise_there,
+        )
+    },
+    flops=flops,
+    attention="self",
+    attentions=attentions,
+)

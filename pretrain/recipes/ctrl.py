@@ -1,0 +1,43 @@
+r"""CTRL: next tokens of texts that begin with a control code.
+
+Keskar et al. 2019 (arXiv:1909.05858), section 3.2: 140 GB of text, batch 1024 at length 256, 800k steps, Adagrad with
+rate 0.05 after 25k steps of warm-up, gradients clipped at 0.25, dropout 0.1 of embeddings and blocks, no decay; 246,534
+tokens, learnt with newlines inside words. Adagrad's sums begin at 0.1, as TensorFlow's do. Original hardware: 256 cores
+of TPU v3, two weeks. There no token ends a document; here GPT-2's does, the last of the vocabulary.
+
+    python -m data_pipelines prepare --source SOURCE --tokenizer character-bpe --specials ctrl --vocab-size 246534 \
+        --out CORPUS
+    python -m pretrain run ctrl-base --corpus CORPUS --workdir RUN
+"""
+
+from models.families.ctrl import FAMILY
+from pretrain.objectives.next_token_prediction import NextTokenPrediction
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Phase, Recipe
+from pretrain.schedules import Schedule
+
+
+def _recipe(size: str, optimizer: Optimizer, schedule: Schedule, phase: Phase, steps: int) -> Recipe:
+    return Recipe(
+        name=f"ctrl-{size}",
+        source="Keskar et al. 2019",
+        model=FAMILY.sizes[size],
+        objective=NextTokenPrediction(),
+        optimizer=optimizer,
+        schedule=schedule,
+        phases=(phase,),
+        steps=steps,
+    )
+
+
+RECIPES = [
+    # Set up to train within minutes on a CPU.
+    _recipe("tiny", Optimizer(), Schedule("cosine", peak=1e-3, warmup=0.1), Phase(1.0, 128, 32), 3000),
+    _recipe(
+        "base",
+        Optimizer("adagrad", epsilon=1e-7, decay=0.0, clip=0.25),
+        Schedule("constant", peak=0.05, warmup=25 / 800),
+        Phase(1.0, 256, 1024),
+        800_000,
+    ),
+]
