@@ -61,8 +61,9 @@ def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: f
     """
     cut = lambda of: of.kernel.reshape(x.shape[-1], *queries.shape[2:])
     back = contraction("bghd,whd->bhgw", queries * queries.shape[-1] ** -0.5, cut(weights.key))
-    scores = jnp.einsum("bhgw,blw->bhgl", back.astype(x.dtype), x, preferred_element_type=jnp.float32)
-    scores = constrain(scores, "batch", "heads", None, "length")
+    # With x first: XLA:CPU would turn it round for the other order.
+    scores = jnp.einsum("blw,bhgw->blhg", x, back.astype(x.dtype), preferred_element_type=jnp.float32)
+    scores = constrain(jnp.moveaxis(scores, 1, 3), "batch", "heads", None, "length")
     scores = jnp.where(visible(mask), scores, jnp.finfo(jnp.float32).min)
     shares = dropout(jax.nn.softmax(scores, axis=-1), rate, noise)
     means = jnp.einsum("bhgl,blw->bhgw", shares.astype(x.dtype), x)

@@ -8,11 +8,11 @@ from models.attention.mask import Mask, only_of_seen, times, visible
 from models.attention.operands import SelfWeights
 from models.blocks.dense import affine
 from models.blocks.layer import LayerSizes
-from models.blocks.positions import gather_positions
+from models.blocks.positions import gather_positions, put_in_rows
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import Program, kept
-from models.core.sharding import constrain
+from models.core.sharding import constrain, current_rules
 
 
 def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, noise: Noise) -> Array:
@@ -45,7 +45,7 @@ def attend(
     """A layer's self-attention: x [batch, length, width] -> the output's projection of the mixed values, like `read`.
 
     read: [batch, n, width] where the queries are other than x, as the mask's are; mask: see `Mask`.
-    slots: i32[batch, n], the queries whose output is projected alone: of a sparse pattern, which mixes all.
+    slots: i32[batch, n], the queries that alone are projected, and their output: of a sparse pattern, which mixes all.
     mix: called as `attention`, for kernels that want heads beside each other in [..., heads, head_dim].
     """
     read = x if read is None else read
@@ -55,7 +55,11 @@ def attend(
             projected = affine(y, getattr(weights, name), program.compute)
         return kept(projected.reshape(*y.shape[:2], sizes.heads, -1))
 
-    q, k, v = project("query", read), project("key", x), project("value", x)
+    if slots is None or current_rules() is not None:
+        q = project("query", read)
+    else:  # nobody reads what the others mix
+        q = put_in_rows(project("query", gather_positions(read, slots)), slots, read.shape[1])
+    k, v = project("key", x), project("value", x)
     mixed = mix(q, k, v, mask, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
     mixed = kept(mixed.reshape(read.shape))
     with jax.named_scope("output"):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
@@ -41,7 +42,7 @@ class Keys(NamedTuple):
     """Arrays [batch, heads, blocks, keys, ...], or with 1 for batch or heads, for blocks where all read the same.
 
     segments: HIDDEN where a key is not seen.   ranks: of a mask that has them.
-    reach, dilation: i32[heads or 1] of what is read by offsets, as in `Blocks`.
+    near: bool[heads or 1, 1, queries, keys], what a block sees of what it reads by offsets; None for all.
     """
 
     k: Array
@@ -49,8 +50,7 @@ class Keys(NamedTuple):
     segments: Array
     positions: Array
     ranks: Array | None
-    reach: Array | None = None
-    dilation: Array | None = None
+    near: Array | None = None
 
 
 class Draw(NamedTuple):
@@ -179,7 +179,18 @@ def near(keys: Keys, blocks: Blocks, part: Part) -> Keys:
 
     segments = of_row(jnp.where(is_column, HIDDEN, keys.segments), HIDDEN)
     read = _read(keys, lambda x: shifted(exchange.around(x, before, after, part)), of_row)
-    return read._replace(segments=segments, reach=blocks.reach, dilation=blocks.dilation)
+    return read._replace(segments=segments, near=_reached(blocks))
+
+
+def _reached(blocks: Blocks) -> Array | None:
+    """Which keys at the offsets a block's queries see, alike for all blocks: bool[heads or 1, 1, block, keys]."""
+    if blocks.reach is None:
+        return None
+    own = np.arange(blocks.block)
+    theirs = (np.array(blocks.offsets)[:, None] * blocks.block + own).reshape(-1)
+    distance = np.abs(theirs - own[:, None])
+    of_heads = lambda array: array[:, None, None, None]
+    return (distance <= of_heads(blocks.reach)) & (distance % of_heads(blocks.dilation) == 0)
 
 
 def columns(tokens: Keys | Queries, numbers: tuple[int, ...], part: Part):
@@ -230,10 +241,44 @@ def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part:
         weights = [_dropped(some, queries, keys, draw) for some, keys in zip(weights, read, strict=True)]
     mixed = sum(_product(some.astype(keys.v.dtype), keys.v, "v") for some, keys in zip(weights, read, strict=True))
     top, total, mixed = exchange.combined(top, total, mixed, part)
-    mixed = mixed / total
+    mixed = _divided(mixed, total)
     if mask.ranks is not None:  # else every query sees itself
         mixed = jnp.where(top > lowest, mixed, 0)
     return mixed.astype(queries.q.dtype)
+
+
+@jax.custom_vjp
+def _of_values(x: Array, y: Array) -> Array:
+    """x [..., queries, keys] @ y [..., keys, head_dim], as float32."""
+    return jnp.matmul(x, y, preferred_element_type=jnp.float32)
+
+
+def _of_values_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, y = residuals
+    g = g.astype(x.dtype)
+    of_x = jnp.einsum("...qd,...kd->...qk", g, y, preferred_element_type=jnp.float32)
+    # JAX's own rule has the result turned round, and what XLA:CPU adds up of such windows takes four times as long.
+    of_y = jnp.einsum("...qk,...qd->...kd", x, g, preferred_element_type=jnp.float32)
+    return of_x.astype(x.dtype), of_y.astype(y.dtype)
+
+
+_of_values.defvjp(lambda x, y: (_of_values(x, y), (x, y)), _of_values_backward)
+
+
+@jax.custom_vjp
+def _divided(mixed: Array, total: Array) -> Array:
+    """mixed [..., head_dim] / total [..., 1], float32."""
+    return mixed / total
+
+
+def _divided_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    y, total = residuals
+    # The sum as a product: XLA:CPU fuses a sum with the copies before it, and takes five times as long.
+    of_y = jnp.matmul(g * y, jnp.ones((y.shape[-1], 1), y.dtype), precision="highest")
+    return g / total, -of_y / total
+
+
+_divided.defvjp(lambda mixed, total: (y := mixed / total, (y, total)), _divided_backward)
 
 
 def _product(x: Array, y: Array, of: str) -> Array:
@@ -241,7 +286,7 @@ def _product(x: Array, y: Array, of: str) -> Array:
     inner = {"k": "qd,{0}kd->{0}qk", "v": "qk,{0}kd->{0}qd"}[of]
     multiply = lambda lead, x, y: jnp.einsum(lead + inner.format(lead), x, y, preferred_element_type=jnp.float32)
     if y.shape[2] > 1 or x.shape[2] == 1:
-        return multiply("bhn", x, y)
+        return multiply("bhn", x, y) if of == "k" else _of_values(x, y)
     # All queries as one matrix: XLA:CPU takes twice the time for one with two axes of rows.
     flat = multiply("bh", x.reshape(*x.shape[:2], -1, x.shape[-1]), y[:, :, 0])
     return flat.reshape(*x.shape[:-1], -1)
@@ -258,11 +303,7 @@ def _seen(queries: Queries, keys: Keys, mask: Mask) -> Array:
         seen &= reached | (theirs == own) if mask.itself else reached
     if mask.causal:
         seen &= theirs <= own
-    if keys.reach is not None:
-        of_heads = lambda array: array[:, None, None, None]
-        distance = jnp.abs(theirs - own)
-        seen &= (distance <= of_heads(keys.reach)) & (distance % of_heads(keys.dilation) == 0)
-    return seen
+    return seen if keys.near is None else seen & keys.near
 
 
 def _dropped(weights: Array, queries: Queries, keys: Keys, draw: Draw) -> Array:

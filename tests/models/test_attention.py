@@ -14,6 +14,7 @@ from models.attention.kernels.row_attention import attend_rows, fits, interleave
 from models.attention.kernels.splash import splash
 from models.attention.kernels.table import KERNELS
 from models.attention.mask import Mask
+from models.attention.patterns.blocks import Blocks
 from models.attention.plain import attention
 from models.attention.self_attention import SelfAttention
 from models.blocks.layer import LayerSizes
@@ -94,6 +95,26 @@ def test_a_layer_asked_for_some_positions_gives_those_of_the_whole():
     params = jax.jit(layer.init)(jax.random.key(0), x, mask, None)
     whole, some = jax.jit(lambda params: [layer.apply(params, x, mask, None, at) for at in (None, slots)])(params)
     np.testing.assert_allclose(some, np.take_along_axis(whole, slots[..., None], axis=1), atol=1e-5)
+
+
+def test_a_sparse_layer_at_some_positions_has_the_gradients_of_the_whole():
+    x = np.random.default_rng(0).normal(size=(BATCH, LENGTH, 8)).astype(np.float32)
+    slots = np.array([[9, 0, 0], [2, 3, 7], [1, 8, 1]], np.int32)  # some twice
+    layer = SelfAttention(LayerSizes(8, 2, 16, "gelu", 0.0, 0.0, 1e-12, 0.5), Program())
+    blocks = Blocks(np.zeros((1, -(-LENGTH // 4), 0), np.int32), block=4, offsets=(-1, 0))
+    mask = jax.tree.map(jnp.asarray, Mask(SEGMENTS["documents"], blocks=blocks))
+    weights = np.random.default_rng(1).normal(size=(*slots.shape, 8)).astype(np.float32)
+
+    def total(of, params, x):
+        some = of(params, x)
+        return jnp.sum(some * weights), some
+
+    at_slots = lambda params, x: layer.apply(params, x, mask, None, slots)
+    of_whole = lambda params, x: jnp.take_along_axis(layer.apply(params, x, mask, None), slots[..., None], axis=1)
+    params = jax.jit(layer.init)(jax.random.key(0), x, mask, None)
+    both = [jax.grad(functools.partial(total, of), (0, 1), has_aux=True) for of in (at_slots, of_whole)]
+    found, expected = jax.jit(lambda *given: [of(*given) for of in both])(params, x)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, expected)
 
 
 def test_dropout_falls_on_the_probabilities():
