@@ -2,7 +2,7 @@
 its form.
 
 Hugging Face: GPT2LMHeadModel. GPT-3 (Brown et al. 2020, arXiv:2005.14165) alternates dense and locally banded layers;
-here, as in that class, all are dense.
+here, as in that class, all are dense. Of its dropout nothing is published; here it has none.
 """
 
 import dataclasses
@@ -40,8 +40,12 @@ def parameters(config: GPT2Config) -> list[Parameter]:
     ]
 
 
-def _size(depth: int, width: int, **changes) -> GPT2Config:
-    return GPT2Config(width=width, depth=depth, heads=width // 64, feed_forward=4 * width, **changes)
+def _size(depth: int, width: int, head_dim: int = 64, **changes) -> GPT2Config:
+    return GPT2Config(width=width, depth=depth, heads=width // head_dim, feed_forward=4 * width, **changes)
+
+
+def _gpt3(depth: int, width: int, head_dim: int) -> GPT2Config:
+    return _size(depth, width, head_dim, positions=2048, dropout=0.0, attention_dropout=0.0)
 
 
 FAMILY = Family(
@@ -55,6 +59,15 @@ FAMILY = Family(
         "medium": _size(24, 1024),
         "large": _size(36, 1280),
         "xl": _size(48, 1600),
+        # Brown et al. 2020, table 2.1; where heads times their width are not the width there, they are here
+        "gpt3-small": _gpt3(12, 768, 64),
+        "gpt3-medium": _gpt3(24, 1024, 64),
+        "gpt3-large": _gpt3(24, 1536, 96),
+        "gpt3-xl": _gpt3(24, 2048, 128),  # there 24 heads
+        "gpt3-2.7b": _gpt3(32, 2560, 80),
+        "gpt3-6.7b": _gpt3(32, 4096, 128),
+        "gpt3-13b": _gpt3(40, 5120, 128),  # there a width of 5,140
+        "gpt3-175b": _gpt3(96, 12288, 128),
     },
     inputs=INPUTS,
     module=GPT2,

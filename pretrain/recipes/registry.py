@@ -13,13 +13,14 @@ from pretrain.recipes import (
     etc,
     gpt,
     gpt2,
+    gpt3,
     longformer,
     roberta,
     transformer_xl,
     xlnet,
 )
 
-PAPERS = (albert, bert, bigbird, ctrl, electra, etc, gpt, gpt2, longformer, roberta, transformer_xl, xlnet)
+PAPERS = (albert, bert, bigbird, ctrl, electra, etc, gpt, gpt2, gpt3, longformer, roberta, transformer_xl, xlnet)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
 
 
