@@ -1,0 +1,89 @@
+"""Packed documents: every token once in an epoch, each row what a plain loop cuts out, documents told apart if asked."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_pipelines.batches import make_examples
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.packed_documents import PackedDocuments
+from data_pipelines.order import permute
+from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
+
+EOD, VOCAB = 4999, 5000
+SHAPES = st.lists(st.lists(st.integers(0, 20), max_size=4), min_size=1, max_size=9)
+
+
+def written(folder, documents, parts=1):
+    return Corpus(write_corpus(folder / "c", documents, VOCAB, special=SPECIAL | {"eod": EOD}, parts=parts))
+
+
+def slowly(documents, length, separate, restart):
+    """Rows of documents (lists of tokens) in their order, by a loop over their tokens."""
+    stream = [(token, number, place) for number, text in enumerate(documents) for place, token in enumerate(text)]
+    rows = []
+    for begin in range(0, len(stream) - 1, length):
+        row = stream[begin : begin + length + 1]
+        first, padding = row[0], [0] * (length + 1 - len(row))
+        numbers = [1 + number - first[1] if separate else 1 for _, number, _ in row[:-1]]
+        # A document that has begun in the row before begins anew in this one
+        places = [place - (first[2] if number == first[1] else 0) for _, number, place in row[:-1]]
+        rows.append(
+            {
+                "tokens": [token for token, *_ in row[:-1]] + padding,
+                "targets": [token for token, *_ in row[1:]] + padding,
+                "segments": numbers + padding,
+                "weights": [1] * len(numbers) + padding,
+                **({"positions": places} if restart else {}),
+            }
+        )
+    return rows
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(shape=SHAPES, length=st.integers(1, 30), separate=st.booleans(), restart=st.booleans())
+def test_rows_are_what_a_loop_cuts_out(tmp_path_factory, shape, length, separate, restart):
+    documents = numbered([document for document in shape if any(document)] or [[1]])  # `prepare` stores no others
+    corpus = written(tmp_path_factory.mktemp("corpus"), documents)
+    found = epoch(make_examples(PackedDocuments(length, separate, restart), corpus, "train", 1, seed=3))
+    order = permute(3, 0, len(documents), np.arange(len(documents)))
+    texts = [[token for sentence in documents[index] for token in sentence] + [EOD] for index in order]
+    expected = slowly(texts, length, separate, restart)
+    assert len(found["tokens"]) == len(expected)
+    for number, row in enumerate(expected):
+        for name, values in row.items():
+            of_row = found[name][number, : len(values)] if name == "positions" else found[name][number]
+            assert of_row.tolist() == values, name
+
+
+def test_every_token_of_every_part_is_a_target_once_in_an_epoch_but_a_parts_first(tmp_path):
+    documents = numbered([[7, 30], [1], [2, 2, 2], [100], [5], [9, 9]])
+    corpus = written(tmp_path, documents, parts=3)
+    examples = make_examples(PackedDocuments(16), corpus, "train", 4, seed=0)
+    for number in range(2):
+        rows = epoch(examples, number)
+        targets = rows["targets"][rows["weights"] > 0]
+        ordinary = targets[targets != EOD]
+        everything = {token for document in documents for sentence in document for token in sentence}
+        assert len(set(ordinary)) == len(ordinary) == len(everything) - 3 and set(ordinary) < everything
+        assert len(targets) - len(ordinary) == len(documents)
+        assert np.array_equal(rows["weights"] > 0, rows["segments"] > 0)
+
+
+def test_a_corpus_smaller_than_a_row_is_one_row_and_one_token_is_none(tmp_path):
+    rows = epoch(make_examples(PackedDocuments(64, separate=True), written(tmp_path, numbered([[3]])), "train", 1, 0))
+    assert rows["tokens"].tolist() == [[5, 6, 7] + [0] * 61] and rows["targets"][0, :4].tolist() == [6, 7, EOD, 0]
+    assert rows["weights"].sum() == 3
+    bare = written(tmp_path / "bare", numbered([[]]))
+    with pytest.raises(UserError):
+        make_examples(PackedDocuments(64), bare, "train", 1, 0).batch(0, np.arange(1))
+
+
+def test_a_corpus_without_an_end_token_and_a_length_of_none_are_errors(tmp_path):
+    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[9]]), special={"unk": 1}))
+    with pytest.raises(UserError, match="no eod and no sep token"):
+        make_examples(PackedDocuments(5), corpus, "train", 4, seed=0)
+    with pytest.raises(UserError, match="length 0 leaves no room"):
+        PackedDocuments(0)
