@@ -117,6 +117,8 @@ class Eval:
     """Rows of the held-out set."""
     memory: int | None = None
     """Positions that a language model remembers here, if not as many as in its recipe."""
+    stride: int | None = None
+    """Of whole documents, in rows that begin so many tokens after each other and predict what no row before has."""
 
 
 def _eval(arguments: list[str]) -> int:
@@ -127,7 +129,7 @@ def _eval(arguments: list[str]) -> int:
     from tpu.compiled import write_whole
 
     write_whole()
-    print_evaluation(options.run, options.all, options.corpus, options.examples, options.memory)
+    print_evaluation(options.run, options.all, options.corpus, options.examples, options.memory, options.stride)
     return 0
 
 

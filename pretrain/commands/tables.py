@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from data_pipelines.errors import UserError
+from pretrain.objectives.next_token_prediction import NextTokenPrediction, StridedPerplexity
 from pretrain.recipe import phase_at
 from pretrain.recipes.table import wide_console
 from pretrain.storage.run_directory import RunDirectory
@@ -16,16 +17,23 @@ from pretrain.training.restore import restore
 
 
 def print_evaluation(
-    run: Path, every_checkpoint: bool, corpus: str | None, examples: int, memory: int | None = None
+    run: Path,
+    every_checkpoint: bool,
+    corpus: str | None,
+    examples: int,
+    memory: int | None = None,
+    stride: int | None = None,
 ) -> dict[str, float]:
     """Held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures.
 
-    memory: positions remembered, None for the recipe's.
+    memory: positions remembered, None for the recipe's.   stride: of whole documents, None for rows as in training.
     """
     directory = RunDirectory(run)
     newest = restore(directory)
-    recipe = newest.assembly.recipe
-    placed = newest.stages if memory is None else stages(_remembering(newest.assembly, memory), newest.mesh)
+    assembly, recipe = newest.assembly, newest.assembly.recipe
+    assembly = assembly if memory is None else _remembering(assembly, memory)
+    assembly = assembly if stride is None else _striding(assembly, stride)
+    placed = newest.stages if assembly is newest.assembly else stages(assembly, newest.mesh)
     steps = directory.checkpoint_steps() if every_checkpoint else [newest.step]
     columns, evaluator, phase = {}, None, None
     for step in steps:
@@ -48,6 +56,17 @@ def _remembering(assembly: Assembly, memory: int) -> Assembly:
         objective = dataclasses.replace(recipe.objective, evaluation_memory=memory)
     except ValueError as error:
         raise UserError(str(error).replace("objective.evaluation_memory=", "--memory ")) from None
+    return assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))
+
+
+def _striding(assembly: Assembly, stride: int) -> Assembly:
+    """The assembly that reads whole documents; UserError where the objective is not of next tokens or no row fits."""
+    recipe = assembly.recipe
+    if not isinstance(recipe.objective, NextTokenPrediction):
+        raise UserError(f"--stride {stride}: {recipe.name} does not predict next tokens of rows; leave it out")
+    objective = StridedPerplexity(**vars(recipe.objective), stride=stride)
+    for phase in recipe.phases:
+        objective.rows(phase)  # says what is wrong
     return assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))
 
 

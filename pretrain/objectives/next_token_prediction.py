@@ -2,11 +2,14 @@
 2018, equation 1)."""
 
 import dataclasses
+import math
 
 import numpy as np
 
 from data_pipelines.examples.document_stream import end_token
 from data_pipelines.examples.packed_documents import PackedDocuments
+from data_pipelines.examples.strided_documents import StridedDocuments
+from data_pipelines.text.token_bytes import token_bytes
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from pretrain.objectives import baselines
 from pretrain.objectives.blocked_softmax import softmax_sums
@@ -55,6 +58,25 @@ class NextTokenPrediction(Objective):
         loss, accuracy = baselines.unigram(targets, corpus, end_token(corpus))
         return {"lm_loss": loss, "lm_accuracy": accuracy, "perplexity": float(np.exp(loss))}
 
+    def of_text(self, figures, batches, corpus):
+        """Bits per byte where tokens are of bytes."""
+        size = token_bytes(corpus.tokenizer_path)
+        if size is None:
+            return {}
+        weights = sum(batch["weights"].sum() for batch in batches)
+        predicted = sum((size[batch["targets"]] * batch["weights"]).sum() for batch in batches)
+        return {"bits_per_byte": figures["lm_loss"] * weights / max(predicted, 1) / math.log(2)}
+
     def report(self, counts):
         total = max(counts["lm_total"], 1)
         return {"perplexity": float(np.exp(counts["lm_nats"] / total)), "lm_accuracy": float(counts["lm_hits"] / total)}
+
+
+@dataclasses.dataclass(frozen=True)
+class StridedPerplexity(NextTokenPrediction):
+    """For evaluation: of whole documents, each token once, seen from `stride` tokens further on in each row."""
+
+    stride: int = 1
+
+    def rows(self, phase):
+        return StridedDocuments(phase.length, self.stride)

@@ -110,6 +110,12 @@ class Objective(abc.ABC):
         """What a guess without a model reaches on host batches, under the names of the figures that it belongs to."""
         return {}
 
+    def of_text(
+        self, figures: Mapping[str, float], batches: Iterable[Mapping[str, Any]], corpus: Corpus
+    ) -> dict[str, float]:
+        """Figures that follow from the others and the text of the host batches that they are of."""
+        return {}
+
     @abc.abstractmethod
     def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
         """Readable figures from counts summed over batches, like accuracy or ROC-AUC.

@@ -66,11 +66,15 @@ class Evaluator:
         counts |= {name: np.concatenate([of[name] for of in examples]) for name in objective.per_example}
         factors = objective.coefficients(trained)
         loss = sum(float(factors[term]) * value for term, value in terms.items())
-        return {"loss": loss, **{f"{term}_loss": value for term, value in terms.items()}, **objective.report(counts)}
+        figures = {"loss": loss, **{f"{term}_loss": value for term, value in terms.items()}, **objective.report(counts)}
+        return self._with_those_of_text(figures)
 
     def baselines(self) -> dict[str, float]:
         """What needs no model, under the names of the figures that it stands beside."""
-        return self.objective.baselines(self.batches, self.corpus)
+        return self._with_those_of_text(self.objective.baselines(self.batches, self.corpus))
+
+    def _with_those_of_text(self, figures: dict[str, float]) -> dict[str, float]:
+        return figures | self.objective.of_text(figures, self.batches, self.corpus)
 
     def _keep_whole(self, examples: int) -> None:
         """Batches of real rows alone."""

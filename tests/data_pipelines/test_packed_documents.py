@@ -1,4 +1,4 @@
-"""Packed documents: every token once in an epoch, each row what a plain loop cuts out, documents told apart if asked."""
+"""Packed documents: every token once in an epoch, rows as a plain loop cuts them, documents told apart if asked."""
 
 import numpy as np
 import pytest

@@ -13,7 +13,7 @@ from data_pipelines.corpus import Corpus
 from models.attention.mask import Mask
 from models.core.program import Program
 from models.families.registry import FAMILIES
-from pretrain.objectives.next_token_prediction import NextTokenPrediction
+from pretrain.objectives.next_token_prediction import NextTokenPrediction, StridedPerplexity
 from pretrain.objectives.objective import Moment
 from pretrain.objectives.phase import Phase
 from tests.contract import cases
@@ -22,11 +22,12 @@ from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
 CASE = cases.CASES["gpt2"]
 MODEL, VARIABLES = FAMILIES["gpt2"].module(CASE.model, Program()), {"params": cases.params(CASE)}
 
+DOCUMENTS = numbered([[6], [9], [4, 3]])
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    documents = numbered([[6], [9], [4, 3]])
-    return Corpus(write_corpus(tmp_path_factory.mktemp("c") / "c", documents, 100, special=SPECIAL | {"eod": 99}))
+    return Corpus(write_corpus(tmp_path_factory.mktemp("c") / "c", DOCUMENTS, 100, special=SPECIAL | {"eod": 99}))
 
 
 def row(objective, corpus):
@@ -76,3 +77,28 @@ def test_z_loss_is_the_mean_square_of_the_log_normaliser(corpus):
     assert objective.coefficients(0) == {"lm": 1.0, "z": 0.25}
     without = dataclasses.replace(objective, z_loss=0.0)
     assert without.coefficients(0) == {"lm": 1.0} and without.weights(batch).keys() == {"lm"}
+
+
+def test_the_perplexity_of_whole_documents_is_that_of_a_plain_loop(corpus):
+    length, stride, lone, nats = 8, 3, Moment(np.zeros((64, 2), np.uint32), False), 0.0
+    objective = StridedPerplexity(stride=stride)
+    rows = epoch(make_examples(objective.rows(Phase(1.0, length, 1)), corpus, "train", 1, seed=0))
+    sums, _, counts = objective.loss(MODEL, VARIABLES["params"], rows, {}, lone)
+
+    @jax.jit
+    def log_probabilities(tokens):
+        inputs = {"tokens": tokens[None], "segments": jnp.ones((1, length), jnp.int32)}
+        hidden = MODEL.apply(VARIABLES, inputs, method="decode")
+        return jax.nn.log_softmax(MODEL.apply(VARIABLES, hidden, method="token_logits"))
+
+    for document in DOCUMENTS:
+        text = [99, *(token for sentence in document for token in sentence), 99]
+        done, begin = 0, 0
+        while done < len(text) - 1:
+            end = min(begin + length, len(text) - 1)
+            row = np.pad(text[begin:end], (0, length - (end - begin)))  # which no token before sees
+            log = log_probabilities(jnp.asarray(row, jnp.int32))
+            nats -= sum(float(log[place - begin, text[place + 1]]) for place in range(done, end))
+            done, begin = end, begin + stride
+    np.testing.assert_allclose(sums["lm"], nats, rtol=1e-5)
+    assert counts["lm_total"] == sum(sum(map(len, document)) + 1 for document in DOCUMENTS)

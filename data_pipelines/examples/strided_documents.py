@@ -1,0 +1,80 @@
+"""Whole documents in overlapping rows, for a perplexity in which all but a document's first tokens see a long context."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+from data_pipelines.examples.chunks import document_starts
+from data_pipelines.examples.document_stream import end_token
+from data_pipelines.examples.layout import Chosen, RowLayout
+
+
+class Plan(NamedTuple):
+    """The documents of a part as they lie there.
+
+    offsets, sizes: of each the first token and how many it has.   rows: int64 [documents + 1], rows before each.
+    """
+
+    part: Any
+    split: str
+    offsets: np.ndarray
+    sizes: np.ndarray
+    rows: np.ndarray
+    end: int
+
+    @property
+    def number(self) -> int:
+        return int(self.rows[-1])
+
+
+@dataclass(frozen=True)
+class StridedDocuments(RowLayout):
+    """Rows of one document each, that begin `stride` tokens after each other.
+
+    A document follows an end token, and one ends it. Its first row predicts `length` tokens, a later one those that
+    no row before it has: weights are 1 there, else 0. A batch holds tokens, targets, segments and weights.
+
+    Raises UserError for a stride that is not 1 .. length.
+    """
+
+    stride: int = 1
+
+    def __post_init__(self):
+        if not 1 <= self.stride <= self.length:
+            raise UserError(f"--stride {self.stride}: give a number from 1 to the length of the rows, {self.length}")
+
+    @property
+    def spec(self) -> dict[str, tuple]:
+        whole = dict.fromkeys(("tokens", "targets", "segments"), ((self.length,), np.int32))
+        return whole | {"weights": ((self.length,), np.float32)}
+
+    def check(self, corpus):
+        end_token(corpus)
+
+    def plan(self, part, split: str, seed: int) -> Plan:
+        starts = document_starts(part.sentences(split), part.documents(split))
+        offsets, sizes = starts[:-1], np.diff(starts)
+        rows = 1 - (-np.maximum(sizes + 1 - self.length, 0)) // self.stride  # -(-a // b): rounded up
+        return Plan(part, split, offsets, sizes, np.append(0, np.cumsum(rows)), end_token(part.corpus))
+
+    def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
+        window, real, scored = chosen.gather(self._read)
+        segments, weights = real.astype(np.int32), scored.astype(np.float32)
+        tokens = {"tokens": window[:, :-1] * segments, "targets": window[:, 1:] * segments}
+        return tokens | {"segments": segments, "weights": weights}
+
+    def _read(self, plan: Plan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The tokens of rows and the one after them int32 [n, length + 1]; which targets there are, and which of them
+        the row is the first to predict: bool [n, length]."""
+        document = np.searchsorted(plan.rows, example, "right") - 1
+        row = example - plan.rows[document]
+        begin, size = (row * self.stride)[:, None], plan.sizes[document][:, None]
+        place = begin - 1 + np.arange(self.length + 1)  # in the document
+        starts = plan.offsets[document] + begin[:, 0] - 1
+        window = plan.part.read(plan.split, "tokens", starts, self.length + 1).astype(np.int32)
+        window[(place == -1) | (place == size)] = plan.end
+        target = place[:, 1:]
+        before = np.where(row > 0, (row - 1) * self.stride + self.length, 0)[:, None]
+        return window, target <= size, (target >= before) & (target <= size)
