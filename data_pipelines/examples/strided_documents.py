@@ -1,4 +1,4 @@
-"""Whole documents in overlapping rows, for a perplexity in which all but a document's first tokens see a long context."""
+"""Whole documents in overlapping rows, for a perplexity in which few tokens see little before them."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,6 +1,5 @@
 """Rows of whole documents, each token predicted once, as the usual loop with a stride does."""
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -202,6 +202,11 @@ def test_eval_prints_what_the_run_measured_beside_the_baseline(uninterrupted, ca
     assert f"{measured['mlm_loss']:.4f}" in out
 
 
+def test_a_model_that_predicts_no_next_tokens_of_rows_has_no_stride(uninterrupted, capsys):
+    assert main(["eval", str(uninterrupted), "--stride", "8"]) == 2
+    assert "--stride 8: bert-tiny does not predict next tokens of rows; leave it out" in capsys.readouterr().err
+
+
 def test_plot_writes_a_picture_whole_or_not_at_all(uninterrupted, tmp_path, capsys):
     out = tmp_path / "new" / "curves.png"
     assert main(["plot", str(uninterrupted), str(uninterrupted), "--out", str(out)]) == 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,16 @@ import pytest
 
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
+from data_pipelines.text.token_bytes import token_bytes
 from models.attention.mask import Mask
 from models.core.program import Program
 from models.families.registry import FAMILIES
+from pretrain.__main__ import main
+from pretrain.commands.tables import print_evaluation
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, StridedPerplexity
 from pretrain.objectives.objective import Moment
 from pretrain.objectives.phase import Phase
+from pretrain.storage.run_directory import RunDirectory
 from tests.contract import cases
 from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
 
@@ -102,3 +107,16 @@ def test_the_perplexity_of_whole_documents_is_that_of_a_plain_loop(corpus):
             done, begin = end, begin + stride
     np.testing.assert_allclose(sums["lm"], nats, rtol=1e-5)
     assert counts["lm_total"] == sum(sum(map(len, document)) + 1 for document in DOCUMENTS)
+
+
+def test_eval_with_a_stride_reads_every_token_of_whole_documents(gpt2_run, capsys):
+    corpus = next(iter(RunDirectory(gpt2_run).open_corpora(None).values()))
+    figures = print_evaluation(gpt2_run, False, None, 10**6, stride=16)
+    expected = math.exp(figures["lm_loss"])
+    assert "perplexity" in capsys.readouterr().out and figures["perplexity"] == pytest.approx(expected, rel=1e-5)
+    size = token_bytes(corpus.tokenizer_path)
+    tokens = np.concatenate([part.array("heldout", "tokens") for part in corpus.parts])
+    nats = figures["lm_loss"] * (len(tokens) + corpus.size("heldout")["documents"])
+    assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / size[tokens].sum(), rel=1e-5)
+    assert main(["eval", str(gpt2_run), "--stride", "1000"]) == 2
+    assert "--stride 1000: give a number from 1 to the length of the rows" in capsys.readouterr().err
