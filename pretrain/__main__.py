@@ -1,4 +1,4 @@
-"""python -m pretrain run | eval | plot | pattern | export | prompts | recipes | demo"""
+"""python -m pretrain run | eval | plot | pattern | export | generate | prompts | recipes | demo"""
 
 import dataclasses
 import logging
@@ -25,6 +25,7 @@ USAGE = """python -m pretrain COMMAND ...
   plot RUN [RUN ...] --out FILE.png         learning curves
   pattern RECIPE --out FILE.png             what sees what in a sparse pattern, per layer and head
   export RUN --to DIR [--step N]            files that Hugging Face loads
+  generate RUN --prompt TEXT                what a causal decoder writes next, or what stands at [MASK]s
   prompts RUN --examples FILE.jsonl         what a causal decoder answers after 0, 1, ... examples
   demo                                      all of it on the built-in corpus, in minutes on a CPU
 
@@ -183,6 +184,15 @@ def _export(arguments: list[str]) -> int:
     return 0
 
 
+def _generate(arguments: list[str]) -> int:
+    from pretrain.commands.generate import write_texts
+    from tpu.compiled import write_whole
+
+    write_whole()
+    write_texts(arguments)
+    return 0
+
+
 def _prompts(arguments: list[str]) -> int:
     from pretrain.commands.prompts import ask
     from tpu.compiled import write_whole
@@ -214,7 +224,7 @@ def _demo(arguments: list[str]) -> int:
 
 
 COMMANDS = {"recipes": _recipes, "run": _run, "eval": _eval, "plot": _plot, "pattern": _pattern, "export": _export}
-COMMANDS |= {"prompts": _prompts, "demo": _demo}
+COMMANDS |= {"generate": _generate, "prompts": _prompts, "demo": _demo}
 
 
 def _end_at_once(number: int, frame) -> None:

@@ -1,0 +1,150 @@
+"""`python -m pretrain generate`: what a run's model writes after prompts, or puts in the place of masks."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from tyro.conf import Positional
+
+from data_pipelines.cloud import local_folder
+from data_pipelines.command_line import Place, parse
+from data_pipelines.errors import UserError
+from data_pipelines.text.encoding import Encoder
+from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.made import Made
+from pretrain.generation.decoding import generate
+from pretrain.generation.fillings import fill, fills
+from pretrain.generation.settings import Decoding
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.restore import Restored, restore
+from pretrain.training.step import merge
+
+MASK = "[MASK]"  # in prompts, whatever the tokenizer calls it
+
+
+@dataclasses.dataclass(frozen=True)
+class Generate:
+    """Continue prompts with a causal decoder, or fill the [MASK]s in them with a masked language model."""
+
+    run: Positional[Place]
+    """Work directory of the run."""
+    prompt: tuple[str, ...] = ()
+    """The text to begin with, or several."""
+    prompts: Path | None = None
+    """A file with one on each line."""
+    number: int | None = None
+    """Texts of each prompt, 1 unless given; fillings of each mask, 5 unless given."""
+    max_tokens: int = 64
+    """At most so many tokens after a prompt."""
+    sample: bool = False
+    """Draw tokens; otherwise the likeliest is taken."""
+    temperature: float | None = None
+    """With --sample: divides the logits, 1 unless given."""
+    top_k: int = 0
+    """With --sample: draw from so many of the likeliest alone; 0 for all."""
+    top_p: float = 1.0
+    """With --sample: draw from the likeliest alone that have this probability together."""
+    repetition_penalty: float = 1.0
+    """Makes tokens that stand in the text less likely, where above 1; CTRL's paper takes 1.2."""
+    beams: int = 1
+    """Beam search with so many."""
+    length_penalty: float = 1.0
+    """With --beams: above 0 prefers longer texts."""
+    stop: tuple[str, ...] = ()
+    """A text ends before this text, and where the model ends a document."""
+    seed: int = 0
+    """Of what is drawn."""
+    step: int | None = None
+    """Which checkpoint; by default the newest."""
+
+    def decoding(self, stop: tuple[int, ...]) -> Decoding:
+        """UserError for settings that do not go together."""
+        if not self.sample:
+            for option, unset in ("temperature", None), ("top_k", 0), ("top_p", 1.0):
+                if (value := getattr(self, option)) != unset:
+                    raise UserError(f"--{option.replace('_', '-')} {value:g}: has no effect without --sample; add it")
+        if self.sample and self.temperature is not None and not self.temperature > 0:
+            raise UserError(
+                f"--temperature {self.temperature:g}: must be above 0; leave --sample out for the likeliest"
+            )
+        temperature = (1.0 if self.temperature is None else self.temperature) if self.sample else 0.0
+        fields = {field.name for field in dataclasses.fields(Decoding)} & {*vars(self)}
+        return Decoding(**{**{name: getattr(self, name) for name in fields}, "temperature": temperature, "stop": stop})
+
+
+def write_texts(arguments: Sequence[str]) -> None:
+    """Print texts or fillings. UserError in one line for what cannot be made."""
+    options = parse(Generate, arguments, "python -m pretrain generate")
+    options.decoding(())
+    prompts = _prompts(options)
+    directory = RunDirectory(options.run)
+    restored = restore(directory, options.step, jax.local_devices()[:1])
+    with local_folder(directory.tokenizer) as folder:
+        made = stored.load(folder)
+    if fills(restored.assembly.model):
+        _print_fillings(options, restored, made, prompts)
+    else:
+        _print_texts(options, restored, made, prompts)
+
+
+def _prompts(options: Generate) -> list[str]:
+    prompts = list(options.prompt)
+    if options.prompts is not None:
+        try:
+            prompts += options.prompts.read_text("utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise UserError(f"--prompts {options.prompts}: cannot be read ({error}); give a text file") from None
+    if not prompts:
+        raise UserError("generate: has no prompt; give --prompt TEXT, or --prompts FILE with one on each line")
+    return prompts
+
+
+def _print_texts(options: Generate, restored: Restored, made: Made, prompts: list[str]) -> None:
+    encoded = encode(made, prompts)
+    ends = {tokens[0] for tokens in encode(made, options.stop) if len(tokens) == 1}
+    ends |= {made.special[role] for role in ("eod", "sep") if role in made.special}
+    params = merge(restored.params, restored.frozen)
+    decoding = options.decoding(tuple(sorted(ends)))
+    texts = generate(restored.assembly.model, params, encoded, decoding, options.seed, options.number or 1)
+    for index, (tokens, found) in enumerate(zip(encoded, texts, strict=True)):
+        for which, more in enumerate(found):
+            if len(prompts) * len(found) > 1:
+                print(f"== prompt {index + 1}, text {which + 1}")
+            print(_text(made, tokens, more[:-1] if more[-1] in ends else more, options.stop))
+
+
+def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -> str:
+    """A prompt and what was written after it, up to the first of some texts there."""
+    begin, text = made.tokenizer.decode(prompt), made.tokenizer.decode(prompt + more)
+    ends = [text.find(one, len(begin)) for one in stop]
+    return text[: min((end for end in ends if end >= 0), default=len(text))]
+
+
+def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: list[str]) -> None:
+    """Rows as the model read them: between the tokens that begin and end one."""
+    model, params = restored.assembly.model, merge(restored.params, restored.frozen)
+    length, mask = restored.assembly.recipe.phases[-1].length, made.special["mask"]
+    name = made.tokenizer.id_to_token(mask)
+    for prompt in prompts:
+        pieces = prompt.replace(name, MASK).split(MASK)
+        if len(pieces) == 1:
+            raise UserError(f"--prompt {prompt!r}: this model fills masks; write {MASK} where a word is missing")
+        # White space before a mask belongs to the word there.
+        parts = encode(made, [piece.rstrip() for piece in pieces[:-1]] + pieces[-1:])
+        row = [made.special["cls"], *parts[0]]
+        for part in parts[1:]:
+            row += [mask, *part]
+        for place, found in enumerate(
+            fill(model, params, [*row, made.special["sep"]], mask, length, options.number or 5)
+        ):
+            print(prompt if len(pieces) == 2 else f"{prompt} (mask {place + 1})")
+            for token, probability in found:
+                print(f"  {probability:.4f}  {made.tokenizer.id_to_token(token)}")
+
+
+def encode(made: Made, texts: Sequence[str]) -> list[list[int]]:
+    """Tokens of texts, as those of a corpus: special tokens that a text spells are plain text."""
+    encoder = Encoder(made.tokenizer)
+    return [encoder.encode([text], [np.zeros(0, np.int64)]).tokens.tolist() for text in texts]

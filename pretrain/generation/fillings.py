@@ -1,0 +1,57 @@
+"""What a masked language model puts in the place of masks."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax import Array
+
+from data_pipelines.errors import UserError
+from models.core.parameters import Params
+from models.families.registry import name_of
+from pretrain.objectives.inputs import inputs_of
+from pretrain.objectives.protocols import Encoder, Generator, TokenPredictor
+
+
+class Filling(NamedTuple):
+    """token: of the vocabulary.   probability: by the model, of that token there."""
+
+    token: int
+    probability: float
+
+
+def fills(model: nn.Module) -> bool:
+    """Whether a model says which tokens stand at masks."""
+    return isinstance(model, Generator) or isinstance(model, Encoder) and isinstance(model, TokenPredictor)
+
+
+def fill(model: nn.Module, params: Params, row: list[int], mask: int, length: int, number: int) -> list[list[Filling]]:
+    """For each mask in a row of tokens the likeliest fillings, best first, each as if the other masks stayed.
+
+    length: of the rows that the model was trained on, to which this is padded.   UserError for what cannot be filled.
+    """
+    if not fills(model):
+        raise UserError(f"a model of {name_of(model.config)} fills no masks; those with a masked-token head do")
+    if len(row) > length:
+        raise UserError(f"{len(row)} tokens are more than the {length} of the model's rows; shorten the prompt")
+    if not 1 <= number <= model.config.vocab_size:
+        raise UserError(f"number={number}: must be from 1 to the {model.config.vocab_size} tokens of the vocabulary")
+    slots = np.flatnonzero(np.array(row) == mask)[None].astype(np.int32)
+    tokens = np.pad(np.array(row, np.int32), (0, length - len(row)))[None]
+    segments = (np.arange(length) < len(row))[None].astype(np.int32)
+    batch = {"tokens": tokens, "segments": segments, "types": np.zeros_like(tokens)}
+    scores = jax.jit(_log_probabilities, static_argnums=0)(model, params, inputs_of(model, batch), slots)
+    values, found = (array.tolist() for array in jax.lax.top_k(scores, number))
+    return [
+        [Filling(token, float(np.exp(value))) for token, value in zip(*both, strict=True)]
+        for both in zip(found, values, strict=True)
+    ]
+
+
+def _log_probabilities(model: nn.Module, params: Params, inputs: dict[str, Array], slots: Array) -> Array:
+    """Of the tokens at slots i32[1, n]: f32[n, vocab]."""
+    apply = lambda *arguments, method: model.apply({"params": params}, *arguments, method=method)
+    if isinstance(model, Generator):
+        return jax.nn.log_softmax(apply(inputs, slots, method="generate"))
+    return jax.nn.log_softmax(apply(apply(inputs, None, slots, method="encode"), method="token_logits"))
