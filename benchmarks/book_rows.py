@@ -8,8 +8,9 @@ from benchmarks.rows_training import batch_of
 from data_pipelines.corpus import Corpus
 
 LONG, SHORT = 4096, 512  # tokens of the rows that are compared
-PASSAGE, BACK = 48, 3000  # tokens at a row's beginning that come again, so much later
-AGAIN, ELSEWHERE = PASSAGE // 2, 12  # masked tokens of the passage where it comes again; of other tokens in a piece
+PASSAGE = 24  # tokens at a row's beginning that come again; fewer in rows that are shorter than 64
+SPACING = 3  # one in so many tokens of the passage is masked where it comes again, never two side by side
+ELSEWHERE = 2  # masked tokens of a piece beside those
 HELD_OUT = 0.1  # share of each book, its end
 
 
@@ -56,28 +57,38 @@ def as_they_are(tokens: np.ndarray, piece: int, seed: tuple[int, ...], mask: int
 
 
 def recurring(
-    tokens: np.ndarray, piece: int, seed: tuple[int, ...], mask: int, back: int = BACK
+    tokens: np.ndarray, piece: int, seed: tuple[int, ...], mask: int, pieces: tuple[int, ...] | None = None
 ) -> dict[str, np.ndarray]:
-    """Rows i32[n, a multiple of piece] whose first PASSAGE tokens stand again `back` later, of which AGAIN are masked;
-    in rows that are too short for that `back` modulo their length later.
+    """Rows i32[n, a multiple of piece] whose first tokens, a passage of type 0, stand again once in each of these
+    pieces, by default in all, each time at a random place: the rest of a row has type 1.
 
-    AGAIN + ELSEWHERE of each piece are masked, none of a row's first tokens; those of the passage are the first of its
-    piece.
+    In each piece as many tokens are masked, those of the passage before others, and none of a row's first ones.
     """
-    back %= tokens.shape[1]
-    tokens, again = tokens.copy(), slice(back, back + PASSAGE)
-    tokens[:, again] = tokens[:, :PASSAGE]
-    score = np.random.default_rng(seed).random(tokens.shape)
-    highest = np.sort(score[:, again], axis=1)[:, AGAIN - 1 : AGAIN]  # of those that are to be masked
-    score[:, again] = np.where(score[:, again] <= highest, score[:, again] - 1, np.inf)
-    score[:, :PASSAGE] = np.inf
-    return batch_of(tokens, _lowest(score.reshape(len(tokens), -1, piece), AGAIN + ELSEWHERE), mask)
+    number, length = tokens.shape
+    random, tokens, size = np.random.default_rng(seed), tokens.copy(), passage(length)
+    offsets = np.arange(0, size, SPACING)
+    score = random.random(tokens.shape)  # the lowest are masked
+    score[:, :size] = np.inf
+    for begin in np.arange(length // piece)[slice(None) if pieces is None else list(pieces)] * piece:
+        again = random.integers(max(begin, size), begin + piece - size + 1, number)[:, None] + np.arange(size)
+        np.put_along_axis(tokens, again, tokens[:, :size], 1)
+        np.put_along_axis(score, again, np.inf, 1)
+        hidden = offsets + random.integers(0, SPACING - 1, (number, len(offsets)))
+        np.put_along_axis(score, np.take_along_axis(again, hidden, 1), -1.0, 1)
+    batch = batch_of(tokens, _lowest(score.reshape(number, -1, piece), len(offsets) + ELSEWHERE), mask)
+    types = np.broadcast_to(np.arange(length) >= size, tokens.shape).astype(np.int32)
+    return batch | {"types": types}
 
 
-def of_passage() -> slice:
-    """Which questions of a row of LONG are those of its passage."""
-    first = BACK // SHORT * (AGAIN + ELSEWHERE)
-    return slice(first, first + AGAIN)
+def passage(length: int) -> int:
+    """Tokens of the passage of such rows."""
+    return min(PASSAGE, 3 * length // 8)
+
+
+def of_passage(piece: int) -> slice:
+    """Which questions of a row of LONG are those of its passage, where it stands again in this piece of SHORT."""
+    first = piece * (PASSAGE // SPACING + ELSEWHERE)
+    return slice(first, first + PASSAGE // SPACING)
 
 
 def cut(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,12 +12,13 @@ its loss has a gradient for that is not exactly 0.
 
 Books: BigBird in rows of 4,096 and of 512, with equally many tokens. Both begin with one model of short rows, whose
 positions are copied on, and go on with the same text and the same masked tokens, each in its rows; either with the
-books as they are, or with rows whose first 48 tokens stand again 3,000 tokens later, half of them masked there. In the
-short rows of the latter they stand again 3,000 modulo 128 tokens later, at positions that those copied on repeat.
+books as they are, or with rows whose first 24 tokens, of a type of their own, stand again at random places, a third of
+them masked there: in training once in every 512 tokens, in tests once, 2,048 to 3,560 tokens later. No place tells
+which token is hidden, only the passage and the tokens beside it do. Both lengths begin with rows of 32, then with
+longer ones.
 """
 
 import dataclasses
-import functools
 import subprocess
 import sys
 import time
@@ -29,10 +30,10 @@ import numpy as np
 import tyro
 
 from benchmarks import book_rows, far_answers
-from benchmarks.book_rows import AGAIN, BACK, LONG, PASSAGE, SHORT, Books
+from benchmarks.book_rows import LONG, PASSAGE, SHORT, SPACING, Books
 from benchmarks.rows_training import Trained, gradient_reaches, masked_recipe, predicted, train
 from data_pipelines.corpus import Corpus
-from models.attention.patterns.pattern import DENSE
+from models.attention.patterns.pattern import DENSE, Pattern
 from models.families import bigbird, longformer
 from pretrain.commands.plot import save
 from pretrain.recipe import Phase
@@ -52,16 +53,43 @@ PATTERNS = {  # name -> (model, fields of its pattern, whether rows name global 
 }
 PHASES = (Phase(0.6, 128, 64), Phase(0.25, 512, 16), Phase(0.15, LONG, 2))
 TESTED = 128  # held-out rows
+BACK = far_answers.back_of(LONG)
 
 PIECES = 4096  # of the books' vocabulary
 AS_THEY_ARE, RECURRING = "as they are", "a passage recurs"
-NEARER = 100  # tokens; where a passage stands again in a test of whether a model has learned its place
-MOVED = f"it recurs {NEARER} tokens nearer"
-# How rows are made; in which rows both lengths begin: few and short ones, since at first the number of updates counts;
-# and with what they were found to learn.
+SHUFFLED, OTHER = "it stood in another order", "other text stood there"  # tests of what is read of a passage
+AGAIN_AT = (4, 5, 6)  # the pieces of SHORT in one of which a test's passage stands again
+
+
+class Stage(NamedTuple):
+    """Rows that both lengths begin with: so many of a length, in pieces; few tokens, since at first updates count."""
+
+    number: int
+    length: int
+    piece: int
+
+
+class Kind(NamedTuple):
+    """How rows are made; what both lengths begin with; the pattern, in rows of more than 128 tokens; with what it was
+    found to learn."""
+
+    make: Callable
+    begins: tuple[Stage, ...]
+    pattern: Pattern
+    peak: float
+    init_std: float
+
+
 KINDS = {
-    RECURRING: (book_rows.recurring, {"number": 8, "length": 128}, {"peak": 1e-3, "init_std": 0.09}),
-    AS_THEY_ARE: (book_rows.as_they_are, {"number": 16, "length": 32}, {"peak": 5e-4, "init_std": 0.05}),
+    RECURRING: Kind(
+        book_rows.recurring,
+        (Stage(32, 32, 32), Stage(16, 64, 64), Stage(8, 128, 64), Stage(2, 512, 64)),
+        # Two blocks at each end: those of the passage, and as many.
+        dataclasses.replace(OF_BIGBIRD.pattern, block=BLOCK, global_blocks=4),
+        peak=1e-3,
+        init_std=0.09,
+    ),
+    AS_THEY_ARE: Kind(book_rows.as_they_are, (Stage(16, 32, 32),), OF_BIGBIRD.pattern, peak=5e-4, init_std=0.05),
 }
 TRAIN, TEST = 0, 1  # seeds
 
@@ -78,9 +106,10 @@ class Options:
     """Where the tables (.md) and the picture (.png) go."""
     answer_steps: int = 300
     """Of each run of the synthetic task, in batches of 8,192 tokens."""
-    passage_steps: tuple[int, int] = (2000, 200)
-    """Of each run on books with passages that recur: in 8 rows of 128; then in one of 4,096 or 8 of 512."""
-    book_steps: tuple[int, int] = (8000, 200)
+    passage_steps: tuple[int, ...] = (1000, 400, 400, 300, 120)
+    """Of each run on books with passages that recur: in rows of 32, 64, 128 and 512, 1,024 tokens in a batch; then in
+    one of 4,096 or 8 of 512."""
+    book_steps: tuple[int, ...] = (8000, 200)
     """Of each run on books as they are: in 16 rows of 32; then in one of 4,096 or 8 of 512."""
     seeds: tuple[int, ...] = (0, 1)
     """Of the runs on books."""
@@ -109,9 +138,7 @@ def _head(options: Options) -> list[str]:
         f"`python -m benchmarks.length_learning --texts DIR`: {options.answer_steps} steps of the first task, "
         f"{options.passage_steps} and {options.book_steps} on books; one core;",
         f"AdamW, rates up to {ANSWERS_PEAK} and "
-        + " and ".join(
-            f"{found['peak']} ({kind}; init_std {found['init_std']})" for kind, (_, _, found) in KINDS.items()
-        )
+        + " and ".join(f"{found.peak} ({kind}; init_std {found.init_std})" for kind, found in KINDS.items())
         + f", falling linearly; {SMALL}",
         "",
     ]
@@ -172,7 +199,7 @@ def _of_answers(answered: dict[str, Answered]) -> list[str]:
 
 
 class Compared(NamedTuple):
-    """losses: side (4,096 or 512 tokens per row) -> of held-out rows of LONG, f32[rows, questions].
+    """losses: side (4,096 or 512 tokens per row) -> of held-out rows of LONG, f32[rows, tests, questions].
     guess: the same by frequencies.   trained: on how many tokens.   minutes: CPU, of both and what they begin with."""
 
     losses: dict[int, np.ndarray]
@@ -181,51 +208,69 @@ class Compared(NamedTuple):
     minutes: float
 
 
-def _compared(kind: str, seed: int, books: Books, options: Options) -> dict[str, Compared]:
+def _compared(name: str, seed: int, books: Books, options: Options) -> dict[str, Compared]:
     """Both sides of one kind of rows, trained on the same tokens and asked for the same ones: by the rows asked."""
-    folder = options.folder / f"books-seed{seed}"
-    first, steps = options.passage_steps if kind == RECURRING else options.book_steps
-    make, beginning, found = KINDS[kind]
-    model = dataclasses.replace(OF_BIGBIRD, **SMALL | {"init_std": found["init_std"]}, vocab_size=PIECES)
-    # Rows of two blocks or fewer are dense.
-    dense = dataclasses.replace(model.pattern, name=DENSE)
-    begins = dataclasses.replace(model, positions=beginning["length"], pattern=dense)
+    folder, kind = options.folder / f"books-seed{seed}", KINDS[name]
+    *begun, steps = options.passage_steps if name == RECURRING else options.book_steps
+    model = dataclasses.replace(OF_BIGBIRD, **SMALL | {"init_std": kind.init_std}, vocab_size=PIECES)
 
-    def rows(number: int, length: int, piece: int, stage: int):
-        """step -> batch of so many rows."""
-        tokens = lambda step: book_rows.drawn(books, number, length, (seed, stage, step))
-        return lambda step: make(tokens(step), piece, (seed, stage + 1, step), books.mask)
+    def rows(stage: Stage, index: int):
+        """step -> batch of the stage's rows."""
+        tokens = lambda step: book_rows.drawn(books, stage.number, stage.length, (seed, 2 * index, step))
+        return lambda step: kind.make(tokens(step), stage.piece, (seed, 2 * index + 1, step), books.mask)
 
-    def run(name: str, model, steps: int, batches, start: Trained | None = None) -> Trained:
+    def run(name: str, length: int, steps: int, batches, start: Trained | None) -> Trained:
         size = len(batches(0)["tokens"])
-        recipe = masked_recipe(name, model, (Phase(1.0, model.positions, size),), steps, seed, found["peak"])
-        return train(recipe, lambda _, step: batches(step), folder / f"{make.__name__}-{name}.npz", start)
+        # The pattern's blocks do not fit in short rows.
+        pattern = kind.pattern if length > 128 else dataclasses.replace(kind.pattern, name=DENSE)
+        of = dataclasses.replace(model, positions=length, pattern=pattern)
+        recipe = masked_recipe(name, of, (Phase(1.0, length, size),), steps, seed, kind.peak)
+        return train(recipe, lambda _, step: batches(step), folder / f"{kind.make.__name__}-{name}.npz", start)
 
-    start = run("start", begins, first, rows(**beginning, piece=beginning["length"], stage=0))
-    long = rows(1, LONG, SHORT, 2)
+    start, minutes = None, 0.0
+    for index, (stage, number) in enumerate(zip(kind.begins, begun, strict=True)):
+        start = run(f"start-{stage.length}", stage.length, number, rows(stage, index), start)
+        minutes += start.minutes
+    long = rows(Stage(1, LONG, SHORT), len(begun))
     of_side = {LONG: long, SHORT: lambda step: book_rows.cut(long(step))}
-    sides = {
-        length: run(f"rows-of-{length}", dataclasses.replace(model, positions=length), steps, batches, start)
-        for length, batches in of_side.items()
-    }
-    minutes = start.minutes + sum(side.minutes for side in sides.values())
-    began = first * beginning["number"] * beginning["length"]
-    trained = f"{began:,} in rows of {beginning['length']}, then {steps * LONG:,}"
-    moved = {MOVED: functools.partial(make, back=BACK - NEARER)} if kind == RECURRING else {}
-    return {asked: _tested(sides, rows, books, trained, minutes) for asked, rows in ({kind: make} | moved).items()}
+    sides = {length: run(f"rows-of-{length}", length, steps, batches, start) for length, batches in of_side.items()}
+    minutes += sum(side.minutes for side in sides.values())
+    began = ", ".join(
+        f"{number * stage.number * stage.length:,} in rows of {stage.length}"
+        for stage, number in zip(kind.begins, begun, strict=True)
+    )
+    trained = f"{began}, then {steps * LONG:,}"
+    return {asked: _tested(sides, tests, books, trained, minutes) for asked, tests in _tests(name, books).items()}
 
 
-def _tested(sides: dict[int, Trained], make: Callable, books: Books, trained: str, minutes: float) -> Compared:
+def _tests(name: str, books: Books) -> dict[str, list[list[dict[str, np.ndarray]]]]:
+    """By the rows asked, for each held-out row the batches of its tests; a passage recurs in one piece of each."""
+    make, rows = KINDS[name].make, book_rows.held_out(books)
+    if name == AS_THEY_ARE:
+        return {name: [[make(row[None], SHORT, (TEST, index), books.mask)] for index, row in enumerate(rows)]}
+    at = lambda row, index, piece: make(row[None], SHORT, (TEST, index), books.mask, (piece,))
+    tests = [[at(row, index, piece) for piece in AGAIN_AT] for index, row in enumerate(rows)]
+    order = np.random.default_rng(TEST).permutation(PASSAGE)
+    shuffled = [[_beginning(test, row[order]) for test in of] for of, row in zip(tests, rows, strict=True)]
+    before = zip(tests, np.roll(rows, 1, axis=0), strict=True)
+    others = [[_beginning(test, row[:PASSAGE]) for test in of] for of, row in before]
+    return {name: tests, SHUFFLED: shuffled, OTHER: others}
+
+
+def _beginning(batch: dict[str, np.ndarray], passage: np.ndarray) -> dict[str, np.ndarray]:
+    """The same rows and questions with another passage at their beginning."""
+    tokens = batch["tokens"].copy()
+    tokens[:, :PASSAGE] = passage
+    return batch | {"tokens": tokens}
+
+
+def _tested(sides: dict[int, Trained], tests: list[list], books: Books, trained: str, minutes: float) -> Compared:
     """Both sides on held-out rows."""
-    losses, targets = {length: [] for length in sides}, []
-    for index, tokens in enumerate(book_rows.held_out(books)):
-        batch = make(tokens[None], SHORT, (TEST, index), books.mask)
-        targets.append(batch["prediction_targets"][0])
-        for length, of in {LONG: batch, SHORT: book_rows.cut(batch)}.items():
-            losses[length].append(predicted(sides[length], of)[0].ravel())
+    asked = lambda side, batch: predicted(sides[side], batch if side == LONG else book_rows.cut(batch))[0].ravel()
+    losses = {side: np.array([[asked(side, batch) for batch in row] for row in tests]) for side in sides}
+    targets = np.array([[batch["prediction_targets"][0] for batch in row] for row in tests])
     counts = np.bincount(np.concatenate(books.train), minlength=PIECES) + 1
-    guess = -np.log(counts / counts.sum())[np.stack(targets)]
-    return Compared({length: np.stack(of) for length, of in losses.items()}, guess, trained, minutes)
+    return Compared(losses, -np.log(counts / counts.sum())[targets], trained, minutes)
 
 
 def _of_books(compared: dict[tuple[str, int], Compared], books: Books, options: Options) -> list[str]:
@@ -234,8 +279,9 @@ def _of_books(compared: dict[tuple[str, int], Compared], books: Books, options: 
     lines = [
         f"## Books in rows of {LONG:,} and of {SHORT}",
         "",
-        f"BigBird-tiny with its published pattern, in blocks of {block}; {PIECES:,} word pieces; both lengths begin",
-        f"with one model of short rows. Masked-token loss in nats of the same masked tokens of {tested} held-out",
+        f"BigBird-tiny, {PIECES:,} word pieces; as they are: with its published pattern, in blocks of {block}; where a",
+        f"passage recurs: in blocks of {BLOCK}, of which two at each end are global. Both lengths begin with one",
+        f"model of short rows. Masked-token loss in nats of the same masked tokens of {tested} held-out",
         f"rows of {LONG:,}, from the last tenth of each book; by frequencies: that of a guess. The difference is the",
         "mean over these rows, with its standard error.",
         "",
@@ -245,33 +291,39 @@ def _of_books(compared: dict[tuple[str, int], Compared], books: Books, options: 
     ]
     for (kind, seed), found in compared.items():
         for asked, which in _asked(kind, found).items():
-            guess, long, short = (of[:, which].mean(1) for of in (found.guess, found.losses[LONG], found.losses[SHORT]))
-            worse = f"{(short - long).mean():+.3f} ± {(short - long).std(ddof=1) / len(long) ** 0.5:.3f}"
-            means = (f"{of.mean():.3f}" for of in (guess, short, long))
+            of_rows = (of[:, which].mean(1) for of in (found.guess, found.losses[SHORT], found.losses[LONG]))
+            means = (f"{of.mean():.3f}" for of in of_rows)
+            worse = "{:+.3f} ± {:.3f}".format(*_worse(found, which))
             cells = [kind, found.trained, asked, str(seed), f"{found.minutes:.1f}", *means, worse]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def _asked(kind: str, found: Compared) -> dict[str, np.ndarray]:
-    """Which questions are told apart: name -> bool[questions]."""
-    everywhere = np.ones(found.losses[LONG].shape[1], bool)
+    """Which questions are told apart: name -> bool[tests, questions]."""
+    passage = np.zeros(found.guess.shape[1:], bool)
     if kind == AS_THEY_ARE:
-        return {"15% of all tokens": everywhere}
-    passage = ~everywhere
-    passage[book_rows.of_passage()] = True
-    again = {f"{AGAIN} of the {PASSAGE} tokens that recur": passage}
-    return again if kind == MOVED else again | {"other tokens": ~passage}
+        return {"15% of all tokens": ~passage}
+    for test, piece in enumerate(AGAIN_AT):
+        passage[test, book_rows.of_passage(piece)] = True
+    again = {f"{PASSAGE // SPACING} of the {PASSAGE} tokens that recur": passage}
+    return again | {"other tokens": ~passage} if kind == RECURRING else again
+
+
+def _worse(found: Compared, which: np.ndarray) -> tuple[float, float]:
+    """By how many nats short rows are worse, and its standard error, from the means of held-out rows."""
+    of_rows = (found.losses[SHORT] - found.losses[LONG])[:, which].mean(1)
+    return of_rows.mean(), of_rows.std(ddof=1) / len(of_rows) ** 0.5
 
 
 def _picture(answered: dict[str, Answered], compared: dict[tuple[str, int], Compared], out: Path) -> Path:
-    """What a far question knows of; how the answers were learned."""
+    """What a far question knows of; how the answers were learned; what a passage is worth by how far back it stands."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 3.6))
+    figure, (left, right, last) = pyplot.subplots(1, 3, figsize=(15, 3.6))
     for row, (name, found) in enumerate(reversed(answered.items())):
         left.fill_between(np.arange(LONG), row - 0.35, row + 0.35, where=found.felt, step="mid", linewidth=0)
         left.plot([found.question - BACK] * 2, [row - 0.4, row + 0.4], color="black")
@@ -284,6 +336,18 @@ def _picture(answered: dict[str, Answered], compared: dict[tuple[str, int], Comp
     right.set_title("accuracy of all three questions in training", fontsize="small")
     right.set_xlabel("step")
     right.legend(fontsize="small", frameon=False)
+    backs = [f"{piece * SHORT:,} to {(piece + 1) * SHORT - PASSAGE:,}" for piece in AGAIN_AT]
+    for (kind, seed), found in compared.items():
+        if kind == RECURRING:
+            passage = _asked(kind, found)[f"{PASSAGE // SPACING} of the {PASSAGE} tokens that recur"]
+            at = [_worse(found, passage & (np.arange(len(AGAIN_AT)) == test)[:, None]) for test in range(len(AGAIN_AT))]
+            worth, error = np.array(at).T
+            last.errorbar(np.arange(len(at)) + seed / 20, worth, error, fmt="o", capsize=3, label=f"seed {seed}")
+    last.set_xticks(range(len(backs)), backs)
+    last.set_ylim(bottom=0)
+    last.set_title(f"rows of {SHORT} are worse by (nats, standard error)", fontsize="small")
+    last.set_xlabel("tokens from the passage to where it recurs")
+    last.legend(fontsize="small", frameon=False)
     figure.tight_layout()
     return save(figure, out)
 
