@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Literal
 
 from tyro.conf import Positional
 
@@ -171,6 +172,8 @@ class Export:
     """Folder to write."""
     step: int | None = None
     """Which checkpoint; by default the newest."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights."""
 
 
 def _export(arguments: list[str]) -> int:
@@ -179,7 +182,7 @@ def _export(arguments: list[str]) -> int:
     from tpu.compiled import write_whole
 
     write_whole()
-    for folder in export_run(options.run, options.to, options.step):
+    for folder in export_run(options.run, options.to, options.step, options.dtype):
         print(folder)
     return 0
 

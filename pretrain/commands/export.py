@@ -11,25 +11,25 @@ from pretrain.training.restore import restore
 from pretrain.training.step import merge
 
 
-def export_run(run: Path, to: Path, step: int | None = None) -> list[Path]:
+def export_run(run: Path, to: Path, step: int | None = None, dtype: str = "float32") -> list[Path]:
     """Write the model of a checkpoint, by default the newest -> the folders that transformers loads."""
     directory = RunDirectory(run)
     restored = restore(directory, step)
     params, config = merge(restored.params, restored.frozen), restored.assembly.recipe.model
     with local_folder(directory.tokenizer) as tokenizer:
         if in_cloud(to):
-            _export_to_cloud(params, config, tokenizer, to)
+            _export_to_cloud(params, config, tokenizer, to, dtype)
         else:
-            export(params, config, tokenizer, to)
+            export(params, config, tokenizer, to, dtype)
     return [to / part.folder for part in restored.assembly.family.hf.values()]
 
 
-def _export_to_cloud(params: Params, config, tokenizer: Path, to: Path) -> None:
+def _export_to_cloud(params: Params, config, tokenizer: Path, to: Path, dtype: str) -> None:
     """Folders cannot be renamed there: an earlier export is overwritten file by file."""
     with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:
         check_replaceable(to)
         made = Path(temporary) / "export"
-        export(params, config, tokenizer, made)
+        export(params, config, tokenizer, made, dtype)
         upload(made, to)
         for entry in entries(to):
             if not (made / entry.name).exists():

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
 from data_pipelines.cloud import entries, is_file
 from data_pipelines.durable import put, sync
@@ -16,22 +16,23 @@ from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import token_ids
 from models.families.registry import FAMILIES, family_of
+from pretrain.huggingface import shards
 from pretrain.huggingface.config import check_class
 from pretrain.huggingface.tensors import architecture, fields_of, tensors
 from pretrain.huggingface.tokenizer_fit import check_ids, check_types, misfits
 
-FILES = ("config.json", "model.safetensors", "generation_config.json", "added_tokens.json")
+FILES = ("config.json", "generation_config.json", "added_tokens.json")
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *VOCABULARY_FILES)
 
 log = logging.getLogger(__name__)
 
 
-def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
-    """Write model.safetensors (float32), config.json and the tokenizer's files for each part of the model.
+def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: str = "float32") -> None:
+    """Write the weights, in one file or several, config.json and the tokenizer's files for each part of the model.
 
     params: nested dict of arrays.   config: the family's, whose vocab_size is the tokenizer's.
-    tokenizer_path: folder of Hugging Face tokenizer files.
+    tokenizer_path: folder of Hugging Face tokenizer files.   dtype: of the weights.
     folder: new, empty, or an earlier export, which is replaced as a whole. UserError for any other folder, and where
     it cannot be written; then the earlier export is untouched.
     """
@@ -55,14 +56,9 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
         for part in sorted(parts, key=lambda part: parts[part].folder):
             target = partial / parts[part].folder
             target.mkdir(parents=True)
-            stored = {
-                name: np.ascontiguousarray(tensor.array(), np.float32)
-                for name, tensor in tensors(arrays, config, part).items()
-            }
-            fields, weights = config_fields(config, part, ids), target / "model.safetensors"
-            (target / "config.json").write_text(_json(fields), "utf-8")
-            save_file(stored, weights, metadata={"format": "pt"})
-            shutil.copymode(target / "config.json", weights)  # the library makes it for its owner alone
+            said = target / "config.json"
+            said.write_text(_json(config_fields(config, part, ids, dtype)), "utf-8")
+            shards.write(tensors(arrays, config, part), target, jnp.dtype(dtype), said, shards.LIMIT)
             _write_tokenizer(Path(tokenizer_path), target, getattr(config, "positions", None))
         _replace(folder, partial)
     except OSError as error:
@@ -72,7 +68,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path) -> None:
         ) from error
 
 
-def config_fields(config, part: str, ids: Mapping[str, int | None]) -> dict:
+def config_fields(config, part: str, ids: Mapping[str, int | None], dtype: str = "float32") -> dict:
     """config.json of one part; ids: `token_ids`, also where null: transformers' defaults are others'."""
     model = family_of(config).hf[part]
     return {
@@ -80,7 +76,7 @@ def config_fields(config, part: str, ids: Mapping[str, int | None]) -> dict:
         **model.constants,
         **fields_of(config, part),
         **ids,
-        "dtype": "float32",
+        "dtype": dtype,
     }
 
 
@@ -107,7 +103,8 @@ def _check_only(folder: Path, parts: set[str]) -> None:
     if is_file(folder):
         raise UserError(f"export --to {folder}: is a file; give a new folder")
     inside = sorted(entry.name for entry in entries(folder))
-    foreign = [name for name in inside if name not in (*FILES, *TOKENIZER_FILES, *parts)]
+    ours = (*FILES, *TOKENIZER_FILES, *parts)
+    foreign = [name for name in inside if name not in ours and not shards.is_weights(name)]
     for part in parts.intersection(inside):
         _check_only(folder / part, set())
     if foreign or (inside and "config.json" not in inside):

@@ -17,10 +17,12 @@ from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of
 from pretrain.huggingface.beginning import as_ours, as_theirs
 from pretrain.huggingface.config import architectures, check_same, config_from, folders
+from pretrain.huggingface.shards import INDEX, WHOLE
 from pretrain.huggingface.tensors import Tensor, architecture, tensors
 
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-BUFFERS = ("position_ids", "token_type_ids")  # old transformers stored these constants
+# Constants that old transformers stored
+BUFFERS = ("position_ids", "token_type_ids", ".attn.bias", ".attn.masked_bias", "pos_encoding")
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +76,9 @@ def _read(source: str | Path, config, params: Params, tokenizer_path: Path, head
     read: dict[tuple, tuple[str, str]] = {}
     for part, folder in folders(source, family).items():
         check_vocabulary(folder, tokenizer_path)
-        stored = _Tensors(folder, family.hf[part].trunk if heads_anew else "")
-        wanted = tensors(params, config, part)
+        wanted, trunk = tensors(params, config, part), family.hf[part].trunk
+        bare = heads_anew or all(name.startswith(trunk) for name in wanted)
+        stored = _Tensors(folder, trunk if bare else "")
         missing = [name for name in wanted if _stored_name(name, stored, family.hf[part]) not in stored]
         anew = [name for name in missing if not _of_trunk(wanted[name], config, part)] if heads_anew else []
         _check_names(folder, stored, wanted, [name for name in missing if name not in anew], config, part, heads_anew)
@@ -164,13 +167,13 @@ class _Tensors:
 
 def _tensor_files(folder: Path) -> list[Path]:
     """model.safetensors, or the shards that its index lists."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    whole, index = folder / WHOLE, folder / INDEX
     if whole.exists():
         return [whole]
     if not index.exists():
         old = [name for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack") if (folder / name).exists()]
         cure = f"{old[0]} is not read: load and save it with transformers" if old else "give a folder with weights"
-        raise UserError(f"{folder}: has no model.safetensors; {cure}")
+        raise UserError(f"{folder}: has no {WHOLE}; {cure}")
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

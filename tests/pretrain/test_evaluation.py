@@ -224,6 +224,8 @@ def test_export_writes_a_folder_for_the_step_that_is_asked_for(uninterrupted, tm
     assert main(["export", str(uninterrupted), "--to", str(tmp_path / "older"), "--step", "36"]) == 0
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("newest", "older")]
     assert files[0] != files[1] and len(files[0]) == len(files[1])
+    assert main(["export", str(uninterrupted), "--to", str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
+    assert 2 * (tmp_path / "half" / "model.safetensors").stat().st_size < 1.1 * len(files[0])
     assert (tmp_path / "newest" / "config.json").is_file() and (tmp_path / "newest" / "tokenizer.json").is_file()
     assert main(["export", str(uninterrupted), "--to", str(tmp_path / "none"), "--step", "5"]) == 2
     assert "no checkpoint of step 5: there are [32, 36, 40]" in capsys.readouterr().err
