@@ -29,9 +29,28 @@ def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
 # The derivative shares its work with the value, so both are kept: the backward pass is one multiplication.
 gelu.defvjp(lambda x: tuple(map(kept, _gelu_and_slope(x))), lambda slope, g: (g * slope,))
 
+
+@jax.custom_vjp
+def gelu_new(x: Array) -> Array:
+    """GPT-2's approximation of `gelu` by a hyperbolic tangent, computed in float32."""
+    return _gelu_new_and_slope(x)[0]
+
+
+def _gelu_new_and_slope(x: Array) -> tuple[Array, Array]:
+    wide = x.astype(jnp.float32)
+    square, scale = jnp.square(wide), (2.0 / math.pi) ** 0.5
+    tanh = jnp.tanh(scale * wide * (1.0 + 0.044715 * square))
+    below = 0.5 * (1.0 + tanh)
+    inner = scale * (1.0 + 3.0 * 0.044715 * square)
+    slope = below + 0.5 * wide * (1.0 - jnp.square(tanh)) * inner
+    return (wide * below).astype(x.dtype), slope.astype(x.dtype)
+
+
+gelu_new.defvjp(lambda x: tuple(map(kept, _gelu_new_and_slope(x))), lambda slope, g: (g * slope,))
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
-    "gelu_new": lambda x: jax.nn.gelu(kept(x), approximate=True),
+    "gelu_new": gelu_new,
     "relu": lambda x: jax.nn.relu(kept(x)),
 }
 
