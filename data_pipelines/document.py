@@ -34,6 +34,7 @@ class Document(NamedTuple):
     segments: tuple[Segment, ...]
     annotations: tuple[Annotation, ...] = ()
     continues: bool = False  # goes on with the document before
+    code: str = ""  # the control code that it names itself
 
 
 def plain(text: str, continues: bool = False) -> Document:

@@ -9,6 +9,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
 from data_pipelines.examples.layout import Piece
 from data_pipelines.order import permute
+from data_pipelines.tokenizers.codes import ROLE as CODE
 
 
 class DocumentStream:
@@ -16,13 +17,21 @@ class DocumentStream:
 
     A document that a piece begins or ends inside of is cut there. longest: a longer sentence counts as several; None
     where sentences are not asked for, then a document counts as one. first: what the first document's number is.
+    codes: int32 [documents], a token that stands before each; then the one piece is a whole part.
     total: tokens of the stream, end tokens included.   sentences: their number.
 
     Memory: 19 bytes per document, with sentences 8 more and 8 per sentence.
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], split: str, key: int, epoch: int, longest: int | None = None, first: int = 0
+        self,
+        pieces: Sequence[Piece],
+        split: str,
+        key: int,
+        epoch: int,
+        longest: int | None = None,
+        first: int = 0,
+        codes: np.ndarray | None = None,
     ):
         self.split, self.first, self._parts = split, first, [piece.part for piece in pieces]
         corpus = self._parts[0].corpus
@@ -32,7 +41,9 @@ class DocumentStream:
         order = permute(key, epoch, len(part), np.arange(len(part)))
         starts, sizes, ended = (np.concatenate(arrays)[order] for arrays in zip(*found, strict=True))
         self._part, self._offsets, self._ended = part[order].astype(np.uint16), starts, ended
-        self._starts = np.append(0, np.cumsum(sizes))  # where each begins in the stream, then the total
+        self._codes = None if codes is None else codes[order]
+        # Where each begins in the stream, then the total
+        self._starts = np.append(0, np.cumsum(sizes + (codes is not None)))
         self.total = int(self._starts[-1])
         if longest:
             self._count_sentences(longest)
@@ -49,9 +60,21 @@ class DocumentStream:
         ends = np.minimum(starts[place + 1], end[stretch])
         lengths = ends - begins
         after = np.cumsum(lengths)  # where each run ends in what is returned
-        tokens = self._tokens(place, self._offsets[place] + begins - starts[place], lengths, after)
+        offsets = self._offsets[place] + begins - starts[place] - (self._codes is not None)
+        tokens = self._tokens(place, offsets, lengths, after)
+        if self._codes is not None:
+            whole = begins == starts[place]
+            tokens[(after - lengths)[whole]] = self._codes[place[whole]]
         tokens[after[(ends == starts[place + 1]) & self._ended[place]] - 1] = self.end
         return tokens, np.repeat(place, lengths)
+
+    def codes(self, place: np.ndarray) -> np.ndarray:
+        """The tokens before the documents at these places in the order."""
+        return self._codes[place]
+
+    def begins(self, at: np.ndarray) -> np.ndarray:
+        """Whether a document begins at places (int64 [n], below the total) of the stream: bool [n]."""
+        return self._starts[np.searchsorted(self._starts, at, "right") - 1] == at
 
     def _tokens(self, place, offsets, lengths, after):
         """The tokens of runs, each from an offset on in the part of its document, one after the other: int32."""
@@ -118,6 +141,15 @@ def _documents(piece, split):
     begins = np.maximum(starts[first:last], piece.begin)
     ends = np.minimum(starts[first + 1 : last + 1], piece.end)
     return offsets[first:last] + begins - starts[first:last], ends - begins, ends == starts[first + 1 : last + 1]
+
+
+def code_tokens(part, split: str) -> np.ndarray | None:
+    """The control code of each document of a part: int32 [documents]; None where the corpus has none."""
+    corpus = part.corpus
+    if "codes" not in corpus.fields:
+        return None
+    tokens = np.array([corpus.special[CODE + code] for code in corpus.fields["codes"].values], np.int32)
+    return tokens[part.column(split, "codes")[part.documents(split)[:-1]]]
 
 
 def end_token(corpus: Corpus) -> int:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream, end_token
+from data_pipelines.examples.document_stream import DocumentStream, code_tokens, end_token
 from data_pipelines.examples.layout import Chosen, Piece, RowLayout
 
 
@@ -14,6 +14,7 @@ class Plan(NamedTuple):
     """The documents of a part one after the other, in an order of the seed; rows are cut from them."""
 
     stream: DocumentStream
+    coded: bool  # documents begin with codes
     number: int  # examples per epoch
 
 
@@ -24,6 +25,10 @@ class PackedDocuments(RowLayout):
     A batch holds tokens, targets (the next token, also at the row's end), weights (1; 0 behind the last document of a
     part) and segments. separate: whether segments number the documents in the row, from 1 on, so that attention stays
     within one; else they are all 1. restart: whether there are `positions` that begin with 0 in every document.
+
+    Of a corpus with control codes each document begins with its code, and so does each row that goes on with one, whose
+    first target is then predicted from the code alone (Keskar et al. 2019). A code is predicted like any other token,
+    but for those that begin a row; of the other tokens each is a target once.
 
     Raises UserError for a length below 1.
     """
@@ -47,8 +52,10 @@ class PackedDocuments(RowLayout):
     def plan(self, part, split: str, seed: int) -> Plan:
         documents = len(part.documents(split)) - 1
         whole = Piece(part, 0, int(part.sentences(split)[-1]) + documents)
-        stream = DocumentStream([whole], split, seed, 0)
-        return Plan(stream, -(-max(stream.total - 1, 0) // self.length))
+        codes = code_tokens(part, split)
+        stream = DocumentStream([whole], split, seed, 0, codes=codes)
+        targets = max(stream.total - (codes is None), 0)
+        return Plan(stream, codes is not None, -(-targets // self.length))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         window, document = chosen.gather(self._read)
@@ -72,4 +79,11 @@ class PackedDocuments(RowLayout):
         read = np.arange(self.length + 1) < size[:, None]
         window, document = np.zeros(read.shape, np.int32), np.full(read.shape, -1)
         window[read], document[read] = plan.stream.read(start, size)
+        if not plan.coded:
+            return window, document
+        # A row that begins with its code has one target less: the token after it is the next row's first
+        begins = plan.stream.begins(start)
+        document[begins, -1] = -1
+        window = np.where(begins[:, None], window, np.insert(window[:, :-1], 0, plan.stream.codes(document[:, 0]), 1))
+        document = np.where(begins[:, None], document, np.insert(document[:, :-1], 0, document[:, 0], 1))
         return window, document

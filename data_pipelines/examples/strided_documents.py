@@ -7,7 +7,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.chunks import document_starts
-from data_pipelines.examples.document_stream import end_token
+from data_pipelines.examples.document_stream import code_tokens, end_token
 from data_pipelines.examples.layout import Chosen, RowLayout
 
 
@@ -15,6 +15,7 @@ class Plan(NamedTuple):
     """The documents of a part as they lie there.
 
     offsets, sizes: of each the first token and how many it has.   rows: int64 [documents + 1], rows before each.
+    codes: of each the control code, None where there are none.
     """
 
     part: Any
@@ -23,6 +24,7 @@ class Plan(NamedTuple):
     sizes: np.ndarray
     rows: np.ndarray
     end: int
+    codes: np.ndarray | None
 
     @property
     def number(self) -> int:
@@ -33,8 +35,9 @@ class Plan(NamedTuple):
 class StridedDocuments(RowLayout):
     """Rows of one document each, that begin `stride` tokens after each other.
 
-    A document follows an end token, and one ends it. Its first row predicts `length` tokens, a later one those that
-    no row before it has: weights are 1 there, else 0. A batch holds tokens, targets, segments and weights.
+    A document follows an end token, or in each row its control code, and an end token ends it. Its first row predicts
+    `length` tokens, a later one those that no row before it has: weights are 1 there, else 0. A batch holds tokens,
+    targets, segments and weights.
 
     Raises UserError for a stride that is not 1 .. length.
     """
@@ -57,7 +60,8 @@ class StridedDocuments(RowLayout):
         starts = document_starts(part.sentences(split), part.documents(split))
         offsets, sizes = starts[:-1], np.diff(starts)
         rows = 1 - (-np.maximum(sizes + 1 - self.length, 0)) // self.stride  # -(-a // b): rounded up
-        return Plan(part, split, offsets, sizes, np.append(0, np.cumsum(rows)), end_token(part.corpus))
+        before = np.append(0, np.cumsum(rows))
+        return Plan(part, split, offsets, sizes, before, end_token(part.corpus), code_tokens(part, split))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         window, real, scored = chosen.gather(self._read)
@@ -75,6 +79,8 @@ class StridedDocuments(RowLayout):
         starts = plan.offsets[document] + begin[:, 0] - 1
         window = plan.part.read(plan.split, "tokens", starts, self.length + 1).astype(np.int32)
         window[(place == -1) | (place == size)] = plan.end
+        if plan.codes is not None:
+            window[:, 0] = plan.codes[document]
         target = place[:, 1:]
         before = np.where(row > 0, (row - 1) * self.stride + self.length, 0)[:, None]
         return window, target <= size, (target >= before) & (target <= size)

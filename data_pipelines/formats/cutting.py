@@ -5,13 +5,15 @@ between characters. So pieces have at most two windows, and the same text has th
 wherever its reader began.
 """
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow
 
 from data_pipelines.document import Document, Segment, plain
+from data_pipelines.errors import UserError
 from data_pipelines.formats import files
-from data_pipelines.formats.problems import EMPTY, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems
+from data_pipelines.formats.problems import EMPTY, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems, printable
 
 WINDOW = 1 << 19  # bytes
 
@@ -130,7 +132,21 @@ def document_of(record: Mapping, source, where: str, problems: Problems) -> Iter
         if text is None:
             return
         texts.append(text)
-    yield from whole(texts[0]) if len(names) == 1 else together(names, texts)
+    code = _code_of(record, source, where)
+    for document in whole(texts[0]) if len(names) == 1 else together(names, texts):
+        yield document._replace(code=code)
+
+
+def _code_of(record: Mapping, source, where: str) -> str:
+    """The control code that a record names, '' where none is asked for; UserError for one that was not told."""
+    field = getattr(source.options, "code_field", None)
+    if field is None or record[field] in source.codes:
+        return record[field] if field else ""
+    near = difflib.get_close_matches(str(record[field]), source.codes, n=1, cutoff=0)[0]
+    raise UserError(
+        f"{printable(where)}: its {field} is {printable(str(record[field]))!r}, which no --code names; the nearest is "
+        f"{near!r}: give --code for each code that there is"
+    )
 
 
 def records(batch: pyarrow.RecordBatch, names: Sequence[str]) -> Iterator[dict]:

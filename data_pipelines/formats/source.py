@@ -19,6 +19,7 @@ class Source:
     options: Any  # the format's own frozen dataclass
     language: str = "en"
     unit: int | None = None  # bytes of text in a unit of work, where they are to be fewer than SHARD
+    codes: tuple[str, ...] = ()  # the control code of all documents, or those that a document may name
 
     @property
     def shard(self) -> int:

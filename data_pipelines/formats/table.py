@@ -16,9 +16,12 @@ FORMATS: dict[str, Format] = {kind: import_module(f"data_pipelines.formats.{kind
 MOST_FILES = 1000  # in a unit of work
 
 
-def parse(spec: str, language: str = "en", unit: int | None = None, **settings) -> Source:
+def parse(
+    spec: str, language: str = "en", unit: int | None = None, codes: tuple[str, ...] = (), **settings
+) -> Source:
     """The source a spec like 'text:corpus/*.txt' names; of the settings it takes those that are options of its format.
-    unit: bytes of text in a unit of work. UserError for an unknown kind or a location of another form."""
+    unit: bytes of text in a unit of work. codes: see Source. UserError for an unknown kind or a location of another
+    form."""
     kind, _, location = spec.partition(":")
     if kind not in FORMATS:
         raise UserError(f"--source {spec}: unknown kind {kind!r}; use one of {', '.join(FORMATS)}, as in text:DIR")
@@ -29,7 +32,7 @@ def parse(spec: str, language: str = "en", unit: int | None = None, **settings) 
         raise UserError(f"--source {spec}: write {kind}:{form}")
     known = {field.name for field in fields(FORMATS[kind].options)}
     options = {name: value for name, value in settings.items() if name in known}
-    return Source(kind, location, FORMATS[kind].options(**options), language, unit)
+    return Source(kind, location, FORMATS[kind].options(**options), language, unit, codes)
 
 
 def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ()) -> list[tuple[Range, ...]]:

@@ -30,7 +30,7 @@ from data_pipelines.prepare.versions import differences, versions
 from data_pipelines.progress import busy
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
-from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers import codes, stored
 from data_pipelines.tokenizers.made import with_sentinels
 from data_pipelines.tokenizers.table import KINDS
 
@@ -132,6 +132,7 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
     if before:
         with cloud.local_folder(options.out / "tokenizer") as own:
             shutil.copytree(own, to)
+        codes.check(before["special"], options.code, f"the corpus {options.out}")
         return before["special"], None
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")
@@ -144,9 +145,11 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
             else:
                 words = training.count_all(text, counting, _processes(options))
             made, size = training.learn(options, words), enough(options.tokenizer, words)
+        made = codes.added(made, options.code)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
         made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
+        made = codes.found(made, options.code)
     stored.save(made, to)
     return made.special, size
 

@@ -22,8 +22,8 @@ MOST_SENTINELS = 10_000
 # How it is made, on which the corpus does not depend
 MEANS = ("out", "processes", "part", "finish", "append", "runner")
 # What --append takes from the command line; the rest is the corpus's own
-OF_FORMATS = ("documents", "undecodable", "tfds_dir", "token_column", "label_column")
-OF_SOURCES = ("source", "language", "field", "part_size", *OF_FORMATS)
+OF_FORMATS = ("documents", "undecodable", "tfds_dir", "token_column", "label_column", "code_field")
+OF_SOURCES = ("source", "language", "field", "code", "part_size", *OF_FORMATS)
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class Prepare:
     field: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """The field, column or feature with the text in jsonl, parquet and tfds sources; text unless told. Repeatable:
     each is then a segment of its name."""
+    code: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """A control code, one token of the vocabulary, that stands before each document in rows of next tokens. Repeatable:
+    one for each --source, in their order; with --code-field all that there are."""
+    code_field: str | None = None
+    """The field or column of jsonl, parquet and arrow sources that names each document's code."""
     token_column: int | None = None
     """The column with the token in conll sources, from 1; the first, in CoNLL-U the second, unless told."""
     label_column: int | None = None
@@ -105,6 +110,7 @@ def settings(options: Prepare) -> dict:
     share(options)
     said = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}
     said |= {"language": languages(options), "field": options.field or ("text",)}
+    codes(options)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
@@ -134,12 +140,34 @@ def languages(options: Prepare) -> tuple[str, ...]:
     return given if len(given) > 1 else given * len(options.source)
 
 
+def codes(options: Prepare) -> tuple[tuple[str, ...], ...]:
+    """Of each source the control codes of its documents."""
+    given = options.code
+    if options.code_field is not None:
+        if not given:
+            raise UserError(f"--code-field {options.code_field}: give --code for each code that there is")
+        if others := [one for one in options.source if one.partition(":")[0] not in ("jsonl", "parquet", "arrow")]:
+            raise UserError(f"--code-field {options.code_field}: --source {others[0]} has no fields; give --code alone")
+        return (tuple(dict.fromkeys(given)),) * len(options.source)
+    if len(given) not in (0, 1, len(options.source)):
+        raise UserError(
+            f"--code {' --code '.join(given)}: {len(given)} for {len(options.source)} sources; give one, or one for "
+            "each --source, or --code-field where documents name theirs"
+        )
+    return tuple((code,) for code in given) if len(given) == len(options.source) else (given,) * len(options.source)
+
+
 def sources_of(settings: dict) -> tuple[Source, ...]:
     """The sources that settings name."""
-    choices = {name: settings[name] for name in OF_FORMATS}
-    told = zip(settings["source"], settings["language"], strict=True)
+    choices = {name: settings[name] for name in OF_FORMATS if name in settings}  # an older corpus lacks newer ones
+    of_each = codes(Prepare(tuple(settings["source"]), Path(), **_coded(settings)))
+    told = zip(settings["source"], settings["language"], of_each, strict=True)
     choices |= {"fields": tuple(settings["field"]), "unit": settings["part_size"] * MIB}
-    return tuple(parse(spec, language, **choices) for spec, language in told)
+    return tuple(parse(spec, language, codes=of_source, **choices) for spec, language, of_source in told)
+
+
+def _coded(settings: dict) -> dict:
+    return {"code": tuple(settings.get("code", ())), "code_field": settings.get("code_field")}
 
 
 def inherit(options: Prepare, of_corpus: dict) -> Prepare:

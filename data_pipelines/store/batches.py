@@ -33,7 +33,7 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
             for document in read(source, part, problems):
                 document = run(job.steps, document)
                 begins = [starts(segment.text, source.language, plainly) for segment in document.segments]
-                batches.add(document, begins, part.source, index)
+                batches.add(document, begins, part.source, index, document.code or "".join(source.codes[:1]))
         batches.flush()
         values = {name: list(numbers) for name, numbers in batches.values.items()}
         files.finish(batches.characters, problems, [part.path for part in unit], values)
@@ -44,6 +44,7 @@ class _Text(NamedTuple):
 
     text: str
     segment: int  # which of the segments' names
+    code: int  # which of the control codes its document has
     starts: np.ndarray  # i64: where sentences start, at least one
     values: list  # (field, start, end, value) of its annotations
 
@@ -55,6 +56,7 @@ class Batches:
         self.files, self.encoder, self.fields = files, encoder, fields
         self.characters, self.range = 0, None  # of the document before
         self.segments = {name: at for at, name in enumerate(fields["segments"].values)} if "segments" in fields else {}
+        self.codes = {name: at for at, name in enumerate(fields["codes"].values)} if "codes" in fields else {}
         # Of fields of texts: text -> its number in this unit; 0 is where nothing is said
         self.values = {name: {"": 0} for name, field in annotated(fields).items() if field.values is not None}
         self._empty()
@@ -64,9 +66,10 @@ class Batches:
         self.size = self.sentences = 0
         self.begun = []  # a row of DOCUMENT each
 
-    def add(self, document: Document, starts: list[np.ndarray], source: int, index: int) -> None:
+    def add(self, document: Document, starts: list[np.ndarray], source: int, index: int, code: str = "") -> None:
         """A document of a source, from a range of the unit, or a piece of one; its (first piece of) text decides the
-        split. starts: where sentences start in each segment; the white space of one without sentences is left out."""
+        split. starts: where sentences start in each segment; the white space of one without sentences is left out.
+        code: its control code, where documents have one."""
         if not document.continues or index != self.range:
             text = "\n\n".join(segment.text for segment in document.segments)
             digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -76,7 +79,8 @@ class Batches:
             if len(begins):
                 values = [(note.field, note.start, note.end, note.value) for note in document.annotations
                           if note.segment == number]  # fmt: skip
-                self.texts.append(_Text(segment.text, self.segments.get(segment.name, 0), begins, values))
+                numbers = self.segments.get(segment.name, 0), self.codes.get(code, 0)
+                self.texts.append(_Text(segment.text, *numbers, begins, values))
                 self.sentences += len(begins)
                 self.size += len(segment.text)
             if self.size >= BATCH:
@@ -96,9 +100,11 @@ class Batches:
         if "word_starts" in self.files.dtypes:
             by_token = encoded.word_starts is None
             fields["word_starts"] = self.encoder.word_starts[encoded.tokens] if by_token else encoded.word_starts
-        if self.segments:
-            segments = np.array([text.segment for text in self.texts], np.uint8)
-            fields["segments"] = np.repeat(segments, counts[:, 0])[kept]
+        of_texts = {"segments": self.segments and "segment", "codes": self.codes and "code"}
+        for name, attribute in of_texts.items():
+            if attribute:
+                numbers = np.array([getattr(text, attribute) for text in self.texts], self.fields[name].dtype)
+                fields[name] = np.repeat(numbers, counts[:, 0])[kept]
         self.files.add(lengths[kept], documents, **fields)
         self.characters += self.size
         self._empty()

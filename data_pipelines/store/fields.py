@@ -10,7 +10,7 @@ from data_pipelines.errors import UserError
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # it becomes a file's name
 TAKEN = ("documents", "sentences", "token_counts")  # arrays that are no fields
 STORED, BY_TOKEN, BY_TOKEN_BEFORE = "stored", "by token", "by the token before"
-PLANNED = ("tokens", "word_starts", "sources", "languages", "segments")  # known before any text is read
+PLANNED = ("tokens", "word_starts", "sources", "languages", "segments", "codes")  # known before any text is read
 LARGEST_IN_TWO_BYTES = 65536
 
 

@@ -64,6 +64,8 @@ def planned(
     }
     if list(segments) != ["text"]:
         fields["segments"] = Field("uint8", per="sentence", values=tuple(segments))
+    if codes := dict.fromkeys(chain(*(source.codes for source in sources))):  # of its document
+        fields["codes"] = Field("uint16", per="sentence", values=tuple(codes))
     annotators = [(f"--source {source}", annotations_of(source)) for source in sources]
     annotators += [(f"--steps {step}", STEPS[step].fields) for step in steps]
     for where, annotations in annotators:

@@ -1,10 +1,13 @@
 """Packed documents: every token once in an epoch, rows as a plain loop cuts them, documents told apart if asked."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_pipelines.__main__ import main
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -70,6 +73,45 @@ def test_every_token_of_every_part_is_a_target_once_in_an_epoch_but_a_parts_firs
         assert len(set(ordinary)) == len(ordinary) == len(everything) - 3 and set(ordinary) < everything
         assert len(targets) - len(ordinary) == len(documents)
         assert np.array_equal(rows["weights"] > 0, rows["segments"] > 0)
+
+
+def coded(tmp_path, lines, *more):
+    """A corpus of lines {"domain", "text"} whose domains are codes, cut into bytes."""
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["prepare", "--source", f"jsonl:{tmp_path}/lines.jsonl", "--tokenizer", "bytes", "--heldout", "0"]
+    return main([*command, "--out", str(tmp_path / "c"), "--code-field", "domain", *more])
+
+
+@pytest.mark.parametrize("length", [4, 7, 64])
+def test_every_document_and_every_row_begins_with_its_code_and_every_other_token_is_a_target_once(tmp_path, length):
+    lines = [{"domain": ("Law", "Food")[number % 2], "text": f"{number}" * (1 + 3 * number)} for number in range(9)]
+    assert coded(tmp_path, lines, "--code", "Food", "--code", "Law") == 0
+    corpus = Corpus(tmp_path / "c")
+    food, law, end = (corpus.special[role] for role in ("code_Food", "code_Law", "sep"))
+    rows = epoch(make_examples(PackedDocuments(length, separate=True), corpus, "train", 1, seed=0))
+    read = []
+    for row in range(len(rows["tokens"])):
+        size = int(rows["weights"][row].sum())
+        tokens, targets = rows["tokens"][row][:size].tolist(), rows["targets"][row][:size].tolist()
+        assert tokens[0] in (food, law) and tokens[1:] == targets[:-1]
+        whole = [tokens[0], *targets]
+        for before, token in zip(whole, whole[1:], strict=False):
+            assert (before == end) == (token in (food, law))
+        read.append(targets)
+    digits = [token for targets in read for token in targets if token not in (food, law, end)]
+    made = {line["text"][0]: line for line in lines}
+    assert len(digits) == sum(len(line["text"]) for line in lines)
+    assert sum(targets.count(end) for targets in read) == len(lines)
+    for tokens in rows["tokens"]:  # the code is the one of the digit that follows
+        for code, digit in zip(tokens.tolist(), tokens[1:].tolist(), strict=False):
+            if code in (food, law) and digit not in (0, end):
+                line = made[chr(digit - 3)]
+                assert code == (law if line["domain"] == "Law" else food)
+
+
+def test_an_unknown_code_is_one_line_with_the_nearest(tmp_path, capsys):
+    assert coded(tmp_path, [{"domain": "Horor", "text": "x"}], "--code", "Horror", "--code", "Links") == 2
+    assert "its domain is 'Horor', which no --code names; the nearest is 'Horror'" in capsys.readouterr().err
 
 
 def test_a_corpus_smaller_than_a_row_is_one_row_and_one_token_is_none(tmp_path):

@@ -90,7 +90,7 @@ def test_long_segments_come_in_pieces_of_one_document(small, tmp_path):
     long = {"question": "é" * 100, "context": "word " * 50}
     (tmp_path / "a.jsonl").write_text(json.dumps(long) + "\n" + json.dumps({"question": "q", "context": "c"}))
     documents, _ = read(f"jsonl:{tmp_path}/a.jsonl", fields=("question", "context"))
-    assert documents[-1] == ((("question", "q"), ("context", "c")), (), False)
+    assert documents[-1] == ((("question", "q"), ("context", "c")), (), False, "")
     pieces_of_it = [segment for one in documents[:-1] for segment in one.segments]
     assert [one.continues for one in documents[:-1]] == [False] + [True] * (len(documents) - 2)
     assert max(len(text.encode()) for _, text in pieces_of_it) <= 64

@@ -1,0 +1,50 @@
+"""Control codes (Keskar et al. 2019): tokens that say of a text what it is, and stand before it."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from data_pipelines.errors import UserError
+from data_pipelines.tokenizers.made import Made, vocabulary
+
+ROLE = "code_"  # then the code itself
+MARKS = ("</w>", "▁", "Ġ")  # of words, in tokens
+
+
+def added(made: Made, codes: Iterable[str]) -> Made:
+    """The tokenizer with a token for each code after its vocabulary, which no text ever cuts."""
+    codes = list(dict.fromkeys(codes))
+    made.tokenizer.add_special_tokens(codes)
+    return made._replace(special=made.special | {ROLE + code: made.tokenizer.token_to_id(code) for code in codes})
+
+
+def found(made: Made, codes: Iterable[str]) -> Made:
+    """The tokenizer with the roles of codes that its vocabulary has. UserError for one that is no token of its own."""
+    roles = {}
+    for code in codes:
+        ids = made.tokenizer.encode(code, add_special_tokens=False).ids
+        if len(ids) != 1 or ids[0] == made.special.get("unk"):
+            raise UserError(
+                f"--code {code}: no token of the tokenizer; the nearest is {_nearest(made, code)!r}: use a code that "
+                "is one, or train a tokenizer, which gets a token for each"
+            )
+        roles[ROLE + code] = ids[0]
+    return made._replace(special=made.special | roles)
+
+
+def check(special: Mapping[str, int], codes: Iterable[str], whose: str) -> None:
+    """UserError for a code without a role."""
+    known = [role.removeprefix(ROLE) for role in special if role.startswith(ROLE)]
+    for code in codes:
+        if code not in known:
+            near = difflib.get_close_matches(code, known, n=1, cutoff=0)
+            said = f"the nearest that it has is {near[0]!r}" if near else "it has none"
+            raise UserError(f"--code {code}: no code of {whose}; {said}")
+
+
+def _nearest(made: Made, code: str) -> str:
+    words = set()
+    for token in vocabulary(made.tokenizer):
+        for mark in MARKS:
+            token = token.replace(mark, "")
+        words.add(token)
+    return difflib.get_close_matches(code, sorted(words - {""}), n=1, cutoff=0)[0]

@@ -1,0 +1,64 @@
+"""A control code is one token in a corpus's vocabulary, for a text that follows it, and for Hugging Face."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from data_pipelines.__main__ import main
+from data_pipelines.corpus import Corpus
+
+TEXT = "the horror of the links and the laws of the land\n" * 20
+
+
+def prepared(folder, name, *more, sources=1):
+    command = ["prepare", "--out", str(folder / name), "--vocab-size", "300", "--heldout", "0"]
+    for number in range(sources):
+        (folder / f"{number}.txt").write_text(TEXT + str(number))
+        command += ["--source", f"text:{folder}/{number}.txt"]
+    return main([*command, *more])
+
+
+@pytest.mark.parametrize("kind", [("bpe", "gpt2"), ("character-bpe", "ctrl")])
+def test_a_code_of_each_source_is_a_token_that_nothing_cuts(tmp_path, capsys, kind):
+    more = ["--code", "Horror", "--code", "r/Science", "--tokenizer", kind[0], "--specials", kind[1]]
+    assert prepared(tmp_path, "c", *more, sources=2) == 0
+    corpus = Corpus(tmp_path / "c")
+    codes = [corpus.special["code_Horror"], corpus.special["code_r/Science"]]
+    assert codes == [corpus.vocab_size - 2, corpus.vocab_size - 1]
+    (part,) = corpus.parts
+    numbers = part.column("train", "codes")[part.documents("train")[:-1]]
+    assert numbers.tolist() == part.column("train", "sources").tolist() == [0, 1]
+    assert not set(codes) & set(part.array("train", "tokens").tolist())
+    theirs = AutoTokenizer.from_pretrained(corpus.tokenizer_path)
+    for text, code in (("Horror the land", codes[0]), ("r/Science the land", codes[1])):
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ids[0] == code and codes[0] not in ids[1:] and len(ids) > 2
+    assert main(["show", str(tmp_path / "c")]) == 0
+    assert "codes: Horror, r/Science" in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_is_there_must_have_the_code(tmp_path, capsys):
+    assert prepared(tmp_path, "c", "--tokenizer", "wordlevel") == 0
+    given = ["--tokenizer", str(tmp_path / "c" / "tokenizer")]
+    assert prepared(tmp_path, "d", *given, "--code", "links") == 0
+    assert Corpus(tmp_path / "d").special["code_links"] < Corpus(tmp_path / "d").vocab_size
+    capsys.readouterr()
+    assert prepared(tmp_path, "e", *given, "--code", "linkz") == 2
+    assert "--code linkz: no token of the tokenizer; the nearest is 'links'" in capsys.readouterr().err
+
+
+def test_codes_that_do_not_fit_the_sources_are_errors(tmp_path, capsys):
+    assert prepared(tmp_path, "c", "--code", "A", "--code", "B") == 2
+    assert "--code A --code B: 2 for 1 sources; give one, or one for each" in capsys.readouterr().err
+    assert prepared(tmp_path, "c", "--code-field", "domain") == 2
+    assert "--code-field domain: give --code for each code that there is" in capsys.readouterr().err
+    assert prepared(tmp_path, "c", "--code-field", "domain", "--code", "A") == 2
+    assert "has no fields; give --code alone" in capsys.readouterr().err
+
+
+def test_what_is_added_to_a_corpus_has_one_of_its_codes(tmp_path, capsys):
+    assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--code", "Horror") == 0
+    (tmp_path / "more.txt").write_text("the land of links")
+    added = ["prepare", "--append", "--out", str(tmp_path / "c"), "--source", f"text:{tmp_path}/more.txt"]
+    assert main([*added, "--code", "Horor"]) == 2
+    assert "--code Horor: no code of the corpus" in capsys.readouterr().err
+    assert main([*added, "--code", "Horror"]) == 0
