@@ -30,6 +30,7 @@ class Mask:
     globals: i32[batch, n] or None; the positions of tokens that see all and that all see, whatever the blocks are;
         -1 for none, no position twice.
     itself: whether queries see themselves whatever their rank.
+    globals_apart: whether something else gives what global tokens see, so that attention may give any numbers there.
     causal: whether a query sees no key after itself; static, so that a kernel skips what nobody sees.
 
     Of queries that see nothing attention is zeros.
@@ -43,6 +44,7 @@ class Mask:
     blocks: Blocks | None = None
     globals: Array | None = None
     itself: bool = dataclasses.field(default=False, metadata={"static": True})
+    globals_apart: bool = dataclasses.field(default=False, metadata={"static": True})
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property

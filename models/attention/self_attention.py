@@ -67,7 +67,8 @@ class SelfAttention(nn.Module):
             if program.attention not in PLAIN:
                 asked = attention_of(sizes, x.shape[1], mask.causal, mask.ranks is not None, mask.blocks)
                 attend = require(program.attention, "self", asked).attend
-            y = attend(x, weights, mask, sizes, program, noise, **at)
+            apart = dataclasses.replace(mask, globals_apart=self.own_globals)
+            y = attend(x, weights, apart, sizes, program, noise, **at)
         if self.own_globals:
             y = getattr(self, "global")(x, y, mask, weights.output, site(noise, 4), slots)
         if self.pre_norm:

@@ -1,5 +1,6 @@
 """The kernel of a sparse pattern is the dense form in outputs, every gradient and dropout, and hides what it hides."""
 
+import dataclasses
 import functools
 
 import jax
@@ -79,6 +80,22 @@ def check(kind: Kind, seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=IDS)
 def test_the_kernel_is_the_dense_form_and_hides_what_it_hides(kind, number):
     check(kind, number)
+
+
+def test_what_global_tokens_see_may_be_left_to_others():
+    kind = KINDS[1]
+    q, k, v, mask, noise, weights = random_case(kind, 0)
+    of_globals = np.zeros(weights.shape[:2], bool)
+    for row, positions in enumerate(np.asarray(mask.globals)):
+        of_globals[row, positions[positions >= 0]] = True
+    read, elsewhere = np.where(of_globals[..., None], 0.0, weights), np.asarray(mask.segments > 0) & ~of_globals
+    apart = dataclasses.replace(mask, globals_apart=True)
+    (expected, slopes), (mixed, gradients) = both_forms(kind.rate)(q, k, v, apart, noise, read)
+    assert of_globals.any() and np.isfinite(mixed).all()
+    np.testing.assert_allclose(mixed[elsewhere], expected[elsewhere], atol=2e-6)
+    assert np.abs(mixed - expected)[of_globals].max() > 0.01  # nobody computed it
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        np.testing.assert_allclose(gradient, slope, atol=2e-5)
 
 
 OTHERS = {

@@ -74,7 +74,7 @@ def by_kernel(
         chosen=None if mask.globals is None else _chosen(k, v, mask),
     )
     mixed = _on_mesh(inputs, setting)[:, :length]
-    if mask.globals is None:
+    if mask.globals is None or mask.globals_apart:
         return mixed
     return put_positions(mixed, _of_globals(q, k, v, mask, heads, rate, noise), mask.globals)
 
