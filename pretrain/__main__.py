@@ -1,4 +1,4 @@
-"""python -m pretrain run | eval | plot | pattern | export | generate | prompts | recipes | demo"""
+"""python -m pretrain run | eval | plot | pattern | export | generate | prompts | discriminator | recipes | demo"""
 
 import dataclasses
 import logging
@@ -28,6 +28,7 @@ USAGE = """python -m pretrain COMMAND ...
   export RUN --to DIR [--step N]            files that Hugging Face loads
   generate RUN --prompt TEXT                what a causal decoder writes next, or what stands at [MASK]s
   prompts RUN --examples FILE.jsonl         what a causal decoder answers after 0, 1, ... examples
+  discriminator RUN --examples FILE --out DIR   what tells labelled texts, to steer what a causal decoder writes
   demo                                      all of it on the built-in corpus, in minutes on a CPU
 
 --help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure,
@@ -205,6 +206,15 @@ def _prompts(arguments: list[str]) -> int:
     return 0
 
 
+def _discriminator(arguments: list[str]) -> int:
+    from pretrain.commands.discriminator import train
+    from tpu.compiled import write_whole
+
+    write_whole()
+    train(arguments)
+    return 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Demo:
     """Prepare the built-in corpus, train an ELECTRA on it, evaluate, plot and export it."""
@@ -227,7 +237,7 @@ def _demo(arguments: list[str]) -> int:
 
 
 COMMANDS = {"recipes": _recipes, "run": _run, "eval": _eval, "plot": _plot, "pattern": _pattern, "export": _export}
-COMMANDS |= {"generate": _generate, "prompts": _prompts, "demo": _demo}
+COMMANDS |= {"generate": _generate, "prompts": _prompts, "discriminator": _discriminator, "demo": _demo}
 
 
 def _end_at_once(number: int, frame) -> None:

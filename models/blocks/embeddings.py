@@ -56,14 +56,22 @@ class PositionedEmbeddings(nn.Module):
         self.position_table = self.param("positions", normal, (self.positions, self.width))
 
     def __call__(self, tokens: Array, positions: Array | None = None) -> Array:
-        """tokens i32[batch, length] -> f32[batch, length, width], before dropout.
+        """Tokens as of `token_rows` -> f32[batch, length, width], before dropout.
 
         positions: i32[batch, length]; None for each token's place in the row.
         """
-        of_tokens = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
+        of_tokens = token_rows(constrain(self.tokens, "vocab", None), tokens)
         table = self.position_table
         of_positions = table[: tokens.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip")
         return constrain(of_tokens + of_positions, "batch", "length", None)
+
+
+def token_rows(table: Array, tokens: Array) -> Array:
+    """Rows of an embedding table f32[padded vocab, width] for tokens i32[batch, length], or their means for
+    distributions of them f32[batch, length, padded vocab]: f32[batch, length, width]."""
+    if tokens.ndim == 3:
+        return tokens @ table
+    return jnp.take(table, tokens, axis=0, mode="clip")
 
 
 def padded_vocab(vocab_size: int) -> int:

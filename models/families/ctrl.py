@@ -12,7 +12,7 @@ from jax import Array
 
 from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
 from models.attention.relative import sinusoids
-from models.blocks.embeddings import padded_vocab, token_table
+from models.blocks.embeddings import padded_vocab, token_rows, token_table
 from models.blocks.norm import Norm
 from models.blocks.tables import dense_parameters, norm_parameters
 from models.core.family import Family, HuggingFace
@@ -57,7 +57,7 @@ class FixedPositions(nn.Module):
 
     def __call__(self, tokens: Array, positions: Array | None = None) -> Array:
         """As of `PositionedEmbeddings`."""
-        of_tokens = jnp.take(constrain(self.tokens, "vocab", None), tokens, axis=0, mode="clip")
+        of_tokens = token_rows(constrain(self.tokens, "vocab", None), tokens)
         table = jnp.asarray(sinusoids(self.positions - 1, 0, self.width)[::-1])
         of_positions = table[: tokens.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip")
         return constrain(of_tokens * self.width**0.5 + of_positions, "batch", "length", None)

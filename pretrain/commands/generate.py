@@ -14,9 +14,11 @@ from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import Made
+from pretrain.commands.steering import program_of
 from pretrain.generation.decoding import generate
 from pretrain.generation.fillings import fill, fills
 from pretrain.generation.settings import Decoding
+from pretrain.steering.settings import Steering
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import Restored, restore
 from pretrain.training.step import merge
@@ -54,6 +56,13 @@ class Generate:
     """With --beams: above 0 prefers longer texts."""
     stop: tuple[str, ...] = ()
     """A text ends before this text, and where the model ends a document."""
+    words: Path | None = None
+    """Steer towards these words, one on each line of a file."""
+    discriminator: Path | None = None
+    """Steer towards a label of what `discriminator` has made in this folder."""
+    label: str | None = None
+    """Which."""
+    steering: Steering = Steering()
     seed: int = 0
     """Of what is drawn."""
     step: int | None = None
@@ -105,9 +114,11 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
     encoded = encode(made, prompts)
     ends = {tokens[0] for tokens in encode(made, options.stop) if len(tokens) == 1}
     ends |= {made.special[role] for role in ("eod", "sep") if role in made.special}
-    params = merge(restored.params, restored.frozen)
+    model, params = restored.assembly.model, merge(restored.params, restored.frozen)
     decoding = options.decoding(tuple(sorted(ends)))
-    texts = generate(restored.assembly.model, params, encoded, decoding, options.seed, options.number or 1)
+    aim = options.words, options.discriminator, options.label
+    program = program_of(*aim, options.steering, made, model, params)
+    texts = generate(model, params, encoded, decoding, options.seed, options.number or 1, program=program)
     for index, (tokens, found) in enumerate(zip(encoded, texts, strict=True)):
         for which, more in enumerate(found):
             if len(prompts) * len(found) > 1:

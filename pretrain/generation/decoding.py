@@ -1,6 +1,6 @@
 """Prompts continued by a causal model: `generate`, with the settings of `Decoding`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import flax.linen as nn
 import jax
@@ -28,11 +28,13 @@ def generate(
     seed: int = 0,
     number: int = 1,
     mesh: Mesh | None = None,
+    program: Callable = program,
 ) -> list[list[list[int]]]:
     """For each prompt `number` continuations, without the prompt, up to the first stop token with it.
 
     What is drawn for a prompt depends on the seed, its place among the prompts, and which of its continuations it is.
-    mesh: where the parameters lie cut over several devices, that of them.   UserError for what cannot be continued.
+    mesh: where the parameters lie cut over several devices, that of them.   program: what writes them, as
+    `loop.program` does.   UserError for what cannot be continued.
     """
     _check(model, prompts, decoding, number)
     write = program(model, decoding, mesh or row_mesh(jax.local_devices(), [1]))

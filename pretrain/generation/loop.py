@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from models.attention.cache import Cache
 from models.core.noise import fold
 from models.core.parameters import Params
 from models.core.sharding import placed_by
@@ -27,6 +26,7 @@ class Texts(NamedTuple):
 
     tokens: i32[rows, max_tokens], of which `written` stand.   done: bool[rows], whether a stop token stands.
     lengths: i32[rows], tokens with the prompt's.   seen: bool[rows, vocab], which of them stand; None if nobody asks.
+    read: what is known of all but the last token, mostly a cache.
     """
 
     tokens: Array
@@ -34,7 +34,7 @@ class Texts(NamedTuple):
     done: Array
     lengths: Array
     seen: Array | None
-    cache: Cache
+    read: Any
 
 
 @functools.cache
@@ -46,12 +46,21 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
             if decoding.beams > 1:
                 return search(model, decoding, params, tokens, segments)
-            return _texts(model, decoding, params, tokens, segments, noise)[:, None]
+            first = read(model, params, tokens, segments, decoding.max_tokens)
+            following = functools.partial(next_logits, model, params)
+            return write_texts(decoding, first, following, tokens, segments, noise)[:, None]
 
     return jax.jit(write, compiler_options=compiler_options(mesh))
 
 
-def _texts(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
+def write_texts(
+    decoding: Decoding, first: tuple[Array, Any], following: Callable, tokens: Array, segments: Array, noise: Array
+) -> Array:
+    """Texts i32[rows, max_tokens] after left-padded prompts.
+
+    first: logits f32[rows, vocab] after them, and what is known of them.   following: (a further token i32[rows, 1],
+    lengths i32[rows] of the texts before it, what is known of these) -> the same after it.
+    """
     stop = jnp.array(decoding.stop, jnp.int32)
 
     def add(texts: Texts, logits: Array) -> Texts:
@@ -64,15 +73,15 @@ def _texts(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
 
     def step(texts: Texts) -> Texts:
         last = jax.lax.dynamic_slice_in_dim(texts.tokens, texts.written - 1, 1, axis=1)
-        logits, cache = next_logits(model, params, last, texts.lengths, texts.cache)
-        return add(texts._replace(lengths=texts.lengths + 1, cache=cache), logits)
+        logits, read = following(last, texts.lengths, texts.read)
+        return add(texts._replace(lengths=texts.lengths + 1, read=read), logits)
 
     def goes_on(texts: Texts) -> Array:
         return (texts.written < decoding.max_tokens) & ~texts.done.all()
 
-    logits, cache = read(model, params, tokens, segments, decoding.max_tokens)
+    logits, known = first
     rows = len(tokens)
     empty = jnp.zeros((rows, decoding.max_tokens), jnp.int32)
     seen = first_seen(logits.shape, tokens, segments, decoding)
-    texts = Texts(empty, jnp.int32(0), jnp.zeros(rows, bool), segments.sum(1), seen, cache)
+    texts = Texts(empty, jnp.int32(0), jnp.zeros(rows, bool), segments.sum(1), seen, known)
     return jax.lax.while_loop(goes_on, step, add(texts, logits)).tokens

@@ -1,7 +1,7 @@
 """Questions with their answers, from JSON lines."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,15 @@ class Example(NamedTuple):
 def read(path: Path) -> list[Example]:
     """The examples of a file, of which each line is {"input", "target"} or {"input", "choices", "answer"}: the right
     choice or its number from 0 on. Other keys are not read. UserError naming file and line for anything else."""
-    examples, number = [], 0
+    return [_example(number, record, where) for number, record, where in objects(path)]
+
+
+def objects(path: Path) -> Iterator[tuple[int, dict, str]]:
+    """(number of the line, its JSON object, how messages name it) of every line that is not blank.
+
+    UserError where there is none, or one that is no object.
+    """
+    number, none = 0, True
     try:
         with open(path, "rb") as file:
             while line := file.readline(LONGEST_LINE + 1):
@@ -36,15 +44,15 @@ def read(path: Path) -> list[Example]:
                 if len(line) > LONGEST_LINE:
                     raise UserError(f"{where}: is longer than {LONGEST_LINE >> 20} MiB; shorten it")
                 if line.strip():
-                    examples.append(_example(number, parse_object(line, where), where))
+                    none = False
+                    yield number, _object(line, where), where
     except OSError as error:
         raise UserError(f"--examples {path}: cannot be read ({error.strerror}); give a file of JSON lines") from None
-    if not examples:
+    if none:
         raise UserError(f"--examples {path}: holds no example; give one a line")
-    return examples
 
 
-def parse_object(line: bytes, where: str) -> dict:
+def _object(line: bytes, where: str) -> dict:
     """The JSON object that a line holds; UserError where it holds none or text that is not Unicode."""
     try:
         record = json.loads(line.decode())
@@ -52,7 +60,7 @@ def parse_object(line: bytes, where: str) -> dict:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: is not JSON in UTF-8 ({error}); mend the line") from None
     if not isinstance(record, dict):
-        raise UserError(f'{where}: is not an object; write {{"input": ..., "target": ...}}')
+        raise UserError(f"{where}: is not an object; write {{...}}")
     return record
 
 

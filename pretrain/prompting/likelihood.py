@@ -1,6 +1,6 @@
 """How likely a causal decoder finds targets after their prompts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -12,21 +12,16 @@ from jax.sharding import Mesh
 from models.core.family import Inputs
 from models.core.parameters import Params
 from models.core.sharding import placed_by
+from pretrain.prompting.batches import batches
 from pretrain.prompting.prompts import Prompt, Tokens
-from tpu.batches import place_rows
 from tpu.rules import activation_rules
 from tpu.xla import compiler_options, matmul_precision
 
-SHORTEST = 32  # tokens of the rows of the first bucket; those of the next have twice as many
-BATCH = 4096  # tokens of a batch of rows
 TARGETS = 256  # whose logits are computed at once, so that they need little memory
 
 
 def log_likelihoods(model: nn.Module, params: Params, prompts: Sequence[Prompt], mesh: Mesh) -> list[np.ndarray]:
-    """ln p(target | prompt) by a causal decoder whose parameters lie on the mesh: f64[texts] of each prompt.
-
-    Rows of about the same length are computed together, in few lengths, so that few programs are compiled.
-    """
+    """ln p(target | prompt) by a causal decoder whose parameters lie on the mesh: f64[texts] of each prompt."""
 
     def trunk(params: Params, inputs: Inputs) -> Array:
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
@@ -40,8 +35,8 @@ def log_likelihoods(model: nn.Module, params: Params, prompts: Sequence[Prompt],
     trunk, of_targets = (jax.jit(step, compiler_options=compiler_options(mesh)) for step in (trunk, of_targets))
     texts = [text for prompt in prompts for text in prompt.texts]
     total = np.zeros(len(texts))
-    for length, number, chosen in _batches(texts, model.config.positions, mesh.size):
-        hidden = trunk(params, place_rows(_rows(texts, chosen, number, length), np.arange(number), number, mesh))
+    for chosen, inputs in batches([text.tokens[:-1] for text in texts], model.config.positions, mesh):
+        hidden = trunk(params, inputs)
         targets = _targets(texts, chosen)
         for begin in range(0, targets.shape[1], TARGETS):
             asked = targets[:, begin : begin + TARGETS]
@@ -49,30 +44,6 @@ def log_likelihoods(model: nn.Module, params: Params, prompts: Sequence[Prompt],
             found = of_targets(params, hidden, *np.pad(asked, ((0, 0), (0, TARGETS - some))))
             np.add.at(total, np.array(chosen)[asked[0]], np.asarray(found, np.float64)[:some])
     return np.split(total, np.cumsum([len(prompt.texts) for prompt in prompts])[:-1])
-
-
-def _batches(texts: Sequence[Tokens], positions: int, devices: int) -> Iterator[tuple[int, int, list[int]]]:
-    """(length of rows, their number, the texts in them), the longest first: memory is short at once or never."""
-    buckets: dict[int, list[int]] = {}
-    for index, text in enumerate(texts):
-        length = SHORTEST
-        while length < len(text.tokens) - 1:
-            length *= 2
-        buckets.setdefault(min(length, positions), []).append(index)
-    for length, inside in sorted(buckets.items(), reverse=True):
-        number = min(max(BATCH // length, 1), len(inside))
-        number = -(-number // devices) * devices
-        for begin in range(0, len(inside), number):
-            yield length, number, inside[begin : begin + number]
-
-
-def _rows(texts: Sequence[Tokens], chosen: Sequence[int], number: int, length: int) -> dict[str, np.ndarray]:
-    """The texts without their last tokens, padded: i32[number, length] each."""
-    tokens, segments = np.zeros((2, number, length), np.int32)
-    for row, index in enumerate(chosen):
-        read = texts[index].tokens[:-1]
-        tokens[row, : len(read)], segments[row, : len(read)] = read, 1
-    return {"tokens": tokens, "segments": segments}
 
 
 def _targets(texts: Sequence[Tokens], chosen: Sequence[int]) -> np.ndarray:

@@ -11,7 +11,7 @@ from data_pipelines.errors import UserError
 from pretrain.__main__ import main
 from pretrain.commands import prompts
 from pretrain.commands.export import export_run
-from pretrain.prompting import figures, likelihood
+from pretrain.prompting import batches, figures, likelihood
 from pretrain.prompting.answers import answers
 from pretrain.prompting.examples import LONGEST_LINE, Example, read
 from pretrain.prompting.prompts import Prompt, Prompter, Template, Tokens, drawn
@@ -159,8 +159,8 @@ def theirs(model, tokenizer, text, place):
 
 
 def test_likelihoods_equal_those_of_the_export_in_transformers(file, gpt2_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(likelihood, "SHORTEST", 8)
-    monkeypatch.setattr(likelihood, "BATCH", 64)
+    monkeypatch.setattr(batches, "SHORTEST", 8)
+    monkeypatch.setattr(batches, "BATCH", 64)
     monkeypatch.setattr(likelihood, "TARGETS", 7)
     export_run(gpt2_run, tmp_path / "hf")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()

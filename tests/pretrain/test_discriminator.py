@@ -1,0 +1,134 @@
+"""A discriminator on a frozen model's mean hidden states, and bags of words: what steers."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from data_pipelines.errors import UserError
+from data_pipelines.text.encoding import Encoder
+from data_pipelines.tokenizers import stored
+from pretrain.__main__ import main
+from pretrain.commands import steering
+from pretrain.generation.loop import program
+from pretrain.steering import discriminator
+from pretrain.steering.settings import Steering
+from pretrain.steering.words import bag
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.restore import restore
+
+TEXTS = [("Ba kilo muna.", "ba"), ("Te vo za.", "te")]
+
+
+@pytest.fixture(scope="module")
+def trained(gpt2_run, tmp_path_factory):
+    """(what is printed, the folder) of a discriminator that knows texts by their first word."""
+    folder = tmp_path_factory.mktemp("discriminator")
+    rng = np.random.default_rng(0)
+    others = ["poba suri", "de lo", "ki na ri", "su te vo"]
+    lines = [{"text": f"{text} {rng.choice(others)}.", "label": label} for text, label in TEXTS * 40]
+    lines[0]["text"] *= 30
+    (folder / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with pytest.MonkeyPatch.context() as patch:
+        said = []
+        patch.setattr("builtins.print", lambda *text, **_: said.append(*text))
+        arguments = ["--examples", str(folder / "lines.jsonl"), "--out", str(folder / "made"), "--heldout", "0.25"]
+        assert main(["discriminator", str(gpt2_run), *arguments]) == 0
+    return said, folder / "made"
+
+
+def test_it_tells_held_out_texts_and_says_so(trained, gpt2_run):
+    said, folder = trained
+    assert said[0].startswith("held-out accuracy 1.0000 ± 0.0000 of 20 texts, 1.0000 of the 60")
+    assert "the commonest label is 0.5000" in said[0] and said[1].startswith("1 texts are longer than the model's 64")
+    run = restore(RunDirectory(gpt2_run))
+    found = discriminator.load(folder, run.params)
+    assert found.labels == ["ba", "te"] and found.kernel.shape == (32, 2)
+    encode = stored.load(gpt2_run / "tokenizer").tokenizer.encode
+    tokens = [np.array(encode(text).ids, np.int32) for text, _ in TEXTS]
+    states = discriminator.means(run.assembly.model, run.params, tokens, run.mesh)
+    assert discriminator.hits(states, np.array([0, 1]), found.kernel, found.bias).all()
+    alone = {"tokens": tokens[0][None], "segments": np.ones_like(tokens[0])[None]}
+    hidden = run.assembly.model.apply({"params": run.params}, alone, method="decode")
+    np.testing.assert_allclose(states[0], hidden[0].mean(0), atol=1e-5)
+
+
+def test_one_of_another_model_or_damaged_is_refused(trained, gpt2_run, tmp_path):
+    params = restore(RunDirectory(gpt2_run)).params
+    with pytest.raises(UserError, match="reads another model's states; train it on this run"):
+        discriminator.load(trained[1], jax.tree.map(lambda leaf: leaf + 1, params))
+    with pytest.raises(UserError, match="cannot be read .No such file"):
+        discriminator.load(tmp_path, params)
+    (tmp_path / discriminator.FILE).write_text('{"labels": ["a"]}')
+    with pytest.raises(UserError, match="is damaged .KeyError.*train it anew"):
+        discriminator.load(tmp_path, params)
+
+
+def test_the_fit_is_where_the_penalised_likelihood_has_no_gradient():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=200)
+    states = (rng.normal(size=(200, 5)) * [1, 30, 0.1, 1, 1] + 7 + labels[:, None]).astype(np.float32)
+    kernel, bias = discriminator.fit(states, labels, 3)
+    scores = states @ kernel + bias
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    spread = states.std(0)
+    gradient = (states / spread).T @ (shares - np.eye(3)[labels]) / 200
+    np.testing.assert_allclose(gradient, -discriminator.PENALTY * kernel * spread[:, None], atol=3e-4)
+    np.testing.assert_allclose((shares - np.eye(3)[labels]).mean(0), 0, atol=3e-5)
+    assert discriminator.hits(states, labels, kernel, bias).mean() > 0.6
+
+
+MISTAKES = {
+    "one label": ([{"text": "a", "label": "x"}] * 9, "give at least two labels"),
+    "no label": ([{"text": "a"}], "line 1: has no 'label' but 'text'"),
+    "no text": ([{"text": " ", "label": "x"}], "line 1: 'text' is empty"),
+    "a number": ([{"text": "a", "label": 1}], "line 1: 'label' is 1; give text"),
+}
+
+
+@pytest.mark.parametrize("lines, said", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line(lines, said, tmp_path, capsys):
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = ["--examples", str(tmp_path / "lines.jsonl"), "--out", str(tmp_path / "made")]
+    assert main(["discriminator", str(tmp_path), *arguments]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_a_bag_has_its_words_of_one_token_as_they_stand_in_a_text(gpt2_run, tmp_path):
+    tokenizer = stored.load(gpt2_run / "tokenizer").tokenizer
+    whole = [token[1:] for token in tokenizer.get_vocab() if token.startswith("Ġ") and len(token) > 3][:3]
+    (tmp_path / "words.txt").write_text("\n".join([*whole, "", "qqqq zzzz", f" {whole[0]} "]))
+    words, left_out = bag(tmp_path / "words.txt", Encoder(tokenizer), 384)
+    assert {tokenizer.id_to_token(int(token)) for token in words.nonzero()[0]} == {f"Ġ{word}" for word in whole}
+    assert left_out == ["qqqq zzzz"] and len(words) == 384
+    (tmp_path / "none.txt").write_text("qqqq\n")
+    with pytest.raises(UserError, match="none of its 1 words is one token of this model"):
+        bag(tmp_path / "none.txt", Encoder(tokenizer), 384)
+    with pytest.raises(UserError, match="cannot be read as text"):
+        bag(tmp_path / "missing.txt", Encoder(tokenizer), 384)
+
+
+def test_generate_takes_words_a_label_and_strengths(trained, gpt2_run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "words.txt").write_text("ba\nqqqq zzzz\n")
+    given = []
+    monkeypatch.setattr(steering, "steered_program", lambda *aim: given.append(aim) or program)
+    arguments = ["generate", str(gpt2_run), "--prompt", "Ba kilo", "--max-tokens", "2"]
+    options = ["--words", str(tmp_path / "words.txt"), "--discriminator", str(trained[1]), "--label", "te"]
+    assert main([*arguments, *options, "--steering.step-size", "0.5", "--steering.window", "7"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("left out of --words") and "several tokens: qqqq zzzz\nBa kilo" in out
+    ((aim, strengths),) = given
+    assert strengths == Steering(step_size=0.5, window=7) and aim.words.sum() == 1 and aim.discriminator[2] == 1
+    mistakes = {
+        ("--label", "te"): "--discriminator and --label: give both",
+        ("--discriminator", str(trained[1]), "--label", "tte"): "has no label tte; did you mean te?",
+        ("--steering.window", "3"): "--steering: has no effect without --words or --discriminator",
+        ("--steering.gamma", "-1"): "--steering.gamma=-1.0: must be at least 0",
+        (*options, "--beams", "2"): "beams=2: a steered text is drawn or greedy",
+    }
+    monkeypatch.undo()
+    for more, said in mistakes.items():
+        assert main([*arguments, *more]) == 2
+        assert said in capsys.readouterr().err
