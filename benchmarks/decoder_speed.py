@@ -99,7 +99,7 @@ def torch_step(size: str) -> Step:
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     fields = config_fields(our_recipe(size).model, "model", {"pad_token_id": 0})
-    config = transformers.GPT2Config(**fields, embd_pdrop=0.1, use_cache=False, attn_implementation="sdpa")
+    config = transformers.GPT2Config(**fields, use_cache=False, attn_implementation="sdpa")
     model = transformers.GPT2LMHeadModel(config).train()
     tokens = torch.from_numpy(random_tokens(size)).long()
 

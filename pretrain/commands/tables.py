@@ -64,7 +64,7 @@ def _striding(assembly: Assembly, stride: int) -> Assembly:
     recipe = assembly.recipe
     if not isinstance(recipe.objective, NextTokenPrediction):
         raise UserError(f"--stride {stride}: {recipe.name} does not predict next tokens of rows; leave it out")
-    objective = StridedPerplexity(**vars(recipe.objective), stride=stride)
+    objective = StridedPerplexity(stride=stride)
     for phase in recipe.phases:
         objective.rows(phase)  # says what is wrong
     return assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))

@@ -4,9 +4,11 @@
 import dataclasses
 import math
 
+import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.examples.document_stream import end_token
+from data_pipelines.examples.input_target import InputTarget
 from data_pipelines.examples.packed_documents import PackedDocuments
 from data_pipelines.examples.strided_documents import StridedDocuments
 from data_pipelines.text.token_bytes import token_bytes
@@ -16,6 +18,9 @@ from pretrain.objectives.blocked_softmax import softmax_sums
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.protocols import CausalDecoder
+
+DOCUMENTS, INPUT_TARGET = "documents", "input-target"
+ALL, TARGET = "all", "target"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,28 +32,48 @@ class NextTokenPrediction(Objective):
     separate: bool = False  # whether tokens see their own document alone
     restart: bool = False  # whether positions begin anew in every document
     z_loss: float = 0.0  # factor of the mean square of the softmax's log-normaliser (PaLM: 1e-4)
+    layout: str = DOCUMENTS  # of rows: 'documents' packed, or 'input-target', each of one of two segments
+    predict: str = ALL  # of rows of input and target: 'all' or 'target', that alone
+    auxiliary: float = 0.0  # then the factor of the mean loss of the input (Radford et al. 2018, section 3.2: 0.5)
 
     def __post_init__(self):
-        check_ranges(self, {"z_loss": NOT_NEGATIVE}, "objective.")
+        check_ranges(self, dict.fromkeys(("z_loss", "auxiliary"), NOT_NEGATIVE), "objective.")
+        for field, allowed in {"layout": (DOCUMENTS, INPUT_TARGET), "predict": (ALL, TARGET)}.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"objective.{field}={getattr(self, field)!r}: use one of {', '.join(allowed)}")
+        if self.layout == DOCUMENTS and self.predict == TARGET:
+            raise ValueError(f"objective.predict={TARGET!r}: needs objective.layout={INPUT_TARGET}")
+        if self.layout == INPUT_TARGET and (self.separate or self.restart):
+            raise ValueError(f"objective.layout={INPUT_TARGET!r}: a row is one document; leave separate, restart out")
+        if self.auxiliary and self.predict == ALL:
+            raise ValueError(f"objective.auxiliary={self.auxiliary}: needs objective.predict={TARGET}")
+        if self.auxiliary and self.z_loss:
+            raise ValueError(f"objective.z_loss={self.z_loss}: does not go with objective.auxiliary; leave one out")
 
     def rows(self, phase):
+        if self.layout == INPUT_TARGET:
+            return InputTarget(phase.length, self.predict == TARGET, self.auxiliary > 0)
         return PackedDocuments(phase.length, self.separate, self.restart)
 
     def weights(self, batch):
         total = batch["weights"].sum()
-        return {"lm": total} | ({"z": total} if self.z_loss else {})
+        terms = {"lm": total} | ({"z": total} if self.z_loss else {})
+        return terms | ({"auxiliary": batch["auxiliary_weights"].sum()} if self.auxiliary else {})
 
     def coefficients(self, step):
-        return {"lm": 1.0} | ({"z": self.z_loss} if self.z_loss else {})
+        named = {"z": self.z_loss, "auxiliary": self.auxiliary}
+        return {"lm": 1.0} | {term: factor for term, factor in named.items() if factor}
 
     def loss(self, model, params, batch, carry, moment):
         variables = {"params": params}
         hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method="decode")
         factors = model.apply(variables, hidden, method="softmax")
-        sums = softmax_sums(*factors, batch["targets"], batch["weights"][None], self.z_loss)
-        (nats,), (hits,), (squares,) = sums
-        terms = {"lm": nats} | ({"z": squares} if self.z_loss else {})
-        return terms, carry, {"lm_total": batch["weights"].sum(), "lm_nats": nats, "lm_hits": hits}
+        names = ("weights", "auxiliary_weights") if self.auxiliary else ("weights",)
+        weights = jnp.stack([batch[name] for name in names])
+        nats, hits, squares = softmax_sums(*factors, batch["targets"], weights, self.z_loss)
+        terms = {"lm": nats[0]} | ({"z": squares[0]} if self.z_loss else {})
+        terms |= {"auxiliary": nats[1]} if self.auxiliary else {}
+        return terms, carry, {"lm_total": weights[0].sum(), "lm_nats": nats[0], "lm_hits": hits[0]}
 
     def predictions(self, phase):
         return phase.length

@@ -84,6 +84,45 @@ def test_z_loss_is_the_mean_square_of_the_log_normaliser(corpus):
     assert without.coefficients(0) == {"lm": 1.0} and without.weights(batch).keys() == {"lm"}
 
 
+def test_the_auxiliary_loss_is_the_inputs_with_its_own_mean():
+    objective = NextTokenPrediction(layout="input-target", predict="target", auxiliary=0.5)
+    rng = np.random.default_rng(0)
+    batch = {name: rng.integers(5, 90, (2, 12)).astype(np.int32) for name in ("tokens", "targets")}
+    of_target = (np.arange(12) >= np.array([[5], [8]])).astype(np.float32)
+    batch |= {"segments": np.ones((2, 12), np.int32), "weights": of_target, "auxiliary_weights": 1 - of_target}
+    moment = Moment(np.zeros((2, 2), np.uint32), False)
+    loss = lambda params: (lambda sums: sums["lm"] / 11 + 0.5 * sums["auxiliary"] / 13)(
+        objective.loss(MODEL, params, batch, {}, moment)[0]
+    )
+
+    def plain(params):
+        hidden = MODEL.apply({"params": params}, batch, method="decode")
+        log = jax.nn.log_softmax(MODEL.apply({"params": params}, hidden, method="token_logits"))
+        losses = -log[jnp.arange(24), batch["targets"].reshape(-1)]
+        main = of_target.reshape(-1)
+        return losses @ main / 11 + 0.5 * (losses @ (1 - main)) / 13
+
+    assert objective.weights(batch) == {"lm": 11, "auxiliary": 13}
+    assert objective.coefficients(0) == {"lm": 1.0, "auxiliary": 0.5}
+    found, expected = (jax.jit(jax.value_and_grad(f))(VARIABLES["params"]) for f in (loss, plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"layout": "pairs"}, "objective.layout='pairs': use one of documents, input-target"),
+        ({"predict": "target"}, "objective.predict='target': needs objective.layout=input-target"),
+        ({"layout": "input-target", "separate": True}, "a row is one document; leave separate, restart out"),
+        ({"layout": "input-target", "auxiliary": 0.5}, "objective.auxiliary=0.5: needs objective.predict=target"),
+        ({"layout": "input-target", "predict": "target", "auxiliary": 0.5, "z_loss": 1.0}, "objective.z_loss=1.0"),
+    ],
+)
+def test_what_does_not_go_together_is_said(fields, said):
+    with pytest.raises(ValueError, match=said):
+        NextTokenPrediction(**fields)
+
+
 def test_the_perplexity_of_whole_documents_is_that_of_a_plain_loop(corpus):
     length, stride, lone, nats = 8, 3, Moment(np.zeros((64, 2), np.uint32), False), 0.0
     objective = StridedPerplexity(stride=stride)

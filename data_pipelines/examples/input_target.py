@@ -1,0 +1,103 @@
+"""Documents of two segments, an input and its target, as texts that a decoder goes on with: translation, summaries.
+
+Radford et al. 2018 (section 3.3) put a delimiter between two texts; a summary learnt so is a text that goes on.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import code_tokens, end_token
+from data_pipelines.examples.layout import Chosen, RowLayout
+
+
+class Plan(NamedTuple):
+    """The documents of a part.
+
+    offsets, inputs, targets: int64 [documents], of each the first token, and how many its segments have.
+    codes: int32 [documents], of each the control code; None where there are none.
+    """
+
+    part: Any
+    split: str
+    offsets: np.ndarray
+    inputs: np.ndarray
+    targets: np.ndarray
+    codes: np.ndarray | None
+
+    @property
+    def number(self) -> int:
+        return len(self.offsets)
+
+
+@dataclass(frozen=True)
+class InputTarget(RowLayout):
+    """Rows of one document each: its control code, where it has one, input, delimiter, target and end token, padded.
+
+    The delimiter is the corpus's 'sep', where 'eod' ends documents; else it is the end token too. Of what does not fit
+    the end of the input is cut, then the end of the target. A batch holds tokens, targets (the next token), segments
+    (1; 0 in padding), weights (1 where a token of the document, or of its target alone, is predicted) and, with
+    `auxiliary`, auxiliary_weights (1 where the other ones are).
+
+    Raises UserError for a length below 2, with which no target is left.
+    """
+
+    target_alone: bool = False
+    auxiliary: bool = False
+
+    def __post_init__(self):
+        if self.length < 2:
+            raise UserError(f"length {self.length} leaves no room for a target; use at least 2")
+
+    @property
+    def spec(self) -> dict[str, tuple]:
+        whole = dict.fromkeys(("tokens", "targets", "segments"), ((self.length,), np.int32))
+        weights = ("weights", "auxiliary_weights") if self.auxiliary else ("weights",)
+        return whole | dict.fromkeys(weights, ((self.length,), np.float32))
+
+    def check(self, corpus):
+        end_token(corpus)
+        segments = corpus.fields["segments"].values if "segments" in corpus.fields else ("text",)
+        if len(segments) != 2:
+            raise UserError(
+                f"corpus {corpus.path} has documents of {', '.join(segments)}, where rows of input and target need two "
+                "segments: prepare it with --field INPUT --field TARGET, or of a parallel: source"
+            )
+
+    def plan(self, part, split: str, seed: int) -> Plan:
+        sentences, documents = part.sentences(split), part.documents(split)
+        is_target = part.column(split, "segments") == 1
+        before = np.append(0, np.cumsum(np.diff(sentences) * is_target))[documents]
+        offsets, targets = sentences[documents], np.diff(before)
+        return Plan(part, split, offsets[:-1], np.diff(offsets) - targets, targets, code_tokens(part, split))
+
+    def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
+        row, real, of_target = chosen.gather(self._read)
+        segments = real.astype(np.int32)
+        arrays = {"tokens": row[:, :-1] * segments, "targets": row[:, 1:] * segments, "segments": segments}
+        predicted = real & of_target if self.target_alone else real
+        arrays["weights"] = predicted.astype(np.float32)
+        if self.auxiliary:
+            arrays["auxiliary_weights"] = (real & ~predicted).astype(np.float32)
+        return arrays
+
+    def _read(self, plan: Plan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows and the token after them int32 [n, length + 1]; which next tokens there are, and which are of the target
+        or end it: bool [n, length]."""
+        place, special = np.arange(self.length + 1), plan.part.corpus.special
+        end = end_token(plan.part.corpus)
+        inputs, targets = plan.inputs[example], plan.targets[example]
+        lead = int(plan.codes is not None)
+        kept = np.clip(self.length - 1 - lead - targets, 0, inputs)
+        delimiter = (lead + kept)[:, None]
+        of_input = plan.offsets[example][:, None] + place - lead
+        index = np.where(place < delimiter, of_input, of_input + (inputs - kept)[:, None] - 1)
+        row = plan.part.read(plan.split, "tokens", index.ravel(), 1)[:, 0].reshape(index.shape).astype(np.int32)
+        last = delimiter + 1 + targets[:, None]
+        row[place == delimiter] = special.get("sep", end) if "eod" in special else end
+        row[place == last] = end
+        if lead:
+            row[:, 0] = plan.codes[example]
+        return row, place[1:] <= last, place[1:] > delimiter
