@@ -31,7 +31,7 @@ def still(family, size, **changes):
 TINY = {name: still(name, "tiny", vocab_size=1003, positions=64) for name in ("ctrl", "gpt", "gpt2")}
 
 
-def decoder_batch(config, seed, rows=4, length=32):
+def decoder_batch(config, seed, rows=8, length=32):
     """Rows of texts of several lengths; the last token of each has no next one."""
     batch = reference.random_batch(config, seed, rows, length)
     after = np.pad(batch["tokens"], ((0, 0), (0, 1)))[:, 1:]

@@ -54,6 +54,17 @@ def test_two_kills_one_of_them_with_worker_processes(corpus_path, tmp_path, unin
     check(corpus_path, tmp_path / "run", [(6, 0.0, ()), (19, 0.0, ("--workers", 2))], uninterrupted)
 
 
+def test_a_decoder_that_is_killed_ends_as_if_it_had_not_been(corpus_path, tmp_path):
+    arguments = lambda name: tiny.run_arguments(corpus_path, tmp_path / name, "--steps", 24, recipe="gpt2-tiny")
+    kill_at(18, arguments("killed"), tmp_path / "killed")
+    for name in ("whole", "killed"):
+        status, out, err = tiny.run_command(*arguments(name))
+        assert status == 0, err
+    assert "resuming from step" in out
+    assert tiny.equal(*(tiny.final_state(tmp_path / name) for name in ("whole", "killed")))
+    assert figures(tmp_path / "whole") == figures(tmp_path / "killed")
+
+
 @pytest.mark.slow
 def test_five_kills_at_random_with_0_to_3_worker_processes(corpus_path, tmp_path, uninterrupted):
     rng = random.Random(0)

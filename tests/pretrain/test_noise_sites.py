@@ -15,7 +15,7 @@ from tests.tpu import simulated
 
 @pytest.mark.parametrize(
     ("name", "places"),
-    [("bert", 7), ("albert", 7), ("electra", 12), ("etc", 14), ("transformer-xl", 11), ("xlnet", 16)],
+    [("bert", 7), ("albert", 7), ("electra", 12), ("etc", 14), ("gpt2", 7), ("transformer-xl", 11), ("xlnet", 16)],
 )
 def test_every_place_has_keys_of_its_own(name, places, monkeypatch):
     recipe = replaced(replaced(simulated.recipe(name), "model.dropout", 0.1), "model.attention_dropout", 0.1)

@@ -21,6 +21,7 @@ from tests.pretrain.test_options import replaced
 RECIPES = {
     "bert": tiny.bert(),
     "electra": tiny.electra(),
+    "gpt2": tiny.gpt2(),
     "transformer-xl": tiny.transformer_xl(),
     "adaptive": replaced(tiny.transformer_xl(), "model.cutoffs", (10, 20)),
     "xlnet": tiny.xlnet(),

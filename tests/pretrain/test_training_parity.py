@@ -8,19 +8,21 @@ import torch
 from models.core.noise import row_keys
 from models.families.bert import FAMILY as BERT
 from models.families.electra import FAMILY as ELECTRA
+from models.families.gpt2 import FAMILY as GPT2
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Phase, Recipe
 from pretrain.schedules import Schedule
 from pretrain.training.step import new_state, train_step
-from tests.pretrain import reference
+from tests.pretrain import reference, test_decoder_parity
 from tests.pretrain.test_bert_parity import TINY as TINY_BERT
 from tests.pretrain.test_bert_parity import torch_outputs
 from tests.pretrain.test_electra_parity import TINY as TINY_ELECTRA
 from tests.pretrain.test_electra_parity import sampled, torch_losses, torch_towers
 
-pytestmark = pytest.mark.second_tier("bert", "electra")
+pytestmark = pytest.mark.second_tier("bert", "electra", "gpt2")
 
 STEPS, RATE, DECAY, BOUND = 100, 1e-3, 0.1, 1e-5
 OPTIMIZER = Optimizer(decay=DECAY, clip=0.0)
@@ -31,17 +33,19 @@ def recipe(config, objective):
     return Recipe("parity", "", config, objective, OPTIMIZER, schedule, (Phase(1.0, 32, 8),), STEPS, seed=7)
 
 
-def batches(config):
-    return [reference.random_batch(config, seed=100 + step) for step in range(STEPS)]
+def batches(config, draw=reference.random_batch):
+    return [draw(config, seed=100 + step) for step in range(STEPS)]
 
 
-def our_losses(family, config, objective, params, optimizer, steps=STEPS, before_step=lambda *_: None):
-    """The loss before each update, f64[steps]; before_step(step, params, batch) is called before it."""
+def our_losses(family, config, objective, params, optimizer, steps=STEPS, before_step=lambda *_: None, of=batches):
+    """The loss before each update, f64[steps]; before_step(step, params, batch) is called before it.
+
+    of: config -> the batches."""
     run = recipe(config, objective)
     step = jax.jit(train_step(run, family.module(config, reference.FLOAT32), optimizer, {}))
     state = new_state(jax.tree.map(jax.numpy.asarray, params), optimizer, {})
     losses = []
-    for index, batch in enumerate(batches(config)[:steps]):
+    for index, batch in enumerate(of(config)[:steps]):
         before_step(index, state.params, batch)
         state, metrics = step(state, {}, batch)
         losses.append(float(metrics.loss))
@@ -115,3 +119,15 @@ def test_electra_follows_torch_adamw_for_a_hundred_steps(tmp_path):
     optimizer = transformation(OPTIMIZER, ELECTRA.parameters(TINY_ELECTRA))
     ours = our_losses(ELECTRA, TINY_ELECTRA, ReplacedTokenDetection(), params, optimizer, before_step=follow)
     assert relative(ours, np.array(theirs)).max() <= BOUND
+
+
+def test_gpt2_follows_torch_adamw_for_a_hundred_steps(tmp_path):
+    config, drawn = test_decoder_parity.TINY["gpt2"], lambda config: batches(config, test_decoder_parity.decoder_batch)
+    model = reference.torch_model(config, "model")
+    params = reference.to_ours({"model": model}, config, tmp_path)
+    adamw = torch_adamw([model], decayed=lambda p: p.ndim >= 2)
+    theirs = np.array([update(adamw, test_decoder_parity.torch_outputs(model, batch)[0]) for batch in drawn(config)])
+    optimizer = transformation(OPTIMIZER, GPT2.parameters(config))
+    ours = our_losses(GPT2, config, NextTokenPrediction(), params, optimizer, of=drawn)
+    assert relative(ours, theirs).max() <= BOUND
+    assert theirs[-10:].mean() < theirs[:10].mean() - 0.5  # it did learn

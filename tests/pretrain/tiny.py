@@ -128,10 +128,10 @@ def run_command(*arguments, timeout: float = 120, **environment) -> tuple[int, s
     return process.returncode, out, err
 
 
-def run_arguments(corpus: Path, workdir: Path, *more) -> list:
-    """Arguments of `run` for the model BERT above, 40 steps with a checkpoint every 4."""
+def run_arguments(corpus: Path, workdir: Path, *more, recipe: str = "bert-tiny") -> list:
+    """Arguments of `run` for the model BERT above, or another of its sizes, 40 steps with a checkpoint every 4."""
     return [
-        "run", "bert-tiny", "--corpus", corpus, "--workdir", workdir, "--steps", 40, "--checkpoint-every", 4,
+        "run", recipe, "--corpus", corpus, "--workdir", workdir, "--steps", 40, "--checkpoint-every", 4,
         "--log-every", 1, "--eval-examples", 16, "--model.width", 32, "--model.heads", 2, "--model.feed-forward", 64,
         "--model.positions", 32, "--phases.0.length", 32, "--phases.0.batch-size", 8, *more,
     ]  # fmt: skip

@@ -1,8 +1,8 @@
 """A recipe trained on each of several meshes, in a process with 8 simulated devices; prints JSON. For test_meshes.py.
 
 Arguments: 'albert', 'bert', 'bigbird' and 'longformer' (BERT with these patterns, in blocks on meshes, dense on one
-device), 'electra', 'etc', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number of steps,
-meshes ('one' for a single device, MESH/4 for 4 microbatches, MESH/4/unroll/full for another program).
+device), 'electra', 'etc', 'gpt2', 'transformer-xl', 'adaptive' (the same with clusters), 'xlnet' or 'toy', number of
+steps, meshes ('one' for a single device, MESH/4 for 4 microbatches, MESH/4/unroll/full for another program).
 """
 
 import json
@@ -36,7 +36,8 @@ def recipe(name):
     if name == "toy":
         FAMILIES["bag"] = toys.FAMILY
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
-    recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "etc": tiny.etc, "xlnet": tiny.xlnet}
+    recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "etc": tiny.etc, "gpt2": tiny.gpt2}
+    recipes["xlnet"] = tiny.xlnet
     recipes |= dict.fromkeys(PATTERNS, tiny.bert)
     found = replaced(recipes.get(name, tiny.transformer_xl)(), "phases.0.batch_size", ROWS)
     if name == "adaptive":

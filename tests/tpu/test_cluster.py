@@ -235,6 +235,17 @@ def test_four_processes_go_on_where_two_stopped(corpus_path, tmp_path, alone):
     np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
 
 
+def test_two_processes_train_a_decoder_like_one_device(corpus_path, tmp_path):
+    arguments = functools.partial(tiny.run_arguments, recipe="gpt2-tiny")
+    few = ("--steps", "12")
+    status, said = Cluster(corpus_path, tmp_path / "two", 2, 1, "--mesh", "fsdp=2", *few, arguments=arguments).end()
+    assert status == 0, said
+    status, _, error = tiny.run_command(*arguments(corpus_path, tmp_path / "one", "--depth", "scan", *few))
+    assert status == 0, error
+    two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
+    np.testing.assert_allclose([two[step] for step in one], list(one.values()), rtol=1e-5)
+
+
 @pytest.mark.parametrize("recipe", ["transformer-xl-tiny", pytest.param("xlnet-tiny", marks=pytest.mark.slow)])
 def test_a_memory_is_shared_out_over_processes(recipe, corpus_path, tmp_path):
     arguments = functools.partial(tiny.memory_arguments, recipe)

@@ -20,7 +20,7 @@ CUT = (
     "sequence=4,tensor=2/2/scan/full",
 )  # fmt: skip
 STEPS = 20
-SLOW = ("albert", "bert", "electra", "etc", "transformer-xl", "adaptive", "xlnet")
+SLOW = ("albert", "bert", "electra", "etc", "gpt2", "transformer-xl", "adaptive", "xlnet")
 
 
 def simulated(name, *meshes):
@@ -40,6 +40,7 @@ def simulated(name, *meshes):
         ("xlnet", "data=2,fsdp=2,tensor=2/4"),
         ("bigbird", "data=2,sequence=2,tensor=2/4/unroll/full"),
         ("etc", "data=2,fsdp=2,tensor=2", "data=4,sequence=2"),
+        ("gpt2", "data=2,fsdp=2,sequence=2/4"),
         *(pytest.param((name, *MESHES, *CUT), marks=pytest.mark.slow) for name in ("bigbird", "longformer")),
         *(pytest.param((name, *MESHES), marks=pytest.mark.slow) for name in SLOW),
     ],
