@@ -125,7 +125,7 @@ def _attend(
         of_rows = of_rows.reshape(*of_rows.shape[:2], len(blocks.rows), blocks.block, -1)
         mixed = mixed.at[:, :, part.places(blocks.rows, mixed.shape[2])].set(of_rows, mode="drop")
     mixed = mixed.reshape(*mixed.shape[:2], -1, mixed.shape[-1])[:, :, :length].swapaxes(1, 2)
-    if mask.globals is not None:
+    if mask.globals is not None and not mask.globals_apart:
         of_globals = mix(gathered(queries, mask.globals, part), everything, mask, draw, part)[:, :, 0]
         at = _where(mask.globals - part.first(length), length)
         mixed = mixed.at[at].set(of_globals.swapaxes(1, 2), mode="drop")

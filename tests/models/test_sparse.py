@@ -1,5 +1,6 @@
 """Attention in blocks is the dense form, in outputs and in every gradient, whatever the pattern, rows and dropout."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from models.attention import plain, sparse
-from models.attention.mask import Mask, visible
+from models.attention.mask import Mask, is_global, visible
 from models.attention.patterns.blocks import Blocks
 from models.core.noise import row_keys
 from tests.models.programs import QUICK
@@ -132,6 +133,19 @@ def check(kind: Kind, seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=("bigbird", "longformer", "repeats", "causal", "ranked"))
 def test_blocks_are_the_dense_form_and_hide_what_it_hides(kind, number):
     check(kind, number)
+
+
+def test_what_global_tokens_see_may_be_left_to_others():
+    q, k, v, mask, noise, weights = random_case(KINDS[1], 0)
+    of_globals = np.asarray(is_global(mask.globals, KINDS[1].length))
+    weights[of_globals] = 0
+    apart = dataclasses.replace(mask, globals_apart=True)
+    (expected, slopes), (mixed, gradients) = both_forms(KINDS[1])(q, k, v, apart, noise, weights)
+    elsewhere = np.asarray(mask.segments > 0) & ~of_globals
+    np.testing.assert_allclose(mixed[elsewhere], expected[elsewhere], atol=2e-6)
+    assert np.isfinite(mixed).all() and np.abs(mixed - expected)[of_globals].max() > 0.01  # nobody computed it
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        np.testing.assert_allclose(gradient, slope, atol=1e-5)
 
 
 @pytest.mark.slow
