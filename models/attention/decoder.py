@@ -9,7 +9,7 @@ from jax import Array
 from models.attention import cache as caches
 from models.attention.cache import Cache, empty_cache
 from models.attention.kernels.kernel import Attention
-from models.attention.mask import Mask, remembering
+from models.attention.mask import Mask
 from models.attention.self_attention import attention_of
 from models.attention.transformer import CachedTransformerLayer, TransformerLayer, encoder_flops
 from models.blocks.checks import check_encoder
@@ -88,15 +88,18 @@ class Decoder(nn.Module):
 
         `positions` say where tokens stand in their texts.   -> (hidden [rows, n, width], the cache with them).
         """
-        segments = inputs["segments"]
+        segments, filled = caches.put(cache.segments, inputs["segments"], cache.filled, 1), cache.filled
         x = self.embed(inputs).astype(self.program.compute)
-        mask = remembering(cache.segments, Mask(segments, causal=True))
-        x, (keys, values) = self.transform(x, mask, None, (cache.keys, cache.values))
-        return x, caches.extended(cache, keys, values, segments)
+        mask = caches.seen(segments, inputs["segments"], filled)
+        x, (keys, values) = self.transform(x, (mask, filled), None, (cache.keys, cache.values))
+        return x, Cache(keys, values, segments, filled + x.shape[1])
 
     @nn.compact
-    def transform(self, x: Array, mask: Mask, noise: Noise, cached: tuple[Array, Array] | None = None):
-        """x [rows, length, width] -> (the same, the keys and values of all layers where some are cached, or None)."""
+    def transform(self, x: Array, mask, noise: Noise, cached: tuple[Array, Array] | None = None):
+        """x [rows, length, width] -> (the same, what is cached with the keys and values of x, or None).
+
+        mask: a Mask; where keys and values are cached, with how many places are filled.
+        """
         kind = TransformerLayer if cached is None else CachedTransformerLayer
         layer = kind(layer_sizes(self.config), self.program, pre_norm=self.pre_norm, parent=None)
         x, new = stack(self, [layer], self.config.depth, x, mask, noise, self.program, each=cached)

@@ -48,10 +48,12 @@ class SelfAttention(nn.Module):
     def _weights(self, inputs: int) -> SelfWeights:
         return SelfWeights(*(getattr(self, name)(inputs) for name in SelfWeights._fields))
 
-    def extend(self, x: Array, mask: Mask, own: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-        """Of tokens after those of a cache, see `cache.attend` -> (like x, their keys and values)."""
+    def extend(
+        self, x: Array, mask: Mask, filled: Array, own: tuple[Array, Array]
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Of tokens after those of a cache, see `cache.attend` -> (like x, the cache with them)."""
         given, x = x, self.norm(x) if self.pre_norm else x
-        y, new = cache.attend(x, self._weights(x.shape[-1]), mask, self.sizes, self.program, own)
+        y, new = cache.attend(x, self._weights(x.shape[-1]), mask, filled, self.sizes, self.program, own)
         return constrain(given + y if self.pre_norm else self.norm(given + y), "batch", None, None), new
 
     def __call__(self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:

@@ -11,7 +11,7 @@ from jax import Array
 from models.attention.cache import Cache, of_rows
 from models.core.parameters import Params
 from pretrain.generation.choice import first_seen, penalised, with_seen
-from pretrain.generation.reading import next_logits, read
+from pretrain.generation.reading import apart, next_logits, read
 from pretrain.generation.settings import Decoding
 
 WORST = -1e9  # of what is there to fill places up
@@ -44,10 +44,11 @@ def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
 
     def step(beams: Beams) -> Beams:
         last = jax.lax.dynamic_slice_in_dim(beams.tokens, beams.written - 1, 1, axis=2).reshape(-1, 1)
-        logits, cache = next_logits(model, params, last, beams.lengths, beams.cache)
+        logits, cache = next_logits(model, of_layers, last, beams.lengths, beams.cache)
         return _add(beams._replace(lengths=beams.lengths + 1, cache=cache), logits, decoding)
 
-    logits, cache = read(model, params, tokens, segments, decoding.max_tokens)
+    of_layers = apart(model, params)
+    logits, cache = read(model, of_layers, tokens, segments, decoding.max_tokens)
     prompts = len(tokens)
     of_beams = jnp.repeat(jnp.arange(prompts), decoding.beams)
     seen = first_seen(logits.shape, tokens, segments, decoding)

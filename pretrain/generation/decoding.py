@@ -1,5 +1,6 @@
 """Prompts continued by a causal model: `generate`, with the settings of `Decoding`."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import flax.linen as nn
@@ -14,7 +15,7 @@ from models.families.registry import FAMILIES, name_of
 from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
-from tpu.mesh import row_mesh
+from tpu.mesh import mesh_shape, row_mesh
 
 ROWS = 64  # written at the same time, at most
 SHORTEST = 16  # places for prompts: a power of two from this one on, so that few programs are compiled
@@ -37,12 +38,13 @@ def generate(
     `loop.program` does.   UserError for what cannot be continued.
     """
     _check(model, prompts, decoding, number)
-    write = program(model, decoding, mesh or row_mesh(jax.local_devices(), [1]))
+    mesh = mesh or row_mesh(jax.local_devices(), [1])
+    write = program(model, decoding, mesh)
     samples = number if decoding.beams == 1 else 1
     order = sorted(range(len(prompts)), key=lambda prompt: len(prompts[prompt]))  # of like length together
     rows = [(prompt, sample) for prompt in order for sample in range(samples)]
     found = [[] for _ in prompts]
-    for batch in _batches(rows, max(1, ROWS // decoding.beams)):
+    for batch in _batches(rows, max(1, ROWS // decoding.beams), mesh_shape(mesh).batch_parts):
         tokens, segments = left_padded([prompts[prompt] for prompt, _ in batch])
         of_prompts, of_samples = np.array(batch, np.uint32).T
         noise = row_keys(seed, of_samples, of_prompts)
@@ -87,12 +89,12 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
             )
 
 
-def _batches(rows: list[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
-    """Batches of a power of two rows, the last one filled up with its last row: again, so that few programs are
-    compiled."""
+def _batches(rows: list[tuple[int, int]], most: int, parts: int) -> Iterator[list[tuple[int, int]]]:
+    """Batches of a power of two rows, so that few programs are compiled, or of a multiple that a mesh cuts into equal
+    parts; the last one is filled up with its last row."""
     for begin in range(0, len(rows), most):
         batch = rows[begin : begin + most]
-        yield batch + batch[-1:] * (_power_of_two(len(batch)) - len(batch))
+        yield batch + batch[-1:] * (math.lcm(_power_of_two(len(batch)), parts) - len(batch))
 
 
 def _power_of_two(number: int) -> int:

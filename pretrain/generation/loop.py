@@ -15,7 +15,7 @@ from models.core.parameters import Params
 from models.core.sharding import placed_by
 from pretrain.generation.beams import search
 from pretrain.generation.choice import choose, first_seen, penalised, with_seen
-from pretrain.generation.reading import next_logits, read
+from pretrain.generation.reading import apart, next_logits, read
 from pretrain.generation.settings import Decoding
 from tpu.rules import activation_rules
 from tpu.xla import compiler_options, matmul_precision
@@ -46,8 +46,9 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
             if decoding.beams > 1:
                 return search(model, decoding, params, tokens, segments)
-            first = read(model, params, tokens, segments, decoding.max_tokens)
-            following = functools.partial(next_logits, model, params)
+            of_layers = apart(model, params)
+            first = read(model, of_layers, tokens, segments, decoding.max_tokens)
+            following = functools.partial(next_logits, model, of_layers)
             return write_texts(decoding, first, following, tokens, segments, noise)[:, None]
 
     return jax.jit(write, compiler_options=compiler_options(mesh))

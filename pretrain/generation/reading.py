@@ -1,11 +1,12 @@
 """What a causal model says of next tokens, with a cache of what it has read."""
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from models.attention.cache import Cache
-from models.core.parameters import Params
+from models.core.parameters import LAYERS, Params
 
 
 def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Cache]:
@@ -13,12 +14,35 @@ def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more:
     rows, places = tokens.shape
     positions = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)
     inputs = {"tokens": tokens, "segments": segments, "positions": positions}
-    hidden, cache = model.apply({"params": params}, inputs, model.empty_cache(rows, places + more), method="extend")
-    return model.apply({"params": params}, hidden[:, -1:], method="token_logits"), cache
+    return _logits(model, params, inputs, model.empty_cache(rows, places + more))
 
 
 def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, cache: Cache) -> tuple[Array, Cache]:
     """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the cache)."""
     inputs = {"tokens": last, "segments": jnp.ones_like(last), "positions": lengths[:, None]}
-    hidden, cache = model.apply({"params": params}, inputs, cache, method="extend")
-    return model.apply({"params": params}, hidden, method="token_logits"), cache
+    return _logits(model, params, inputs, cache)
+
+
+def apart(model: nn.Module, params: Params) -> Params:
+    """Parameters for a loop over tokens: of an unrolled program the layers' in tuples, as a cache is that `read` gives.
+
+    A loop that holds them stacked would cut every layer's out of the stack again for every token, which on a CPU copies
+    all weights and the cache; stacked inside it and cut at once, nothing is copied.
+    """
+    return params | {LAYERS: _apart(model, params[LAYERS])}
+
+
+def _logits(model: nn.Module, params: Params, inputs: dict[str, Array], cache: Cache) -> tuple[Array, Cache]:
+    variables = {"params": params | {LAYERS: _together(params[LAYERS])}}
+    cache = cache._replace(keys=_together(cache.keys), values=_together(cache.values))
+    hidden, cache = model.apply(variables, inputs, cache, method="extend")
+    cache = cache._replace(keys=_apart(model, cache.keys), values=_apart(model, cache.values))
+    return model.apply(variables, hidden[:, -1:], method="token_logits"), cache
+
+
+def _apart(model: nn.Module, tree):
+    return tree if model.program.depth == "scan" else jax.tree.map(jnp.unstack, tree)
+
+
+def _together(tree):
+    return jax.tree.map(lambda x: jnp.stack(x) if type(x) is tuple else x, tree, is_leaf=lambda x: type(x) is tuple)

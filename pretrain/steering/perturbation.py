@@ -60,7 +60,7 @@ def perturbed(
     if steering.window:
         # The authors' program changes the first tokens' instead, against section 3.2 of its paper.
         steered &= places >= cache.filled - steering.window
-    steered = steered[:, None, None]
+    steered = steered[:, None]  # of keys and values [depth, rows, heads, places, head_dim]
 
     def step(_, state: tuple[Cache, Array]) -> tuple[Cache, Array]:
         cache, norms = state
