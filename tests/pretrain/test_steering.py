@@ -133,8 +133,8 @@ def distribution(gpt2, aim, steering, prompt, given):
 
 STRENGTHS = {
     "words": STRONG,
-    "discriminator": dataclasses.replace(STRONG, gamma=1.0, iterations=2, window=3),
-    "both": dataclasses.replace(STRONG, kl_scale=0.5, fusion=0.6, window=2),
+    "discriminator": dataclasses.replace(STRONG, iterations=2, window=3),
+    "both": dataclasses.replace(STRONG, gamma=1.0, kl_scale=0.5, fusion=0.6, window=2),
 }
 
 
