@@ -79,7 +79,7 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
     if not 1 <= number <= several:
         cure = f"give up to beams={decoding.beams}" if decoding.beams > 1 else "give 1, a temperature, or beams"
         raise UserError(f"number={number}: there are not so many texts of a prompt; {cure}")
-    for index, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts, 1):
         if not len(prompt):
             raise UserError(f"prompt {index}: has no tokens; begin it with some text")
         if len(prompt) + decoding.max_tokens > positions:

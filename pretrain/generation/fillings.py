@@ -9,7 +9,7 @@ from jax import Array
 
 from data_pipelines.errors import UserError
 from models.core.parameters import Params
-from models.families.registry import name_of
+from models.families.registry import family_of, name_of
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.protocols import Encoder, Generator, TokenPredictor
 
@@ -41,6 +41,8 @@ def fill(model: nn.Module, params: Params, row: list[int], mask: int, length: in
     tokens = np.pad(np.array(row, np.int32), (0, length - len(row)))[None]
     segments = (np.arange(length) < len(row))[None].astype(np.int32)
     batch = {"tokens": tokens, "segments": segments, "types": np.zeros_like(tokens)}
+    if lacking := [name for name, one in family_of(model.config).inputs.items() if one.required and name not in batch]:
+        raise UserError(f"a model of {name_of(model.config)} reads {lacking[0]!r} beside text; it fills no masks here")
     scores = jax.jit(_log_probabilities, static_argnums=0)(model, params, inputs_of(model, batch), slots)
     values, found = (array.tolist() for array in jax.lax.top_k(scores, number))
     return [

@@ -16,6 +16,7 @@ from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.generation.choice import choose, likeliest
 from pretrain.generation.decoding import generate
+from pretrain.generation.fillings import fill
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
 from tests.contract import cases, torch_reference
@@ -143,7 +144,7 @@ def test_the_likeliest_that_are_drawn_from_are_transformers_(top_k, top_p):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"max_tokens": 30}, "prompt 0: 9 tokens and max_tokens=30 are more than the 32 positions"),
+        ({"max_tokens": 30}, "prompt 1: 9 tokens and max_tokens=30 are more than the 32 positions"),
         ({"beams": 101}, "beams=101: the vocabulary has 100 tokens"),
         ({"stop": (100,)}, "stop=100: must be a token of the vocabulary, from 0 to 99"),
         ({"top_k": 5}, "top_k=5: has no effect without drawing"),
@@ -157,9 +158,15 @@ def test_what_cannot_be_is_an_error_of_one_line(gpt2, settings, words):
 
 
 def test_a_prompt_has_tokens_and_a_model_that_reads_both_sides_continues_none(gpt2):
-    with pytest.raises(UserError, match="prompt 1: has no tokens"):
+    with pytest.raises(UserError, match="prompt 2: has no tokens"):
         generate(*gpt2, [[5], []], GREEDY)
     with pytest.raises(UserError, match="number=2: there are not so many texts"):
         generate(*gpt2, [[5]], GREEDY, number=2)
     with pytest.raises(UserError, match="a model of bert cannot continue texts; those of .*gpt2 can"):
         generate(MODULES["bert"], cases.params(cases.CASES["bert"]), [[5]], GREEDY)
+
+
+def test_a_model_that_fills_no_masks_says_so():
+    for name, words in ("gpt2", "a model of gpt2 fills no masks"), ("bigbird-etc", "of bigbird-etc reads 'global_"):
+        with pytest.raises(UserError, match=words):
+            fill(MODULES[name], {}, [5, 6], 6, 8, 1)
