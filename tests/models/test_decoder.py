@@ -1,5 +1,7 @@
 """A decoder with a cache computes what it computes without."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -64,3 +66,15 @@ def test_a_token_sees_no_later_one(decoder):
     before, after = (model.apply(variables, given, method="decode") for given in (inputs, changed))
     np.testing.assert_array_equal(np.asarray(before)[0, :7], np.asarray(after)[0, :7])
     assert np.abs(np.asarray(before) - np.asarray(after))[0, 7:].max() > 1e-3
+
+
+def test_gpt2_draws_what_adds_to_the_residual_stream_narrower_with_depth():
+    config = dataclasses.replace(FAMILIES["gpt2"].sizes["tiny"], vocab_size=100, depth=8)
+    inputs = {name: np.ones((1, 4), np.int32) for name in ("tokens", "segments")}
+    module = FAMILIES["gpt2"].module(config, Program(depth="scan"))
+    layers = jax.jit(module.init)(jax.random.key(0), inputs)["params"]["layers"]
+    narrower = {("attention", "output"), ("feed_forward", "down")}
+    for block, parts in layers.items():
+        for name in parts.keys() - {"norm"}:
+            expected = config.init_std / (4 if (block, name) in narrower else 1)
+            assert abs(float(np.std(parts[name]["kernel"])) / expected - 1) < 0.02, (block, name)
