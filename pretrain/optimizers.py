@@ -29,6 +29,8 @@ class Optimizer:
     def __post_init__(self):
         if self.name not in NAMES:
             raise ValueError(f"optimizer.name={self.name!r}: use one of {', '.join(NAMES)}")
+        if self.name == "adagrad" and (self.b1, self.b2) != (Optimizer.b1, Optimizer.b2):
+            raise ValueError(f"optimizer.b1={self.b1}, b2={self.b2}: adagrad keeps no means; leave them out")
         check_ranges(self, RANGES, "optimizer.")
 
 
@@ -38,9 +40,10 @@ def transformation(optimizer: Optimizer, table: list[Parameter]) -> optax.Gradie
     `update` takes finite: bool[] too; where it is False the state stays as it was and the direction means nothing.
     """
     decayed = nest({parameter.path: decays(parameter) for parameter in table})
-    adam = _scale_by_adam(optimizer.b1, optimizer.b2, optimizer.epsilon)
+    adam = lambda epsilon: _scale_by_adam(optimizer.b1, optimizer.b2, epsilon)
+    scaled = _scale_by_sums if optimizer.name == "adagrad" else adam
     steps = [
-        _scale_by_sums(optimizer.epsilon) if optimizer.name == "adagrad" else adam,
+        scaled(optimizer.epsilon),
         optax.add_decayed_weights(optimizer.decay, decayed),
     ]
     if optimizer.name == "lamb":

@@ -15,11 +15,11 @@ from models.core.parameters import Parameter, Slot
 
 @dataclasses.dataclass(frozen=True)
 class GPT2Config(DecoderConfig):
-    """As all have it."""
+    """What differs: the weights that add to the residual stream begin smaller in deeper models."""
 
     @property
     def output_std(self) -> float:
-        """Of the weights that add to the residual stream, 2 in each layer (section 2.3)."""
+        """Of these weights at the start; there are two in each layer (section 2.3)."""
         return self.init_std * (2 * self.depth) ** -0.5
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,4 +53,4 @@ def _name(number: int, of: int) -> str:
 
 def is_weights(name: str) -> bool:
     """Whether a file of this name is one of `write`'s."""
-    return name in (WHOLE, INDEX) or (name.startswith("model-") and name.endswith(".safetensors"))
+    return name in (WHOLE, INDEX) or re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name) is not None

@@ -148,7 +148,9 @@ def _save(run: Run, state: TrainState, phase: int) -> None:
 
 def _evaluate(run: Run, state: TrainState, evaluator: Evaluators) -> None:
     run.journal.doing("evaluating")
-    run.journal.figures("eval", int(state.step), evaluator(state.params, run.frozen, int(state.step)))
+    with no_memory(phase_at(run.assembly.recipe, int(state.step) - 1), EVALUATE):
+        figures = evaluator(state.params, run.frozen, int(state.step))
+    run.journal.figures("eval", int(state.step), figures)
     run.journal.sync()
 
 

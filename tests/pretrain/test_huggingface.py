@@ -246,7 +246,7 @@ def test_exporting_again_replaces_the_whole_folder(exported, configs, tokenizer_
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
 
 
-@pytest.mark.parametrize("foreign", ["thesis.tex", "generator/notes.txt"])
+@pytest.mark.parametrize("foreign", ["thesis.tex", "generator/notes.txt", "model-best.safetensors"])
 def test_a_folder_with_other_things_in_it_is_never_replaced(exported, configs, tokenizer_path, foreign):
     folder = exported("electra")
     (folder / foreign).write_text("precious")
