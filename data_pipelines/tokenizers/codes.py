@@ -11,8 +11,12 @@ MARKS = ("</w>", "▁", "Ġ")  # of words, in tokens
 
 
 def added(made: Made, codes: Iterable[str]) -> Made:
-    """The tokenizer with a token for each code after its vocabulary, which no text ever cuts."""
+    """The tokenizer with a token for each code after its vocabulary, which no text ever cuts. UserError for a code that
+    the vocabulary holds: texts would lose that token to it."""
     codes = list(dict.fromkeys(codes))
+    for code in codes:
+        if made.tokenizer.token_to_id(code) is not None:
+            raise UserError(f"--code {code}: the trained tokenizer has that token for texts; name it anew, [{code}]")
     made.tokenizer.add_special_tokens(codes)
     return made._replace(special=made.special | {ROLE + code: made.tokenizer.token_to_id(code) for code in codes})
 

@@ -46,6 +46,17 @@ def test_a_tokenizer_that_is_there_must_have_the_code(tmp_path, capsys):
     assert "--code linkz: no token of the tokenizer; the nearest is 'links'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("tokenizer", ["wordlevel", "wordpiece", "bpe"])
+def test_a_code_takes_no_token_from_texts(tmp_path, capsys, tokenizer):
+    assert prepared(tmp_path, "c", "--tokenizer", tokenizer, "--code", "the") == 2
+    said = "--code the: the trained tokenizer has that token for texts; name it anew, [the]"
+    assert said in capsys.readouterr().err
+    assert prepared(tmp_path, "c", "--tokenizer", tokenizer, "--code", "[the]") == 0
+    corpus = Corpus(tmp_path / "c")
+    assert corpus.special["code_[the]"] == corpus.vocab_size - 1
+    assert corpus.special["unk"] not in corpus.parts[0].array("train", "tokens")
+
+
 def test_codes_that_do_not_fit_the_sources_are_errors(tmp_path, capsys):
     assert prepared(tmp_path, "c", "--code", "A", "--code", "B") == 2
     assert "--code A --code B: 2 for 1 sources; give one, or one for each" in capsys.readouterr().err
