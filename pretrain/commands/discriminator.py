@@ -12,7 +12,9 @@ from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
+from models.core.ranges import SEED, Range
 from models.families.registry import name_of
+from pretrain.commands.ranges import check_options
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.prompting.examples import objects, text_of
 from pretrain.prompting.figures import mean
@@ -41,8 +43,7 @@ class Discriminate:
 def train(arguments: Sequence[str]) -> None:
     """Write the discriminator and print in how many held-out texts it tells the label. UserError in one line."""
     options = parse(Discriminate, arguments, "python -m pretrain discriminator")
-    if not 0 < options.heldout < 1 or options.seed < 0:
-        raise UserError("--heldout and --seed: give a share between 0 and 1, and a number from 0 on")
+    check_options(options, {"heldout": Range("above 0 and below 1", lambda x: 0 < x < 1), "seed": SEED})
     texts, labels = _read(options.examples)
     names, numbers = np.unique(labels, return_inverse=True)
     order = np.random.default_rng(options.seed).permutation(len(texts))

@@ -14,6 +14,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import Made
+from models.core.ranges import COUNT, SEED
+from pretrain.commands.ranges import check_options
 from pretrain.commands.steering import program_of
 from pretrain.generation.decoding import generate
 from pretrain.generation.fillings import fill, fills
@@ -24,6 +26,7 @@ from pretrain.training.restore import Restored, restore
 from pretrain.training.step import merge
 
 MASK = "[MASK]"  # in prompts, whatever the tokenizer calls it
+OF_FILLINGS = "run", "prompt", "prompts", "number", "step"  # the options that a masked model has a use for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,8 @@ class Generate:
             for option, unset in ("temperature", None), ("top_k", 0), ("top_p", 1.0):
                 if (value := getattr(self, option)) != unset:
                     raise UserError(f"--{option.replace('_', '-')} {value:g}: has no effect without --sample; add it")
+        if self.beams == 1 and self.length_penalty != 1.0:
+            raise UserError(f"--length-penalty {self.length_penalty:g}: has no effect without --beams; give 2 or more")
         if self.sample and self.temperature is not None and not self.temperature > 0:
             raise UserError(
                 f"--temperature {self.temperature:g}: must be above 0; leave --sample out for the likeliest"
@@ -86,16 +91,33 @@ class Generate:
 def write_texts(arguments: Sequence[str]) -> None:
     """Print texts or fillings. UserError in one line for what cannot be made."""
     options = parse(Generate, arguments, "python -m pretrain generate")
-    options.decoding(())
+    _check(options)
     prompts = _prompts(options)
     directory = RunDirectory(options.run)
     restored = restore(directory, options.step, jax.local_devices()[:1])
     with local_folder(directory.tokenizer) as folder:
         made = stored.load(folder)
     if fills(restored.assembly.model):
+        if given := _of_texts_alone(options):
+            raise UserError(f"{', '.join(given)}: no effect on a model that fills masks; leave out what writes texts")
         _print_fillings(options, restored, made, prompts)
     else:
         _print_texts(options, restored, made, prompts)
+
+
+def _check(options: Generate) -> None:
+    """UserError for what is wrong whatever the run is."""
+    check_options(options, {"seed": SEED} | ({} if options.number is None else {"number": COUNT}))
+    options.decoding(())
+
+
+def _of_texts_alone(options: Generate) -> list[str]:
+    """The options given, other than their defaults, that say how texts are written."""
+    fields = [("--", field, options) for field in dataclasses.fields(options)]
+    fields = [one for one in fields if one[1].name not in (*OF_FILLINGS, "steering")]
+    fields += [("--steering.", field, options.steering) for field in dataclasses.fields(options.steering)]
+    changed = [(prefix, field.name) for prefix, field, of in fields if getattr(of, field.name) != field.default]
+    return [prefix + name.replace("_", "-") for prefix, name in changed]
 
 
 def _prompts(options: Generate) -> list[str]:
@@ -116,9 +138,10 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
     ends |= {made.special[role] for role in ("eod", "sep") if role in made.special}
     model, params = restored.assembly.model, merge(restored.params, restored.frozen)
     decoding = options.decoding(tuple(sorted(ends)))
+    number = 1 if options.number is None else options.number
     aim = options.words, options.discriminator, options.label
     program = program_of(*aim, options.steering, made, model, params)
-    texts = generate(model, params, encoded, decoding, options.seed, options.number or 1, program=program)
+    texts = generate(model, params, encoded, decoding, options.seed, number, program=program)
     for index, (tokens, found) in enumerate(zip(encoded, texts, strict=True)):
         for which, more in enumerate(found):
             if len(prompts) * len(found) > 1:
@@ -138,6 +161,7 @@ def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: 
     model, params = restored.assembly.model, merge(restored.params, restored.frozen)
     length, mask = restored.assembly.recipe.phases[-1].length, made.special["mask"]
     name = made.tokenizer.id_to_token(mask)
+    number = 5 if options.number is None else options.number
     for prompt in prompts:
         pieces = prompt.replace(name, MASK).split(MASK)
         if len(pieces) == 1:
@@ -147,9 +171,7 @@ def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: 
         row = [made.special["cls"], *parts[0]]
         for part in parts[1:]:
             row += [mask, *part]
-        for place, found in enumerate(
-            fill(model, params, [*row, made.special["sep"]], mask, length, options.number or 5)
-        ):
+        for place, found in enumerate(fill(model, params, [*row, made.special["sep"]], mask, length, number)):
             print(prompt if len(pieces) == 2 else f"{prompt} (mask {place + 1})")
             for token, probability in found:
                 print(f"  {probability:.4f}  {made.tokenizer.id_to_token(token)}")

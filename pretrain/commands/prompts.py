@@ -14,7 +14,9 @@ from tyro.conf import Positional, arg
 from data_pipelines.cloud import local_folder
 from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
+from models.core.ranges import COUNT, SEED
 from models.families.registry import name_of
+from pretrain.commands.ranges import check_options
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.prompting import figures
 from pretrain.prompting.answers import answers
@@ -54,15 +56,14 @@ class Prompts:
 def ask(arguments: Sequence[str]) -> None:
     """Print a row of figures for each number of shots. UserError in one line for what cannot be asked."""
     options = parse(Prompts, arguments, "python -m pretrain prompts")
-    if min(options.shots, default=-1) < 0 or options.seed < 0:
-        raise UserError("--shots and --seed: give numbers from 0 on, as in --shots 0 1 8 --seed 1")
+    _check(options)
     examples, directory = read(options.examples), RunDirectory(options.run)
     restored = restore(directory)
     model = restored.assembly.model
     if not isinstance(model, CausalDecoder):
         raise UserError(f"{options.run}: a model of {name_of(model.config)} is no causal decoder; ask one, like gpt2")
     greedy, positions = options.score == "greedy", model.config.positions
-    if not 1 <= options.max_tokens < positions:
+    if greedy and options.max_tokens >= positions:
         raise UserError(
             f"--max-tokens {options.max_tokens}: give from 1 to {positions - 1}, below the model's positions"
         )
@@ -79,6 +80,17 @@ def ask(arguments: Sequence[str]) -> None:
     found, told = iter(found), figures.of_answers if greedy else figures.of_likelihoods
     rows = {shots: told(prompts, [*itertools.islice(found, len(prompts))]) for shots, prompts in asked.items()}
     _show(options, restored.step, asked, rows)
+
+
+def _check(options: Prompts) -> None:
+    """UserError for what is wrong whatever the run is."""
+    if min(options.shots, default=-1) < 0:
+        raise UserError("--shots: give numbers from 0 on, as in --shots 0 1 8")
+    check_options(options, {"seed": SEED, "max_tokens": COUNT})
+    if options.score == "likelihood":
+        for option in "stop", "max_tokens":
+            if (value := getattr(options, option)) != getattr(Prompts, option):
+                raise UserError(f"--{option.replace('_', '-')} {value}: has no effect without --score greedy; add it")
 
 
 def _show(options: Prompts, step: int, asked: dict[int, list[Prompt]], rows: dict[int, dict[str, Figure]]) -> None:

@@ -1,5 +1,6 @@
 """`python -m pretrain generate`: texts of a causal run, fillings of a masked one, mistakes in one line."""
 
+import dataclasses
 import re
 
 import jax
@@ -8,7 +9,8 @@ import pytest
 
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
-from pretrain.commands.generate import encode
+from pretrain.commands.generate import Generate, encode
+from pretrain.generation.settings import Decoding
 from pretrain.objectives.inputs import inputs_of
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore
@@ -83,6 +85,37 @@ def test_masks_are_filled_with_the_likeliest_tokens(uninterrupted, capsys):
 )
 def test_a_mistake_is_one_line(gpt2_run, capsys, arguments, words):
     assert words in mistake(capsys, gpt2_run, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", -1], "--seed=-1: must be at least 0 and below 2**32"),
+        (["--seed", 2**32], "--seed=4294967296: must be at least 0 and below 2**32"),
+        (["--stop", ""], "--stop: is given no value"),
+        (["--number", 0], "--number=0: must be at least 1"),
+        (["--length-penalty", 2], "--length-penalty 2: has no effect without --beams"),
+    ],
+)
+def test_a_mistake_is_told_before_the_run_is_read(tmp_path, capsys, arguments, words):
+    assert words in mistake(capsys, tmp_path / "none", "--prompt", "a", *arguments)
+
+
+def test_every_setting_of_decoding_comes_from_its_option():
+    given = {"max_tokens": 3, "top_k": 5, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.7}
+    drawn = Generate("run", sample=True, **given).decoding((4, 9))
+    searched = Generate("run", beams=3, length_penalty=0.5).decoding(())
+    assert drawn == Decoding(**given, stop=(4, 9)) and searched == Decoding(beams=3, length_penalty=0.5)
+    named = {*given, "beams", "length_penalty", "stop"}
+    assert named == {field.name for field in dataclasses.fields(Decoding)}
+
+
+def test_a_masked_model_names_the_options_that_write_texts(uninterrupted, tmp_path, capsys):
+    given = ["--prompt", "the [MASK]", "--words", tmp_path / "words", "--stop", ".", "--seed", 3, "--max-tokens", 64]
+    given += ["--steering.step-size", 0.5, "--repetition-penalty", 1.2, "--sample", "--temperature", 1]
+    said = mistake(capsys, uninterrupted, *given)
+    named = "--sample, --temperature, --repetition-penalty, --stop, --words, --seed, --steering.step-size: no effect on"
+    assert said.startswith(f"error: {named} a model that fills masks")
 
 
 def test_a_masked_model_needs_a_mask(uninterrupted, capsys):

@@ -1,5 +1,6 @@
 """In-context evaluation: what is asked, how it is cut into tokens, and how likely the answers are."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -15,6 +16,7 @@ from pretrain.prompting import batches, figures, likelihood
 from pretrain.prompting.answers import answers
 from pretrain.prompting.examples import LONGEST_LINE, Example, read
 from pretrain.prompting.prompts import Prompt, Prompter, Template, Tokens, drawn
+from pretrain.recipe import Phase
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
 from pretrain.training.restore import Restored, restore
@@ -242,14 +244,24 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
     arguments = ["prompts", str(gpt2_run), "--examples", str(file(*QUESTIONS))]
     mistakes = {
         ("--shots", "-1"): "give numbers from 0 on",
+        ("--seed", "-1"): "--seed=-1: must be at least 0",
+        ("--seed", str(2**32)): "--seed=4294967296: must be at least 0 and below 2**32",
+        ("--stop", "", "--score", "greedy"): "--stop: is given no value",
+        ("--stop", "x"): "--stop x: has no effect without --score greedy",
+        ("--max-tokens", "31"): "--max-tokens 31: has no effect without --score greedy",
+        ("--max-tokens", "0", "--score", "greedy"): "--max_tokens=0: must be at least 1",
         ("--shots", "4"): "beside the one asked",
-        ("--max-tokens", "64"): "--max-tokens 64: give from 1 to 63",
+        ("--max-tokens", "64", "--score", "greedy"): "--max-tokens 64: give from 1 to 63",
         ("--max-tokens", "62", "--score", "greedy"): "there is room for 2; shorten it",
     }
     for more, said in mistakes.items():
         assert main([*arguments, *more]) == 2
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1
+    short = tiny.gpt2(model=dataclasses.replace(tiny.GPT2, positions=8), phases=(Phase(1.0, 8, 8),))
+    monkeypatch.setattr(prompts, "restore", lambda _: Restored(assemble(short), 0, {}, {}, None, []))
+    assert main([*arguments, "--shots", "0"]) == 2  # not for --max-tokens, which likelihoods have no use for
+    assert "there is room for 8; shorten it" in capsys.readouterr().err
     monkeypatch.setattr(prompts, "restore", lambda _: Restored(assemble(tiny.bert()), 0, {}, {}, None, []))
     assert main(arguments) == 2
     assert "a model of bert is no causal decoder; ask one, like gpt2" in capsys.readouterr().err
