@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 from jax.sharding import Mesh
 
+from data_pipelines.errors import UserError
 from models.core.parameters import Params
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import Decoding
@@ -20,7 +21,12 @@ def answers(
     max_tokens: int,
     mesh: Mesh,
 ) -> list[str]:
-    """The text after each prompt without its target, up to `stop`, the end of a document, or `max_tokens` tokens."""
+    """The text after each prompt without its target, up to `stop`, the end of a document, or `max_tokens` tokens.
+
+    UserError for a `stop` that the tokenizer never writes.
+    """
+    if not prompter.keeps(stop):
+        raise UserError(f"--stop {stop!r}: the run's tokenizer loses it, no text ends; give another, like --stop .")
     tokenizer = prompter.tokenizer
     alone = tokenizer.decode_batch([[token] for token in range(tokenizer.get_vocab_size())])
     last = {token for token, text in enumerate(alone) if stop in text} | ({prompter.end} - {None})

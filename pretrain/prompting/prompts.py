@@ -79,6 +79,11 @@ class Prompter:
                 f"--shots {shots}: beside the one asked --examples {self.path} has {len(self.examples) - 1}; "
                 "give fewer shots or more examples"
             )
+        if shots and not self.keeps(unescaped(self.template.between)):
+            raise UserError(
+                f"--between {self.template.between!r}: the run's tokenizer loses it, examples would not be told apart; "
+                "give another, as in --between ' . '"
+            )
         used = [drawn(len(self.examples), index, shots, seed) for index in range(len(self.examples))]
         made, waiting = {}, range(len(self.examples))
         while waiting:
@@ -91,6 +96,13 @@ class Prompter:
                 used[index] = used[index][1:]
         return [Prompt(example, shots - len(used[index]), made[index]) for index, example in enumerate(self.examples)]
 
+    def keeps(self, text: str) -> bool:
+        """Whether the tokenizer gives a text back that it has cut; white space, say, it may not."""
+        around = [before + text + after for before in ("", "a") for after in ("", "a")]
+        encoded = self.encoder.encode(around, [np.zeros(0, np.int64)] * len(around))
+        tokens = np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])
+        return any(text in decoded for decoded in self.tokenizer.decode_batch([one.tolist() for one in tokens]))
+
     def _texts(self, asked: list[tuple[Example, list[int]]], with_target: bool) -> list[tuple[Tokens, ...]]:
         prompts = [self.template.prompt([self.examples[shot] for shot in used], one) for one, used in asked]
         if with_target:
@@ -102,11 +114,13 @@ class Prompter:
         encoded = self.encoder.encode(texts, places)
         tokens = iter(np.split(encoded.tokens.astype(np.int32), np.cumsum(encoded.lengths)[:-1]))
         firsts = iter(encoded.ended.tolist())
-        begun = lambda example, of: tuple(self._begun(next(tokens), next(firsts), example) for _ in of)
+        begun = lambda example, of: tuple(self._begun(next(tokens), next(firsts), example, choice) for choice in of)
         return [begun(example, of) for (example, _), of in zip(asked, choices, strict=True)]
 
-    def _begun(self, tokens: np.ndarray, first: int, example: Example) -> Tokens:
+    def _begun(self, tokens: np.ndarray, first: int, example: Example, choice: str) -> Tokens:
         """With a token before the target."""
+        if choice and first == len(tokens):
+            raise UserError(f"{self._where(example)}: its {choice!r} has no token of the run's tokenizer; change it")
         if first == 0:
             if self.end is None:
                 raise UserError(f"{self._where(example)}: its prompt has no token and nothing else can begin a text")

@@ -134,6 +134,26 @@ def test_a_prompt_without_tokens_begins_like_a_document_after_another(file, gpt2
     assert made.tokenizer.decode(text.tokens[1:].tolist()) == "Kilo muna"
 
 
+@pytest.mark.parametrize("before", ["ba", ""])
+def test_a_target_without_a_token_is_one_line_naming_file_and_line(file, corpus_path, before):
+    path = file(QUESTIONS[0], {"input": before, "target": "\u200b"})
+    with pytest.raises(UserError, match=r"^--examples .*tasks.jsonl, line 2: its '\\u200b' has no token") as caught:
+        prompter(path, corpus_path)(0, 0, True)
+    assert "\n" not in str(caught.value)
+    prompter(path, corpus_path)(0, 0, False)  # a prompt alone has no target
+
+
+def test_a_text_that_the_tokenizer_loses_stops_nothing_and_stands_between_no_examples(file, corpus_path, bytes_path):
+    keeps = prompter(file(*QUESTIONS[:2]), bytes_path).keeps
+    assert keeps("\n") and keeps("\n\n") and keeps(" END") and keeps("END ")
+    words = prompter(file(*QUESTIONS[:2]), corpus_path)  # of WordPiece, whose white space is all alike
+    assert words.keeps(".") and words.keeps(" ba") and not words.keeps("\n")
+    with pytest.raises(UserError, match=r"^--stop '\\n': the run's tokenizer loses it, .*; give another"):
+        answers(None, None, [], words, "\n", 4, None)
+    with pytest.raises(UserError, match=r"^--between '.*n': the run's tokenizer loses it, .*; give another"):
+        words(1, 0, False)
+
+
 def test_shots_without_room_are_left_out_whole_from_the_front_alike_for_all_choices(file, gpt2_run):
     path = file(*QUESTIONS)
     whole = prompter(path, gpt2_run, 1000)(3, 0, True)
