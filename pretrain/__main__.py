@@ -116,23 +116,26 @@ class Eval:
     """Every checkpoint, not only the newest."""
     corpus: str | None = None
     """Where the run's corpus is now, or several by name, if it has moved."""
-    examples: int = 1024
-    """Rows of the held-out set."""
+    examples: int | None = None
+    """Rows of the held-out set: by default 1024, with --stride all."""
     memory: int | None = None
     """Positions that a language model remembers here, if not as many as in its recipe."""
     stride: int | None = None
-    """Of whole documents, in rows that begin so many tokens after each other and predict what no row before has."""
+    """Of all documents whole, in rows that begin so many tokens after each other and predict what no row before has."""
 
 
 def _eval(arguments: list[str]) -> int:
     options = parse(Eval, arguments, "python -m pretrain eval")
-    if options.examples < 1:
+    examples = options.examples
+    if examples is None:
+        examples = 1024 if options.stride is None else sys.maxsize
+    if examples < 1:
         raise UserError(f"--examples {options.examples}: must be at least 1")
     from pretrain.commands.tables import print_evaluation
     from tpu.compiled import write_whole
 
     write_whole()
-    print_evaluation(options.run, options.all, options.corpus, options.examples, options.memory, options.stride)
+    print_evaluation(options.run, options.all, options.corpus, examples, options.memory, options.stride)
     return 0
 
 

@@ -61,7 +61,7 @@ class PackedDocuments(RowLayout):
         window, document = chosen.gather(self._read)
         real, starts = document[:, 1:] >= 0, np.zeros(document.shape, bool)
         starts[:, 1:] = document[:, 1:] != document[:, :-1]
-        starts, real = starts[:, :-1], real
+        starts = starts[:, :-1]
         segments = real.astype(np.int32)
         if self.separate:
             segments *= 1 + np.cumsum(starts, axis=1, dtype=np.int32)

@@ -37,12 +37,15 @@ class StridedDocuments(RowLayout):
 
     A document follows an end token, or in each row its control code, and an end token ends it. Its first row predicts
     `length` tokens, a later one those that no row before it has: weights are 1 there, else 0. A batch holds tokens,
-    targets, segments and weights.
+    targets, segments and weights. As in packed documents, the end token before a document is of another one, which with
+    `separate` has a segment of its own, and with `restart` `positions` begin with 0 behind it.
 
     Raises UserError for a stride that is not 1 .. length.
     """
 
     stride: int = 1
+    separate: bool = False
+    restart: bool = False
 
     def __post_init__(self):
         if not 1 <= self.stride <= self.length:
@@ -50,7 +53,8 @@ class StridedDocuments(RowLayout):
 
     @property
     def spec(self) -> dict[str, tuple]:
-        whole = dict.fromkeys(("tokens", "targets", "segments"), ((self.length,), np.int32))
+        names = ("tokens", "targets", "segments", *(("positions",) if self.restart else ()))
+        whole = dict.fromkeys(names, ((self.length,), np.int32))
         return whole | {"weights": ((self.length,), np.float32)}
 
     def check(self, corpus):
@@ -64,14 +68,17 @@ class StridedDocuments(RowLayout):
         return Plan(part, split, offsets, sizes, before, end_token(part.corpus), code_tokens(part, split))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
-        window, real, scored = chosen.gather(self._read)
-        segments, weights = real.astype(np.int32), scored.astype(np.float32)
-        tokens = {"tokens": window[:, :-1] * segments, "targets": window[:, 1:] * segments}
-        return tokens | {"segments": segments, "weights": weights}
+        window, real, scored, behind = chosen.gather(self._read)
+        arrays = {"tokens": window[:, :-1] * real, "targets": window[:, 1:] * real, "segments": real.astype(np.int32)}
+        if self.separate:
+            arrays["segments"] += real & behind
+        if self.restart:
+            arrays["positions"] = np.arange(self.length, dtype=np.int32) - behind
+        return arrays | {"weights": scored.astype(np.float32)}
 
-    def _read(self, plan: Plan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The tokens of rows and the one after them int32 [n, length + 1]; which targets there are, and which of them
-        the row is the first to predict: bool [n, length]."""
+    def _read(self, plan: Plan, _, example: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The tokens of rows and the one after them int32 [n, length + 1]; which targets there are, which of them the
+        row is the first to predict, and which places are behind another document's end token: bool [n, length]."""
         document = np.searchsorted(plan.rows, example, "right") - 1
         row = example - plan.rows[document]
         begin, size = (row * self.stride)[:, None], plan.sizes[document][:, None]
@@ -79,8 +86,9 @@ class StridedDocuments(RowLayout):
         starts = plan.offsets[document] + begin[:, 0] - 1
         window = plan.part.read(plan.split, "tokens", starts, self.length + 1).astype(np.int32)
         window[(place == -1) | (place == size)] = plan.end
+        behind = (place[:, :1] == -1) & (place[:, :-1] >= 0) & (plan.codes is None)
         if plan.codes is not None:
             window[:, 0] = plan.codes[document]
         target = place[:, 1:]
         before = np.where(row > 0, (row - 1) * self.stride + self.length, 0)[:, None]
-        return window, target <= size, (target >= before) & (target <= size)
+        return window, target <= size, (target >= before) & (target <= size), behind

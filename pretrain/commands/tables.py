@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from data_pipelines.errors import UserError
-from pretrain.objectives.next_token_prediction import NextTokenPrediction, StridedPerplexity
+from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
 from pretrain.recipe import phase_at
 from pretrain.recipes.table import wide_console
 from pretrain.storage.run_directory import RunDirectory
@@ -32,7 +32,7 @@ def print_evaluation(
     newest = restore(directory)
     assembly, recipe = newest.assembly, newest.assembly.recipe
     assembly = assembly if memory is None else _remembering(assembly, memory)
-    assembly = assembly if stride is None else _striding(assembly, stride)
+    assembly = assembly if stride is None else striding(assembly, stride)
     placed = newest.stages if assembly is newest.assembly else stages(assembly, newest.mesh)
     steps = directory.checkpoint_steps() if every_checkpoint else [newest.step]
     columns, evaluator, phase = {}, None, None
@@ -59,12 +59,15 @@ def _remembering(assembly: Assembly, memory: int) -> Assembly:
     return assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))
 
 
-def _striding(assembly: Assembly, stride: int) -> Assembly:
-    """The assembly that reads whole documents; UserError where the objective is not of next tokens or no row fits."""
+def striding(assembly: Assembly, stride: int) -> Assembly:
+    """The assembly that reads whole documents, else as in training; UserError where the objective is not of next tokens
+    of documents or no row fits."""
     recipe = assembly.recipe
     if not isinstance(recipe.objective, NextTokenPrediction):
         raise UserError(f"--stride {stride}: {recipe.name} does not predict next tokens of rows; leave it out")
-    objective = StridedPerplexity(stride=stride)
+    if recipe.objective.layout != DOCUMENTS:
+        raise UserError(f"--stride {stride}: {recipe.name} reads rows of input and target; leave it out")
+    objective = StridedPerplexity(**vars(recipe.objective), stride=stride)
     for phase in recipe.phases:
         objective.rows(phase)  # says what is wrong
     return assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))

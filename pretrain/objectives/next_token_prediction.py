@@ -104,4 +104,4 @@ class StridedPerplexity(NextTokenPrediction):
     stride: int = 1
 
     def rows(self, phase):
-        return StridedDocuments(phase.length, self.stride)
+        return StridedDocuments(phase.length, self.stride, self.separate, self.restart)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,23 @@ import pytest
 
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.strided_documents import StridedDocuments
 from data_pipelines.text.token_bytes import token_bytes
 from models.attention.mask import Mask
 from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.__main__ import main
+from pretrain.commands import tables
 from pretrain.commands.tables import print_evaluation
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, StridedPerplexity
 from pretrain.objectives.objective import Moment
 from pretrain.objectives.phase import Phase
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import assemble
 from tests.contract import cases
 from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
+from tests.pretrain import tiny
 
 CASE = cases.CASES["gpt2"]
 MODEL, VARIABLES = FAMILIES["gpt2"].module(CASE.model, Program()), {"params": cases.params(CASE)}
@@ -148,7 +154,16 @@ def test_the_perplexity_of_whole_documents_is_that_of_a_plain_loop(corpus):
     assert counts["lm_total"] == sum(sum(map(len, document)) + 1 for document in DOCUMENTS)
 
 
-def test_eval_with_a_stride_reads_every_token_of_whole_documents(gpt2_run, capsys):
+def test_eval_with_a_stride_keeps_what_was_trained_and_refuses_input_and_target():
+    trained = NextTokenPrediction(separate=True, restart=True, z_loss=0.25)
+    striding = tables.striding(assemble(tiny.gpt2(objective=trained)), 3).recipe.objective
+    assert striding == StridedPerplexity(separate=True, restart=True, z_loss=0.25, stride=3)
+    assert striding.rows(Phase(1.0, 8, 1)) == StridedDocuments(8, 3, separate=True, restart=True)
+    with pytest.raises(UserError, match="--stride 3: gpt2 reads rows of input and target"):
+        tables.striding(assemble(tiny.gpt2(objective=NextTokenPrediction(layout="input-target"))), 3)
+
+
+def test_eval_with_a_stride_reads_every_token_of_whole_documents(gpt2_run, capsys, monkeypatch):
     corpus = next(iter(RunDirectory(gpt2_run).open_corpora(None).values()))
     figures = print_evaluation(gpt2_run, False, None, 10**6, stride=16)
     expected = math.exp(figures["lm_loss"])
@@ -157,5 +172,13 @@ def test_eval_with_a_stride_reads_every_token_of_whole_documents(gpt2_run, capsy
     tokens = np.concatenate([part.array("heldout", "tokens") for part in corpus.parts])
     nats = figures["lm_loss"] * (len(tokens) + corpus.size("heldout")["documents"])
     assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / size[tokens].sum(), rel=1e-5)
+    read = []
+    monkeypatch.setattr(tables, "print_evaluation", lambda *arguments: read.append(arguments[3]))
+    for more in (["--stride", "16"], [], ["--stride", "16", "--examples", "5"]):
+        assert main(["eval", str(gpt2_run), *more]) == 0
+    assert read == [sys.maxsize, 1024, 5]
+
+
+def test_a_stride_that_does_not_fit_the_rows_is_refused(gpt2_run, capsys):
     assert main(["eval", str(gpt2_run), "--stride", "1000"]) == 2
     assert "--stride 1000: give a number from 1 to the length of the rows" in capsys.readouterr().err
