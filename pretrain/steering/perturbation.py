@@ -70,11 +70,16 @@ def perturbed(
         gradients = [jnp.where(steered, g, 0) for g in jax.grad(of, (0, 1))(cache.keys, cache.values)]
         new = jnp.sqrt(sum(jnp.sum(gradient**2, axis=(2, 3, 4)) for gradient in gradients))
         norms = new if aim.discriminator else jnp.maximum(norms, new)
-        rate = (steering.step_size / (norms + SMALL) ** steering.gamma)[:, :, None, None, None]
+        rate = rates(steering, norms)[:, :, None, None, None]
         keys, values = (array - rate * g for array, g in zip((cache.keys, cache.values), gradients, strict=True))
         return cache._replace(keys=keys, values=values), norms
 
     return jax.lax.fori_loop(0, steering.iterations, step, (cache, norms))
+
+
+def rates(steering: Steering, norms: Array) -> Array:
+    """What gradients are multiplied by; 0 where the norm is, as squares of what is too small are lost in it."""
+    return jnp.where(norms > 0, steering.step_size / (norms + SMALL) ** steering.gamma, 0)
 
 
 def loss(

@@ -6,12 +6,12 @@ from typing import NamedTuple
 from jax import Array
 
 from data_pipelines.errors import UserError
-from models.core.ranges import COUNT_OR_NONE, NOT_NEGATIVE, SHARE, check_ranges
+from models.core.ranges import COUNT_OR_NONE, NOT_NEGATIVE, SHARE, Range, check_ranges
 
 RANGES = {
     "step_size": NOT_NEGATIVE,
     "iterations": COUNT_OR_NONE,
-    "gamma": NOT_NEGATIVE,
+    "gamma": Range("at least 0 and at most 2", lambda x: 0 <= x <= 2),  # above it float32 loses powers of small norms
     "window": COUNT_OR_NONE,
     "kl_scale": NOT_NEGATIVE,
     "fusion": SHARE,

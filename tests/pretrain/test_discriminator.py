@@ -131,7 +131,7 @@ def test_generate_takes_words_a_label_and_strengths(trained, gpt2_run, tmp_path,
         ("--label", "te"): "--discriminator and --label: give both",
         ("--discriminator", str(trained[1]), "--label", "tte"): "has no label tte; did you mean te?",
         ("--steering.window", "3"): "--steering: has no effect without --words or --discriminator",
-        ("--steering.gamma", "-1"): "--steering.gamma=-1.0: must be at least 0",
+        ("--steering.gamma", "-1"): "--steering.gamma=-1.0: must be at least 0 and at most 2",
         (*options, "--beams", "2"): "beams=2: a steered text is drawn or greedy",
     }
     monkeypatch.undo()

@@ -191,3 +191,10 @@ def test_what_cannot_be_steered_is_one_line(gpt2):
         written(gpt2, AIMS["words"], beams=2)
     with pytest.raises(UserError, match="--steering.fusion=2: must be in"):
         Steering(fusion=2)
+
+
+def test_a_gradient_too_small_to_have_a_norm_moves_nothing_and_no_power_of_a_norm_is_lost():
+    found = perturbation.rates(Steering(step_size=0.02, gamma=2.0), jnp.array([0.0, 1e-22, 0.5]))
+    np.testing.assert_allclose(found, [0, 0.02 / 1e-30, 0.08], rtol=1e-5)
+    with pytest.raises(UserError, match="--steering.gamma=2.5: must be at least 0 and at most 2"):
+        Steering(gamma=2.5)
