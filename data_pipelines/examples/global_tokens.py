@@ -39,11 +39,16 @@ class GlobalTokens(RowLayout):
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         batch = self.rows.build(chosen, keys)
-        is_global = batch["tokens"] == chosen.plans[0].special.sep
-        is_global[:, 0] = True
-        row, position = np.nonzero(is_global)
-        rank = (np.cumsum(is_global, axis=1) - 1)[row, position]  # 0, 1, .. within each row
-        within = rank < self.number
-        named = np.full((len(is_global), self.number), -1, np.int32)
-        named[row[within], rank[within]] = position[within]
-        return batch | {"globals": named}
+        return batch | {"globals": global_positions(batch["tokens"], chosen.plans[0].special.sep, self.number)}
+
+
+def global_positions(tokens: np.ndarray, sep: int, number: int) -> np.ndarray:
+    """`globals` i32[rows, number] of rows of tokens."""
+    is_global = tokens == sep
+    is_global[:, 0] = True
+    row, position = np.nonzero(is_global)
+    rank = (np.cumsum(is_global, axis=1) - 1)[row, position]  # 0, 1, .. within each row
+    within = rank < number
+    named = np.full((len(is_global), number), -1, np.int32)
+    named[row[within], rank[within]] = position[within]
+    return named

@@ -159,7 +159,8 @@ def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -
 def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: list[str]) -> None:
     """Rows as the model read them: between the tokens that begin and end one."""
     model, params = restored.assembly.model, merge(restored.params, restored.frozen)
-    length, mask = restored.assembly.recipe.phases[-1].length, made.special["mask"]
+    recipe, mask = restored.assembly.recipe, made.special["mask"]
+    length, global_tokens = recipe.phases[-1].length, getattr(recipe.objective, "globals", 0)
     name = made.tokenizer.id_to_token(mask)
     number = 5 if options.number is None else options.number
     for prompt in prompts:
@@ -171,7 +172,8 @@ def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: 
         row = [made.special["cls"], *parts[0]]
         for part in parts[1:]:
             row += [mask, *part]
-        for place, found in enumerate(fill(model, params, [*row, made.special["sep"]], mask, length, number)):
+        row.append(made.special["sep"])
+        for place, found in enumerate(fill(model, params, row, mask, length, number, global_tokens)):
             print(prompt if len(pieces) == 2 else f"{prompt} (mask {place + 1})")
             for token, probability in found:
                 print(f"  {probability:.4f}  {made.tokenizer.id_to_token(token)}")

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 
 from data_pipelines.errors import UserError
+from data_pipelines.examples.global_tokens import global_positions
 from models.core.parameters import Params
 from models.families.registry import family_of, name_of
 from pretrain.objectives.inputs import inputs_of
@@ -26,10 +27,13 @@ def fills(model: nn.Module) -> bool:
     return isinstance(model, Generator) or isinstance(model, Encoder) and isinstance(model, TokenPredictor)
 
 
-def fill(model: nn.Module, params: Params, row: list[int], mask: int, length: int, number: int) -> list[list[Filling]]:
+def fill(
+    model: nn.Module, params: Params, row: list[int], mask: int, length: int, number: int, global_tokens: int = 0
+) -> list[list[Filling]]:
     """For each mask in a row of tokens the likeliest fillings, best first, each as if the other masks stayed.
 
-    length: of the rows that the model was trained on, to which this is padded.   UserError for what cannot be filled.
+    length: of the rows that the model was trained on, to which this is padded.   global_tokens: so many that it names,
+    its first, then those like its last, which separates.   UserError for what cannot be filled.
     """
     if not fills(model):
         raise UserError(f"a model of {name_of(model.config)} fills no masks; those with a masked-token head do")
@@ -41,6 +45,8 @@ def fill(model: nn.Module, params: Params, row: list[int], mask: int, length: in
     tokens = np.pad(np.array(row, np.int32), (0, length - len(row)))[None]
     segments = (np.arange(length) < len(row))[None].astype(np.int32)
     batch = {"tokens": tokens, "segments": segments, "types": np.zeros_like(tokens)}
+    if global_tokens:
+        batch["globals"] = global_positions(np.array([row], np.int32), row[-1], global_tokens)
     if lacking := [name for name, one in family_of(model.config).inputs.items() if one.required and name not in batch]:
         raise UserError(f"a model of {name_of(model.config)} reads {lacking[0]!r} beside text; it fills no masks here")
     scores = jax.jit(_log_probabilities, static_argnums=0)(model, params, inputs_of(model, batch), slots)

@@ -166,6 +166,24 @@ def test_a_prompt_has_tokens_and_a_model_that_reads_both_sides_continues_none(gp
         generate(MODULES["bert"], cases.params(cases.CASES["bert"]), [[5]], GREEDY)
 
 
+def test_masks_are_filled_with_the_global_tokens_that_rows_name():
+    model, params = eloquent("longformer")
+    row = np.array([[2, 9, 33, 4, 71, 14, 3, 5, 62, 50, 3]], np.int32)  # 2 begins, 3 separates, 4 masks
+    inputs = {"tokens": row, "segments": np.ones_like(row), "types": np.zeros_like(row)}
+    inputs = {name: np.pad(array, ((0, 0), (0, 1))) for name, array in inputs.items()}  # to the length
+
+    def likeliest_filling(named):
+        apply = lambda *given, method: model.apply({"params": params}, *given, method=method)
+        hidden = apply(inputs | named, None, np.array([[3]]), method="encode")
+        return jax.nn.softmax(apply(hidden, method="token_logits")).max()
+
+    expected = float(jax.jit(likeliest_filling)({"globals": np.array([[0, 6, 10, -1]], np.int32)}))
+    (found,) = fill(model, params, row[0].tolist(), 4, 12, 1, global_tokens=4)
+    (without,) = fill(model, params, row[0].tolist(), 4, 12, 1)
+    assert found[0].probability == pytest.approx(expected, rel=1e-5)
+    assert without[0].probability != pytest.approx(float(expected), rel=1e-3)
+
+
 def test_a_model_that_fills_no_masks_says_so():
     for name, words in ("gpt2", "a model of gpt2 fills no masks"), ("bigbird-etc", "of bigbird-etc reads 'global_"):
         with pytest.raises(UserError, match=words):
