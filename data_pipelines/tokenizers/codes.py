@@ -45,6 +45,17 @@ def check(special: Mapping[str, int], codes: Iterable[str], whose: str) -> None:
             raise UserError(f"--code {code}: no code of {whose}; {said}")
 
 
+def token(made: Made, code: str) -> int:
+    """Of a code in a run's tokenizer: among the tokens that were added for codes, else in the vocabulary, where they
+    are found as `found` does. UserError for another, naming the nearest."""
+    tokens = made.tokenizer.get_added_tokens_decoder().items()
+    others = {ROLE + one.content: index for index, one in tokens if one.special and index not in made.special.values()}
+    if not others:
+        return found(made, [code]).special[ROLE + code]
+    check(others, [code], "the run's tokenizer")
+    return others[ROLE + code]
+
+
 def _nearest(made: Made, code: str) -> str:
     words = set()
     for token in vocabulary(made.tokenizer):

@@ -12,7 +12,7 @@ from data_pipelines.cloud import local_folder
 from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers import codes, stored
 from data_pipelines.tokenizers.made import Made
 from models.core.ranges import COUNT, SEED
 from pretrain.commands.ranges import check_options
@@ -39,6 +39,8 @@ class Generate:
     """The text to begin with, or several."""
     prompts: Path | None = None
     """A file with one on each line."""
+    code: str | None = None
+    """A control code of the corpus, to stand before each prompt."""
     number: int | None = None
     """Texts of each prompt, 1 unless given; fillings of each mask, 5 unless given."""
     max_tokens: int = 64
@@ -141,7 +143,9 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
     number = 1 if options.number is None else options.number
     aim = options.words, options.discriminator, options.label
     program = program_of(*aim, options.steering, made, model, params)
-    texts = generate(model, params, encoded, decoding, options.seed, number, program=program)
+    before = [] if options.code is None else [codes.token(made, options.code)]
+    begun = [before + tokens for tokens in encoded]
+    texts = generate(model, params, begun, decoding, options.seed, number, program=program)
     for index, (tokens, found) in enumerate(zip(encoded, texts, strict=True)):
         for which, more in enumerate(found):
             if len(prompts) * len(found) > 1:

@@ -9,6 +9,7 @@ import pytest
 
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
+from pretrain.commands import generate as commands
 from pretrain.commands.generate import Generate, encode
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.inputs import inputs_of
@@ -51,6 +52,18 @@ def test_a_prompt_that_spells_a_special_token_is_plain_text_as_in_a_corpus(bytes
     (tokens,) = encode(made, [text])
     assert made.tokenizer.decode(tokens) == text and made.special["eod"] not in tokens
     assert encode(made, ["an old river"])[0] == made.tokenizer.encode("an old river", add_special_tokens=False).ids
+
+
+def test_a_control_code_stands_before_each_prompt_and_is_not_printed(gpt2_run, capsys, monkeypatch):
+    made, given = stored.load(gpt2_run / "tokenizer"), []
+    code = next(token for token in made.tokenizer.get_vocab() if token.isalpha() and token.isascii() and len(token) > 1)
+    again = lambda model, params, begun, *_, **__: given.extend(begun) or [[begun[0][1:2]]] * 2
+    monkeypatch.setattr(commands, "generate", again)
+    out = printed(capsys, gpt2_run, "--prompt", "ba", "ki", "--code", code)
+    assert given == [[made.tokenizer.token_to_id(code), *tokens] for tokens in encode(made, ["ba", "ki"])]
+    assert out.splitlines()[1].startswith("ba") and code not in out.splitlines()[3]
+    said = mistake(capsys, gpt2_run, "--prompt", "ba", "--code", f"{code}qqqq")
+    assert f"--code {code}qqqq: no token of the tokenizer; the nearest is" in said
 
 
 def test_masks_are_filled_with_the_likeliest_tokens(uninterrupted, capsys):

@@ -5,6 +5,8 @@ from transformers import AutoTokenizer
 
 from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import codes, stored
 
 TEXT = "the horror of the links and the laws of the land\n" * 20
 
@@ -44,6 +46,16 @@ def test_a_tokenizer_that_is_there_must_have_the_code(tmp_path, capsys):
     capsys.readouterr()
     assert prepared(tmp_path, "e", *given, "--code", "linkz") == 2
     assert "--code linkz: no token of the tokenizer; the nearest is 'links'" in capsys.readouterr().err
+
+
+def test_a_run_s_tokenizer_tells_the_token_of_a_code_and_names_the_nearest(tmp_path):
+    assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--specials", "gpt2", "--code", "Horror") == 0
+    corpus = Corpus(tmp_path / "c")
+    made = stored.load(corpus.tokenizer_path)
+    assert codes.token(made, "Horror") == corpus.special["code_Horror"] == corpus.vocab_size - 1
+    for other in ("horror", "the", "<|endoftext|>"):  # the last is special, and no code
+        with pytest.raises(UserError, match="no code of the run's tokenizer; the nearest that it has is 'Horror'"):
+            codes.token(made, other)
 
 
 @pytest.mark.parametrize("tokenizer", ["wordlevel", "wordpiece", "bpe"])
