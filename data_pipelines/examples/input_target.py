@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import code_tokens, end_token
 from data_pipelines.examples.layout import Chosen, RowLayout
@@ -86,8 +87,7 @@ class InputTarget(RowLayout):
     def _read(self, plan: Plan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows and the token after them int32 [n, length + 1]; which next tokens there are, and which are of the target
         or end it: bool [n, length]."""
-        place, special = np.arange(self.length + 1), plan.part.corpus.special
-        end = end_token(plan.part.corpus)
+        place, end = np.arange(self.length + 1), end_token(plan.part.corpus)
         inputs, targets = plan.inputs[example], plan.targets[example]
         lead = int(plan.codes is not None)
         kept = np.clip(self.length - 1 - lead - targets, 0, inputs)
@@ -96,8 +96,13 @@ class InputTarget(RowLayout):
         index = np.where(place < delimiter, of_input, of_input + (inputs - kept)[:, None] - 1)
         row = plan.part.read(plan.split, "tokens", index.ravel(), 1)[:, 0].reshape(index.shape).astype(np.int32)
         last = delimiter + 1 + targets[:, None]
-        row[place == delimiter] = special.get("sep", end) if "eod" in special else end
+        row[place == delimiter] = delimiter_token(plan.part.corpus)
         row[place == last] = end
         if lead:
             row[:, 0] = plan.codes[example]
         return row, place[1:] <= last, place[1:] > delimiter
+
+
+def delimiter_token(corpus: Corpus) -> int:
+    """The token between an input and its target."""
+    return corpus.special.get("sep", end_token(corpus))

@@ -80,7 +80,7 @@ class CausalLanguageModel(Objective):
 
     def baselines(self, batches, corpus):
         targets = ((batch["targets"], batch["weights"]) for batch in batches)
-        loss, accuracy = baselines.unigram(targets, corpus, end_token(corpus))
+        loss, accuracy = baselines.unigram(targets, corpus, (end_token(corpus),))
         return {"lm_loss": loss, "lm_accuracy": accuracy, "perplexity": float(np.exp(loss))}
 
     def report(self, counts):

@@ -3,12 +3,13 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.examples.document_stream import end_token
-from data_pipelines.examples.input_target import InputTarget
+from data_pipelines.examples.input_target import InputTarget, delimiter_token
 from data_pipelines.examples.packed_documents import PackedDocuments
 from data_pipelines.examples.strided_documents import StridedDocuments
 from data_pipelines.text.token_bytes import token_bytes
@@ -28,6 +29,7 @@ class NextTokenPrediction(Objective):
     """Every next token is predicted, from all that the row holds before it."""
 
     asks = (CausalDecoder,)
+    predicts_codes: ClassVar[bool] = True  # of documents; rows of input and target only begin with theirs
 
     separate: bool = False  # whether tokens see their own document alone
     restart: bool = False  # whether positions begin anew in every document
@@ -80,7 +82,11 @@ class NextTokenPrediction(Objective):
 
     def baselines(self, batches, corpus):
         targets = ((batch["targets"], batch["weights"]) for batch in batches)
-        loss, accuracy = baselines.unigram(targets, corpus, end_token(corpus))
+        ends = (end_token(corpus),)
+        if self.layout == INPUT_TARGET and self.predict == ALL:
+            ends += (delimiter_token(corpus),)
+        codes = self.layout == DOCUMENTS and self.predicts_codes
+        loss, accuracy = baselines.unigram(targets, corpus, ends, codes)
         return {"lm_loss": loss, "lm_accuracy": accuracy, "perplexity": float(np.exp(loss))}
 
     def of_text(self, figures, batches, corpus):
@@ -100,6 +106,8 @@ class NextTokenPrediction(Objective):
 @dataclasses.dataclass(frozen=True)
 class StridedPerplexity(NextTokenPrediction):
     """For evaluation: of whole documents, each token once, seen from `stride` tokens further on in each row."""
+
+    predicts_codes = False
 
     stride: int = 1
 

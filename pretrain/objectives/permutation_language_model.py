@@ -63,7 +63,7 @@ class PermutationLanguageModel(Objective):
         return permutations.predictions(phase.length, self.permuting)
 
     def baselines(self, batches, corpus):
-        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus, end_token(corpus))
+        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus, (end_token(corpus),))
         return {"plm_loss": loss, "plm_accuracy": accuracy}
 
     def report(self, counts):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 import sys
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from data_pipelines.__main__ import main as prepare
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -152,6 +154,32 @@ def test_the_perplexity_of_whole_documents_is_that_of_a_plain_loop(corpus):
             done, begin = end, begin + stride
     np.testing.assert_allclose(sums["lm"], nats, rtol=1e-5)
     assert counts["lm_total"] == sum(sum(map(len, document)) + 1 for document in DOCUMENTS)
+
+
+BASELINES = {  # objective -> how often each document's end token is predicted, and whether its code is
+    NextTokenPrediction(): (1, True),
+    StridedPerplexity(): (1, False),
+    NextTokenPrediction(layout="input-target"): (2, False),  # its delimiter, too
+    NextTokenPrediction(layout="input-target", predict="target"): (1, False),
+}
+
+
+@pytest.mark.parametrize("objective", BASELINES, ids=["documents", "strided", "all", "target"])
+def test_the_unigram_counts_what_stands_around_documents(tmp_path, objective):
+    lines = [{"domain": domain, "a": "abc", "b": "b"} for domain in ("Law", "Food", "Law")]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["prepare", "--source", f"jsonl:{tmp_path}/x.jsonl", "--tokenizer", "bytes", "--heldout", "0"]
+    command += ["--field", "a", "--field", "b", "--code-field", "domain", "--code", "Law", "--code", "Food"]
+    assert prepare([*command, "--out", str(tmp_path / "c")]) == 0
+    corpus = Corpus(tmp_path / "c")
+    ends, codes = BASELINES[objective]
+    counts = corpus.token_counts() + 1.0
+    counts[corpus.special["sep"]] += 3 * ends
+    counts[corpus.special["code_Law"]] += 2 * codes
+    counts[corpus.special["code_Food"]] += codes
+    rows = epoch(make_examples(objective.rows(Phase(1.0, 8, 1)), corpus, "train", 1, seed=0))
+    nats = -np.log(counts / counts.sum())[rows["targets"]][rows["weights"] > 0]
+    assert objective.baselines([rows], corpus)["lm_loss"] == pytest.approx(nats.mean())
 
 
 def test_eval_with_a_stride_keeps_what_was_trained_and_refuses_input_and_target():
