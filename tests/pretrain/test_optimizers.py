@@ -84,12 +84,6 @@ def test_adagrad_is_optax_adagrad_and_passes_over_a_step_that_is_not_finite():
     assert tiny.equal(after, state)
 
 
-@pytest.mark.parametrize("changes", [{"b1": 0.8}, {"b2": 0.98}])
-def test_adagrad_refuses_what_it_does_not_read(changes):
-    with pytest.raises(ValueError, match="adagrad keeps no means"):
-        Optimizer("adagrad", **changes)
-
-
 def test_lamb_on_stacked_layers_is_lamb_on_each_layer():
     params = random_tree(99)
     ours = trained(transformation(Optimizer("lamb", b1=0.8, b2=0.95, epsilon=1e-3, decay=0.3), TABLE), params)
