@@ -123,6 +123,16 @@ HF_TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+# The same of GPT, GPT-2 and CTRL
+GPT_FIELDS = {
+    "vocab_size": "vocab_size",
+    "n_positions": "positions",
+    "n_embd": "width",
+    "n_layer": "depth",
+    "n_head": "heads",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+GPT_SETTINGS = {"embd_pdrop": "dropout", "resid_pdrop": "dropout", "initializer_range": "init_std"}
 # GPT's width inside the feed-forward block, which its published files do not tell
 GPT_INNER = Converter(
     "feed_forward",

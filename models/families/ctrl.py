@@ -14,7 +14,7 @@ from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions,
 from models.attention.relative import sinusoids
 from models.blocks.embeddings import padded_vocab, token_rows, token_table
 from models.blocks.norm import Norm
-from models.blocks.tables import dense_parameters, norm_parameters
+from models.blocks.tables import GPT_FIELDS, GPT_SETTINGS, dense_parameters, norm_parameters
 from models.core.family import Family, HuggingFace
 from models.core.parameters import Parameter, Slot
 from models.core.sharding import constrain
@@ -118,16 +118,8 @@ FAMILY = Family(
             folder="",
             architectures={"CTRLLMHeadModel": {}},
             constants={"model_type": "ctrl"},
-            fields={
-                "vocab_size": "vocab_size",
-                "n_positions": "positions",
-                "n_embd": "width",
-                "n_layer": "depth",
-                "n_head": "heads",
-                "dff": "feed_forward",
-                "layer_norm_epsilon": "norm_epsilon",
-            },
-            settings={"embd_pdrop": "dropout", "resid_pdrop": "dropout", "initializer_range": "init_std"},
+            fields={**GPT_FIELDS, "dff": "feed_forward"},
+            settings=GPT_SETTINGS,
             tied={"lm_head.weight": "transformer.w.weight"},
             trunk="transformer.",
             pair=None,

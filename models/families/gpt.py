@@ -6,7 +6,7 @@ Hugging Face: OpenAIGPTLMHeadModel.
 import dataclasses
 
 from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
-from models.blocks.tables import GPT_INNER, gpt_layer_parameters
+from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_parameters
 from models.core.family import Converter, Family, HuggingFace
 from models.core.parameters import Parameter, Slot
 
@@ -64,11 +64,7 @@ FAMILY = Family(
             architectures={"OpenAIGPTLMHeadModel": {}},
             constants={"model_type": "openai-gpt"},
             fields={
-                "vocab_size": "vocab_size",
-                "n_positions": "positions",
-                "n_embd": "width",
-                "n_layer": "depth",
-                "n_head": "heads",
+                **GPT_FIELDS,
                 "n_inner": GPT_INNER,
                 "afn": Converter(
                     "activation",
@@ -77,14 +73,8 @@ FAMILY = Family(
                         fields["afn"], fields["afn"]
                     ),
                 ),
-                "layer_norm_epsilon": "norm_epsilon",
             },
-            settings={
-                "embd_pdrop": "dropout",
-                "resid_pdrop": "dropout",
-                "attn_pdrop": "attention_dropout",
-                "initializer_range": "init_std",
-            },
+            settings={**GPT_SETTINGS, "attn_pdrop": "attention_dropout"},
             tied={"lm_head.weight": "transformer.tokens_embed.weight"},
             trunk="transformer.",
             pair=None,

@@ -8,7 +8,7 @@ here, as in that class, all are dense. Of its dropout nothing is published; here
 import dataclasses
 
 from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
-from models.blocks.tables import GPT_INNER, gpt_layer_parameters, norm_parameters
+from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_parameters, norm_parameters
 from models.core.family import Family, HuggingFace
 from models.core.parameters import Parameter, Slot
 
@@ -77,22 +77,8 @@ FAMILY = Family(
             folder="",
             architectures={"GPT2LMHeadModel": {}},
             constants={"model_type": "gpt2"},
-            fields={
-                "vocab_size": "vocab_size",
-                "n_positions": "positions",
-                "n_embd": "width",
-                "n_layer": "depth",
-                "n_head": "heads",
-                "n_inner": GPT_INNER,
-                "activation_function": "activation",
-                "layer_norm_epsilon": "norm_epsilon",
-            },
-            settings={
-                "embd_pdrop": "dropout",
-                "resid_pdrop": "dropout",
-                "attn_pdrop": "attention_dropout",
-                "initializer_range": "init_std",
-            },
+            fields={**GPT_FIELDS, "n_inner": GPT_INNER, "activation_function": "activation"},
+            settings={**GPT_SETTINGS, "attn_pdrop": "attention_dropout"},
             tied={"lm_head.weight": "transformer.wte.weight"},
             trunk="transformer.",
             pair=None,
