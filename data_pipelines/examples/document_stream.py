@@ -152,6 +152,12 @@ def code_tokens(part, split: str) -> np.ndarray | None:
     return tokens[part.column(split, "codes")[part.documents(split)[:-1]]]
 
 
+def next_token_spec(length: int, positions: bool = False) -> dict[str, tuple]:
+    """The arrays of rows whose next tokens are predicted; positions: whether they begin anew in documents."""
+    names = ("tokens", "targets", "segments", *(("positions",) if positions else ()))
+    return dict.fromkeys(names, ((length,), np.int32)) | {"weights": ((length,), np.float32)}
+
+
 def end_token(corpus: Corpus) -> int:
     """The token that ends a document: the special token 'eod', or 'sep' without one. UserError for neither."""
     for role in ("eod", "sep"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import code_tokens, end_token
+from data_pipelines.examples.document_stream import code_tokens, end_token, next_token_spec
 from data_pipelines.examples.layout import Chosen, RowLayout
 
 
@@ -54,9 +54,8 @@ class InputTarget(RowLayout):
 
     @property
     def spec(self) -> dict[str, tuple]:
-        whole = dict.fromkeys(("tokens", "targets", "segments"), ((self.length,), np.int32))
-        weights = ("weights", "auxiliary_weights") if self.auxiliary else ("weights",)
-        return whole | dict.fromkeys(weights, ((self.length,), np.float32))
+        spec = next_token_spec(self.length)
+        return spec | ({"auxiliary_weights": spec["weights"]} if self.auxiliary else {})
 
     def check(self, corpus):
         end_token(corpus)

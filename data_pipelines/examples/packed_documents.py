@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream, code_tokens, end_token
+from data_pipelines.examples.document_stream import DocumentStream, code_tokens, end_token, next_token_spec
 from data_pipelines.examples.layout import Chosen, Piece, RowLayout
 
 
@@ -42,9 +42,7 @@ class PackedDocuments(RowLayout):
 
     @property
     def spec(self) -> dict[str, tuple]:
-        names = ("tokens", "targets", "segments", *(("positions",) if self.restart else ()))
-        whole = dict.fromkeys(names, ((self.length,), np.int32))
-        return whole | {"weights": ((self.length,), np.float32)}
+        return next_token_spec(self.length, self.restart)
 
     def check(self, corpus):
         end_token(corpus)

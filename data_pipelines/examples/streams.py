@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream, end_token
+from data_pipelines.examples.document_stream import DocumentStream, end_token, next_token_spec
 from data_pipelines.examples.evaluation import consecutive
 from data_pipelines.examples.layout import StreamLayout
 
@@ -35,8 +35,7 @@ class ContiguousStreams(StreamLayout):
 
     @property
     def spec(self) -> dict[str, tuple]:
-        whole = dict.fromkeys(("tokens", "targets", "segments"), ((self.length,), np.int32))
-        return whole | {"weights": ((self.length,), np.float32)}
+        return next_token_spec(self.length)
 
     def check(self, corpus):
         end_token(corpus)

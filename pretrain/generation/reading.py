@@ -6,21 +6,31 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.cache import Cache
+from models.core.family import Inputs
 from models.core.parameters import LAYERS, Params
 
 
 def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Cache]:
     """Left-padded prompts -> (logits f32[rows, vocab] after each, a cache of them with room for `more` tokens)."""
     rows, places = tokens.shape
-    positions = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)
-    inputs = {"tokens": tokens, "segments": segments, "positions": positions}
-    return _logits(model, params, inputs, model.empty_cache(rows, places + more))
+    return _logits(model, params, of_texts(tokens, segments), model.empty_cache(rows, places + more))
 
 
 def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, cache: Cache) -> tuple[Array, Cache]:
     """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the cache)."""
-    inputs = {"tokens": last, "segments": jnp.ones_like(last), "positions": lengths[:, None]}
-    return _logits(model, params, inputs, cache)
+    return _logits(model, params, of_next(last, lengths), cache)
+
+
+def of_texts(tokens: Array, segments: Array) -> Inputs:
+    """What a model is given of left-padded texts, i32[rows, places] both."""
+    return {"tokens": tokens, "segments": segments, "positions": jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)}
+
+
+def of_next(tokens: Array, lengths: Array) -> Inputs:
+    """What it is given of one more token in texts of these lengths i32[rows]: i32[rows, 1], or a distribution of it
+    f32[rows, 1, padded vocab] as `token_rows` takes it."""
+    positions = lengths[:, None]
+    return {"tokens": tokens, "segments": jnp.ones_like(positions), "positions": positions}
 
 
 def apart(model: nn.Module, params: Params) -> Params:
@@ -32,7 +42,7 @@ def apart(model: nn.Module, params: Params) -> Params:
     return params | {LAYERS: _apart(model, params[LAYERS])}
 
 
-def _logits(model: nn.Module, params: Params, inputs: dict[str, Array], cache: Cache) -> tuple[Array, Cache]:
+def _logits(model: nn.Module, params: Params, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
     variables = {"params": params | {LAYERS: _together(params[LAYERS])}}
     cache = cache._replace(keys=_together(cache.keys), values=_together(cache.values))
     hidden, cache = model.apply(variables, inputs, cache, method="extend")

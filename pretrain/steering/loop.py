@@ -16,6 +16,7 @@ from models.attention.cache import Cache
 from models.core.parameters import Params
 from models.core.sharding import placed_by
 from pretrain.generation.loop import write_texts
+from pretrain.generation.reading import of_texts
 from pretrain.generation.settings import Decoding
 from pretrain.steering.perturbation import Reading, Unsteered, extend, perturbed
 from pretrain.steering.settings import Aim, Steering
@@ -66,9 +67,8 @@ def _program(model: nn.Module, decoding: Decoding, steering: Steering, mesh: Mes
 def _read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> Read:
     """Left-padded texts, with room for `more` tokens."""
     rows, places = tokens.shape
-    positions = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)
-    inputs = {"tokens": tokens, "segments": segments, "positions": positions}
-    hidden, plain = model.apply({"params": params}, inputs, model.empty_cache(rows, places + more), method="extend")
+    inputs, cache = of_texts(tokens, segments), model.empty_cache(rows, places + more)
+    hidden, plain = model.apply({"params": params}, inputs, cache, method="extend")
     cache = plain._replace(keys=plain.keys.astype(jnp.float32), values=plain.values.astype(jnp.float32))
     hidden = jnp.sum(hidden.astype(jnp.float32) * segments[..., None], axis=1)
     return Read(cache, plain, hidden, jnp.zeros((len(cache.keys), rows)))

@@ -10,6 +10,7 @@ from jax import Array
 
 from models.attention.cache import Cache
 from models.core.parameters import Params
+from pretrain.generation.reading import of_next
 from pretrain.steering.settings import Aim, Steering
 
 SMALL = 1e-15  # beside a norm of 0
@@ -38,12 +39,9 @@ class Unsteered(NamedTuple):
     hidden: Array
 
 
-def extend(model: nn.Module, params: Params, tokens: Array, positions: Array, cache: Cache):
-    """One more token i32[rows, 1], or a distribution of it f32[rows, 1, padded vocab], at positions i32[rows] ->
-    (hidden [rows, 1, width], logits f32[rows, padded vocab], the cache with it)."""
-    positions = positions[:, None]
-    inputs = {"tokens": tokens, "positions": positions, "segments": jnp.ones_like(positions)}
-    hidden, cache = model.apply({"params": params}, inputs, cache, method="extend")
+def extend(model: nn.Module, params: Params, tokens: Array, lengths: Array, cache: Cache):
+    """One more token, see `of_next` -> (hidden [rows, 1, width], logits f32[rows, padded vocab], the cache with it)."""
+    hidden, cache = model.apply({"params": params}, of_next(tokens, lengths), cache, method="extend")
     return hidden, model.apply({"params": params}, hidden, method="token_logits"), cache
 
 
