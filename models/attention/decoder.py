@@ -11,7 +11,7 @@ from models.attention.cache import Cache, empty_cache
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.self_attention import attention_of
-from models.attention.transformer import CachedTransformerLayer, TransformerLayer, encoder_flops
+from models.attention.transformer import CachedTransformerLayer, TransformerLayer, transformer_flops
 from models.blocks.checks import check_encoder
 from models.blocks.embeddings import PositionedEmbeddings
 from models.blocks.heads import tied_logits
@@ -133,4 +133,4 @@ def flops(config: DecoderConfig, shape: Shape, predictions: int) -> float:
     batch, length = shape.batch_size, shape.length
     pairs = [length * (length + 1) / 2] * config.depth
     head = 2 * batch * predictions * config.width * config.vocab_size
-    return encoder_flops(config.width, config.depth, config.feed_forward, batch, length, length, pairs) + head
+    return transformer_flops(config.width, config.depth, config.feed_forward, batch, length, length, pairs) + head

@@ -10,7 +10,7 @@ from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.self_attention import attention_of
-from models.attention.transformer import encode, encoder_flops
+from models.attention.transformer import encode, transformer_flops
 from models.blocks.checks import TABLES, check_encoder
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import TokenAndPairHeads
@@ -99,4 +99,4 @@ def flops(config: EncoderConfig, shape: Shape, predictions: int) -> float:
     head = 2 * batch * predictions * (config.width**2 + config.width * config.vocab_size)
     pair = 2 * batch * (config.width**2 + 2 * config.width) if config.pair_head else 0
     seen = pairs(config.pattern, config.depth, config.heads, length)
-    return encoder_flops(config.width, config.depth, config.feed_forward, batch, length, read, seen) + head + pair
+    return transformer_flops(config.width, config.depth, config.feed_forward, batch, length, read, seen) + head + pair

@@ -67,10 +67,10 @@ def encode(
     return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, groups)[0]
 
 
-def encoder_flops(
+def transformer_flops(
     width: int, depth: int, feed_forward: int, batch: int, length: int, read: int, pairs: Sequence[float] | None = None
 ) -> float:
-    """Forward FLOPs of a Transformer encoder: projections, attention products and feed-forward.
+    """Forward FLOPs of a stack of Transformer layers: projections, attention products and feed-forward.
 
     read: positions per row that the last layer computes; it needs keys and values of all.
     pairs: [depth], of a query and a key that it sees, in a row; None where all see all.

@@ -14,7 +14,7 @@ from models.attention.encoder import INPUTS, attentions
 from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
-from models.attention.transformer import encode, encoder_flops
+from models.attention.transformer import encode, transformer_flops
 from models.blocks.checks import TABLES, check_encoder
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
@@ -158,7 +158,7 @@ def flops(config: AlbertConfig, shape: Shape, predictions: int) -> float:
     head = 2 * batch * predictions * c.embedding * (c.width + c.vocab_size)
     pair = 2 * batch * (c.width**2 + 2 * c.width) if c.pair_head else 0
     seen = pairs(c.pattern, c.depth, c.heads, length)
-    return encoder_flops(c.width, c.depth, c.feed_forward, batch, length, read, seen) + projection + head + pair
+    return transformer_flops(c.width, c.depth, c.feed_forward, batch, length, read, seen) + projection + head + pair
 
 
 def _groups(fields: Mapping[str, Any]) -> int:

@@ -15,7 +15,7 @@ from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.self_attention import attention_of
-from models.attention.transformer import encode, encoder_flops
+from models.attention.transformer import encode, transformer_flops
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
 from models.blocks.dense import ACTIVATIONS, Dense
 from models.blocks.embeddings import Embeddings
@@ -206,7 +206,7 @@ def flops(config: ElectraConfig, shape: Shape, predictions: int) -> float:
     total, batch, length = 0.0, shape.batch_size, shape.length
     for tower, read in ((config.generator, predictions), (config.discriminator, length)):
         seen = pairs(config.pattern, tower.depth, tower.heads, length)
-        total += encoder_flops(tower.width, tower.depth, tower.feed_forward, batch, length, read, seen)
+        total += transformer_flops(tower.width, tower.depth, tower.feed_forward, batch, length, read, seen)
         if tower.width != config.embedding:
             total += 2 * batch * length * config.embedding * tower.width
     width, embedding = config.generator.width, config.embedding
