@@ -29,7 +29,7 @@ SHARED = (
     *("--schedule.name", "warmup-stable-decay", "--schedule.peak", "1e-3"),
     *("--schedule.warmup", "0.05", "--schedule.decay", "0.3"),
 )
-CADENCE = ("--eval-every", "500", "--log-every", "50", "--checkpoint-every", "250")
+CADENCE = ("--eval-every", "1500", "--log-every", "50", "--checkpoint-every", "500")
 
 
 @dataclasses.dataclass(frozen=True)
