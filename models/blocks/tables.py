@@ -119,6 +119,7 @@ HF_SETTINGS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "init_std",
 }
+HF_ASSUMED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 HF_TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",

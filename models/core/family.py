@@ -72,6 +72,7 @@ class HuggingFace(NamedTuple):
         where nothing is expected of a tokenizer.
     prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that.
     otherwise: config -> what the class computes otherwise than the model was trained, one phrase for each.
+    assumed: name in config.json -> its value, where it says one; with another the class computes otherwise.
     """
 
     folder: str
@@ -84,6 +85,7 @@ class HuggingFace(NamedTuple):
     pair: str | None = "cls A sep B sep"
     prepare: str = "--tokenizer wordpiece"
     otherwise: Callable[[Any], list[str]] = dense_there
+    assumed: Mapping[str, Any] = MappingProxyType({})
 
 
 class Family(NamedTuple):

@@ -6,7 +6,15 @@ Hugging Face: BertForPreTraining, or BertForMaskedLM without the pair head.
 import dataclasses
 
 from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
-from models.blocks.tables import HF_FIELDS, HF_SETTINGS, HF_SIZES, HF_TIED, bert_parameters, dense_parameters
+from models.blocks.tables import (
+    HF_ASSUMED,
+    HF_FIELDS,
+    HF_SETTINGS,
+    HF_SIZES,
+    HF_TIED,
+    bert_parameters,
+    dense_parameters,
+)
 from models.core.family import Family, HuggingFace
 from models.core.parameters import Parameter
 
@@ -55,6 +63,7 @@ FAMILY = Family(
             settings=HF_SETTINGS,
             tied=HF_TIED,
             trunk="bert.",
+            assumed=HF_ASSUMED,
         )
     },
     flops=flops,

@@ -12,7 +12,15 @@ import dataclasses
 
 from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
 from models.attention.patterns.pattern import DENSE, Pattern
-from models.blocks.tables import HF_FIELDS, HF_SETTINGS, HF_SIZES, HF_TIED, bert_parameters, dense_parameters
+from models.blocks.tables import (
+    HF_ASSUMED,
+    HF_FIELDS,
+    HF_SETTINGS,
+    HF_SIZES,
+    HF_TIED,
+    bert_parameters,
+    dense_parameters,
+)
 from models.core.family import Converter, Family, HuggingFace
 from models.core.parameters import Parameter
 
@@ -91,6 +99,7 @@ FAMILY = Family(
             trunk="bert.",
             prepare="--tokenizer sentencepiece-bpe --specials albert",
             otherwise=_otherwise,
+            assumed=HF_ASSUMED,
         )
     },
     flops=flops,

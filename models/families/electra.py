@@ -22,6 +22,7 @@ from models.blocks.embeddings import Embeddings
 from models.blocks.heads import TokenHead
 from models.blocks.layer import LayerSizes
 from models.blocks.tables import (
+    HF_ASSUMED,
     HF_FIELDS,
     HF_SETTINGS,
     HF_SIZES,
@@ -198,6 +199,7 @@ def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, st
         settings=HF_SETTINGS,
         tied=tied,
         trunk="electra.",
+        assumed=HF_ASSUMED,
     )
 
 

@@ -12,6 +12,8 @@ from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_
 from models.core.family import Family, HuggingFace
 from models.core.parameters import Parameter, Slot
 
+ASSUMED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+
 
 @dataclasses.dataclass(frozen=True)
 class GPT2Config(DecoderConfig):
@@ -83,6 +85,7 @@ FAMILY = Family(
             trunk="transformer.",
             pair=None,
             prepare="--tokenizer bpe --specials gpt2",
+            assumed=ASSUMED,
         )
     },
     flops=flops,

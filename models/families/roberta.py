@@ -8,6 +8,7 @@ import dataclasses
 
 from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
 from models.blocks.tables import (
+    HF_ASSUMED,
     HF_FIELDS,
     HF_SETTINGS,
     HF_SIZES,
@@ -83,6 +84,7 @@ FAMILY = Family(
             pair="cls A sep sep B sep",
             prepare="--tokenizer bpe --specials roberta",
             otherwise=_otherwise,
+            assumed=HF_ASSUMED,
         )
     },
     flops=flops,

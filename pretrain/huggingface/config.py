@@ -33,7 +33,9 @@ def config_from(source: str | Path) -> Any:
     try:
         return _replaced(family.config(), nest({path.replace(".", "/"): value for path, value in values.items()}))
     except (ValueError, TypeError) as error:
-        raise UserError(f"{source}: config.json describes a model that cannot be built ({error})") from error
+        raise UserError(
+            f"{source}: config.json describes a model that cannot be built ({error}); give another folder"
+        ) from error
 
 
 def folders(source: str | Path, family: Family) -> dict[str, Path]:
@@ -119,6 +121,12 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
     for name, value in model.constants.items():
         if fields.get(name) != value:
             raise UserError(f"{folder}: config.json has {name}={fields.get(name)!r}, needed is {value!r}")
+    for name, value in model.assumed.items():
+        if (said := fields.get(name, value)) != value:
+            raise UserError(
+                f"{folder}: config.json has {name}={said!r}, which this family does not compute; "
+                f"give the folder of a model with {value!r}"
+            )
     known, values, missing = {**model.fields, **model.settings}, {}, []
     for name, place in known.items():
         if isinstance(place, Converter):

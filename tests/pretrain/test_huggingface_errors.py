@@ -11,9 +11,11 @@ import pytest
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import pieces, stored
 from models.families.electra import Tower
-from models.families.registry import family_of
+from models.families.gpt2 import GPT2Config
+from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
-from pretrain.huggingface.export import export
+from pretrain.huggingface.config import config_from
+from pretrain.huggingface.export import config_fields, export
 from pretrain.huggingface.load import check_vocabulary
 from tests.pretrain import reference, toys
 from tests.pretrain.hugging_face_folders import load_like, rewrite
@@ -63,6 +65,32 @@ def test_every_architecture_field_is_compared(exported, configs, tokenizer_path,
             edit_config(folder / model.folder, **{name: other.get(name) or original[name] * 2})
             expect_load_error(folder, configs[kind], tokenizer_path, f"model.{path} is ")
             edit_config(folder / model.folder, **original)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "masked", "electra"])
+def test_a_setting_with_which_the_class_computes_otherwise_is_an_error(exported, configs, tmp_path, kind):
+    """What the family does compute may be said, or not."""
+    if kind == "gpt2":
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "config.json").write_text(json.dumps(config_fields(GPT2Config(), "model", {})))
+    folder = tmp_path / kind if kind == "gpt2" else exported(kind)
+    config = config_from(folder)
+    part = list(family_of(config).hf.values())[-1]
+    assert part.assumed
+    for name, value in part.assumed.items():
+        edit_config(folder / part.folder, **{name: "relative_key" if value == "absolute" else not value})
+        with pytest.raises(UserError, match=rf"{kind}.*: config.json has {name}=.*; give the folder of .* {value!r}$"):
+            config_from(folder)
+        edit_config(folder / part.folder, **{name: value})
+        assert config_from(folder) == config
+
+
+@pytest.mark.parametrize(("family", "name"), [("gpt", "afn"), ("gpt2", "activation_function")])
+def test_an_activation_that_there_is_not_is_an_error(tmp_path, family, name):
+    fields = config_fields(FAMILIES[family].config(), "model", {})
+    (tmp_path / "config.json").write_text(json.dumps(fields | {name: "silu"}))
+    with pytest.raises(UserError, match="model.activation='silu': use one of .*; give another folder"):
+        config_from(tmp_path)
 
 
 def test_another_vocabulary_is_an_error(exported, configs, tokenizer_path):
