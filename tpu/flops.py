@@ -6,16 +6,17 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from models.attention.kernels.kernel import Cost
+from models.attention.kernels.kernel import Call, Cost
 
 
 class Flops(NamedTuple):
     """products: outside of kernels.   kernels: name -> inside of it.   unknown: kernels without a `Cost`, or whose
-    FLOPs nobody declares."""
+    FLOPs nobody declares.   calls: of kernels, (name, call, how often it runs over all devices)."""
 
     products: float
     kernels: dict[str, float]
     unknown: tuple[str, ...] = ()
+    calls: tuple[tuple[str, Call, float], ...] = ()
 
     @property
     def total(self) -> float:
@@ -28,19 +29,21 @@ def flops(jaxpr: ClosedJaxpr, kernels: Mapping[str, Cost]) -> Flops:
     kernels: by the beginning of the name that `pl.pallas_call` was given; their FLOPs are those that they declare. Of
     a conditional the dearest branch counts, of a loop without a known length one turn.
     """
-    products, inside, unknown = 0.0, {}, {}
+    products, inside, unknown, calls = 0.0, {}, {}, []
     for equation, times in _equations(jaxpr.jaxpr, 1):
         kind = equation.primitive.name
         products += times * _cost(equation)
         if kind == "pallas_call":
             name = str(equation.params.get("name_and_src_info") or equation.params.get("name"))
             known = next((key for key in kernels if name.startswith(key)), None)
-            declared = None if known is None else _declared(equation, kernels[known])
-            if declared is None:
+            call = _call(equation)
+            counted = None if known is None else kernels[known].flops(call)
+            if counted is None:
                 unknown[name] = None
             else:
-                inside[known] = inside.get(known, 0.0) + times * declared
-    return Flops(products, inside, tuple(unknown))
+                inside[known] = inside.get(known, 0.0) + times * counted
+                calls.append((known, call, times))
+    return Flops(products, inside, tuple(unknown), tuple(calls))
 
 
 def _equations(jaxpr: Jaxpr, times: float):
@@ -67,12 +70,11 @@ def _equations(jaxpr: Jaxpr, times: float):
                     yield from _equations(part, inner)
 
 
-def _declared(equation: Any, cost: Cost) -> float | None:
-    """FLOPs of one call of a kernel, None where neither it nor its cost says."""
-    if cost.flops:
-        return cost.flops(*([v.aval for v in vs] for vs in (equation.invars, equation.outvars)))
-    estimate = equation.params["cost_estimate"]
-    return None if estimate is None else float(estimate.flops)
+def _call(equation: Any) -> Call:
+    arguments, results = (tuple(v.aval for v in vs) for vs in (equation.invars, equation.outvars))
+    declared = equation.params["cost_estimate"]
+    turns = math.prod(equation.params["grid_mapping"].grid)
+    return Call(arguments, results, turns, None if declared is None else float(declared.flops))
 
 
 def _cost(equation: Any) -> float:

@@ -126,12 +126,13 @@ def estimate(
 ) -> Estimate:
     """Time of a step: the cores' or the memory's, whichever is longer, and the collectives that nothing hides.
 
-    Lookups, for which the compiler has no cycles, take their memory traffic; kernels their FLOPs at their efficiency.
+    Lookups, for which the compiler has no cycles, take their memory traffic; kernels the cycles that
+    they declare.
     """
     chip = TPUS[topology.generation]
     needed = max(counted.total, work.model_flops) / work.chips
-    inside = sum(n / kernels[name].shares[topology.generation] for name, n in counted.kernels.items())
-    inside /= work.chips * chip.peak_flops
+    inside = sum(times * kernels[name].cycles(topology.generation, call) for name, call, times in counted.calls)
+    inside /= work.chips * chip.cores * chip.clock
     compute = found.cycles / chip.clock + found.lookups / chip.hbm_bandwidth + inside
     memory = found.traffic / chip.hbm_bandwidth
     every = sum(collective_seconds(collective, chip) for collective in moved)

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 from data_pipelines.errors import UserError
 from models.attention import plain
-from models.attention.kernels.kernel import Cost, Kernel
+from models.attention.kernels.kernel import Kernel, at_share
 from models.attention.kernels.table import KERNELS, costs
 from models.attention.mask import Mask
 from models.attention.self_attention import SelfAttention
@@ -38,7 +38,7 @@ def obstacles(attention):
 
 @pytest.fixture
 def toy(monkeypatch):
-    toy = Kernel("toy", "self", ("cpu",), obstacles, attend, {"toy": Cost({"v5e": 0.5})})
+    toy = Kernel("toy", "self", ("cpu",), obstacles, attend, {"toy": at_share({"v5e": 0.5})})
     monkeypatch.setitem(KERNELS, "toy", toy)
 
 

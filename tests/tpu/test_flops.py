@@ -6,7 +6,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
-from models.attention.kernels.kernel import Cost
+from models.attention.kernels.kernel import Cost, at_share
 from models.attention.kernels.splash import splash
 from models.attention.kernels.table import costs
 from models.attention.mask import Mask
@@ -65,21 +65,24 @@ def kernel(x, declared=None):
 
 def test_kernels_count_what_they_declare():
     declared = pl.CostEstimate(flops=70, bytes_accessed=1, transcendentals=1)
-    found = count(jax.vmap(lambda x: kernel(x, declared)), jnp.zeros((3, 4, 8)), kernels={"attend": Cost({})})
+    found = count(jax.vmap(lambda x: kernel(x, declared)), jnp.zeros((3, 4, 8)), kernels={"attend": Cost(None)})
     assert found.kernels == {"attend": 3 * 70} and found.unknown == ()
 
 
 def test_kernels_that_declare_nothing_count_by_their_cost():
-    known = {"attend": Cost({"v5e": 0.5}, lambda arguments, results: 10.0 * arguments[0].size * results[0].size)}
+    known = {"attend": at_share({"v5e": 0.5}, lambda call: 10.0 * call.arguments[0].size * call.results[0].size)}
     twice = lambda x: jax.lax.scan(lambda x, _: (kernel(x), None), x, None, length=2)[0]
     found = count(twice, X, kernels=known)
     assert found.kernels == {"attend": pytest.approx(2 * 10 * 32 * 32)} and found.unknown == ()
     assert found.total == 2 * 10 * 32 * 32
+    ((name, call, times),) = found.calls
+    assert (name, times, call.turns) == ("attend", 2, 1)
+    assert known["attend"].cycles("v5e", call) == 10 * 32 * 32 / (0.5 * 2**17)
 
 
 def test_a_kernel_whose_flops_nobody_declares_is_named():
     assert any("attend_forward" in name for name in count(kernel, X).unknown)
-    assert any("attend_forward" in name for name in count(kernel, X, kernels={"attend": Cost({})}).unknown)
+    assert any("attend_forward" in name for name in count(kernel, X, kernels={"attend": Cost(None)}).unknown)
 
 
 @pytest.mark.parametrize("causal, share, rows", [(False, 1, 2), (True, 3 / 4, 2), (False, 1, 1)])

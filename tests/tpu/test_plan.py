@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from models.attention.kernels.kernel import Cost
+from models.attention.kernels.kernel import Call, Cost
 from tpu.compiler import Report
 from tpu.costs import Costs
 from tpu.flops import Flops
@@ -42,9 +42,10 @@ def test_lookups_take_their_traffic():
     assert ms(BUSY._replace(lookups=8.19e8)) == (pytest.approx(11), "")
 
 
-def test_a_kernel_takes_its_flops_at_its_efficiency():
-    inside = Flops(16 * 1e12, {"attend": 16 * 1.97e12})
-    kernel = {"attend": Cost({"v5e": 0.5})}
+def test_a_kernel_takes_the_cycles_that_it_declares():
+    call = Call((), (), turns=3, flops=1e11)
+    inside = Flops(16 * 1e12, {"attend": 16 * 10 * 1e11}, calls=(("attend", call, 16 * 10),))
+    kernel = {"attend": Cost(lambda generation, call: {"v5e": 1e6}[generation] * call.turns)}
     assert ms(BUSY._replace(kernels=3), flops=inside, kernels=kernel) == (pytest.approx(30), "")
 
 

@@ -33,16 +33,38 @@ class Attention(NamedTuple):
     part: str = ""
 
 
+class Call(NamedTuple):
+    """One call of a kernel's program, as a step's trace has it.
+
+    arguments, results: each with shape and dtype.   turns: of its grid.   flops: that it declares itself
+    (`pl.CostEstimate`), None where it declares none.
+    """
+
+    arguments: tuple
+    results: tuple
+    turns: int
+    flops: float | None
+
+
 class Cost(NamedTuple):
     """Of one program of a kernel, into which no compiler looks.
 
-    shares: TPU generation -> share of the chip's peak FLOP/s that it reaches.
-    flops: (arguments, results), each with shape and dtype -> FLOPs of one call; None where the program declares them
-        itself (`pl.CostEstimate`).
+    cycles: (TPU generation, call) -> cycles of one core that the call takes; a chip's cores share the turns.
+    flops: call -> its FLOPs, None where nobody says; by default those that the program declares.
     """
 
-    shares: Mapping[str, float]
-    flops: Callable[[list, list], float] | None = None
+    cycles: Callable[[str, Call], float]
+    flops: Callable[[Call], float | None] = lambda call: call.flops
+
+
+# FLOPs of a core's matrix units in a cycle.
+PER_CYCLE = {"v4": 2**17, "v5e": 2**17, "v5p": 2**17, "v6e": 2**19}
+
+
+def at_share(shares: Mapping[str, float], flops: Callable[[Call], float | None] | None = None) -> Cost:
+    """Of a program that reaches on each generation one share of the peak.   flops: as in `Cost`."""
+    counted = flops or Cost._field_defaults["flops"]
+    return Cost(lambda generation, call: counted(call) / (shares[generation] * PER_CYCLE[generation]), counted)
 
 
 class Kernel(NamedTuple):

@@ -16,7 +16,7 @@ from models.attention.kernels.block_attention import (
     filled_up,
     memory,
 )
-from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_heads
+from models.attention.kernels.kernel import LANES, Attention, Kernel, at_share, cuts, of_heads
 from models.attention.mask import Mask, chosen, is_global, visible
 from models.attention.operands import SelfWeights
 from models.attention.patterns.blocks import Blocks
@@ -231,8 +231,8 @@ KERNEL = Kernel(
     _obstacles,
     attend,
     {
-        "block_attention_forward": Cost({"v4": 0.046, "v5e": 0.176, "v5p": 0.179, "v6e": 0.05}),
-        "block_attention_backward": Cost({"v4": 0.105, "v5e": 0.36, "v5p": 0.36, "v6e": 0.108}),
+        "block_attention_forward": at_share({"v4": 0.046, "v5e": 0.176, "v5p": 0.179, "v6e": 0.05}),
+        "block_attention_backward": at_share({"v4": 0.105, "v5e": 0.36, "v5p": 0.36, "v6e": 0.108}),
     },
     sparse=True,
     unrolled=12,

@@ -16,7 +16,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_heads, of_length
+from models.attention.kernels.kernel import LANES, Attention, Kernel, at_share, cuts, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
 from models.attention.mask import Mask
 from models.attention.operands import Biases, Context, Types
@@ -419,9 +419,9 @@ KERNEL = Kernel(
     _obstacles,
     by_kernel,
     {
-        "relative_whole_forward": Cost({"v4": 0.06, "v5e": 0.21, "v5p": 0.21, "v6e": 0.06}),
-        "relative_whole_backward": Cost({"v4": 0.13, "v5e": 0.34, "v5p": 0.33, "v6e": 0.10}),
-        "relative_chosen_forward": Cost({"v4": 0.07, "v5e": 0.22, "v5p": 0.21, "v6e": 0.07}),
-        "relative_chosen_backward": Cost({"v4": 0.14, "v5e": 0.33, "v5p": 0.32, "v6e": 0.1}),
+        "relative_whole_forward": at_share({"v4": 0.06, "v5e": 0.21, "v5p": 0.21, "v6e": 0.06}),
+        "relative_whole_backward": at_share({"v4": 0.13, "v5e": 0.34, "v5p": 0.33, "v6e": 0.10}),
+        "relative_chosen_forward": at_share({"v4": 0.07, "v5e": 0.22, "v5p": 0.21, "v6e": 0.07}),
+        "relative_chosen_backward": at_share({"v4": 0.14, "v5e": 0.33, "v5p": 0.32, "v6e": 0.1}),
     },
 )

@@ -14,7 +14,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.kernel import LANES, Attention, Cost, cuts
+from models.attention.kernels.kernel import LANES, Attention, at_share, cuts
 from models.attention.kernels.lanes import across, along, only
 from models.attention.mask import Mask
 from models.attention.operands import SelfWeights
@@ -34,8 +34,8 @@ _HIDDEN = float(jnp.finfo(jnp.float32).min)
 # waits for is not in them; its transfers take a third of the HBM's time. On v5p a turn, two heads, is 2630 bundles
 # forward and 4203 backward.
 COSTS = {
-    "row_attention_forward": Cost({"v4": 0.25, "v5e": 0.39, "v5p": 0.39, "v6e": 0.12}),
-    "row_attention_backward": Cost({"v4": 0.45, "v5e": 0.62, "v5p": 0.61, "v6e": 0.20}),
+    "row_attention_forward": at_share({"v4": 0.25, "v5e": 0.39, "v5p": 0.39, "v6e": 0.12}),
+    "row_attention_backward": at_share({"v4": 0.45, "v5e": 0.62, "v5p": 0.61, "v6e": 0.20}),
 }
 
 

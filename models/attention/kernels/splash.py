@@ -9,7 +9,17 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from models.attention.kernels import row_attention
-from models.attention.kernels.kernel import LANES, Attention, Cost, Kernel, cuts, of_blocks, of_dropout, of_length
+from models.attention.kernels.kernel import (
+    LANES,
+    Attention,
+    Call,
+    Kernel,
+    at_share,
+    cuts,
+    of_blocks,
+    of_dropout,
+    of_length,
+)
 from models.attention.mask import Mask
 from models.attention.operands import SelfWeights
 from models.blocks.dense import Affine, add_bias
@@ -115,7 +125,8 @@ def _flops(products: int):
     """FLOPs with this many products of [queries, head_dim] and [keys, head_dim]; of a causal mask, of the blocks on
     and below its diagonal.   q, k: [batch, heads, head_dim, length], without the batch where that is one row."""
 
-    def flops(arguments: list, results: list) -> float:
+    def flops(call: Call) -> float:
+        arguments = call.arguments
         blocks, (q, k) = arguments[0], [a for a in arguments if jnp.issubdtype(a.dtype, jnp.floating)][:2]
         # A mask that is computed inside has the numbers of the positions beside the segments of queries and keys.
         causal = sum(a.dtype == jnp.int32 for a in arguments) > 2
@@ -135,8 +146,8 @@ KERNEL = Kernel(
     _obstacles,
     attend,
     {
-        "splash_mha_fwd": Cost({"v4": 0.17, "v5e": 0.25, "v5p": 0.27, "v6e": 0.10}, _flops(2)),
-        "splash_mha_dkv": Cost({"v4": 0.33, "v5e": 0.45, "v5p": 0.41, "v6e": 0.17}, _flops(5)),
+        "splash_mha_fwd": at_share({"v4": 0.17, "v5e": 0.25, "v5p": 0.27, "v6e": 0.10}, _flops(2)),
+        "splash_mha_dkv": at_share({"v4": 0.33, "v5e": 0.45, "v5p": 0.41, "v6e": 0.17}, _flops(5)),
         **row_attention.COSTS,
     },
 )
