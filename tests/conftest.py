@@ -68,17 +68,17 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_runtest_logreport(report):
     file, fingerprint = getattr(report, "second_tier", (None, None))
-    if file and report.failed:
+    if file and (report.failed or report.skipped):  # what this machine lacks may be there next time
         _failed.add(file)
     elif file:
         _passed[file] = fingerprint
 
 
 def pytest_sessionfinish(session):
-    """Record what passed as a whole, slow tests included."""
+    """Record the files that passed as a whole; what is slow runs under `make test-all` alone, recorded or not."""
     option = session.config.option
-    whole = option.both_tiers and not option.keyword and not option.markexpr
-    if whole and not hasattr(session.config, "workerinput"):
+    chosen = option.keyword or option.markexpr not in ("", "not slow") or any("::" in arg for arg in session.config.args)
+    if option.both_tiers and not chosen and not hasattr(session.config, "workerinput"):
         second_tier.record({Path(file): found for file, found in _passed.items() if file not in _failed})
 
 

@@ -2,8 +2,8 @@
 
 A file joins by `pytestmark = pytest.mark.second_tier(*families, starts=[...])`: it is then judged by all that it
 imports and that `starts` import, modules that it has other processes run, or other files. Of the registry's families
-only the named ones count, none for all. What passes under `make test-all` is recorded in second_tier.json, for the next
-commit.
+only the named ones count, none for all. What passes with `--both-tiers`, as under `make test-all`, is recorded in
+second_tier.json, for the next commit.
 """
 
 import ast
