@@ -77,7 +77,8 @@ def pytest_runtest_logreport(report):
 def pytest_sessionfinish(session):
     """Record the files that passed as a whole; what is slow runs under `make test-all` alone, recorded or not."""
     option = session.config.option
-    chosen = option.keyword or option.markexpr not in ("", "not slow") or any("::" in arg for arg in session.config.args)
+    some = option.keyword or any("::" in arg for arg in session.config.args)
+    chosen = some or option.markexpr not in ("", "not slow")
     if option.both_tiers and not chosen and not hasattr(session.config, "workerinput"):
         second_tier.record({Path(file): found for file, found in _passed.items() if file not in _failed})
 

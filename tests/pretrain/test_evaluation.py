@@ -32,6 +32,8 @@ from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch
 from tpu.mesh import choose_mesh
 
+pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__"])
+
 
 def evaluator(recipe, corpus_path, examples=20):
     mesh = choose_mesh(None, 0, jax.devices(), None)
