@@ -165,5 +165,5 @@ def end_token(corpus: Corpus) -> int:
             return corpus.special[role]
     raise UserError(
         f"corpus {corpus.path} has no eod and no sep token, one of which has to end documents; "
-        "prepare it with a tokenizer that has one"
+        "prepare it with --end-of-text, which adds one"
     )

@@ -31,7 +31,7 @@ from data_pipelines.progress import busy
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
 from data_pipelines.tokenizers import codes, stored
-from data_pipelines.tokenizers.made import with_sentinels
+from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
 
 
@@ -148,6 +148,7 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
         made = codes.added(made, options.code)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
+        made = with_end(made) if options.end_of_text else made
         made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
         made = codes.found(made, options.code)
     stored.save(made, to)

@@ -14,7 +14,7 @@ from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse
 from data_pipelines.text.sentences import check_language
 from data_pipelines.text.steps import check_steps
-from data_pipelines.tokenizers.table import check_specials
+from data_pipelines.tokenizers.table import KINDS, check_specials
 
 LARGEST_VOCABULARY = 10_000_000  # trainers allocate it before they read
 MIB = 1 << 20
@@ -52,6 +52,9 @@ class Prepare:
     bpe's roberta (unless told) or gpt2, character-bpe's gpt (unless told) or ctrl."""
     sentinels: int = 0
     """How many of T5's sentinels, <extra_id_0> and so on, to put after the vocabulary."""
+    end_of_text: bool = False
+    """Put <|endoftext|>, which ends documents, after the vocabulary of a tokenizer that is given and has no such token,
+    as OpenAI's GPT and CTRL."""
     language: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Of the text, for splitting sentences; en unless told. Repeatable: one for each --source, in their order."""
     documents: Literal["file", "blank-line"] = "file"
@@ -106,6 +109,8 @@ def settings(options: Prepare) -> dict:
     if options.part_size < 1:
         raise UserError(f"--part-size {options.part_size}: give a number of MiB, at least 1")
     check_specials(options.tokenizer, options.specials)
+    if options.end_of_text and options.tokenizer in KINDS:
+        raise UserError(f"--end-of-text: a trained {options.tokenizer} tokenizer ends documents already; leave it out")
     check_steps(options.steps)
     share(options)
     said = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from data_pipelines.tokenizers.made import Made, names_in, special_ids
+from data_pipelines.tokenizers.made import END_OF_TEXT, Made, names_in, special_ids
 from data_pipelines.tokenizers.training import Training, bounded, check_size, count_words, merge, pre_tokenized
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-END = "<|endoftext|>"
 
 
 class Flavour(NamedTuple):
@@ -26,7 +25,11 @@ FLAVOURS = {
         (),
         {"tokenizer_class": "RobertaTokenizer", "bos_token": "<s>", "eos_token": "</s>"},
     ),
-    "gpt2": Flavour((), (END,), {"tokenizer_class": "GPT2Tokenizer", "bos_token": END, "eos_token": END}),
+    "gpt2": Flavour(
+        (),
+        (END_OF_TEXT,),
+        {"tokenizer_class": "GPT2Tokenizer", "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT},
+    ),
 }
 SPECIALS = tuple(FLAVOURS)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_pipelines.text.encoding import CTRL_WORD
-from data_pipelines.tokenizers.made import Made, names_in, special_ids
+from data_pipelines.tokenizers.made import END_OF_TEXT, Made, names_in, special_ids
 from data_pipelines.tokenizers.training import (
     SMALLEST_VOCABULARY,
     Training,
@@ -25,7 +25,8 @@ from data_pipelines.tokenizers.training import (
 
 END = "</w>"
 CONTINUES = "@@"  # in CTRL's files, where the end of a word has no mark
-WHOLE = UNKNOWN, END_OF_TEXT = "<unk>", "<|endoftext|>"  # no words, so without a mark
+UNKNOWN = "<unk>"
+WHOLE = UNKNOWN, END_OF_TEXT  # no words, so without a mark
 NEWLINE = "\ue00a"  # while merges are learnt: CTRL's words may end in a newline
 SPECIALS = ("gpt", "ctrl")
 CLASSES = {"gpt": "OpenAIGPTTokenizer", "ctrl": "CTRLTokenizer"}

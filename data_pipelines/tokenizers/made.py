@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from data_pipelines.errors import UserError
+
+END_OF_TEXT = "<|endoftext|>"
 # role -> the names it goes by; the first is ours. A tokenizer may lack any of them
 ROLES = {
     "pad": ("[PAD]", "<pad>"),
@@ -14,7 +17,7 @@ ROLES = {
     "mask": ("[MASK]", "<mask>"),
     "bos": ("<s>", "<bos>"),
     "eos": ("</s>", "<eos>"),
-    "eod": ("<eod>", "<|endoftext|>"),  # end of document
+    "eod": ("<eod>", END_OF_TEXT),  # end of document
 }
 NUMBERED = re.compile(r"<extra_id_(\d+)>")  # T5's sentinels; the role is sentinel_0, ...
 LANGUAGE = re.compile(r"([a-z]{2,3})_[A-Z]{2}")  # mBART's languages; the role is language_en, ...
@@ -67,6 +70,17 @@ def vocabulary(tokenizer: Tokenizer) -> list[str]:
 def named_tokens(made: Made) -> dict[str, str]:
     """The token of each role in ROLES that has one."""
     return {role: made.tokenizer.id_to_token(made.special[role]) for role in ROLES if role in made.special}
+
+
+def with_end(made: Made) -> Made:
+    """With <|endoftext|> after the vocabulary to end documents, and to begin and end texts where no other token does.
+    UserError where one ends documents already."""
+    if "eod" in made.special:
+        end = made.tokenizer.id_to_token(made.special["eod"])
+        raise UserError(f"--end-of-text: the tokenizer has {end}, which ends documents; leave it out")
+    made.tokenizer.add_special_tokens([END_OF_TEXT])
+    names = {"bos": END_OF_TEXT, "eos": END_OF_TEXT, **named_tokens(made)}
+    return made._replace(special=special_ids(made.tokenizer, names))
 
 
 def with_sentinels(made: Made, number: int) -> Made:

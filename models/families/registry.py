@@ -84,10 +84,12 @@ def differing_fields(theirs, ours) -> dict[str, tuple[Any, Any]]:
     weights of one of `theirs`.
 
     What only one of them has, of a nested config that is None in the other, is None in the other; of two families the
-    fields that both have. There may be more positions than theirs.
+    fields that both have. There may be more positions than theirs, and more tokens where each has a row of its own.
     """
     old, new = weight_fields(theirs), weight_fields(ours)
     compared = old | new if type(theirs) is type(ours) else old.keys() & new.keys()
     both = {path: (old.get(path), new.get(path)) for path in compared}
     differing = {path: values for path, values in both.items() if values[0] != values[1]}
-    return {path: (old, new) for path, (old, new) in differing.items() if path != "positions" or old > new}
+    rows = any("vocab" in parameter.axes for parameter in family_of(ours).parameters(ours))
+    more = ("positions", "vocab_size") if rows else ("positions",)
+    return {path: (old, new) for path, (old, new) in differing.items() if path not in more or old > new}

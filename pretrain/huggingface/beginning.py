@@ -1,5 +1,5 @@
 """How a model begins with the weights of another: of its own family or of one that it continues, whose rows for
-positions are copied on where it has more of them."""
+positions are copied on where it has more of them, and the rows for more tokens are the mean of its."""
 
 import logging
 from collections.abc import Mapping
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from models.attention.patterns.pattern import Pattern, fields_of
+from models.blocks.embeddings import padded_vocab
 from models.families.registry import family_of, renamed
 
-POSITION = "position"  # the axis of what has a row for each position
+POSITION, TOKEN = "position", "vocab"  # the axes of what has a row for each position or token
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def counterparts(theirs, ours) -> dict[str, str]:
 
 def as_theirs(params: Mapping[str, np.ndarray], theirs, ours) -> dict[str, np.ndarray]:
     """Parameters of a model of config `ours`, path -> array, under their names and with the shapes in `theirs`."""
-    resized = _resized(params, ours, getattr(theirs, "positions", None))
+    resized = _resized(params, ours, ours, theirs)
     return {name: resized[path] for path, name in counterparts(theirs, ours).items()}
 
 
@@ -35,9 +36,11 @@ def as_ours(source: str, params: Mapping[str, np.ndarray], theirs, ours) -> dict
     before, after = (getattr(config, "positions", None) for config in (theirs, ours))
     if before and after and before != after:
         log.warning("%s: its %s positions are copied on to %s", source, f"{before:,}", f"{after:,}")
+    if more := ours.vocab_size - theirs.vocab_size:
+        log.warning("%s: %s tokens that it lacks begin as the mean of the others", source, f"{more:,}")
     if changed := other_pattern(theirs, ours):
         log.warning("%s: its weights go on with another sparse pattern: %s", source, changed)
-    return _resized(named, ours, after)
+    return _resized(named, ours, theirs, ours)
 
 
 def other_pattern(theirs, ours) -> str:
@@ -50,10 +53,14 @@ def other_pattern(theirs, ours) -> str:
     return ", ".join(f"model.pattern.{name} is {old} there and {new} here" for name, (old, new) in differing.items())
 
 
-def _resized(params: Mapping[str, np.ndarray], config, positions: int | None) -> dict[str, np.ndarray]:
-    """The same with so many positions: without the last ones, or with the first ones again after them."""
-    axes = {parameter.path: parameter.axes for parameter in family_of(config).parameters(config)}
-    return {path: _repeated(array, axes[path], positions) for path, array in params.items()}
+def _resized(params: Mapping[str, np.ndarray], ours, before, after) -> dict[str, np.ndarray]:
+    """Parameters by their paths in a model of config `ours`, with the positions and tokens of config `before`, with
+    those of `after`: without the last ones, or with the first positions again, and tokens that are the others' mean."""
+    axes = {parameter.path: parameter.axes for parameter in family_of(ours).parameters(ours)}
+    positions, tokens = getattr(after, "positions", None), (before.vocab_size, after.vocab_size)
+    return {
+        path: _of_tokens(_repeated(array, axes[path], positions), axes[path], *tokens) for path, array in params.items()
+    }
 
 
 def _repeated(array: np.ndarray, axes: tuple[str | None, ...], positions: int | None) -> np.ndarray:
@@ -61,3 +68,14 @@ def _repeated(array: np.ndarray, axes: tuple[str | None, ...], positions: int | 
         return array
     axis = axes.index(POSITION)
     return np.take(array, np.arange(positions) % array.shape[axis], axis)
+
+
+def _of_tokens(array: np.ndarray, axes: tuple[str | None, ...], before: int, after: int) -> np.ndarray:
+    if TOKEN not in axes or before == after:
+        return array
+    rows = np.moveaxis(array, axes.index(TOKEN), 0)
+    resized = np.zeros((padded_vocab(after), *rows.shape[1:]), array.dtype)
+    kept = min(before, after)
+    resized[:kept] = rows[:kept]
+    resized[before:after] = rows[:before].mean(0)
+    return np.moveaxis(resized, 0, axes.index(TOKEN))

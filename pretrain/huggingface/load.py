@@ -54,7 +54,9 @@ def load(
     if start is not None:
         begun = {path: np.array(leaf) for path, leaf in leaves(start())}
     given = nest(as_theirs(begun, theirs, config))
-    read = dict(leaves(_read(source, theirs, given, tokenizer_path, heads_anew=start is not None)))
+    for folder in folders(source, family_of(theirs)).values():
+        check_vocabulary(folder, tokenizer_path, theirs, config)
+    read = dict(leaves(_read(source, theirs, given, heads_anew=start is not None)))
     ours = as_ours(str(source), read, theirs, config)
     if lacking := sorted(begun.keys() - ours.keys()):
         if start is None:
@@ -70,12 +72,11 @@ def _with_heads(theirs, ours):
     return dataclasses.replace(theirs, **{name: getattr(ours, name) for name in heads})
 
 
-def _read(source: str | Path, config, params: Params, tokenizer_path: Path, heads_anew: bool) -> Params:
+def _read(source: str | Path, config, params: Params, heads_anew: bool) -> Params:
     """A folder's model of this config, written into params, which may lack some; heads that the folder lacks stay."""
     family = family_of(config)
     read: dict[tuple, tuple[str, str]] = {}
     for part, folder in folders(source, family).items():
-        check_vocabulary(folder, tokenizer_path)
         wanted, trunk = tensors(params, config, part), family.hf[part].trunk
         bare = heads_anew or all(name.startswith(trunk) for name in wanted)
         stored = _Tensors(folder, trunk if bare else "")
@@ -109,16 +110,24 @@ def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]],
             raise UserError(f"{setting} differs from {theirs}, but the model shares it; give the parts of one model")
 
 
-def check_vocabulary(folder: Path, tokenizer_path: Path) -> None:
-    """UserError when the folder has a tokenizer whose vocabulary is not that of the corpus's tokenizer."""
-    theirs, ours = _vocabulary(folder), _vocabulary(Path(tokenizer_path))
-    if theirs is None or theirs == ours:
+def check_vocabulary(folder: Path, tokenizer_path: Path, theirs, ours) -> None:
+    """UserError when the folder has a tokenizer whose vocabulary is not that of the corpus's tokenizer, but for tokens
+    that follow all those of its model.   theirs, ours: the configs of the models."""
+    before, after = _vocabulary(folder), _vocabulary(Path(tokenizer_path))
+    if before is None and theirs.vocab_size < ours.vocab_size:
+        raise UserError(
+            f"{folder}: has {theirs.vocab_size:,} tokens and no tokenizer, the corpus {ours.vocab_size:,}; copy its "
+            f"tokenizer there and prepare the corpus with --tokenizer {folder}"
+        )
+    if before is None or before == after:
         return
-    token = min(theirs.items() ^ ours.items(), key=lambda item: item[::-1])[0]
-    raise UserError(
-        f"{folder}: its tokenizer gives {token!r} the id {theirs.get(token)}, "
-        f"the corpus's {ours.get(token)}; prepare the corpus with --tokenizer {folder}"
-    )
+    differing = sorted(before.items() ^ after.items(), key=lambda item: item[::-1])
+    token, index = differing[0]
+    if index < theirs.vocab_size or any(token in before for token, _ in differing):
+        raise UserError(
+            f"{folder}: its tokenizer gives {token!r} the id {before.get(token)}, "
+            f"the corpus's {after.get(token)}; prepare the corpus with --tokenizer {folder}"
+        )
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:

@@ -51,7 +51,7 @@ def _weights(setting: str, source: str, config, shapes: Params, corpus: Corpus, 
     others = sorted({parameter.path for parameter in family_of(model).parameters(model)} - set(begun.values()))
     _check_heads(setting, source, lacking, others, anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
-        check_vocabulary(tokenizer, corpus.tokenizer_path)
+        check_vocabulary(tokenizer, corpus.tokenizer_path, model, config)
     restored = restore(directory, devices=_host())
     trained = jax.device_get(dict(leaves(merge(restored.params, restored.frozen))))
     params = dict(leaves(start())) if start else {}

@@ -69,7 +69,7 @@ def test_every_option_arrives():
     given += ["--keep-accents", "--specials", "albert", "--heldout", "0.2", "--processes", "3", "--tfds-dir", "d"]
     given += ["--token-column", "2", "--label-column", "0", "--sentinels", "7", "--steps", "nfc", "tags"]
     given += ["--part-size", "64", "--part", "1/2", "--finish", "--append", "--runner", "spark"]
-    given += ["--code", "Horror", "--code-field", "domain"]
+    given += ["--code", "Horror", "--code-field", "domain", "--end-of-text"]
     options = parse(Prepare, given, "prepare")
     assert options.source == ("text:a", "builtin")
     assert vars(options) | {"source": None, "out": str(options.out)} == {
@@ -88,6 +88,7 @@ def test_every_option_arrives():
         "processes": 3,
         "tfds_dir": "d",
         "sentinels": 7,
+        "end_of_text": True,
         "steps": ("nfc", "tags"),
         "token_column": 2,
         "label_column": 0,

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import json
 import logging
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.made import with_sentinels
 from models.attention.patterns.pattern import Pattern
 from models.blocks.tables import dense_parameters
 from models.core.parameters import leaves, nest
@@ -68,12 +72,14 @@ def trained(uninterrupted):
 
 @pytest.fixture(params=["run", "folder"])
 def read(request, uninterrupted, trained, corpus_path, tmp_path):
-    """(config, shapes, start) -> parameters that begin as those of the run, read from it or from its export."""
-    corpus, source = Corpus(corpus_path), uninterrupted
+    """(config, shapes, start, corpus) -> parameters that begin as those of the run, read from it or from its export."""
+    of_run, source = Corpus(corpus_path), uninterrupted
     if request.param == "folder":
         source = tmp_path / "export"
-        export(trained, tiny.BERT, corpus.tokenizer_path, source)
-    return lambda config, shapes, start=None: load_weights("--init-from", str(source), config, shapes, corpus, start)
+        export(trained, tiny.BERT, of_run.tokenizer_path, source)
+    return lambda config, shapes, start=None, corpus=of_run: load_weights(
+        "--init-from", str(source), config, shapes, corpus, start
+    )
 
 
 def test_positions_are_copied_on_and_the_log_says_so(read, trained, caplog):
@@ -110,6 +116,42 @@ def test_of_one_sparse_pattern_the_fields_that_differ_are_said():
     assert other_pattern(before, after) == said and other_pattern(before, before) == ""
     assert other_pattern(with_pattern("dense"), with_pattern("dense", seed=4)) == ""  # which changes nothing
     assert other_pattern(with_pattern("longformer"), with_pattern("longformer", seed=4)) == ""
+
+
+@pytest.fixture
+def longer(corpus_path, tmp_path):
+    """(config, corpus) with two tokens after all others."""
+    made = stored.load(Corpus(corpus_path).tokenizer_path)
+    stored.save(with_sentinels(made, 2), tmp_path / "longer")
+    config = dataclasses.replace(tiny.BERT, vocab_size=tiny.BERT.vocab_size + 2)
+    return config, SimpleNamespace(tokenizer_path=tmp_path / "longer")
+
+
+def test_tokens_that_follow_a_model_s_begin_as_the_mean_of_the_others(read, trained, longer, caplog):
+    """In the embeddings and in the head's bias; its own stay, padding is 0."""
+    config, corpus = longer
+    with caplog.at_level(logging.WARNING):
+        params = read(config, parameter_shapes(config), corpus=corpus)
+    assert "2 tokens that it lacks begin as the mean of the others" in caplog.text
+    before, after, size = dict(leaves(trained)), dict(leaves(params)), tiny.BERT.vocab_size
+    for path in ("embeddings/tokens", "predictions/bias"):
+        kept, table = before.pop(path)[:size], after.pop(path)
+        np.testing.assert_array_equal(table[:size], kept)
+        np.testing.assert_allclose(table[size : size + 2], [kept.mean(0)] * 2, rtol=1e-5)
+        assert len(table) == 256 and not table[size + 2 :].any()
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+
+
+def test_no_token_of_the_model_s_may_be_another_beside_those_that_follow(read, longer):
+    config, corpus = longer
+    file = corpus.tokenizer_path / "tokenizer.json"
+    said = json.loads(file.read_text())
+    vocab = said["model"]["vocab"]
+    first, second = list(vocab)[-2:]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    file.write_text(json.dumps(said))
+    with pytest.raises(UserError, match="its tokenizer gives .* the id .*; prepare the corpus with --tokenizer"):
+        read(config, parameter_shapes(config), corpus=corpus)
 
 
 def test_fewer_positions_are_refused(read):

@@ -119,7 +119,7 @@ def test_another_vocabulary_in_a_spiece_model_is_an_error(tmp_path, exported, co
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
     (folder / "spiece.model").write_bytes(model)
     stored.save(stored.load(folder), tmp_path / "same")
-    check_vocabulary(folder, tmp_path / "same")
+    check_vocabulary(folder, tmp_path / "same", configs["masked"], configs["masked"])
     expect_load_error(folder, configs["masked"], tokenizer_path, "prepare the corpus with --tokenizer")
 
 

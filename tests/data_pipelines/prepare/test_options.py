@@ -6,8 +6,11 @@ import re
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import end_token
 from data_pipelines.prepare import sample, training
 from tests.data_pipelines.prepared import documents, run, splits
 
@@ -57,6 +60,39 @@ def test_sentinels_are_put_after_the_vocabulary_of_any_tokenizer(tmp_path, token
     assert documents(tmp_path / "out") == documents(tmp_path / "plain")
     with pytest.raises(UserError, match="--sentinels -1: give a number from 0"):
         run(tmp_path / "other", f"text:{tmp_path}/a.txt", sentinels=-1)
+
+
+@pytest.mark.parametrize("model_type", ["openai-gpt", "ctrl"])
+def test_a_published_vocabulary_gets_a_token_that_ends_documents(tmp_path, model_type):
+    """Theirs have none, which rows of next tokens say how to mend."""
+    folder, source = tmp_path / "published", tmp_path / "a.txt"
+    folder.mkdir()
+    tokens = ["a@@", "a", "b", "ab"] if model_type == "ctrl" else ["a", "a</w>", "b</w>", "ab</w>"]
+    words = {token: index for index, token in enumerate(["<unk>", *tokens])}
+    (folder / "vocab.json").write_text(json.dumps(words))
+    (folder / "merges.txt").write_text("#version: 0.2\na b</w>\n")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    source.write_text("ab a <|endoftext|>")
+    run(tmp_path / "without", f"text:{source}", tokenizer=str(folder))
+    with pytest.raises(UserError, match="no eod and no sep token.*; prepare it with --end-of-text, which adds one"):
+        end_token(Corpus(tmp_path / "without"))
+    manifest, _ = run(tmp_path / "out", f"text:{source}", tokenizer=str(folder), end_of_text=True)
+    assert manifest["vocab_size"] == 6 and {"eod": 5, "bos": 5, "eos": 5}.items() <= manifest["special"].items()
+    assert end_token(Corpus(tmp_path / "out")) == 5 not in Corpus(tmp_path / "out").parts[0].array("train", "tokens")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
+    assert theirs("ab a<|endoftext|>")["input_ids"] == [4, 2, 5] and theirs.eos_token_id == 5
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_second_token_that_ends_documents_is_refused(tmp_path, trained):
+    (tmp_path / "a.txt").write_text("Some text.")
+    bpe = {"tokenizer": "bpe", "specials": "gpt2", "vocab_size": 260}
+    if not trained:
+        run(tmp_path / "gpt2", f"text:{tmp_path}/a.txt", **bpe)
+        bpe = {"tokenizer": str(tmp_path / "gpt2" / "tokenizer")}
+    said = "a trained bpe tokenizer ends documents already" if trained else r"the tokenizer has <\|endoftext\|>"
+    with pytest.raises(UserError, match=f"--end-of-text: {said}.*; leave it out"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt", **bpe, end_of_text=True)
 
 
 def test_a_small_language_is_not_left_out_of_the_vocabulary(tmp_path, monkeypatch):
