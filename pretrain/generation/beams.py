@@ -48,7 +48,7 @@ def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
         return _add(beams._replace(lengths=beams.lengths + 1, cache=cache), logits, decoding)
 
     of_layers = apart(model, params)
-    logits, cache = read(model, of_layers, tokens, segments, decoding.max_tokens)
+    logits, cache = read(model, params, tokens, segments, decoding.max_tokens)
     prompts = len(tokens)
     of_beams = jnp.repeat(jnp.arange(prompts), decoding.beams)
     seen = first_seen(logits.shape, tokens, segments, decoding)

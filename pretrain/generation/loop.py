@@ -18,7 +18,7 @@ from pretrain.generation.choice import choose, first_seen, penalised, with_seen
 from pretrain.generation.reading import apart, next_logits, read
 from pretrain.generation.settings import Decoding
 from tpu.rules import activation_rules
-from tpu.xla import compiler_options, matmul_precision
+from tpu.xla import few_row_options, matmul_precision
 
 
 class Texts(NamedTuple):
@@ -46,12 +46,11 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
             if decoding.beams > 1:
                 return search(model, decoding, params, tokens, segments)
-            of_layers = apart(model, params)
-            first = read(model, of_layers, tokens, segments, decoding.max_tokens)
-            following = functools.partial(next_logits, model, of_layers)
+            first = read(model, params, tokens, segments, decoding.max_tokens)
+            following = functools.partial(next_logits, model, apart(model, params))
             return write_texts(decoding, first, following, tokens, segments, noise)[:, None]
 
-    return jax.jit(write, compiler_options=compiler_options(mesh))
+    return jax.jit(write, compiler_options=few_row_options(mesh))
 
 
 def write_texts(

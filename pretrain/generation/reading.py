@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.cache import Cache
+from models.blocks.products import turned_weights
 from models.core.family import Inputs
 from models.core.parameters import LAYERS, Params
 
@@ -17,8 +18,17 @@ def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more:
 
 
 def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, cache: Cache) -> tuple[Array, Cache]:
-    """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the cache)."""
-    return _logits(model, params, of_next(last, lengths), cache)
+    """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the cache).
+
+    params: as of `apart`.
+    """
+    inputs = of_next(last, lengths)
+    if model.program.depth == "scan":
+        return _logits(model, params, inputs, cache)
+    cache = cache._replace(keys=jnp.stack(cache.keys), values=jnp.stack(cache.values))
+    layers = jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, params[LAYERS]))
+    with turned_weights():
+        return _logits(model, params | {LAYERS: layers}, inputs, cache)
 
 
 def of_texts(tokens: Array, segments: Array) -> Inputs:
@@ -34,25 +44,26 @@ def of_next(tokens: Array, lengths: Array) -> Inputs:
 
 
 def apart(model: nn.Module, params: Params) -> Params:
-    """Parameters for a loop over tokens: of an unrolled program the layers' in tuples, as a cache is that `read` gives.
+    """Parameters for a loop over tokens: of an unrolled program a list of the layers', as a cache is that `read` gives,
+    with matrices as [out, in] for `turned_weights`.
 
     A loop that holds them stacked would cut every layer's out of the stack again for every token, which on a CPU copies
     all weights and the cache; stacked inside it and cut at once, nothing is copied.
     """
-    return params | {LAYERS: _apart(model, params[LAYERS])}
+    if model.program.depth == "scan":
+        return params
+    leaves, structure = jax.tree.flatten(params[LAYERS])
+    layers = [structure.unflatten(layer) for layer in zip(*map(jnp.unstack, leaves), strict=True)]
+    return params | {LAYERS: jax.lax.optimization_barrier([_turned(layer) for layer in layers])}
+
+
+def _turned(layer: Params) -> Params:
+    return jax.tree.map(lambda leaf: leaf.T if leaf.ndim == 2 else leaf, layer)
 
 
 def _logits(model: nn.Module, params: Params, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
-    variables = {"params": params | {LAYERS: _together(params[LAYERS])}}
-    cache = cache._replace(keys=_together(cache.keys), values=_together(cache.values))
+    variables = {"params": params}
     hidden, cache = model.apply(variables, inputs, cache, method="extend")
-    cache = cache._replace(keys=_apart(model, cache.keys), values=_apart(model, cache.values))
+    if model.program.depth == "unroll":
+        cache = cache._replace(keys=jnp.unstack(cache.keys), values=jnp.unstack(cache.values))
     return model.apply(variables, hidden[:, -1:], method="token_logits"), cache
-
-
-def _apart(model: nn.Module, tree):
-    return tree if model.program.depth == "scan" else jax.tree.map(jnp.unstack, tree)
-
-
-def _together(tree):
-    return jax.tree.map(lambda x: jnp.stack(x) if type(x) is tuple else x, tree, is_leaf=lambda x: type(x) is tuple)

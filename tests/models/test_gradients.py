@@ -1,12 +1,14 @@
 """The hand-written gradients equal what JAX derives from the plain formulas, on both sides of each size limit."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from models.blocks.heads import tied_logits
-from models.blocks.products import FEW_ROWS, product, row_product
+from models.blocks.products import FEW_ROWS, product, row_product, turned_weights
 from pretrain.objectives.cross_entropy import cross_entropy
 
 ROWS = (FEW_ROWS - 1, FEW_ROWS)
@@ -30,6 +32,19 @@ def compare(ours, plain, *arguments, which):
 @pytest.mark.parametrize(("inputs", "outputs"), [(48, 16), (16, 48), (16, 16)])
 def test_product(rows, inputs, outputs):
     compare(product, lambda x, w: x @ w, normal(0, rows, inputs), normal(1, inputs, outputs), which=(0, 1))
+
+
+def test_product_of_turned_weights():
+    x, w = normal(0, 3, 2, 48), normal(1, 48, 16)
+
+    def turned(x, w):
+        with turned_weights():
+            return product(x, w)
+
+    compare(turned, lambda x, w: x @ w, x, w, which=(0, 1))
+    multiplied = lambda f: re.search(r"dot_general .*: \((.*)\) ->", jax.jit(f).lower(x, w).as_text())[1]
+    assert multiplied(turned) == "tensor<16x48xf32>, tensor<48x6xf32>"
+    assert multiplied(product) == "tensor<6x48xf32>, tensor<48x16xf32>"
 
 
 @pytest.mark.parametrize("rows", ROWS)

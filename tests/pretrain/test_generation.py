@@ -1,6 +1,7 @@
 """Prompts are continued as transformers' `generate` continues them."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -17,9 +18,11 @@ from models.families.registry import FAMILIES
 from pretrain.generation.choice import choose, likeliest
 from pretrain.generation.decoding import generate
 from pretrain.generation.fillings import fill
+from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
 from tests.contract import cases, torch_reference
+from tpu.mesh import row_mesh
 
 MODULES = {name: FAMILIES[name].module(case.model, Program(depth="scan")) for name, case in cases.CASES.items()}
 DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder)]
@@ -106,6 +109,19 @@ def without_cache(ours, prompt):
 def test_with_a_cache_and_without_the_texts_are_the_same(both):
     ours, prompt = both[0], prompts()[0]
     assert generate(*ours, prompts(), dataclasses.replace(GREEDY, stop=()))[0][0] == without_cache(ours, prompt)
+
+
+def test_on_a_cpu_weights_lie_in_the_loop_as_products_read_them(gpt2):
+    """No token has a matrix cut, copied or turned."""
+    model, params = MODULES["gpt2"].clone(program=Program(depth="unroll")), gpt2[1]
+    write = program(model, GREEDY, row_mesh(jax.devices()[:1], [1]))
+    shape = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32)
+    text = write.lower(params, shape(3, 16), shape(3, 16), row_keys(0, 0, np.arange(3))).compile().as_text()
+    name = re.search(r" while\(.*body=(%[\w.]+)", text)[1]
+    (body,) = re.findall(rf"^{re.escape(name)} .*?^}}", text, re.DOTALL | re.MULTILINE)
+    kernels = {frozenset(leaf.shape[1:]) for path, leaf in leaves(params["layers"]) if path.endswith("kernel")}
+    made = re.findall(r"= f32\[(\d+),(\d+)\]\S* ([\w-]+)\(", body)
+    assert {how for *shape, how in made if frozenset(map(int, shape)) in kernels} == {"get-tuple-element"}
 
 
 def test_what_is_drawn_for_a_prompt_depends_on_seed_and_place_not_on_the_others(gpt2):

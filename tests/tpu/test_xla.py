@@ -1,5 +1,8 @@
 """XLA's settings: names that the compiler knows, and float32 that is float32."""
 
+import os
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError
 
 import jax
@@ -21,6 +24,24 @@ def test_the_compiler_knows_every_option(platform):
     assert double(jnp.ones(2)).sum() == 4
     with pytest.raises(Exception, match="No such compile option"):
         jax.jit(lambda x: 2 * x, compiler_options={"xla_no_such_option": True})(jnp.ones(2))
+
+
+FEW_ROWS = """
+from pretrain.commands.platform import prepare_cpu
+prepare_cpu()
+import jax
+from tpu.mesh import row_mesh
+from tpu.xla import compiler_options, few_row_options
+mesh, rows = row_mesh(jax.devices(), [1]), jax.numpy.ones((8, 512))
+product = lambda options: jax.jit(lambda x: x @ x.T, compiler_options=options(mesh)).lower(rows).compile().as_text()
+assert "ynn_fusion" in product(few_row_options) and "ynn_fusion" not in product(compiler_options)
+"""
+
+
+def test_products_of_few_rows_alone_are_ynnpacks_on_cpus():
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, "-c", FEW_ROWS], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
 
 
 VERSIONS = [("0.0.42.1", True), ("0.0.48", False), ("0.1.2", False), ("0.0.52.dev20261101", False), (None, True)]
