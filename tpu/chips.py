@@ -10,7 +10,8 @@ class Tpu(NamedTuple):
         peak divided by the FLOPs of all matrix units in a cycle.
     hbm: bytes that XLA:TPU lets one program have; a little less than the data sheet's 16, 32 or 95 GB.
     hbm_bandwidth: bytes/s.   ici_bandwidth: bytes/s that leave the chip over all of its links to other chips.
-    axes: of the torus that the links form.   cores: that share the work of a chip.
+    axes: of the torus that the links form.   slice_bandwidth: bytes/s that a chip's share of its host's network cards
+        sends to other slices.   cores: that share the work of a chip.
     """
 
     peak_flops: float
@@ -19,17 +20,20 @@ class Tpu(NamedTuple):
     hbm_bandwidth: float
     ici_bandwidth: float
     axes: int
+    slice_bandwidth: float
     cores: int
 
 
 GIB = 2**30
 
 # Google's TPU documentation, a page per generation; `hbm` from the compiler's message on a program that does not fit.
+# Between slices v5e has 6.4 and v6e 25.6 Tbit/s a pod of 256 chips, v5p 50 Gbit/s a chip; "How to scale your
+# model" (jax-ml.github.io/scaling-book) says 25 GB/s a host of 4 chips of v4.
 TPUS: dict[str, Tpu] = {
-    "v4": Tpu(275e12, 1.05e9, 30.75 * GIB, 1.2e12, 300e9, 3, 2),
-    "v5e": Tpu(197e12, 1.5e9, 15.75 * GIB, 819e9, 200e9, 2, 1),
-    "v5p": Tpu(459e12, 1.75e9, 95.74 * GIB, 2765e9, 600e9, 3, 2),
-    "v6e": Tpu(918e12, 1.75e9, 31.25 * GIB, 1638e9, 400e9, 2, 1),
+    "v4": Tpu(275e12, 1.05e9, 30.75 * GIB, 1.2e12, 300e9, 3, 6.25e9, 2),
+    "v5e": Tpu(197e12, 1.5e9, 15.75 * GIB, 819e9, 200e9, 2, 3.125e9, 1),
+    "v5p": Tpu(459e12, 1.75e9, 95.74 * GIB, 2765e9, 600e9, 3, 6.25e9, 2),
+    "v6e": Tpu(918e12, 1.75e9, 31.25 * GIB, 1638e9, 400e9, 2, 12.5e9, 1),
 }
 
 # Dense bfloat16 FLOP/s by a part of jax.Device.device_kind, most specific first. For v2, v3 and v7x, JAX counts a core

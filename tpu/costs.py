@@ -4,12 +4,13 @@
 the cycles in the program's text have neither fault. On v5p, where both can be had, they agree to 5%.
 """
 
+import math
 import re
 from collections import Counter
 from typing import NamedTuple
 
-from tpu.chips import Tpu
-from tpu.hlo import Array, Collective, Instruction, Module, Run, arrays, called, runs
+from tpu.collectives import KINDS
+from tpu.hlo import Array, Instruction, Module, Run, arrays, called, inside, runs
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
@@ -20,45 +21,100 @@ _LOOKUPS = ("gather", "scatter", "sort")
 _SLICES = {"dynamic-slice": 0, "gather": 0, "dynamic-update-slice": 1}  # what is read or written: result or operand 1
 
 
+class Lookups(NamedTuple):
+    """What XLA estimates no cycles for.   fetched, added: rows that are looked up, or added to others, one by one.
+    bytes: that this and sorting move to and from HBM."""
+
+    fetched: float = 0.0
+    added: float = 0.0
+    bytes: float = 0.0
+
+
+class Spent(NamedTuple):
+    """What one run of an instruction takes on one chip.
+
+    cycles: of the cores, as XLA estimated them.   traffic: bytes to and from HBM.   lookups: rows that it looks up or
+    adds one by one, for which XLA estimates no cycles.   kernel: whether it is a custom one, whose cycles nobody told
+    XLA.   unknown: whether it must take time and has no estimate.
+    """
+
+    cycles: float = 0.0
+    traffic: float = 0.0
+    lookups: Lookups = Lookups()
+    kernel: bool = False
+    unknown: bool = False
+
+
 class Costs(NamedTuple):
     """Of one run of the program on one chip.
 
     cycles: of the cores.   sources: the same by where in the program they come from.   traffic: bytes to and from HBM.
-    lookups: bytes of gathers, scatters and sorts, for which XLA estimates no cycles.   kernels: runs of custom kernels.
-    unknown: operations that must take time and have no estimate; there should be none.
+    lookups: of gathers, scatters and sorts, for which XLA estimates no cycles.   kernels: runs of custom kernels, by
+    the names of their instructions.   unknown: operations that must take time and have no estimate; there should be
+    none.
     """
 
     cycles: float
     sources: dict[str, float]
     traffic: float
-    lookups: float
-    kernels: int
+    lookups: Lookups
+    kernels: dict[str, int]
     unknown: tuple[str, ...]
 
 
 def costs(module: Module) -> Costs:
     """Sums over all operations of a program compiled for TPU."""
-    cycles, traffic, lookups, kernels, unknown = Counter(), 0.0, 0.0, 0, []
+    cycles, traffic, lookups, kernels, unknown = Counter(), 0.0, Lookups(), Counter(), []
     for run in runs(module):
-        instruction = run.instruction
-        if run.fused or instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
-            continue
-        kernel = '"tpu_custom_call"' in instruction.rest
-        if instruction.opcode == "custom-call" and not kernel:
-            continue  # the compiler's own marks, like where it allocates
-        moved = run.times * _traffic(module, run)
-        traffic += moved
-        estimate = _CYCLES.search(instruction.rest)
-        source = _SOURCE.search(instruction.rest)
-        if kernel:  # what the compiler knows of one is not its inside
-            kernels += run.times
-        elif estimate:
-            cycles[short_source(source[1]) if source else instruction.opcode] += run.times * int(estimate[1])
-        elif any(word in instruction.name for word in _LOOKUPS):
-            lookups += moved
-        elif _has_product(module, instruction):
+        one, instruction = spent(module, run), run.instruction
+        traffic += run.times * one.traffic
+        lookups = Lookups(*(total + run.times * n for total, n in zip(lookups, one.lookups, strict=True)))
+        if one.cycles:
+            source = _SOURCE.search(instruction.rest)
+            cycles[short_source(source[1]) if source else instruction.opcode] += run.times * one.cycles
+        if one.kernel:
+            kernels[instruction.name] += run.times
+        if one.unknown:
             unknown.append(instruction.name)
-    return Costs(sum(cycles.values()), dict(cycles.most_common()), traffic, lookups, kernels, tuple(unknown))
+    return Costs(sum(cycles.values()), dict(cycles.most_common()), traffic, lookups, dict(kernels), tuple(unknown))
+
+
+def spent(module: Module, run: Run) -> Spent:
+    """Of one run of an instruction itself, not of what stands in a loop's body; nothing for one that is in a fusion."""
+    instruction = run.instruction
+    if run.fused or instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
+        return Spent()
+    if '"tpu_custom_call"' in instruction.rest:  # what the compiler knows of one is not its inside
+        return Spent(traffic=_traffic(module, run), kernel=True)
+    if instruction.opcode == "custom-call":
+        return Spent()  # the compiler's own marks, like where it allocates
+    traffic = _traffic(module, run)
+    if instruction.opcode.removesuffix("-start") in KINDS:
+        return Spent(traffic=traffic)  # the links' time
+    if estimate := _CYCLES.search(instruction.rest):
+        return Spent(float(estimate[1]), traffic)
+    if any(word in instruction.name for word in _LOOKUPS):
+        return Spent(0.0, traffic, _lookups(module, run, traffic))
+    return Spent(traffic=traffic, unknown=_has_product(module, instruction))
+
+
+def _lookups(module: Module, run: Run, traffic: float) -> Lookups:
+    """Rows of a gather or scatter, in a fusion or not."""
+    fetched = added = 0.0
+    for one in (run, *inside(module, run)):
+        if one.instruction.opcode == "gather":
+            row = math.prod(_listed(one.instruction, "slice_sizes"))
+            fetched += math.prod(arrays(one.instruction.shape)[0].dims) / row
+        elif one.instruction.opcode == "scatter":
+            dims = arrays(one.computation[one.instruction.operands[2]].shape)[0].dims
+            window = _listed(one.instruction, "update_window_dims")
+            added += math.prod(side for axis, side in enumerate(dims) if axis not in window)
+    return Lookups(fetched, added, traffic)
+
+
+def _listed(instruction: Instruction, attribute: str) -> list[int]:
+    """The numbers of an attribute like slice_sizes={1,768}."""
+    return [int(n) for n in re.search(rf"{attribute}=\{{([\d,]*)\}}", instruction.rest)[1].split(",") if n]
 
 
 def _has_product(module: Module, instruction: Instruction) -> bool:
@@ -150,15 +206,3 @@ def _bytes(value: Instruction) -> float:
 
 def _in_hbm(found: tuple[Array, ...] | list[Array]) -> float:
     return sum(array.bytes for array in found if array.space == 0)
-
-
-def collective_seconds(collective: Collective, chip: Tpu) -> float:
-    """Time on a ring along one axis of the torus, both ways; an all-reduce passes it twice.
-
-    Optimistic where the slice has no wrap-around links, pessimistic where a group spans several axes.
-    """
-    bandwidth = chip.ici_bandwidth / chip.axes
-    if collective.kind == "collective-permute":
-        return collective.bytes / (bandwidth / 2)  # to one neighbour
-    passes = 2 if collective.kind == "all-reduce" else 1
-    return passes * collective.bytes * (collective.group - 1) / collective.group / bandwidth

@@ -18,8 +18,6 @@ _CALLED = {
     "async-start": ("calls",),
     "conditional": ("true_computation", "false_computation", "branch_computations"),
 }
-# A 'send' goes to another slice, through the hosts.
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "send")
 
 
 class Instruction(NamedTuple):
@@ -60,26 +58,6 @@ class Array(NamedTuple):
         for side in self.dims:
             size *= side
         return size
-
-
-class Collective(NamedTuple):
-    """One collective instruction on one device.
-
-    kind: of KINDS.   arrays: what it results in; for a reduce-scatter what it takes, for the others are never smaller.
-    group: devices that exchange.   times: how often it runs.   overlapped: runs beside other work.   source: op_name.
-    """
-
-    kind: str
-    arrays: tuple[Array, ...]
-    group: int
-    times: int
-    overlapped: bool
-    source: str
-
-    @property
-    def bytes(self) -> float:
-        """Bytes of the whole arrays, of all runs."""
-        return self.times * sum(array.bytes for array in self.arrays)
 
 
 def parse(text: str) -> Module:
@@ -148,26 +126,34 @@ def runs(module: Module) -> Iterator[Run]:
     yield from _runs(module, module.entry, 1, 0)
 
 
+def inside(module: Module, run: Run) -> Iterator[Run]:
+    """What runs inside a fusion or an asynchronous operation."""
+    for name in computations(run.instruction):
+        yield from _runs(module, name, run.times, run.fused + 1)
+
+
 def _runs(module: Module, name: str, times: int, fused: int) -> Iterator[Run]:
     computation = module.computations[name]
     for instruction in computation.values():
-        yield Run(instruction, computation, times, fused)
-        if instruction.opcode not in _CALLED:
-            continue
-        inner = times * (trips(module, computation, instruction) or 1) if instruction.opcode == "while" else times
-        deeper = fused + (instruction.opcode in ("fusion", "async-start"))
-        for name in _called(instruction):
-            yield from _runs(module, name, inner, deeper)
+        run = Run(instruction, computation, times, fused)
+        yield run
+        if instruction.opcode in ("fusion", "async-start"):
+            yield from inside(module, run)
+        elif instruction.opcode in _CALLED:
+            inner = times * (trips(module, computation, instruction) or 1) if instruction.opcode == "while" else times
+            for called in computations(instruction):
+                yield from _runs(module, called, inner, fused)
 
 
 def called(module: Module, instruction: Instruction) -> dict[str, Instruction]:
     """The computation of a fusion."""
-    return module.computations[_called(instruction)[0]]
+    return module.computations[computations(instruction)[0]]
 
 
-def _called(instruction: Instruction) -> list[str]:
+def computations(instruction: Instruction) -> list[str]:
+    """Names of the computations that an instruction runs; none where it runs none."""
     names = []
-    for attribute in _CALLED[instruction.opcode]:
+    for attribute in _CALLED.get(instruction.opcode, ()):
         if found := re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", instruction.rest):
             names += [name.strip(" {}").lstrip("%") for name in found[1].split(",")]
     return names
@@ -186,7 +172,7 @@ def trips(module: Module, computation: dict[str, Instruction], loop: Instruction
     """
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest):
         return int(noted[1])
-    condition, body = (module.computations[name] for name in _called(loop))
+    condition, body = (module.computations[name] for name in computations(loop))
     bound = [value for i in condition.values() if (value := _constant(i)) is not None]
     root = next(i for i in condition.values() if i.root)
     counters = [condition[o] for o in root.operands if condition[o].opcode == "get-tuple-element"]
@@ -224,70 +210,3 @@ def _constant(instruction: Instruction) -> int | None:
     """The value of a scalar integer constant."""
     is_integer = instruction.opcode == "constant" and re.match(r"[su]\d+\[\]", instruction.shape)
     return int(instruction.inside) if is_integer else None
-
-
-def collectives(module: Module) -> list[Collective]:
-    """Every exchange between devices, a -start and its -done counted once.
-
-    XLA:TPU copies an overlapped collective into each fusion that it runs beside, under one channel: counted once, too.
-    Its reduce-scatter is a fusion of an all-reduce with the slice of it that a device keeps.
-    """
-    found, channels = [], set()
-    for run in runs(module):
-        instruction = run.instruction
-        kind = instruction.opcode.removesuffix("-start")
-        group = _group(instruction, module.devices) if kind in KINDS else 1
-        channel = re.search(r"channel_id=(\d+)", instruction.rest)
-        scattered = kind == "all-reduce" and run.fused and _keeps_slices(run)
-        beside = run.fused > scattered  # inside a fusion that does other work
-        if group == 1 or beside and channel and channel[1] in channels:
-            continue
-        if beside and channel:
-            channels.add(channel[1])
-        kind = "reduce-scatter" if scattered else kind
-        overlapped = beside or instruction.opcode == "send" or instruction.opcode.endswith("-start")
-        source = re.search(r'op_name="([^"]*)"', instruction.rest)
-        moved = _moved(instruction, group)
-        found.append(Collective(kind, moved, group, run.times, overlapped, source[1] if source else ""))
-    return found
-
-
-def _keeps_slices(run: Run) -> bool:
-    """Whether a computation results in a slice of each of this instruction's results."""
-    value = lambda name: run.computation[name]
-    root = next(i for i in run.computation.values() if i.root)
-    kept = list(map(value, root.operands)) if root.opcode == "tuple" else [root]
-    sources = [value(i.operands[0]) for i in kept if i.opcode == "dynamic-slice"]
-    whole = [value(i.operands[0]) if i.opcode == "get-tuple-element" else i for i in sources]
-    return len(whole) == len(kept) and all(i.name == run.instruction.name for i in whole)
-
-
-def _moved(instruction: Instruction, group: int) -> tuple[Array, ...]:
-    """The arrays of a collective: results, or for a reduce-scatter operands."""
-    whole = arrays(instruction.shape)
-    if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        whole = whole[len(instruction.operands) : 2 * len(instruction.operands)]  # after the operands themselves
-    if instruction.opcode == "send":
-        whole = whole[:1]  # the others are its context
-    if instruction.opcode == "reduce-scatter":
-        axis = int(re.search(r"dimensions=\{(\d+)\}", instruction.rest)[1])
-        longer = lambda dims: (*dims[:axis], dims[axis] * group, *dims[axis + 1 :])
-        whole = tuple(array._replace(dims=longer(array.dims)) for array in whole)
-    return whole
-
-
-def _group(instruction: Instruction, devices: int) -> int:
-    """How many devices exchange with each other: explicit lists, `[groups,size]<=[n]`, or axes of a named mesh."""
-    text = instruction.rest
-    if instruction.opcode == "send" or "source_target_pairs=" in text:
-        return 2
-    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
-        return len(listed[1].split(","))
-    if shaped := re.search(r"replica_groups=\[\d+,(\d+)\]", text):
-        return int(shaped[1])
-    if meshed := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text):
-        sizes, size = dict(re.findall(r"'(\w+)'=(\d+)", meshed[1])), 1
-        for axis, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", meshed[2]):
-            size *= int(part or sizes[axis])
-        return size
-    return devices

@@ -3,53 +3,19 @@
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from models.attention.kernels.kernel import Cost
 from tpu import hlo
 from tpu.chips import TPUS
 from tpu.compiler import Report, compile_for_tpu
-from tpu.costs import Costs, collective_seconds, costs
+from tpu.costs import Costs, costs
+from tpu.estimate import Estimate, clocks, estimate, kernel_seconds, no_estimate
 from tpu.flops import Flops, flops
-from tpu.hlo import Collective
+from tpu.overlap import Timed, timeline
 from tpu.rules import shard_bytes
 from tpu.topologies import Topology
-
-
-class Work(NamedTuple):
-    """A step to plan.
-
-    step: jitted.   arguments: of it, shapes with shardings.   parts: 'parameters', 'optimizer', 'batch', ... -> the
-    arguments' leaves that they name.   mesh, chips: its shape in words and its size.   rows: of a batch, a multiple of
-    rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all chips.
-    checkpoint: bytes per chip that writing a checkpoint takes beside the arguments, between two steps.
-    """
-
-    step: Any
-    arguments: tuple
-    parts: Mapping[str, Any]
-    mesh: str
-    chips: int
-    rows: int
-    rows_multiple: int
-    length: int
-    model_flops: float
-    checkpoint: int
-
-
-class Estimate(NamedTuple):
-    """seconds: of a step, the sum of what cannot overlap.   compute, memory, collectives: seconds of each alone.
-    kernels: seconds of `compute` that are arithmetic, not the compiler's.   exposed: seconds of the collectives that
-    nothing runs beside.   why_not: '' or why seconds is None.
-    """
-
-    seconds: float | None
-    compute: float
-    kernels: float
-    memory: float
-    collectives: float
-    exposed: float
-    why_not: str = ""
+from tpu.work import Work
 
 
 class Plan(NamedTuple):
@@ -64,7 +30,7 @@ class Plan(NamedTuple):
     parts: dict[str, int]
     flops: Flops
     costs: Costs | None
-    collectives: list[Collective]
+    collectives: tuple[Timed, ...]
     estimate: Estimate | None
     data_loops: int = 0
 
@@ -106,52 +72,16 @@ def plan(work: Work, topology: Topology, kernels: Mapping[str, Cost], cache: Pat
     parts = {name: shard_bytes(tree) for name, tree in work.parts.items()}
     counted = flops(traced.jaxpr, kernels)
     if not report.hlo:
-        return Plan(topology, work, report, parts, counted, None, [], None)
+        return Plan(topology, work, report, parts, counted, None, (), None)
     module = hlo.parse(report.hlo)
     try:
-        found, moved = costs(module), hlo.collectives(module)
+        found = costs(module)
+        inside = kernel_seconds(counted, work, topology, kernels)
+        line = timeline(module, clocks(module, found, inside, work, topology))
     except ValueError as error:  # a loop of unknown length
-        return Plan(topology, work, report, parts, counted, None, [], _no_estimate(str(error)))
-    estimated = estimate(found, moved, counted, work, topology, kernels)
-    return Plan(topology, work, report, parts, counted, found, moved, estimated, hlo.loops_ended_by_data(module))
-
-
-def estimate(
-    found: Costs,
-    moved: list[Collective],
-    counted: Flops,
-    work: Work,
-    topology: Topology,
-    kernels: Mapping[str, Cost],
-) -> Estimate:
-    """Time of a step: the cores' or the memory's, whichever is longer, and the collectives that nothing hides.
-
-    Lookups, for which the compiler has no cycles, take their memory traffic; kernels the cycles that
-    they declare.
-    """
-    chip = TPUS[topology.generation]
-    needed = max(counted.total, work.model_flops) / work.chips
-    inside = sum(times * kernels[name].cycles(topology.generation, call) for name, call, times in counted.calls)
-    inside /= work.chips * chip.cores * chip.clock
-    compute = found.cycles / chip.clock + found.lookups / chip.hbm_bandwidth + inside
-    memory = found.traffic / chip.hbm_bandwidth
-    every = sum(collective_seconds(collective, chip) for collective in moved)
-    exposed = sum(collective_seconds(collective, chip) for collective in moved if not collective.overlapped)
-    seconds = max(compute, memory, every - exposed) + exposed
-    why_not = ""
-    if work.chips > topology.chips:
-        why_not = "how fast the network between slices is depends on the machines"
-    elif found.unknown or counted.unknown:
-        why_not = f"no cost is known for {', '.join((*found.unknown, *counted.unknown)[:3])}"
-    elif found.kernels and not counted.kernels:
-        why_not = "the program has kernels that its trace has not"
-    elif needed > seconds * chip.peak_flops:
-        why_not = f"{1000 * seconds:.3g} ms would be faster than the chip's peak"
-    return Estimate(None if why_not else seconds, compute, inside, memory, every, exposed, why_not)
-
-
-def _no_estimate(why: str) -> Estimate:
-    return Estimate(None, 0.0, 0.0, 0.0, 0.0, 0.0, why)
+        return Plan(topology, work, report, parts, counted, None, (), no_estimate(str(error)))
+    estimated, loops = estimate(found, line, counted, inside, work, topology), hlo.loops_ended_by_data(module)
+    return Plan(topology, work, report, parts, counted, found, line.collectives, estimated, loops)
 
 
 class Largest(NamedTuple):

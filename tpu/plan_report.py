@@ -95,37 +95,38 @@ def figures(planned: Plan) -> dict[str, str]:
     if estimate.seconds is None:
         return {"estimate": f"no estimate: {estimate.why_not}"}
     ms = lambda seconds: f"{1000 * seconds:.3g}"
-    kernels = f" (of it {ms(estimate.kernels)} kernels, assumed)" if estimate.kernels else ""
+    kernels = f" (of it {ms(estimate.kernels)} kernels, by their bundles)" if estimate.kernels else ""
     return {
         "estimated step time": f"{ms(estimate.seconds)} ms",
         "  cores": f"{ms(estimate.compute)} ms{kernels}",
         "  HBM": f"{ms(estimate.memory)} ms",
-        "  collectives": f"{ms(estimate.collectives)} ms, {ms(estimate.exposed)} of them not overlapped",
+        "  collectives": f"{ms(estimate.collectives)} ms, the cores wait for {ms(estimate.exposed)} of them",
         "estimated tokens/s": f"{planned.tokens_per_second:,.0f}",
         "estimated MFU": f"{planned.mfu:.1%}",
     }
 
 
 def _collectives(planned: Plan) -> Table:
-    table = _table("Collectives per step and chip", "kind", "chips", "runs", "MB", "overlapped MB")
-    sums: dict[tuple, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for collective in planned.collectives:
+    table = _table("Collectives per step and chip", "kind", "chips", "runs", "MB", "ms", "ms that the cores wait")
+    sums: dict[tuple, list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
+    for collective, seconds, exposed in planned.collectives:
         row = sums[collective.kind, collective.group]
-        row[0] += collective.times
-        row[1] += collective.bytes
-        row[2] += collective.bytes if collective.overlapped else 0.0
-    for (kind, group), (times, size, overlapped) in sorted(sums.items()):
-        table.add_row(kind, str(group), str(times), f"{size / 1e6:.2f}", f"{overlapped / 1e6:.2f}")
+        for index, value in enumerate((collective.times, collective.bytes, seconds, exposed)):
+            row[index] += value
+    for (kind, group), (times, size, seconds, exposed) in sorted(sums.items()):
+        row = (str(group), str(times), f"{size / 1e6:.2f}", f"{1000 * seconds:.3g}", f"{1000 * exposed:.3g}")
+        table.add_row(kind, *row)
     return table
 
 
 def _largest_collectives(planned: Plan) -> Table:
-    table = _table("The largest of them", "kind", "MB", "runs", "largest array", "from")
-    for collective in sorted(planned.collectives, key=lambda c: -c.bytes)[:LISTED]:
+    table = _table("The longest of them", "kind", "MB", "runs", "ms", "waited", "largest array", "from")
+    for collective, seconds, exposed in sorted(planned.collectives, key=lambda timed: -timed.seconds)[:LISTED]:
         array = max(collective.arrays, key=lambda a: a.bytes)
         shape = f"{array.dtype}{list(array.dims)}" + (" and others" if len(collective.arrays) > 1 else "")
-        size = f"{collective.bytes / 1e6:.2f}"
-        table.add_row(collective.kind, size, str(collective.times), shape, short_source(collective.source))
+        size, ms, waited = f"{collective.bytes / 1e6:.2f}", f"{1000 * seconds:.3g}", f"{1000 * exposed:.3g}"
+        row = (size, str(collective.times), ms, waited, shape, short_source(collective.source))
+        table.add_row(collective.kind, *row)
     return table
 
 
@@ -144,7 +145,7 @@ _COLUMNS = {
     "batch": lambda p: f"{p.work.rows} x {p.work.length}",
     "HBM, GiB": lambda p: f"{p.needed / GIB:.2f} of {p.capacity / GIB:.2f}" + ("" if p.fits else ": too much"),
     "TFLOPs/chip": lambda p: f"{p.flops.total / p.work.chips / 1e12:.2f}",
-    "collectives, MB/chip": lambda p: f"{sum(c.bytes for c in p.collectives) / 1e6:.0f}",
+    "collectives, MB/chip": lambda p: f"{sum(timed.collective.bytes for timed in p.collectives) / 1e6:.0f}",
     "step, ms": lambda p: _or_none(p, lambda: f"{1000 * p.estimate.seconds:.3g}"),
     "tokens/s": lambda p: _or_none(p, lambda: f"{p.tokens_per_second:,.0f}"),
     "MFU": lambda p: _or_none(p, lambda: f"{p.mfu:.0%}"),
@@ -152,7 +153,7 @@ _COLUMNS = {
 }
 _NOTE = (
     "Step time, tokens/s and MFU are estimates of XLA's TPU compiler, not measurements. "
-    "A step is the longer of what the cores compute and what HBM moves, and the collectives that nothing overlaps."
+    "A step is the longer of what the cores compute and what HBM moves, and what the cores wait for collectives."
 )
 
 

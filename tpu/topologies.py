@@ -24,7 +24,7 @@ class Topology(NamedTuple):
 
     @property
     def chips(self) -> int:
-        return math.prod(self._sides)
+        return math.prod(self.sides)
 
     @property
     def cloud(self) -> str:
@@ -36,10 +36,11 @@ class Topology(NamedTuple):
     def host_bounds(self) -> tuple[int, int, int]:
         """Chips of one host along each axis."""
         one_host = self.chips in GENERATIONS[self.generation].one_host
-        return (*self._sides, 1)[:3] if one_host else (2, 2, 1)
+        return (*self.sides, 1)[:3] if one_host else (2, 2, 1)
 
     @property
-    def _sides(self) -> tuple[int, ...]:
+    def sides(self) -> tuple[int, ...]:
+        """Chips along each axis."""
         return tuple(int(side) for side in self.shape.split("x"))
 
 

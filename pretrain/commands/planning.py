@@ -22,8 +22,9 @@ from tpu import plan_report
 from tpu.chips import TPUS
 from tpu.compiler import devices, prepare
 from tpu.mesh import choose_mesh, mesh_shape
-from tpu.plan import Plan, Work, largest_batch, plan
+from tpu.plan import Plan, largest_batch, plan
 from tpu.topologies import Topology, parse_topology
+from tpu.work import Work
 
 CACHE = Path.home() / ".cache" / "pretrain-plans"
 
@@ -124,11 +125,14 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     placed = stages(assemble(recipe, program), mesh, target.microbatches, shapes)
     where = f"{slices} x {topology}" if slices > 1 else str(topology)
     for index, phase in enumerate(recipe.phases):
-        yield _work(placed[index], target.microbatches), (
-            f"{recipe.name} on {where} ({topology.cloud}: {len(chips)} chips), mesh {mesh_shape(mesh)}, "
-            f"phase {index + 1} of {len(recipe.phases)}: {phase.batch_size} rows of {phase.length} tokens; "
-            f"{parameters / 1e6:.1f}M parameters, {program.dtype}, layers {program.depth}, remat {program.remat}, "
-            f"attention {program.attention}"
+        yield (
+            _work(placed[index], target.microbatches),
+            (
+                f"{recipe.name} on {where} ({topology.cloud}: {len(chips)} chips), mesh {mesh_shape(mesh)}, "
+                f"phase {index + 1} of {len(recipe.phases)}: {phase.batch_size} rows of {phase.length} tokens; "
+                f"{parameters / 1e6:.1f}M parameters, {program.dtype}, layers {program.depth}, remat {program.remat}, "
+                f"attention {program.attention}"
+            ),
         )
 
 
@@ -162,6 +166,7 @@ def _work(stage: Stage, microbatches: int) -> Work:
         length=phase.length,
         model_flops=model_flops(stage.assembly.recipe, phase),
         checkpoint=checkpoint_bytes(state),
+        places=tuple((getattr(device, "slice_index", 0), *device.coords) for device in stage.mesh.devices.flat),
     )
 
 

@@ -19,7 +19,8 @@ from pretrain.recipe import Phase
 from pretrain.training.assembly import assemble
 from pretrain.training.attention_choice import chosen_program, why_plain
 from tests.pretrain import tiny
-from tests.tpu.test_plan import BUSY, FLOPS, ms
+from tests.tpu.test_plan import BUSY, FLOPS, V5E, WORK, ms
+from tpu.estimate import kernel_seconds
 from tpu.flops import flops
 
 
@@ -54,9 +55,10 @@ def test_it_is_chosen_traced_and_costed(toy, tmp_path):
     params = jax.eval_shape(layer.init, jax.random.key(0), x, mask, None)
     found = flops(jax.make_jaxpr(lambda params: layer.apply(params, x, mask, None))(params), costs())
     assert found.kernels == {"toy": 16e6} and found.unknown == ()
-    # On 16 chips of v5e at half of their peak: a thousandth of 1e-2 ms.
-    alone, with_toy = (ms(BUSY._replace(kernels=1), flops=of, kernels=costs())[0] for of in (FLOPS, found))
-    assert alone is None and with_toy == pytest.approx(10 + 1e6 / 0.5 / 197e12 * 1e3)
+    assert ms(BUSY._replace(kernels={"toy": 1}), flops=FLOPS)[0] is None
+    assert ms(BUSY._replace(kernels={"toy": 1}), flops=found, kernels=costs()) == (pytest.approx(10), "")
+    # 1e6 FLOPs for each of 16 chips of v5e, at half of the peak.
+    assert kernel_seconds(found, WORK, V5E, costs()) == {"toy": pytest.approx(1e6 / 0.5 / 197e12, rel=2e-3)}
 
 
 def test_it_is_refused_with_its_reason(toy, tmp_path):

@@ -24,6 +24,7 @@ from pretrain.objectives import blocked_softmax
 from tests.models.test_sparse import Kind, random_case
 from tests.tpu.simulated import QUICK
 from tpu import hlo
+from tpu.collectives import collectives
 from tpu.mesh import make_mesh, parse_mesh
 from tpu.rules import activation_rules
 
@@ -51,7 +52,7 @@ def errors(one, other):
 
 def moved(program):
     """[kind, elements, bytes] of what devices exchange."""
-    found = [c for c in hlo.collectives(hlo.parse(program.as_text())) if c.group > 1]
+    found = [c for c in collectives(hlo.parse(program.as_text())) if c.group > 1]
     return [[c.kind, math.prod(array.dims), array.bytes] for c in found for array in c.arrays]
 
 
@@ -130,8 +131,8 @@ def softmax(text):
     placed = jax.device_put((hidden, table), tuple(shardings))
     program = _compiled(functools.partial(both, rules), *placed)
     expected = jax.jit(functools.partial(both, None))(hidden, table)
-    collectives = [c for c in hlo.collectives(hlo.parse(program.as_text())) if c.group > 1]
-    found = [[c.kind, "while" in c.source, math.prod(array.dims)] for c in collectives for array in c.arrays]
+    moved = [c for c in collectives(hlo.parse(program.as_text())) if c.group > 1]
+    found = [[c.kind, "while" in c.source, math.prod(array.dims)] for c in moved for array in c.arrays]
     return {"errors": jax.tree.leaves(errors(program(*placed), expected)), "moved": found}
 
 

@@ -16,6 +16,7 @@ from pretrain.training import placement
 from pretrain.training.assembly import assemble
 from tests.tpu import simulated
 from tpu import hlo
+from tpu.collectives import collectives
 from tpu.mesh import make_mesh, parse_mesh
 
 
@@ -29,7 +30,7 @@ def exchanged(name, text):
         lowered.compile(compiler_options={**simulated.QUICK, **dump})
         (file,) = Path(folder).glob("*placed*.after_spmd-partitioning*.txt")
         module = hlo.parse(file.read_text())
-    found = [collective for collective in hlo.collectives(module) if collective.group > 1]
+    found = [collective for collective in collectives(module) if collective.group > 1]
     return [[c.kind, array.dtype, array.dims, c.source] for c in found for array in c.arrays]
 
 

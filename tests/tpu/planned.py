@@ -41,8 +41,15 @@ def main(arguments):
                     "kernels": [name for name in costs() if name in planned.report.hlo],
                     "cycles": planned.costs and planned.costs.cycles,
                     "collectives": [
-                        {**c._asdict(), "arrays": [(a.dtype, a.dims) for a in c.arrays], "bytes": c.bytes}
-                        for c in planned.collectives
+                        {
+                            **c._asdict(),
+                            "arrays": [(a.dtype, a.dims) for a in c.arrays],
+                            "bytes": c.bytes,
+                            "group": c.group,
+                            "seconds": seconds,
+                            "exposed": exposed,
+                        }
+                        for c, seconds, exposed in planned.collectives
                     ],
                     "floats": sum(leaf.size for leaf in jax.tree.leaves(work.arguments[0].params)),
                     "model": dataclasses.asdict(recipe.model),

@@ -5,23 +5,28 @@ import math
 import pytest
 
 from models.attention.kernels.kernel import Call, Cost
+from tpu import hlo
+from tpu.chips import TPUS
 from tpu.compiler import Report
-from tpu.costs import Costs
+from tpu.costs import Costs, Lookups, costs
+from tpu.estimate import ADDED, FETCHED, clocks, estimate, kernel_seconds, lookup_seconds
 from tpu.flops import Flops
-from tpu.hlo import Array, Collective
-from tpu.plan import Largest, Plan, Work, estimate, largest_batch
+from tpu.overlap import Timeline
+from tpu.plan import Largest, Plan, largest_batch
 from tpu.topologies import parse_topology
+from tpu.work import Work
 
 V5E = parse_topology("v5e:4x4")
 # On v5e 15e6 cycles are 10 ms, 8.19e9 bytes of HBM are 10 ms, and 1.97e12 FLOPs per chip are 10 ms at the peak.
-BUSY = Costs(cycles=15e6, sources={}, traffic=8.19e8, lookups=0.0, kernels=0, unknown=())
+BUSY = Costs(cycles=15e6, sources={}, traffic=8.19e8, lookups=Lookups(), kernels={}, unknown=())
+LINE = Timeline(work=10e-3, waits=0.0, busy=0.0, collectives=())
 WORK = Work(None, (), {}, "data=16", 16, rows=32, rows_multiple=16, length=128, model_flops=16 * 1e12, checkpoint=0)
 FLOPS = Flops(16 * 1e12, {})
-HUNDRED_MB = Array("f32", (25_000_000,))  # 1 ms on one axis of v5e, for one pass
 
 
-def ms(found=BUSY, moved=(), flops=FLOPS, work=WORK, kernels=None):
-    estimated = estimate(found, list(moved), flops, work, V5E, kernels or {})
+def ms(found=BUSY, line=LINE, flops=FLOPS, work=WORK, kernels=None):
+    inside = kernel_seconds(flops, work, V5E, kernels or {})
+    estimated = estimate(found, line, flops, inside, work, V5E)
     return estimated.seconds and 1000 * estimated.seconds, estimated.why_not
 
 
@@ -30,34 +35,46 @@ def test_the_longer_of_computing_and_moving_counts():
     assert ms(BUSY._replace(traffic=8.19e9 * 3)) == (pytest.approx(30), "")
 
 
-def test_only_collectives_that_nothing_hides_add_up():
-    shown = Collective("all-gather", (HUNDRED_MB,), 10_000, 4, False, "")
-    hidden = shown._replace(overlapped=True)
-    assert ms(moved=[shown]) == (pytest.approx(14, rel=1e-3), "")
-    assert ms(moved=[hidden]) == (pytest.approx(10, rel=1e-3), "")
-    assert ms(moved=[hidden._replace(times=20)]) == (pytest.approx(20, rel=1e-3), "")
+def test_waiting_for_collectives_adds_up_and_what_is_hidden_does_not():
+    assert ms(line=LINE._replace(waits=4e-3, busy=20e-3)) == (pytest.approx(14), "")
 
 
-def test_lookups_take_their_traffic():
-    assert ms(BUSY._replace(lookups=8.19e8)) == (pytest.approx(11), "")
+def test_lookups_take_their_rows_and_their_bytes():
+    chip = TPUS["v5e"]
+    assert lookup_seconds(Lookups(bytes=8.19e8), chip) == pytest.approx(1e-3)
+    assert lookup_seconds(Lookups(fetched=1500), chip) == pytest.approx(FETCHED * 1e-6)
+    assert lookup_seconds(Lookups(added=1500), chip) == pytest.approx(ADDED * 1e-6)
 
 
 def test_a_kernel_takes_the_cycles_that_it_declares():
     call = Call((), (), turns=3, flops=1e11)
     inside = Flops(16 * 1e12, {"attend": 16 * 10 * 1e11}, calls=(("attend", call, 16 * 10),))
     kernel = {"attend": Cost(lambda generation, call: {"v5e": 1e6}[generation] * call.turns)}
-    assert ms(BUSY._replace(kernels=3), flops=inside, kernels=kernel) == (pytest.approx(30), "")
+    assert kernel_seconds(inside, WORK, V5E, kernel) == {"attend": pytest.approx(20e-3)}
+
+
+def test_each_run_of_a_kernel_takes_its_share_of_them():
+    text = """HloModule step
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %attend_all.1 = f32[8]{0} custom-call(%a), custom_call_target="tpu_custom_call"
+  ROOT %attend_all.2 = f32[8]{0} custom-call(%attend_all.1), custom_call_target="tpu_custom_call"
+}
+"""
+    module = hlo.parse(text)
+    work = clocks(module, costs(module), {"attend": 20e-3}, WORK, V5E).work
+    assert [work(run) for run in hlo.runs(module)] == [0, 10e-3, 10e-3]
 
 
 @pytest.mark.parametrize(
     "changes, why",
     [
-        ({"found": BUSY._replace(cycles=7e6)}, "faster than the chip's peak"),  # 1e12 FLOPs take at least 5.08 ms
+        ({"line": LINE._replace(work=5e-3)}, "faster than the chip's peak"),  # 1e12 FLOPs take at least 5.08 ms
         ({"flops": Flops(16 * 4e12, {})}, "faster than the chip's peak"),
         ({"found": BUSY._replace(unknown=("convolution.3",))}, "no cost is known for convolution.3"),
         ({"flops": Flops(16e12, {}, ("splash",))}, "no cost is known for splash"),
-        ({"work": WORK._replace(chips=32)}, "network between slices"),
-        ({"found": BUSY._replace(kernels=1)}, "the program has kernels that its trace has not"),
+        ({"found": BUSY._replace(kernels={"splash": 1})}, "the program has kernels that its trace has not"),
     ],
 )
 def test_what_is_implausible_is_no_estimate(changes, why):
@@ -102,7 +119,7 @@ def test_a_bend_is_followed_once():
 
 def test_room_for_a_checkpoint_between_two_steps_is_part_of_fitting():
     report = Report(1.0, 11 << 30, 11 << 30, 11 << 30, 1 << 30, 0, "")
-    planned = Plan(V5E, WORK, report, {"parameters": 11 << 30}, FLOPS, None, [], None)
+    planned = Plan(V5E, WORK, report, {"parameters": 11 << 30}, FLOPS, None, (), None)
     assert planned.fits and planned.needed == 12 << 30
     planned = planned._replace(work=WORK._replace(checkpoint=6 << 30))
     assert not planned.fits and planned.needed == 17 << 30

@@ -1,0 +1,117 @@
+"""How long an exchange between chips takes: by the links of a slice's torus, or the network between slices."""
+
+import math
+from collections import Counter
+from typing import NamedTuple
+
+from tpu.chips import TPUS
+from tpu.collectives import Collective
+from tpu.topologies import Topology
+
+# Of a link's nominal bytes/s a transfer gets 45 of 50 GB on v4 and v5e, 90 of 100 on v5p and v6e, and the first byte is
+# a neighbour's after 1 us ("How to scale your model", jax-ml.github.io/scaling-book, TPU networking and sharding).
+LINK_SHARE = 0.9
+HOP = 1e-6  # seconds
+# Assumed: from a chip through its host to one of another slice, seconds.
+BETWEEN_SLICES = 1e-4
+SLICES = -1  # in place of an axis: the network between slices
+
+
+class Network(NamedTuple):
+    """sides: chips of a slice along each axis.   wrapped: whether the last of an axis is linked to the first.
+    places: of each device of the program, its slice and then its coordinates."""
+
+    topology: Topology
+    sides: tuple[int, ...]
+    wrapped: tuple[bool, ...]
+    places: tuple[tuple[int, ...], ...]
+
+    @property
+    def link(self) -> float:
+        """Bytes/s over one link, one way."""
+        chip = TPUS[self.topology.generation]
+        return LINK_SHARE * chip.ici_bandwidth / (2 * chip.axes)
+
+
+def network(topology: Topology, places: tuple[tuple[int, ...], ...]) -> Network:
+    """The links of a slice: v5e and v6e close a ring along a side of 16 chips, v4 and v5p along every side of a slice
+    of whole cubes of 4x4x4 (Google's TPU documentation, a page per generation)."""
+    sides = topology.sides
+    cubes = len(sides) == 3 and not any(side % 4 for side in sides)
+    return Network(topology, sides, tuple(cubes or side == 16 and len(sides) == 2 for side in sides), places)
+
+
+class Exchange(NamedTuple):
+    """seconds: of one run.   axes: whose links it takes, or SLICES."""
+
+    seconds: float
+    axes: frozenset[int]
+
+
+def exchange(collective: Collective, network: Network) -> Exchange:
+    """One run of a collective while nothing else is on the links that it takes."""
+    size = collective.bytes / collective.times
+    if collective.kind == "send":
+        rate = TPUS[network.topology.generation].slice_bandwidth
+        return Exchange(BETWEEN_SLICES + size / rate, frozenset({SLICES}))
+    if collective.kind == "collective-permute":
+        return _permuted(size, collective.groups, network)
+    rings = _rings(collective.groups[0], network)
+    if not rings:
+        return Exchange(0.0, frozenset())
+    rate, hops, axes = sum(r.rate for r in rings), sum(r.hops for r in rings), frozenset(r.axis for r in rings)
+    if collective.kind == "all-to-all":  # half of all cross the middle of the longest side
+        longest = min(rings, key=lambda ring: ring.rate / ring.devices)
+        return Exchange(HOP * hops + size * longest.devices / 4 / longest.rate, axes)
+    passes = 2 if collective.kind == "all-reduce" else 1
+    return Exchange(passes * (HOP * hops + size * (1 - 1 / collective.group) / rate), axes)
+
+
+class Ring(NamedTuple):
+    """A group of devices along one axis.   rate: bytes/s that each can receive.   hops: until all have met."""
+
+    axis: int
+    devices: int
+    rate: float
+    hops: int
+
+
+def _rings(group: tuple[int, ...], network: Network) -> list[Ring]:
+    """Along each axis that a group extends over. One that does not close is a line, with one way for each half of the
+    data; where a group takes every second chip, another one shares its links."""
+    rings = []
+    for axis, (side, wrapped) in enumerate(zip(network.sides, network.wrapped, strict=True)):
+        along = sorted({network.places[device][1 + axis] for device in group})
+        if len(along) == 1:
+            continue
+        stride = min(b - a for a, b in zip(along, along[1:], strict=False))
+        closed = wrapped and len(along) * stride == side
+        rate = network.link * (2 if closed else 1) / stride
+        hops = stride * (len(along) // 2 if closed else len(along) - 1)
+        rings.append(Ring(axis, len(along), rate, hops))
+    return rings
+
+
+def _permuted(size: float, pairs: tuple[tuple[int, ...], ...], network: Network) -> Exchange:
+    """Each pair's bytes go the shortest way, axis by axis; the link that most pairs share sets the time."""
+    loads, farthest = Counter(), 0
+    for source, target in pairs:
+        links = _way(network.places[source][1:], network.places[target][1:], network)
+        loads.update(links)
+        farthest = max(farthest, len(links))
+    axes = frozenset(axis for _, axis, _ in loads)
+    return Exchange(HOP * farthest + size * max(loads.values(), default=0) / network.link, axes)
+
+
+def _way(source: tuple[int, ...], target: tuple[int, ...], network: Network) -> list[tuple]:
+    """The links, (chip, axis, direction), of a shortest way."""
+    links, here = [], list(source)
+    for axis, (side, wrapped) in enumerate(zip(network.sides, network.wrapped, strict=True)):
+        distance = target[axis] - here[axis]
+        if wrapped and abs(distance) > side / 2:
+            distance -= int(math.copysign(side, distance))
+        step = 1 if distance > 0 else -1
+        for _ in range(abs(distance)):
+            links.append((tuple(here), axis, step))
+            here[axis] = (here[axis] + step) % side
+    return links

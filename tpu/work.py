@@ -1,0 +1,27 @@
+"""A train step that is planned."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Work(NamedTuple):
+    """A step to plan.
+
+    step: jitted.   arguments: of it, shapes with shardings.   parts: 'parameters', 'optimizer', 'batch', ... -> the
+    arguments' leaves that they name.   mesh, chips: its shape in words and its size.   rows: of a batch, a multiple of
+    rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all chips.
+    checkpoint: bytes per chip that writing a checkpoint takes beside the arguments, between two steps.
+    places: of each device, its slice and then its coordinates.
+    """
+
+    step: Any
+    arguments: tuple
+    parts: Mapping[str, Any]
+    mesh: str
+    chips: int
+    rows: int
+    rows_multiple: int
+    length: int
+    model_flops: float
+    checkpoint: int
+    places: tuple[tuple[int, ...], ...] = ()
