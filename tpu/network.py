@@ -12,7 +12,7 @@ from tpu.topologies import Topology
 # a neighbour's after 1 us ("How to scale your model", jax-ml.github.io/scaling-book, TPU networking and sharding).
 LINK_SHARE = 0.9
 HOP = 1e-6  # seconds
-# Assumed: from a chip through its host to one of another slice, seconds.
+# Assumed: seconds from a chip through its host to one of another slice.
 BETWEEN_SLICES = 1e-4
 SLICES = -1  # in place of an axis: the network between slices
 
@@ -42,18 +42,21 @@ def network(topology: Topology, places: tuple[tuple[int, ...], ...]) -> Network:
 
 
 class Exchange(NamedTuple):
-    """seconds: of one run.   axes: whose links it takes, or SLICES."""
+    """Of one run.   seconds: that it has its links.   axes: whose links, or SLICES.   delay: seconds from its start
+    that it takes at least, beside what others do."""
 
     seconds: float
     axes: frozenset[int]
+    delay: float = 0.0
 
 
 def exchange(collective: Collective, network: Network) -> Exchange:
     """One run of a collective while nothing else is on the links that it takes."""
     size = collective.bytes / collective.times
     if collective.kind == "send":
-        rate = TPUS[network.topology.generation].slice_bandwidth
-        return Exchange(BETWEEN_SLICES + size / rate, frozenset({SLICES}))
+        slices = len({place[0] for place in network.places})
+        sent = size * 2 * (slices - 1) / slices  # a sum among the slices' hosts: its parts, then what they came to
+        return Exchange(sent / TPUS[network.topology.generation].slice_bandwidth, frozenset({SLICES}), BETWEEN_SLICES)
     if collective.kind == "collective-permute":
         return _permuted(size, collective.groups, network)
     rings = _rings(collective.groups[0], network)

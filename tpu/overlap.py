@@ -82,7 +82,7 @@ class _Pending:
 
     def __init__(self, collective: Collective, exchange: Exchange, carried: bool) -> None:
         self.collective, self.exchange, self.carried = collective, exchange, carried
-        self.left, self.waited = exchange.seconds, 0.0
+        self.left, self.delay, self.waited = exchange.seconds, exchange.delay, 0.0
 
 
 class _Links:
@@ -99,11 +99,20 @@ class _Links:
     def work(self, seconds: float, channels: set[str]) -> None:
         """The cores work and the exchanges get on."""
         self.worked += seconds
+        self._advance(seconds, channels)
+
+    def _advance(self, seconds: float, channels: set[str]) -> None:
         while seconds > 0 and (moving := self._moving(channels)):
-            step = min(seconds, *(pending.left for pending in moving))
-            for pending in moving:
-                pending.left -= step
-            seconds -= step
+            seconds -= self._pass(min(seconds, *(pending.left for pending in moving)), moving)
+        self._pass(seconds, [])
+
+    def _pass(self, seconds: float, moving: list[_Pending]) -> float:
+        """So much time goes by."""
+        for pending in moving:
+            pending.left -= seconds
+        for pending in self.pending.values():
+            pending.delay -= seconds
+        return seconds
 
     def _moving(self, channels: set[str]) -> list[_Pending]:
         """Those that have their links: of two that want the same, the one that came first."""
@@ -123,19 +132,19 @@ class _Links:
         channels = {awaited.collective.channel}
         while awaited.left > 0:
             moving = self._moving(channels)
-            step = min(pending.left for pending in moving)
-            for pending in moving:
-                pending.left -= step
-            awaited.waited += step
+            awaited.waited += self._pass(min(pending.left for pending in moving), moving)
+        if (rest := awaited.delay) > 0:
+            awaited.waited += rest
+            self._advance(rest, set())
         del self.pending[key]
-        self.over.append(Timed(awaited.collective, awaited.exchange.seconds, awaited.waited))
+        taken = max(awaited.exchange.seconds, awaited.exchange.delay)
+        self.over.append(Timed(awaited.collective, taken, awaited.waited))
 
     def run(self, inner: Timeline, turns: int) -> None:
         """A loop: what is on its way from before it gets on while the loop leaves the links alone."""
         total = turns * (inner.work + inner.waits)
-        worked = self.worked
-        self.work(max(total - turns * inner.busy, 0.0), set())
-        self.worked = worked + turns * inner.work
+        self._advance(max(total - turns * inner.busy, 0.0), set())
+        self.worked += turns * inner.work
         for collective, seconds, exposed in inner.collectives:
             several = collective._replace(times=collective.times * turns)
             self.over.append(Timed(several, turns * seconds, turns * exposed))

@@ -45,13 +45,13 @@ def program(*lines, body=(), turns=1):
     return hlo.parse(text + f"ENTRY %main (a: f32[8]) -> f32[8] {{\n  %a = {A} parameter(0)\n  {listed}\n}}\n")
 
 
-def waits(*lines, **loop):
+def waits(*lines, delay=0.0, **loop):
     """(ms of work, ms that the cores wait); each exchange takes 10 ms on the axis that its op_name tells."""
 
     def seconds(run):
         return float(run.instruction.rest.partition("ms=")[2] or 0)
 
-    found = timeline(program(*lines, **loop), Clocks(seconds, lambda c: Exchange(10.0, frozenset(c.source))))
+    found = timeline(program(*lines, **loop), Clocks(seconds, lambda c: Exchange(10.0, frozenset(c.source), delay)))
     assert found.waits == pytest.approx(sum(one.exposed for one in found.collectives))
     assert found.busy == pytest.approx(sum(one.seconds for one in found.collectives))
     return found.work, found.waits
@@ -99,3 +99,10 @@ def test_one_that_fusions_carry_gets_on_only_in_them():
     assert waits(*lines) == (34, 6)
     others = carrier("%f", 1, 0), carrier("%g", 2, 4), carrier("%h", 1, 0)
     assert waits(*others) == (4, 16)
+
+
+def test_a_delay_passes_beside_others_and_beside_work():
+    both = start("%s"), start("%t"), work("%w", 2), done("%s"), done("%t")
+    assert waits(*both, delay=15.0) == (2, 18)  # 15 in all for the first, 20 on the links for both
+    assert waits(start("%s"), done("%s"), delay=15.0) == (0, 15)
+    assert waits(start("%s"), work("%w", 20), done("%s"), delay=15.0) == (20, 0)

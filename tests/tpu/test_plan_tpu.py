@@ -71,8 +71,8 @@ def test_a_sparse_pattern_is_planned_with_its_kernel():
 def test_several_slices_exchange_through_their_hosts():
     (found,) = planned("bert-tiny --topology v5e:2x2 --mesh slice=2 --batch-size 16 --sequence-length 32")
     assert (found["chips"], found["mesh"]) == (8, "slice=2,data=4")
-    assert "send" in {collective["kind"] for collective in found["collectives"]}
-    assert found["mfu"] is None and "network between slices" in found["estimate"]["why_not"]
+    sent = [collective for collective in found["collectives"] if collective["kind"] == "send"]
+    assert sent and sum(c["exposed"] for c in sent) > 0 and found["estimate"]["why_not"] == "" and found["mfu"] > 0
 
 
 @pytest.mark.slow
