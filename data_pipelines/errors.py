@@ -1,5 +1,13 @@
 """The one exception for what a user can put right."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """One line: the setting, its value and the cure. Programs print it without a traceback and exit with status 2."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The one of some names that is most like another."""
+    return difflib.get_close_matches(name, known, n=1, cutoff=0)[0]

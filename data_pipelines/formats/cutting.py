@@ -5,13 +5,12 @@ between characters. So pieces have at most two windows, and the same text has th
 wherever its reader began.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow
 
 from data_pipelines.document import Document, Segment, plain
-from data_pipelines.errors import UserError
+from data_pipelines.errors import UserError, nearest
 from data_pipelines.formats import files
 from data_pipelines.formats.problems import EMPTY, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems, printable
 
@@ -142,10 +141,9 @@ def _code_of(record: Mapping, source, where: str) -> str:
     field = getattr(source.options, "code_field", None)
     if field is None or record[field] in source.codes:
         return record[field] if field else ""
-    near = difflib.get_close_matches(str(record[field]), source.codes, n=1, cutoff=0)[0]
     raise UserError(
         f"{printable(where)}: its {field} is {printable(str(record[field]))!r}, which no --code names; the nearest is "
-        f"{near!r}: give --code for each code that there is"
+        f"{nearest(str(record[field]), source.codes)!r}: give --code for each code that there is"
     )
 
 

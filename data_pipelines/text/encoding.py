@@ -125,6 +125,11 @@ class Encoder:
             word_starts[first[texts_at[:-1]][lengths > 0]] = True
         return Encoded(tokens, lengths, ended, straddled, word_starts)
 
+    def tokens(self, texts: list[str]) -> list[np.ndarray]:
+        """The tokens of each text, u32 [tokens]."""
+        encoded = self.encode(texts, [np.zeros(0, np.int64)] * len(texts))
+        return np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1]) if texts else []
+
     def _sort(self, runs: list[str], run: np.ndarray, offset: np.ndarray) -> tuple[np.ndarray, list[int]]:
         """Places where no run begins: those that widths of tokens tell, and those that need offsets."""
         later = np.flatnonzero(offset)

@@ -1,13 +1,12 @@
 """Where sentences begin in a text, found with `sentencex`."""
 
-import difflib
 import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import sentencex
 
-from data_pipelines.errors import UserError
+from data_pipelines.errors import UserError, nearest
 
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 # ISO's two-letter codes, and what else sentencex has rules for. Where it has none, sentences end as English ones do
@@ -44,8 +43,8 @@ def check_language(language: str) -> None:
     if language not in LANGUAGES:
         base = re.split("[-_]", language.lower())[0]
         near = [code for code in (base, base[:3], base[:2]) if code in LANGUAGES]
-        near = near or difflib.get_close_matches(base, LANGUAGES, cutoff=0) or ["en"]
-        raise UserError(f"--language {language}: not known; the nearest is {near[0]}; give a code such as en or zh")
+        near = near[0] if near else nearest(base, LANGUAGES)
+        raise UserError(f"--language {language}: not known; the nearest is {near}; give a code such as en or zh")
 
 
 def _paragraphs(text: str) -> Iterator[tuple[int, int]]:

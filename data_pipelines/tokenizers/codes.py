@@ -1,9 +1,8 @@
 """Control codes (Keskar et al. 2019): tokens that say of a text what it is, and stand before it."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 
-from data_pipelines.errors import UserError
+from data_pipelines.errors import UserError, nearest
 from data_pipelines.tokenizers.made import Made, vocabulary
 
 ROLE = "code_"  # then the code itself
@@ -40,8 +39,7 @@ def check(special: Mapping[str, int], codes: Iterable[str], whose: str) -> None:
     known = [role.removeprefix(ROLE) for role in special if role.startswith(ROLE)]
     for code in codes:
         if code not in known:
-            near = difflib.get_close_matches(code, known, n=1, cutoff=0)
-            said = f"the nearest that it has is {near[0]!r}" if near else "it has none"
+            said = f"the nearest that it has is {nearest(code, known)!r}" if known else "it has none"
             raise UserError(f"--code {code}: no code of {whose}; {said}")
 
 
@@ -62,4 +60,4 @@ def _nearest(made: Made, code: str) -> str:
         for mark in MARKS:
             token = token.replace(mark, "")
         words.add(token)
-    return difflib.get_close_matches(code, sorted(words - {""}), n=1, cutoff=0)[0]
+    return nearest(code, sorted(words - {""}))

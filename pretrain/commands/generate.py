@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
 from tyro.conf import Positional
 
 from data_pipelines.cloud import local_folder
@@ -20,6 +19,7 @@ from pretrain.commands.steering import program_of
 from pretrain.generation.decoding import generate
 from pretrain.generation.fillings import fill, fills
 from pretrain.generation.settings import Decoding
+from pretrain.objectives.next_token_prediction import INPUT_TARGET
 from pretrain.steering.settings import Steering
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import Restored, restore
@@ -144,9 +144,13 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
     aim = options.words, options.discriminator, options.label
     program = program_of(*aim, options.steering, made, model, params)
     before = [] if options.code is None else [codes.token(made, options.code)]
-    begun = [before + tokens for tokens in encoded]
+    asked, delimiter = encoded, []
+    if getattr(restored.assembly.recipe.objective, "layout", None) == INPUT_TARGET:
+        print("the run's rows are input and target: each prompt is an input, after which its target is written")
+        asked, delimiter = [[] for _ in encoded], [made.special["sep" if "sep" in made.special else "eod"]]
+    begun = [before + tokens + delimiter for tokens in encoded]
     texts = generate(model, params, begun, decoding, options.seed, number, program=program)
-    for index, (tokens, found) in enumerate(zip(encoded, texts, strict=True)):
+    for index, (tokens, found) in enumerate(zip(asked, texts, strict=True)):
         for which, more in enumerate(found):
             if len(prompts) * len(found) > 1:
                 print(f"== prompt {index + 1}, text {which + 1}")
@@ -185,5 +189,4 @@ def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: 
 
 def encode(made: Made, texts: Sequence[str]) -> list[list[int]]:
     """Tokens of texts, as those of a corpus: special tokens that a text spells are plain text."""
-    encoder = Encoder(made.tokenizer)
-    return [encoder.encode([text], [np.zeros(0, np.int64)]).tokens.tolist() for text in texts]
+    return [tokens.tolist() for tokens in Encoder(made.tokenizer).tokens([*texts])]

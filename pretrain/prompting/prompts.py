@@ -99,9 +99,8 @@ class Prompter:
     def keeps(self, text: str) -> bool:
         """Whether the tokenizer gives a text back that it has cut; white space, say, it may not."""
         around = [before + text + after for before in ("", "a") for after in ("", "a")]
-        encoded = self.encoder.encode(around, [np.zeros(0, np.int64)] * len(around))
-        tokens = np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])
-        return any(text in decoded for decoded in self.tokenizer.decode_batch([one.tolist() for one in tokens]))
+        tokens = [one.tolist() for one in self.encoder.tokens(around)]
+        return any(text in decoded for decoded in self.tokenizer.decode_batch(tokens))
 
     def _texts(self, asked: list[tuple[Example, list[int]]], with_target: bool) -> list[tuple[Tokens, ...]]:
         prompts = [self.template.prompt([self.examples[shot] for shot in used], one) for one, used in asked]

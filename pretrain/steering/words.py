@@ -18,8 +18,7 @@ def bag(path: Path, encoder: Encoder, vocab: int) -> tuple[np.ndarray, list[str]
         words = [word for line in path.read_text("utf-8").splitlines() if (word := line.strip())]
     except (OSError, ValueError) as error:
         raise UserError(f"--words {path}: cannot be read as text ({error}); give a file with a word a line") from None
-    encoded = encoder.encode([f" {word}" for word in words], [np.zeros(0, np.int64)] * len(words))
-    texts = np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1]) if words else []
+    texts = encoder.tokens([f" {word}" for word in words])
     tokens = [int(text[0]) for text in texts if len(text) == 1]
     if not tokens:
         raise UserError(f"--words {path}: none of its {len(words)} words is one token of this model; give others")

@@ -13,6 +13,7 @@ from pretrain.commands import generate as commands
 from pretrain.commands.generate import Generate, encode
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.inputs import inputs_of
+from pretrain.objectives.next_token_prediction import INPUT_TARGET
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore
 
@@ -64,6 +65,26 @@ def test_a_control_code_stands_before_each_prompt_and_is_not_printed(gpt2_run, c
     assert out.splitlines()[1].startswith("ba") and code not in out.splitlines()[3]
     said = mistake(capsys, gpt2_run, "--prompt", "ba", "--code", f"{code}qqqq")
     assert f"--code {code}qqqq: no token of the tokenizer; the nearest is" in said
+
+
+def test_where_rows_are_input_and_target_a_prompt_is_the_input_and_its_target_is_written(gpt2_run, capsys, monkeypatch):
+    """After the delimiter, as in training: here what ends documents."""
+    made, given = stored.load(gpt2_run / "tokenizer"), []
+
+    def of_pairs(*arguments):
+        restored = restore(*arguments)
+        recipe = restored.assembly.recipe
+        recipe = dataclasses.replace(recipe, objective=dataclasses.replace(recipe.objective, layout=INPUT_TARGET))
+        return restored._replace(assembly=restored.assembly._replace(recipe=recipe))
+
+    (written,) = encode(made, ["kimo"])
+    monkeypatch.setattr(commands, "restore", of_pairs)
+    monkeypatch.setattr(commands, "generate", lambda model, params, begun, *_, **__: given.extend(begun) or [[written]])
+    out = printed(capsys, gpt2_run, "--prompt", "the old river")
+    assert given == [[*encode(made, ["the old river"])[0], made.special["eod"]]]
+    assert out.splitlines() == [
+        "the run's rows are input and target: each prompt is an input, after which its target is written", "kimo"
+    ]
 
 
 def test_masks_are_filled_with_the_likeliest_tokens(uninterrupted, capsys):
