@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 import tyro
 
-from data_pipelines.cloud import SCHEME, place
+from data_pipelines.cloud import place
 from data_pipelines.errors import UserError
 
 # The type of an option that takes a local or a gs:// path; what takes local ones alone is a Path.
@@ -30,6 +30,7 @@ Place = Annotated[
     ),
 ]
 Options = TypeVar("Options")
+FOREIGN = re.compile(r"([a-z][a-z0-9+.-]*:)/")  # how pathlib writes gs:// and its like
 RULE = re.compile(r"[─-]{3}")
 
 
@@ -79,11 +80,12 @@ def parse(options: type[Options], arguments: Sequence[str], prog: str, default: 
 
 
 def _check_local(parsed) -> None:
-    """UserError for a gs:// path where only a local one will do: it would become a folder named gs:."""
+    """UserError for a path like gs:// where only a local one will do: it would become a folder named gs:."""
     for field in dataclasses.fields(parsed):
         value = getattr(parsed, field.name)
-        if isinstance(value, Path) and value.parts[:1] == (SCHEME.rstrip("/"),):
-            raise UserError(f"--{field.name.replace('_', '-')} {SCHEME}{'/'.join(value.parts[1:])}: give a local path")
+        if isinstance(value, Path) and (found := FOREIGN.match(str(value))):
+            name, rest = field.name.replace("_", "-"), str(value)[found.end() :]
+            raise UserError(f"--{name} {found[1]}//{rest}: give a local path")
         if dataclasses.is_dataclass(value):  # the options of a command that takes a recipe's fields, too
             _check_local(value)
 

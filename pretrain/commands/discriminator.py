@@ -38,6 +38,8 @@ class Discriminate:
     """Share of the lines that it does not learn from, to measure how well it tells them."""
     seed: int = 0
     """Draws these."""
+    step: int | None = None
+    """Which checkpoint; by default the newest."""
 
 
 def train(arguments: Sequence[str]) -> None:
@@ -51,13 +53,12 @@ def train(arguments: Sequence[str]) -> None:
     if len(names) < 2 or len(np.unique(numbers[learned])) < len(names):
         raise UserError(f"--examples {options.examples}: give at least two labels, and more lines of each")
     directory = RunDirectory(options.run)
-    restored = restore(directory)
+    restored = restore(directory, options.step)
     model, params = restored.assembly.model, merge(restored.params, restored.frozen)
     if not isinstance(model, CausalDecoder):
         raise UserError(f"{options.run}: a model of {name_of(model.config)} is no causal decoder; take one, like gpt2")
     with local_folder(directory.tokenizer) as folder:
-        encoded = Encoder(stored.load(folder).tokenizer).encode(texts, [np.zeros(0, np.int64)] * len(texts))
-    tokens = np.split(encoded.tokens.astype(np.int32), np.cumsum(encoded.lengths)[:-1])
+        tokens = Encoder(stored.load(folder).tokenizer).tokens(texts)
     states = means(model, params, [some[: model.config.positions] for some in tokens], restored.mesh)
     kernel, bias = fit(states[learned], numbers[learned], len(names))
     discriminator = Discriminator(names.tolist(), kernel, bias, fingerprint(params))

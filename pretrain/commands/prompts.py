@@ -51,6 +51,8 @@ class Prompts:
     template: Annotated[Template, arg(name="")] = Template()
     out: Path | None = None
     """A JSON file for the figures."""
+    step: int | None = None
+    """Which checkpoint; by default the newest."""
 
 
 def ask(arguments: Sequence[str]) -> None:
@@ -58,7 +60,7 @@ def ask(arguments: Sequence[str]) -> None:
     options = parse(Prompts, arguments, "python -m pretrain prompts")
     _check(options)
     examples, directory = read(options.examples), RunDirectory(options.run)
-    restored = restore(directory)
+    restored = restore(directory, options.step)
     model = restored.assembly.model
     if not isinstance(model, CausalDecoder):
         raise UserError(f"{options.run}: a model of {name_of(model.config)} is no causal decoder; ask one, like gpt2")

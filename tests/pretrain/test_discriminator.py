@@ -96,6 +96,14 @@ def test_a_mistake_is_one_line(lines, said, tmp_path, capsys):
     assert said in err and err.count("\n") == 1
 
 
+def test_the_step_is_the_one_that_is_asked_for(trained, gpt2_run, tmp_path, capsys):
+    arguments = ["discriminator", str(gpt2_run), "--examples", str(trained[1].parent / "lines.jsonl")]
+    assert main([*arguments, "--out", str(tmp_path / "made"), "--step", "3"]) == 2
+    assert "has no checkpoint of step 3" in capsys.readouterr().err and not (tmp_path / "made").exists()
+    assert main([*arguments, "--out", "s3://bucket/made"]) == 2
+    assert "--out s3://bucket/made: give a local path" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--seed=-1", "--seed=4294967296", "--heldout=1"])
 def test_a_number_out_of_its_range_is_told_before_anything_is_read(option, tmp_path, capsys):
     assert main(["discriminator", str(tmp_path), "--examples", "none", "--out", str(tmp_path / "made"), option]) == 2

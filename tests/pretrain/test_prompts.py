@@ -271,6 +271,8 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         ("--max-tokens", "31"): "--max-tokens 31: has no effect without --score greedy",
         ("--max-tokens", "0", "--score", "greedy"): "--max_tokens=0: must be at least 1",
         ("--shots", "4"): "beside the one asked",
+        ("--step", "3"): "has no checkpoint of step 3",
+        ("--out", "s3://bucket/x.json"): "--out s3://bucket/x.json: give a local path",
         ("--max-tokens", "64", "--score", "greedy"): "--max-tokens 64: give from 1 to 63",
         ("--max-tokens", "62", "--score", "greedy"): "there is room for 2; shorten it",
     }
@@ -279,9 +281,9 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1
     short = tiny.gpt2(model=dataclasses.replace(tiny.GPT2, positions=8), phases=(Phase(1.0, 8, 8),))
-    monkeypatch.setattr(prompts, "restore", lambda _: Restored(assemble(short), 0, {}, {}, None, []))
+    monkeypatch.setattr(prompts, "restore", lambda *_: Restored(assemble(short), 0, {}, {}, None, []))
     assert main([*arguments, "--shots", "0"]) == 2  # not for --max-tokens, which likelihoods have no use for
     assert "there is room for 8; shorten it" in capsys.readouterr().err
-    monkeypatch.setattr(prompts, "restore", lambda _: Restored(assemble(tiny.bert()), 0, {}, {}, None, []))
+    monkeypatch.setattr(prompts, "restore", lambda *_: Restored(assemble(tiny.bert()), 0, {}, {}, None, []))
     assert main(arguments) == 2
     assert "a model of bert is no causal decoder; ask one, like gpt2" in capsys.readouterr().err
