@@ -52,7 +52,8 @@ def check_alike(corpora: Mapping[str, Corpus]) -> None:
             if get(one) != get(other):
                 raise UserError(
                     f"--corpus {first}={one.source},{name}={other.source}: {name} has other {what} than {first}; "
-                    "prepare all corpora with one tokenizer: --tokenizer with the first one's tokenizer/ folder"
+                    "prepare all corpora with one tokenizer, --tokenizer with the first one's tokenizer/ folder, and "
+                    "with the same codes"
                 )
 
 

@@ -227,9 +227,12 @@ def skip_line(file: BinaryIO) -> bytes:
 
 def check_fields(source: Source, where: str, what: str, there: Sequence[str]) -> None:
     """UserError where a field that the source names is not there."""
-    for field in source.options.fields:
+    named = [("--field", field) for field in source.options.fields]
+    if code := getattr(source.options, "code_field", None):
+        named.append(("--code-field", code))
+    for option, field in named:
         if field not in there:
-            raise UserError(f"--field {field}: {printable(where)} has no such {what}; it has {', '.join(there)}")
+            raise UserError(f"{option} {field}: {printable(where)} has no such {what}; it has {', '.join(there)}")
 
 
 def files_of(

@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from data_pipelines.__main__ import main
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import code_tokens
 from data_pipelines.examples.packed_documents import PackedDocuments
 from data_pipelines.order import permute
 from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
@@ -112,6 +115,24 @@ def test_every_document_and_every_row_begins_with_its_code_and_every_other_token
 def test_an_unknown_code_is_one_line_with_the_nearest(tmp_path, capsys):
     assert coded(tmp_path, [{"domain": "Horor", "text": "x"}], "--code", "Horror", "--code", "Links") == 2
     assert "its domain is 'Horor', which no --code names; the nearest is 'Horror'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_records_that_name_no_code_are_one_line_and_those_that_do_are_read_alike(tmp_path, capsys, kind):
+    lines = [{"domain": ("Law", "Food")[number % 2], "text": f"{number}"} for number in range(4)]
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "lines.parquet")
+    else:
+        (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["prepare", "--source", f"{kind}:{tmp_path}/lines.{kind}", "--tokenizer", "bytes", "--heldout", "0"]
+    command += ["--out", str(tmp_path / "c"), "--code", "Food", "--code", "Law"]
+    assert main([*command, "--code-field", "none"]) == 2
+    said = capsys.readouterr().err
+    assert "--code-field none: " in said and "; it has domain, text" in said and said.count("\n") == 1
+    assert main([*command, "--code-field", "domain"]) == 0
+    corpus = Corpus(tmp_path / "c")
+    tokens = code_tokens(corpus.parts[0], "train")
+    assert tokens.tolist() == [corpus.special[f"code_{line['domain']}"] for line in lines]
 
 
 def test_a_corpus_smaller_than_a_row_is_one_row_and_one_token_is_none(tmp_path):
