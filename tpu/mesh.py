@@ -1,8 +1,9 @@
 """The device mesh: how many devices share a batch, a parameter, a layer's heads or a sequence."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import jax
 import numpy as np
@@ -123,12 +124,25 @@ def count_slices(devices: list[jax.Device]) -> int:
 
 def choose_mesh(text: str | None, parameters: int, devices: list[jax.Device], memory: float | None) -> Mesh:
     """The mesh that --mesh asks for, or the automatic one."""
-    slices = count_slices(devices)
-    if text is None:
-        shape = automatic_mesh(len(devices), parameters, memory, slices)
-    else:
-        shape = parse_mesh(text, len(devices), slices)
-    return make_mesh(shape, devices)
+    if text is not None:
+        return named_mesh(text, devices)
+    return make_mesh(automatic_mesh(len(devices), parameters, memory, count_slices(devices)), devices)
+
+
+def named_mesh(text: str, devices: list[jax.Device]) -> Mesh:
+    """The mesh that --mesh asks for."""
+    return make_mesh(parse_mesh(text, len(devices), count_slices(devices)), devices)
+
+
+@contextlib.contextmanager
+def divided_by(mesh: Mesh) -> Iterator[None]:
+    """UserError for what is traced in this context and cannot be cut evenly over a mesh."""
+    try:
+        yield
+    except ValueError as error:
+        if mesh.size == 1:
+            raise
+        raise UserError(str(error)) from None
 
 
 def mesh_shape(mesh: Mesh) -> MeshShape:

@@ -24,6 +24,7 @@ from pretrain.steering.settings import Steering
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import Restored, restore
 from pretrain.training.step import merge
+from tpu.mesh import divided_by, named_mesh, row_mesh
 
 MASK = "[MASK]"  # in prompts, whatever the tokenizer calls it
 OF_FILLINGS = "run", "prompt", "prompts", "number", "step"  # the options that a masked model has a use for
@@ -72,6 +73,8 @@ class Generate:
     """Of what is drawn."""
     step: int | None = None
     """Which checkpoint; by default the newest."""
+    mesh: str | None = None
+    """How this machine's devices share the work, like tensor=4, as of `run`. By default one device does it."""
 
     def decoding(self, stop: tuple[int, ...]) -> Decoding:
         """UserError for settings that do not go together."""
@@ -96,7 +99,9 @@ def write_texts(arguments: Sequence[str]) -> None:
     _check(options)
     prompts = _prompts(options)
     directory = RunDirectory(options.run)
-    restored = restore(directory, options.step, jax.local_devices()[:1])
+    devices = jax.local_devices()
+    mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
+    restored = restore(directory, options.step, mesh)
     with local_folder(directory.tokenizer) as folder:
         made = stored.load(folder)
     if fills(restored.assembly.model):
@@ -149,7 +154,8 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
         asked, delimiter = [[] for _ in encoded], [made.special["sep" if "sep" in made.special else "eod"]]
     begun = [before + tokens + delimiter for tokens in encoded]
-    texts = generate(model, params, begun, decoding, options.seed, number, program=program)
+    with divided_by(restored.mesh):
+        texts = generate(model, params, begun, decoding, options.seed, number, restored.mesh, program)
     for index, (tokens, found) in enumerate(zip(asked, texts, strict=True)):
         for which, more in enumerate(found):
             if len(prompts) * len(found) > 1:

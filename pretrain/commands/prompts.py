@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+import jax
 import numpy as np
 from rich.table import Table
 from tyro.conf import Positional, arg
@@ -28,6 +29,7 @@ from pretrain.recipes.table import wide_console
 from pretrain.storage.run_directory import RunDirectory, write_whole
 from pretrain.training.restore import restore
 from pretrain.training.step import merge
+from tpu.mesh import divided_by, named_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Prompts:
     """A JSON file for the figures."""
     step: int | None = None
     """Which checkpoint; by default the newest."""
+    mesh: str | None = None
+    """How this machine's devices share the work, as of `run`. By default each has the whole model."""
 
 
 def ask(arguments: Sequence[str]) -> None:
@@ -60,7 +64,8 @@ def ask(arguments: Sequence[str]) -> None:
     options = parse(Prompts, arguments, "python -m pretrain prompts")
     _check(options)
     examples, directory = read(options.examples), RunDirectory(options.run)
-    restored = restore(directory, options.step)
+    mesh = None if options.mesh is None else named_mesh(options.mesh, jax.local_devices())
+    restored = restore(directory, options.step, mesh)
     model = restored.assembly.model
     if not isinstance(model, CausalDecoder):
         raise UserError(f"{options.run}: a model of {name_of(model.config)} is no causal decoder; ask one, like gpt2")
@@ -74,11 +79,12 @@ def ask(arguments: Sequence[str]) -> None:
         prompter = Prompter(options.examples, examples, tokenizer, options.template, room)
     asked = {shots: prompter(shots, options.seed, not greedy) for shots in dict.fromkeys(options.shots)}
     everything, params = [*itertools.chain(*asked.values())], merge(restored.params, restored.frozen)
-    if greedy:
-        limits = {"stop": unescaped(options.stop), "max_tokens": options.max_tokens}
-        found = answers(model, params, everything, prompter, **limits, mesh=restored.mesh)
-    else:
-        found = log_likelihoods(model, params, everything, restored.mesh)
+    with divided_by(restored.mesh):
+        if greedy:
+            limits = {"stop": unescaped(options.stop), "max_tokens": options.max_tokens}
+            found = answers(model, params, everything, prompter, **limits, mesh=restored.mesh)
+        else:
+            found = log_likelihoods(model, params, everything, restored.mesh)
     found, told = iter(found), figures.of_answers if greedy else figures.of_likelihoods
     rows = {shots: told(prompts, [*itertools.islice(found, len(prompts))]) for shots, prompts in asked.items()}
     _show(options, restored.step, asked, rows)

@@ -13,6 +13,7 @@ from pretrain.storage.checkpoints import checkpoint_bytes
 from pretrain.training.assembly import Assembly
 from pretrain.training.placement import Jitted, Stage, stages
 from tpu.chips import GIB
+from tpu.mesh import divided_by
 from tpu.rules import shard_bytes
 
 TRAIN, EVALUATE = "train step", "evaluation"
@@ -30,15 +31,11 @@ def trace(
 
     UserError where a mesh does not divide the parameters or a phase's activations evenly.
     """
-    try:
+    with divided_by(mesh):
         made = stages(assembly, mesh, microbatches, shapes)
         for stage in made:
             for program in (stage.train, stage.evaluate):
                 program.run.trace(*program.arguments)
-    except ValueError as error:
-        if mesh.size == 1:
-            raise
-        raise UserError(str(error)) from None
     return made
 
 

@@ -15,6 +15,7 @@ from pretrain.huggingface.load import check_vocabulary, load
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore
 from pretrain.training.step import merge
+from tpu.mesh import row_mesh
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def _weights(setting: str, source: str, config, shapes: Params, corpus: Corpus, 
     _check_heads(setting, source, lacking, others, anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path, model, config)
-    restored = restore(directory, devices=_host())
+    restored = restore(directory, mesh=row_mesh(_host(), [1]))
     trained = jax.device_get(dict(leaves(merge(restored.params, restored.frozen))))
     params = dict(leaves(start())) if start else {}
     return jax.device_get(nest(params | as_ours(source, trained, model, config)))

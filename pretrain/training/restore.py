@@ -39,15 +39,15 @@ class Restored(NamedTuple):
     stages: list[Stage]
 
 
-def restore(directory: RunDirectory, step: int | None = None, devices: list[jax.Device] | None = None) -> Restored:
+def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None = None) -> Restored:
     """The parameters of a step, by default of the newest checkpoint; UserError when there is none that loads.
 
-    They lie whole on each of the mesh's devices: as many as divide the batches of the run's phases.
-    devices: to choose from, by default this process's.
+    mesh: where they lie as in training, by default whole on each of as many of this process's devices as divide the
+    batches of the run's phases.
     """
     recipe = directory.read_recipe()
     assembly = assemble(recipe, programs.default())
-    mesh = row_mesh(devices or jax.local_devices(), [phase.batch_size for phase in recipe.phases])
+    mesh = mesh or row_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases])
     placed = stages(assembly, mesh)
 
     def read(at: int) -> TrainState:

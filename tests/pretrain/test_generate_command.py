@@ -1,7 +1,10 @@
 """`python -m pretrain generate`: texts of a causal run, fillings of a masked one, mistakes in one line."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -38,6 +41,26 @@ def test_texts_begin_with_their_prompts_and_differ_where_they_are_drawn(gpt2_run
     first, second, third, fourth = re.split("== .*\n", drawn)[1:]
     assert first.startswith("the") and third.startswith("old river") and first != second and third != fourth
     assert printed(capsys, *given, "--sample", "--number", 2, "--seed", 3) == drawn
+
+
+SHARED = """
+import sys
+from pretrain.__main__ import main
+for mesh in [], ["--mesh", "tensor=2"], ["--mesh", "fsdp=2"], ["--mesh", "sequence=2"], ["--mesh", "tensor=3"]:
+    main(["generate", sys.argv[1], "--prompt", "the", "old", "river", "--max-tokens", "6", *mesh])
+    print("#")
+"""
+
+
+def test_devices_of_a_mesh_write_the_texts_of_one(gpt2_run):
+    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    done = subprocess.run([sys.executable, "-c", SHARED, gpt2_run], env=environment, capture_output=True, text=True)
+    alone, tensor, fsdp, *without = done.stdout.split("#\n")
+    assert alone.startswith("== prompt 1") and alone == tensor == fsdp and without == ["", "", ""]
+    sequence, three = done.stderr.splitlines()
+    assert sequence == "error: --mesh sequence=2 does not divide length, which is 1: choose divisors of it"
+    assert three == "error: --mesh tensor=3: it takes 3 devices, there are 2; change an axis"
 
 
 def test_a_text_ends_before_what_stops_it(gpt2_run, capsys):
@@ -91,7 +114,7 @@ def test_masks_are_filled_with_the_likeliest_tokens(uninterrupted, capsys):
     out = printed(capsys, uninterrupted, "--prompt", "the [MASK] of the", "--number", 3)
     head, *found = out.splitlines()
     assert head == "the [MASK] of the" and len(found) == 3
-    restored = restore(RunDirectory(uninterrupted), None, jax.local_devices()[:1])
+    restored = restore(RunDirectory(uninterrupted))
     model, made = restored.assembly.model, stored.load(uninterrupted / "tokenizer")
     (the,), (of, also) = encode(made, ["the", "of the"])
     row = np.array([[made.special["cls"], the, made.special["mask"], of, also, made.special["sep"]]])

@@ -275,6 +275,7 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         ("--out", "s3://bucket/x.json"): "--out s3://bucket/x.json: give a local path",
         ("--max-tokens", "64", "--score", "greedy"): "--max-tokens 64: give from 1 to 63",
         ("--max-tokens", "62", "--score", "greedy"): "there is room for 2; shorten it",
+        ("--mesh", "tensor=3"): "--mesh tensor=3: it takes 3 devices, there are 1",
     }
     for more, said in mistakes.items():
         assert main([*arguments, *more]) == 2
