@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.relative_kernel import by_kernel
-from models.attention.kernels.row_attention import row_attention
+from models.attention.kernels.row_attention import Setting, row_attention
 from tests.models import test_relative_kernel as relative
 
 pytestmark = pytest.mark.second_tier("bert", "xlnet", "transformer-xl")
@@ -20,9 +20,10 @@ STRICT = pltpu.InterpretParams(
 
 def of_rows():
     rng = np.random.default_rng(0)
-    products, biases = (rng.normal(size=(*shape, 3 * 128)).astype(np.float32) for shape in ((2, 128), ()))
-    segments = np.where(np.arange(128) < 70, [[1], [2]], 2).astype(np.int32)
-    return lambda interpret, *x: row_attention(*x, segments, 64, interpret), (products, biases)
+    products, biases = (rng.normal(size=(*shape, 3 * 128)).astype(np.float32) for shape in ((2, 256), ()))
+    segments = np.where(np.arange(256) < 70, [[1], [2]], 2).astype(np.int32)
+    of_row = lambda interpret, *x: row_attention(*x, segments, relative.KEYS, Setting(64, 0.2, True, interpret))
+    return of_row, (products, biases)
 
 
 def of_relative(kind):

@@ -103,9 +103,10 @@ import jax, jax.numpy as jnp, numpy as np
 from models.attention.mask import Mask
 from models.attention.plain import attention
 from models.attention.kernels.kernel import Attention
-from models.attention.kernels.row_attention import attend_rows, fits, interleaved
+from models.attention.kernels.row_attention import Setting, attend_rows, fits, interleaved
 from models.attention.kernels.splash import splash
 from models.attention.kernels.table import KERNELS
+from models.core.noise import row_keys
 from models.core.sharding import placed_by
 from tpu.mesh import make_mesh, parse_mesh
 from tpu.rules import activation_rules
@@ -127,7 +128,8 @@ for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(q, k, v) for f in (p
 
 def by_rows(q, k, v, w):
     flat = interleaved(*(x.reshape(*x.shape[:2], -1) for x in (q, k, v)))
-    out = attend_rows(flat, jnp.zeros(flat.shape[-1]), segments, q.shape[2], interpret=True)
+    noise = row_keys(0, 0, jnp.arange(2))
+    out = attend_rows(flat, jnp.zeros(flat.shape[-1]), segments, noise, Setting(64, 0.2, interpret=True))
     return (out.reshape(q.shape) * w).sum()
 
 def rows_placed(*x):

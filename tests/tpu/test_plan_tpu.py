@@ -143,10 +143,12 @@ integers = lambda *shape: array(batch, *shape, dtype=jnp.int32)
 """
 KERNELS = {
     "row_attention": """
-from models.attention.kernels.row_attention import attend_rows
+from models.attention.kernels.row_attention import Setting, attend_rows
 
-loss = lambda products, biases, segments: attend_rows(products, biases, segments, 2).astype(jnp.float32).sum()
-compile(loss, array(batch, length, 3 * width), array(3 * width, dtype=jnp.float32), integers(length))
+loss = lambda *given: attend_rows(*given).astype(jnp.float32).sum()
+x, noise = (array(batch, length, 3 * width), array(3 * width, dtype=jnp.float32)), array(batch, 2, dtype=jnp.uint32)
+for setting in (Setting(64), Setting(64, 0.1), Setting(32, 0.1, causal=True), Setting(128, 0.1, causal=True)):
+    compile(loss, *x, integers(length), noise, static=(setting,))
 """,
     "splash": """
 from models.attention.kernels.splash import splash
@@ -195,7 +197,7 @@ def test_a_kernel_and_its_gradient_compile_for_every_generation(kernel):
     command = [sys.executable, "-c", COMMON + KERNELS[kernel], *topologies]
     done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    times = 1 if kernel == "row_attention" else 2
+    times = 4 if kernel == "row_attention" else 2
     assert done.stdout.splitlines() == [f"{topology} 2" for topology in topologies] * times
 
 

@@ -37,7 +37,7 @@ def attend(
     interpret: bool = False,
 ) -> Array:  # fmt: skip
     """`plain.attend` by the kernel.   interpret: run as plain operations, on any platform."""
-    if row_attention.fits(Attention(x.shape[1], sizes.width, sizes.heads, 0.0, causal=mask.causal)):
+    if row_attention.fits(Attention(x.shape[1], sizes.width, sizes.heads, sizes.attention_dropout)):
         return row_attention.attend(x, weights, mask, sizes, program, noise, interpret)
     named = {name: jax.named_scope(name) for name in SelfWeights._fields}
     heads_of = []
@@ -111,7 +111,10 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
 
 def _obstacles(attention: Attention) -> list[str]:
     length, (cut, _) = attention.length, cuts(attention)
-    obstacles = of_blocks(attention) + of_dropout(attention) + of_length(attention)
+    obstacles = of_blocks(attention) + of_length(attention)
+    if attention.dropout > 0:  # rows in `row_attention` alone have it
+        without = " or ".join(of_dropout(attention))
+        obstacles += [f"{why}, or {without}" for why in row_attention.obstacles(attention)]
     if length % LANES == 0 and length // cut % LANES:
         obstacles.append(f"--mesh sequence={cut} cuts length={length} into parts that are no multiple of {LANES}")
     if cut > 1 and attention.causal:
