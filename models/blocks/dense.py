@@ -37,13 +37,21 @@ def gelu_new(x: Array) -> Array:
 
 
 def _gelu_new_and_slope(x: Array) -> tuple[Array, Array]:
-    wide = x.astype(jnp.float32)
-    square, scale = jnp.square(wide), (2.0 / math.pi) ** 0.5
-    tanh = jnp.tanh(scale * wide * (1.0 + 0.044715 * square))
-    below = 0.5 * (1.0 + tanh)
-    inner = scale * (1.0 + 3.0 * 0.044715 * square)
-    slope = below + 0.5 * wide * (1.0 - jnp.square(tanh)) * inner
-    return (wide * below).astype(x.dtype), slope.astype(x.dtype)
+    wide, scale = x.astype(jnp.float32), (2.0 / math.pi) ** 0.5
+    tanh = lambda wide: jnp.tanh(scale * wide * (1.0 + 0.044715 * jnp.square(wide)))
+    value, wide = wide * (0.5 * (1.0 + tanh(wide))), _again(wide)
+    below, inner = 0.5 * (1.0 + tanh(wide)), scale * (1.0 + 3.0 * 0.044715 * jnp.square(wide))
+    slope = below + 0.5 * wide * (1.0 - jnp.square(tanh(wide))) * inner
+    return value.astype(x.dtype), slope.astype(x.dtype)
+
+
+def _again(x: Array) -> Array:
+    """x, which XLA:CPU takes for another array: what follows from it is computed where it is read, in one pass.
+
+    Else it writes what value and slope share for the backward pass, and reads it for the value in a second pass.
+    """
+    one = jax.lax.platform_dependent(jnp.float32(1), cpu=jax.lax.optimization_barrier, default=lambda one: one)
+    return x * one
 
 
 gelu_new.defvjp(lambda x: tuple(map(kept, _gelu_new_and_slope(x))), lambda slope, g: (g * slope,))
