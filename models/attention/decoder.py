@@ -109,7 +109,9 @@ class Decoder(nn.Module):
         """The factors of the next token's logits: hidden [rows, n, width], table f32[padded vocab, width], bias
         f32[padded vocab], whose padding is -inf."""
         table = self.embeddings.tokens
-        bias = jnp.where(jnp.arange(len(table)) < self.config.vocab_size, 0.0, -jnp.inf)
+        bias = jnp.zeros(len(table))
+        if len(table) > self.config.vocab_size:  # else XLA leaves the addition out
+            bias = jnp.where(jnp.arange(len(table)) < self.config.vocab_size, 0.0, -jnp.inf)
         return hidden, table, bias
 
     def token_logits(self, hidden: Array) -> Array:
