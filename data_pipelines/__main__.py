@@ -1,5 +1,5 @@
 """python -m data_pipelines prepare --source KIND:LOCATION --out CORPUS [...]    text to a stored corpus
-python -m data_pipelines show CORPUS [--recipe NAME]                          its statistics, and examples
+python -m data_pipelines show CORPUS [--recipe NAME|FILE]                     its statistics, and examples
 python -m data_pipelines verify CORPUS                                        whether it is as prepare wrote it
 
 --help after a command lists its options.
@@ -70,11 +70,14 @@ def _examples(corpora, options) -> dict:
 
     import numpy as np
 
-    from pretrain.recipe import resolve
+    from data_pipelines.cloud import place
+    from pretrain.recipe import read_recipe, resolve
     from pretrain.recipes.registry import find
     from pretrain.training.data import check_data, training_batches
 
-    recipe = resolve(find(options.recipe), next(iter(corpora.values())))
+    is_file = options.recipe.endswith(".json")
+    recipe = read_recipe(place(options.recipe)) if is_file else find(options.recipe)
+    recipe = resolve(recipe, next(iter(corpora.values())))
     if len(corpora) > 1:
         check_data(recipe, corpora)
         return training_batches(recipe, corpora, recipe.phases[0]).batch(0, np.arange(options.examples))

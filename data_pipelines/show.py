@@ -28,7 +28,8 @@ class Show:
     corpus: Annotated[str, tyro.conf.Positional]
     """The corpus: a directory that prepare made; or several that are trained on together, en=DIR,zh=DIR."""
     recipe: str | None = None
-    """The recipe whose examples to show; `python -m pretrain recipes` lists them."""
+    """The recipe whose examples to show: a name that `python -m pretrain recipes` lists, or a file, as a run's
+    recipe.json."""
     examples: int = 3
     """How many."""
 

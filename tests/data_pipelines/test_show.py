@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
 from data_pipelines.show import show_examples, show_statistics
+from pretrain.recipe import to_json
+from pretrain.recipes.registry import find
 from tests.data_pipelines.prepared import run
 
 
@@ -123,6 +125,11 @@ def test_show_takes_a_recipe(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("to predict") == 2
     assert "[MASK]→" in printed
+    (tmp_path / "recipe.json").write_text(to_json(find("bert-tiny")))
+    assert main(["show", str(tmp_path / "out"), "--recipe", str(tmp_path / "recipe.json"), "--examples", "2"]) == 0
+    assert capsys.readouterr().out == printed
+    assert main(["show", str(tmp_path / "out"), "--recipe", str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err
     assert main(["show", str(tmp_path / "out"), "--recipe", "bert-tinny"]) == 2
     assert "did you mean bert-tiny" in capsys.readouterr().err
 
