@@ -150,6 +150,7 @@ def test_a_mistake_is_one_line(gpt2_run, capsys, arguments, words):
         (["--seed", -1], "--seed=-1: must be at least 0 and below 2**32"),
         (["--seed", 2**32], "--seed=4294967296: must be at least 0 and below 2**32"),
         (["--stop", ""], "--stop: is given no value"),
+        (["--stop", "a", "\udcff"], "--stop '\\udcff': is not UTF-8"),
         (["--number", 0], "--number=0: must be at least 1"),
         (["--length-penalty", 2], "--length-penalty 2: has no effect without --beams"),
     ],

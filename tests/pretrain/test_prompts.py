@@ -271,6 +271,7 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         ("--max-tokens", "31"): "--max-tokens 31: has no effect without --score greedy",
         ("--max-tokens", "0", "--score", "greedy"): "--max_tokens=0: must be at least 1",
         ("--shots", "4"): "beside the one asked",
+        ("--separator", "\udcff"): "--separator '\\udcff': is not UTF-8",
         ("--step", "3"): "has no checkpoint of step 3",
         ("--out", "s3://bucket/x.json"): "--out s3://bucket/x.json: give a local path",
         ("--max-tokens", "64", "--score", "greedy"): "--max-tokens 64: give from 1 to 63",
