@@ -9,7 +9,15 @@ import pytest
 
 from models.attention import plain
 from models.attention.kernels.kernel import Attention
-from models.attention.kernels.row_attention import Setting, attend_rows, fits, interleaved, obstacles
+from models.attention.kernels.row_attention import (
+    COSTS,
+    Setting,
+    attend_rows,
+    fits,
+    interleaved,
+    obstacles,
+    row_attention,
+)
 from models.attention.kernels.table import KERNELS
 from models.attention.mask import Mask, visible
 from models.attention.self_attention import SelfAttention
@@ -17,6 +25,7 @@ from models.blocks.layer import LayerSizes
 from models.core.noise import row_keys
 from models.core.program import Program
 from tests.models.programs import QUICK
+from tpu.flops import flops
 
 BATCH = 2
 pytestmark = pytest.mark.second_tier("bert", "gpt2")
@@ -144,3 +153,27 @@ def test_rows_fit_up_to_1024_tokens_with_heads_that_fill_lanes(length, width, he
 
 def test_a_length_of_no_whole_blocks_does_not_fit():
     assert not fits(Attention(192, 128, 2, 0.0))
+
+
+@pytest.mark.parametrize(
+    "length, head_dim, rate, causal, forward, backward",
+    [  # bundles of a turn, as XLA:TPU scheduled them for v5p
+        (512, 64, 0.1, False, 3839, 5147),
+        (512, 64, 0.0, False, 2432, 4300),
+        (512, 128, 0.1, False, 2463, 3864),
+        (128, 64, 0.1, False, 593, 879),
+        (1024, 64, 0.1, True, 9514, 11187),
+    ],
+)
+def test_the_cycles_that_it_declares_are_the_bundles_that_were_counted(
+    length, head_dim, rate, causal, forward, backward
+):
+    batch, width = 3, 256
+    given = (jnp.zeros((batch, length, 3 * width), jnp.bfloat16), jnp.zeros(3 * width))
+    rows = jnp.ones((batch, length), jnp.int32), jnp.zeros((batch, 2), jnp.uint32)
+    loss = lambda *x: row_attention(*x, *rows, Setting(head_dim, rate, causal)).astype(jnp.float32).sum()
+    expected = {"row_attention_forward": forward, "row_attention_backward": backward}
+    for name, call, times in flops(jax.make_jaxpr(jax.grad(loss))(*given), COSTS).calls:
+        assert (call.turns, times) == (batch * 2, 1)
+        assert COSTS[name].cycles("v5p", call) / call.turns == pytest.approx(expected.pop(name), rel=0.15)
+    assert expected == {}

@@ -7,7 +7,7 @@ are single rows, and products with values and gradients fill the matrix units, [
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.kernel import LANES, Attention, at_share, cuts, of_heads, of_length
+from models.attention.kernels.kernel import LANES, Attention, Call, Cost, cuts, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
 from models.attention.mask import Mask
 from models.attention.operands import SelfWeights
@@ -38,13 +38,38 @@ _AHEAD = 2
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
-# Shares of the peak with heads of 64 in rows of 512, from the instruction bundles that XLA:TPU scheduled for a turn of
-# the kernel's loop, one a cycle (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel
-# waits for is not in them; its transfers take a third of the HBM's time. On v5p a turn, two heads, is 2630 bundles
-# forward and 4203 backward.
+class Bundles(NamedTuple):
+    """Instruction bundles that XLA:TPU schedules for a turn of the kernel's loop, of 128 lanes of a row's heads; one
+    takes a cycle.
+
+    turn: whatever the row.   pairs, scores, drawn: for 1,024 pairs of queries and keys, for 1,024 scores, of which each
+    head has one for a pair, and for dropout of 1,024 scores.   generations: how much longer or shorter.
+    """
+
+    turn: float
+    pairs: float
+    scores: float
+    drawn: float
+    generations: Mapping[str, float]
+
+    def cycles(self, products: int, generation: str, call: Call) -> float:
+        """Of a call.   products: of queries and keys in the program."""
+        arrays = (*call.arguments, *call.results)
+        heads = next(array.shape[2] for array in arrays if len(array.shape) == 4)  # of the statistics
+        drawn = self.drawn if any(array.dtype == jnp.uint32 for array in arrays) else 0.0
+        pairs = call.flops / call.turns / (2 * products * LANES) / 1024
+        turn = self.turn + pairs * (self.pairs + heads * (self.scores + drawn))
+        return call.turns * turn * self.generations[generation]
+
+
+# From the bundles of rows of 512 with heads of 64 and 128 and of rows of 128 on v5p, with dropout and without
+# (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel waits for is not in them; its
+# transfers take a third of the HBM's time. The draw of a score is 12 of a turn's vector operations.
+_FORWARD = Bundles(377, 2.78, 2.63, 2.75, {"v4": 1.56, "v5e": 1.0, "v5p": 1.0, "v6e": 0.81})
+_BACKWARD = Bundles(595, 7.76, 3.36, 1.65, {"v4": 1.36, "v5e": 1.0, "v5p": 1.0, "v6e": 0.76})
 COSTS = {
-    "row_attention_forward": at_share({"v4": 0.25, "v5e": 0.39, "v5p": 0.39, "v6e": 0.12}),
-    "row_attention_backward": at_share({"v4": 0.45, "v5e": 0.62, "v5p": 0.61, "v6e": 0.20}),
+    "row_attention_forward": Cost(functools.partial(_FORWARD.cycles, 2)),
+    "row_attention_backward": Cost(functools.partial(_BACKWARD.cycles, 5)),
 }
 
 
