@@ -147,7 +147,7 @@ from models.attention.kernels.row_attention import Setting, attend_rows
 
 loss = lambda *given: attend_rows(*given).astype(jnp.float32).sum()
 x, noise = (array(batch, length, 3 * width), array(3 * width, dtype=jnp.float32)), array(batch, 2, dtype=jnp.uint32)
-for setting in (Setting(64), Setting(64, 0.1), Setting(32, 0.1, causal=True), Setting(128, 0.1, causal=True)):
+for setting in (Setting(64, 0.1), Setting(128, 0.1, causal=True)):
     compile(loss, *x, integers(length), noise, static=(setting,))
 """,
     "splash": """
@@ -197,8 +197,7 @@ def test_a_kernel_and_its_gradient_compile_for_every_generation(kernel):
     command = [sys.executable, "-c", COMMON + KERNELS[kernel], *topologies]
     done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    times = 4 if kernel == "row_attention" else 2
-    assert done.stdout.splitlines() == [f"{topology} 2" for topology in topologies] * times
+    assert done.stdout.splitlines() == [f"{topology} 2" for topology in topologies] * 2
 
 
 def carries_activations(collective, found):

@@ -42,31 +42,44 @@ class Bundles(NamedTuple):
     """Instruction bundles that XLA:TPU schedules for a turn of the kernel's loop, of 128 lanes of a row's heads; one
     takes a cycle.
 
-    turn: whatever the row.   pairs, scores, drawn: for 1,024 pairs of queries and keys, for 1,024 scores, of which each
-    head has one for a pair, and for dropout of 1,024 scores.   generations: how much longer or shorter.
+    turn: whatever the row, on v5p.   pairs, scores: for 1,024 pairs of queries and keys, and 1,024 scores, of which
+    each head has one for a pair.   generations: how much longer or shorter.   drawn: for dropout of 1,024 scores.
     """
 
     turn: float
     pairs: float
     scores: float
-    drawn: float
     generations: Mapping[str, float]
+    drawn: Mapping[str, float]
 
     def cycles(self, products: int, generation: str, call: Call) -> float:
         """Of a call.   products: of queries and keys in the program."""
         arrays = (*call.arguments, *call.results)
         heads = next(array.shape[2] for array in arrays if len(array.shape) == 4)  # of the statistics
-        drawn = self.drawn if any(array.dtype == jnp.uint32 for array in arrays) else 0.0
+        drawn = self.drawn[generation] if any(array.dtype == jnp.uint32 for array in arrays) else 0.0
         pairs = call.flops / call.turns / (2 * products * LANES) / 1024
-        turn = self.turn + pairs * (self.pairs + heads * (self.scores + drawn))
-        return call.turns * turn * self.generations[generation]
+        turn = (self.turn + pairs * (self.pairs + heads * self.scores)) * self.generations[generation]
+        return call.turns * (turn + pairs * heads * drawn)
 
 
-# From the bundles of rows of 512 with heads of 64 and 128 and of rows of 128 on v5p, with dropout and without
-# (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel waits for is not in them; its
-# transfers take a third of the HBM's time. The draw of a score is 12 of a turn's vector operations.
-_FORWARD = Bundles(377, 2.78, 2.63, 2.75, {"v4": 1.56, "v5e": 1.0, "v5p": 1.0, "v6e": 0.81})
-_BACKWARD = Bundles(595, 7.76, 3.36, 1.65, {"v4": 1.36, "v5e": 1.0, "v5p": 1.0, "v6e": 0.76})
+# From the bundles of rows of 512 with heads of 64 and 128 and of rows of 128 on v5p, with dropout and without, and of
+# rows of 512 on v4 and v6e (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel waits
+# for is not in them; its transfers take a third of the HBM's time. A draw is 12 vector operations for a score, with a
+# product of integers that v4 lacks 60.
+_FORWARD = Bundles(
+    377,
+    2.78,
+    2.63,
+    {"v4": 1.56, "v5e": 1.0, "v5p": 1.0, "v6e": 0.81},
+    {"v4": 30.6, "v5e": 2.75, "v5p": 2.75, "v6e": 2.39},
+)
+_BACKWARD = Bundles(
+    595,
+    7.76,
+    3.36,
+    {"v4": 1.36, "v5e": 1.0, "v5p": 1.0, "v6e": 0.76},
+    {"v4": 29.5, "v5e": 1.65, "v5p": 1.65, "v6e": 2.22},
+)
 COSTS = {
     "row_attention_forward": Cost(functools.partial(_FORWARD.cycles, 2)),
     "row_attention_backward": Cost(functools.partial(_BACKWARD.cycles, 5)),
