@@ -17,11 +17,15 @@ from tpu.rules import shard_bytes
 from tpu.topologies import Topology
 from tpu.work import Work
 
+# Of a chip's memory, for what no plan counts: fragments between arrays, other small programs, the runtime.
+MARGIN = 0.03
+
 
 class Plan(NamedTuple):
     """Per chip, sizes in bytes.   parts: of the arguments.   costs, collectives, estimate: None if it does not fit.
 
-    data_loops: loops that the data end, of which one turn is counted.
+    data_loops: loops that the data end, of which one turn is counted.   evaluation: what a chip holds in evaluation,
+    None where that is less than in a step.
     """
 
     topology: Topology
@@ -33,24 +37,38 @@ class Plan(NamedTuple):
     collectives: tuple[Timed, ...]
     estimate: Estimate | None
     data_loops: int = 0
+    evaluation: float | None = None
 
     @property
     def capacity(self) -> float:
         return TPUS[self.topology.generation].hbm
 
     @property
+    def room(self) -> float:
+        """What a plan may fill."""
+        return (1 - MARGIN) * self.capacity
+
+    @property
+    def moments(self) -> dict[str, float]:
+        """What a chip holds when it holds much; batches that wait for their step are in all of it."""
+        ahead = self.work.ahead * self.parts.get("batch", 0)
+        held = {"in a step": self.report.total, "while a checkpoint is written": self.during_checkpoint}
+        if self.evaluation is not None:
+            held["in evaluation"] = self.evaluation
+        return {name: size + ahead for name, size in held.items()}
+
+    @property
     def during_checkpoint(self) -> int:
-        """What a chip holds while a checkpoint is written."""
         return sum(self.parts.values()) + self.work.checkpoint
 
     @property
     def needed(self) -> float:
-        """The most that a chip has to hold, in a step or between two."""
-        return max(self.report.total, self.during_checkpoint)
+        """The most that a chip has to hold."""
+        return max(self.moments.values())
 
     @property
     def fits(self) -> bool:
-        return self.report.needed is None and self.needed <= self.capacity
+        return self.report.needed is None and self.needed <= self.room
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -71,17 +89,31 @@ def plan(work: Work, topology: Topology, kernels: Mapping[str, Cost], cache: Pat
     report = compile_for_tpu(traced.lower(), topology, cache)
     parts = {name: shard_bytes(tree) for name, tree in work.parts.items()}
     counted = flops(traced.jaxpr, kernels)
+    planned = Plan(
+        topology, work, report, parts, counted, None, (), None, evaluation=_evaluation(work, topology, cache)
+    )
     if not report.hlo:
-        return Plan(topology, work, report, parts, counted, None, (), None)
+        return planned
     module = hlo.parse(report.hlo)
     try:
         found = costs(module)
         inside = kernel_seconds(counted, work, topology, kernels)
         line = timeline(module, clocks(module, found, inside, work, topology))
     except ValueError as error:  # a loop of unknown length
-        return Plan(topology, work, report, parts, counted, None, (), no_estimate(str(error)))
-    estimated, loops = estimate(found, line, counted, inside, work, topology), hlo.loops_ended_by_data(module)
-    return Plan(topology, work, report, parts, counted, found, line.collectives, estimated, loops)
+        return planned._replace(estimate=no_estimate(str(error)))
+    return planned._replace(
+        costs=found,
+        collectives=line.collectives,
+        estimate=estimate(found, line, counted, inside, work, topology),
+        data_loops=hlo.loops_ended_by_data(module),
+    )
+
+
+def _evaluation(work: Work, topology: Topology, cache: Path) -> float | None:
+    if work.evaluation is None:
+        return None
+    program, beside = work.evaluation
+    return compile_for_tpu(program.run.trace(*program.arguments).lower(), topology, cache).total + beside
 
 
 class Largest(NamedTuple):

@@ -11,7 +11,7 @@ from rich.table import Table
 from data_pipelines.errors import UserError
 from tpu.chips import GIB, TPUS
 from tpu.costs import short_source
-from tpu.plan import Largest, Plan
+from tpu.plan import MARGIN, Largest, Plan
 
 LISTED = 10  # operations and collectives, the largest first
 
@@ -63,9 +63,12 @@ def _memory(planned: Plan) -> Table:
     for name, size in rows.items():
         table.add_row(name, f"{size / GIB:.3f}", f"{size / planned.capacity:.1%}")
     table.add_section()
-    for name, size in (("all", planned.report.total), ("while a checkpoint is written", planned.during_checkpoint)):
-        verdict = "fits" if size <= planned.capacity else "DOES NOT FIT"
-        all_of = f"{name}, of {planned.capacity / GIB:.2f}: {verdict}"
+    if planned.work.ahead:
+        held = planned.work.ahead * planned.parts["batch"]
+        table.add_row(f"{planned.work.ahead} batches ahead", f"{held / GIB:.3f}", f"{held / planned.capacity:.1%}")
+    for name, size in planned.moments.items():
+        verdict = "fits" if size <= planned.room else "DOES NOT FIT"
+        all_of = f"{name}, of {planned.capacity / GIB:.2f} less {MARGIN:.0%}: {verdict}"
         table.add_row(all_of, f"{size / GIB:.3f}", f"{size / planned.capacity:.1%}")
     return table
 

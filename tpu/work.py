@@ -11,7 +11,9 @@ class Work(NamedTuple):
     arguments' leaves that they name.   mesh, chips: its shape in words and its size.   rows: of a batch, a multiple of
     rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all chips.
     checkpoint: bytes per chip that writing a checkpoint takes beside the arguments, between two steps.
-    places: of each device, its slice and then its coordinates.
+    places: of each device, its slice and then its coordinates.   ahead: batches that wait for their step on devices.
+    evaluation: (the program, with `run` and `arguments`; bytes per chip that lie beside it) where it may need more
+    memory than a step.
     """
 
     step: Any
@@ -25,3 +27,5 @@ class Work(NamedTuple):
     model_flops: float
     checkpoint: int
     places: tuple[tuple[int, ...], ...] = ()
+    ahead: int = 0
+    evaluation: tuple[Any, int] | None = None

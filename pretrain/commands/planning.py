@@ -12,6 +12,7 @@ from data_pipelines.errors import UserError
 from models.attention.kernels.table import costs
 from models.core.parameters import count
 from pretrain.commands.arguments import parse_recipe
+from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe, check, check_rowwise
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.checkpoints import checkpoint_bytes
@@ -23,6 +24,7 @@ from tpu.chips import TPUS
 from tpu.compiler import devices, prepare
 from tpu.mesh import choose_mesh, mesh_shape
 from tpu.plan import Plan, largest_batch, plan
+from tpu.rules import shard_bytes
 from tpu.topologies import Topology, parse_topology
 from tpu.work import Work
 
@@ -167,6 +169,9 @@ def _work(stage: Stage, microbatches: int) -> Work:
         model_flops=model_flops(stage.assembly.recipe, phase),
         checkpoint=checkpoint_bytes(state),
         places=tuple((getattr(device, "slice_index", 0), *device.coords) for device in stage.mesh.devices.flat),
+        ahead=Options.log_every - 1,  # between two reports the loop waits for no step
+        # Without microbatches a step holds all that an evaluation of its batch does.
+        evaluation=(stage.evaluate, shard_bytes(stage.state._replace(params=()))) if microbatches > 1 else None,
     )
 
 
@@ -179,7 +184,7 @@ def _largest(recipe: Recipe, index: int, target: Target, topology: Topology, pla
         return plan(work, topology, costs(), target.cache).needed
 
     fixed = sum(size for name, size in planned.parts.items() if name != "batch")
-    return largest_batch(total, fixed, planned.work.rows, planned.work.rows_multiple, planned.capacity)
+    return largest_batch(total, fixed, planned.work.rows, planned.work.rows_multiple, planned.room)
 
 
 def _table(options: Table) -> None:

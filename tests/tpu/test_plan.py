@@ -117,12 +117,29 @@ def test_a_bend_is_followed_once():
     assert len(asked) == 4
 
 
+def planned(total, parts=None, **work):
+    """A plan whose step takes so many bytes of v5e's 15.75 GiB."""
+    report = Report(1.0, total, 0, 0, 0, 0, "")
+    return Plan(V5E, WORK._replace(**work), report, parts or {"batch": 1 << 20}, FLOPS, None, (), None)
+
+
+def test_a_margin_stays_free():
+    assert planned(15 << 30).fits and not planned(int(15.5 * 2**30)).fits
+    assert planned(0).room == 0.97 * planned(0).capacity
+
+
 def test_room_for_a_checkpoint_between_two_steps_is_part_of_fitting():
-    report = Report(1.0, 11 << 30, 11 << 30, 11 << 30, 1 << 30, 0, "")
-    planned = Plan(V5E, WORK, report, {"parameters": 11 << 30}, FLOPS, None, (), None)
-    assert planned.fits and planned.needed == 12 << 30
-    planned = planned._replace(work=WORK._replace(checkpoint=6 << 30))
-    assert not planned.fits and planned.needed == 17 << 30
+    parts = {"parameters": 11 << 30}
+    assert planned(12 << 30, parts).fits and planned(12 << 30, parts).needed == 12 << 30
+    saved = planned(12 << 30, parts, checkpoint=6 << 30)
+    assert not saved.fits and saved.needed == 17 << 30
+
+
+def test_batches_that_wait_and_an_evaluation_are_part_of_fitting():
+    waiting = planned(12 << 30, {"batch": 1 << 30}, ahead=9)
+    assert not waiting.fits and waiting.needed == 21 << 30
+    evaluated = planned(12 << 30)._replace(evaluation=16 << 30)
+    assert not evaluated.fits and evaluated.needed == 16 << 30
 
 
 def test_nothing_fits():
