@@ -74,7 +74,9 @@ def _call(equation: Any) -> Call:
     arguments, results = (tuple(v.aval for v in vs) for vs in (equation.invars, equation.outvars))
     declared = equation.params["cost_estimate"]
     turns = math.prod(equation.params["grid_mapping"].grid)
-    return Call(arguments, results, turns, None if declared is None else float(declared.flops))
+    if declared is None:
+        return Call(arguments, results, turns, None)
+    return Call(arguments, results, turns, float(declared.flops), float(declared.transcendentals))
 
 
 def _cost(equation: Any) -> float:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import jax
 from jax.sharding import Mesh
 
 from data_pipelines.command_line import parse
@@ -168,11 +169,18 @@ def _work(stage: Stage, microbatches: int) -> Work:
         length=phase.length,
         model_flops=model_flops(stage.assembly.recipe, phase),
         checkpoint=checkpoint_bytes(state),
-        places=tuple((getattr(device, "slice_index", 0), *device.coords) for device in stage.mesh.devices.flat),
+        places=tuple(
+            (getattr(device, "slice_index", 0), *getattr(device, "coords", ())) for device in stage.mesh.devices.flat
+        ),
         ahead=Options.log_every - 1,  # between two reports the loop waits for no step
         # Without microbatches a step holds all that an evaluation of its batch does.
         evaluation=(stage.evaluate, shard_bytes(stage.state._replace(params=()))) if microbatches > 1 else None,
     )
+
+
+def _place(device: jax.Device) -> tuple[int, ...]:
+    """Its slice, 0 where there is one, and its coordinates, none on CPUs."""
+    return (getattr(device, "slice_index", 0), *getattr(device, "coords", ()))
 
 
 def _largest(recipe: Recipe, index: int, target: Target, topology: Topology, planned: Plan):

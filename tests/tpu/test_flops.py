@@ -6,7 +6,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
-from models.attention.kernels.kernel import Cost, at_share
+from models.attention.kernels.kernel import Call, Cost, at_share, per_score
 from models.attention.kernels.splash import splash
 from models.attention.kernels.table import costs
 from models.attention.mask import Mask
@@ -70,14 +70,21 @@ def test_kernels_count_what_they_declare():
 
 
 def test_kernels_that_declare_nothing_count_by_their_cost():
-    known = {"attend": at_share({"v5e": 0.5}, lambda call: 10.0 * call.arguments[0].size * call.results[0].size)}
+    known = {
+        "attend": Cost(lambda generation, call: 7, lambda call: 10.0 * call.arguments[0].size * call.results[0].size)
+    }
     twice = lambda x: jax.lax.scan(lambda x, _: (kernel(x), None), x, None, length=2)[0]
     found = count(twice, X, kernels=known)
     assert found.kernels == {"attend": pytest.approx(2 * 10 * 32 * 32)} and found.unknown == ()
     assert found.total == 2 * 10 * 32 * 32
     ((name, call, times),) = found.calls
     assert (name, times, call.turns) == ("attend", 2, 1)
-    assert known["attend"].cycles("v5e", call) == 10 * 32 * 32 / (0.5 * 2**17)
+
+
+def test_cycles_by_shares_of_the_peak_and_by_scores():
+    call = Call((), (), turns=1, flops=2.0**20, scores=2048)
+    assert at_share({"v5e": 0.5}).cycles("v5e", call) == 16
+    assert per_score({"v5e": 7.5}).cycles("v5e", call) == 15
 
 
 def test_a_kernel_whose_flops_nobody_declares_is_named():
@@ -92,4 +99,11 @@ def test_splash_attention_counts_the_blocks_that_it_computes(causal, share, rows
     attend = lambda q, k, v: splash(q, k, v, Mask(segments, causal=causal)).astype(jnp.float32).sum()
     product = 2 * rows * 3 * 1024 * 1024 * 64
     expected = {"splash_mha_fwd": 2 * product * share, "splash_mha_dkv": 5 * product * share}
-    assert count(jax.grad(attend, (0, 1, 2)), x, x, x, kernels=costs()).kernels == expected
+    found = count(jax.grad(attend, (0, 1, 2)), x, x, x, kernels=costs())
+    assert found.kernels == expected
+    turns = rows * 3 * 2 * 2 * share  # of 512 queries and keys
+    cycles = {name: costs()[name].cycles("v5p", call) for name, call, _ in found.calls}
+    assert cycles == {
+        "splash_mha_fwd": pytest.approx(turns * 1922, 0.01),
+        "splash_mha_dkv": pytest.approx(turns * 3134, 0.01),
+    }

@@ -36,14 +36,15 @@ class Attention(NamedTuple):
 class Call(NamedTuple):
     """One call of a kernel's program, as a step's trace has it.
 
-    arguments, results: each with shape and dtype.   turns: of its grid.   flops: that it declares itself
-    (`pl.CostEstimate`), None where it declares none.
+    arguments, results: each with shape and dtype.   turns: of its grid.   flops, scores: FLOPs and exponentials, one
+    for each score of a query and a key, that it declares itself (`pl.CostEstimate`), None where it declares none.
     """
 
     arguments: tuple
     results: tuple
     turns: int
     flops: float | None
+    scores: float | None = None
 
 
 class Cost(NamedTuple):
@@ -61,10 +62,19 @@ class Cost(NamedTuple):
 PER_CYCLE = {"v4": 2**17, "v5e": 2**17, "v5p": 2**17, "v6e": 2**19}
 
 
-def at_share(shares: Mapping[str, float], flops: Callable[[Call], float | None] | None = None) -> Cost:
-    """Of a program that reaches on each generation one share of the peak.   flops: as in `Cost`."""
-    counted = flops or Cost._field_defaults["flops"]
-    return Cost(lambda generation, call: counted(call) / (shares[generation] * PER_CYCLE[generation]), counted)
+def at_share(shares: Mapping[str, float]) -> Cost:
+    """Of a program that reaches on each generation one share of the peak."""
+    return Cost(lambda generation, call: call.flops / (shares[generation] * PER_CYCLE[generation]))
+
+
+def per_score(cycles: Mapping[str, float], scores: Callable[[Call], float] = lambda call: call.scores, **also) -> Cost:
+    """Of a program that is busy with arithmetic on scores more than with products, which take as long for a head of 32
+    numbers as of 128, the side of a matrix unit.
+
+    cycles: TPU generation -> cycles for 1,024 scores, a register of them.   scores: of a call, by default those that it
+    declares.   also: `flops` as in `Cost`.
+    """
+    return Cost(lambda generation, call: cycles[generation] * scores(call) / 1024, **also)
 
 
 class Kernel(NamedTuple):

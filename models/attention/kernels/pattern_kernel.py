@@ -16,7 +16,7 @@ from models.attention.kernels.block_attention import (
     filled_up,
     memory,
 )
-from models.attention.kernels.kernel import LANES, Attention, Kernel, at_share, cuts, of_heads
+from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_heads, per_score
 from models.attention.mask import Mask, chosen, is_global, visible
 from models.attention.operands import SelfWeights
 from models.attention.patterns.blocks import Blocks
@@ -221,9 +221,9 @@ def _vector_memory() -> int:
     return 2**20 * next(size for name, size in _MEMORY.items() if kind.startswith(name))
 
 
-# Shares of the peak with BigBird's blocks and two heads of 64, four units of the table for one tile of what sees all,
-# measured as those of `row_attention` (benchmarks/results/long_plans.md). There, too: 12 unrolled layers take 0.85 of
-# the scanned step's time and 1.8 times its compilation.
+# Cycles for 1,024 scores with BigBird's blocks and two heads of 64, four units of the table for one tile of what sees
+# all, from the bundles that XLA:TPU scheduled (benchmarks/results/long_plans.md). There, too: 12 unrolled layers take
+# 0.85 of the scanned step's time and 1.8 times its compilation.
 KERNEL = Kernel(
     "pattern",
     "self",
@@ -231,8 +231,8 @@ KERNEL = Kernel(
     _obstacles,
     attend,
     {
-        "block_attention_forward": at_share({"v4": 0.046, "v5e": 0.176, "v5p": 0.179, "v6e": 0.05}),
-        "block_attention_backward": at_share({"v4": 0.105, "v5e": 0.36, "v5p": 0.36, "v6e": 0.108}),
+        "block_attention_forward": per_score({"v4": 43.5, "v5e": 11.4, "v5p": 11.2, "v6e": 10.0}),
+        "block_attention_backward": per_score({"v4": 47.6, "v5e": 13.9, "v5p": 13.9, "v6e": 11.6}),
     },
     sparse=True,
     unrolled=12,

@@ -9,17 +9,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from models.attention.kernels import row_attention
-from models.attention.kernels.kernel import (
-    LANES,
-    Attention,
-    Call,
-    Kernel,
-    at_share,
-    cuts,
-    of_blocks,
-    of_dropout,
-    of_length,
-)
+from models.attention.kernels.kernel import LANES, Attention, Call, Cost, Kernel, cuts, of_blocks, of_dropout, of_length
 from models.attention.mask import Mask
 from models.attention.operands import SelfWeights
 from models.blocks.dense import Affine, add_bias
@@ -124,24 +114,30 @@ def _obstacles(attention: Attention) -> list[str]:
     return obstacles
 
 
-def _flops(products: int):
-    """FLOPs with this many products of [queries, head_dim] and [keys, head_dim]; of a causal mask, of the blocks on
-    and below its diagonal.   q, k: [batch, heads, head_dim, length], without the batch where that is one row."""
-
-    def flops(call: Call) -> float:
-        arguments = call.arguments
-        blocks, (q, k) = arguments[0], [a for a in arguments if jnp.issubdtype(a.dtype, jnp.floating)][:2]
-        # A mask that is computed inside has the numbers of the positions beside the segments of queries and keys.
-        causal = sum(a.dtype == jnp.int32 for a in arguments) > 2
-        share = (blocks.shape[-1] + 1) / (2 * blocks.shape[-1]) if causal else 1
-        return 2.0 * products * math.prod(q.shape) * k.shape[-1] * share
-
-    return flops
+def _heads(call: Call) -> tuple[float, int]:
+    """(scores of all heads, numbers of a head) of a call; of a causal mask the scores of the blocks on and below its
+    diagonal.   q, k: [batch, heads, head_dim, length], without the batch where that is one row."""
+    blocks, (q, k) = call.arguments[0], [a for a in call.arguments if jnp.issubdtype(a.dtype, jnp.floating)][:2]
+    # A mask that is computed inside has the numbers of the positions beside the segments of queries and keys.
+    causal = sum(a.dtype == jnp.int32 for a in call.arguments) > 2
+    share = (blocks.shape[-1] + 1) / (2 * blocks.shape[-1]) if causal else 1
+    return math.prod(q.shape) // q.shape[-2] * k.shape[-1] * share, q.shape[-2]
 
 
-# Shares of the peak with heads of 64 in rows of 512, measured as those of `row_attention`; a turn on v5p, one head, is
-# 1922 bundles forward and 3134 backward. The backward kernel computes scores again, then the gradients of values,
-# probabilities, queries and keys.
+def _cost(products: int, cycles: dict[str, float], wide: float) -> Cost:
+    """products: of [queries, head_dim] and [keys, head_dim].   cycles: as of `per_score`, with heads of up to 64.
+    wide: times as many with heads of 128."""
+
+    def of_call(generation: str, call: Call) -> float:
+        scores, head_dim = _heads(call)
+        return cycles[generation] * scores / 1024 * (wide if head_dim > 64 else 1)
+
+    return Cost(of_call, lambda call: 2.0 * products * math.prod(_heads(call)))
+
+
+# Cycles for 1,024 scores in blocks of 512 queries and keys, heads of 64, from the bundles that XLA:TPU scheduled: a
+# turn on v5p, one head, is 1922 bundles forward and 3134 backward. Of heads of 128 `row_attention` was counted. The
+# backward kernel computes scores again, then the gradients of values, probabilities, queries and keys.
 KERNEL = Kernel(
     "splash",
     "self",
@@ -149,8 +145,8 @@ KERNEL = Kernel(
     _obstacles,
     attend,
     {
-        "splash_mha_fwd": at_share({"v4": 0.17, "v5e": 0.25, "v5p": 0.27, "v6e": 0.10}, _flops(2)),
-        "splash_mha_dkv": at_share({"v4": 0.33, "v5e": 0.45, "v5p": 0.41, "v6e": 0.17}, _flops(5)),
+        "splash_mha_fwd": _cost(2, {"v4": 11.8, "v5e": 8.0, "v5p": 7.5, "v6e": 5.0}, 1.2),
+        "splash_mha_dkv": _cost(5, {"v4": 15.2, "v5e": 11.1, "v5p": 12.2, "v6e": 7.4}, 1.35),
         **row_attention.COSTS,
     },
 )
