@@ -20,6 +20,7 @@ from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
 from pretrain.commands.run import run
 from pretrain.recipe import Phase
+from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
 from pretrain.training.attention_choice import chosen_program, for_evaluation, form_of_pattern, why_plain
@@ -177,6 +178,14 @@ def test_few_layers_with_a_kernel_of_a_sparse_pattern_are_unrolled_unless_the_ru
     assert [chosen(sparse(depth=depth)).depth for depth in (2, 12, 13)] == ["unroll", "unroll", "scan"]
     assert chosen(sparse(), depth="scan").depth == "scan"
     assert chosen(sparse(), attention="xla").depth == chosen(bert()).depth == "scan"
+
+
+def test_of_the_recipes_whose_queries_see_all_only_those_of_short_rows_are_plain_on_tpus(tmp_path):
+    options, form = tiny.options(tmp_path, tmp_path), lambda model: family_of(model).attention
+    dense = lambda model: form(model) == "self" and getattr(model, "pattern", Pattern()).name == "dense"
+    chosen = {name: chosen_program(recipe, options, platform="tpu") for name, recipe in RECIPES.items()}
+    plain = [name for name, recipe in RECIPES.items() if dense(recipe.model) and chosen[name].attention == "xla"]
+    assert sorted(plain) == ["electra-mini", "electra-tiny"]  # of 32 tokens
 
 
 def test_every_phase_is_asked_for(tmp_path):

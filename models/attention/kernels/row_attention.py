@@ -1,9 +1,10 @@
 """Attention of whole rows as one TPU kernel, from the products of the projections to the mixed values.
 
-Splash attention walks over blocks of long rows, wants heads apart, and writes its statistics 128 times over. A row of
-up to 512 tokens needs none of that: its scores fit into vector memory, and a block of 128 lanes holds whole heads as
-the projections write them. Scores lie here as [keys, queries]: the softmax then reduces over sublanes, its statistics
-are single rows, and products with values and gradients fill the matrix units, [head_dim, keys] @ [keys, queries].
+Splash attention walks over blocks of long rows, wants heads apart, has no dropout, and writes its statistics 128 times
+over. A row of up to 1,024 tokens needs no walk: all scores of a query fit into vector memory, and a block of 128 lanes
+holds whole heads as the projections write them. Scores lie here as [keys, queries]: the softmax then reduces over
+sublanes, its statistics are single rows, and products with values and gradients fill the matrix units, [head_dim,
+keys] @ [keys, queries]. Dropout's noise is `noise.dropout`'s, drawn again in the backward pass.
 """
 
 import functools
