@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from data_pipelines.errors import UserError
+from tpu.calibration import span
 from tpu.chips import GIB, TPUS
 from tpu.costs import short_source
 from tpu.plan import MARGIN, Largest, Plan
@@ -105,8 +106,13 @@ def figures(planned: Plan) -> dict[str, str]:
         "  HBM": f"{ms(estimate.memory)} ms",
         "  collectives": f"{ms(estimate.collectives)} ms, the cores wait for {ms(estimate.exposed)} of them",
         "estimated tokens/s": f"{planned.tokens_per_second:,.0f}",
-        "estimated MFU": f"{planned.mfu:.1%}",
+        "estimated MFU": f"{planned.mfu:.1%} ({_span(planned)}, by the worst of what was measured elsewhere)",
     }
+
+
+def _span(planned: Plan) -> str:
+    """The MFU's range, '51 to 59'."""
+    return " to ".join(f"{100 * share:.0f}" for share in span(planned.mfu))
 
 
 def _collectives(planned: Plan) -> Table:
@@ -151,11 +157,12 @@ _COLUMNS = {
     "collectives, MB/chip": lambda p: f"{sum(timed.collective.bytes for timed in p.collectives) / 1e6:.0f}",
     "step, ms": lambda p: _or_none(p, lambda: f"{1000 * p.estimate.seconds:.3g}"),
     "tokens/s": lambda p: _or_none(p, lambda: f"{p.tokens_per_second:,.0f}"),
-    "MFU": lambda p: _or_none(p, lambda: f"{p.mfu:.0%}"),
+    "MFU": lambda p: _or_none(p, lambda: f"{p.mfu:.0%} ({_span(p)})"),
     "compilation, s": lambda p: f"{p.report.seconds:.0f}",
 }
 _NOTE = (
     "Step time, tokens/s and MFU are estimates of XLA's TPU compiler, not measurements. "
+    "In brackets what the MFU would be by the worst of what was measured elsewhere. "
     "A step is the longer of what the cores compute and what HBM moves, and what the cores wait for collectives."
 )
 

@@ -6,7 +6,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
-from models.attention.kernels.kernel import Call, Cost, at_share, per_score
+from models.attention.kernels.kernel import Call, Cost, per_score
 from models.attention.kernels.splash import splash
 from models.attention.kernels.table import costs
 from models.attention.mask import Mask
@@ -81,9 +81,8 @@ def test_kernels_that_declare_nothing_count_by_their_cost():
     assert (name, times, call.turns) == ("attend", 2, 1)
 
 
-def test_cycles_by_shares_of_the_peak_and_by_scores():
+def test_cycles_by_scores():
     call = Call((), (), turns=1, flops=2.0**20, scores=2048)
-    assert at_share({"v5e": 0.5}).cycles("v5e", call) == 16
     assert per_score({"v5e": 7.5}).cycles("v5e", call) == 15
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from models.attention.kernels.kernel import Call, Cost
-from tpu import hlo
+from tpu import calibration, hlo
 from tpu.chips import TPUS
 from tpu.compiler import Report
 from tpu.costs import Costs, Lookups, costs
@@ -115,6 +115,14 @@ def test_a_bend_is_followed_once():
     found = largest_batch(total, 4e9, 64, 4, 16e9)
     assert found.full and 0.95 * 1033 < found.rows <= 1033  # 4e9 + 7e9 + 1.5e7 per row above 700
     assert len(asked) == 4
+
+
+def test_the_range_is_that_of_the_worst_ratios(monkeypatch):
+    monkeypatch.setattr(calibration, "RATIOS", {"a": 0.8, "b": 1.25, "c": 1.0})
+    assert calibration.span(0.5) == (0.4, 0.625)
+    assert calibration.span(0.9) == (pytest.approx(0.72), 1.0)
+    monkeypatch.setattr(calibration, "RATIOS", {"a": 0.8})
+    assert calibration.span(0.5) == (0.5, 0.625)
 
 
 def planned(total, parts=None, **work):

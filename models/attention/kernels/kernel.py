@@ -58,15 +58,6 @@ class Cost(NamedTuple):
     flops: Callable[[Call], float | None] = lambda call: call.flops
 
 
-# FLOPs of a core's matrix units in a cycle.
-PER_CYCLE = {"v4": 2**17, "v5e": 2**17, "v5p": 2**17, "v6e": 2**19}
-
-
-def at_share(shares: Mapping[str, float]) -> Cost:
-    """Of a program that reaches on each generation one share of the peak."""
-    return Cost(lambda generation, call: call.flops / (shares[generation] * PER_CYCLE[generation]))
-
-
 def per_score(cycles: Mapping[str, float], scores: Callable[[Call], float] = lambda call: call.scores, **also) -> Cost:
     """Of a program that is busy with arithmetic on scores more than with products, which take as long for a head of 32
     numbers as of 128, the side of a matrix unit.
