@@ -146,9 +146,10 @@ KERNELS = {
 from models.attention.kernels.row_attention import Setting, attend_rows
 
 loss = lambda *given: attend_rows(*given).astype(jnp.float32).sum()
-x, noise = (array(batch, length, 3 * width), array(3 * width, dtype=jnp.float32)), array(batch, 2, dtype=jnp.uint32)
-for setting in (Setting(64, 0.1), Setting(128, 0.1, causal=True)):
-    compile(loss, *x, integers(length), noise, static=(setting,))
+for rows, length, setting in ((4096, 128, Setting(64, 0.1)), (2, 1024, Setting(128, 0.1, causal=True))):
+    x, segments = array(rows, length, 3 * width), array(rows, length, dtype=jnp.int32)
+    noise = array(rows, 2, dtype=jnp.uint32)
+    compile(loss, x, array(3 * width, dtype=jnp.float32), segments, noise, static=(setting,))
 """,
     "splash": """
 from models.attention.kernels.splash import splash

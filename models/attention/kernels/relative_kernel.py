@@ -186,6 +186,7 @@ def _call(kernel, name: str, times, setting: Setting, inputs: Operands, more: li
     times: how many products of queries with keys and with distances are in it.
     """
     (batch, n, width), keys = inputs.q.shape, inputs.k.shape[1]
+    inputs = inputs._replace(noise=inputs.noise.reshape(-1))  # a line of scalar memory would take 512 bytes
     distances = inputs.r.shape[1] if setting.chosen else keys + LANES  # that 128 queries are multiplied with
     moved = [*inputs, *(a for a, _ in (*more, *results))]
     specs = Operands(
@@ -345,8 +346,8 @@ def _keep(inputs: Operands, head: int, setting: Setting) -> Array:
     keys, (row, block, part) = inputs.k.shape[0], (pl.program_id(axis) for axis in range(3))
     first = (block * (LANES // setting.head_dim) + head) * setting.n + part * LANES
     lines = counted.spread(((first + iota((LANES, 1), 0)) * keys).astype(jnp.uint32))
-    columns = counted.spread(iota((1, keys), 1).astype(jnp.uint32)) + inputs.noise[row, 0]
-    return counted.stays(counted.hashed(lines + columns, inputs.noise[row, 1]), setting.rate)
+    columns = counted.spread(iota((1, keys), 1).astype(jnp.uint32)) + inputs.noise[2 * row]
+    return counted.stays(counted.hashed(lines + columns, inputs.noise[2 * row + 1]), setting.rate)
 
 
 def _to_keys(x: Array, starts: Array, keys: int) -> Array:

@@ -212,7 +212,8 @@ def _call(kernel, name, times, setting: Setting, noise, inputs, results):
         :: LANES // setting.head_dim
     ]
     pairs = batch * sum((unit.part.stop - unit.part.start) * unit.seen for unit in of_head)
-    drawn, kernel = ([noise], kernel) if setting.rate else ([], functools.partial(kernel, None))
+    # Flat: a line of scalar memory for each row would take 512 bytes.
+    drawn, kernel = ([noise.reshape(-1)], kernel) if setting.rate else ([], functools.partial(kernel, None))
     return pl.pallas_call(
         functools.partial(kernel, setting=setting),
         grid=(batch, blocks),
@@ -342,7 +343,8 @@ def _visible(segments, unit: _Unit, setting: Setting) -> Array:
 
 
 def _keep(noise, unit: _Unit, length: int, setting: Setting) -> Array:
-    """bool[keys, queries]: what `noise.dropout` keeps of these elements of [heads, length, length].
+    """bool[keys, queries]: what `noise.dropout` keeps of these elements of [heads, length, length].   noise: u32[2 *
+    batch].
 
     LONGEST keeps them far below the number that `noise.bits` counts, so all have the row's own key.
     """
@@ -350,7 +352,8 @@ def _keep(noise, unit: _Unit, length: int, setting: Setting) -> Array:
     first = (block * (LANES // setting.head_dim) + unit.head) * length + part.start
     of_query = counted.spread(((first + iota((1, part.stop - part.start), 1)) * length).astype(jnp.uint32))
     of_key = counted.spread(iota((unit.seen, 1), 0).astype(jnp.uint32))
-    return counted.stays(counted.hashed(of_query + noise[row, 0] + of_key, noise[row, 1]), setting.rate)
+    bits = counted.hashed(of_query + noise[2 * row] + of_key, noise[2 * row + 1])
+    return counted.stays(bits, setting.rate)
 
 
 def _rows(x: Array, unit: _Unit, setting: Setting) -> Array:
