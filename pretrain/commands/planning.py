@@ -169,9 +169,7 @@ def _work(stage: Stage, microbatches: int) -> Work:
         length=phase.length,
         model_flops=model_flops(stage.assembly.recipe, phase),
         checkpoint=checkpoint_bytes(state),
-        places=tuple(
-            (getattr(device, "slice_index", 0), *getattr(device, "coords", ())) for device in stage.mesh.devices.flat
-        ),
+        places=tuple(map(_place, stage.mesh.devices.flat)),
         ahead=Options.log_every - 1,  # between two reports the loop waits for no step
         # Without microbatches a step holds all that an evaluation of its batch does.
         evaluation=(stage.evaluate, shard_bytes(stage.state._replace(params=()))) if microbatches > 1 else None,
