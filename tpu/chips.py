@@ -64,3 +64,12 @@ _PEAK_FLOPS = (
 def peak_flops(device_kind: str) -> float | None:
     """Dense bfloat16 FLOP/s of a device, None when it is not in the table (CPUs are not)."""
     return next((peak for name, peak in _PEAK_FLOPS if name in device_kind), None)
+
+
+# By a part of jax.Device.device_kind, most specific first; only kinds of which a device is a chip.
+_KINDS = (("TPU v6", "v6e"), ("TPU v5p", "v5p"), ("TPU v5 lite", "v5e"), ("TPU v5", "v5p"), ("TPU v4", "v4"))
+
+
+def tpu_of(device_kind: str) -> Tpu | None:
+    """The chip that a device is, None where it is no TPU of the table."""
+    return next((TPUS[generation] for name, generation in _KINDS if name in device_kind), None)

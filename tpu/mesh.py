@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,13 +13,18 @@ from jax.sharding import AxisType, Mesh
 
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
+from tpu.chips import GIB, Tpu, tpu_of
+from tpu.network import LINK_SHARE
 
 AXES = ("slice", "data", "fsdp", "sequence", "tensor")  # outermost, where the network is slowest, first
 # Above 16 XLA:TPU reduces whole gradients of layers on every chip instead of their shares (seen on v5e 16x16).
 MAX_FSDP = 16
 STATE_BYTES = 16  # a parameter, its gradient and Adam's two moments, float32
-# of a chip's memory; the rest is for activations
-STATE_SHARE = 0.25
+STATE_SHARE = 0.25  # of a chip's memory; the rest is for activations
+USUAL_SHARE = 0.4  # of the peak, where products are whole
+CLOSED = {2: 16 * 16, 3: 4 * 4 * 4}  # axes -> chips of the smallest slice whose links close rings along all of them
+# For each doubling of fsdp, by the plans of bert-base and bert-large on v5e:4x4 (benchmarks/results/plans.md).
+SLOWER_BY_FSDP = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,21 +81,84 @@ def parse_mesh(text: str, devices: int, slices: int = 1) -> MeshShape:
     return shape
 
 
-def automatic_mesh(devices: int, parameters: int, memory: float | None, slices: int = 1) -> MeshShape:
-    """Data parallel, with as much fsdp as brings the training state of `parameters` scalars into a quarter of a chip.
+class Load(NamedTuple):
+    """What a mesh is chosen for.
 
-    memory: bytes of a device, None when it does not matter (CPUs).   fsdp is a power of two and at most MAX_FSDP.
+    parameters: scalars that are trained.   flops: of the model in one step, over all devices; 0 where nobody counted.
+    memory: bytes of a device, None when it does not matter (CPUs).   chip: None where its links are not known.
     """
-    per_slice = devices // slices
-    fsdp = 1
-    while (
-        memory is not None
-        and STATE_BYTES * parameters / fsdp > STATE_SHARE * memory
-        and fsdp < MAX_FSDP
-        and per_slice % (2 * fsdp) == 0
-    ):
-        fsdp *= 2
-    return MeshShape(slice=slices, data=per_slice // fsdp, fsdp=fsdp)
+
+    parameters: int
+    flops: float
+    memory: float | None
+    chip: Tpu | None
+
+
+class Estimate(NamedTuple):
+    """Of one step, roughly.   state: bytes of a device, without activations.   seconds: of the step, 0 where they are
+    not known.   collectives: those of them that wait for other devices."""
+
+    state: float
+    seconds: float
+    collectives: float
+
+
+def automatic_mesh(devices: int, load: Load, slices: int = 1) -> MeshShape:
+    """The mesh of the shortest step, by `estimated`, of those whose training state takes at most a quarter of a chip.
+
+    Where none does, that with the most fsdp.   fsdp is a power of two and at most MAX_FSDP.
+    """
+    shapes = _candidates(devices, slices)
+    fitting = [shape for shape in shapes if _fits(shape, load)]
+    return min(fitting, key=lambda shape: (estimated(shape, load).seconds, shape.fsdp)) if fitting else shapes[-1]
+
+
+def _candidates(devices: int, slices: int) -> list[MeshShape]:
+    per_slice, sizes = devices // slices, [1]
+    while sizes[-1] < MAX_FSDP and per_slice % (2 * sizes[-1]) == 0:
+        sizes.append(2 * sizes[-1])
+    return [MeshShape(slice=slices, data=per_slice // fsdp, fsdp=fsdp) for fsdp in sizes]
+
+
+def _fits(shape: MeshShape, load: Load) -> bool:
+    return load.memory is None or estimated(shape, load).state <= STATE_SHARE * load.memory
+
+
+def estimated(shape: MeshShape, load: Load) -> Estimate:
+    """A step on slices of `data` x `fsdp` in closed form; no time where the chip or the FLOPs are not known.
+
+    Along `data` and `slice` gradients are summed in float32, and nothing runs beside. Along `fsdp` parameters are
+    gathered twice in bfloat16 and gradients summed, beside products that are cut into as many parts.
+    """
+    whole = load.parameters / shape.fsdp  # scalars
+    state = STATE_BYTES * whole
+    if load.chip is None or not load.flops:
+        return Estimate(state, 0.0, 0.0)
+    of_others = lambda parts: (parts - 1) / parts
+    link = _rate(shape.size // shape.slice, load.chip)
+    compute = load.flops / (shape.size * USUAL_SHARE * load.chip.peak_flops)
+    compute *= 1 + SLOWER_BY_FSDP * math.log2(shape.fsdp)
+    hidden = 8 * load.parameters * of_others(shape.fsdp) / link
+    data = 8 * whole * of_others(shape.data) / link
+    between = 8 * whole / shape.data * of_others(shape.slice) / load.chip.slice_bandwidth
+    collectives = max(hidden - compute, 0.0) + data + between
+    return Estimate(state, compute + collectives, collectives)
+
+
+def _rate(chips: int, chip: Tpu) -> float:
+    """Bytes/s that a chip of a slice receives over all its links; twice as many where they close rings."""
+    closed = chips >= CLOSED[chip.axes]
+    return LINK_SHARE * chip.ici_bandwidth / (1 if closed else 2)
+
+
+def reason(shape: MeshShape, load: Load) -> str:
+    """Why a mesh was chosen, in one line."""
+    found, other = estimated(shape, load), dataclasses.replace(shape, data=shape.data * shape.fsdp, fsdp=1)
+    said = [f"about {100 * found.collectives / found.seconds:.0f}% of the step in collectives"] if found.seconds else []
+    if shape.fsdp > 1:
+        needed = f"need {estimated(other, load).state / GIB:.1f} GiB a chip"
+        said.append(f"{other} would {'be slower' if _fits(other, load) else needed}")
+    return f"mesh {shape}: " + ("; ".join(said) or "every device has room for all parameters")
 
 
 def make_mesh(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
@@ -122,11 +191,19 @@ def count_slices(devices: list[jax.Device]) -> int:
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
-def choose_mesh(text: str | None, parameters: int, devices: list[jax.Device], memory: float | None) -> Mesh:
-    """The mesh that --mesh asks for, or the automatic one."""
+def load_on(devices: list[jax.Device], parameters: int, memory: float | None, flops: float) -> Load:
+    """What the devices will have to do."""
+    return Load(parameters, flops, memory, tpu_of(devices[0].device_kind))
+
+
+def choose_mesh(
+    text: str | None, parameters: int, devices: list[jax.Device], memory: float | None, flops: float = 0.0
+) -> Mesh:
+    """The mesh that --mesh asks for, or the automatic one; the other arguments as of `Load`."""
     if text is not None:
         return named_mesh(text, devices)
-    return make_mesh(automatic_mesh(len(devices), parameters, memory, count_slices(devices)), devices)
+    load = load_on(devices, parameters, memory, flops)
+    return make_mesh(automatic_mesh(len(devices), load, count_slices(devices)), devices)
 
 
 def named_mesh(text: str, devices: list[jax.Device]) -> Mesh:

@@ -17,7 +17,7 @@ from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe, check, check_rowwise
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.checkpoints import checkpoint_bytes
-from pretrain.training.assembly import assemble, model_flops, parameter_shapes, split_frozen
+from pretrain.training.assembly import assemble, model_flops, parameter_shapes, split_frozen, usual_flops
 from pretrain.training.attention_choice import chosen_program
 from pretrain.training.placement import Stage, stages
 from tpu import plan_report
@@ -120,7 +120,7 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     chips = devices(topology, slices)
     shapes = parameter_shapes(assemble(recipe))
     parameters = count(split_frozen(shapes, recipe)[0])
-    mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm)
+    mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm, usual_flops(recipe))
     program = chosen_program(recipe, target, mesh, "tpu")
     check_rowwise(recipe, target.microbatches)
     for index in range(len(recipe.phases)):
@@ -182,7 +182,8 @@ def _place(device: jax.Device) -> tuple[int, ...]:
 
 
 def _largest(recipe: Recipe, index: int, target: Target, topology: Topology, planned: Plan):
-    """The largest batch of a phase that is planned."""
+    """The largest batch of a phase that is planned, on its mesh."""
+    target = dataclasses.replace(target, mesh=planned.work.mesh)
 
     def total(rows: int) -> float:
         alone = dataclasses.replace(recipe.phases[index], share=1.0, batch_size=rows)

@@ -26,7 +26,15 @@ from pretrain.storage.environment import changed, versions
 from pretrain.storage.journal import Journal, Silence
 from pretrain.storage.run_directory import RunDirectory, disk_errors, flat
 from pretrain.training.ahead import trace
-from pretrain.training.assembly import Assembly, assemble, initial_params, initial_state, parameter_shapes, split_frozen
+from pretrain.training.assembly import (
+    Assembly,
+    assemble,
+    initial_params,
+    initial_state,
+    parameter_shapes,
+    split_frozen,
+    usual_flops,
+)
 from pretrain.training.attention_choice import chosen_program, form_of_pattern, why_plain
 from pretrain.training.data import check_data
 from pretrain.training.initial_weights import INIT_FROM, load_weights
@@ -35,7 +43,7 @@ from pretrain.training.placement import Stage, place_parameters, shardings
 from pretrain.training.restore import load_frozen, phase_after, save_frozen
 from pretrain.training.signals import StopRequest
 from tpu.cluster import agree, from_first, gather, is_first
-from tpu.mesh import MeshShape, choose_mesh, mesh_shape
+from tpu.mesh import MeshShape, choose_mesh, load_on, mesh_shape, reason
 
 
 def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> int:
@@ -55,7 +63,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     extended = from_first("--schedule.from-here", lambda: to_json(run_directory.extended(options.workdir, given)))
     recipe = from_json(extended)
     shapes = parameter_shapes(assemble(recipe))
-    mesh = chosen_mesh(recipe, shapes, options)
+    mesh, why = chosen_mesh(recipe, shapes, options)
     assembly = assemble(recipe, chosen_program(recipe, options, mesh))
     check_batches(recipe, options.microbatches, mesh_shape(mesh))
     weights = _initial_weights(assembly, shapes, corpus, options)
@@ -69,6 +77,8 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
             state, carried, frozen, origin = first
             with closing(journal_of(directory, int(state.step), recipe)) as journal:
                 journal.say(describe(assembly, state.params, mesh))
+                if why:
+                    journal.say(why)
                 for reason in why_plain(assembly, options, mesh) + form_of_pattern(assembly):
                     journal.say(reason)
                 for misfit in misfits(recipe.model, tokenizers.load(corpus.tokenizer_path)):
@@ -122,11 +132,13 @@ def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | 
     return Journal(directory, step, recipe.steps) if is_first() else Silence()
 
 
-def chosen_mesh(recipe: Recipe, shapes: Params, options: Options) -> Mesh:
-    """The mesh that the options name, or the one that suits the model on this machine's devices."""
+def chosen_mesh(recipe: Recipe, shapes: Params, options: Options) -> tuple[Mesh, str | None]:
+    """(the mesh that the options name, or the one that suits the model on this machine's devices; why that one)."""
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    parameters = count(split_frozen(shapes, recipe)[0])
-    return choose_mesh(options.mesh, parameters, jax.devices(), memory)
+    devices, parameters, flops = jax.devices(), count(split_frozen(shapes, recipe)[0]), usual_flops(recipe)
+    mesh = choose_mesh(options.mesh, parameters, devices, memory, flops)
+    chosen = options.mesh is None and mesh.size > 1
+    return mesh, reason(mesh_shape(mesh), load_on(devices, parameters, memory, flops)) if chosen else None
 
 
 def _initial_weights(assembly: Assembly, shapes: Params, corpus: Corpus, options: Options) -> Params | None:

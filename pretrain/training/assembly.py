@@ -75,6 +75,11 @@ def model_flops(recipe: Recipe, phase: Phase) -> float:
     return 3 * forward(recipe.model) + sum(forward(teacher.model) for teacher in recipe.teachers)
 
 
+def usual_flops(recipe: Recipe) -> float:
+    """`model_flops` of a step of the phase that has most of them."""
+    return model_flops(recipe, max(recipe.phases, key=lambda phase: phase.share))
+
+
 def split_frozen(params: Params, recipe: Recipe) -> tuple[Params, Params]:
     """(trained, frozen) parameters, by the path prefixes that the recipe freezes; teachers are frozen."""
     frozen = (*recipe.frozen, TEACHERS)

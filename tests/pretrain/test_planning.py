@@ -165,7 +165,8 @@ def test_the_largest_batch_of_a_phase_has_all_its_other_fields(monkeypatch):
     monkeypatch.setattr(planning, "works", lambda alone, *_: seen.extend(alone.phases) or iter([(None, "")]))
     monkeypatch.setattr(planning, "plan", lambda *_: SimpleNamespace(needed=0))
     monkeypatch.setattr(planning, "largest_batch", lambda total, *_: total(32))
-    planned = SimpleNamespace(work=SimpleNamespace(length=16, rows=8, rows_multiple=1), parts={}, capacity=1)
+    work = SimpleNamespace(length=16, rows=8, rows_multiple=1, mesh="data=1")
+    planned = SimpleNamespace(work=work, parts={}, room=1)
     planning._largest(recipe, 1, target(), V5E, planned)
     assert seen == [toys.TwoLengths(1.0, 16, 32, target_length=12)]
 
