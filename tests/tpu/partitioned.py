@@ -1,16 +1,21 @@
-"""Recipes' steps in bfloat16, as XLA partitions them for 2 simulated devices; prints JSON. For test_gradient_sums.py.
+"""Recipes' steps in bfloat16, as XLA partitions them for 2 or 4 simulated devices; prints JSON. For
+test_gradient_sums.py.
 
 Arguments: names as `simulated.py` takes them, each with a mesh: 'bert:data=2'. Found: what devices exchange, as
-[kind, dtype, dims, source], before the CPU's compiler widens what it cannot add in bfloat16.
+[kind, dtype, dims, source, times], before the CPU's compiler widens what it cannot add in bfloat16; the scalars of all
+parameters, of the matrices and of the table of tokens.
 """
 
 import json
+import math
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 import jax
 
+from models.core.parameters import decays, leaves
 from models.core.program import Program
 from pretrain.training import placement
 from pretrain.training.assembly import assemble
@@ -21,7 +26,8 @@ from tpu.mesh import make_mesh, parse_mesh
 
 
 def exchanged(name, text):
-    mesh = make_mesh(parse_mesh(text, 2), jax.devices())
+    devices = math.prod(int(size) for size in re.findall(r"=(\d+)", text))
+    mesh = make_mesh(parse_mesh(text, devices), jax.devices()[:devices])
     assembly = assemble(simulated.recipe(name), Program(dtype="bfloat16"))
     step = placement.stages(assembly, mesh)[0].train
     lowered = step.run.lower(*step.arguments)
@@ -31,7 +37,13 @@ def exchanged(name, text):
         (file,) = Path(folder).glob("*placed*.after_spmd-partitioning*.txt")
         module = hlo.parse(file.read_text())
     found = [collective for collective in collectives(module) if collective.group > 1]
-    return [[c.kind, array.dtype, array.dims, c.source] for c in found for array in c.arrays]
+    size = {path: shape.size for path, shape in leaves(step.arguments[0].params)}
+    return {
+        "moved": [[c.kind, array.dtype, array.dims, c.source, c.times] for c in found for array in c.arrays],
+        "parameters": sum(size.values()),
+        "matrices": sum(size[parameter.path] for parameter in assembly.table if decays(parameter)),
+        "table": size.get("embeddings/tokens", 0),
+    }
 
 
 if __name__ == "__main__":
