@@ -53,8 +53,9 @@ class Exchange(NamedTuple):
 def exchange(collective: Collective, network: Network) -> Exchange:
     """One run of a collective while nothing else is on the links that it takes."""
     size = collective.bytes / collective.times
-    if collective.kind == "send":
-        slices = len({place[0] for place in network.places})
+    meeting = network.places if collective.kind == "send" else [network.places[n] for n in collective.groups[0]]
+    slices = len({place[0] for place in meeting})
+    if collective.kind == "send" or slices > 1:
         sent = size * 2 * (slices - 1) / slices  # a sum among the slices' hosts: its parts, then what they came to
         return Exchange(sent / TPUS[network.topology.generation].slice_bandwidth, frozenset({SLICES}), BETWEEN_SLICES)
     if collective.kind == "collective-permute":

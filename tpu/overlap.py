@@ -50,9 +50,9 @@ def timeline(module: Module, clocks: Clocks, name: str = "") -> Timeline:
             continue
         found = of_instruction(module, run)
         for collective in found:
-            key = collective.channel or instruction.name
+            key = _key(instruction, collective)
             if key not in links.pending:
-                carried = bool(collective.channel) and instruction.opcode == "fusion"
+                carried = key == collective.channel
                 links.start(key, collective, clocks.exchange(collective), carried)
         links.work(clocks.work(run), {collective.channel for collective in found})
         for key in _ended(instruction, found, last):
@@ -60,6 +60,11 @@ def timeline(module: Module, clocks: Clocks, name: str = "") -> Timeline:
     for key in tuple(links.pending):
         links.wait(key)
     return links.timeline()
+
+
+def _key(instruction: Instruction, collective: Collective) -> str:
+    """What its end names: the channel where several fusions carry one, else the instruction that starts it."""
+    return collective.channel if collective.channel and instruction.opcode == "fusion" else instruction.name
 
 
 def _last_of_channels(module: Module, computation: Mapping[str, Instruction]) -> dict[str, str]:
@@ -74,7 +79,7 @@ def _ended(instruction: Instruction, found: list[Collective], last: Mapping[str,
         return instruction.operands[:1]
     if instruction.opcode.endswith("-start") or instruction.opcode == "send":
         return []
-    return [c.channel or instruction.name for c in found if last.get(c.channel, instruction.name) == instruction.name]
+    return [_key(instruction, c) for c in found if last.get(c.channel, instruction.name) == instruction.name]
 
 
 class _Pending:

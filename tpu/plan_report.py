@@ -106,13 +106,14 @@ def figures(planned: Plan) -> dict[str, str]:
         "  HBM": f"{ms(estimate.memory)} ms",
         "  collectives": f"{ms(estimate.collectives)} ms, the cores wait for {ms(estimate.exposed)} of them",
         "estimated tokens/s": f"{planned.tokens_per_second:,.0f}",
-        "estimated MFU": f"{planned.mfu:.1%} ({_span(planned)}, by the worst of what was measured elsewhere)",
+        "estimated MFU": f"{planned.mfu:.1%} ({_span(planned)}, by what was measured elsewhere)",
     }
 
 
 def _span(planned: Plan) -> str:
-    """The MFU's range, '51 to 59'."""
-    return " to ".join(f"{100 * share:.0f}" for share in span(planned.mfu))
+    """The MFU's range, '45 to 59', or 'up to 59' where no measurement was below its estimate: that is no bound."""
+    least, most = span(planned.mfu)
+    return f"up to {100 * most:.0f}" if least == planned.mfu else f"{100 * least:.0f} to {100 * most:.0f}"
 
 
 def _collectives(planned: Plan) -> Table:

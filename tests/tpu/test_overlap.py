@@ -66,6 +66,13 @@ def test_the_work_between_start_and_done_hides_as_much_as_it_takes():
     assert waits(start("%s"), work("%w", 30), done("%s")) == (30, 0)
 
 
+def test_an_asynchronous_operation_s_exchange_is_awaited_by_its_own_end():
+    begun = f"%s = (({A}), {A}, s32[]) async-start(%a), calls=%carried.1"
+    ended = f"%s.done = {A} async-done(%s)"
+    assert waits(begun, ended, work("%w", 30)) == (30, 10)
+    assert waits(begun, work("%w", 30), ended) == (30, 0)
+
+
 def test_an_exchange_without_a_start_counts_in_full():
     plain = f'%s = {A} all-gather(%a), {GROUPS}, metadata={{op_name="0"}}'
     assert waits(work("%w", 30), plain, work("%v", 30)) == (60, 10)
