@@ -90,6 +90,7 @@ def differing_fields(theirs, ours) -> dict[str, tuple[Any, Any]]:
     compared = old | new if type(theirs) is type(ours) else old.keys() & new.keys()
     both = {path: (old.get(path), new.get(path)) for path in compared}
     differing = {path: values for path, values in both.items() if values[0] != values[1]}
-    rows = any("vocab" in parameter.axes for parameter in family_of(ours).parameters(ours))
-    more = ("positions", "vocab_size") if rows else ("positions",)
+    more = {"positions"}
+    if "vocab_size" in differing and any("vocab" in table.axes for table in family_of(ours).parameters(ours)):
+        more.add("vocab_size")
     return {path: (old, new) for path, (old, new) in differing.items() if path not in more or old > new}
