@@ -134,6 +134,8 @@ def _prompts(options: Generate) -> list[str]:
             prompts += options.prompts.read_text("utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise UserError(f"--prompts {options.prompts}: cannot be read ({error}); give a text file") from None
+    if not prompts and options.code is not None:
+        return [""]  # the text begins with the code alone
     if not prompts:
         raise UserError("generate: has no prompt; give --prompt TEXT, or --prompts FILE with one on each line")
     return prompts

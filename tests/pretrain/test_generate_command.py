@@ -81,11 +81,13 @@ def test_a_prompt_that_spells_a_special_token_is_plain_text_as_in_a_corpus(bytes
 def test_a_control_code_stands_before_each_prompt_and_is_not_printed(gpt2_run, capsys, monkeypatch):
     made, given = stored.load(gpt2_run / "tokenizer"), []
     code = next(token for token in made.tokenizer.get_vocab() if token.isalpha() and token.isascii() and len(token) > 1)
-    again = lambda model, params, begun, *_, **__: given.extend(begun) or [[begun[0][1:2]]] * 2
+    again = lambda model, params, begun, *_, **__: given.extend(begun) or [[one[-1:]] for one in begun]
     monkeypatch.setattr(commands, "generate", again)
     out = printed(capsys, gpt2_run, "--prompt", "ba", "ki", "--code", code)
     assert given == [[made.tokenizer.token_to_id(code), *tokens] for tokens in encode(made, ["ba", "ki"])]
     assert out.splitlines()[1].startswith("ba") and code not in out.splitlines()[3]
+    printed(capsys, gpt2_run, "--code", code)  # alone
+    assert given[2:] == [[made.tokenizer.token_to_id(code)]]
     said = mistake(capsys, gpt2_run, "--prompt", "ba", "--code", f"{code}qqqq")
     assert f"--code {code}qqqq: no token of the tokenizer; the nearest is" in said
 

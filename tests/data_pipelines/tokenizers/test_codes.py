@@ -69,6 +69,11 @@ def test_a_code_takes_no_token_from_texts(tmp_path, capsys, tokenizer):
     assert corpus.special["unk"] not in corpus.parts[0].array("train", "tokens")
 
 
+def test_a_blank_code_is_an_error(tmp_path, capsys):
+    assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--specials", "gpt2", "--code", " ") == 2
+    assert "--code ' ': is blank" in capsys.readouterr().err
+
+
 def test_codes_that_do_not_fit_the_sources_are_errors(tmp_path, capsys):
     assert prepared(tmp_path, "c", "--code", "A", "--code", "B") == 2
     assert "--code A --code B: 2 for 1 sources; give one, or one for each" in capsys.readouterr().err
