@@ -58,6 +58,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
         if before and not found.parts:
             return _leave(options.out, before, console)
         if before:
+            codes.check(before["special"], options.code, f"the corpus {options.out}")
             word_starts = fields_of(before)["word_starts"].kept
             fields = planned(sources, before["vocab_size"], word_starts, options.steps)
             check_added(before, Job(sources, before["vocab_size"], fields), before["special"])
@@ -132,7 +133,6 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
     if before:
         with cloud.local_folder(options.out / "tokenizer") as own:
             shutil.copytree(own, to)
-        codes.check(before["special"], options.code, f"the corpus {options.out}")
         return before["special"], None
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")

@@ -64,7 +64,7 @@ class Prepare:
     each is then a segment of its name."""
     code: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A control code, one token of the vocabulary, that stands before each document in rows of next tokens. Repeatable:
-    one for each --source, in their order; with --code-field all that there are."""
+    one for each --source, in their order, or one for all; with --code-field all that there are."""
     code_field: str | None = None
     """The field or column of jsonl, parquet and arrow sources that names each document's code."""
     token_column: int | None = None

@@ -3,9 +3,11 @@
     OUT/plans/HASH.json
 """
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
@@ -18,12 +20,19 @@ FOLDER = "plans"
 KNOWN = "files left out that the corpus has already"
 
 
+class Known(NamedTuple):
+    """A file whose text a corpus has.   codes: how its documents were given theirs, as options."""
+
+    version: tuple[str, ...]
+    codes: set[str]
+
+
 def name(plan_hash: str) -> str:
     return f"{plan_hash[:16]}.json"
 
 
-def known(out: Path, manifest: dict) -> dict[tuple, tuple[str, ...]]:
-    """(path, how it was read) -> version of the files whose text a corpus has."""
+def known(out: Path, manifest: dict) -> dict[tuple, Known]:
+    """(path, how it was read) -> the files whose text a corpus has."""
     found = {}
     for stage in manifest["stages"]:
         place = out / FOLDER / name(stage["plan"])
@@ -31,7 +40,8 @@ def known(out: Path, manifest: dict) -> dict[tuple, tuple[str, ...]]:
             raise UserError(f"--append: {place} is missing, which says what the corpus has; copy the corpus again")
         sources = sources_of(stage["settings"])
         for piece in plans.of_json(place.read_bytes()).ranges():
-            found[_key(piece, sources)] = _version(piece)
+            file = found.setdefault(_key(piece, sources), Known(_version(piece), set()))
+            file.codes.add(_codes(sources[piece.source]))
     return found
 
 
@@ -40,7 +50,17 @@ def _key(piece: Range, sources: Sequence[Source]) -> tuple:
     source = sources[piece.source]
     local = source.kind != "tfds" and not cloud.is_remote(piece.path)
     path = os.path.realpath(piece.path) if local else piece.path
-    return path, source.kind, source.options, source.language
+    options = source.options
+    if hasattr(options, "code_field"):
+        options = dataclasses.replace(options, code_field=None)  # says nothing of the text
+    return path, source.kind, options, source.language
+
+
+def _codes(source: Source) -> str:
+    """How a source's documents are given their control codes, as options."""
+    if field := getattr(source.options, "code_field", None):
+        return f"--code-field {field}"
+    return " ".join(f"--code {code}" for code in source.codes) or "no --code"
 
 
 def _version(piece: Range) -> tuple[str, ...]:
@@ -48,20 +68,26 @@ def _version(piece: Range) -> tuple[str, ...]:
 
 
 def new(
-    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, tuple[str, ...]], problems: Problems
+    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, Known], problems: Problems
 ) -> list[tuple[Range, ...]]:
-    """What the corpus does not have yet; the rest is counted. UserError for a file that has changed since then."""
+    """What the corpus does not have yet; the rest is counted. UserError for a file that has changed since then, or is
+    to have other control codes."""
     kept, seen = [], set()
     for unit in units:
         fresh = []
         for piece in unit:
-            version = before.get(_key(piece, sources))
-            if version is None:
+            file, codes = before.get(_key(piece, sources)), _codes(sources[piece.source])
+            if file is None:
                 fresh.append(piece)
-            elif version != _version(piece):
+            elif file.version != _version(piece):
                 raise UserError(
                     f"--append: {printable(piece.path)} has changed since its text was added, which would be stored "
                     "twice; name files that are new"
+                )
+            elif codes not in file.codes:
+                raise UserError(
+                    f"--append: {printable(piece.path)} is in already, with {' and '.join(sorted(file.codes))} and not "
+                    f"with {codes}; leave it out, or give the same"
                 )
             else:
                 seen.add(piece.path)

@@ -59,16 +59,26 @@ def check_added(before: dict, job: Job, special: dict[str, int]) -> None:
             f"--append: the corpus has format version {before['version']}, to which nothing is added; prepare all anew"
         )
     stripped = lambda fields: {name: field._replace(values=None) for name, field in fields.items()}
-    for name, old, new in (
-        ("tokenizer", before["vocab_size"], job.vocab_size),
+    fields = stripped(fields_of(before)), stripped(job.fields)
+    if "codes" in fields[0].keys() - fields[1].keys():
+        known = fields_of(before)["codes"].values
+        raise UserError(f"--append: the corpus has control codes; give --code too, as in --code {known[0]}")
+    for what, old, new in (
+        ("tokenizer", {f"{before['vocab_size']} tokens": 0}, {f"{job.vocab_size} tokens": 0}),
         ("special tokens", before["special"], special),
-        ("fields", stripped(fields_of(before)), stripped(job.fields)),
+        ("fields", *fields),
     ):
         if old != new:
             raise UserError(
-                f"--append: these sources give other {name} than the corpus has ({new} and not {old}); "
+                f"--append: these sources give other {what} than the corpus has ({_differing(old, new)}); "
                 "prepare them into another --out, and train on a mixture"
             )
+
+
+def _differing(old: dict, new: dict) -> str:
+    said = [f"{name} only in the corpus" for name in old if name not in new]
+    said += [f"{name} only in these sources" for name in new if name not in old]
+    return ", ".join(said + [f"{name} differ" for name in old if name in new and old[name] != new[name]])
 
 
 def _with_values(name: str, field: Field, parts: list[dict]) -> Field:

@@ -214,9 +214,9 @@ def test_parts_that_are_added_make_another_corpus_and_the_one_before_can_be_open
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"vocab_size": 999}, "tokenizer than the corpus has .999 and not 1000."),
-        ({"special": SPECIAL | {"eod": 9}}, "special tokens than"),
-        ({"word_starts": STORED}, "fields than"),
+        ({"vocab_size": 999}, "tokenizer than the corpus has .1000 tokens only in the corpus, 999 tokens only in"),
+        ({"special": SPECIAL | {"eod": 9}}, "special tokens than the corpus has .eod only in these sources."),
+        ({"word_starts": STORED}, "fields than the corpus has .word_starts differ."),
         ({"version": 1}, "has format version 1, to which nothing is added"),
     ],
 )

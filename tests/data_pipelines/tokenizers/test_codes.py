@@ -1,5 +1,7 @@
 """A control code is one token in a corpus's vocabulary, for a text that follows it, and for Hugging Face."""
 
+import json
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -89,4 +91,32 @@ def test_what_is_added_to_a_corpus_has_one_of_its_codes(tmp_path, capsys):
     added = ["prepare", "--append", "--out", str(tmp_path / "c"), "--source", f"text:{tmp_path}/more.txt"]
     assert main([*added, "--code", "Horor"]) == 2
     assert "--code Horor: no code of the corpus" in capsys.readouterr().err
+    assert main(added) == 2
+    assert "the corpus has control codes; give --code too, as in --code Horror" in capsys.readouterr().err
     assert main([*added, "--code", "Horror"]) == 0
+    assert main([*added, "--code", "Horror"]) == 0  # there is nothing to do
+
+
+def test_what_is_in_a_corpus_gets_no_other_code(tmp_path, capsys):
+    codes = ["--code", "[A]", "--code", "[B]"]
+    assert prepared(tmp_path, "c", "--tokenizer", "bpe", *codes, sources=2) == 0
+    added = ["prepare", "--append", "--out", str(tmp_path / "c"), "--source", f"text:{tmp_path}/0.txt"]
+    for more, said in ((codes[2:], "--code [B]"), ([], "no --code")):
+        assert main([*added, *more]) == 2
+        assert f"0.txt is in already, with --code [A] and not with {said}; leave it out" in capsys.readouterr().err
+
+
+def test_a_record_that_is_in_a_corpus_gets_no_other_code(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": TEXT, "domain": "[B]"}))
+    source = ["--source", f"jsonl:{tmp_path}/a.jsonl", "--out", str(tmp_path / "c"), "--code", "[A]", "--code", "[B]"]
+    kind = ["--tokenizer", "bpe", "--vocab-size", "300", "--heldout", "0"]
+    assert main(["prepare", *source, *kind, "--code-field", "domain"]) == 0
+    assert main(["prepare", "--append", *source[:-2]]) == 2
+    assert "a.jsonl is in already, with --code-field domain and not with --code [A];" in capsys.readouterr().err
+    assert main(["prepare", "--append", *source[:-2], "--code-field", "domain"]) == 0  # there is nothing to do
+
+
+def test_one_code_is_that_of_all_sources(tmp_path):
+    assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--code", "[A]", sources=2) == 0
+    (part,) = Corpus(tmp_path / "c").parts
+    assert part.column("train", "codes")[part.documents("train")[:-1]].tolist() == [0, 0]
