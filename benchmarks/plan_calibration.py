@@ -19,7 +19,6 @@ from jax.sharding import SingleDeviceSharding
 from data_pipelines.command_line import end_with, parse
 from models.attention.kernels.table import costs as kernel_costs
 from pretrain.commands.planning import CACHE, parse_plan, works
-from tpu.chips import TPUS
 from tpu.compiler import compile_for_tpu, devices, prepare
 from tpu.costs import costs
 from tpu.hlo import parse as parse_hlo
@@ -100,7 +99,7 @@ def square(generation: str, cache: Path) -> float:
     matrix = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.bfloat16, sharding=place)
     product = jax.jit(jnp.matmul, compiler_options=platform_options("tpu"))
     found = costs(parse_hlo(compile_for_tpu(product.lower(matrix, matrix), topology, cache).hlo))
-    chip = TPUS[generation]
+    chip = topology.device
     seconds = max(found.cycles / chip.clock, found.traffic / chip.hbm_bandwidth)
     return 2 * SIDE**3 / (seconds * chip.peak_flops)
 
@@ -113,7 +112,7 @@ def run(published: Published, cache: Path) -> float:
     planned = plan(work, topology, kernel_costs(), cache)
     if planned.estimate is None or planned.estimate.seconds is None:
         raise SystemExit(f"{published.arguments}: {planned.estimate or planned.report.needed}")
-    return planned.flops.total / (planned.estimate.seconds * TPUS[topology.generation].peak_flops * work.chips)
+    return planned.flops.total / (planned.estimate.seconds * topology.device.peak_flops * work.devices)
 
 
 if __name__ == "__main__":

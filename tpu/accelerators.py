@@ -1,58 +1,11 @@
-"""Cloud TPU slices by the names that Google Cloud gives them: generation, chips, hosts, shape, and their VMs' image.
-
-Sources: Google Cloud's pages "TPU v2" to "TPU v6e" (supported configurations), "TPU software versions".
-"""
+"""Cloud TPU slices by the names that Google Cloud gives them: generation, chips, hosts, shape, and their VMs' image."""
 
 import difflib
 import re
 from typing import NamedTuple
 
 from data_pipelines.errors import UserError
-
-
-class Generation(NamedTuple):
-    """What the slices of a generation share."""
-
-    prefix: str
-    """Of gcloud's names: the 'v5litepod' of 'v5litepod-16'."""
-    count: int
-    """What the number in a name counts, per chip: 2 where it counts TensorCores, 1 where it counts chips."""
-    one_host: tuple[int, ...]
-    """Chips of the slices that are a single VM; larger slices have 4 chips on each VM."""
-    runtime: str
-    """The image for JAX (gcloud's --version)."""
-    shapes: dict[int, str]
-    """Chips -> topology, of the usual sizes."""
-    others: bool
-    """Other multiples of 4 chips exist too (the 3D tori of v4 and v5p)."""
-
-
-_PLANES = {4: "2x2", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16", 512: "16x32", 1024: "32x32"}
-_EFFICIENT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-_CUBES = {
-    4: "2x2x1",
-    8: "2x2x2",
-    16: "2x2x4",
-    32: "2x4x4",
-    64: "4x4x4",
-    128: "4x4x8",
-    256: "4x8x8",
-    512: "8x8x8",
-    1024: "8x8x16",
-    2048: "8x16x16",
-}
-_CUBES_V5P = {**_CUBES, 4096: "16x16x16", 6144: "16x16x24"}
-_V2 = {chips: _PLANES[chips] for chips in (4, 16, 64, 128, 256)}
-
-GENERATIONS = {
-    "v2": Generation("v2", 2, (4,), "tpu-ubuntu2204-base", _V2, False),
-    "v3": Generation("v3", 2, (4,), "tpu-ubuntu2204-base", _PLANES, False),
-    "v4": Generation("v4", 2, (4,), "tpu-ubuntu2204-base", _CUBES, True),
-    "v5e": Generation("v5litepod", 1, (1, 4, 8), "v2-alpha-tpuv5-lite", _EFFICIENT, False),
-    "v5p": Generation("v5p", 2, (4,), "v2-alpha-tpuv5", _CUBES_V5P, True),
-    "v6e": Generation("v6e", 1, (1, 4, 8), "v2-alpha-tpuv6e", _EFFICIENT, False),
-}
-_CHIPS_PER_HOST = 4
+from tpu.generations import CHIPS_PER_HOST, GENERATIONS
 
 
 class Accelerator(NamedTuple):
@@ -70,8 +23,8 @@ class Accelerator(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """As JAX counts: the two cores of a v2 or v3 chip are a device each."""
-        return self.chips * (2 if self.generation in ("v2", "v3") else 1)
+        """As JAX counts: the two halves of a v2, v3 or v7x chip are a device each."""
+        return self.chips * GENERATIONS[self.generation].device.per_chip
 
 
 def parse_accelerator(name: str) -> Accelerator:
@@ -84,11 +37,11 @@ def parse_accelerator(name: str) -> Accelerator:
     number = int(match[2])
     chips, rest = divmod(number, generation.count)
     usual = chips in generation.shapes
-    if rest or not (usual or (generation.others and chips and chips % _CHIPS_PER_HOST == 0)):
+    if rest or not (usual or (generation.others and chips and chips % CHIPS_PER_HOST == 0)):
         counted = "chips" if generation.count == 1 else "TensorCores, two to a chip"
         sizes = ", ".join(str(generation.count * chips) for chips in generation.shapes)
         raise UserError(f"--type {name}: {key} has no slice of {number} (the number counts {counted}): use {sizes}")
-    hosts = 1 if chips in generation.one_host else chips // _CHIPS_PER_HOST
+    hosts = 1 if chips in generation.one_host else chips // CHIPS_PER_HOST
     shape = generation.shapes.get(chips, "")
     return Accelerator(f"{generation.prefix}-{number}", key, chips, hosts, shape, generation.runtime)
 

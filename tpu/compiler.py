@@ -16,7 +16,8 @@ import jax
 from jax.experimental import topologies
 
 from data_pipelines.errors import UserError
-from tpu.topologies import OPTIONS, Topology
+from tpu.generations import GENERATIONS
+from tpu.topologies import Topology
 from tpu.xla import platform_options
 
 INSTALL = "make setup-plan (or pip install -r requirements-plan.txt)"
@@ -33,7 +34,7 @@ _NEEDED = re.compile(r"(?:requires|required for [\w ]*\(|Used) ?([\d.]+)([KMGT]?
 
 
 class Report(NamedTuple):
-    """What the compiler said of a program, sizes in bytes per chip.
+    """What the compiler said of a program, sizes in bytes per device.
 
     seconds: of compilation.   hlo: text of the optimised program, '' when it does not fit.
     needed: bytes that a program that does not fit would take, None when it fits.   cached: not compiled now.
@@ -67,8 +68,10 @@ def prepare() -> None:
 
 
 def devices(topology: Topology, slices: int = 1) -> list[jax.Device]:
-    """Stand-ins for a slice's chips, to make a mesh and compile for."""
-    options = OPTIONS.get(topology.generation, {})
+    """Stand-ins for the devices of slices, to make a mesh and compile for; UserError for slices that stand alone."""
+    if slices > 1 and not topology.device.slice_bandwidth:
+        raise UserError(f"--mesh slice={slices}: slices of {topology.generation} do not work together; use one")
+    options = dict(GENERATIONS[topology.generation].options)
     if slices > 1:
         options = {**options, "num_slices": slices}
     described = topologies.get_topology_desc(

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from models.attention.kernels.kernel import Cost
-from tpu.chips import TPUS, Tpu
 from tpu.costs import Costs, Lookups, spent
 from tpu.flops import Flops
+from tpu.generations import Tpu
 from tpu.hlo import Module, Run
 from tpu.network import exchange, network
 from tpu.overlap import Clocks, Timeline
@@ -36,16 +36,17 @@ class Estimate(NamedTuple):
 
 
 def kernel_seconds(counted: Flops, work: Work, topology: Topology, kernels: Mapping[str, Cost]) -> dict[str, float]:
-    """Kernel -> seconds of a step that a chip is in it."""
-    chip, found = TPUS[topology.generation], dict.fromkeys(counted.kernels, 0.0)
+    """Kernel -> seconds of a step that a device is in it."""
+    chip, found = topology.device, dict.fromkeys(counted.kernels, 0.0)
+    rate = work.devices * chip.cores * chip.clock
     for name, call, times in counted.calls:
-        found[name] += times * kernels[name].cycles(topology.generation, call) / (work.chips * chip.cores * chip.clock)
+        found[name] += times * kernels[name].cycles(topology.generation, call) / rate
     return found
 
 
 def clocks(module: Module, found: Costs, inside: Mapping[str, float], work: Work, topology: Topology) -> Clocks:
     """How long instructions and exchanges take."""
-    chip, links = TPUS[topology.generation], network(topology, work.places)
+    chip, links = topology.device, network(topology, work.places)
     runs = {name: sum(n for run, n in found.kernels.items() if run.startswith(name)) for name in inside}
 
     def seconds(run: Run) -> float:
@@ -67,8 +68,8 @@ def estimate(
     found: Costs, line: Timeline, counted: Flops, inside: Mapping[str, float], work: Work, topology: Topology
 ) -> Estimate:
     """Time of a step: the cores' or the memory's, whichever is longer, and what the cores wait for collectives."""
-    chip = TPUS[topology.generation]
-    needed = max(counted.total, work.model_flops) / work.chips
+    chip = topology.device
+    needed = max(counted.total, work.model_flops) / work.devices
     memory = found.traffic / chip.hbm_bandwidth
     seconds = max(line.work, memory) + line.waits
     why_not = ""
@@ -77,7 +78,7 @@ def estimate(
     elif found.kernels and not counted.kernels:
         why_not = "the program has kernels that its trace has not"
     elif needed > seconds * chip.peak_flops:
-        why_not = f"{1000 * seconds:.3g} ms would be faster than the chip's peak"
+        why_not = f"{1000 * seconds:.3g} ms would be faster than the {topology.unit}'s peak"
     return Estimate(
         None if why_not else seconds, line.work, sum(inside.values()), memory, line.busy, line.waits, why_not
     )

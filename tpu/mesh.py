@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
-from tpu.chips import GIB, Tpu, tpu_of
+from tpu.generations import GIB, Tpu, tpu_of
 from tpu.network import LINK_SHARE
 
 AXES = ("slice", "data", "fsdp", "sequence", "tensor")  # outermost, where the network is slowest, first
@@ -22,7 +22,6 @@ MAX_FSDP = 16
 STATE_BYTES = 16  # a parameter, its gradient and Adam's two moments, float32
 STATE_SHARE = 0.25  # of a chip's memory; the rest is for activations
 USUAL_SHARE = 0.4  # of the peak, where products are whole
-CLOSED = {2: 16 * 16, 3: 4 * 4 * 4}  # axes -> chips of the smallest slice whose links close rings along all of them
 # For each doubling of fsdp, by the plans of bert-base and bert-large on v5e:4x4 (benchmarks/results/plans.md).
 SLOWER_BY_FSDP = 0.2
 
@@ -145,9 +144,9 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
     return Estimate(state, compute + collectives, collectives)
 
 
-def _rate(chips: int, chip: Tpu) -> float:
+def _rate(devices: int, chip: Tpu) -> float:
     """Bytes/s that a chip of a slice receives over all its links; twice as many where they close rings."""
-    closed = chips >= CLOSED[chip.axes]
+    closed = devices // chip.per_chip >= chip.ring**chip.axes
     return LINK_SHARE * chip.ici_bandwidth / (1 if closed else 2)
 
 

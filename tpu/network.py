@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from tpu.chips import TPUS
 from tpu.collectives import Collective
 from tpu.topologies import Topology
 
@@ -14,7 +13,8 @@ LINK_SHARE = 0.9
 HOP = 1e-6  # seconds
 # Assumed: seconds from a chip through its host to one of another slice.
 BETWEEN_SLICES = 1e-4
-SLICES = -1  # in place of an axis: the network between slices
+CHIPLETS = 6  # links' worth that join the two devices of a v7x chip (Google's page on it); taken for v2's and v3's, too
+SLICES, INSIDE = -1, -2  # in place of an axis: the network between slices; between the two devices of a chip
 
 
 class Network(NamedTuple):
@@ -29,21 +29,21 @@ class Network(NamedTuple):
     @property
     def link(self) -> float:
         """Bytes/s over one link, one way."""
-        chip = TPUS[self.topology.generation]
+        chip = self.topology.device
         return LINK_SHARE * chip.ici_bandwidth / (2 * chip.axes)
 
 
 def network(topology: Topology, places: tuple[tuple[int, ...], ...]) -> Network:
-    """The links of a slice: v5e and v6e close a ring along a side of 16 chips, v4 and v5p along every side of a slice
-    of whole cubes of 4x4x4 (Google's TPU documentation, a page per generation)."""
-    sides = topology.sides
-    cubes = len(sides) == 3 and not any(side % 4 for side in sides)
-    return Network(topology, sides, tuple(cubes or side == 16 and len(sides) == 2 for side in sides), places)
+    """The links of a slice: a plane closes a ring along a side that is as long as its pod's, a slice of whole cubes
+    along every side (Google's TPU documentation, a page per generation)."""
+    sides, ring = topology.sides, topology.device.ring
+    cubes = len(sides) == 3 and not any(side % ring for side in sides)
+    return Network(topology, sides, tuple(cubes or side == ring and len(sides) == 2 for side in sides), places)
 
 
 class Exchange(NamedTuple):
-    """Of one run.   seconds: that it has its links.   axes: whose links, or SLICES.   delay: seconds from its start
-    that it takes at least, beside what others do."""
+    """Of one run.   seconds: that it has its links.   axes: whose links, SLICES or INSIDE.   delay: seconds from its
+    start that it takes at least, beside what others do."""
 
     seconds: float
     axes: frozenset[int]
@@ -57,7 +57,7 @@ def exchange(collective: Collective, network: Network) -> Exchange:
     slices = len({place[0] for place in meeting})
     if collective.kind == "send" or slices > 1:
         sent = size * 2 * (slices - 1) / slices  # a sum among the slices' hosts: its parts, then what they came to
-        return Exchange(sent / TPUS[network.topology.generation].slice_bandwidth, frozenset({SLICES}), BETWEEN_SLICES)
+        return Exchange(sent / network.topology.device.slice_bandwidth, frozenset({SLICES}), BETWEEN_SLICES)
     if collective.kind == "collective-permute":
         return _permuted(size, collective.groups, network)
     rings = _rings(collective.groups[0], network)
@@ -82,29 +82,34 @@ class Ring(NamedTuple):
 
 def _rings(group: tuple[int, ...], network: Network) -> list[Ring]:
     """Along each axis that a group extends over. One that does not close is a line, with one way for each half of the
-    data; where a group takes every second chip, another one shares its links."""
+    data; where a group takes every second chip, or one of a chip's two devices, another one shares its links."""
     rings = []
+    sharing = network.topology.device.per_chip * len({network.places[device] for device in group}) / len(group)
     for axis, (side, wrapped) in enumerate(zip(network.sides, network.wrapped, strict=True)):
         along = sorted({network.places[device][1 + axis] for device in group})
         if len(along) == 1:
             continue
         stride = min(b - a for a, b in zip(along, along[1:], strict=False))
         closed = wrapped and len(along) * stride == side
-        rate = network.link * (2 if closed else 1) / stride
+        rate = network.link * (2 if closed else 1) / (stride * sharing)
         hops = stride * (len(along) // 2 if closed else len(along) - 1)
         rings.append(Ring(axis, len(along), rate, hops))
-    return rings
+    within = [Ring(INSIDE, 2, CHIPLETS * network.link, 0)] if len(group) > 1 else []
+    return rings or within
 
 
 def _permuted(size: float, pairs: tuple[tuple[int, ...], ...], network: Network) -> Exchange:
     """Each pair's bytes go the shortest way, axis by axis; the link that most pairs share sets the time."""
-    loads, farthest = Counter(), 0
+    loads, farthest, inside = Counter(), 0, 0.0
     for source, target in pairs:
         links = _way(network.places[source][1:], network.places[target][1:], network)
+        if source != target and not links:
+            inside = size / (CHIPLETS * network.link)
         loads.update(links)
         farthest = max(farthest, len(links))
-    axes = frozenset(axis for _, axis, _ in loads)
-    return Exchange(HOP * farthest + size * max(loads.values(), default=0) / network.link, axes)
+    axes = frozenset(axis for _, axis, _ in loads) | ({INSIDE} if inside else set())
+    between = HOP * farthest + size * max(loads.values(), default=0) / network.link
+    return Exchange(max(between, inside), axes)
 
 
 def _way(source: tuple[int, ...], target: tuple[int, ...], network: Network) -> list[tuple]:

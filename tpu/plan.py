@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from models.attention.kernels.kernel import Cost
 from tpu import hlo
-from tpu.chips import TPUS
 from tpu.compiler import Report, compile_for_tpu
 from tpu.costs import Costs, costs
 from tpu.estimate import Estimate, clocks, estimate, kernel_seconds, no_estimate
@@ -17,14 +16,14 @@ from tpu.rules import shard_bytes
 from tpu.topologies import Topology
 from tpu.work import Work
 
-# Of a chip's memory, for what no plan counts: fragments between arrays, other small programs, the runtime.
+# Of a device's memory, for what no plan counts: fragments between arrays, other small programs, the runtime.
 MARGIN = 0.03
 
 
 class Plan(NamedTuple):
-    """Per chip, sizes in bytes.   parts: of the arguments.   costs, collectives, estimate: None if it does not fit.
+    """Per device, sizes in bytes.   parts: of the arguments.   costs, collectives, estimate: None if it does not fit.
 
-    data_loops: loops that the data end, of which one turn is counted.   evaluation: what a chip holds in evaluation,
+    data_loops: loops that the data end, of which one turn is counted.   evaluation: what a device holds in evaluation,
     None where that is less than in a step.
     """
 
@@ -41,7 +40,7 @@ class Plan(NamedTuple):
 
     @property
     def capacity(self) -> float:
-        return TPUS[self.topology.generation].hbm
+        return self.topology.device.hbm
 
     @property
     def room(self) -> float:
@@ -50,7 +49,7 @@ class Plan(NamedTuple):
 
     @property
     def moments(self) -> dict[str, float]:
-        """What a chip holds when it holds much; batches that wait for their step are in all of it."""
+        """What a device holds when it holds much; batches that wait for their step are in all of it."""
         ahead = self.work.ahead * self.parts.get("batch", 0)
         held = {"in a step": self.report.total, "while a checkpoint is written": self.during_checkpoint}
         if self.evaluation is not None:
@@ -63,7 +62,7 @@ class Plan(NamedTuple):
 
     @property
     def needed(self) -> float:
-        """The most that a chip has to hold."""
+        """The most that a device has to hold."""
         return max(self.moments.values())
 
     @property
@@ -77,9 +76,9 @@ class Plan(NamedTuple):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs over what all chips could do in the estimated time."""
+        """Model FLOPs over what all devices could do in the estimated time."""
         seconds = self.estimate and self.estimate.seconds
-        peak = TPUS[self.topology.generation].peak_flops * self.work.chips
+        peak = self.topology.device.peak_flops * self.work.devices
         return self.work.model_flops / (seconds * peak) if seconds else None
 
 
@@ -127,7 +126,7 @@ class Largest(NamedTuple):
 def largest_batch(total: Callable[[int], float], fixed: float, rows: int, multiple: int, capacity: float) -> Largest:
     """Two compilations, a straight line through what they need, and a check where it meets the capacity.
 
-    total: rows -> bytes per chip that a batch of these rows needs; infinite where only that it does not fit is known.
+    total: rows -> bytes per device that a batch of these rows needs; infinite where only that it does not fit is known.
     fixed: the part of it that a larger batch leaves alone.   rows: where to start.   multiple: of what batches are.
     """
     first = total(rows)

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from data_pipelines.errors import UserError
 from tpu.calibration import span
-from tpu.chips import GIB, TPUS
 from tpu.costs import short_source
+from tpu.generations import GIB
 from tpu.plan import MARGIN, Largest, Plan
 
 LISTED = 10  # operations and collectives, the largest first
@@ -54,7 +54,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _memory(planned: Plan) -> Table:
-    table = _table("HBM per chip", "", "GiB", "share")
+    table = _table(f"HBM per {planned.topology.unit}", "", "GiB", "share")
     rows = dict(planned.parts)
     if planned.report.needed is None:
         report = planned.report
@@ -77,11 +77,12 @@ def _memory(planned: Plan) -> Table:
 def _work(planned: Plan) -> Table:
     """FLOPs, bytes, the estimate."""
     table = _table("One step", "", "")
-    work = planned.work
-    table.add_row("model FLOPs per chip", f"{work.model_flops / work.chips:.3e}")
-    table.add_row("FLOPs of the program per chip, recomputation included", f"{planned.flops.total / work.chips:.3e}")
+    work, unit = planned.work, planned.topology.unit
+    needed = f"{planned.flops.total / work.devices:.3e}"
+    table.add_row(f"model FLOPs per {unit}", f"{work.model_flops / work.devices:.3e}")
+    table.add_row(f"FLOPs of the program per {unit}, recomputation included", needed)
     if planned.costs:
-        table.add_row("bytes to and from HBM per chip", f"{planned.costs.traffic:.3e}")
+        table.add_row(f"bytes to and from HBM per {unit}", f"{planned.costs.traffic:.3e}")
     for name, text in figures(planned).items():
         table.add_row(name, text)
     if planned.data_loops:
@@ -117,7 +118,9 @@ def _span(planned: Plan) -> str:
 
 
 def _collectives(planned: Plan) -> Table:
-    table = _table("Collectives per step and chip", "kind", "chips", "runs", "MB", "ms", "ms that the cores wait")
+    unit = planned.topology.unit
+    columns = ("kind", f"{unit}s", "runs", "MB", "ms", "ms that the cores wait")
+    table = _table(f"Collectives per step and {unit}", *columns)
     sums: dict[tuple, list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
     for collective, seconds, exposed in planned.collectives:
         row = sums[collective.kind, collective.group]
@@ -142,7 +145,7 @@ def _largest_collectives(planned: Plan) -> Table:
 
 def _sources(planned: Plan) -> Table:
     table = _table("Where the cores' time goes", "operation", "ms", "share")
-    clock = TPUS[planned.topology.generation].clock
+    clock = planned.topology.device.clock
     for name, cycles in list(planned.costs.sources.items())[:LISTED]:
         table.add_row(name, f"{1000 * cycles / clock:.2f}", f"{cycles / planned.costs.cycles:.1%}")
     return table
@@ -154,8 +157,8 @@ _COLUMNS = {
     "mesh": lambda p: p.work.mesh,
     "batch": lambda p: f"{p.work.rows} x {p.work.length}",
     "HBM, GiB": lambda p: f"{p.needed / GIB:.2f} of {p.capacity / GIB:.2f}" + ("" if p.fits else ": too much"),
-    "TFLOPs/chip": lambda p: f"{p.flops.total / p.work.chips / 1e12:.2f}",
-    "collectives, MB/chip": lambda p: f"{sum(timed.collective.bytes for timed in p.collectives) / 1e6:.0f}",
+    "TFLOPs/device": lambda p: f"{p.flops.total / p.work.devices / 1e12:.2f}",
+    "collectives, MB/device": lambda p: f"{sum(timed.collective.bytes for timed in p.collectives) / 1e6:.0f}",
     "step, ms": lambda p: _or_none(p, lambda: f"{1000 * p.estimate.seconds:.3g}"),
     "tokens/s": lambda p: _or_none(p, lambda: f"{p.tokens_per_second:,.0f}"),
     "MFU": lambda p: _or_none(p, lambda: f"{p.mfu:.0%} ({_span(p)})"),
@@ -163,6 +166,7 @@ _COLUMNS = {
 }
 _NOTE = (
     "Step time, tokens/s and MFU are estimates of XLA's TPU compiler, not measurements. "
+    "A device is a chip, of v2, v3 and v7x half of one. "
     "In brackets what the MFU would be by the worst of what was measured elsewhere. "
     "A step is the longer of what the cores compute and what HBM moves, and what the cores wait for collectives."
 )
@@ -203,7 +207,7 @@ def _picture(rows: list[tuple[str, Plan]], out: Path) -> None:
     phases = list(dict.fromkeys((recipe, p.work.rows, p.work.length) for recipe, p in rows))
     slices = list(dict.fromkeys(str(p.topology) for _, p in rows))
     panels = {
-        "HBM, share of the chip's": lambda p: p.needed / p.capacity,
+        "HBM, share of the device's": lambda p: p.needed / p.capacity,
         "estimated MFU": lambda p: p.mfu or 0.0,
     }
     figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 1.5 + 0.35 * len(phases)), sharey=True)

@@ -5,22 +5,27 @@ import math
 from typing import NamedTuple
 
 from data_pipelines.errors import UserError
-from tpu.accelerators import GENERATIONS
-from tpu.chips import TPUS
-
-# For `jax.experimental.topologies`: without 'megacore' the compiler takes each of a v4 chip's two cores for a device,
-# unlike JAX on a real v4.
-OPTIONS = {"v4": {"chip_config_name": "megacore"}}
+from tpu.generations import GENERATIONS, Tpu
 
 
 class Topology(NamedTuple):
-    """One slice.   generation: a key of TPUS.   shape: like '4x4'."""
+    """One slice.   generation: a key of GENERATIONS.   shape: like '4x4'."""
 
     generation: str
     shape: str
 
     def __str__(self) -> str:
-        return f"{self.generation}:{self.shape}"
+        return f"{GENERATIONS[self.generation].xla}:{self.shape}"
+
+    @property
+    def device(self) -> Tpu:
+        """What each of its devices can do, of which a chip has one or two."""
+        return GENERATIONS[self.generation].device
+
+    @property
+    def unit(self) -> str:
+        """What a device is called."""
+        return "chip" if self.device.per_chip == 1 else "device"
 
     @property
     def chips(self) -> int:
@@ -50,11 +55,12 @@ def parse_topology(name: str) -> Topology:
     if text in known:
         return known[text]
     start = text.partition(":")[0].partition("-")[0]
-    generation = next((key for key in TPUS if start in (key, GENERATIONS[key].prefix)), None)
+    generation = next((key for key, facts in GENERATIONS.items() if start in (key, facts.prefix)), None)
     if generation is None:
         near = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
         guess = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"no TPU topology {name!r}: {guess}write GENERATION:SHAPE like v5e:4x4, of {', '.join(TPUS)}")
+        every = ", ".join(GENERATIONS)
+        raise UserError(f"no TPU topology {name!r}: {guess}write GENERATION:SHAPE like v5e:4x4, of {every}")
     offered = dict.fromkeys(topology for topology in known.values() if topology.generation == generation)
     listed = ", ".join(f"{topology} ({topology.cloud})" for topology in offered)
     raise UserError(f"no TPU topology {name!r}: {generation} has {listed}")
@@ -63,10 +69,10 @@ def parse_topology(name: str) -> Topology:
 def _known() -> dict[str, Topology]:
     """Every name -> its slice."""
     found = {}
-    for generation in TPUS:
-        facts = GENERATIONS[generation]
+    for generation, facts in GENERATIONS.items():
         for chips, shape in facts.shapes.items():
             topology = Topology(generation, shape)
-            names = (str(topology), *(f"{prefix}-{chips * facts.count}" for prefix in (facts.prefix, generation)))
+            clouds = (f"{prefix}-{chips * facts.count}" for prefix in (facts.prefix, generation))
+            names = (str(topology), f"{generation}:{shape}", *clouds)
             found |= dict.fromkeys(names, topology)
     return found

@@ -8,11 +8,11 @@ class Work(NamedTuple):
     """A step to plan.
 
     step: jitted.   arguments: of it, shapes with shardings.   parts: 'parameters', 'optimizer', 'batch', ... -> the
-    arguments' leaves that they name.   mesh, chips: its shape in words and its size.   rows: of a batch, a multiple of
-    rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all chips.
-    checkpoint: bytes per chip that writing a checkpoint takes beside the arguments, between two steps.
+    arguments' leaves that they name.   mesh, devices: its shape in words and its size.   rows: of a batch, a multiple
+    of rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all devices.
+    checkpoint: bytes per device that writing a checkpoint takes beside the arguments, between two steps.
     places: of each device, its slice and then its coordinates.   ahead: batches that wait for their step on devices.
-    evaluation: (the program, with `run` and `arguments`; bytes per chip that lie beside it) where it may need more
+    evaluation: (the program, with `run` and `arguments`; bytes per device that lie beside it) where it may need more
     memory than a step.
     """
 
@@ -20,7 +20,7 @@ class Work(NamedTuple):
     arguments: tuple
     parts: Mapping[str, Any]
     mesh: str
-    chips: int
+    devices: int
     rows: int
     rows_multiple: int
     length: int

@@ -21,7 +21,6 @@ from pretrain.training.assembly import assemble, model_flops, parameter_shapes, 
 from pretrain.training.attention_choice import chosen_program
 from pretrain.training.placement import Stage, stages
 from tpu import plan_report
-from tpu.chips import TPUS
 from tpu.compiler import devices, prepare
 from tpu.mesh import choose_mesh, mesh_shape
 from tpu.plan import Plan, largest_batch, plan
@@ -39,7 +38,7 @@ class Target:
     topology: str
     """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16."""
     mesh: str | None = None
-    """How the chips share the work, like data=4,fsdp=4; slice=2 for two slices. By default what suits the model."""
+    """How the devices share the work, like data=4,fsdp=4; slice=2 for two slices. By default what suits the model."""
     microbatches: int = 1
     """Cut each batch into so many parts whose gradients add up."""
     dtype: str | None = None
@@ -51,7 +50,7 @@ class Target:
     remat: str | None = None
     """What the backward pass computes again instead of keeping: none, dots or full."""
     batch_size: int | None = None
-    """Rows of every phase's batch, over all chips."""
+    """Rows of every phase's batch, over all devices."""
     sequence_length: int | None = None
     """Tokens per row, in every phase."""
     largest: bool = True
@@ -64,7 +63,7 @@ class Target:
 class Table:
     """Plan every recipe on one slice of each generation."""
 
-    topologies: tuple[str, ...] = ("v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4")
+    topologies: tuple[str, ...] = ("v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4", "tpu7x:2x2x2")
     """Slices."""
     recipes: tuple[str, ...] = tuple(RECIPES)
     """Recipes."""
@@ -117,21 +116,22 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     """(the real train step of each phase, its title); UserError where the mesh and the batch do not agree."""
     named = re.search(r"slice=(\d+)", target.mesh or "")
     slices = int(named[1]) if named else 1
-    chips = devices(topology, slices)
+    found = devices(topology, slices)
     shapes = parameter_shapes(assemble(recipe))
     parameters = count(split_frozen(shapes, recipe)[0])
-    mesh = choose_mesh(target.mesh, parameters, chips, TPUS[topology.generation].hbm, usual_flops(recipe))
+    mesh = choose_mesh(target.mesh, parameters, found, topology.device.hbm, usual_flops(recipe))
     program = chosen_program(recipe, target, mesh, "tpu")
     check_rowwise(recipe, target.microbatches)
     for index in range(len(recipe.phases)):
         _check_batch(recipe, index, mesh, target.microbatches)
     placed = stages(assemble(recipe, program), mesh, target.microbatches, shapes)
     where = f"{slices} x {topology}" if slices > 1 else str(topology)
+    counted = f"{slices * topology.chips} chips" + (f", {len(found)} devices" if topology.device.per_chip > 1 else "")
     for index, phase in enumerate(recipe.phases):
         yield (
             _work(placed[index], target.microbatches),
             (
-                f"{recipe.name} on {where} ({topology.cloud}: {len(chips)} chips), mesh {mesh_shape(mesh)}, "
+                f"{recipe.name} on {where} ({topology.cloud}: {counted}), mesh {mesh_shape(mesh)}, "
                 f"phase {index + 1} of {len(recipe.phases)}: {phase.batch_size} rows of {phase.length} tokens; "
                 f"{parameters / 1e6:.1f}M parameters, {program.dtype}, layers {program.depth}, remat {program.remat}, "
                 f"attention {program.attention}"
@@ -163,7 +163,7 @@ def _work(stage: Stage, microbatches: int) -> Work:
             "other state": (state.step, state.carry, state.skipped),
         },
         mesh=str(shape),
-        chips=stage.mesh.size,
+        devices=stage.mesh.size,
         rows=phase.batch_size,
         rows_multiple=microbatches * shape.batch_parts,
         length=phase.length,

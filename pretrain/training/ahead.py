@@ -12,7 +12,7 @@ from models.core.parameters import Params
 from pretrain.storage.checkpoints import checkpoint_bytes
 from pretrain.training.assembly import Assembly
 from pretrain.training.placement import Jitted, Stage, stages
-from tpu.chips import GIB
+from tpu.generations import GIB
 from tpu.mesh import divided_by
 from tpu.rules import shard_bytes
 

@@ -23,6 +23,7 @@ from models.families.registry import family_of
 from pretrain.options import Options
 from pretrain.recipe import Recipe
 from pretrain.training.assembly import Assembly
+from tpu.generations import generation_of
 from tpu.rules import activation_rules
 
 
@@ -119,6 +120,9 @@ def _depth(recipe: Recipe, kernel: Kernel, program: Program) -> str:
 def _obstacles(recipe: Recipe, program: Program, kernel: str, mesh: Mesh | None) -> list[str]:
     """Why a recipe cannot be trained with a kernel."""
     memory = recipe.objective.memory(recipe.model, train=True)
+    tpu = generation_of(mesh.devices.flat[0].device_kind) if mesh else None
+    if tpu and not tpu.kernels:
+        return [f"no kernel compiles for TPU {tpu.prefix}"]
     obstacles = [o for phase in recipe.phases for o in _of_rows(recipe, kernel, phase.length, memory, mesh)]
     if program.dtype != "bfloat16":
         obstacles.append(f"--dtype is {program.dtype}: use bfloat16")

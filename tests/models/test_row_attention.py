@@ -166,6 +166,7 @@ def test_a_length_of_no_whole_blocks_does_not_fit():
         ("v4", 512, 64, 0.1, False, 19449, 20972),
         ("v4", 1024, 64, 0.1, True, 43457, 46760),
         ("v6e", 512, 64, 0.1, False, 3194, 4405),
+        ("v7x", 512, 64, 0.1, False, 3181, 4344),
     ],
 )
 def test_the_cycles_that_it_declares_are_the_bundles_that_were_counted(

@@ -22,10 +22,12 @@ from pretrain.commands.run import run
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import attention_choice
 from pretrain.training.assembly import assemble
 from pretrain.training.attention_choice import chosen_program, for_evaluation, form_of_pattern, why_plain
 from pretrain.training.placement import stages
 from tests.pretrain import tiny, toys
+from tpu.generations import GENERATIONS
 from tpu.mesh import row_mesh
 
 
@@ -119,6 +121,16 @@ def test_a_kernel_is_taken_by_itself_where_it_can_run_else_the_run_says_why(reci
 def test_a_kernel_of_another_platform_or_model_is_an_error(recipe, platform, said, tmp_path):
     with pytest.raises(UserError, match=said.format("splash")):
         chosen_program(recipe, tiny.options(tmp_path, tmp_path, attention="splash"), platform=platform)
+
+
+def test_where_no_kernel_compiles_the_run_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(attention_choice, "generation_of", lambda kind: GENERATIONS["v3"])
+    recipe, options, mesh = bert(), tiny.options(tmp_path, tmp_path), row_mesh(jax.devices()[:1], [8])
+    program = chosen_program(recipe, options, mesh, "tpu")
+    why = ["attention xla: splash does not work here: no kernel compiles for TPU v3"]
+    assert program.attention == "xla" and why_plain(assemble(recipe, program), options, mesh, "tpu") == why
+    with pytest.raises(UserError, match="--attention splash does not work here: no kernel compiles for TPU v3; or use"):
+        chosen_program(recipe, dataclasses.replace(options, attention="splash"), mesh, "tpu")
 
 
 def test_what_asks_for_xla_gets_it_in_silence(tmp_path):

@@ -30,7 +30,7 @@ def main(arguments):
             again = plan(work, topology, costs(), cache)
             found.append(
                 {
-                    "chips": work.chips,
+                    "devices": work.devices,
                     "mesh": work.mesh,
                     "parts": planned.parts,
                     "report": {**planned.report._asdict(), "hlo": None, "total": planned.report.total},

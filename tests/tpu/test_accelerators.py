@@ -24,6 +24,8 @@ from tpu.accelerators import parse_accelerator
         ("v5p-12288", "v5p-12288", "v5p", 6144, 1536, "16x16x24"),
         ("v6e-8", "v6e-8", "v6e", 8, 1, "2x4"),
         ("v6e-64", "v6e-64", "v6e", 64, 16, "8x8"),
+        ("tpu7x-8", "tpu7x-8", "v7x", 4, 1, "2x2x1"),
+        ("v7x-32", "tpu7x-32", "v7x", 16, 4, "2x2x4"),
     ],
 )
 def test_a_name_says_how_many_chips_and_hosts(name, canonical, generation, chips, hosts, topology):
@@ -31,8 +33,8 @@ def test_a_name_says_how_many_chips_and_hosts(name, canonical, generation, chips
     assert found[:5] == (canonical, generation, chips, hosts, topology)
 
 
-def test_jax_counts_the_cores_of_old_chips():
-    assert [parse_accelerator(name).devices for name in ("v3-32", "v4-32", "v5e-32")] == [32, 16, 32]
+def test_jax_counts_the_halves_of_some_chips():
+    assert [parse_accelerator(name).devices for name in ("v3-32", "v4-32", "v5e-32", "tpu7x-32")] == [32, 16, 32, 32]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,7 @@ def test_jax_counts_the_cores_of_old_chips():
         ("v5e-4", "v2-alpha-tpuv5-lite"),
         ("v5p-8", "v2-alpha-tpuv5"),
         ("v6e-4", "v2-alpha-tpuv6e"),
+        ("tpu7x-8", "v2-alpha-tpu7-ubuntu2404"),
     ],
 )
 def test_each_generation_has_its_image(name, runtime):

@@ -27,7 +27,6 @@ from tpu.chips import peak_flops
         ("TPU v5", 459),
         ("TPU v6 lite", 918),
         ("TPU v6e", 918),
-        ("TPU v7x", 2307),
         ("TPU7x", 1153.5),
     ],
 )

@@ -13,7 +13,7 @@ from models.core.sharding import constrain, current_rules, placed_by
 from models.families.bert import FAMILY
 from models.families.registry import FAMILIES
 from tpu.batches import host_rows, place_rows
-from tpu.chips import TPUS
+from tpu.generations import GENERATIONS
 from tpu.mesh import (
     AXES,
     Load,
@@ -90,14 +90,14 @@ GB = 2**30
         (32, 3e9, 16 * GB, 4, MeshShape(slice=4, data=1, fsdp=8)),  # fsdp never leaves a slice
     ],
 )
-@pytest.mark.parametrize("chip", [None, TPUS["v5e"]], ids=["", "v5e"])
+@pytest.mark.parametrize("chip", [None, GENERATIONS["v5e"].device], ids=["", "v5e"])
 def test_the_automatic_mesh_cuts_parameters_as_far_as_they_need(devices, parameters, memory, slices, shape, chip):
     load = Load(parameters, 6 * parameters * 2**20, memory, chip)
     assert automatic_mesh(devices, load, slices) == shape
 
 
 def test_parameters_are_cut_where_their_sums_would_take_longer_than_products_lose():
-    few, many = (Load(335e6, 6 * 335e6 * tokens, 96 * GB, TPUS["v5e"]) for tokens in (2**16, 2**23))
+    few, many = (Load(335e6, 6 * 335e6 * tokens, 96 * GB, GENERATIONS["v5e"].device) for tokens in (2**16, 2**23))
     assert automatic_mesh(256, few).fsdp > 1 and automatic_mesh(256, many) == MeshShape(data=256)
 
 
@@ -110,13 +110,13 @@ def test_the_formula_agrees_with_plans_of_the_compiled_step():
         (large, 128, MeshShape(data=8, fsdp=2), 124 / 87.3),
     ]
     for (parameters, flops), length, shape, planned in plans:
-        load = Load(parameters, flops * 256 * length, 16 * GB, TPUS["v5e"])
+        load = Load(parameters, flops * 256 * length, 16 * GB, GENERATIONS["v5e"].device)
         ratio = estimated(whole, load).seconds / estimated(shape, load).seconds
         assert ratio == pytest.approx(planned, rel=0.2), (length, shape)
 
 
 def test_the_log_says_why_a_mesh_was_chosen():
-    load = Load(335e6, 6 * 335e6 * 2**18, 16 * GB, TPUS["v5e"])
+    load = Load(335e6, 6 * 335e6 * 2**18, 16 * GB, GENERATIONS["v5e"].device)
     assert reason(MeshShape(data=16), load) == "mesh data=16: about 6% of the step in collectives"
     large = load._replace(parameters=3e9, flops=6 * 3e9 * 2**20)
     assert reason(automatic_mesh(16, large), large).endswith("; data=16 would need 44.7 GiB a chip")

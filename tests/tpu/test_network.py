@@ -7,7 +7,7 @@ import pytest
 from tpu.collectives import Collective
 from tpu.groups import groups
 from tpu.hlo import Array
-from tpu.network import HOP, SLICES, exchange, network
+from tpu.network import CHIPLETS, HOP, INSIDE, SLICES, exchange, network
 from tpu.topologies import parse_topology
 
 HUNDRED_MB = (Array("f32", (25_000_000,)),)
@@ -59,6 +59,21 @@ def test_a_group_over_two_axes_takes_the_links_of_both():
     seconds, axes = taken("all-gather", range(16))
     assert seconds == pytest.approx(15 / 16 * 1e8 / (2 * LINK["v5e"]) + 6 * HOP) and axes == {0, 1}
     assert taken("all-gather", ROW)[1] == {1} and taken("all-gather", COLUMN)[1] == {0}
+
+
+def test_the_two_devices_of_a_chip_meet_beside_its_links_and_share_them():
+    sides = [range(side) for side in (2, 2, 1)]
+    topology = parse_topology("tpu7x:2x2x1")
+    halves = tuple((0, *place) for place in itertools.product(*sides) for _ in range(2))
+
+    def found(*group, kind="all-gather"):
+        return exchange(Collective(kind, HUNDRED_MB, (group,), 1, ""), network(topology, halves))
+
+    link = LINK["v5p"]
+    assert found(0, 1).seconds == pytest.approx(0.5 * 1e8 / (CHIPLETS * link)) and found(0, 1).axes == {INSIDE}
+    assert found(0, 4).seconds == pytest.approx(0.5 * 1e8 / (link / 2) + HOP)  # others may use the link, too
+    assert found(0, 1, 4, 5).seconds == pytest.approx(0.75 * 1e8 / link + HOP)
+    assert found(0, 1, kind="collective-permute").axes == {INSIDE}
 
 
 def test_groups_of_every_second_chip_share_their_links():

@@ -6,11 +6,11 @@ import pytest
 
 from models.attention.kernels.kernel import Call, Cost
 from tpu import calibration, hlo
-from tpu.chips import TPUS
 from tpu.compiler import Report
 from tpu.costs import Costs, Lookups, costs
 from tpu.estimate import ADDED, FETCHED, clocks, estimate, kernel_seconds, lookup_seconds
 from tpu.flops import Flops
+from tpu.generations import GENERATIONS
 from tpu.overlap import Timeline
 from tpu.plan import Largest, Plan, largest_batch
 from tpu.topologies import parse_topology
@@ -40,7 +40,7 @@ def test_waiting_for_collectives_adds_up_and_what_is_hidden_does_not():
 
 
 def test_lookups_take_their_rows_and_their_bytes():
-    chip = TPUS["v5e"]
+    chip = GENERATIONS["v5e"].device
     assert lookup_seconds(Lookups(bytes=8.19e8), chip) == pytest.approx(1e-3)
     assert lookup_seconds(Lookups(fetched=1500), chip) == pytest.approx(FETCHED * 1e-6)
     assert lookup_seconds(Lookups(added=1500), chip) == pytest.approx(ADDED * 1e-6)

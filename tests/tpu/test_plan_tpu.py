@@ -10,6 +10,8 @@ from subprocess import run
 
 import pytest
 
+from tpu.generations import GENERATIONS
+
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu: make setup-plan")
 
@@ -38,7 +40,7 @@ def check_sizes(found):
 
 
 def test_sizes_are_the_compilers(tiny):
-    assert tiny["fits"] and (tiny["chips"], tiny["mesh"]) == (4, "data=2,fsdp=2")
+    assert tiny["fits"] and (tiny["devices"], tiny["mesh"]) == (4, "data=2,fsdp=2")
     check_sizes(tiny)
 
 
@@ -67,16 +69,43 @@ def test_a_sparse_pattern_is_planned_with_its_kernel():
     assert found["estimate"]["why_not"] == "" and found["estimate"]["kernels"] > 0
 
 
+FACTS = """
+import jax, jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+from tpu.compiler import devices, prepare
+from tpu.generations import GENERATIONS, GIB, generation_of
+from tpu.topologies import parse_topology
+
+prepare()
+for name, facts in GENERATIONS.items():
+    chips, shape = next(iter(facts.shapes.items()))
+    found = devices(parse_topology(f"{name}:{shape}"))
+    assert len(found) == chips * facts.device.per_chip and generation_of(found[0].device_kind) == facts, name
+    place = SingleDeviceSharding(found[0])
+    try:
+        jax.jit(jnp.exp).lower(jax.ShapeDtypeStruct((2**20, 2**18), jnp.float32, sharding=place)).compile()
+    except jax.errors.JaxRuntimeError as error:
+        assert f"({facts.device.hbm / GIB:.2f}G)" in str(error), (name, str(error)[:300])
+        print(name)
+"""
+
+
+def test_a_generations_devices_and_memory_are_the_compilers():
+    done = run([sys.executable, "-c", FACTS], env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == list(GENERATIONS)
+
+
 @pytest.mark.slow
 def test_several_slices_exchange_through_their_hosts():
     (found,) = planned("bert-tiny --topology v5e:2x2 --mesh slice=2 --batch-size 16 --sequence-length 32")
-    assert (found["chips"], found["mesh"]) == (8, "slice=2,data=4")
+    assert (found["devices"], found["mesh"]) == (8, "slice=2,data=4")
     sent = [collective for collective in found["collectives"] if collective["kind"] == "send"]
     assert sent and sum(c["exposed"] for c in sent) > 0 and found["estimate"]["why_not"] == "" and found["mfu"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v4:2x2x4", "v6e:8x8"])
+@pytest.mark.parametrize("topology", ["v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v4:2x2x4", "v6e:8x8", "tpu7x:2x2x2"])
 @pytest.mark.parametrize("recipe", ["bert-large", "electra-base"])
 def test_published_sizes_on_every_generation(recipe, topology):
     for found in planned(f"{recipe} --topology {topology}"):
@@ -194,7 +223,7 @@ for number, n in enumerate((length, 86)):
 @pytest.mark.second_tier("bert", "xlnet")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_and_its_gradient_compile_for_every_generation(kernel):
-    topologies = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"]
+    topologies = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]
     command = [sys.executable, "-c", COMMON + KERNELS[kernel], *topologies]
     done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

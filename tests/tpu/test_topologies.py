@@ -19,6 +19,10 @@ from tpu.topologies import parse_topology
         ("v4-128", "v4:4x4x4", 64, "v4-128"),
         ("V4:2x2x4", "v4:2x2x4", 16, "v4-32"),
         ("v5p:4x4x4", "v5p:4x4x4", 64, "v5p-128"),
+        ("v3-32", "v3:4x4", 16, "v3-32"),
+        ("tpu7x-8", "tpu7x:2x2x1", 4, "tpu7x-8"),  # half a chip is a device
+        ("tpu7x:2x2x1", "tpu7x:2x2x1", 4, "tpu7x-8"),
+        ("v7x:4x4x4", "tpu7x:4x4x4", 64, "tpu7x-128"),
     ],
 )
 def test_names(name, topology, chips, cloud):
@@ -43,7 +47,7 @@ def test_a_shape_that_is_not_offered_lists_those_that_are(name):
 
 @pytest.mark.parametrize("name", ["v9:2x2", "", "h100-8"])
 def test_an_unknown_generation_lists_the_known_ones(name):
-    with pytest.raises(UserError, match="write GENERATION:SHAPE like v5e:4x4, of v4, v5e, v5p, v6e"):
+    with pytest.raises(UserError, match="write GENERATION:SHAPE like v5e:4x4, of v2, v3, v4, v5e, v5p, v6e, v7x"):
         parse_topology(name)
 
 

@@ -50,7 +50,8 @@ class Call(NamedTuple):
 class Cost(NamedTuple):
     """Of one program of a kernel, into which no compiler looks.
 
-    cycles: (TPU generation, call) -> cycles of one core that the call takes; a chip's cores share the turns.
+    cycles: (TPU generation, call) -> cycles of one core that the call takes; a device's cores share the turns. v7x's
+    are v6e's: the programs that XLA:TPU schedules for it have 0.93 to 1.02 times as many bundles.
     flops: call -> its FLOPs, None where nobody says; by default those that the program declares.
     """
 

@@ -31,8 +31,8 @@ from models.core.sharding import current_rules
 
 _BEYOND, _ABSENT = -1, -2  # segments: of what fills a row up; of keys that are not seen where they lie
 _PACKED = 16  # bfloat16 numbers in a register's column
-# MiB of vector memory of a core, by the beginning of the chip's name: v5e, v5p, v6e; others have no less than v4's 16.
-_MEMORY = {"TPU v5 lite": 128, "TPU v5": 64, "TPU v6": 128, "": 16}
+# MiB of vector memory of a core, by the beginning of the chip's name: v5e, v5p, v6e, v7x; others have v4's 16.
+_MEMORY = {"TPU v5 lite": 128, "TPU v5": 64, "TPU v6": 128, "TPU7x": 64, "": 16}
 
 
 def attend(
@@ -231,8 +231,8 @@ KERNEL = Kernel(
     _obstacles,
     attend,
     {
-        "block_attention_forward": per_score({"v4": 43.5, "v5e": 11.4, "v5p": 11.2, "v6e": 10.0}),
-        "block_attention_backward": per_score({"v4": 47.6, "v5e": 13.9, "v5p": 13.9, "v6e": 11.6}),
+        "block_attention_forward": per_score({"v4": 43.5, "v5e": 11.4, "v5p": 11.2, "v6e": 10.0, "v7x": 10.0}),
+        "block_attention_backward": per_score({"v4": 47.6, "v5e": 13.9, "v5p": 13.9, "v6e": 11.6, "v7x": 11.6}),
     },
     sparse=True,
     unrolled=12,

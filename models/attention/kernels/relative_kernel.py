@@ -421,9 +421,9 @@ KERNEL = Kernel(
     _obstacles,
     by_kernel,
     {
-        "relative_whole_forward": per_score({"v4": 53.2, "v5e": 15.2, "v5p": 15.2, "v6e": 13.3}),
-        "relative_whole_backward": per_score({"v4": 65.4, "v5e": 25.0, "v5p": 25.8, "v6e": 21.3}),
-        "relative_chosen_forward": per_score({"v4": 51.5, "v5e": 16.4, "v5p": 17.2, "v6e": 12.9}),
-        "relative_chosen_backward": per_score({"v4": 69.3, "v5e": 29.4, "v5p": 30.3, "v6e": 24.3}),
+        "relative_whole_forward": per_score({"v4": 53.2, "v5e": 15.2, "v5p": 15.2, "v6e": 13.3, "v7x": 13.3}),
+        "relative_whole_backward": per_score({"v4": 65.4, "v5e": 25.0, "v5p": 25.8, "v6e": 21.3, "v7x": 21.3}),
+        "relative_chosen_forward": per_score({"v4": 51.5, "v5e": 16.4, "v5p": 17.2, "v6e": 12.9, "v7x": 12.9}),
+        "relative_chosen_backward": per_score({"v4": 69.3, "v5e": 29.4, "v5p": 30.3, "v6e": 24.3, "v7x": 24.3}),
     },
 )

@@ -145,8 +145,8 @@ KERNEL = Kernel(
     _obstacles,
     attend,
     {
-        "splash_mha_fwd": _cost(2, {"v4": 11.8, "v5e": 8.0, "v5p": 7.5, "v6e": 5.0}, 1.2),
-        "splash_mha_dkv": _cost(5, {"v4": 15.2, "v5e": 11.1, "v5p": 12.2, "v6e": 7.4}, 1.35),
+        "splash_mha_fwd": _cost(2, {"v4": 11.8, "v5e": 8.0, "v5p": 7.5, "v6e": 5.0, "v7x": 5.0}, 1.2),
+        "splash_mha_dkv": _cost(5, {"v4": 15.2, "v5e": 11.1, "v5p": 12.2, "v6e": 7.4, "v7x": 7.4}, 1.35),
         **row_attention.COSTS,
     },
 )
