@@ -186,6 +186,10 @@ def _interleaved(put: list):
     return jax.tree.map(lambda *of_places: jnp.stack(of_places, 1).reshape(-1, *of_places[0].shape[1:]), *put)
 
 
+# Our own and cuDNN's, as JAX names what calls them. It would keep them in the recomputation, whatever is read of it.
+_KERNELS = ("pallas_call", "dot_product_attention_fwd_wrapper")
+
+
 def _is_kept(primitive, *avals, **parameters) -> bool:
-    """The policy of remat 'dots'. JAX would keep a kernel in the recomputation although nothing there reads it."""
-    return primitive.name == "pallas_call" or primitive.name == "name" and parameters["name"] == KEPT
+    """The policy of remat 'dots'."""
+    return primitive.name in _KERNELS or primitive.name == "name" and parameters["name"] == KEPT

@@ -256,3 +256,14 @@ def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):
     step.run.trace(*step.arguments)
     length, memory = recipe.phases[0].length, recipe.objective.memory(recipe.model, train=True)
     assert asked == {of._replace(part="") for of in family.attentions(recipe.model, length, memory)}
+
+
+def test_on_a_gpu_a_layer_calls_cudnn_once_forward_and_once_backward(tmp_path, monkeypatch):
+    """What remat 'dots' computes again has no kernel in it; lowered for a GPU that is not there."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
+    recipe = bert(depth=3)
+    program = chosen_program(recipe, tiny.options(tmp_path, tmp_path), platform="gpu")
+    assert (program.attention, program.depth, program.remat) == ("cudnn", "scan", "dots")
+    step = stages(assemble(recipe, program), row_mesh(jax.devices(), [1]))[0].train
+    text = step.run.trace(*step.arguments).lower(lowering_platforms=("cuda",)).as_text()
+    assert [text.count(f"@__cudnn$fmhaScaleBiasSoftmax{way}(") for way in ("", "Backward")] == [1, 1]

@@ -1,4 +1,9 @@
-"""cuDNN's fused attention (GPU)."""
+"""cuDNN's fused attention (GPU).
+
+Without dropout: JAX offers none. XLA's call has it, but with a seed that is compiled in and an offset that each call
+counts up while the process lives. The noise would then not be that of (seed, step, row), and in a loop over layers,
+which the backward pass takes in the other order, not that of the forward pass either.
+"""
 
 import jax
 from jax import Array
