@@ -33,7 +33,7 @@ class Discriminate:
     examples: Path
     """A file of JSON lines: {"text", "label"}."""
     out: Path
-    """Folder to write, for `generate --discriminator`."""
+    """Folder to write, for `generate --discriminator`: new, empty, or with an earlier one, which is replaced."""
     heldout: float = 0.1
     """Share of the lines that it does not learn from, to measure how well it tells them."""
     seed: int = 0
@@ -45,6 +45,7 @@ class Discriminate:
 def train(arguments: Sequence[str]) -> None:
     """Write the discriminator and print in how many held-out texts it tells the label. UserError in one line."""
     options = parse(Discriminate, arguments, "python -m pretrain discriminator")
+    _check_folder(options.out)
     check_options(options, {"heldout": Range("above 0 and below 1", lambda x: 0 < x < 1), "seed": SEED})
     texts, labels = _read(options.examples)
     names, numbers = np.unique(labels, return_inverse=True)
@@ -76,6 +77,14 @@ def train(arguments: Sequence[str]) -> None:
     )
     if cut := sum(len(some) > model.config.positions for some in tokens):
         print(f"{cut} texts are longer than the model's {model.config.positions} positions; their beginnings were read")
+
+
+def _check_folder(folder: Path) -> None:
+    """UserError for one that holds anything but a discriminator."""
+    if not folder.is_dir():
+        return
+    if others := sorted(path.name for path in folder.iterdir() if not path.name.startswith(FILE)):
+        raise UserError(f"--out {folder}: holds {others[0]}, so it is no discriminator; give a new folder")
 
 
 def _read(path: Path) -> tuple[list[str], list[str]]:

@@ -18,18 +18,18 @@ def export_run(run: Path, to: Path, step: int | None = None, dtype: str = "float
     params, config = merge(restored.params, restored.frozen), restored.assembly.recipe.model
     with local_folder(directory.tokenizer) as tokenizer:
         if in_cloud(to):
-            _export_to_cloud(params, config, tokenizer, to, dtype)
+            _export_to_cloud(params, config, tokenizer, to, dtype, directory.identity())
         else:
-            export(params, config, tokenizer, to, dtype)
+            export(params, config, tokenizer, to, dtype, directory.identity())
     return [to / part.folder for part in restored.assembly.family.hf.values()]
 
 
-def _export_to_cloud(params: Params, config, tokenizer: Path, to: Path, dtype: str) -> None:
+def _export_to_cloud(params: Params, config, tokenizer: Path, to: Path, dtype: str, run: str) -> None:
     """Folders cannot be renamed there: an earlier export is overwritten file by file."""
     with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:
-        check_replaceable(to)
+        check_replaceable(to, run)
         made = Path(temporary) / "export"
-        export(params, config, tokenizer, made, dtype)
+        export(params, config, tokenizer, made, dtype, run)
         upload(made, to)
         for entry in entries(to):
             if not (made / entry.name).exists():

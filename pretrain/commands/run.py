@@ -71,7 +71,9 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     stages = trace(assembly, mesh, options.microbatches, shapes)
     renewed = _renewed(RunDirectory(options.workdir))
     with disk_errors(RunDirectory(options.workdir)), run_directory.alone(options.workdir):
-        directory, before = run_directory.start(options.workdir, recipe, corpora, options.init_from)
+        directory, before = run_directory.start(
+            options.workdir, recipe, corpora, options.init_from, options.init_heads_anew
+        )
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
             first = _first_state(stages, before or recipe, directory, checkpoints, weights, teachers)
             state, carried, frozen, origin = first
@@ -143,11 +145,11 @@ def chosen_mesh(recipe: Recipe, shapes: Params, options: Options) -> tuple[Mesh,
 
 def _initial_weights(assembly: Assembly, shapes: Params, corpus: Corpus, options: Options) -> Params | None:
     """What --init-from names, unless the work directory has checkpoints to go on from."""
-    source = from_first("--init-from", lambda: _init_from(RunDirectory(options.workdir), options.init_from))
+    source, heads_anew = from_first("--init-from", lambda: _init_from(RunDirectory(options.workdir), options))
     if source is None:
         return None
     weights, own = [], {name: of for name, of in shapes.items() if name != TEACHERS}
-    start = (lambda: jax.device_get(jax.jit(lambda: initial_params(assembly))())) if options.init_heads_anew else None
+    start = (lambda: jax.device_get(jax.jit(lambda: initial_params(assembly))())) if heads_anew else None
     load = lambda: weights.append(load_weights(INIT_FROM, source, assembly.recipe.model, own, corpus, start))
     gather(f"--init-from {source}", load)
     return weights[0]
@@ -169,11 +171,15 @@ def _teachers(recipe: Recipe, shapes: Params, corpus: Corpus, options: Options) 
     return {TEACHERS: found}
 
 
-def _init_from(directory: RunDirectory, given: str | None) -> str | None:
+def _init_from(directory: RunDirectory, options: Options) -> tuple[str | None, bool]:
+    """(what --init-from names, or None; whether heads that it lacks start anew)."""
     if directory.checkpoint_steps():
-        return None
-    if given is None and is_file(directory.recipe):  # killed before its first checkpoint
-        return directory.read_run()["init_from"]
+        return None, False
+    given = options.init_from, options.init_heads_anew
+    if is_file(directory.recipe):  # killed before its first checkpoint
+        about = directory.read_run()
+        source, anew = about["init_from"], about.get("init_heads_anew", False)
+        return (source, anew) if given[0] in (None, source) else given
     return given
 
 

@@ -1,5 +1,6 @@
 """Write parameters as Hugging Face folders: AutoTokenizer loads each, AutoModel where transformers has the class."""
 
+import contextlib
 import json
 import logging
 import shutil
@@ -23,23 +24,26 @@ from pretrain.huggingface.tokenizer_fit import check_ids, check_types, misfits
 
 FILES = ("config.json", "generation_config.json", "added_tokens.json")
 VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
+MARK = "export.json"  # says of which run an export is
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *VOCABULARY_FILES)
 
 log = logging.getLogger(__name__)
 
 
-def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: str = "float32") -> None:
+def export(
+    params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: str = "float32", run: str = ""
+) -> None:
     """Write the weights, in one file or several, config.json and the tokenizer's files for each part of the model.
 
     params: nested dict of arrays.   config: the family's, whose vocab_size is the tokenizer's.
     tokenizer_path: folder of Hugging Face tokenizer files.   dtype: of the weights.
-    folder: new, empty, or an earlier export, which is replaced as a whole. UserError for any other folder, and where
-    it cannot be written; then the earlier export is untouched.
+    run: its identity.   folder: new, empty, or an earlier export of the same run, which is replaced as a whole.
+    UserError for any other folder, and where it cannot be written; then the earlier export is untouched.
     """
     folder = Path(folder)
     parts = family_of(config).hf
     check_class(f"export --to {folder}", config)
-    check_replaceable(folder)
+    check_replaceable(folder, run)
     made = tokenizers.load(tokenizer_path)
     check_types(f"export --to {folder}", config, made)
     check_ids(f"export --to {folder}", config, made)
@@ -60,6 +64,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
             said.write_text(_json(config_fields(config, part, ids, dtype)), "utf-8")
             shards.write(tensors(arrays, config, part), target, jnp.dtype(dtype), said, shards.LIMIT)
             _write_tokenizer(Path(tokenizer_path), target, getattr(config, "positions", None))
+        (partial / MARK).write_text(_json({"run": run}), "utf-8")
         _replace(folder, partial)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -94,21 +99,31 @@ def _json(fields: dict) -> str:
     return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
 
-def check_replaceable(folder: Path) -> None:
-    """UserError when the folder, local or gs://, holds anything that is no part of an export."""
-    _check_only(folder, {model.folder for family in FAMILIES.values() for model in family.hf.values()} - {""})
+def check_replaceable(folder: Path, run: str) -> None:
+    """UserError when the folder, local or gs://, holds anything but an earlier export of a run of this identity."""
+    inside = _check_only(folder, {model.folder for family in FAMILIES.values() for model in family.hf.values()} - {""})
+    if not inside:
+        return
+    if MARK not in inside:
+        raise UserError(f"export --to {folder}: holds {inside[0]} and no {MARK}, so it is no export; give a new folder")
+    said = None
+    with contextlib.suppress(ValueError):
+        said = json.loads((folder / MARK).read_text())
+    if said != {"run": run}:
+        raise UserError(f"export --to {folder}: holds another run's export; give a new folder, or remove this one")
 
 
-def _check_only(folder: Path, parts: set[str]) -> None:
+def _check_only(folder: Path, parts: set[str]) -> list[str]:
+    """The names of what the folder holds."""
     if is_file(folder):
         raise UserError(f"export --to {folder}: is a file; give a new folder")
     inside = sorted(entry.name for entry in entries(folder))
-    ours = (*FILES, *TOKENIZER_FILES, *parts)
-    foreign = [name for name in inside if name not in ours and not shards.is_weights(name)]
+    ours = (*FILES, *TOKENIZER_FILES, *parts, MARK)
+    if foreign := [name for name in inside if name not in ours and not shards.is_weights(name)]:
+        raise UserError(f"export --to {folder}: holds {foreign[0]}, so it is no export; give a new folder")
     for part in parts.intersection(inside):
         _check_only(folder / part, set())
-    if foreign or (inside and "config.json" not in inside):
-        raise UserError(f"export --to {folder}: holds {(foreign or inside)[0]}, so it is no export; give a new folder")
+    return inside
 
 
 def _replace(folder: Path, new: Path) -> None:

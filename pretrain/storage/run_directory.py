@@ -1,7 +1,8 @@
 """A work directory: everything that a run was and did, so that resuming, plotting and exporting need nothing else.
 
     recipe.json     what is trained (identity: only `steps` may change, and with it how the schedule goes on)
-    run.json        the corpora's paths and fingerprints, --init-from, the last start's versions, commit and platform
+    run.json        the corpora's paths and fingerprints, --init-from, --init-heads-anew, the last start's versions,
+                    commit and platform
     tokenizer/      a copy of the corpus's
     checkpoints/    STEP/ each
     examples.json   how many examples the parts of corpora have, where they were counted
@@ -19,6 +20,7 @@ import dataclasses
 import datetime
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -81,6 +83,13 @@ class RunDirectory:
             raise UserError(f"{self.run} does not name the run's corpus; restore it from a copy")
         return about
 
+    def identity(self) -> str:
+        """Of what is trained on what, however long it is: runs that have the same are the same run."""
+        recipe, run = flat(json.loads(to_json(self.read_recipe()))), self.read_run()
+        fixed = {name: value for name, value in recipe.items() if not name.startswith(WITH_STEPS)}
+        said = json.dumps([fixed, run["fingerprint"], run["init_from"]], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
     def check_there(self) -> None:
         """UserError when what a run has written at its start is gone: a checkpoint alone could not be gone on from."""
         if not is_file(self.recipe):
@@ -116,15 +125,16 @@ def states(path: Path) -> dict[str, str]:
 
 
 def start(
-    path: Path, recipe: Recipe, of: Mapping[str, Corpus], init_from: str | None
+    path: Path, recipe: Recipe, of: Mapping[str, Corpus], init_from: str | None, heads_anew: bool = False
 ) -> tuple[RunDirectory, Recipe | None]:
     """Create a work directory, or check that this recipe may go on in it -> (directory, the recipe that it had).
+    heads_anew: --init-heads-anew.
 
     The first process decides for all. UserError when it holds another recipe, another corpus or another start, listing
     what differs, or when not all hosts see it.
     """
     directory = RunDirectory(path)
-    before, about = from_first("--workdir", lambda: _start(directory, recipe, of, init_from))
+    before, about = from_first("--workdir", lambda: _start(directory, recipe, of, init_from, heads_anew))
     gather("whether all hosts see --workdir", lambda: _check_shared(directory, about))
     return directory, from_json(before) if before else None
 
@@ -162,7 +172,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def _start(
-    directory: RunDirectory, recipe: Recipe, of: Mapping[str, Corpus], init_from: str | None
+    directory: RunDirectory, recipe: Recipe, of: Mapping[str, Corpus], init_from: str | None, heads_anew: bool
 ) -> tuple[str | None, str]:
     """(recipe.json as it was, run.json as it is now)."""
     path, before = directory.path, None
@@ -177,11 +187,12 @@ def _start(
         if not in_cloud(path) and is_file(directory.metrics) and not directory.checkpoints.is_dir():
             raise UserError(f"--workdir {path}: its checkpoints/ was removed; restore it, or use another --workdir")
         directory.open_corpora(sources)
-        old_init = directory.read_run()["init_from"]
+        about = directory.read_run()
+        old_init = about["init_from"]
         if init_from is not None and init_from != old_init:
             raise UserError(f"--init-from {init_from}: {path} was started from {old_init or 'random weights'}; "
                             "leave --init-from out to resume, or use another --workdir")  # fmt: skip
-        init_from = old_init
+        init_from, heads_anew = old_init, about.get("init_heads_anew", False)
     elif entries(directory.checkpoints):
         raise UserError(f"{path} has checkpoints but no recipe.json: it is damaged; use another --workdir")
     else:
@@ -190,6 +201,7 @@ def _start(
         "corpus": sources,
         "fingerprint": corpora.written({name: corpus.fingerprint for name, corpus in of.items()}),
         "init_from": init_from,
+        "init_heads_anew": heads_anew,
         "versions": versions(),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "started": datetime.datetime.now(datetime.UTC).isoformat(),

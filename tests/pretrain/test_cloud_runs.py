@@ -246,9 +246,9 @@ def test_weights_come_from_the_bucket_too(bert, bucket, tmp_path):
     for source in (str(WORKDIR), str(EXPORT)):
         target = tmp_path / f"from-{Path(source).parts[-2]}"
         run(tiny.bert(steps=1, **frozen), tiny.options(CORPUS, target, init_from=source))
-        export_run(target, tmp_path / "hf")
+        export_run(target, target / "hf")
         download(EXPORT, tmp_path / "original")
-        one, other = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hf", "original"))
+        one, other = (load_file(folder / "model.safetensors") for folder in (target / "hf", tmp_path / "original"))
         assert all((one[name] == other[name]).all() for name in one)
 
 

@@ -104,6 +104,14 @@ def test_the_step_is_the_one_that_is_asked_for(trained, gpt2_run, tmp_path, caps
     assert "--out s3://bucket/made: give a local path" in capsys.readouterr().err
 
 
+def test_a_folder_with_anything_else_is_not_written_into(trained, gpt2_run, tmp_path, capsys):
+    arguments = ["discriminator", str(gpt2_run), "--examples", str(tmp_path / "none"), "--out"]
+    assert main([*arguments, str(gpt2_run)]) == 2
+    assert f"--out {gpt2_run}: holds checkpoints, so it is no discriminator" in capsys.readouterr().err
+    assert main([*arguments, str(trained[1])]) == 2  # but into an earlier one
+    assert "none: cannot be read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--seed=-1", "--seed=4294967296", "--heldout=1"])
 def test_a_number_out_of_its_range_is_told_before_anything_is_read(option, tmp_path, capsys):
     assert main(["discriminator", str(tmp_path), "--examples", "none", "--out", str(tmp_path / "made"), option]) == 2

@@ -264,6 +264,19 @@ def test_a_folder_that_is_not_an_export_is_never_replaced(configs, tokenizer_pat
     assert (tmp_path / "vocab.txt").read_text() == "mine"
 
 
+def test_neither_another_run_s_export_nor_a_folder_that_looks_like_one_is_replaced(configs, tokenizer_path, tmp_path):
+    params, folder = random_params(configs["masked"]), tmp_path / "out"
+    export(params, configs["masked"], tokenizer_path, folder, run="one")
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="out: holds another run's export; give a new folder, or remove this one"):
+        export(params, configs["masked"], tokenizer_path, folder, run="other")
+    export(params, configs["masked"], tokenizer_path, folder, run="one")
+    (folder / "export.json").unlink()  # as what somebody downloaded
+    with pytest.raises(UserError, match="out: holds config.json and no export.json, so it is no export"):
+        export(params, configs["masked"], tokenizer_path, folder, run="one")
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
 def test_a_failing_export_leaves_the_earlier_one(exported, configs, tokenizer_path, monkeypatch):
     folder = exported("electra")
     before = (folder / "model.safetensors").read_bytes()

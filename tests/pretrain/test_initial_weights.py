@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -145,5 +146,10 @@ def test_a_head_that_a_run_lacks_starts_anew_where_that_is_asked_for(corpus_path
     assert run(tiny.bert(steps=1), tiny.options(corpus_path, tmp_path / "next", **said)) == 0
     assert "these start anew: pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
     trained, after = (tiny.final_state(tmp_path / name, 1).params for name in ("run", "next"))
+    for folder in (tmp_path / "next" / "checkpoints").iterdir():
+        shutil.rmtree(folder)  # as killed before the first one
+    caplog.clear()
+    assert run(tiny.bert(steps=1), tiny.options(corpus_path, tmp_path / "next")) == 0
+    assert "these start anew: pair/bias" in caplog.text
     moved = np.abs(after["layers"]["feed_forward"]["up"]["kernel"] - trained["layers"]["feed_forward"]["up"]["kernel"])
     assert moved.max() < 0.01 and np.abs(after["pair"]["kernel"]).max() > 0

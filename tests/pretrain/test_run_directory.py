@@ -54,6 +54,10 @@ def test_the_directory_holds_all_that_the_run_was(started):
     about = directory.read_run()
     assert about["corpus"] == str(corpus.path) and about["fingerprint"] == corpus.fingerprint
     assert about["versions"] == versions()
+    longer = dataclasses.replace(recipe, steps=recipe.steps + 1)
+    for other, same in ((longer, True), (dataclasses.replace(recipe, seed=1), False)):
+        start(workdir.parent / f"seed {other.seed}", other, corpus, None)
+        assert (RunDirectory(workdir.parent / f"seed {other.seed}").identity() == directory.identity()) == same
     for name in ("tokenizer.json", "vocab.txt"):
         assert (directory.tokenizer / name).read_bytes() == (corpus.tokenizer_path / name).read_bytes()
 
