@@ -5,7 +5,16 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """One line: the setting, its value and the cure. Programs print it without a traceback and exit with status 2."""
+    """One line: the setting, its value and the cure. Programs print it without a traceback and exit with `status`."""
+
+    status = 2
+
+
+class PassingError(UserError):
+    """What the same command started again may not meet, such as another machine that is gone or a storage that does not
+    answer. The status is that of a process that JAX aborts because another is gone, so that a supervisor knows one."""
+
+    status = 134
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

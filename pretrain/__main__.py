@@ -32,7 +32,8 @@ USAGE = """python -m pretrain COMMAND ...
   demo                                      all of it on the built-in corpus, in minutes on a CPU
 
 --help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure,
-75 stopped by a signal after writing a checkpoint: the same command goes on."""
+75 stopped by a signal after writing a checkpoint, 134 another process or the storage is gone: after both the same
+command goes on."""
 
 
 def main(arguments: list[str]) -> int:
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
         return COMMANDS[command](rest)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.status
 
 
 def _leave_out_afterthoughts(unraisable) -> None:

@@ -10,27 +10,30 @@ import itertools
 import json
 import os
 import re
+import socket
 import sys
 import threading
 import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 from tpu import chatter
 
 # After so long without a sign of life, the other processes end (JAX's default: 100). Tests have no time for it.
 HEARTBEAT_SECONDS = int(os.environ.get("PRETRAIN_HEARTBEAT_SECONDS", 30))
 JOIN_SECONDS = 300
 WAITING_SECONDS = 10  # until it is said that others are waited for
-ABORTED = 134  # the exit status of a process that JAX aborts because another is gone
 FAREWELL_SECONDS = 5  # for the other processes to hear why this one ends, which the first one's end would cut off
-WORKERS_URL = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/worker-network-endpoints"
+# JAX asks as often before it takes a machine for one that stands alone.
+METADATA_TRIES, METADATA_PAUSE = 6, 0.5
+GOOGLE = "0x1ae0"  # as a maker of PCI devices
 
 
 def join(coordinator: str | None, processes: int | None, process: int | None) -> None:
@@ -45,7 +48,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
                         f"{' and '.join(missing)} missing")  # fmt: skip
     if missing:
         found = explicit(os.environ)
-        if found is None and not detected(os.environ, _cloud_tpu_workers):
+        if found is None and not detected(os.environ, cloud_tpu_workers):
             return
         coordinator, processes, process = found or (None, None, None)
     if coordinator is not None and not re.fullmatch(r"\S+:\d{1,5}", coordinator):
@@ -62,7 +65,8 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(
+        kind = UserError if isinstance(error, ValueError) else PassingError
+        raise kind(
             f"the processes did not find each other ({reason}): start the same command on every host, "
             "and let the hosts reach process 0's port"
         ) from None
@@ -95,21 +99,56 @@ def detected(environment: Mapping[str, str], cloud_tpu_workers: Callable[[], int
     size = lambda name: int(environment.get(name, "1") or 1)
     if size("SLURM_STEP_NUM_TASKS") > 1 or size("OMPI_COMM_WORLD_SIZE") > 1:
         return True
-    if "," in environment.get("TPU_WORKER_HOSTNAMES", "") or environment.get("MEGASCALE_COORDINATOR_ADDRESS"):
+    hosts = next((environment[name] for name in _HOSTS if name in environment), None)
+    if "," in (hosts or "") or environment.get("MEGASCALE_COORDINATOR_ADDRESS"):
         return True  # GKE
+    if hosts is not None or any(name in environment for name in _ALONE) or environment.get("JAX_PLATFORMS") == "cpu":
+        return False
     return cloud_tpu_workers() > 1
 
 
-def _cloud_tpu_workers() -> int:
-    """Hosts of this Cloud TPU slice, by its metadata server; 1 elsewhere."""
-    if os.environ.get("JAX_PLATFORMS") == "cpu" or not (glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")):
+def cloud_tpu_workers() -> int:
+    """Hosts of this machine's Cloud TPU slices, by its metadata server; 1 where there is neither TPU nor such a server.
+
+    PassingError where there are both and the server does not say: as many hosts that train alone would be the worse.
+    """
+    if not has_tpus():
         return 1
-    request = urllib.request.Request(WORKERS_URL, headers={"Metadata-Flavor": "Google"})
     try:
-        with urllib.request.urlopen(request, timeout=2) as answer:
-            return len(answer.read().decode().split(","))
-    except OSError:
-        return 1
+        endpoints, settings = _metadata("worker-network-endpoints"), _metadata("tpu-env")
+    except OSError as error:
+        if isinstance(getattr(error, "reason", None), socket.gaierror) and error.reason.errno == socket.EAI_NONAME:
+            return 1  # not in Google Cloud
+        raise PassingError(
+            f"how many hosts this TPU slice has is not known: the metadata server does not say ({error}); start the "
+            "same command again, or give --coordinator, --processes and --process, or, on a single host, "
+            "TPU_SKIP_MDS_QUERY=1"
+        ) from None
+    slices = re.search(r"MEGASCALE_NUM_SLICES: *'?(\d+)", settings)
+    return len(endpoints.split(",")) * int(slices[1] if slices else 1)
+
+
+def has_tpus() -> bool:
+    """Whether this machine has chips of Google's, found without opening them."""
+    vendors = map(Path.read_text, Path("/sys/bus/pci/devices").glob("*/vendor"))
+    return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")) and GOOGLE in map(str.strip, vendors)
+
+
+def _metadata(attribute: str) -> str:
+    """What the machine's metadata server says of it, '' where it has no such attribute. OSError where it fails."""
+    server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
+    url = f"http://{server}/computeMetadata/v1/instance/attributes/{attribute}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    for number in range(METADATA_TRIES):
+        time.sleep(METADATA_PAUSE if number else 0)
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return answer.read().decode()
+        except OSError as error:  # in a VM's first seconds an attribute may be missing, too
+            last = error
+    if getattr(last, "code", None) == 404:
+        return ""
+    raise last
 
 
 def is_first() -> bool:
@@ -194,11 +233,11 @@ def ending_together() -> Iterator[None]:
             time.sleep(FAREWELL_SECONDS / 2)  # for its own last words to arrive
             end_with_others()
             _say(chatter.LOST)
-            leave(ABORTED)
+            leave(PassingError.status)
         _say(f"error: {error}" if isinstance(error, UserError) else traceback.format_exc().rstrip())
         unread = "nobody reads what it prints" if isinstance(error, SystemExit) else ""
         notify("ended", unread or str(error) or type(error).__name__)
-        leave(2 if isinstance(error, UserError) else 1)
+        leave(error.status if isinstance(error, UserError) else 1)
 
 
 def end_with_others() -> None:
@@ -255,7 +294,7 @@ def _wait_for(key: str) -> str:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 reason = " ".join(str(error).split())[:200]
-                raise UserError(f"the first process cannot be reached ({reason})") from error
+                raise PassingError(f"the first process cannot be reached ({reason})") from error
 
 
 def _here():
@@ -268,6 +307,8 @@ def _here():
     return distributed.global_state
 
 
+_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # GKE's
+_ALONE = ("TPU_SKIP_MDS_QUERY", "COLAB_RELEASE_TAG")  # where no metadata server tells of others
 _GATHERED, _NOTICES = "pretrain/gathered", "pretrain/notices"
 _numbers = itertools.count()
 _joined = threading.Event()

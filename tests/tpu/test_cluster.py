@@ -272,6 +272,11 @@ def test_a_memory_is_shared_out_over_processes(recipe, corpus_path, tmp_path):
         ({"OMPI_COMM_WORLD_SIZE": "8"}, 1, True),
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, 1, False),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, 1, True),
+        ({"TPU_PROCESS_ADDRESSES": "a:1,b:1"}, 1, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, 4, False),  # who says it there is not asked again
+        ({"TPU_SKIP_MDS_QUERY": "1"}, 4, False),
+        ({"COLAB_RELEASE_TAG": "a"}, 4, False),
+        ({"JAX_PLATFORMS": "cpu"}, 4, False),
         ({"MEGASCALE_COORDINATOR_ADDRESS": "a"}, 1, True),
     ],
 )
