@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 
 SCHEME = "gs://"
-ROLES = "roles/storage.objectUser and roles/storage.legacyBucketReader"  # objects; and Orbax asks about the bucket
+OBJECT_ROLE, BUCKET_ROLE = "roles/storage.objectUser", "roles/storage.legacyBucketReader"  # Orbax asks about the bucket
+LOGIN = "log in with `gcloud auth application-default login`"
 PAUSES = (1, 2, 4, 8, 16, 32)  # seconds before what failed for now is tried again
 PASSING = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that another try may not meet
 CLIENTS = ("aiohttp", "botocore", "gcsfs", "google", "requests", "urllib3")  # who speaks to storages
@@ -136,6 +137,36 @@ def local_folder(folder: Path) -> Iterator[Path]:
         yield Path(copy)
 
 
+def check_rights(folder: Path, setting: str) -> None:
+    """Do in a gs:// folder what a run does there, with an empty object.
+
+    UserError names what is refused and the role that allows it, PassingError a storage that does not answer.
+    """
+    files, probe, bucket = filesystem(), f"{folder}/.writable", str(folder).removeprefix(SCHEME).partition("/")[0]
+    steps = (
+        ("write", OBJECT_ROLE, lambda: files.pipe_file(probe, b"")),
+        ("read", OBJECT_ROLE, lambda: files.cat_file(probe)),
+        ("list", OBJECT_ROLE, lambda: files.ls(str(folder), detail=False)),
+        ("delete", OBJECT_ROLE, lambda: files.rm_file(probe)),
+        ("ask about the bucket", BUCKET_ROLE, lambda: files.call("GET", f"b/{bucket}", json_out=True)),
+    )
+    for what, role, take in steps:
+        with cloud_errors(setting, functools.partial(_refused_step, bucket, what, role)):
+            take()
+
+
+def _refused_step(bucket: str, what: str, role: str, error: Exception) -> str | None:
+    """As `refusal`, with the one role that is missing."""
+    if not _denied(error):
+        return refusal(error)
+    if "scope" in str(error).lower():
+        return f"the machine's access scopes do not allow to {what} ({_said(error)}); create it with cloud-platform"
+    return (
+        f"no access to {what} there ({_said(error)}); {LOGIN}, or give the machine's service account {role}: "
+        f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --role={role} --member=serviceAccount:EMAIL"
+    )
+
+
 @contextlib.contextmanager
 def cloud_errors(setting: str, why: Callable[[Exception], str | None] | None = None) -> Iterator[None]:
     """What a storage refuses, as a UserError that begins with the setting, such as '--corpus gs://B/C'.
@@ -148,24 +179,32 @@ def cloud_errors(setting: str, why: Callable[[Exception], str | None] | None = N
         reason = (why or refusal)(error)
         if reason is None:
             raise
-        raise UserError(f"{setting}: {reason}") from error
+        raise (PassingError if may_pass(error) else UserError)(f"{setting}: {reason}") from error
 
 
 def refusal(error: Exception) -> str | None:
     """What the storage or its credentials lack, with the cure; None for an error of another kind."""
-    code = getattr(error, "code", None)
-    said = " ".join(str(error).split())[:200]
-    if type(error) is FileNotFoundError or code == 404:
+    said = _said(error)
+    if type(error) is FileNotFoundError or status(error) == 404:
         return f"no such bucket or object ({said}); look with `gcloud storage ls`"
-    denied = ("Forbidden", "PERMISSION_DENIED", "UNAUTHENTICATED")  # gcsfs; TensorStore, inside Orbax
-    if code in (401, 403) or said.startswith(denied) or type(error).__module__.startswith("google.auth"):
+    if _denied(error) or type(error).__module__.startswith("google.auth"):
         return (
-            f"no access ({said}); log in with `gcloud auth application-default login`, or give the machine's service "
-            f"account {ROLES} on the bucket"
+            f"no access ({said}); {LOGIN}, or give the machine's service account {OBJECT_ROLE} and {BUCKET_ROLE} on "
+            "the bucket"
         )
     if type(error).__module__.split(".")[0] in CLIENTS:
         return f"Google Cloud Storage failed ({said or type(error).__name__}); start the same command again"
     return None
+
+
+def _denied(error: Exception) -> bool:
+    """Whether the account that asked is known not to be allowed, or not known at all."""
+    denied = ("Forbidden", "PERMISSION_DENIED", "UNAUTHENTICATED")  # gcsfs; TensorStore, inside Orbax
+    return status(error) in (401, 403) or _said(error).startswith(denied)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def patiently(read: Callable[[], Value], told: Callable[[Exception], object]) -> Value:

@@ -24,7 +24,8 @@ class Storage:
     """The buckets, and how to misbehave.
 
     objects: (bucket, name) -> (content, generation).   reads: names of the objects whose content was read, in order.
-    refuse: (status, message) that answers every request, or None.   delay: seconds that a read of content takes.
+    refuse: (status, message) that answers every request, or None; or a function that gives it of (method, route).
+    delay: seconds that a read of content takes.
     """
 
     def __init__(self, *buckets: str):
@@ -111,8 +112,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get("Transfer-Encoding") == "chunked":
             self.body = b"".join(iter(self._chunk, b""))
-        if self.storage.refuse:
-            self._error(*self.storage.refuse)
+        refuse = self.storage.refuse
+        if refused := refuse(self.command, self.route) if callable(refuse) else refuse:
+            self._error(*refused)
             return
         with self.storage.lock:
             answer()

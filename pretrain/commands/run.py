@@ -53,6 +53,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     UserError before anything is compiled for whatever the user can put right, before the first step for what does not
     compile or fit.
     """
+    run_directory.check_writable(options.workdir)
     corpora = _corpora(options)
     corpus = next(iter(corpora.values()))  # they have one vocabulary
     for one in corpora.values():

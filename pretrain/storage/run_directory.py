@@ -31,10 +31,10 @@ from pathlib import Path
 import jax
 
 from data_pipelines import corpora
-from data_pipelines.cloud import cloud_errors, entries, in_cloud, is_file, is_remote, place, refusal, upload
+from data_pipelines.cloud import check_rights, entries, in_cloud, is_file, is_remote, may_pass, place, refusal, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.durable import put, sync
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 from pretrain.recipe import Recipe, from_json, read_recipe, to_json
 from pretrain.schedules import extend
 from pretrain.storage.environment import versions
@@ -139,6 +139,13 @@ def start(
     return directory, from_json(before) if before else None
 
 
+def check_writable(path: Path) -> None:
+    """Before anything else costs time: whether a run may do in a bucket what it does there. UserError names the role
+    that is missing. A folder on a disk is tried as it is made."""
+    if in_cloud(path):
+        from_first("--workdir", lambda: check_rights(place(path), f"--workdir {path}"))
+
+
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
     """While the context lasts, no other run on this machine trains in a work directory; a killed one lets go.
@@ -148,14 +155,14 @@ def alone(path: Path) -> Iterator[None]:
     held = []
 
     def lock() -> None:
-        directory = RunDirectory(path)
-        _make(directory.path)
-        if not in_cloud(directory.path):
-            held.append(os.open(directory.path, os.O_RDONLY))
-            _lock(held[0], directory.path)
+        folder = place(path)
+        _make(folder)
+        held.append(os.open(folder, os.O_RDONLY))
+        _lock(held[0], folder)
 
     try:
-        from_first("--workdir", lock)
+        if not in_cloud(path):
+            from_first("--workdir", lock)
         yield
     finally:
         for descriptor in held:
@@ -255,7 +262,8 @@ def disk_errors(directory: RunDirectory) -> Iterator[None]:
         if isinstance(error, UserError):
             raise
         if in_cloud(directory.path) and not isinstance(error, FileNotFoundError) and (reason := refusal(error)):
-            raise UserError(f"--workdir {directory.path}: {reason}") from error
+            kind = PassingError if may_pass(error) else UserError
+            raise kind(f"--workdir {directory.path}: {reason}") from error
         reason = _disk_failure(error)
         if reason is None:
             raise
@@ -296,11 +304,6 @@ def write_whole(path: Path, text: str) -> None:
 
 def _make(path: Path) -> None:
     probe = path / ".writable"
-    if in_cloud(path):
-        with cloud_errors(f"--workdir {path}"):
-            probe.write_text("")
-            probe.unlink()
-        return
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.touch()

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from data_pipelines import cloud
 from data_pipelines.cloud import download, entries, place
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 from pretrain.__main__ import main
 from pretrain.commands.export import export_run
 from pretrain.commands.run import run
@@ -266,6 +266,49 @@ def test_what_the_cloud_refuses_is_one_line(bucket, capsys, tmp_path):
     assert "no access" in mistake(capsys, *settings, WORKDIR)
 
 
+OBJECTS, BUCKETS = "roles/storage.objectUser", "roles/storage.legacyBucketReader"
+
+
+@pytest.mark.parametrize(
+    "method, route, what, role",
+    [
+        ("POST", "/upload/", "write", OBJECTS),
+        ("GET", "/download/", "read", OBJECTS),
+        ("GET", r"/o/?$", "list", OBJECTS),
+        ("DELETE", "", "delete", OBJECTS),
+        ("GET", "/b/bucket/?$", "ask about the bucket", BUCKETS),
+    ],
+)
+def test_a_right_that_is_missing_is_named_with_its_role_before_anything_is_read(bucket, method, route, what, role):
+    def refuse(asked, path):
+        return (403, "robot does not have access") if asked == method and re.search(route, path) else None
+
+    bucket.refuse, bucket.reads = refuse, []
+    said = rf"--workdir gs://bucket/new: no access to {what} there .*robot.*gs://bucket --role={role} --member"
+    with pytest.raises(UserError, match=said) as error:
+        run(tiny.bert(steps=1), tiny.options(CORPUS, place("gs://bucket/new")))
+    assert error.value.status == 2 and [name for name in bucket.reads if "corpus" in name] == []
+
+
+def test_a_machine_without_the_scope_is_told_so(bucket):
+    bucket.refuse = 403, "Request had insufficient authentication scopes."
+    with pytest.raises(UserError, match="access scopes do not allow to write .*create it with cloud-platform"):
+        cloud.check_rights(place("gs://bucket/new"), "--workdir gs://bucket/new")
+
+
+def test_rights_are_tried_again_while_the_storage_is_busy_and_then_left_to_a_supervisor(bucket, monkeypatch):
+    answers = iter([(503, "busy"), (429, "slow down")])
+    bucket.refuse = lambda method, route: next(answers, None)
+    folder = place("gs://bucket/new")
+    cloud.check_rights(folder, "--workdir")
+    assert next(answers, "all") == "all" and not [name for _, name in bucket.objects if name.startswith("new")]
+    bucket.refuse = 503, "busy"
+    monkeypatch.setattr("gcsfs.retry.random.random", lambda: -15.9)  # seconds that a pause is longer
+    with pytest.raises(PassingError, match="--workdir: .*busy.*start the same command again") as error:
+        cloud.check_rights(folder, "--workdir")
+    assert error.value.status == 134
+
+
 def test_access_lost_while_training_is_one_line(bucket, registered, monkeypatch):
     save = loop.Checkpoints.save
 
@@ -301,4 +344,4 @@ def test_two_processes_write_one_run(bucket, uninterrupted):
 
 
 def test_the_cure_names_roles_that_the_readme_names():
-    assert all(role in (ROOT / "README.md").read_text() for role in cloud.ROLES.split(" and "))
+    assert all(role in (ROOT / "README.md").read_text() for role in (cloud.OBJECT_ROLE, cloud.BUCKET_ROLE))
