@@ -98,17 +98,17 @@ def measure(family: str, size: str, vocab: int, cores: list[int], rounds: int) -
     return take_turns(makers, cores, rounds or ROUNDS[size], WARM_UP[size])
 
 
-def random_batch(vocab: int, rows: int) -> dict[str, np.ndarray]:
+def random_batch(vocab: int, rows: int, length: int = LENGTH, slots: int = PREDICTIONS) -> dict[str, np.ndarray]:
     """Arrays of a batch in the form of `data_pipelines`: two segments, one token of padding per row."""
     rng = np.random.default_rng(0)
-    positions = rng.permuted(np.tile(np.arange(LENGTH - 1, dtype=np.int32), (rows, 1)), axis=1)[:, :PREDICTIONS]
+    positions = rng.permuted(np.tile(np.arange(length - 1, dtype=np.int32), (rows, 1)), axis=1)[:, :slots]
     batch = {
-        "tokens": rng.integers(5, vocab, (rows, LENGTH), dtype=np.int32),
-        "types": np.repeat([[0, 1]], LENGTH // 2, axis=1).repeat(rows, 0).astype(np.int32),
-        "segments": np.ones((rows, LENGTH), np.int32),
+        "tokens": rng.integers(5, vocab, (rows, length), dtype=np.int32),
+        "types": np.repeat([[0, 1]], length // 2, axis=1).repeat(rows, 0).astype(np.int32),
+        "segments": np.ones((rows, length), np.int32),
         "prediction_positions": np.sort(positions, axis=1),
-        "prediction_targets": rng.integers(5, vocab, (rows, PREDICTIONS), dtype=np.int32),
-        "prediction_weights": np.ones((rows, PREDICTIONS), np.float32),
+        "prediction_targets": rng.integers(5, vocab, (rows, slots), dtype=np.int32),
+        "prediction_weights": np.ones((rows, slots), np.float32),
     }
     batch["segments"][:, -1] = 0
     return batch

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     title = f"ms per training step, median of wall (CPU) time, {len(cores)} threads, vocabulary {options.vocab:,}"
     table = Table("size", "batch", "XLNet", "BERT", "torch XLNet", "XLNet / BERT", "torch / XLNet", title=title)
     for size in options.sizes:
-        batch = permuted_batch(options.vocab, BATCH[size])
+        batch = permuted(random_batch(options.vocab, BATCH[size]))
         makers = {
             "xlnet": functools.partial(our_step, "xlnet", size, options.vocab, batch),
             "bert": functools.partial(our_step, "bert", size, options.vocab, batch),
@@ -63,11 +63,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def permuted_batch(vocab: int, rows: int) -> dict[str, np.ndarray]:
-    """The arrays that both models take: every row's tokens in an order of their own, its targets the last in it."""
-    batch, rng = random_batch(vocab, rows), np.random.default_rng(1)
-    ranks = rng.permuted(np.tile(np.arange(LENGTH, dtype=np.int32), (rows, 1)), axis=1)
-    np.put_along_axis(ranks, batch["prediction_positions"], LENGTH + np.arange(20, dtype=np.int32)[None], axis=1)
+def permuted(batch: dict) -> dict[str, np.ndarray]:
+    """A batch in which every row's tokens have an order of their own, its targets the last in it."""
+    rng, (rows, length) = np.random.default_rng(1), batch["tokens"].shape
+    slots = batch["prediction_positions"].shape[1]
+    ranks = rng.permuted(np.tile(np.arange(length, dtype=np.int32), (rows, 1)), axis=1)
+    np.put_along_axis(ranks, batch["prediction_positions"], length + np.arange(slots, dtype=np.int32)[None], axis=1)
     thresholds = ranks + 1
     thresholds[np.arange(rows)[:, None], batch["prediction_positions"]] -= 1
     return batch | {"ranks": ranks, "thresholds": thresholds, "reversed": np.zeros(rows, np.int32)}
@@ -100,18 +101,25 @@ def torch_step(size: str, vocab: int, batch: dict) -> Step:
     config = dataclasses.replace(FAMILY.sizes[size], vocab_size=vocab)
     fields = {**FAMILY.hf["model"].fields, **FAMILY.hf["model"].settings}
     model = XLNetLMHeadModel(XLNetConfig(**{name: getattr(config, field) for name, field in fields.items()})).train()
+    inputs = torch_inputs(batch)
+    return torch_adamw(model, lambda: model(**inputs).loss)
+
+
+def torch_inputs(batch: dict) -> dict:
+    """A permuted batch as XLNetLMHeadModel takes it, with its labels."""
+    import torch
+
     tensor = lambda array: torch.from_numpy(np.ascontiguousarray(array))
     hidden = batch["ranks"][:, None, :] >= batch["thresholds"][:, :, None]
     positions = tensor(batch["prediction_positions"]).long()
-    inputs = {
+    return {
         "input_ids": tensor(batch["tokens"]).long(),
         "token_type_ids": tensor(batch["types"]).long(),
         "attention_mask": tensor((batch["segments"] > 0).astype(np.float32)),
         "perm_mask": tensor(hidden.astype(np.float32)),
-        "target_mapping": torch.nn.functional.one_hot(positions, LENGTH).float(),
+        "target_mapping": torch.nn.functional.one_hot(positions, hidden.shape[-1]).float(),
         "labels": tensor(batch["prediction_targets"]).long(),
     }
-    return torch_adamw(model, lambda: model(**inputs).loss)
 
 
 if __name__ == "__main__":
