@@ -3,12 +3,12 @@
 Radford et al. 2018 (section 3.3) put a delimiter between two texts; a summary learnt so is a text that goes on.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import code_tokens, end_token, next_token_spec
 from data_pipelines.examples.layout import Chosen, RowLayout
@@ -95,13 +95,13 @@ class InputTarget(RowLayout):
         index = np.where(place < delimiter, of_input, of_input + (inputs - kept)[:, None] - 1)
         row = plan.part.read(plan.split, "tokens", index.ravel(), 1)[:, 0].reshape(index.shape).astype(np.int32)
         last = delimiter + 1 + targets[:, None]
-        row[place == delimiter] = delimiter_token(plan.part.corpus)
+        row[place == delimiter] = delimiter_token(plan.part.corpus.special)
         row[place == last] = end
         if lead:
             row[:, 0] = plan.codes[example]
         return row, place[1:] <= last, place[1:] > delimiter
 
 
-def delimiter_token(corpus: Corpus) -> int:
-    """The token between an input and its target."""
-    return corpus.special.get("sep", end_token(corpus))
+def delimiter_token(special: Mapping[str, int]) -> int:
+    """The token between an input and its target, of a vocabulary in which one ends documents."""
+    return special["sep" if "sep" in special else "eod"]

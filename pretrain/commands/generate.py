@@ -16,10 +16,10 @@ from data_pipelines.tokenizers.made import Made
 from models.core.ranges import COUNT, SEED
 from pretrain.commands.ranges import check_options
 from pretrain.commands.steering import program_of
-from pretrain.generation.decoding import generate
+from pretrain.generation.decoding import check_whole_rows, generate
 from pretrain.generation.fillings import fill, fills
 from pretrain.generation.settings import Decoding
-from pretrain.objectives.next_token_prediction import INPUT_TARGET
+from pretrain.objectives.next_token_prediction import delimiter
 from pretrain.steering.settings import Steering
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import Restored, restore
@@ -78,10 +78,8 @@ class Generate:
 
     def decoding(self, stop: tuple[int, ...]) -> Decoding:
         """UserError for settings that do not go together."""
-        if not self.sample:
-            for option, unset in ("temperature", None), ("top_k", 0), ("top_p", 1.0):
-                if (value := getattr(self, option)) != unset:
-                    raise UserError(f"--{option.replace('_', '-')} {value:g}: has no effect without --sample; add it")
+        if not self.sample and self.temperature is not None:
+            raise UserError(f"--temperature {self.temperature:g}: has no effect without --sample; add it")
         if self.beams == 1 and self.length_penalty != 1.0:
             raise UserError(f"--length-penalty {self.length_penalty:g}: has no effect without --beams; give 2 or more")
         if self.sample and self.temperature is not None and not self.temperature > 0:
@@ -101,6 +99,7 @@ def write_texts(arguments: Sequence[str]) -> None:
     directory = RunDirectory(options.run)
     devices = jax.local_devices()
     mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
+    check_whole_rows(options.mesh, mesh)
     restored = restore(directory, options.step, mesh)
     with local_folder(directory.tokenizer) as folder:
         made = stored.load(folder)
@@ -131,9 +130,13 @@ def _prompts(options: Generate) -> list[str]:
     prompts = list(options.prompt)
     if options.prompts is not None:
         try:
-            prompts += options.prompts.read_text("utf-8").splitlines()
+            lines = options.prompts.read_text("utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise UserError(f"--prompts {options.prompts}: cannot be read ({error}); give a text file") from None
+        for number, line in enumerate(lines, 1):
+            if not line.strip() and options.code is None:
+                raise UserError(f"--prompts {options.prompts}, line {number}: is blank; write a prompt or remove it")
+        prompts += lines
     if not prompts and options.code is not None:
         return [""]  # the text begins with the code alone
     if not prompts:
@@ -151,11 +154,11 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
     aim = options.words, options.discriminator, options.label
     program = program_of(*aim, options.steering, made, model, params)
     before = [] if options.code is None else [codes.token(made, options.code)]
-    asked, delimiter = encoded, []
-    if getattr(restored.assembly.recipe.objective, "layout", None) == INPUT_TARGET:
+    asked, behind = encoded, []
+    if (token := delimiter(restored.assembly.recipe.objective, made.special)) is not None:
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
-        asked, delimiter = [[] for _ in encoded], [made.special["sep" if "sep" in made.special else "eod"]]
-    begun = [before + tokens + delimiter for tokens in encoded]
+        asked, behind = [[] for _ in encoded], [token]
+    begun = [before + tokens + behind for tokens in encoded]
     with divided_by(restored.mesh):
         texts = generate(model, params, begun, decoding, options.seed, number, restored.mesh, program)
     for index, (tokens, found) in enumerate(zip(asked, texts, strict=True)):

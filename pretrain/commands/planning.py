@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-from jax.sharding import Mesh
 
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
@@ -22,7 +21,7 @@ from pretrain.training.attention_choice import chosen_program
 from pretrain.training.placement import Stage, stages
 from tpu import plan_report
 from tpu.compiler import devices, prepare
-from tpu.mesh import choose_mesh, mesh_shape
+from tpu.mesh import MeshShape, choose_mesh, mesh_shape, parse_mesh
 from tpu.plan import Plan, largest_batch, plan
 from tpu.rules import shard_bytes
 from tpu.topologies import Topology, parse_topology
@@ -35,8 +34,8 @@ CACHE = Path.home() / ".cache" / "pretrain-plans"
 class Target:
     """What a recipe is planned for; the fields that `pretrain run` has too mean the same."""
 
-    topology: str
-    """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16."""
+    topology: str = ""
+    """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16. Always to be given."""
     mesh: str | None = None
     """How the devices share the work, like data=4,fsdp=4; slice=2 for two slices. By default what suits the model."""
     microbatches: int = 1
@@ -80,6 +79,7 @@ def plan_command(arguments: Sequence[str]) -> int:
         return 0
     recipe, target = parse_plan(arguments)
     topology = parse_topology(target.topology)
+    _check_mesh(recipe, target, topology)
     prepare()
     for index, (work, title) in enumerate(works(recipe, target, topology)):
         planned = plan(work, topology, costs(), target.cache)
@@ -94,6 +94,8 @@ def parse_plan(arguments: Sequence[str]) -> tuple[Recipe, Target]:
     usage = "python -m tpu plan bert-base --topology v5e:4x4"
     purpose = "Compile the train step of {} for a slice of TPUs, on this machine, and say what it will do."
     recipe, target = parse_recipe(arguments, Target, usage, purpose)
+    if not target.topology:
+        raise UserError("tpu plan: --topology is missing; name a slice, as in --topology v5e:4x4")
     recipe = shaped(recipe, target.batch_size, target.sequence_length)
     check(recipe)
     chosen_program(recipe, target, platform="tpu")
@@ -114,8 +116,7 @@ def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe
 
 def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[Work, str]]:
     """(the real train step of each phase, its title); UserError where the mesh and the batch do not agree."""
-    named = re.search(r"slice=(\d+)", target.mesh or "")
-    slices = int(named[1]) if named else 1
+    slices = _slices(target)
     found = devices(topology, slices)
     shapes = parameter_shapes(assemble(recipe))
     parameters = count(split_frozen(shapes, recipe)[0])
@@ -123,7 +124,7 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     program = chosen_program(recipe, target, mesh, "tpu")
     check_rowwise(recipe, target.microbatches)
     for index in range(len(recipe.phases)):
-        _check_batch(recipe, index, mesh, target.microbatches)
+        _check_batch(recipe, index, mesh_shape(mesh), target.microbatches)
     placed = stages(assemble(recipe, program), mesh, target.microbatches, shapes)
     where = f"{slices} x {topology}" if slices > 1 else str(topology)
     counted = f"{slices * topology.chips} chips" + (f", {len(found)} devices" if topology.device.per_chip > 1 else "")
@@ -139,8 +140,23 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
         )
 
 
-def _check_batch(recipe: Recipe, index: int, mesh: Mesh, microbatches: int) -> None:
-    phase, shape = recipe.phases[index], mesh_shape(mesh)
+def _slices(target: Target) -> int:
+    named = re.search(r"slice=(\d+)", target.mesh or "")
+    return int(named[1]) if named else 1
+
+
+def _check_mesh(recipe: Recipe, target: Target, topology: Topology) -> None:
+    """UserError where a mesh that is given does not fill the slices, or does not cut the batches evenly."""
+    if target.mesh is None:
+        return
+    slices = _slices(target)
+    shape = parse_mesh(target.mesh, slices * topology.chips * topology.device.per_chip, slices)
+    for index in range(len(recipe.phases)):
+        _check_batch(recipe, index, shape, target.microbatches)
+
+
+def _check_batch(recipe: Recipe, index: int, shape: MeshShape, microbatches: int) -> None:
+    phase = recipe.phases[index]
     parts = microbatches * shape.batch_parts
     if phase.batch_size % parts:
         raise UserError(

@@ -15,9 +15,12 @@ from tyro.conf import Positional, arg
 from data_pipelines.cloud import local_folder
 from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import stored
 from models.core.ranges import COUNT, SEED
 from models.families.registry import name_of
 from pretrain.commands.ranges import check_options
+from pretrain.generation.decoding import check_whole_rows
+from pretrain.objectives.next_token_prediction import delimiter
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.prompting import figures
 from pretrain.prompting.answers import answers
@@ -65,6 +68,8 @@ def ask(arguments: Sequence[str]) -> None:
     _check(options)
     examples, directory = read(options.examples), RunDirectory(options.run)
     mesh = None if options.mesh is None else named_mesh(options.mesh, jax.local_devices())
+    if mesh is not None and options.score == "greedy":
+        check_whole_rows(options.mesh, mesh)
     restored = restore(directory, options.step, mesh)
     model = restored.assembly.model
     if not isinstance(model, CausalDecoder):
@@ -74,9 +79,12 @@ def ask(arguments: Sequence[str]) -> None:
         raise UserError(
             f"--max-tokens {options.max_tokens}: give from 1 to {positions - 1}, below the model's positions"
         )
-    with local_folder(directory.tokenizer) as tokenizer:
-        room = positions - options.max_tokens * greedy
-        prompter = Prompter(options.examples, examples, tokenizer, options.template, room)
+    with local_folder(directory.tokenizer) as folder:
+        made = stored.load(folder)
+    between, room = delimiter(restored.assembly.recipe.objective, made.special), positions - options.max_tokens * greedy
+    if between is not None:
+        _check_delimited(options)
+    prompter = Prompter(options.examples, examples, made, options.template, room, between)
     asked = {shots: prompter(shots, options.seed, not greedy) for shots in dict.fromkeys(options.shots)}
     everything, params = [*itertools.chain(*asked.values())], merge(restored.params, restored.frozen)
     with divided_by(restored.mesh):
@@ -99,6 +107,16 @@ def _check(options: Prompts) -> None:
         for option in "stop", "max_tokens":
             if (value := getattr(options, option)) != getattr(Prompts, option):
                 raise UserError(f"--{option.replace('_', '-')} {value}: has no effect without --score greedy; add it")
+
+
+def _check_delimited(options: Prompts) -> None:
+    """UserError for what has no place in rows of input and target."""
+    if options.template != Template():
+        raise UserError(
+            "--separator, --between: the run's rows are an input and its target, between which its delimiter stands; "
+            "leave them out"
+        )
+    print("the run's rows are input and target: its delimiter stands between")
 
 
 def _show(options: Prompts, step: int, asked: dict[int, list[Prompt]], rows: dict[int, dict[str, Figure]]) -> None:

@@ -55,6 +55,12 @@ def generate(
     return found
 
 
+def check_whole_rows(text: str | None, mesh: Mesh) -> None:
+    """UserError where --mesh cuts what is written one token at a time.   text: as it was given."""
+    if mesh_shape(mesh).sequence > 1:
+        raise UserError(f"--mesh {text}: sequence cuts rows, texts grow token by token; use data, fsdp or tensor")
+
+
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and segments i32[rows, places] of texts that end together."""
     places = max(SHORTEST, _power_of_two(max(map(len, prompts))))
@@ -72,19 +78,19 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
     vocab_size, positions = model.config.vocab_size, model.config.positions
     for field in "beams", "top_k":
         if (value := getattr(decoding, field)) > vocab_size:
-            raise UserError(f"{field}={value}: the vocabulary has {vocab_size} tokens; give fewer")
+            raise UserError(f"--{field.replace('_', '-')} {value}: the vocabulary has {vocab_size} tokens; give fewer")
     if unknown := [token for token in decoding.stop if not 0 <= token < vocab_size]:
         raise UserError(f"stop={unknown[0]}: must be a token of the vocabulary, from 0 to {vocab_size - 1}")
     several = decoding.beams if decoding.beams > 1 else number if decoding.temperature else 1
     if not 1 <= number <= several:
-        cure = f"give up to beams={decoding.beams}" if decoding.beams > 1 else "give 1, a temperature, or beams"
-        raise UserError(f"number={number}: there are not so many texts of a prompt; {cure}")
+        cure = f"give up to --beams {decoding.beams}" if decoding.beams > 1 else "add --sample, or --beams"
+        raise UserError(f"--number {number}: there are not so many texts of a prompt; {cure}")
     for index, prompt in enumerate(prompts, 1):
         if not len(prompt):
             raise UserError(f"prompt {index}: has no tokens; begin it with some text")
         if len(prompt) + decoding.max_tokens > positions:
             raise UserError(
-                f"prompt {index}: {len(prompt)} tokens and max_tokens={decoding.max_tokens} are more than the "
+                f"prompt {index}: {len(prompt)} tokens and --max-tokens {decoding.max_tokens} are more than the "
                 f"{positions} positions of the model; shorten it, or give fewer"
             )
 

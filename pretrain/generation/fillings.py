@@ -40,7 +40,7 @@ def fill(
     if len(row) > length:
         raise UserError(f"{len(row)} tokens are more than the {length} of the model's rows; shorten the prompt")
     if not 1 <= number <= model.config.vocab_size:
-        raise UserError(f"number={number}: must be from 1 to the {model.config.vocab_size} tokens of the vocabulary")
+        raise UserError(f"--number {number}: must be from 1 to the {model.config.vocab_size} tokens of the vocabulary")
     slots = np.flatnonzero(np.array(row) == mask)[None].astype(np.int32)
     tokens = np.pad(np.array(row, np.int32), (0, length - len(row)))[None]
     segments = (np.arange(length) < len(row))[None].astype(np.int32)

@@ -41,12 +41,12 @@ class Decoding:
 
     def __post_init__(self):
         try:
-            check_ranges(self, RANGES, "")
+            check_ranges(self, RANGES, "--")
         except ValueError as error:
             raise UserError(str(error)) from None
         if self.beams > 1 and self.temperature:
-            raise UserError(f"beams={self.beams}: draws nothing; leave temperature={self.temperature:g} out, or beams")
+            raise UserError(f"--beams {self.beams}: takes the likeliest, --sample draws; leave one of them out")
         for field, unset in ("top_k", 0), ("top_p", 1.0):
             value = getattr(self, field)
             if value != unset and not self.temperature:
-                raise UserError(f"{field}={value:g}: has no effect without drawing; give a temperature too, like 1")
+                raise UserError(f"--{field.replace('_', '-')} {value:g}: has no effect without --sample; add it")

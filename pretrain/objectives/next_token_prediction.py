@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -22,6 +23,11 @@ from pretrain.objectives.protocols import CausalDecoder
 
 DOCUMENTS, INPUT_TARGET = "documents", "input-target"
 ALL, TARGET = "all", "target"
+
+
+def delimiter(objective: Objective, special: Mapping[str, int]) -> int | None:
+    """The token behind the inputs of rows of input and target; None where an objective reads others."""
+    return delimiter_token(special) if getattr(objective, "layout", None) == INPUT_TARGET else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +90,7 @@ class NextTokenPrediction(Objective):
         targets = ((batch["targets"], batch["weights"]) for batch in batches)
         ends = (end_token(corpus),)
         if self.layout == INPUT_TARGET and self.predict == ALL:
-            ends += (delimiter_token(corpus),)
+            ends += (delimiter_token(corpus.special),)
         codes = self.layout == DOCUMENTS and self.predicts_codes
         loss, accuracy = baselines.unigram(targets, corpus, ends, codes)
         return {"lm_loss": loss, "lm_accuracy": accuracy, "perplexity": float(np.exp(loss))}

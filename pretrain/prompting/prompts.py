@@ -9,7 +9,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.made import Made
 from pretrain.prompting.examples import Example
 
 
@@ -60,11 +60,16 @@ class Prompter:
     tokens that it spells are plain text, as in a corpus. The target's tokens are those that do not end within the
     prompt: of byte-level BPE the first one has the prompt's last blank. Only where a prompt has no token of its own,
     the token that ends documents stands before the target.
+
+    delimiter: the token that stands between, where a model's rows are an input and its target; then these are encoded
+    apart, as there, and no example stands before another.
     """
 
-    def __init__(self, path: Path, examples: Sequence[Example], folder: Path, template: Template, room: int):
-        made = stored.load(folder)
-        self.tokenizer, self.encoder = made.tokenizer, Encoder(made.tokenizer)
+    def __init__(
+        self, path: Path, examples: Sequence[Example], made: Made, template: Template, room: int,
+        delimiter: int | None = None,
+    ):  # fmt: skip
+        self.tokenizer, self.encoder, self.delimiter = made.tokenizer, Encoder(made.tokenizer), delimiter
         self.end = made.special.get("eod", made.special.get("sep"))
         self.path, self.examples, self.template, self.room = path, examples, template, room
 
@@ -74,6 +79,8 @@ class Prompter:
 
         UserError where examples are too few, or where one does not fit alone.
         """
+        if shots and self.delimiter is not None:
+            raise UserError(f"--shots {shots}: the run's rows are one input and its target each; give --shots 0")
         if shots >= len(self.examples):
             raise UserError(
                 f"--shots {shots}: beside the one asked --examples {self.path} has {len(self.examples) - 1}; "
@@ -103,6 +110,8 @@ class Prompter:
         return any(text in decoded for decoded in self.tokenizer.decode_batch(tokens))
 
     def _texts(self, asked: list[tuple[Example, list[int]]], with_target: bool) -> list[tuple[Tokens, ...]]:
+        if self.delimiter is not None:
+            return [self._delimited(example, example.choices if with_target else ("",)) for example, _ in asked]
         prompts = [self.template.prompt([self.examples[shot] for shot in used], one) for one, used in asked]
         if with_target:
             choices = [one.choices for one, _ in asked]
@@ -115,6 +124,12 @@ class Prompter:
         firsts = iter(encoded.ended.tolist())
         begun = lambda example, of: tuple(self._begun(next(tokens), next(firsts), example, choice) for choice in of)
         return [begun(example, of) for (example, _), of in zip(asked, choices, strict=True)]
+
+    def _delimited(self, example: Example, choices: Sequence[str]) -> tuple[Tokens, ...]:
+        asked, *targets = (tokens.astype(np.int32) for tokens in self.encoder.tokens([example.input, *choices]))
+        before = np.append(asked, np.int32(self.delimiter))
+        pairs = zip(targets, choices, strict=True)
+        return tuple(self._begun(np.append(before, target), len(before), example, choice) for target, choice in pairs)
 
     def _begun(self, tokens: np.ndarray, first: int, example: Example, choice: str) -> Tokens:
         """With a token before the target."""

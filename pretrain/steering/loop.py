@@ -42,7 +42,7 @@ def steered_program(aim: Aim, steering: Steering) -> Callable:
 
     def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Params, Array, Array, Array], Array]:
         if decoding.beams > 1:
-            raise UserError(f"beams={decoding.beams}: a steered text is drawn or greedy; leave beams out")
+            raise UserError(f"--beams {decoding.beams}: a steered text is drawn or greedy; leave --beams out")
         return functools.partial(_program(model, decoding, steering, mesh), aim)
 
     return program

@@ -18,6 +18,8 @@ def bag(path: Path, encoder: Encoder, vocab: int) -> tuple[np.ndarray, list[str]
         words = [word for line in path.read_text("utf-8").splitlines() if (word := line.strip())]
     except (OSError, ValueError) as error:
         raise UserError(f"--words {path}: cannot be read as text ({error}); give a file with a word a line") from None
+    if not words:
+        raise UserError(f"--words {path}: holds no word; write one on each line")
     texts = encoder.tokens([f" {word}" for word in words])
     tokens = [int(text[0]) for text in texts if len(text) == 1]
     if not tokens:

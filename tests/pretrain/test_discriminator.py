@@ -130,6 +130,9 @@ def test_a_bag_has_its_words_of_one_token_as_they_stand_in_a_text(gpt2_run, tmp_
         bag(tmp_path / "none.txt", Encoder(tokenizer), 384)
     with pytest.raises(UserError, match="cannot be read as text"):
         bag(tmp_path / "missing.txt", Encoder(tokenizer), 384)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(UserError, match="empty.txt: holds no word; write one on each line"):
+        bag(tmp_path / "empty.txt", Encoder(tokenizer), 384)
 
 
 def test_generate_takes_words_a_label_and_strengths(trained, gpt2_run, tmp_path, capsys, monkeypatch):
@@ -148,7 +151,7 @@ def test_generate_takes_words_a_label_and_strengths(trained, gpt2_run, tmp_path,
         ("--discriminator", str(trained[1]), "--label", "tte"): "has no label tte; did you mean te?",
         ("--steering.window", "3"): "--steering: has no effect without --words or --discriminator",
         ("--steering.gamma", "-1"): "--steering.gamma=-1.0: must be at least 0 and at most 2",
-        (*options, "--beams", "2"): "beams=2: a steered text is drawn or greedy",
+        (*options, "--beams", "2"): "--beams 2: a steered text is drawn or greedy",
     }
     monkeypatch.undo()
     for more, said in mistakes.items():

@@ -59,7 +59,8 @@ def test_devices_of_a_mesh_write_the_texts_of_one(gpt2_run):
     alone, tensor, fsdp, *without = done.stdout.split("#\n")
     assert alone.startswith("== prompt 1") and alone == tensor == fsdp and without == ["", "", ""]
     sequence, three = done.stderr.splitlines()
-    assert sequence == "error: --mesh sequence=2 does not divide length, which is 1: choose divisors of it"
+    said = "sequence cuts rows, texts grow token by token; use data, fsdp or tensor"
+    assert sequence == f"error: --mesh sequence=2: {said}"
     assert three == "error: --mesh tensor=3: it takes 3 devices, there are 2; change an axis"
 
 
@@ -136,10 +137,10 @@ def test_masks_are_filled_with_the_likeliest_tokens(uninterrupted, capsys):
     [
         ([], "has no prompt; give --prompt TEXT, or --prompts FILE"),
         (["--prompt", "a", "--top-k", 5], "--top-k 5: has no effect without --sample"),
-        (["--prompt", "a", "--sample", "--beams", 2], "beams=2: draws nothing"),
-        (["--prompt", "a", "--number", 2], "number=2: there are not so many texts"),
-        (["--prompt", "a", "--max-tokens", 1000], "max_tokens=1000 are more than the"),
-        (["--prompt", "a", "--beams", 1000], "beams=1000: the vocabulary has"),
+        (["--prompt", "a", "--sample", "--beams", 2], "--beams 2: takes the likeliest, --sample draws; leave one"),
+        (["--prompt", "a", "--number", 2], "--number 2: there are not so many texts"),
+        (["--prompt", "a", "--max-tokens", 1000], "--max-tokens 1000 are more than the"),
+        (["--prompt", "a", "--beams", 1000], "--beams 1000: the vocabulary has"),
     ],
 )
 def test_a_mistake_is_one_line(gpt2_run, capsys, arguments, words):
@@ -154,11 +155,18 @@ def test_a_mistake_is_one_line(gpt2_run, capsys, arguments, words):
         (["--stop", ""], "--stop: is given no value"),
         (["--stop", "a", "\udcff"], "--stop '\\udcff': is not UTF-8"),
         (["--number", 0], "--number=0: must be at least 1"),
+        (["--max-tokens", 0], "--max-tokens=0: must be at least 1"),
         (["--length-penalty", 2], "--length-penalty 2: has no effect without --beams"),
     ],
 )
 def test_a_mistake_is_told_before_the_run_is_read(tmp_path, capsys, arguments, words):
     assert words in mistake(capsys, tmp_path / "none", "--prompt", "a", *arguments)
+
+
+def test_a_blank_line_among_prompts_is_named(tmp_path, capsys):
+    (tmp_path / "prompts").write_text("the\n \nold\n")
+    said = mistake(capsys, tmp_path / "none", "--prompt", "a", "--prompts", tmp_path / "prompts")
+    assert f"--prompts {tmp_path}/prompts, line 2: is blank; write a prompt or remove it" in said
 
 
 def test_every_setting_of_decoding_comes_from_its_option():

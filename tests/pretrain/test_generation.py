@@ -160,12 +160,12 @@ def test_the_likeliest_that_are_drawn_from_are_transformers_(top_k, top_p):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"max_tokens": 30}, "prompt 1: 9 tokens and max_tokens=30 are more than the 32 positions"),
-        ({"beams": 101}, "beams=101: the vocabulary has 100 tokens"),
+        ({"max_tokens": 30}, "prompt 1: 9 tokens and --max-tokens 30 are more than the 32 positions"),
+        ({"beams": 101}, "--beams 101: the vocabulary has 100 tokens"),
         ({"stop": (100,)}, "stop=100: must be a token of the vocabulary, from 0 to 99"),
-        ({"top_k": 5}, "top_k=5: has no effect without drawing"),
-        ({"beams": 2, "temperature": 0.5}, "beams=2: draws nothing"),
-        ({"top_p": 0.0}, "top_p=0.0: must be above 0"),
+        ({"top_k": 5}, "--top-k 5: has no effect without --sample"),
+        ({"beams": 2, "temperature": 0.5}, "--beams 2: takes the likeliest"),
+        ({"top_p": 0.0}, "--top-p=0.0: must be above 0"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_one_line(gpt2, settings, words):
@@ -176,7 +176,7 @@ def test_what_cannot_be_is_an_error_of_one_line(gpt2, settings, words):
 def test_a_prompt_has_tokens_and_a_model_that_reads_both_sides_continues_none(gpt2):
     with pytest.raises(UserError, match="prompt 2: has no tokens"):
         generate(*gpt2, [[5], []], GREEDY)
-    with pytest.raises(UserError, match="number=2: there are not so many texts"):
+    with pytest.raises(UserError, match="--number 2: there are not so many texts"):
         generate(*gpt2, [[5]], GREEDY, number=2)
     with pytest.raises(UserError, match="a model of bert cannot continue texts; those of .*gpt2 can"):
         generate(MODULES["bert"], cases.params(cases.CASES["bert"]), [[5]], GREEDY)

@@ -41,7 +41,10 @@ def test_phases_that_become_equal_are_planned_once():
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        ("bert-base", "--topology"),
+        ("bert-base", "tpu plan: --topology is missing; name a slice, as in --topology v5e:4x4"),
+        ("bert-base --topology v5e:4x4 --mesh fsdp=3", "--mesh fsdp=3: it takes 3 devices, there are 16"),
+        ("bert-base --topology v5e:4x4 --mesh slice=2,data=32", "--mesh slice=2,data=32: it takes 64 .* are 32"),
+        ("bert-base --topology v5e:4x4 --mesh data=16 --batch-size 8", "batch_size=8 is not a multiple of"),
         ("bert-bose --topology v5e:4x4", "did you mean bert-base"),
         ("bert-base --topology v5e:3x3", r"v5e has .*v5e:4x4 \(v5litepod-16\)"),
         ("bert-base --topology v5e:4x4 --remat some", "--remat='some': use one of none, dots, full"),

@@ -9,9 +9,11 @@ import torch
 import transformers
 
 from data_pipelines.errors import UserError
+from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
 from pretrain.commands import prompts
 from pretrain.commands.export import export_run
+from pretrain.objectives.next_token_prediction import INPUT_TARGET
 from pretrain.prompting import batches, figures, likelihood
 from pretrain.prompting.answers import answers
 from pretrain.prompting.examples import LONGEST_LINE, Example, read
@@ -43,7 +45,7 @@ def file(tmp_path):
 
 
 def prompter(file, run, room=64, template=None):
-    return Prompter(file, read(file), run / "tokenizer", template or Template(), room)
+    return Prompter(file, read(file), stored.load(run / "tokenizer"), template or Template(), room)
 
 
 def test_examples_are_targets_or_choices_with_an_answer(file):
@@ -132,6 +134,39 @@ def test_a_prompt_without_tokens_begins_like_a_document_after_another(file, gpt2
     (text,) = made(0, 0, True)[0].texts
     assert text.first == 1 and made.tokenizer.id_to_token(text.tokens[0]) == "<|endoftext|>"
     assert made.tokenizer.decode(text.tokens[1:].tolist()) == "Kilo muna"
+
+
+def test_rows_of_input_and_target_are_asked_with_their_delimiter(file, gpt2_run, capsys, monkeypatch):
+    """As `InputTarget` makes them; greedy, too."""
+    asked = []
+
+    def of_pairs(*arguments):
+        restored = restore(*arguments)
+        recipe = restored.assembly.recipe
+        recipe = dataclasses.replace(recipe, objective=dataclasses.replace(recipe.objective, layout=INPUT_TARGET))
+        return restored._replace(assembly=restored.assembly._replace(recipe=recipe))
+
+    def heard(model, params, everything, *_, **__):
+        asked.extend(everything)
+        return [np.zeros(len(prompt.texts)) for prompt in everything] if len(asked) == 1 else [""]
+
+    monkeypatch.setattr(prompts, "restore", of_pairs)
+    monkeypatch.setattr(prompts, "log_likelihoods", heard)
+    monkeypatch.setattr(prompts, "answers", heard)
+    arguments = ["prompts", str(gpt2_run), "--examples", str(file(QUESTIONS[1]))]
+    assert main(arguments) == 0 and main([*arguments, "--score", "greedy"]) == 0
+    assert "input and target: its delimiter stands between" in capsys.readouterr().out
+    made = stored.load(gpt2_run / "tokenizer")
+    ids = lambda text: made.tokenizer.encode(text).ids
+    before = [*ids("The naïve"), made.special["eod"]]
+    choices = [before + ids(choice) for choice in QUESTIONS[1]["choices"]]
+    assert [text.tokens.tolist() for text in asked[0].texts] == choices
+    assert [text.tokens.tolist() for text in asked[1].texts] == [before]
+    assert {text.first for prompt in asked for text in prompt.texts} == {len(before)}
+    mistakes = {("--shots", "1"): "--shots 1: the run's rows", ("--separator", "x"): "--separator, --between: the"}
+    for more, said in mistakes.items():
+        assert main([*arguments, *more]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("before", ["ba", ""])
@@ -269,7 +304,7 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         ("--stop", "", "--score", "greedy"): "--stop: is given no value",
         ("--stop", "x"): "--stop x: has no effect without --score greedy",
         ("--max-tokens", "31"): "--max-tokens 31: has no effect without --score greedy",
-        ("--max-tokens", "0", "--score", "greedy"): "--max_tokens=0: must be at least 1",
+        ("--max-tokens", "0", "--score", "greedy"): "--max-tokens=0: must be at least 1",
         ("--shots", "4"): "beside the one asked",
         ("--separator", "\udcff"): "--separator '\\udcff': is not UTF-8",
         ("--step", "3"): "has no checkpoint of step 3",

@@ -187,7 +187,7 @@ def test_the_divergence_alone_has_no_gradient_where_nothing_is_changed(gpt2):
 
 
 def test_what_cannot_be_steered_is_one_line(gpt2):
-    with pytest.raises(UserError, match="beams=2: a steered text is drawn or greedy; leave beams out"):
+    with pytest.raises(UserError, match="--beams 2: a steered text is drawn or greedy; leave --beams out"):
         written(gpt2, AIMS["words"], beams=2)
     with pytest.raises(UserError, match="--steering.fusion=2: must be in"):
         Steering(fusion=2)
