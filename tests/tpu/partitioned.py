@@ -3,7 +3,7 @@ test_gradient_sums.py.
 
 Arguments: names as `simulated.py` takes them, each with a mesh: 'bert:data=2'. Found: what devices exchange, as
 [kind, dtype, dims, source, times], before the CPU's compiler widens what it cannot add in bfloat16; the scalars of all
-parameters, of the matrices and of the table of tokens.
+parameters, of the matrices and of the table of tokens; rows, length and predictions of the batch.
 """
 
 import json
@@ -37,12 +37,14 @@ def exchanged(name, text):
         (file,) = Path(folder).glob("*placed*.after_spmd-partitioning*.txt")
         module = hlo.parse(file.read_text())
     found = [collective for collective in collectives(module) if collective.group > 1]
+    phase = assembly.recipe.phases[0]
     size = {path: shape.size for path, shape in leaves(step.arguments[0].params)}
     return {
         "moved": [[c.kind, array.dtype, array.dims, c.source, c.times] for c in found for array in c.arrays],
         "parameters": sum(size.values()),
         "matrices": sum(size[parameter.path] for parameter in assembly.table if decays(parameter)),
         "table": size.get("embeddings/tokens", 0),
+        "batch": [phase.batch_size, phase.length, assembly.recipe.objective.predictions(phase)],
     }
 
 
