@@ -45,6 +45,7 @@ class Generation(NamedTuple):
     runtime: the image for JAX (gcloud's --version).   shapes: chips -> topology, of the usual sizes.
     others: whether other multiples of 4 chips exist, too.
     xla: its name in XLA's topologies.   options: for `jax.experimental.topologies`.
+    gke: its name in GKE, for slices of several hosts; '' where GKE has none.
     kinds: parts of jax.Device.device_kind; the longest that a device's has counts.
     kernels: whether fused kernels compile: Mosaic has no bfloat16 attention for v2 and v3.
     admitted: whether Cloud TPU's API gives it only to projects that Google admits, and GKE to all.
@@ -57,6 +58,7 @@ class Generation(NamedTuple):
     shapes: Mapping[int, str]
     others: bool
     xla: str
+    gke: str
     kinds: tuple[str, ...]
     device: Tpu
     kernels: bool = True
@@ -88,31 +90,32 @@ _MEGACORE = {"chip_config_name": "megacore"}
 # fmt: off
 GENERATIONS: dict[str, Generation] = {
     "v2": Generation(
-        "v2", 2, (4,), _BASE, _V2, False, "v2", ("TPU v2",),
+        "v2", 2, (4,), _BASE, _V2, False, "v2", "", ("TPU v2",),
         Tpu(22.5e12, 0.7e9, 7.48 * GIB, 300e9, 1, 0.0, 248e9, 2, 16, per_chip=2), kernels=False,
     ),
     "v3": Generation(
-        "v3", 2, (4,), _BASE, _PLANES, False, "v3", ("TPU v3",),
+        "v3", 2, (4,), _BASE, _PLANES, False, "v3", "tpu-v3-slice", ("TPU v3",),
         Tpu(61.5e12, 0.94e9, 15.48 * GIB, 450e9, 1, 0.0, 328e9, 2, 32, per_chip=2), kernels=False,
     ),
     "v4": Generation(
-        "v4", 2, (4,), _BASE, _CUBES, True, "v4", ("TPU v4",),
+        "v4", 2, (4,), _BASE, _CUBES, True, "v4", "tpu-v4-podslice", ("TPU v4",),
         Tpu(275e12, 1.05e9, 30.75 * GIB, 1.2e12, 2, 6.25e9, 300e9, 3, 4), options=_MEGACORE,
     ),
     "v5e": Generation(
-        "v5litepod", 1, (1, 4, 8), "v2-alpha-tpuv5-lite", _EFFICIENT, False, "v5e", ("TPU v5 lite", "TPU v5e"),
+        "v5litepod", 1, (1, 4, 8), "v2-alpha-tpuv5-lite", _EFFICIENT, False, "v5e", "tpu-v5-lite-podslice",
+        ("TPU v5 lite", "TPU v5e"),
         Tpu(197e12, 1.5e9, 15.75 * GIB, 819e9, 1, 3.125e9, 200e9, 2, 16),
     ),
     "v5p": Generation(
-        "v5p", 2, (4,), "v2-alpha-tpuv5", _CUBES_V5P, True, "v5p", ("TPU v5", "TPU v5p"),
+        "v5p", 2, (4,), "v2-alpha-tpuv5", _CUBES_V5P, True, "v5p", "tpu-v5p-slice", ("TPU v5", "TPU v5p"),
         Tpu(459e12, 1.75e9, 95.74 * GIB, 2765e9, 2, 6.25e9, 600e9, 3, 4),
     ),
     "v6e": Generation(
-        "v6e", 1, (1, 4, 8), "v2-alpha-tpuv6e", _EFFICIENT, False, "v6e", ("TPU v6",),
+        "v6e", 1, (1, 4, 8), "v2-alpha-tpuv6e", _EFFICIENT, False, "v6e", "tpu-v6e-slice", ("TPU v6",),
         Tpu(918e12, 1.75e9, 31.25 * GIB, 1638e9, 1, 12.5e9, 400e9, 2, 16),
     ),
     "v7x": Generation(
-        "tpu7x", 2, (4,), "v2-alpha-tpu7-ubuntu2404", _CUBES, True, "tpu7x", ("TPU7x",),
+        "tpu7x", 2, (4,), "v2-alpha-tpu7-ubuntu2404", _CUBES, True, "tpu7x", "tpu7x", ("TPU7x",),
         Tpu(2307e12 / 2, 2.2e9, 94.75 * GIB, 7380e9 / 2, 1, 12.5e9 / 2, 600e9, 3, 4, per_chip=2), admitted=True,
     ),
 }
