@@ -15,6 +15,7 @@ from data_pipelines.__main__ import main as prepare
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.document_stream import end_token
 from data_pipelines.examples.strided_documents import StridedDocuments
 from data_pipelines.text.token_bytes import token_bytes
 from models.attention.mask import Mask
@@ -131,29 +132,63 @@ def test_what_does_not_go_together_is_said(fields, said):
         NextTokenPrediction(**fields)
 
 
-def test_the_perplexity_of_whole_documents_is_that_of_a_plain_loop(corpus):
-    length, stride, lone, nats = 8, 3, Moment(np.zeros((64, 2), np.uint32), False), 0.0
-    objective = StridedPerplexity(stride=stride)
-    rows = epoch(make_examples(objective.rows(Phase(1.0, length, 1)), corpus, "train", 1, seed=0))
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory):
+    """A corpus of documents with control codes, of fewer tokens than the model knows."""
+    folder, command = tmp_path_factory.mktemp("coded"), ["prepare", "--heldout", "0", "--tokenizer", "wordlevel"]
+    for name, words in {"Law": "the laws of the land bind the links of the land", "Food": "food of the land"}.items():
+        (folder / f"{name}.txt").write_text(words)
+        command += ["--source", f"text:{folder}/{name}.txt", "--code", f"[{name}]"]
+    assert prepare([*command, "--processes", "1", "--out", str(folder / "c")]) == 0
+    return Corpus(folder / "c")
+
+
+LENGTH, STRIDE = 8, 3
+
+
+@jax.jit
+def log_probabilities(tokens):
+    inputs = {"tokens": tokens[None], "segments": jnp.ones((1, LENGTH), jnp.int32)}
+    hidden = MODEL.apply(VARIABLES, inputs, method="decode")
+    return jax.nn.log_softmax(MODEL.apply(VARIABLES, hidden, method="token_logits"))
+
+
+def plain_loop(document, end, code=None):
+    """Nats of a document's tokens and of the end token behind; what stands before is an end token or, in each row, the
+    code."""
+    text, nats, done, begin = [end, *document, end], 0.0, 0, 0
+    while done < len(text) - 1:
+        stop = min(begin + LENGTH, len(text) - 1)
+        row = np.pad(text[begin:stop], (0, LENGTH - (stop - begin)))  # which no token before sees
+        row[0] = row[0] if code is None else code
+        log = log_probabilities(jnp.asarray(row, jnp.int32))
+        nats -= sum(float(log[place - begin, text[place + 1]]) for place in range(done, stop))
+        done, begin = stop, begin + STRIDE
+    return nats
+
+
+def strided(corpus):
+    """(nats, tokens) of all rows."""
+    objective, lone = StridedPerplexity(stride=STRIDE), Moment(np.zeros((64, 2), np.uint32), False)
+    rows = epoch(make_examples(objective.rows(Phase(1.0, LENGTH, 1)), corpus, "train", 1, seed=0))
     sums, _, counts = objective.loss(MODEL, VARIABLES["params"], rows, {}, lone)
+    return sums["lm"], counts["lm_total"]
 
-    @jax.jit
-    def log_probabilities(tokens):
-        inputs = {"tokens": tokens[None], "segments": jnp.ones((1, length), jnp.int32)}
-        hidden = MODEL.apply(VARIABLES, inputs, method="decode")
-        return jax.nn.log_softmax(MODEL.apply(VARIABLES, hidden, method="token_logits"))
 
-    for document in DOCUMENTS:
-        text = [99, *(token for sentence in document for token in sentence), 99]
-        done, begin = 0, 0
-        while done < len(text) - 1:
-            end = min(begin + length, len(text) - 1)
-            row = np.pad(text[begin:end], (0, length - (end - begin)))  # which no token before sees
-            log = log_probabilities(jnp.asarray(row, jnp.int32))
-            nats -= sum(float(log[place - begin, text[place + 1]]) for place in range(done, end))
-            done, begin = end, begin + stride
-    np.testing.assert_allclose(sums["lm"], nats, rtol=1e-5)
-    assert counts["lm_total"] == sum(sum(map(len, document)) + 1 for document in DOCUMENTS)
+def test_the_perplexity_of_whole_documents_is_that_of_a_plain_loop(corpus):
+    texts = [sum(document, []) for document in DOCUMENTS]
+    nats, tokens = strided(corpus)
+    np.testing.assert_allclose(nats, sum(plain_loop(text, 99) for text in texts), rtol=1e-5)
+    assert tokens == sum(len(text) + 1 for text in texts)
+
+
+def test_so_is_that_of_documents_with_codes(coded):
+    (part,) = coded.parts
+    law, food = np.split(part.array("train", "tokens").tolist(), [11])
+    end, codes = end_token(coded), [coded.special["code_[Law]"], coded.special["code_[Food]"]]
+    nats, tokens = strided(coded)
+    np.testing.assert_allclose(nats, plain_loop(law, end, codes[0]) + plain_loop(food, end, codes[1]), rtol=1e-5)
+    assert tokens == 12 + 5
 
 
 BASELINES = {  # objective -> how often each document's end token is predicted, and whether its code is
