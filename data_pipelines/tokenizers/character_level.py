@@ -5,7 +5,7 @@ Theirs have no token that ends a document; those that are trained here have GPT-
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -96,7 +96,8 @@ def read_ctrl(vocab: dict[str, int]) -> dict[str, int]:
     return {token if token in WHOLE else marked(token): index for token, index in vocab.items()}
 
 
-def write_ctrl(vocab: dict[str, int]) -> dict[str, int]:
-    """The reverse."""
+def write_ctrl(vocab: dict[str, int], added: Collection[str]) -> dict[str, int]:
+    """The reverse.   added: tokens that no merge makes, as control codes, which get no mark."""
+    whole = {*WHOLE, *added}
     marked = lambda token: token.removesuffix(END) if token.endswith(END) else token + CONTINUES
-    return {token if token in WHOLE else marked(token): index for token, index in vocab.items()}
+    return {token if token in whole else marked(token): index for token, index in vocab.items()}

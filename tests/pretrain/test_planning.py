@@ -14,6 +14,7 @@ from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import replaced
+from tpu import calibration, plan_report
 from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
@@ -160,6 +161,14 @@ def test_a_plan_is_printed_for_every_phase(on_cpu, capsys, tmp_path):
     # 97% of 15.75 GiB hold as many rows of 1 MiB, and of 9 batches that wait, as are tried last; the parameters are not
     # in the stand-in's answer.
     assert "largest batch that fits: 15613 rows of 16" in printed and on_cpu[0] == 8 and on_cpu[-1] == 15613
+
+
+@pytest.mark.parametrize("ratios, said", [((0.8, 0.9), "40.0% (up to 50,"), ((0.8, 1.25), "40.0% (32 to 50,")])
+def test_a_range_has_a_lower_end_where_a_measurement_was_below_its_estimate(ratios, said, monkeypatch):
+    monkeypatch.setattr(calibration, "RATIOS", dict(enumerate(ratios)))  # estimated by measured
+    estimate = SimpleNamespace(seconds=1.0, kernels=0.0, compute=1.0, memory=0.0, collectives=0.0, exposed=0.0)
+    planned = SimpleNamespace(estimate=estimate, tokens_per_second=1.0, mfu=0.4)
+    assert plan_report.figures(planned)["estimated MFU"].startswith(said)
 
 
 def test_the_largest_batch_of_a_phase_has_all_its_other_fields(monkeypatch):

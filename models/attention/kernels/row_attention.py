@@ -68,18 +68,18 @@ class Bundles(NamedTuple):
 # for is not in them; its transfers take a third of the HBM's time. A draw is 12 vector operations for a score, with a
 # product of integers that v4 lacks 60.
 _FORWARD = Bundles(
-    377,
-    2.78,
-    2.63,
-    {"v4": 1.56, "v5e": 1.0, "v5p": 1.0, "v6e": 0.81, "v7x": 0.81},
-    {"v4": 30.6, "v5e": 2.75, "v5p": 2.75, "v6e": 2.39, "v7x": 2.39},
+    turn=377,
+    pairs=2.78,
+    scores=2.63,
+    generations={"v4": 1.56, "v5e": 1.0, "v5p": 1.0, "v6e": 0.81, "v7x": 0.81},
+    drawn={"v4": 30.6, "v5e": 2.75, "v5p": 2.75, "v6e": 2.39, "v7x": 2.39},
 )
 _BACKWARD = Bundles(
-    595,
-    7.76,
-    3.36,
-    {"v4": 1.36, "v5e": 1.0, "v5p": 1.0, "v6e": 0.76, "v7x": 0.76},
-    {"v4": 29.5, "v5e": 1.65, "v5p": 1.65, "v6e": 2.22, "v7x": 2.22},
+    turn=595,
+    pairs=7.76,
+    scores=3.36,
+    generations={"v4": 1.36, "v5e": 1.0, "v5p": 1.0, "v6e": 0.76, "v7x": 0.76},
+    drawn={"v4": 29.5, "v5e": 1.65, "v5p": 1.65, "v6e": 2.22, "v7x": 2.22},
 )
 COSTS = {
     "row_attention_forward": Cost(functools.partial(_FORWARD.cycles, 2)),

@@ -33,6 +33,7 @@ def test_a_code_of_each_source_is_a_token_that_nothing_cuts(tmp_path, capsys, ki
     assert numbers.tolist() == part.column("train", "sources").tolist() == [0, 1]
     assert not set(codes) & set(part.array("train", "tokens").tolist())
     theirs = AutoTokenizer.from_pretrained(corpus.tokenizer_path)
+    assert len(theirs) == corpus.vocab_size and theirs.convert_tokens_to_ids(["Horror", "r/Science"]) == codes
     for text, code in (("Horror the land", codes[0]), ("r/Science the land", codes[1])):
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         assert ids[0] == code and codes[0] not in ids[1:] and len(ids) > 2
