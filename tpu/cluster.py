@@ -182,7 +182,7 @@ def gather(what: str, decide: Callable[[], Any]) -> list:
     try:
         said = {"value": decide()}
     except Exception as error:
-        failure, said = error, {"error": str(error) or type(error).__name__}
+        failure, said = error, {"error": str(error) or type(error).__name__, "status": getattr(error, "status", None)}
     store.key_value_set(f"{_GATHERED}/{number}/{me}", json.dumps({"what": what, **said}))
     heard = [json.loads(_wait_for(f"{_GATHERED}/{number}/{other}")) for other in range(size())]
     if number:  # what everybody has read, since everybody is here
@@ -193,7 +193,8 @@ def gather(what: str, decide: Callable[[], Any]) -> list:
         if one["what"] != what:
             raise RuntimeError(f"process {other} is at {one['what']!r}, process {me} at {what!r}")
         if "error" in one:
-            raise UserError(f"process {other}: {one['error']}")
+            kind = PassingError if one["status"] == PassingError.status else UserError
+            raise kind(f"process {other}: {one['error']}")
     return [one["value"] for one in heard]
 
 
@@ -236,17 +237,19 @@ def ending_together() -> Iterator[None]:
             leave(PassingError.status)
         _say(f"error: {error}" if isinstance(error, UserError) else traceback.format_exc().rstrip())
         unread = "nobody reads what it prints" if isinstance(error, SystemExit) else ""
-        notify("ended", unread or str(error) or type(error).__name__)
-        leave(error.status if isinstance(error, UserError) else 1)
+        status = error.status if isinstance(error, UserError) else 1
+        notify("ended", f"{status} {unread or str(error) or type(error).__name__}")
+        leave(status)
 
 
 def end_with_others() -> None:
     """End this process where another one has ended with an error, saying which and why."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first process, which holds the notices, is gone
-        for process, reason in notices("ended").items():
+        for process, said in notices("ended").items():
             if process != _here().process_id:
+                status, _, reason = said.partition(" ")
                 _say(f"error: process {process} ended, and this one with it: {reason}")
-                leave(2)
+                leave(PassingError.status if int(status) == PassingError.status else UserError.status)
 
 
 def _say(line: str) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 from pretrain.commands.run import _corpora as corpora_of
 from pretrain.options import Options
 from pretrain.training.signals import EXIT_STOPPED, StopRequest
@@ -52,7 +52,10 @@ class Unread(io.StringIO):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
-@pytest.mark.parametrize("error, status", [(BrokenPipeError(), 1), (SystemExit(1), 1), (UserError("full"), 2)])
+STATUSES = [(BrokenPipeError(), 1), (SystemExit(1), 1), (UserError("full"), 2), (PassingError("busy"), 134)]
+
+
+@pytest.mark.parametrize("error, status", STATUSES)
 def test_the_others_hear_of_an_error_also_where_nobody_reads_what_is_printed(error, status, monkeypatch):
     told = []
     monkeypatch.setattr(cluster, "several", lambda: True)
@@ -62,6 +65,21 @@ def test_the_others_hear_of_an_error_also_where_nobody_reads_what_is_printed(err
     with cluster.ending_together():
         raise error
     assert told == ["ended", status]
+
+
+@pytest.mark.parametrize("error, status", STATUSES[2:])
+def test_the_others_end_with_a_status_that_says_whether_to_start_again(error, status, processes, monkeypatch, capsys):
+    left = []
+    monkeypatch.setattr(cluster, "leave", left.append)
+    two = processes(2)
+
+    def end(process):
+        with cluster.ending_together():
+            raise error
+
+    two.run(lambda process: end(process) if process else None)
+    two.run(lambda process: None if process else cluster.end_with_others())
+    assert left == [status, status] and f"process 1 ended, and this one with it: {error}" in capsys.readouterr().err
 
 
 class Processes:
@@ -116,7 +134,7 @@ def test_a_process_that_finds_something_else_is_named_everywhere(processes):
     }
 
 
-@pytest.mark.parametrize("error", [UserError("no such file"), ConnectionError("503"), MemoryError()])
+@pytest.mark.parametrize("error", [UserError("no file"), PassingError("busy"), ConnectionError("503"), MemoryError()])
 def test_the_failure_of_one_is_an_error_in_all(error, processes):
     def decide(process):
         if process == 1:
@@ -126,6 +144,7 @@ def test_the_failure_of_one_is_an_error_in_all(error, processes):
     first, second = processes(2).run(lambda process: cluster.agree("reading", lambda: decide(process)))
     assert second is error
     assert isinstance(first, UserError) and str(first) == f"process 1: {str(error) or 'MemoryError'}"
+    assert isinstance(first, PassingError) == isinstance(error, PassingError)
 
 
 def test_the_first_decides_for_all_and_fails_for_all(processes):
