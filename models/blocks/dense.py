@@ -1,5 +1,6 @@
 """Dense layers and activations."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,8 +27,14 @@ def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
     return (wide * below).astype(x.dtype), slope.astype(x.dtype)
 
 
-# The derivative shares its work with the value, so both are kept: the backward pass is one multiplication.
-gelu.defvjp(lambda x: tuple(map(kept, _gelu_and_slope(x))), lambda slope, g: (g * slope,))
+def _with_slope(of: Callable[[Array], tuple[Array, Array]], x: Array) -> tuple[Array, Array]:
+    value, slope = of(x)
+    return value, kept(slope)
+
+
+# The derivative shares its work with the value and is kept: the backward pass is one multiplication. The value is kept
+# by who reads it.
+gelu.defvjp(functools.partial(_with_slope, _gelu_and_slope), lambda slope, g: (g * slope,))
 
 
 @jax.custom_vjp
@@ -54,7 +61,7 @@ def _again(x: Array) -> Array:
     return x * one
 
 
-gelu_new.defvjp(lambda x: tuple(map(kept, _gelu_new_and_slope(x))), lambda slope, g: (g * slope,))
+gelu_new.defvjp(functools.partial(_with_slope, _gelu_new_and_slope), lambda slope, g: (g * slope,))
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
@@ -70,9 +77,9 @@ class Affine(NamedTuple):
     bias: Array
 
 
-def affine(x: Array, weights: Affine, dtype: jnp.dtype) -> Array:
-    """x [..., in] -> x @ kernel + bias [..., features] in a dtype."""
-    return add_bias(product(x.astype(dtype), weights.kernel), weights.bias)
+def affine(x: Array, weights: Affine, dtype: jnp.dtype, held: Array | None = None) -> Array:
+    """x [..., in] -> x @ kernel + bias [..., features] in a dtype; held: as of `product`."""
+    return add_bias(product(x.astype(dtype), weights.kernel, held), weights.bias)
 
 
 class Weights(nn.Module):
@@ -94,8 +101,8 @@ class Dense(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
-        return affine(x, _parameters(self, x.shape[-1]), self.dtype)
+    def __call__(self, x: Array, held: Array | None = None) -> Array:
+        return affine(x, _parameters(self, x.shape[-1]), self.dtype, held)
 
 
 def _parameters(module: Dense | Weights, inputs: int) -> Affine:

@@ -9,6 +9,7 @@ from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
+from models.core.program import kept
 from models.core.sharding import constrain
 
 
@@ -33,6 +34,7 @@ class FeedForward(nn.Module):
         y = ACTIVATIONS[sizes.activation](constrain(y, "batch", axis, "feed_forward"))
         if self.inner_dropout:
             y, tag = dropout(y, sizes.dropout, site(noise, tag)), tag + 1
-        y = Dense(x.shape[-1], sizes.output_std or sizes.init_std, self.dtype, name="down")(y)
+        held = None if sizes.activation == "relu" else kept(y)  # relu keeps what it reads
+        y = Dense(x.shape[-1], sizes.output_std or sizes.init_std, self.dtype, name="down")(y, held)
         y = x + dropout(y, sizes.dropout, site(noise, tag))
         return constrain(y if self.pre_norm else norm(y), "batch", axis, None)

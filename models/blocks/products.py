@@ -30,37 +30,42 @@ def turned_weights() -> Iterator[None]:
         _turned.reset(token)
 
 
-def product(x: Array, w: Array) -> Array:
+def product(x: Array, w: Array, held: Array | None = None) -> Array:
     """x [..., in] @ w f32[in, out] -> [..., out] in x's dtype, with a weight gradient that is also fast on CPUs.
+
+    held: x as it is `kept`, for the gradient alone. What the way forward reads too JAX keeps rounded, to what it is;
+    XLA:TPU does that apart, and does not write x into a loop's stack where it computes it.
 
     The weight's gradient leaves the product in float32, here as in `contraction` and `tied_logits`: devices and
     microbatches add such gradients up, and a sum in bfloat16 would round at every addition.
     """
     if current_rules() is not None and not _turned.get():
         # Rows and positions may be cut over different axes of the mesh.
-        return _product(x, w)
+        return _product(x, w, held)
     # One [rows, in] x [in, out] product: XLA:CPU is slower on [batch, length, in].
-    return _product(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[-1])
+    flat = lambda x: None if x is None else x.reshape(-1, x.shape[-1])
+    return _product(flat(x), w, flat(held)).reshape(*x.shape[:-1], w.shape[-1])
 
 
 @jax.custom_vjp
-def _product(x: Array, w: Array) -> Array:
-    return _product_forward(x, w)[0]
+def _product(x: Array, w: Array, held: Array | None) -> Array:
+    return _product_forward(x, w, held)[0]
 
 
-def _product_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+def _product_forward(x: Array, w: Array, held: Array | None) -> tuple[Array, tuple[Array, Array]]:
     w = w.astype(x.dtype)
+    residuals = x if held is None else held, w
     if _turned.get():
-        return jax.lax.optimization_barrier(w.T @ x.T).T, (x, w)  # the barrier keeps XLA from undoing the exchange
-    return x @ w, (x, w)
+        return jax.lax.optimization_barrier(w.T @ x.T).T, residuals  # the barrier keeps XLA from undoing the exchange
+    return x @ w, residuals
 
 
-def _product_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _product_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array, None]:
     x, w = residuals
     leading = tuple(range(x.ndim - 1))
     if x.ndim == 2:
-        return g @ w.T, row_product(x, g)
-    return g @ w.T, jnp.tensordot(x, g, (leading, leading), preferred_element_type=jnp.float32)
+        return g @ w.T, row_product(x, g), None
+    return g @ w.T, jnp.tensordot(x, g, (leading, leading), preferred_element_type=jnp.float32), None
 
 
 _product.defvjp(_product_forward, _product_gradients)

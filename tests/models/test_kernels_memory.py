@@ -22,7 +22,7 @@ def of_rows():
     rng = np.random.default_rng(0)
     products, biases = (rng.normal(size=(*shape, 3 * 128)).astype(np.float32) for shape in ((2, 256), ()))
     segments = np.where(np.arange(256) < 70, [[1], [2]], 2).astype(np.int32)
-    of_row = lambda interpret, *x: row_attention(*x, segments, relative.KEYS, Setting(64, 0.2, True, interpret))
+    of_row = lambda interpret, *x: row_attention(*x, segments, relative.KEYS, Setting(64, 0.2, True, interpret))[0]
     return of_row, (products, biases)
 
 

@@ -12,11 +12,13 @@ from jax.sharding import AbstractMesh, AxisType
 
 from models.blocks.dense import ACTIVATIONS, Dense
 from models.blocks.embeddings import padded_vocab
+from models.blocks.feed_forward import FeedForward
 from models.blocks.heads import tied_logits
+from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.blocks.positions import gather_positions
 from models.blocks.products import contraction, product
-from models.blocks.stack import stack
+from models.blocks.stack import _is_kept, stack
 from models.core.noise import bits, row_keys
 from models.core.program import Program
 from models.core.sharding import placed_by
@@ -47,6 +49,17 @@ def test_dense_is_torch_linear():
     kernel, bias = (torch.from_numpy(np.array(params[name])) for name in ("kernel", "bias"))
     expected = torch.nn.functional.linear(torch.from_numpy(x), kernel.T, bias)
     np.testing.assert_allclose(module.apply({"params": params}, x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("activation", "function", "times"), [("gelu", "erf", 1), ("gelu_new", "tanh", 3)])
+def test_the_value_of_an_activation_is_kept_as_it_is_and_not_computed_again(activation, function, times):
+    block = FeedForward(LayerSizes(8, 2, 24, activation, 0.1, 0.1, 1e-12, 0.02), jnp.float32)
+    params = jax.eval_shape(block.init, jax.random.key(0), X, KEYS)
+    loss = jax.checkpoint(lambda params: block.apply(params, X, KEYS).sum(), policy=_is_kept)
+    program = str(jax.make_jaxpr(jax.grad(loss))(params))
+    assert program.count(f"= {function} ") == times
+    assert "reduce_precision" in program  # of what the way forward reads, too
+    assert "f32[2,4,24] = reduce_precision" not in program
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])

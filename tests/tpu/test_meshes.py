@@ -129,7 +129,7 @@ for ours, expected in zip(*(jax.jit(jax.grad(f, (0, 1, 2)))(q, k, v) for f in (p
 def by_rows(q, k, v, w):
     flat = interleaved(*(x.reshape(*x.shape[:2], -1) for x in (q, k, v)))
     noise = row_keys(0, 0, jnp.arange(2))
-    out = attend_rows(flat, jnp.zeros(flat.shape[-1]), segments, noise, Setting(64, 0.2, interpret=True))
+    out, _ = attend_rows(flat, jnp.zeros(flat.shape[-1]), segments, noise, Setting(64, 0.2, interpret=True))
     return (out.reshape(q.shape) * w).sum()
 
 def rows_placed(*x):

@@ -127,12 +127,12 @@ def attend(
     rate = 0.0 if noise is None else sizes.attention_dropout
     setting = Setting(sizes.width // sizes.heads, rate, mask.causal, interpret)
     mixed = attend_rows(products, interleaved(*biases), mask.segments, site(noise, 1) if rate else None, setting)
-    mixed = mixed[..., : sizes.width]
+    mixed, held = (x[..., : sizes.width] for x in mixed)
     with jax.named_scope("output"):
-        return affine(mixed, weights.output, program.compute)
+        return affine(mixed, weights.output, program.compute, held)
 
 
-def attend_rows(products: Array, biases: Array, segments: Array, noise: Noise, setting: Setting) -> Array:
+def attend_rows(products: Array, biases: Array, segments: Array, noise: Noise, setting: Setting) -> tuple[Array, Array]:
     """`row_attention` on a mesh: each device attends with its rows and heads."""
     noise = jnp.zeros((len(segments), 2), jnp.uint32) if noise is None else noise
     rules = current_rules()
@@ -142,19 +142,22 @@ def attend_rows(products: Array, biases: Array, segments: Array, noise: Noise, s
     specs = (spec(products, "batch", None, "heads"), spec(biases, "heads"), spec(segments, "batch", None))
     specs = (*specs, spec(noise, "batch", None))
 
-    def attend(products: Array, biases: Array, segments: Array, noise: Array) -> Array:
+    def attend(products: Array, biases: Array, segments: Array, noise: Array) -> tuple[Array, Array]:
         (_, length, tripled), shared = products.shape, specs[0][2]
         heads = tripled // 3 // setting.head_dim
         first = 0 if shared is None else jax.lax.axis_index(shared) * heads  # of this device's heads
         return row_attention(products, biases, segments, counted.ahead(noise, first * length**2), setting)
 
-    attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=(specs[0],) * 2, check_vma=False)
     return attend(products, biases, segments, noise)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def row_attention(products: Array, biases: Array, segments: Array, noise: Array, setting: Setting) -> Array:
-    """dropout(softmax(q k^T / sqrt(head_dim))) v within segments -> [batch, length, width], heads side by side.
+def row_attention(
+    products: Array, biases: Array, segments: Array, noise: Array, setting: Setting
+) -> tuple[Array, Array]:
+    """dropout(softmax(q k^T / sqrt(head_dim))) v within segments -> [batch, length, width], heads side by side; and the
+    same as it is `kept`, for `product` to hold: no gradient comes back through it.
 
     products: [batch, length, 3 * width], x @ the `interleaved` kernels of q, k and v.
     biases: f32[3 * width], interleaved, still to be added.   segments: i32[batch, length].
@@ -177,11 +180,12 @@ def _forward(products, biases, segments, noise, setting: Setting):
     spread = jax.ShapeDtypeStruct((batch, tripled // 3 // LANES, LANES // setting.head_dim, length), jnp.float32)
     inputs = (segments[:, None], biases[None], products)
     out, spread = _call(_forward_kernel, "forward", 2, setting, noise, inputs, (out, spread))
-    out, spread = kept(out), kept(spread)
-    return out, (products, biases, segments, noise, out, spread)
+    held, spread = kept(out), kept(spread)
+    return (out, held), (products, biases, segments, noise, held, spread)
 
 
-def _backward(setting: Setting, residuals, g):
+def _backward(setting: Setting, residuals, gradients):
+    g, _ = gradients
     products, biases, segments, noise, out, spread = residuals
     sums = jax.ShapeDtypeStruct((products.shape[0], 1, biases.shape[0]), jnp.float32)
     inputs = (segments[:, None], biases[None], products, out, g, spread)
