@@ -17,15 +17,15 @@ USAGE = """python -m tpu COMMAND ...
   plan --all                the same for every recipe on a slice of each generation: a table and a picture
   local [--processes N] [--devices M] -- COMMAND ...
                             run a command as a cluster of N processes on this machine
-  launch RECIPE --name N --type v5litepod-16 --zone Z --bucket gs://B [--spot] [--queued] [options of pretrain run]
-                            create a TPU slice, start the run on it, follow it, start it again after preemptions
-  status --name N --zone Z  the slice, and what each of its workers does
-  logs   --name N --zone Z  what the run printed [--follow]
-  stop   --name N --zone Z  end the run after a checkpoint; the slice stays and costs
-  delete --name N --zone Z  delete the slice; what is in the bucket stays
+  launch RECIPE --name N --type v5litepod-16 --zone Z --bucket gs://B [--spot] [options of pretrain run]
+                            create a TPU slice that runs it by itself, show its log, create it again after preemptions
+  status --name N --bucket gs://B    the slice, and what each of its hosts does
+  logs   --name N --bucket gs://B    what the run printed
+  stop   --name N --bucket gs://B    end the run after a checkpoint
+  delete --name N --bucket gs://B    delete the slice; what is in the bucket stays
 
---help after a command lists its options, --dry-run prints what it would run. Exit status: 0 done, 2 an error that the
-message says how to cure; launch ends with the status of the run (75: stopped with a checkpoint)."""
+--help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure; launch ends
+with the status of the run (75: stopped with a checkpoint)."""
 
 
 def main(arguments: list[str]) -> int:
@@ -89,7 +89,7 @@ def split(options: type, arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _status(arguments: list[str]) -> int:
-    return control.status(parse(control.Slice, arguments, "python -m tpu status"))
+    return control.status(parse(control.Run, arguments, "python -m tpu status"))
 
 
 def _logs(arguments: list[str]) -> int:
@@ -97,11 +97,11 @@ def _logs(arguments: list[str]) -> int:
 
 
 def _stop(arguments: list[str]) -> int:
-    return control.stop(parse(control.Slice, arguments, "python -m tpu stop"))
+    return control.stop(parse(control.Run, arguments, "python -m tpu stop"))
 
 
 def _delete(arguments: list[str]) -> int:
-    return control.delete(parse(control.Slice, arguments, "python -m tpu delete"))
+    return control.delete(parse(control.Run, arguments, "python -m tpu delete"))
 
 
 COMMANDS = {

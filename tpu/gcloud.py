@@ -1,41 +1,32 @@
-"""Calls of the user's gcloud, and what its failures mean."""
+"""All gcloud commands of a launch, how they are run, and what their failures mean."""
 
+import itertools
+import json
 import re
+import shlex
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from data_pipelines.errors import UserError
 
-
-class GcloudError(UserError):
-    """A failed command: its one line for the user, and `kind`, the first column of FAILURES, 'remote' or 'other'."""
-
-    def __init__(self, kind: str, said: str):
-        super().__init__(said)
-        self.kind = kind
-
-
+PATIENCE = (5, 10, 20, 40, 80, 160, 300)  # seconds between tries while Google Cloud does not answer; the last for ever
 # kind, what gcloud prints, what to tell the user. The first that matches counts.
 FAILURES = (
     (
+        "transient",
+        r"gcloud crashed \((Connect|Read|Remote|\w*Timeout|SSL|Proxy|Transport|Protocol|Chunked|ServerNotFound|OSError)"
+        r"|Max retries exceeded|Failed to resolve|'status': 5\d\d|HTTPError 5\d\d|UNAVAILABLE|INTERNAL:|per minute"
+        r"|DEADLINE_EXCEEDED|rateLimitExceeded|Too Many Requests|connection (reset|aborted|refused)|timed out",
+        "Google Cloud does not answer",
+    ),
+    (
         "login",
-        r"active account selected|refreshing (your current )?auth tokens|reauthentication|invalid_grant",
-        "gcloud has no valid login: run gcloud auth login",
+        r"active account selected|refreshing (your current )?auth tokens|reauthentication|invalid_grant|\[project\]",
+        "gcloud has no valid login or no project: run gcloud auth login, or give --project",
     ),
-    ("project", r"required property \[project\]", "--project is missing: give it, or gcloud config set project ID"),
-    (
-        "service",
-        r"has not been used in project|SERVICE_DISABLED|API \[\S+\] not enabled",
-        "the Cloud TPU API is off in this project: gcloud services enable tpu.googleapis.com",
-    ),
-    (
-        "bucket",
-        r"gs://\S* not found|matched no objects|bucket does not exist|storage\.objects|storage\.buckets",
-        "cannot be read in Cloud Storage",
-    ),
-    ("gone", r"terminal state", "--name {name}: the VM was preempted or ended"),
     (
         "quota",
         r"quota",
@@ -45,83 +36,165 @@ FAILURES = (
     (
         "capacity",
         r"no more capacity|insufficient (reserved )?capacity|pool_exhausted|stockout|enough resources available",
-        "--zone {zone}: has none of these TPUs free now: try another --zone, or wait in line with --queued",
+        "--zone {zone}: has none of these TPUs free now: try another --zone, or wait in line, without --no-wait",
     ),
+    ("exists", r"already.exists", "--name: somebody else makes it now"),
     (
-        "exists",
-        r"ALREADY_EXISTS|already exists",
-        "--name {name}: exists already in {zone}: use another --name, or python -m tpu delete first",
-    ),
-    (
-        "type",
-        r"accelerator .*(not found|not available|not supported)",
-        "--type: not offered in --zone {zone}: gcloud compute tpus accelerator-types list --zone={zone}",
-    ),
-    (
-        "runtime",
-        r"runtime.?version|version .* not found",
-        "--runtime-version: not offered in --zone {zone}: gcloud compute tpus tpu-vm versions list --zone={zone}",
-    ),
-    (
-        "zone",
-        r"permission denied on 'locations/|location \S+ (is )?(not found|unauthorized)|invalid (value for )?zone",
-        "--zone {zone}: no such zone, or none with TPUs: gcloud compute tpus locations list",
+        "offer",
+        r"accelerator .*(not found|not available|not supported)|runtime.?version|version .* not found"
+        r"|permission denied on 'locations/|location \S+ (is )?(not found|unauthorized)|invalid (value for )?zone",
+        "--type, --zone {zone}, --runtime-version: not offered so; what is: gcloud compute tpus locations list, "
+        "gcloud compute tpus tpu-vm accelerator-types (or versions) list --zone={zone}",
     ),
     (
         "denied",
-        r"PERMISSION_DENIED|does not have permission|permission .* denied",
-        "your account lacks a role in this project: ask for roles/tpu.admin and roles/iam.serviceAccountUser",
-    ),
-    ("missing", r"NOT_FOUND|was not found", "--name {name}: nothing of that name in --zone {zone}"),
-    (
-        "agent",
-        r"not present in the SSH agent",
-        "several workers need your key in the ssh agent: "
-        "eval $(ssh-agent); ssh-add ~/.ssh/google_compute_engine; then the same command again",
-    ),
-    (
-        "ssh",
-        r"\[255\]|connection (refused|timed out|closed|reset)|cannot be currently connected",
-        "--name {name}: ssh does not get through: is port 22 open (gcloud compute firewall-rules create allow-ssh "
-        "--allow=tcp:22)? then the same command again",
+        r"PERMISSION_DENIED|does not have permission|permission .* denied|SERVICE_DISABLED|not enabled",
+        "the Cloud TPU API is off (gcloud services enable tpu.googleapis.com), or your account lacks a role: "
+        "ask for roles/tpu.admin and roles/iam.serviceAccountUser",
     ),
 )
 
 
-def call(command: Sequence[str], name: str, zone: str, show: Callable[[str], None] | None = None) -> str:
-    """Run a gcloud command -> what it printed; `show` takes each line as it comes instead. Raises GcloudError.
+class GcloudError(UserError):
+    """A failed command: its one line for the user, and `kind`, the first column of FAILURES or 'other'."""
 
-    `name` and `zone` are for the messages. Input is closed, so that nothing waits for an answer that no one sees.
-    """
-    if shutil.which("gcloud") is None:
-        raise UserError("gcloud is not installed: https://cloud.google.com/sdk/docs/install, then gcloud init")
-    printed = []
-    keep = printed.append if show is None else show
-    with tempfile.TemporaryFile("w+", errors="replace") as complaints:
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, text=True, errors="replace"
-        ) as process:
-            for line in process.stdout:
-                keep(line)
-        if process.returncode:
-            complaints.seek(0)
-            raise failure(process.returncode, complaints.read(), name, zone)
-    return "".join(printed)
+    def __init__(self, kind: str, said: str):
+        super().__init__(said)
+        self.kind = kind
 
 
-def failure(status: int, complaints: str, name: str, zone: str) -> GcloudError:
-    """What an exit status and the text on stderr mean.
+class Slice(NamedTuple):
+    """Where a slice is. Its queued resource has the same name."""
 
-    Only what gcloud says itself is searched: the command that ran on a worker writes there too. ssh's own failures
-    have the status 255.
-    """
-    said = complaints[match.start() :] if (match := re.search(r"^ERROR: \(gcloud", complaints, re.M)) else ""
-    line = " ".join(re.sub(r"^ERROR: \(\S+\)", "", said).split())[:300]
+    name: str
+    zone: str
+    project: str | None
+    queued: bool
+
+
+class State(NamedTuple):
+    """Of a queued resource or a VM.   more: why it failed, or its accelerator type."""
+
+    name: str
+    more: str
+
+
+def _tpus(where: Slice, kind: str, verb: str, *flags: str) -> list[str]:
+    project = [f"--project={where.project}"] if where.project else []
+    return ["gcloud", "compute", "tpus", kind, *verb.split(), f"--zone={where.zone}", *project, *flags, "--quiet"]
+
+
+def list_requests(where: Slice) -> list[str]:
+    wanted = [f"--filter=name~/queuedResources/{where.name}$", "--format=json(name,state)"]
+    return _tpus(where, "queued-resources", "list", *wanted)
+
+
+def list_vms(where: Slice) -> list[str]:
+    """Where one request is for several slices, each has a number."""
+    wanted = [rf"--filter=name~/nodes/{where.name}(-[0-9]+)?$", "--format=json(name,state,acceleratorType)"]
+    return _tpus(where, "tpu-vm", "list", *wanted)
+
+
+def create(where: Slice, accelerator: str, image: str, slices: int, flags: Sequence[str]) -> list[str]:
+    kind = f"--accelerator-type={accelerator}"
+    if not where.queued:
+        return _tpus(where, "tpu-vm", f"create {where.name}", kind, f"--version={image}", *flags)
+    node = f"--node-prefix={where.name}" if slices > 1 else f"--node-id={where.name}"
+    return _tpus(where, "queued-resources", f"create {where.name}", node, kind, f"--runtime-version={image}", *flags)
+
+
+def delete(where: Slice) -> list[str]:
+    if where.queued:
+        return _tpus(where, "queued-resources", f"delete {where.name}", "--force")
+    return _tpus(where, "tpu-vm", f"delete {where.name}")
+
+
+def storage(verb: str, *words: str) -> list[str]:
+    return ["gcloud", "storage", *verb.split(), *words, "--quiet"]
+
+
+class Gcloud:
+    """Runs commands about a slice, in a folder that has the files to upload."""
+
+    def __init__(self, where: Slice, folder: str):
+        self.where, self.folder = where, folder
+
+    def execute(self, command: Sequence[str]) -> tuple[int, str, str]:
+        """-> (exit status, stdout, stderr). Input is closed, so that nothing waits for an answer that no one sees."""
+        if shutil.which("gcloud") is None:
+            raise UserError("gcloud is not installed: https://cloud.google.com/sdk/docs/install, then gcloud init")
+        options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+        done = subprocess.run(command, cwd=self.folder, **options)
+        return done.returncode, done.stdout, done.stderr
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def say(self, text: str) -> None:
+        print(f"[launch] {text}", flush=True)
+
+    def call(self, command: Sequence[str], again: bool = True) -> str:
+        """What a command printed. Raises GcloudError; with `again` not where Google does not answer: until it does."""
+        for tries in itertools.count():
+            status, printed, complaints = self.execute(command)
+            if not status:
+                return printed
+            error = failure(complaints, self.where)
+            if error.kind != "transient" or not again:
+                raise error
+            delay = PATIENCE[min(tries, len(PATIENCE) - 1)]
+            self.say(f"{error}: again in {delay} s")
+            self.sleep(delay)
+        return ""  # never
+
+    def look(self) -> dict[str, State]:
+        """What there is: 'the request' in line, and each VM by its name."""
+        found = {}
+        for one in json.loads(self.call(list_requests(self.where))) if self.where.queued else ():
+            why = one["state"].get("failedData", {}).get("error", {}).get("message", "")
+            found["the request"] = State(one["state"]["state"], why)
+        for one in json.loads(self.call(list_vms(self.where))):
+            found[one["name"].rpartition("/")[2]] = State(one["state"], one.get("acceleratorType", ""))
+        return found
+
+    def objects(self, folder: str) -> dict[str, dict]:
+        """What there is below gs://BUCKET/..., by the rest of its name: 'size', 'update_time'."""
+        start = folder.split("/", 3)[3] + "/"
+        listed = self.call(storage("objects list", f"{folder}/**", "--format=json(name,size,update_time)"))
+        return {one["name"].removeprefix(start): one for one in json.loads(listed)}
+
+
+class Rehearsal(Gcloud):
+    """Prints the commands, runs none, and answers as for a launch that nothing disturbs."""
+
+    def __init__(self, where: Slice, folder: str, left: Sequence[str]):
+        """left: objects in the bucket when the run has ended."""
+        super().__init__(where, folder)
+        self.left, self.made = left, False
+
+    def execute(self, command: Sequence[str]) -> tuple[int, str, str]:
+        print(shlex.join(command))
+        self.made = "create" in command or (self.made and "delete" not in command)
+        if "list" not in command:
+            return 0, "0 done\n" * sum("/ended/" in word for word in command) * ("cat" in command), ""
+        found = {
+            "objects": [{"name": name, "size": 1} for name in self.left],
+            "queued-resources": [{"name": self.where.name, "state": {"state": "ACTIVE"}}],
+            "tpu-vm": [{"name": self.where.name, "state": "READY"}],
+        }
+        return 0, json.dumps(found[command[command.index("list") - 1]] if self.made else []), ""
+
+    def sleep(self, seconds: float) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        print(f"# {text}")
+
+
+def failure(complaints: str, where: Slice) -> GcloudError:
+    """What the text on stderr means."""
+    line = " ".join(re.sub(r"^(.*\n)*?ERROR: (\(\S+\))?", "", complaints).split())[:300]
     for kind, pattern, meaning in FAILURES:
-        if re.search(pattern, f"{said} [{status}]", re.I | re.S):
-            gcloud_says = f" (gcloud: {line})" if line else ""
-            return GcloudError(kind, meaning.format(name=name, zone=zone) + gcloud_says)
-    if said:
-        return GcloudError("other", f"gcloud: {line}")
-    last = (complaints.strip() or "no message").splitlines()[-1]
-    return GcloudError("remote", f"--name {name}: the command on a worker ended with status {status}: {last}")
+        if re.search(pattern, complaints, re.I | re.S):
+            return GcloudError(kind, f"{meaning.format(zone=where.zone)} (gcloud: {line})")
+    return GcloudError("other", f"gcloud: {line or 'it failed without a word'}")

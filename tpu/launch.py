@@ -1,56 +1,42 @@
-"""Launch a run on a TPU slice and stay with it: what is preempted starts again, with the same work directory."""
+"""Launch a run on a TPU slice, whose hosts start it by themselves, and make the slice again when it is taken.
+
+What belongs to a run is in the bucket, in BUCKET/NAME/launch (tpu/vm.sh lists it), so that any machine can go on.
+"""
 
 import dataclasses
 import io
+import json
 import re
 import shlex
+import shutil
 import subprocess
 import tarfile
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from data_pipelines import corpora
 from data_pipelines.errors import UserError
+from tpu import gcloud
 from tpu.accelerators import parse_accelerator
 from tpu.commit import COMMIT_FILE, commit
-from tpu.gcloud import GcloudError, call
-from tpu.machine import (
-    ALL,
-    Machine,
-    Wanted,
-    copy_command,
-    create_command,
-    delete_command,
-    describe_command,
-    ensure_ready,
-    is_deleted,
-    is_gone,
-    patiently,
-    ssh_command,
-)
+from tpu.gcloud import Gcloud, GcloudError, Rehearsal, Slice
+from tpu.generations import GENERATIONS
+from tpu.watch import Job, Log, outcome, read_reports, watch
 
 ROOT = Path(__file__).parent.parent
-ARCHIVE = "pretrain-code.tar.gz"
-UNPACK = f"rm -rf run/code && mkdir -p run/code && tar -xzf {ARCHIVE} -C run/code"
-WORKER = "bash run/code/tpu/worker.sh"
-REPORT = f"if [ -e run/code ]; then {WORKER} report; else echo $(hostname): idle; fi"
-DONE, MISTAKE, CHECKPOINTED = 0, 2, 75  # exit statuses of `python -m pretrain run`
-FIRST_DELAY, LAST_DELAY = 30, 1800  # seconds before starting again; doubled while it does not work
-NOTICE = 60  # seconds in which Google Cloud shows that a VM was preempted
-KILL_AFTER = 120  # seconds for the other workers to end by themselves
+ARCHIVE, SETTINGS, SCRIPT = "code.tar.gz", "settings.sh", "vm.sh"
 TAIL = 20  # lines of the log to show on coming back to a run
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Run a recipe on a TPU slice. What is not listed here goes to `python -m pretrain run` on the workers.
+    """Run a recipe on a TPU slice. What is not listed here goes to `python -m pretrain run` on its hosts.
 
-    Interrupt it whenever you like: the run goes on, and the same command comes back to it.
+    Interrupt it whenever you like: the run goes on, and the same command, on any machine, comes back to it.
     """
 
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
@@ -62,7 +48,7 @@ class Launch:
     zone: str
     """Google Cloud zone, such as us-west4-a."""
     bucket: str
-    """gs:// path for the work directory and, by default, the corpus; best in the region of the zone."""
+    """gs:// path for code, log, work directory and, by default, the corpus; best in the region of the zone."""
     corpus: str = "corpus"
     """Of the run: a gs:// path, or a path in the bucket; several with names, as in en=gs://A,zh=corpora/zh."""
     workdir: str | None = None
@@ -70,15 +56,25 @@ class Launch:
     project: str | None = None
     """Google Cloud project; by default gcloud's."""
     spot: bool = False
-    """Cheaper, and taken away when someone pays more: then it starts again by itself."""
-    queued: bool = False
-    """Wait in line for capacity (a queued resource) instead of failing when there is none."""
+    """Cheaper, and taken away when someone pays more: then it is made again and the run goes on."""
+    reserved: bool = False
+    """Of your project's reservation."""
+    no_wait: bool = False
+    """Fail when there is no capacity now, instead of waiting in line for it (a queued resource)."""
+    valid_until_duration: str | None = None
+    """How long to wait in line, such as 6h; by default without end."""
+    delete_when_ended: bool = False
+    """Delete the slice when the run has ended, well or not; what is in the bucket stays. With --spot it is so."""
+    keep_slice: bool = False
+    """With --spot: do not."""
     runtime_version: str | None = None
     """Image of the VMs; by default the one for JAX on this generation."""
+    gcloud_flag: UseAppendAction[tuple[str, ...]] = ()
+    """For gcloud's create, as it is: --gcloud-flag=--network=N, =--internal-ips, =--node-count=2 ...; repeatable."""
     restarts: int = 50
-    """How often to start again after preemptions."""
+    """How often to make the slice again."""
     dry_run: bool = False
-    """Print every command and run none."""
+    """Print every command of a launch that nothing disturbs, and run none."""
 
     def __post_init__(self):
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", self.name):
@@ -89,6 +85,27 @@ class Launch:
             raise UserError(f"--workdir {self.workdir}: must be a gs:// path, because the VMs do not last")
         if self.restarts < 0:
             raise UserError(f"--restarts {self.restarts}: must be at least 0")
+        if self.no_wait and self.valid_until_duration:
+            raise UserError(f"--valid-until-duration {self.valid_until_duration}: --no-wait does not wait: give one")
+        if self.spot and self.reserved:
+            raise UserError("--spot, --reserved: give one")
+        for flag in self.gcloud_flag:
+            if not re.fullmatch(r"--(?!metadata-from-file|node-id|node-prefix)[a-z-]+(=.*)?", flag):
+                raise UserError(f"--gcloud-flag={flag}: give one of gcloud's create that launch does not, as --tags=A")
+
+    @property
+    def state(self) -> str:
+        return state_folder(self.bucket, self.name)
+
+    @property
+    def slices(self) -> int:
+        """What one request is for."""
+        given = (flag.partition("=")[2] for flag in self.gcloud_flag if flag.startswith("--node-count="))
+        return int(next(given, 1))
+
+
+def state_folder(bucket: str, name: str) -> str:
+    return f"{bucket.rstrip('/')}/{name}/launch"
 
 
 def corpus_paths(options: Launch) -> dict[str, str]:
@@ -99,108 +116,96 @@ def corpus_paths(options: Launch) -> dict[str, str]:
 
 
 def run_arguments(options: Launch, further: Sequence[str]) -> list[str]:
-    """The arguments of `python -m pretrain run` on the workers."""
+    """The arguments of `python -m pretrain run` on the hosts."""
     workdir = options.workdir or f"{options.bucket.rstrip('/')}/{options.name}"
     return [options.recipe, "--corpus", corpora.written(corpus_paths(options)), "--workdir", workdir, *further]
 
 
 def launch(options: Launch, run: Sequence[str]) -> int:
-    """Create, install, start, follow, and start again after preemptions -> the exit status of the run.
-
-    `run`: what `run_arguments` gave.
-    """
-    machine = Machine(options.name, options.zone, options.project)
-    accelerator = parse_accelerator(options.type)
-    wanted = Wanted(accelerator, options.runtime_version or accelerator.runtime, options.spot, options.queued)
-    if options.dry_run:
-        print_plan(machine, wanted, corpus_paths(options), run)
-        return 0
-    for corpus in corpus_paths(options).values():
-        _check_corpus(machine, corpus)
-    try:
-        return _supervise(machine, wanted, run, options.restarts)
-    except KeyboardInterrupt:
-        say(f"left {machine.name} as it is. The same command comes back to it; python -m tpu stop ends the run")
-        return 130
-
-
-def say(text: str) -> None:
-    print(f"[launch] {text}", flush=True)
-
-
-def _corpus_command(machine: Machine, corpus: str) -> list[str]:
-    project = [f"--project={machine.project}"] if machine.project else []
-    return ["gcloud", "storage", "ls", f"{corpus}/manifest.json", *project]
+    """Have the run going on, and stay with it to its end -> its exit status.   run: what `run_arguments` gave."""
+    job = make_job(options, run)
+    with tempfile.TemporaryDirectory() as folder:
+        cloud = Gcloud(job.where, folder)
+        if options.dry_run:
+            names = [f"log/{job.hosts[0]}/START.txt", *(f"ended/{host}" for host in job.hosts)]
+            cloud = Rehearsal(job.where, folder, [f"{job.state.split('/', 3)[3]}/{name}" for name in names])
+        try:
+            for corpus in corpus_paths(options).values():
+                _check_corpus(cloud, corpus)
+            log = Log(cloud, job.state, job.hosts[0])
+            begun = _begin(cloud, job, log)
+            one = parse_accelerator(options.type)
+            shape = f" ({one.topology})" if one.topology else ""
+            cloud.say(f"{options.slices} x {one.name}, chips {one.chips}{shape}, hosts {one.hosts}, in {options.zone}")
+            cloud.say(f"{options.name} {job.costs}; interrupting this changes nothing there")
+            if not GENERATIONS[one.generation].kernels:
+                cloud.say(f"{one.generation} has no fused attention: --attention xla is what it takes")
+            if GENERATIONS[one.generation].admitted:
+                cloud.say(f"{one.generation} is for projects that Google admits to it; others: tpu/gke.md")
+            return watch(cloud, job, log, options.restarts, begun)
+        except KeyboardInterrupt:
+            cloud.say("left it alone: the same command comes back to it, python -m tpu stop ends the run")
+            return 130
 
 
-def _check_corpus(machine: Machine, corpus: str) -> None:
+def make_job(options: Launch, run: Sequence[str]) -> Job:
+    """What the options come to."""
+    one = parse_accelerator(options.type)
+    where = Slice(options.name, options.zone, options.project, queued=not options.no_wait)
+    vms = [options.name] if options.slices == 1 else [f"{options.name}-{number}" for number in range(options.slices)]
+    hosts = tuple(f"{vm}-w-{number}" for vm in vms for number in range(one.hosts))
+    flags = [f"--{flag}" for flag in ("spot", "reserved") if getattr(options, flag)]
+    if options.valid_until_duration:
+        flags.append(f"--valid-until-duration={options.valid_until_duration}")
+    flags += [f"--metadata-from-file=startup-script={SCRIPT},pretrain-settings={SETTINGS}", *options.gcloud_flag]
+    create = gcloud.create(where, one.name, options.runtime_version or one.runtime, options.slices, flags)
+    remove = options.delete_when_ended or (options.spot and not options.keep_slice)
+    by_hand = f"python -m tpu delete --name {options.name} --bucket {options.bucket}"
+    costs = "is deleted when the run has ended, well or not" if remove else f"costs until you run {by_hand}"
+    words = {
+        "RUN": run,
+        "DELETE": gcloud.delete(where) if remove else [],
+        "PROBE": gcloud.delete(where._replace(name="no-such-slice", queued=False)),
+    }
+    lines = [f"# {json.dumps(where._asdict())}", f"STATE={shlex.quote(options.state)}", f"HOSTS={len(hosts)}"]
+    lines += [f"{name}=({shlex.join(value)})" for name, value in words.items()]
+    return Job(where, one.name, hosts, options.state, "\n".join(lines) + "\n", create, remove, costs)
+
+
+def _check_corpus(cloud: Gcloud, corpus: str) -> None:
     """Before a VM costs anything."""
     try:
-        call(_corpus_command(machine, corpus), machine.name, machine.zone)
+        cloud.call(gcloud.storage("ls", f"{corpus}/manifest.json"))
     except GcloudError as error:
-        if error.kind in ("login", "project"):
+        if error.kind == "login":
             raise
         cure = f"copy one there: gcloud storage cp -r corpora/mine/* {corpus}/"
         raise UserError(f"--corpus {corpus}: no corpus can be read there: {cure} ({error})") from None
 
 
-def _supervise(machine: Machine, wanted: Wanted, run: Sequence[str], restarts: int) -> int:
-    delay, created = FIRST_DELAY, False
-    for left in range(restarts, -1, -1):
-        try:
-            new = ensure_ready(machine, wanted, say)
-            created = True
-            shown = _begin(machine, run, new)
-            delay = FIRST_DELAY
-            status = _final_status(machine, _follow(machine, shown))
-            if status is not None:
-                return status
-            lacking, why = False, "the run is to go on"
-        except GcloudError as error:
-            # The first time, a lack of TPUs is for the user to decide about; later it is part of being preempted.
-            lacking, why = created and error.kind in ("capacity", "quota"), str(error)
-            if error.kind != "gone" and not lacking:
-                raise
-        if not lacking and is_deleted(machine):
-            raise UserError(f"--name {machine.name}: someone deleted it; the same command makes it again and goes on")
-        if left:
-            say(f"{why}: again in {delay} s ({left} restarts left)")
-            time.sleep(delay)
-            delay = min(2 * delay, LAST_DELAY)
-    raise UserError(f"--restarts {restarts}: all used; the same command goes on from the last checkpoint")
-
-
-def _begin(machine: Machine, run: Sequence[str], new: bool) -> int:
-    """Have the run going on all workers; on a slice that was there it may be already -> lines of the log to skip."""
-    before = [] if new else reports(machine)
-    going_on = bool(before) and set(before) == {"running"}
-    if "running" in before and not going_on:
-        say("the run ended on some workers only: ending it on all")
-        patiently(machine, ssh_command(machine, ALL, f"{WORKER} kill {KILL_AFTER}"), say)
-    if not going_on:
-        install(machine)
-    start = ssh_command(machine, ALL, f"{WORKER} start {shlex.join(run)}")  # does nothing where just this goes on
-    try:
-        patiently(machine, start, say)
-    except GcloudError as error:
-        if error.kind != "remote":
-            raise
-        raise UserError(f"{error}: python -m tpu stop first, or use another --name") from None
-    if not going_on:
-        say(f"started on {machine.name}; interrupting this leaves it running")
-        return 0
-    say(f"the run on {machine.name} is going on")
-    return max(0, int(patiently(machine, ssh_command(machine, 0, f"{WORKER} lines"), say)) - TAIL)
-
-
-def install(machine: Machine) -> None:
-    """Copy the code to all workers and install what it needs there."""
-    with tempfile.TemporaryDirectory() as folder:
-        archive = pack(ROOT, Path(folder) / ARCHIVE)
-        say(f"copying the code ({archive.stat().st_size / 1e6:.1f} MB) to all workers of {machine.name}")
-        patiently(machine, copy_command(machine, str(archive)), say)
-    say("installing Python and JAX: some minutes")
-    patiently(machine, ssh_command(machine, ALL, f"{UNPACK} && {WORKER} setup"), say)
+def _begin(cloud: Gcloud, job: Job, log: Log) -> bool:
+    """See that code and settings are in the bucket -> whether they were: the run was launched before."""
+    objects = cloud.objects(job.state)
+    Path(cloud.folder, SETTINGS).write_text(job.settings)
+    shutil.copy(ROOT / "tpu" / SCRIPT, cloud.folder)
+    old = log.news(objects)
+    if SETTINGS in objects:
+        theirs = cloud.call(gcloud.storage("cat", f"{job.state}/{SETTINGS}"))
+        reports = read_reports(cloud, job.state, objects)
+        if theirs == job.settings and (not reports or reports[outcome(reports)].status == 0):
+            cloud.say("this run was launched before:")
+            print("".join(old[-TAIL:]), end="", flush=True)
+            return True
+        if not reports:
+            theirs = re.search(r"^RUN=\((.*)\)$", theirs, re.M)[1]
+            cure = "python -m tpu stop or delete it first, or use another --name"
+            raise UserError(f"--name {job.where.name}: another command's run is going on there, {theirs}: {cure}")
+    pack(ROOT, Path(cloud.folder, ARCHIVE))
+    cloud.say("copying the code that git tracks here to the bucket")
+    cloud.call(gcloud.storage("cp", ARCHIVE, SETTINGS, f"{job.state}/"))
+    if past := [f"{job.state}/{name}" for name in objects if name == "stop" or name.startswith("ended/")]:
+        cloud.call(gcloud.storage("rm", *past))
+    return False
 
 
 def pack(root: Path, archive: Path) -> Path:
@@ -220,87 +225,3 @@ def pack(root: Path, archive: Path) -> Path:
         entry.size = len(code)
         tar.addfile(entry, io.BytesIO(code))
     return archive
-
-
-def reports(machine: Machine, worker: int | str = ALL) -> list[str]:
-    """'running', 'ended STATUS', 'stopped STATUS', 'lost' or 'idle' for each worker."""
-    return [state for _, state in named_reports(machine, worker)]
-
-
-def named_reports(machine: Machine, worker: int | str = ALL) -> list[tuple[str, str]]:
-    """(host name, report) of each worker."""
-    printed = patiently(machine, ssh_command(machine, worker, REPORT), say)
-    found = re.findall(r"^(\S+): (running|idle|lost|(?:ended|stopped) \d+)$", printed, re.M)
-    if not found:
-        raise UserError(f"--name {machine.name}: worker {worker} does not say what it runs: {printed.strip()!r}")
-    return sorted(found)
-
-
-def _follow(machine: Machine, shown: int) -> str:
-    """Show worker 0's log after so many lines until the run ends there -> its last report."""
-
-    def show(line: str) -> None:
-        nonlocal shown
-        shown += 1
-        print(line, end="", flush=True)
-
-    while True:
-        try:
-            try:
-                call(ssh_command(machine, 0, f"{WORKER} follow {shown}"), machine.name, machine.zone, show)
-            except GcloudError as error:
-                if error.kind not in ("ssh", "remote", "missing"):  # these are looked into by what follows
-                    raise
-            [state] = reports(machine, worker=0)
-        except GcloudError as error:
-            if error.kind == "gone":
-                raise
-            raise UserError(f"{error}. The run itself goes on: the same command comes back to it") from None
-        if state != "running":
-            return state
-        say("reconnecting")
-        time.sleep(FIRST_DELAY)
-
-
-def _final_status(machine: Machine, state: str) -> int | None:
-    """The exit status to end with, or None when the run is to start again."""
-    what, _, number = state.partition(" ")
-    status = int(number) if number else None
-    costs = f"{machine.name} still runs and costs: python -m tpu delete --name {machine.name} --zone {machine.zone}"
-    if what == "stopped":
-        say(f"the run was stopped (status {status}); the same command goes on. {costs}")
-        return status
-    if status == DONE:
-        say(f"the run is done. {costs}")
-        return status
-    if status != MISTAKE:
-        time.sleep(NOTICE)
-        if status in (None, CHECKPOINTED) or is_gone(machine):
-            return None
-    workers = ", ".join(f"{name} {report}" for name, report in named_reports(machine))
-    say(f"the run failed with status {status}; the log says why ({workers}). {costs}")
-    return status
-
-
-def print_plan(machine: Machine, wanted: Wanted, paths: dict[str, str], run: Sequence[str]) -> None:
-    """Every command of an undisturbed launch, and those after a preemption."""
-    show_commands(
-        *(("the corpus is in the bucket", _corpus_command(machine, corpus)) for corpus in paths.values()),
-        ("the slice does not exist yet", describe_command(machine)),
-        *([("nor does the request for it", describe_command(machine, queued=True))] if wanted.queued else []),
-        ("create it", create_command(machine, wanted)),
-        *([("until it is ACTIVE", describe_command(machine, queued=True))] if wanted.queued else []),
-        ("until it is READY", describe_command(machine)),
-        ("the code: all files that git tracks", copy_command(machine, ARCHIVE)),
-        ("install", ssh_command(machine, ALL, f"{UNPACK} && {WORKER} setup")),
-        ("start on all workers", ssh_command(machine, ALL, f"{WORKER} start {shlex.join(run)}")),
-        ("follow the log", ssh_command(machine, 0, f"{WORKER} follow 0")),
-        ("how it ended", ssh_command(machine, 0, REPORT)),
-        ("after a preemption: delete, and all again from the first look", delete_command(machine, wanted.queued)),
-    )
-
-
-def show_commands(*commands: tuple[str, list[str]]) -> None:
-    """Print (reason, command) pairs as a shell script."""
-    for reason, command in commands:
-        print(f"# {reason}\n{shlex.join(command)}")

@@ -1,101 +1,352 @@
-"""A stand-in for gcloud: a script that records how it is called and answers by a list of rules."""
+"""A Google Cloud that is not there: slices, requests in line, a bucket, and hosts that run the real tpu/vm.sh.
+
+The launcher's gcloud commands are answered here, in Python; the hosts find programs of the same names, in sh. Time is
+what the launcher would have slept. What it says when it fails is what gcloud printed (528.0, against a server that
+answers so) or what users quote in their reports.
+"""
 
 import json
+import os
 import shlex
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import NamedTuple
 
-# Answers by the first rule whose text occurs in the command line, with the rule's next reply, the last one again and
-# again. In sh, because the tests start it some hundred times.
-SCRIPT = """#!/bin/sh
-for argument; do echo "$argument"; done >> "{folder}/calls"
-echo >> "{folder}/calls"
-for rule in "{folder}"/rule-*; do
-  IFS= read -r text < "$rule/text"
-  case "$*" in *"$text"*) break ;; esac
-  rule=
-done
-[ -d "$rule" ] || {{ echo "stand-in for gcloud: no rule for $*" >&2; exit 99; }}
-read -r reply < "$rule/next"
-[ ! -d "$rule/$((reply + 1))" ] || echo $((reply + 1)) > "$rule/next"
-read -r status < "$rule/$reply/status"
-if [ "$status" = here ]; then
-  for argument; do
-    case "$argument" in
-      *.tar.gz) cp "$argument" "$HOME" ;;
-      --command=*) cd "$HOME" && exec bash -c "${{argument#--command=}}" ;;
-    esac
-  done
-  exit
-fi
-cat "$rule/$reply/stdout"
-cat "$rule/$reply/stderr" >&2
-exit "$status"
-"""
-# Replies: exit status, stdout, stderr
-HERE = ["here", "", ""]  # run it on this machine
-OK = [0, "", ""]
-NOT_FOUND = [1, "", "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource 'nodes/n' was not found.\n"]
-REFUSED = [
-    255,
-    "",
-    "SSH: Attempting to connect to worker 0...\nssh: connect to host 1.2.3.4 port 22: Connection refused\n"
-    "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with return code [255].\n",
-]
+NODES = "projects/p/locations/z/nodes"
+UNAVAILABLE = (
+    "ERROR: (gcloud.compute.tpus.tpu-vm.list) HttpError accessing <https://tpu.googleapis.com/v2/projects/p/locations/z/"
+    "nodes?alt=json>: response: <{'content-type': 'application/json', 'status': 503}>, content <{\"error\":{\"code\":"
+    '503,"message":"The service is currently unavailable.","status":"UNAVAILABLE"}}>\nThis may be due to network '
+    "connectivity issues. Please check your network settings, and the status of the service you are trying to reach.\n"
+)
+CRASHED = (
+    "ERROR: gcloud crashed (ConnectionError): HTTPSConnectionPool(host='tpu.googleapis.com', port=443): Max retries "
+    "exceeded with url: /v2/projects/p/locations/z/nodes?alt=json (Caused by NewConnectionError('<urllib3.connection."
+    "HTTPSConnection object at 0x7fd2>: Failed to establish a new connection: [Errno 111] Connection refused'))\n\n"
+    "If you would like to report this issue, please run the following command:\n  gcloud feedback\n"
+)
+OFFLINE = (
+    "ERROR: (gcloud.storage.objects.list) There was a problem refreshing your current auth tokens: HTTPSConnectionPool("
+    "host='oauth2.googleapis.com', port=443): Max retries exceeded with url: /token (Caused by NameResolutionError("
+    "\"<urllib3.connection.HTTPSConnection object at 0x7f0d>: Failed to resolve 'oauth2.googleapis.com' ([Errno -3] "
+    "Try again)\"))\nPlease run:\n\n  $ gcloud auth login\n\nto obtain new credentials.\n"
+)
+NO_LOGIN = (
+    "ERROR: (gcloud.storage.ls) You do not currently have an active account selected.\nPlease run:\n\n  $ gcloud auth "
+    "login\n\nto obtain new credentials.\n"
+)
+EXPIRED = (
+    "ERROR: (gcloud.compute.tpus.tpu-vm.list) There was a problem refreshing your current auth tokens: "
+    "Reauthentication failed. cannot prompt during non-interactive execution.\nPlease run:\n\n  $ gcloud auth login\n"
+)
+FULL = (
+    'ERROR: (gcloud.compute.tpus.tpu-vm.create) {"code": 8, "message": "There is no more capacity in the zone \\"z\\"; '
+    "you can try in another zone where Cloud TPU Nodes are offered (see https://cloud.google.com/tpu/docs/regions) [EID"
+    ': 0x9f48947a7d57c8d]"}\n'
+)
+QUOTA = (
+    "ERROR: (gcloud.compute.tpus.queued-resources.create) RESOURCE_EXHAUSTED: Quota limit "
+    "'TPUV5sPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone z.\n"
+)
+EXISTS = (
+    "ERROR: (gcloud.compute.tpus.queued-resources.create) ALREADY_EXISTS: Resource 'projects/p/locations/z/"
+    "queuedResources/n' already exists\n"
+)
+NO_BUCKET = "ERROR: (gcloud.storage.ls) One or more URLs matched no objects.\n"
+DENIED = (
+    "ERROR: (gcloud.compute.tpus.queued-resources.delete) PERMISSION_DENIED: Permission 'tpu.nodes.delete' denied on "
+    "'projects/p/locations/z/nodes/n'\n"
+)
+
+# On a host: what it finds in the place of gcloud, of the metadata server, of Python ...
+PROGRAMS = {
+    "gcloud": """#!/bin/sh
+echo "$*" >> {folder}/host-calls
+read -r fault 2> /dev/null < {folder}/faults && case "$*" in *"$fault"*)
+  sed -i 1d {folder}/faults; cat {folder}/unavailable >&2; exit 1;; esac
+path() {{ case "$1" in gs://*) echo "{folder}/bucket/${{1#gs://}}";; *) echo "$1";; esac; }}
+case "$*" in
+  "storage cp "*)
+    shift 2
+    for to; do :; done
+    to=$(path "$to")
+    mkdir -p "${{to%/*}}"
+    while [ $# -gt 1 ]; do cp "$(path "$1")" "$to" || exit; shift; done;;
+  "storage objects list "*) cd "{folder}/bucket" && find . -type f | sed 's,^./[^/]*/,,' | sort;;
+  *" delete "*)
+    if [ -e {folder}/denied ]; then
+      cat {folder}/denied >&2
+      case "$*" in *no-such-slice*) exit 1;; esac
+      kill -9 $PPID
+    fi
+    case "$*" in *no-such-slice*) ;; *) touch {folder}/deleted;; esac;;
+  *) echo "stand-in for gcloud: $*" >&2; exit 99;;
+esac
+""",
+    "curl": """#!/bin/sh
+for last; do :; done
+cat "{folder}/metadata/$HOSTNAME/${{last##*/}}"
+""",
+    "python3": "#!/bin/sh\nexit 0\n",
+    "make": '#!/bin/sh\necho "$*" >> {folder}/made\nfor last; do :; done\nmkdir -p "${{last#VENV=}}/bin"\n'
+    '[ ! -e {folder}/no-setup ] || {{ echo "make: *** no space left on device"; exit 2; }}\n'
+    'cp {folder}/bin/pretrain "${{last#VENV=}}/bin/python"\n',
+    "pretrain": """#!/usr/bin/env bash
+echo "$@" > {folder}/arguments
+printf '<%s>' "$@" > {folder}/argument-list
+life={folder}/lives/$HOSTNAME
+next=$(ls "$life" | sort -n | head -n 1)
+mv "$life/$next" "$life.$next"
+. "$life.$next"
+""",
+    "sleep": "#!/bin/sh\necho $1 >> {folder}/slept\n[ $1 != 60 ] || kill -9 $PPID\n/bin/sleep 0.02\n",
+    "systemctl": '#!/bin/sh\necho "$*" >> {folder}/systemctl\n',
+}
+# The host is gone, some time after it shared its log.
+KILLED = 'until grep -rqs "^$last$" {folder}/bucket/b/n/launch/log; do /bin/sleep 0.02; done; kill -9 $PPID; exit 1'
+TOLD = "until [ $told ]; do /bin/sleep 0.01; done; exit 75"
+ASK_TO_STOP = f"echo stop > {{folder}}/bucket/b/n/launch/stop; {TOLD}"
 
 
-def failing(text):
-    return [1, "", f"ERROR: (gcloud.compute.tpus.tpu-vm.create) {text}\n"]
+class Life(NamedTuple):
+    """One start of the run on a host.
+
+    prints: what.   end: its exit status; 'told': when it is told to, 'stop': and it asks to be; or, with the host,
+    'preempted', 'reboots', 'lost'.   after: hosts and which of their starts this one waits for, as where they join.
+    """
+
+    prints: str = ""
+    end: int | str = 0
+    after: tuple[tuple[str, int], ...] = ()
+
+    def script(self):
+        words = ["told=", "trap told=1 TERM", f"last={shlex.quote(self.prints.rpartition(chr(10))[2])}"]
+        words += [f"until [ -e {{folder}}/lives/{host}.{n} ]; do /bin/sleep 0.01; done" for host, n in self.after]
+        if self.prints:
+            words.append(f"printf '%s\\n' {shlex.quote(self.prints)}")
+        if isinstance(self.end, int):
+            return "\n".join([*words, f"exit {self.end}\n"])
+        return "\n".join([*words, {"stop": ASK_TO_STOP, "told": TOLD}.get(self.end, KILLED), ""])
 
 
-def vm(state, kind="v5litepod-16"):
-    return [0, json.dumps({"state": state, "acceleratorType": kind, "health": "HEALTHY"}), ""]
+class Request(NamedTuple):
+    """What a create command asked for."""
 
-
-def queue(state, **more):
-    return [0, json.dumps({"state": {"state": state, **more}}), ""]
-
-
-def report(*states):
-    return [0, "".join(f"t1v-n-w-{number}: {state}\n" for number, state in enumerate(states)), ""]
+    hosts: int
+    queued: bool
 
 
 class Cloud:
-    """Rules for the stand-in, and what it was called with."""
+    """The cloud, and what is to happen in it.
 
-    def __init__(self, folder):
+    lives: host -> what its starts come to, one after the other.   wait: seconds in line.   making: seconds to be made.
+    faults: [text of a command, what gcloud prints instead of doing it]; each once, in order, for commands that have it.
+    lost_answers: the same, and it is done all the same.   at: [time, what happens then].   stuck: creations that hang.
+    """
+
+    def __init__(self, folder: Path):
         self.folder = folder
-        self.rules = 0
-        script = folder / "bin" / "gcloud"
-        script.parent.mkdir()
-        script.write_text(SCRIPT.format(folder=folder))
-        script.chmod(0o755)
+        self.now, self.wait, self.making, self.stuck = 0.0, 60, 60, 0
+        self.lives, self.at, self.faults, self.lost_answers, self.commands = {}, [], [], [], []
+        self.requests, self.vms, self.created, self.waiting = {}, {}, 0, {}
+        for name in ("bin", "lives", "metadata", "bucket/b/corpus"):
+            (folder / name).mkdir(parents=True)
+        for name, text in PROGRAMS.items():
+            (folder / "bin" / name).write_text(text.format(folder=folder))
+            (folder / "bin" / name).chmod(0o755)
+        (folder / "unavailable").write_text(UNAVAILABLE)
+        (folder / "bucket/b/corpus/manifest.json").write_text("{}")
 
-    def on(self, text, *replies):
-        """Answer commands in which this text occurs."""
-        rule = self.folder / f"rule-{self.rules:02}"
-        self.rules += 1
-        for number, reply in enumerate(replies):
-            (rule / str(number)).mkdir(parents=True)
-            for name, content in zip(("status", "stdout", "stderr"), reply, strict=True):
-                (rule / str(number) / name).write_text(f"{content}\n" if name == "status" else content)
-        (rule / "next").write_text("0\n")
-        (rule / "text").write_text(f"{text}\n")
+    # Time
 
-    def otherwise_healthy(self, status=0):
-        """Answer the rest as for a run that ends with this status on a slice that is new."""
-        self.on("queued-resources describe", NOT_FOUND)
-        self.on("tpu-vm describe", NOT_FOUND, vm("READY"))
-        self.on("follow", [0, "step 1\nstep 2\n", ""])
-        self.on("report", report(f"ended {status}"))
-        for text in ("storage ls", "create", "delete", "scp", "setup", "start", "kill"):
-            self.on(text, OK)
+    def sleep(self, seconds):
+        until = self.now + seconds
+        assert until < 500_000, "this launch does not end"
+        for host in [host for host in self.waiting if not (self.folder / f"bucket/b/n/launch/ended/{host}").exists()]:
+            self.work(*self.waiting.pop(host))
+        while self.at and (first := min(self.at, key=lambda one: one[0]))[0] <= until:
+            self.at.remove(first)
+            self.now = max(self.now, first[0])
+            first[1]()
+        self.now = until
 
-    def commands(self):
-        """The command lines, in order."""
-        calls = (self.folder / "calls").read_text().removesuffix("\n\n").split("\n\n")
-        return [shlex.join(["gcloud", *call.split("\n")]) for call in calls]
+    def after(self, seconds, happens):
+        self.at.append([self.now + seconds, happens])
+
+    # Slices
+
+    def create(self, name, queued, slices, hosts, kind, metadata):
+        self.created += 1
+        vms = [name] if slices == 1 else [f"{name}-{number}" for number in range(slices)]
+        if queued:
+            self.requests[name] = {"state": "WAITING_FOR_RESOURCES"}
+
+        def making():
+            if name in self.requests or not queued:
+                self.requests.update({name: {"state": "PROVISIONING"}} if queued else {})
+                self.vms |= {vm: {"state": "CREATING", "acceleratorType": kind} for vm in vms}
+                if self.stuck:
+                    self.stuck -= 1
+                else:
+                    self.after(self.making, lambda: ready(self.created))
+
+        def ready(number):
+            if number == self.created and set(vms) <= set(self.vms):
+                self.requests.update({name: {"state": "ACTIVE"}} if queued else {})
+                for vm in vms:
+                    self.vms[vm]["state"] = "READY"
+                every = [(vm, worker, metadata) for vm in vms for worker in range(hosts)]
+                threads = [threading.Thread(target=self.boot, args=one) for one in every]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+
+        if queued:
+            self.after(self.wait, making)
+        else:
+            making()
+            self.sleep(self.making)
+
+    def take(self, name, state="PREEMPTED"):
+        """A spot slice is preempted."""
+        self.vms = {vm: one | {"state": state} for vm, one in self.vms.items()}
+        if name in self.requests:
+            self.requests[name] = {"state": "SUSPENDED"}
+
+    def drop(self):
+        self.vms, self.requests = {}, {}
+        self.at = [one for one in self.at if one[1].__name__ != "<lambda>"]
+
+    # Hosts
+
+    def boot(self, vm, worker, metadata):
+        host = f"{vm}-w-{worker}"
+        values = self.folder / "metadata" / host
+        values.mkdir(exist_ok=True)
+        for name, text in {**metadata, "tpu-env": f"ZONE: 'z'\nNODE_ID: '{vm}'\nWORKER_ID: '{worker}'\n"}.items():
+            (values / name).write_text(text)
+        disk = self.folder / f"disk-{self.created}-{host}"
+        for name in ("etc/systemd/system", "root"):
+            (disk / name).mkdir(parents=True, exist_ok=True)
+        lives = self.folder / "lives" / host
+        if not lives.exists():
+            lives.mkdir()
+            for number, life in enumerate(self.lives.get(host, [Life("step 1\nstep 2", 0)])):
+                (lives / str(number)).write_text(life.script().replace("{folder}", str(self.folder)))
+        (disk / "startup").write_text(metadata["startup-script"])
+        assert self.on(disk, host, disk / "startup") == 0
+        self.work(vm, worker, host, disk, metadata)
+
+    def on(self, disk, host, *words):
+        environment = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "ROOT": str(disk), "HOSTNAME": host}
+        return subprocess.run(["bash", *map(str, words)], env=environment, timeout=20).returncode
+
+    def work(self, vm, worker, host, disk, metadata):
+        """As systemd does by the unit: again until the status is 0."""
+        while vm in self.vms and self.vms[vm]["state"] == "READY":
+            past = len(self.lives.get(host, [0])) - len(list((self.folder / "lives" / host).iterdir()))
+            status = self.on(disk, host, disk / "var/lib/pretrain/vm.sh", "work")
+            if (self.folder / "deleted").exists():
+                (self.folder / "deleted").unlink()
+                self.drop()
+            if status == -signal.SIGKILL:
+                lives = self.lives.get(host, [Life()])
+                end = lives[past].end if past < len(lives) else "waits"
+                if (self.folder / f"bucket/b/n/launch/ended/{host}").exists():  # for another run
+                    self.waiting[host] = (vm, worker, host, disk, metadata)
+                elif end == "preempted":
+                    self.take(vm.removesuffix("-0"))
+                elif end == "reboots":
+                    self.boot(vm, worker, metadata)
+                return
+            if status == 0:
+                return
+
+    # gcloud
+
+    def execute(self, command, folder):
+        """-> (exit status, stdout, stderr)"""
+        self.commands.append(shlex.join(command))
+        for faults, done in ((self.lost_answers, True), (self.faults, False)):
+            if faults and faults[0][0] in self.commands[-1]:
+                complaint = faults.pop(0)[1]
+                if done:
+                    self.answer(command, Path(folder))
+                return 1, "", complaint
+        return self.answer(command, Path(folder))
+
+    def answer(self, command, folder):
+        words = [word for word in command[1:] if not word.startswith("--")]
+        flags = dict(word[2:].partition("=")[::2] for word in command if word.startswith("--"))
+        if words[0] == "storage":
+            return self.storage(words[1:], folder)
+        kind, verb, *name = words[2:]
+        if verb == "create":
+            files = dict(one.split("=") for one in flags["metadata-from-file"].split(","))
+            metadata = {key: (folder / file).read_text() for key, file in files.items()}
+            slices, kind = int(flags.get("node-count", 1)), flags["accelerator-type"]
+            hosts = next(int(line[6:]) for line in metadata["pretrain-settings"].splitlines() if "HOSTS=" in line)
+            if name[0] in self.requests or name[0] in self.vms:
+                return 1, "", EXISTS
+            self.create(name[0], "node-id" in flags or "node-prefix" in flags, slices, hosts // slices, kind, metadata)
+        elif verb == "delete":
+            if not (self.vms or self.requests):
+                return 1, "", "ERROR: (gcloud) NOT_FOUND: Resource 'projects/p/locations/z/nodes/n' was not found\n"
+            self.drop()
+        elif kind == "queued-resources":
+            place = "projects/p/locations/z/queuedResources"
+            return 0, json.dumps([{"name": f"{place}/{one}", "state": s} for one, s in self.requests.items()]), ""
+        else:
+            return 0, json.dumps([{"name": f"{NODES}/{vm}", **state} for vm, state in self.vms.items()]), ""
+        return 0, "", ""
+
+    def storage(self, words, folder):
+        path = lambda url: self.folder / "bucket" / url.removeprefix("gs://") if url.startswith("gs:") else folder / url
+        verb, *urls = words
+        if verb == "cp":
+            *files, to = urls
+            path(to).parent.mkdir(parents=True, exist_ok=True)
+            path(to).mkdir(exist_ok=True) if to.endswith("/") else None
+            for file in files:
+                target = path(to) / file if to.endswith("/") else path(to)
+                target.write_bytes(path(file).read_bytes())
+            return 0, "", ""
+        if verb == "objects":
+            start = path(urls[1].removesuffix("/**"))
+            files = sorted(file for file in start.rglob("*") if file.is_file())
+            bucket = self.folder / "bucket" / "b"
+            named = [{"name": str(one.relative_to(bucket)), "size": one.stat().st_size} for one in files]
+            return 0, json.dumps([one | {"update_time": "2026-11-23T01:00:00+0000"} for one in named]), ""
+        if not all(path(url).exists() for url in urls):
+            return 1, "", NO_BUCKET
+        if verb == "rm":
+            for url in urls:
+                path(url).unlink()
+            return 0, "", ""
+        return 0, "".join(path(url).read_text() for url in urls) if verb == "cat" else "", ""
+
+    # What there is at the end
+
+    def objects(self, below="n/launch"):
+        start = self.folder / "bucket" / "b" / below
+        return {str(file.relative_to(start)): file.read_text() for file in sorted(start.rglob("*.txt"))}
+
+    def log(self, host):
+        """Whole, as it is in the bucket."""
+        return "".join(text for name, text in self.objects().items() if name.startswith(f"log/{host}/"))
 
     def story(self):
-        """A word for each command."""
-        words = ("storage ls", "queued-resources describe", "queued-resources create", "queued-resources delete")
-        words += ("describe", "create", "delete", "scp", "setup", "start", "follow", "report", "kill", "stop", "lines")
-        return [next(word for word in words if word in command) for command in self.commands()]
+        """A word for each command of the launcher that changes something."""
+        changing = (" create ", " delete ", " cp ", " rm ")
+        return [word.strip() for command in self.commands for word in changing if word in command]
+
+    def file(self, name):
+        file = self.folder / name
+        return file.read_text() if file.exists() else ""
+
+
+def path_with(folder):
+    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"

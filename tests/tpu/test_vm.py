@@ -1,0 +1,98 @@
+"""The script on the hosts, run here; in the place of Python and Google's programs it finds small ones."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.tpu.cloud import Life
+from tpu import launch
+
+SETTINGS = "STATE=gs://b/n/launch\nHOSTS=1\nRUN=(a 'b c' '*')\nDELETE=()\nPROBE=()\n"
+
+
+@pytest.fixture
+def host(cloud):
+    """A host of a slice that is there."""
+    script = (launch.ROOT / "tpu" / "vm.sh").read_text()
+    (cloud.folder / "bucket/b/n/launch").mkdir(parents=True)
+    (cloud.folder / "bucket/b/n/launch/settings.sh").write_text(SETTINGS)
+    launch.pack(launch.ROOT, cloud.folder / "bucket/b/n/launch/code.tar.gz")
+    cloud.vms["n"] = {"state": "READY"}
+    return lambda: cloud.boot("n", 0, {"startup-script": script, "pretrain-settings": SETTINGS})
+
+
+def test_the_unit_starts_it_again_until_it_says_that_it_has_ended(cloud, host):
+    host()
+    unit = (cloud.folder / "disk-0-n-w-0/etc/systemd/system/pretrain.service").read_text()
+    assert "Restart=on-failure\n" in unit and "StartLimitIntervalSec=0\n" in unit
+    assert f"ExecStart=/bin/bash {cloud.folder}/disk-0-n-w-0/var/lib/pretrain/vm.sh work\n" in unit
+    assert "KillMode=mixed\n" in unit  # SIGTERM goes to the script, which passes it on
+    assert cloud.file("systemctl") == "daemon-reload\nrestart --no-block pretrain\n"
+
+
+def test_systemd_reads_the_unit(cloud, host, tmp_path):
+    analyse = subprocess.run(["systemd-analyze", "--version"], capture_output=True)
+    if analyse.returncode:
+        pytest.skip("no systemd here")
+    host()
+    unit = cloud.folder / "disk-0-n-w-0/etc/systemd/system/pretrain.service"
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert str(unit) not in done.stderr and "pretrain.service:" not in done.stderr
+
+
+def test_packages_come_by_make_and_its_lock_file_and_arguments_arrive_as_they_were_given(cloud, host):
+    host()
+    here = cloud.folder / "disk-0-n-w-0/var/lib/pretrain"
+    assert cloud.file("made") == f"--silent setup ACCELERATOR=tpu PYTHON=python3 VENV={here}/venv\n"
+    assert cloud.file("argument-list") == "<-m><pretrain><run><a><b c><*>"
+    assert (here / "code" / "Makefile").exists()
+
+
+def test_a_host_with_an_old_python_gets_one_from_uv(cloud, host):
+    (cloud.folder / "bin/python3").write_text("#!/bin/sh\nexit 1\n")
+    uv = f"#!/bin/sh\necho $* >> {cloud.folder}/asked\n[ $2 != find ] || echo /new/py\n"
+    (cloud.folder / "bin/uv").write_text(uv)
+    (cloud.folder / "bin/uv").chmod(0o755)
+    host()
+    assert cloud.file("asked") == "python install --quiet 3.12\npython find 3.12\n"
+    assert "PYTHON=/new/py " in cloud.file("made")
+
+
+def test_switching_off_lets_the_run_write_its_checkpoint_and_shares_its_last_lines(cloud, host):
+    """SIGTERM, as systemd sends it when a slice is preempted; it is no end of the run."""
+    end = "told=; trap told=1 TERM; until [ $told ]; do :; done; echo checkpoint; exit 75"
+    cloud.lives["n-w-0"] = [Life("step 1")]
+    cloud.work = lambda *_: None
+    host()
+    life = cloud.folder / "lives/n-w-0/0"
+    life.write_text(f"touch {cloud.folder}/begun; {life.read_text().replace('exit 0', end)}")
+    disk = cloud.folder / "disk-0-n-w-0"
+    environment = {"PATH": f"{cloud.folder / 'bin'}:/usr/bin:/bin", "ROOT": str(disk), "HOSTNAME": "n-w-0"}
+    script = subprocess.Popen(["bash", disk / "var/lib/pretrain/vm.sh", "work"], env=environment)
+    while "step 1" not in cloud.log("n-w-0"):
+        time.sleep(0.02)
+    script.send_signal(signal.SIGTERM)
+    assert script.wait(20) == 75
+    assert cloud.log("n-w-0") == "step 1\ncheckpoint\n"
+    assert not (cloud.folder / "bucket/b/n/launch/ended").exists()
+
+
+def test_a_log_that_ends_within_a_line_is_whole_all_the_same(cloud, host):
+    cloud.lives["n-w-0"] = [Life("step 1\nno end")]
+    cloud.work = lambda *_: None
+    host()
+    life = cloud.folder / "lives/n-w-0/0"
+    life.write_text("printf 'step 1\\nno end'; exit 2\n")
+    type(cloud).work(cloud, "n", 0, "n-w-0", cloud.folder / "disk-0-n-w-0", {})
+    assert cloud.log("n-w-0") == "step 1\nno end\n"
+    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "2 no end\n"
+
+
+def test_short_starts_are_counted_and_given_up(cloud, host):
+    cloud.lives["n-w-0"] = [Life(f"step {number}", 134) for number in range(9)]
+    host()
+    assert cloud.log("n-w-0") == "".join(f"step {number}\n" for number in range(6))
+    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("134 error: n-w-0 gave up after 6")
+    assert [one for one in cloud.file("slept").split() if one not in ("20", "60")] == ["40", "80", "160", "320", "640"]

@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# What each host of a slice does, as root. Google Cloud runs this file as startup script at each boot: `boot` hands over
+# to systemd, whose unit runs `work`, and runs it again until it ends with 0.
+#
+# $STATE in the bucket holds code.tar.gz and settings.sh, which the launcher wrote, stop where somebody asked for that,
+# and of each host log/HOST/TIME.txt, what one start of it printed, and ended/HOST, its last status and the line that
+# says why. No file is written by two starts, and a log only grows, so none of its lines can be lost or come twice.
+set -u
+export PATH="$PATH:/snap/bin" PYTHONUNBUFFERED=1
+readonly ROOT="${ROOT:-}"
+export HOME="$ROOT/root"
+readonly HERE="$ROOT/var/lib/pretrain"
+readonly POLL=20 SHORT=1800 STARTS=6  # seconds between looks; so many starts in a row that end within SHORT are enough
+readonly ATTRIBUTES="http://metadata.google.internal/computeMetadata/v1/instance/attributes"
+
+boot() {
+  mkdir -p "$HERE/log"
+  cp "$0" "$HERE/vm.sh"
+  metadata pretrain-settings > "$HERE/settings.sh"
+  cat > "$ROOT/etc/systemd/system/pretrain.service" << END
+[Unit]
+Description=python -m pretrain run
+After=network-online.target
+StartLimitIntervalSec=0
+[Service]
+ExecStart=/bin/bash $HERE/vm.sh work
+Restart=on-failure
+RestartSec=10
+KillMode=mixed
+TimeoutStopSec=120
+END
+  systemctl daemon-reload
+  systemctl restart --no-block pretrain
+}
+
+work() {
+  . "$HERE/settings.sh"
+  HOST="$(environment NODE_ID)-w-$(environment WORKER_ID)"
+  LOG="$HERE/log/$(date -u +%Y%m%d-%H%M%S-%N).txt" shared=0 child= asked= shutdown=
+  exec 3>&2 >> "$LOG" 2>&1  # what this script's own gcloud says goes to the journal, not into the run's log
+  trap 'shutdown=1; [ -z "$child" ] || kill -TERM "$child"' TERM
+  local short; short=$(cat "$HERE/short" 2> /dev/null || echo 0)
+  echo $((short + 1)) > "$HERE/short"
+  [ "$short" -lt "$STARTS" ] || finish 134 "error: $HOST gave up after $short starts that ended within $SHORT seconds"
+  [ "$short" -eq 0 ] || pause $((20 * 2 ** short))
+  persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$HERE/" 2>&3 \
+    || finish 1 "error: $HOST cannot read $STATE: its service account needs roles/storage.objectUser on the bucket"
+  . "$HERE/settings.sh"
+  [ "$short" -gt 0 ] || check_rights
+  run & child=$!
+  while kill -0 "$child" 2> /dev/null; do
+    pause "$POLL"
+    share
+    [ "$SECONDS" -lt "$SHORT" ] || echo 0 > "$HERE/short"
+    if [ -z "$asked" ] && listed | grep -q "/stop$"; then asked=1; kill -TERM "$child"; fi
+  done
+  wait "$child"; local status=$?
+  [ -z "$(tail -c 1 "$LOG")" ] || echo >> "$LOG"
+  persistently share
+  # 75: told to end. 134: JAX aborts where another host is gone. Both start again, unless all are to end.
+  case "$status" in 75 | 134 | 143)
+    local names; names=$(persistently listed)
+    ! grep -q "/stop$" <<< "$names" || finish 75 "stopped"
+    [ -z "$shutdown" ] && grep -q "/ended/" <<< "$names" || exit "$status"
+  esac
+  local why; why=$(grep -aE '^(error:|[A-Za-z_.]+(Error|Exception|Interrupt)\b)' "$LOG" | tail -n 1)
+  finish "$status" "${why:-$(tail -n 1 "$LOG")}"
+}
+
+run() {  # in the background, where the shell that does this becomes Python
+  rm -rf "$HERE/code" && mkdir "$HERE/code" && tar -xzf "$HERE/code.tar.gz" -C "$HERE/code" && cd "$HERE/code" || exit 1
+  persistently setup || { echo "error: the set-up failed"; exit 1; }
+  exec "$HERE/venv/bin/python" -m pretrain run "${RUN[@]}"
+}
+
+setup() {
+  # The images are Ubuntu 22.04, whose Python is 3.10; the code needs 3.11. uv brings one without apt, which the
+  # automatic upgrades lock in a new VM's first minutes.
+  local python=python3
+  if ! python3 -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
+    export PATH="$HOME/.local/bin:$PATH"
+    command -v uv > /dev/null || curl -LsSf --retry 5 https://astral.sh/uv/install.sh | sh > /dev/null || return
+    uv python install --quiet 3.12 && python=$(uv python find 3.12) || return
+  fi
+  command -v make > /dev/null || apt-get -qq -o DPkg::Lock::Timeout=600 install -y make || return
+  make --silent setup ACCELERATOR=tpu PYTHON="$python" VENV="$HERE/venv"
+}
+
+finish() {  # STATUS WHY: this host has ended for good
+  echo "$1 $2" > "$HERE/ended"
+  persistently share
+  persistently gcloud storage cp "$HERE/ended" "$STATE/ended/$HOST" 2>&3
+  if [ ${#DELETE[@]} -eq 0 ]; then  # the slice stays; until a launcher wants another run
+    local names=
+    while ! names=$(listed) || grep -q "/ended/$HOST$" <<< "$names"; do pause 60; done
+    rm "$HERE/short"
+    exit 75
+  fi
+  for _ in {1..9}; do  # three minutes for the other hosts' last words
+    [ "$(listed | grep -c "/ended/")" -lt "$HOSTS" ] || break
+    pause "$POLL"
+  done
+  until "${DELETE[@]}" 2>&3; do pause 300; done
+  exit 0
+}
+
+check_rights() {  # asked by deleting what does not exist, while somebody reads the log
+  if [ ${#DELETE[@]} -gt 0 ] && [[ "$("${PROBE[@]}" 2>&1)" == *PERMISSION_DENIED* ]]; then
+    echo "warning: this slice cannot delete itself: its service account needs roles/tpu.admin; when the run has ended, it"
+    echo "warning: costs until somebody's python -m tpu launch sees that and deletes it, or python -m tpu delete"
+  fi
+}
+
+share() {  # upload the log where it has grown; a copy, because it may grow meanwhile
+  local size; size=$(stat -c %s "$LOG")
+  [ "$size" -ne "$shared" ] || return 0
+  cp "$LOG" "$HERE/part" && gcloud storage cp "$HERE/part" "$STATE/log/$HOST/${LOG##*/}" 2>&3 && shared=$size
+}
+
+listed() { gcloud storage objects list "$STATE/**" --format="value(name)" 2>&3; }
+
+metadata() { curl -sf --retry 20 --retry-connrefused -H "Metadata-Flavor: Google" "$ATTRIBUTES/$1"; }
+
+environment() { metadata tpu-env | sed -n "s/^$1: '\(.*\)'$/\1/p"; }
+
+pause() { sleep "$1" & wait $!; }  # which a signal ends
+
+persistently() {
+  local delay
+  for delay in 5 10 20 40 80 160; do "$@" && return; pause "$delay"; done
+  "$@"
+}
+
+"${1:-boot}"
