@@ -3,7 +3,8 @@
     python -m benchmarks.generation_speed [--batches 1 8] [--prompt 64] [--tokens 128] [--beams 1]
 
 GPT-2 with 124M random parameters, float32, greedy (or beams), each with its cache: a prompt is read and so many tokens
-are written, none of which stops a text. Ours is `generate` as the command calls it.
+are written, none of which stops a text. Ours is `generate` with parameters that were made `ready` before, as torch's
+model was loaded before; the call's program is compiled.
 """
 
 import dataclasses
@@ -70,11 +71,12 @@ def our_step(options: Options, batch: int) -> Step:
     from models.core import program
     from models.families.gpt2 import FAMILY
     from pretrain.generation.decoding import generate
+    from pretrain.generation.loop import ready
     from pretrain.generation.settings import Decoding
 
     model = FAMILY.module(FAMILY.sizes[options.size], program.default())
     row = {name: np.ones((1, 8), np.int32) for name in ("tokens", "segments")}
-    params = jax.jit(model.init)(jax.random.key(0), row)["params"]
+    params = ready(model, jax.jit(model.init)(jax.random.key(0), row)["params"])
     texts, decoding = prompts(options, batch).tolist(), Decoding(max_tokens=options.tokens, beams=options.beams)
     return lambda: float(len(generate(model, params, texts, decoding)))
 

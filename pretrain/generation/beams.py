@@ -11,7 +11,7 @@ from jax import Array
 from models.attention.cache import Cache, of_rows
 from models.core.parameters import Params
 from pretrain.generation.choice import first_seen, penalised, with_seen
-from pretrain.generation.reading import apart, next_logits, read
+from pretrain.generation.reading import next_logits, read
 from pretrain.generation.settings import Decoding
 
 WORST = -1e9  # of what is there to fill places up
@@ -40,14 +40,13 @@ class Beams(NamedTuple):
 
 def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, segments: Array) -> Array:
     """Left-padded prompts, tokens and segments i32[prompts, places] -> i32[prompts, beams, max_tokens], best first;
-    what follows a stop token means nothing."""
+    what follows a stop token means nothing. params: as of `apart`."""
 
     def step(beams: Beams) -> Beams:
         last = jax.lax.dynamic_slice_in_dim(beams.tokens, beams.written - 1, 1, axis=2).reshape(-1, 1)
-        logits, cache = next_logits(model, of_layers, last, beams.lengths, beams.cache)
+        logits, cache = next_logits(model, params, last, beams.lengths, beams.cache)
         return _add(beams._replace(lengths=beams.lengths + 1, cache=cache), logits, decoding)
 
-    of_layers = apart(model, params)
     logits, cache = read(model, params, tokens, segments, decoding.max_tokens)
     prompts = len(tokens)
     of_beams = jnp.repeat(jnp.arange(prompts), decoding.beams)

@@ -40,17 +40,28 @@ class Texts(NamedTuple):
 @functools.cache
 def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Params, Array, Array, Array], Array]:
     """To continue left-padded prompts: (params, tokens and segments i32[rows, places], noise u32[rows, 2]) ->
-    i32[rows, texts of each, max_tokens]; what follows a stop token means nothing."""
+    i32[rows, texts of each, max_tokens]; what follows a stop token means nothing.
+
+    params: of the model, or `ready` to be read by tokens.
+    """
 
     def write(params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
+        params = apart(model, params)
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
             if decoding.beams > 1:
                 return search(model, decoding, params, tokens, segments)
             first = read(model, params, tokens, segments, decoding.max_tokens)
-            following = functools.partial(next_logits, model, apart(model, params))
+            following = functools.partial(next_logits, model, params)
             return write_texts(decoding, first, following, tokens, segments, noise)[:, None]
 
     return jax.jit(write, compiler_options=few_row_options(mesh))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def ready(model: nn.Module, params: Params) -> Params:
+    """A model's parameters as its `program` reads them: who has these writes again and again without laying them out
+    anew, and may let go of those they were made of. On CPUs they are copies, elsewhere mostly the same."""
+    return apart(model, params)
 
 
 def write_texts(

@@ -1,18 +1,23 @@
 """What a causal model says of next tokens, with a cache of what it has read."""
 
+import contextlib
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from models.attention.cache import Cache
-from models.blocks.products import turned_weights
+from models.blocks.products import FEW_ROWS, turned_weights
 from models.core.family import Inputs
 from models.core.parameters import LAYERS, Params
 
 
 def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Cache]:
-    """Left-padded prompts -> (logits f32[rows, vocab] after each, a cache of them with room for `more` tokens)."""
+    """Left-padded prompts -> (logits f32[rows, vocab] after each, a cache of them with room for `more` tokens).
+
+    params: as of `apart`.
+    """
     rows, places = tokens.shape
     return _logits(model, params, of_texts(tokens, segments), model.empty_cache(rows, places + more))
 
@@ -22,13 +27,9 @@ def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, c
 
     params: as of `apart`.
     """
-    inputs = of_next(last, lengths)
-    if model.program.depth == "scan":
-        return _logits(model, params, inputs, cache)
-    cache = cache._replace(keys=jnp.stack(cache.keys), values=jnp.stack(cache.values))
-    layers = jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, params[LAYERS]))
-    with turned_weights():
-        return _logits(model, params | {LAYERS: layers}, inputs, cache)
+    if model.program.depth == "unroll":
+        cache = cache._replace(keys=jnp.stack(cache.keys), values=jnp.stack(cache.values))
+    return _logits(model, params, of_next(last, lengths), cache)
 
 
 def of_texts(tokens: Array, segments: Array) -> Inputs:
@@ -45,12 +46,12 @@ def of_next(tokens: Array, lengths: Array) -> Inputs:
 
 def apart(model: nn.Module, params: Params) -> Params:
     """Parameters for a loop over tokens: of an unrolled program a list of the layers', as a cache is that `read` gives,
-    with matrices as [out, in] for `turned_weights`.
+    with matrices as [out, in] for `turned_weights`. Those that are so already stay.
 
     A loop that holds them stacked would cut every layer's out of the stack again for every token, which on a CPU copies
     all weights and the cache; stacked inside it and cut at once, nothing is copied.
     """
-    if model.program.depth == "scan":
+    if model.program.depth == "scan" or isinstance(params[LAYERS], list):
         return params
     leaves, structure = jax.tree.flatten(params[LAYERS])
     layers = [structure.unflatten(layer) for layer in zip(*map(jnp.unstack, leaves), strict=True)]
@@ -62,8 +63,16 @@ def _turned(layer: Params) -> Params:
 
 
 def _logits(model: nn.Module, params: Params, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
-    variables = {"params": params}
-    hidden, cache = model.apply(variables, inputs, cache, method="extend")
-    if model.program.depth == "unroll":
-        cache = cache._replace(keys=jnp.unstack(cache.keys), values=jnp.unstack(cache.values))
-    return model.apply(variables, hidden[:, -1:], method="token_logits"), cache
+    """params: as of `apart`."""
+    if model.program.depth == "scan":
+        return _of_last(model, params, inputs, cache)
+    layers = jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, params[LAYERS]))
+    few = inputs["tokens"].size < FEW_ROWS
+    with turned_weights() if few else contextlib.nullcontext():
+        logits, cache = _of_last(model, params | {LAYERS: layers}, inputs, cache)
+    return logits, cache._replace(keys=jnp.unstack(cache.keys), values=jnp.unstack(cache.values))
+
+
+def _of_last(model: nn.Module, params: Params, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
+    hidden, cache = model.apply({"params": params}, inputs, cache, method="extend")
+    return model.apply({"params": params}, hidden[:, -1:], method="token_logits"), cache

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from data_pipelines.errors import UserError
 from models.core.parameters import Params
 from pretrain.generation.decoding import generate
+from pretrain.generation.loop import ready
 from pretrain.generation.settings import Decoding
 from pretrain.prompting.prompts import Prompt, Prompter
 
@@ -32,7 +33,7 @@ def answers(
     last = {token for token, text in enumerate(alone) if stop in text} | ({prompter.end} - {None})
     asked = [prompt.texts[0].tokens.tolist() for prompt in prompts]
     decoding = Decoding(max_tokens=max_tokens, stop=tuple(sorted(last)))
-    written = generate(model, params, asked, decoding, mesh=mesh)
+    written = generate(model, ready(model, params), asked, decoding, mesh=mesh)
     whole = [before + after for before, (after,) in zip(asked, written, strict=True)]
     # Cut from the whole: some tokenizers write a first word without its blank.
     pairs = zip(tokenizer.decode_batch(asked), tokenizer.decode_batch(whole), strict=True)

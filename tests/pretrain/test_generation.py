@@ -1,6 +1,7 @@
 """Prompts are continued as transformers' `generate` continues them."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -18,7 +19,7 @@ from models.families.registry import FAMILIES
 from pretrain.generation.choice import choose, likeliest
 from pretrain.generation.decoding import generate
 from pretrain.generation.fillings import fill
-from pretrain.generation.loop import program
+from pretrain.generation.loop import program, ready
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
 from tests.contract import cases, torch_reference
@@ -111,26 +112,31 @@ def test_with_a_cache_and_without_the_texts_are_the_same(both):
     assert generate(*ours, prompts(), dataclasses.replace(GREEDY, stop=()))[0][0] == without_cache(ours, prompt)
 
 
-def in_the_loop(ours, rows):
-    """(array's axes, what makes it) of all f32 that the loop over tokens makes on a CPU, for prompts of 16 places."""
-    model, params = MODULES["gpt2"].clone(program=Program(depth="unroll")), ours[1]
-    write = program(model, GREEDY, row_mesh(jax.devices()[:1], [1]))
-    tokens = jax.ShapeDtypeStruct((rows, 16), np.int32)
-    text = write.lower(params, tokens, tokens, row_keys(0, 0, np.arange(rows))).compile().as_text()
-    name = re.search(r" while\(.*body=(%[\w.]+)", text)[1]
-    (body,) = re.findall(rf"^{re.escape(name)} .*?^}}", text, re.DOTALL | re.MULTILINE)
-    made = re.findall(r"= f32\[([\d,]+)\]\S* ([\w-]+)\(", body)
-    return {(tuple(map(int, axes.split(","))), how) for axes, how in made}
+def test_on_a_cpu_weights_and_cache_lie_as_products_read_them(gpt2):
+    """No token has a matrix cut, copied or turned, and none a cache copied; where weights are ready, no call has."""
+    model, params = MODULES["gpt2"].clone(program=Program(depth="unroll")), gpt2[1]
+    kernels = {frozenset(leaf.shape[1:]) for path, leaf in leaves(params["layers"]) if path.endswith("kernel")}
+    for rows, given in (3, params), (1, jax.eval_shape(functools.partial(ready, model), params)):
+        tokens = jax.ShapeDtypeStruct((rows, 64), np.int32)  # an axis of no matrix
+        write = program(model, GREEDY, row_mesh(jax.devices()[:1], [1]))
+        text = write.lower(given, tokens, tokens, row_keys(0, 0, np.arange(rows))).compile().as_text()
+        name = re.search(r" while\(.*body=(%[\w.]+)", text)[1]
+        (loop,) = re.findall(rf"^{re.escape(name)} .*?^}}", text, re.DOTALL | re.MULTILINE)
+        of_weights = {how for axes, how in made(loop if rows > 1 else text) if len(axes) == 2 and {*axes} in kernels}
+        assert of_weights <= {"parameter", "get-tuple-element"} and "get-tuple-element" in of_weights
+        of_cache = {how for axes, how in made(loop) if axes[-2:-1] == (64 + NEW,) and axes[-1] > 1}
+        assert "get-tuple-element" in of_cache and "copy" not in of_cache
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_on_a_cpu_weights_and_cache_lie_in_the_loop_as_products_read_them(gpt2, rows):
-    """No token has a matrix cut, copied or turned, and none a cache copied."""
-    kernels = {frozenset(leaf.shape[1:]) for path, leaf in leaves(gpt2[1]["layers"]) if path.endswith("kernel")}
-    made = in_the_loop(gpt2, rows)
-    assert {how for axes, how in made if len(axes) == 2 and frozenset(axes) in kernels} == {"get-tuple-element"}
-    of_cache = {how for axes, how in made if axes[-2:-1] == (16 + NEW,) and axes[-1] > 1}
-    assert "get-tuple-element" in of_cache and "copy" not in of_cache
+def made(text):
+    """(axes, what makes it) of each f32 array in a compiled program."""
+    found = re.findall(r"= f32\[([\d,]+)\]\S* ([\w-]+)\(", text)
+    return {(tuple(map(int, axes.split(","))), how) for axes, how in found}
+
+
+def test_weights_that_are_ready_write_the_same(gpt2):
+    model = MODULES["gpt2"].clone(program=Program(depth="unroll"))
+    assert generate(model, ready(model, gpt2[1]), prompts(2), GREEDY) == generate(*gpt2, prompts(2), GREEDY)
 
 
 def test_what_is_drawn_for_a_prompt_depends_on_seed_and_place_not_on_the_others(gpt2):
