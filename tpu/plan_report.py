@@ -112,9 +112,11 @@ def figures(planned: Plan) -> dict[str, str]:
 
 
 def _span(planned: Plan) -> str:
-    """The MFU's range, '45 to 59', or 'up to 59' where no measurement was below its estimate: that is no bound."""
-    least, most = span(planned.mfu)
-    return f"up to {100 * most:.0f}" if least == planned.mfu else f"{100 * least:.0f} to {100 * most:.0f}"
+    """The MFU's range, '45 to 59'; 'up to 59' or 'down to 45' where nothing measured was to the other side."""
+    least, most = span(planned.mfu, planned.topology.generation)
+    if least == planned.mfu:
+        return f"up to {100 * most:.0f}"
+    return f"down to {100 * least:.0f}" if most == planned.mfu else f"{100 * least:.0f} to {100 * most:.0f}"
 
 
 def _collectives(planned: Plan) -> Table:

@@ -163,12 +163,17 @@ def test_a_plan_is_printed_for_every_phase(on_cpu, capsys, tmp_path):
     assert "largest batch that fits: 15613 rows of 16" in printed and on_cpu[0] == 8 and on_cpu[-1] == 15613
 
 
-@pytest.mark.parametrize("ratios, said", [((0.8, 0.9), "40.0% (up to 50,"), ((0.8, 1.25), "40.0% (32 to 50,")])
-def test_a_range_has_a_lower_end_where_a_measurement_was_below_its_estimate(ratios, said, monkeypatch):
-    monkeypatch.setattr(calibration, "RATIOS", dict(enumerate(ratios)))  # estimated by measured
+@pytest.mark.parametrize(
+    "ratios, said",
+    [((0.8, 0.9), "(up to 50,"), ((0.8, 1.25), "(32 to 50,"), ((1.1, 1.25), "(down to 32,")],
+)
+def test_a_range_ends_where_a_measurement_lay_to_that_side_of_its_estimate(ratios, said, monkeypatch):
+    monkeypatch.setattr(calibration, "RATIOS", dict(enumerate(("v5p", ratio) for ratio in ratios)))
     estimate = SimpleNamespace(seconds=1.0, kernels=0.0, compute=1.0, memory=0.0, collectives=0.0, exposed=0.0)
-    planned = SimpleNamespace(estimate=estimate, tokens_per_second=1.0, mfu=0.4)
-    assert plan_report.figures(planned)["estimated MFU"].startswith(said)
+    planned = SimpleNamespace(
+        estimate=estimate, tokens_per_second=1.0, mfu=0.4, topology=SimpleNamespace(generation="v5p")
+    )
+    assert plan_report.figures(planned)["estimated MFU"].startswith(f"40.0% {said}")
 
 
 def test_the_largest_batch_of_a_phase_has_all_its_other_fields(monkeypatch):

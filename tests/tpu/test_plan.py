@@ -117,12 +117,13 @@ def test_a_bend_is_followed_once():
     assert len(asked) == 4
 
 
-def test_the_range_is_that_of_the_worst_ratios(monkeypatch):
-    monkeypatch.setattr(calibration, "RATIOS", {"a": 0.8, "b": 1.25, "c": 1.0})
-    assert calibration.span(0.5) == (0.4, 0.625)
-    assert calibration.span(0.9) == (pytest.approx(0.72), 1.0)
-    monkeypatch.setattr(calibration, "RATIOS", {"a": 0.8})
-    assert calibration.span(0.5) == (0.5, 0.625)
+def test_the_range_is_that_of_the_worst_ratios_of_the_generation(monkeypatch):
+    ratios = {"a": ("v5p", 0.8), "b": ("v5p", 1.25), "c": ("v5p", 1.0), "d": ("v6e", 0.5)}
+    monkeypatch.setattr(calibration, "RATIOS", ratios)
+    assert calibration.span(0.5, "v5p") == (0.4, 0.625)
+    assert calibration.span(0.9, "v5p") == (pytest.approx(0.72), 1.0)
+    assert calibration.span(0.4, "v6e") == (0.4, 0.8)
+    assert calibration.span(0.4, "v4") == (pytest.approx(0.32), 0.8), "not measured: the worst of all"
 
 
 def planned(total, parts=None, **work):
