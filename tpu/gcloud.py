@@ -13,46 +13,27 @@ from typing import NamedTuple
 from data_pipelines.errors import UserError
 
 PATIENCE = (5, 10, 20, 40, 80, 160, 300)  # seconds between tries while Google Cloud does not answer; the last for ever
+TRANSIENT = (
+    r"gcloud crashed \((Connect|Read|Remote|\w*Timeout|SSL|Proxy|Transport|Protocol|Chunked|ServerNotFound|OSError)"
+    r"|Max retries exceeded|Failed to resolve|'status': 5\d\d|HTTPError 5\d\d|UNAVAILABLE|INTERNAL:|per minute"
+    r"|DEADLINE_EXCEEDED|rateLimitExceeded|Too Many Requests|connection (reset|aborted|refused)|timed out"
+)
+OFFER = (
+    r"accelerator .*(not found|not available|not supported)|runtime.?version|version .* not found"
+    r"|permission denied on 'locations/|location \S+ (is )?(not found|unauthorized)|invalid (value for )?zone"
+)
 # kind, what gcloud prints, what to tell the user. The first that matches counts.
 FAILURES = (
-    (
-        "transient",
-        r"gcloud crashed \((Connect|Read|Remote|\w*Timeout|SSL|Proxy|Transport|Protocol|Chunked|ServerNotFound|OSError)"
-        r"|Max retries exceeded|Failed to resolve|'status': 5\d\d|HTTPError 5\d\d|UNAVAILABLE|INTERNAL:|per minute"
-        r"|DEADLINE_EXCEEDED|rateLimitExceeded|Too Many Requests|connection (reset|aborted|refused)|timed out",
-        "Google Cloud does not answer",
-    ),
-    (
-        "login",
-        r"active account selected|refreshing (your current )?auth tokens|reauthentication|invalid_grant|\[project\]",
-        "gcloud has no valid login or no project: run gcloud auth login, or give --project",
-    ),
-    (
-        "quota",
-        r"quota",
-        "--type, --zone {zone}: more than your project's quota: ask for more (console: IAM, Quotas, Cloud TPU API), "
-        "or use a smaller --type, another --zone, or --spot, whose quota is its own",
-    ),
-    (
-        "capacity",
-        r"no more capacity|insufficient (reserved )?capacity|pool_exhausted|stockout|enough resources available",
-        "--zone {zone}: has none of these TPUs free now: try another --zone, or wait in line, without --no-wait",
-    ),
+    ("transient", TRANSIENT, "Google Cloud does not answer"),
+    ("login", r"active account|auth tokens|reauthentication|invalid_grant", "no valid login: run gcloud auth login"),
+    ("project", r"\[project\]", "--project is missing: give it, or gcloud config set project ID"),
+    ("quota", r"quota", "--type: more than your project's quota: ask for more, or use another --zone, or --spot"),
     ("exists", r"already.exists", "--name: somebody else makes it now"),
-    (
-        "offer",
-        r"accelerator .*(not found|not available|not supported)|runtime.?version|version .* not found"
-        r"|permission denied on 'locations/|location \S+ (is )?(not found|unauthorized)|invalid (value for )?zone",
-        "--type, --zone {zone}, --runtime-version: not offered so; what is: gcloud compute tpus locations list, "
-        "gcloud compute tpus tpu-vm accelerator-types (or versions) list --zone={zone}",
-    ),
-    (
-        "denied",
-        r"PERMISSION_DENIED|does not have permission|permission .* denied|SERVICE_DISABLED|not enabled",
-        "the Cloud TPU API is off (gcloud services enable tpu.googleapis.com), or your account lacks a role: "
-        "ask for roles/tpu.admin and roles/iam.serviceAccountUser",
-    ),
-)
+    ("offer", OFFER, "--type, --zone, --runtime-version: not offered so: gcloud compute tpus locations list, then "
+     "gcloud compute tpus tpu-vm accelerator-types (or versions) list --zone={zone}"),
+    ("denied", r"denied|SERVICE_DISABLED|not enabled", "the API is off (gcloud services enable tpu.googleapis.com) or "
+     "your account lacks a role: ask for roles/tpu.admin and roles/iam.serviceAccountUser"),
+)  # fmt: skip
 
 
 class GcloudError(UserError):
@@ -64,19 +45,11 @@ class GcloudError(UserError):
 
 
 class Slice(NamedTuple):
-    """Where a slice is. Its queued resource has the same name."""
+    """Where a slice is. The queued resource that brings it, which all generations have, has the same name."""
 
     name: str
     zone: str
     project: str | None
-    queued: bool
-
-
-class State(NamedTuple):
-    """Of a queued resource or a VM.   more: why it failed, or its accelerator type."""
-
-    name: str
-    more: str
 
 
 def _tpus(where: Slice, kind: str, verb: str, *flags: str) -> list[str]:
@@ -95,18 +68,12 @@ def list_vms(where: Slice) -> list[str]:
     return _tpus(where, "tpu-vm", "list", *wanted)
 
 
-def create(where: Slice, accelerator: str, image: str, slices: int, flags: Sequence[str]) -> list[str]:
-    kind = f"--accelerator-type={accelerator}"
-    if not where.queued:
-        return _tpus(where, "tpu-vm", f"create {where.name}", kind, f"--version={image}", *flags)
-    node = f"--node-prefix={where.name}" if slices > 1 else f"--node-id={where.name}"
-    return _tpus(where, "queued-resources", f"create {where.name}", node, kind, f"--runtime-version={image}", *flags)
+def create(where: Slice, *flags: str) -> list[str]:
+    return _tpus(where, "queued-resources", f"create {where.name}", *flags)
 
 
 def delete(where: Slice) -> list[str]:
-    if where.queued:
-        return _tpus(where, "queued-resources", f"delete {where.name}", "--force")
-    return _tpus(where, "tpu-vm", f"delete {where.name}")
+    return _tpus(where, "queued-resources", f"delete {where.name}", "--force")
 
 
 def storage(verb: str, *words: str) -> list[str]:
@@ -135,26 +102,25 @@ class Gcloud:
 
     def call(self, command: Sequence[str], again: bool = True) -> str:
         """What a command printed. Raises GcloudError; with `again` not where Google does not answer: until it does."""
-        for tries in itertools.count():
+        for delay in itertools.chain(PATIENCE, itertools.repeat(PATIENCE[-1])):
             status, printed, complaints = self.execute(command)
             if not status:
-                return printed
+                break
             error = failure(complaints, self.where)
             if error.kind != "transient" or not again:
                 raise error
-            delay = PATIENCE[min(tries, len(PATIENCE) - 1)]
             self.say(f"{error}: again in {delay} s")
             self.sleep(delay)
-        return ""  # never
+        return printed
 
-    def look(self) -> dict[str, State]:
-        """What there is: 'the request' in line, and each VM by its name."""
+    def look(self) -> dict[str, tuple[str, str]]:
+        """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type."""
         found = {}
-        for one in json.loads(self.call(list_requests(self.where))) if self.where.queued else ():
+        for one in json.loads(self.call(list_requests(self.where))):
             why = one["state"].get("failedData", {}).get("error", {}).get("message", "")
-            found["the request"] = State(one["state"]["state"], why)
+            found["the request"] = one["state"]["state"], why
         for one in json.loads(self.call(list_vms(self.where))):
-            found[one["name"].rpartition("/")[2]] = State(one["state"], one.get("acceleratorType", ""))
+            found[one["name"].rpartition("/")[2]] = one["state"], one.get("acceleratorType", "")
         return found
 
     def objects(self, folder: str) -> dict[str, dict]:

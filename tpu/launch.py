@@ -25,7 +25,7 @@ from tpu.accelerators import parse_accelerator
 from tpu.commit import COMMIT_FILE, commit
 from tpu.gcloud import Gcloud, GcloudError, Rehearsal, Slice
 from tpu.generations import GENERATIONS
-from tpu.watch import Job, Log, outcome, read_reports, watch
+from tpu.watch import Job, news, outcome, read_reports, watch
 
 ROOT = Path(__file__).parent.parent
 ARCHIVE, SETTINGS, SCRIPT = "code.tar.gz", "settings.sh", "vm.sh"
@@ -57,10 +57,6 @@ class Launch:
     """Google Cloud project; by default gcloud's."""
     spot: bool = False
     """Cheaper, and taken away when someone pays more: then it is made again and the run goes on."""
-    reserved: bool = False
-    """Of your project's reservation."""
-    no_wait: bool = False
-    """Fail when there is no capacity now, instead of waiting in line for it (a queued resource)."""
     valid_until_duration: str | None = None
     """How long to wait in line, such as 6h; by default without end."""
     delete_when_ended: bool = False
@@ -70,7 +66,7 @@ class Launch:
     runtime_version: str | None = None
     """Image of the VMs; by default the one for JAX on this generation."""
     gcloud_flag: UseAppendAction[tuple[str, ...]] = ()
-    """For gcloud's create, as it is: --gcloud-flag=--network=N, =--internal-ips, =--node-count=2 ...; repeatable."""
+    """For gcloud's create, as it is: --gcloud-flag=--reserved, =--network=N, =--node-count=2 ...; repeatable."""
     restarts: int = 50
     """How often to make the slice again."""
     dry_run: bool = False
@@ -85,17 +81,9 @@ class Launch:
             raise UserError(f"--workdir {self.workdir}: must be a gs:// path, because the VMs do not last")
         if self.restarts < 0:
             raise UserError(f"--restarts {self.restarts}: must be at least 0")
-        if self.no_wait and self.valid_until_duration:
-            raise UserError(f"--valid-until-duration {self.valid_until_duration}: --no-wait does not wait: give one")
-        if self.spot and self.reserved:
-            raise UserError("--spot, --reserved: give one")
         for flag in self.gcloud_flag:
             if not re.fullmatch(r"--(?!metadata-from-file|node-id|node-prefix)[a-z-]+(=.*)?", flag):
                 raise UserError(f"--gcloud-flag={flag}: give one of gcloud's create that launch does not, as --tags=A")
-
-    @property
-    def state(self) -> str:
-        return state_folder(self.bucket, self.name)
 
     @property
     def slices(self) -> int:
@@ -132,8 +120,8 @@ def launch(options: Launch, run: Sequence[str]) -> int:
         try:
             for corpus in corpus_paths(options).values():
                 _check_corpus(cloud, corpus)
-            log = Log(cloud, job.state, job.hosts[0])
-            begun = _begin(cloud, job, log)
+            shown = {}
+            begun = _begin(cloud, job, shown)
             one = parse_accelerator(options.type)
             shape = f" ({one.topology})" if one.topology else ""
             cloud.say(f"{options.slices} x {one.name}, chips {one.chips}{shape}, hosts {one.hosts}, in {options.zone}")
@@ -142,7 +130,7 @@ def launch(options: Launch, run: Sequence[str]) -> int:
                 cloud.say(f"{one.generation} has no fused attention: --attention xla is what it takes")
             if GENERATIONS[one.generation].admitted:
                 cloud.say(f"{one.generation} is for projects that Google admits to it; others: tpu/gke.md")
-            return watch(cloud, job, log, options.restarts, begun)
+            return watch(cloud, job, shown, options.restarts, begun)
         except KeyboardInterrupt:
             cloud.say("left it alone: the same command comes back to it, python -m tpu stop ends the run")
             return 130
@@ -150,26 +138,31 @@ def launch(options: Launch, run: Sequence[str]) -> int:
 
 def make_job(options: Launch, run: Sequence[str]) -> Job:
     """What the options come to."""
-    one = parse_accelerator(options.type)
-    where = Slice(options.name, options.zone, options.project, queued=not options.no_wait)
-    vms = [options.name] if options.slices == 1 else [f"{options.name}-{number}" for number in range(options.slices)]
+    one, count = parse_accelerator(options.type), options.slices
+    where, state = Slice(options.name, options.zone, options.project), state_folder(options.bucket, options.name)
+    vms = [options.name] if count == 1 else [f"{options.name}-{number}" for number in range(count)]
     hosts = tuple(f"{vm}-w-{number}" for vm in vms for number in range(one.hosts))
-    flags = [f"--{flag}" for flag in ("spot", "reserved") if getattr(options, flag)]
-    if options.valid_until_duration:
-        flags.append(f"--valid-until-duration={options.valid_until_duration}")
-    flags += [f"--metadata-from-file=startup-script={SCRIPT},pretrain-settings={SETTINGS}", *options.gcloud_flag]
-    create = gcloud.create(where, one.name, options.runtime_version or one.runtime, options.slices, flags)
+    create = gcloud.create(
+        where,
+        f"--node-id={options.name}" if count == 1 else f"--node-prefix={options.name}",
+        f"--accelerator-type={one.name}",
+        f"--runtime-version={options.runtime_version or one.runtime}",
+        *(["--spot"] if options.spot else []),
+        *([f"--valid-until-duration={options.valid_until_duration}"] if options.valid_until_duration else []),
+        f"--metadata-from-file=startup-script={SCRIPT},pretrain-settings={SETTINGS}",
+        *options.gcloud_flag,
+    )
     remove = options.delete_when_ended or (options.spot and not options.keep_slice)
     by_hand = f"python -m tpu delete --name {options.name} --bucket {options.bucket}"
     costs = "is deleted when the run has ended, well or not" if remove else f"costs until you run {by_hand}"
     words = {
         "RUN": run,
         "DELETE": gcloud.delete(where) if remove else [],
-        "PROBE": gcloud.delete(where._replace(name="no-such-slice", queued=False)),
+        "PROBE": gcloud.delete(where._replace(name="no-such-slice")),
     }
-    lines = [f"# {json.dumps(where._asdict())}", f"STATE={shlex.quote(options.state)}", f"HOSTS={len(hosts)}"]
+    lines = [f"# {json.dumps(where._asdict())}", f"STATE={shlex.quote(state)}", f"HOSTS={len(hosts)}"]
     lines += [f"{name}=({shlex.join(value)})" for name, value in words.items()]
-    return Job(where, one.name, hosts, options.state, "\n".join(lines) + "\n", create, remove, costs)
+    return Job(where, one.name, hosts, state, "\n".join(lines) + "\n", create, remove, costs)
 
 
 def _check_corpus(cloud: Gcloud, corpus: str) -> None:
@@ -183,16 +176,19 @@ def _check_corpus(cloud: Gcloud, corpus: str) -> None:
         raise UserError(f"--corpus {corpus}: no corpus can be read there: {cure} ({error})") from None
 
 
-def _begin(cloud: Gcloud, job: Job, log: Log) -> bool:
-    """See that code and settings are in the bucket -> whether they were: the run was launched before."""
+def _begin(cloud: Gcloud, job: Job, shown: dict[str, tuple]) -> bool:
+    """See that code and settings are in the bucket -> whether they were: the run was launched before.
+
+    shown: is filled with the log as it was.
+    """
     objects = cloud.objects(job.state)
     Path(cloud.folder, SETTINGS).write_text(job.settings)
     shutil.copy(ROOT / "tpu" / SCRIPT, cloud.folder)
-    old = log.news(objects)
+    old = news(cloud, job.state, job.hosts[0], objects, shown)
     if SETTINGS in objects:
         theirs = cloud.call(gcloud.storage("cat", f"{job.state}/{SETTINGS}"))
         reports = read_reports(cloud, job.state, objects)
-        if theirs == job.settings and (not reports or reports[outcome(reports)].status == 0):
+        if theirs == job.settings and (not reports or outcome(reports)[0] == 0):
             cloud.say("this run was launched before:")
             print("".join(old[-TAIL:]), end="", flush=True)
             return True

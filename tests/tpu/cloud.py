@@ -42,9 +42,8 @@ EXPIRED = (
     "Reauthentication failed. cannot prompt during non-interactive execution.\nPlease run:\n\n  $ gcloud auth login\n"
 )
 FULL = (
-    'ERROR: (gcloud.compute.tpus.tpu-vm.create) {"code": 8, "message": "There is no more capacity in the zone \\"z\\"; '
-    "you can try in another zone where Cloud TPU Nodes are offered (see https://cloud.google.com/tpu/docs/regions) [EID"
-    ': 0x9f48947a7d57c8d]"}\n'
+    'There is no more capacity in the zone "z"; you can try in another zone where Cloud TPU Nodes are offered (see '
+    "https://cloud.google.com/tpu/docs/regions) [EID: 0x9f48947a7d57c8d]"
 )
 QUOTA = (
     "ERROR: (gcloud.compute.tpus.queued-resources.create) RESOURCE_EXHAUSTED: Quota limit "
@@ -131,24 +130,18 @@ class Life(NamedTuple):
         return "\n".join([*words, {"stop": ASK_TO_STOP, "told": TOLD}.get(self.end, KILLED), ""])
 
 
-class Request(NamedTuple):
-    """What a create command asked for."""
-
-    hosts: int
-    queued: bool
-
-
 class Cloud:
     """The cloud, and what is to happen in it.
 
     lives: host -> what its starts come to, one after the other.   wait: seconds in line.   making: seconds to be made.
     faults: [text of a command, what gcloud prints instead of doing it]; each once, in order, for commands that have it.
     lost_answers: the same, and it is done all the same.   at: [time, what happens then].   stuck: creations that hang.
+    full: what requests from now on fail with, one after the other.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.now, self.wait, self.making, self.stuck = 0.0, 60, 60, 0
+        self.now, self.wait, self.making, self.stuck, self.full = 0.0, 60, 60, 0, []
         self.lives, self.at, self.faults, self.lost_answers, self.commands = {}, [], [], [], []
         self.requests, self.vms, self.created, self.waiting = {}, {}, 0, {}
         for name in ("bin", "lives", "metadata", "bucket/b/corpus"):
@@ -177,15 +170,16 @@ class Cloud:
 
     # Slices
 
-    def create(self, name, queued, slices, hosts, kind, metadata):
+    def create(self, name, slices, hosts, kind, metadata):
         self.created += 1
         vms = [name] if slices == 1 else [f"{name}-{number}" for number in range(slices)]
-        if queued:
-            self.requests[name] = {"state": "WAITING_FOR_RESOURCES"}
+        self.requests[name] = {"state": "WAITING_FOR_RESOURCES"}
 
         def making():
-            if name in self.requests or not queued:
-                self.requests.update({name: {"state": "PROVISIONING"}} if queued else {})
+            if self.full:
+                self.requests[name] = {"state": "FAILED", "failedData": {"error": {"message": self.full.pop(0)}}}
+            elif name in self.requests:
+                self.requests[name] = {"state": "PROVISIONING"}
                 self.vms |= {vm: {"state": "CREATING", "acceleratorType": kind} for vm in vms}
                 if self.stuck:
                     self.stuck -= 1
@@ -194,7 +188,7 @@ class Cloud:
 
         def ready(number):
             if number == self.created and set(vms) <= set(self.vms):
-                self.requests.update({name: {"state": "ACTIVE"}} if queued else {})
+                self.requests[name] = {"state": "ACTIVE"}
                 for vm in vms:
                     self.vms[vm]["state"] = "READY"
                 every = [(vm, worker, metadata) for vm in vms for worker in range(hosts)]
@@ -204,11 +198,7 @@ class Cloud:
                 for thread in threads:
                     thread.join()
 
-        if queued:
-            self.after(self.wait, making)
-        else:
-            making()
-            self.sleep(self.making)
+        self.after(self.wait, making)
 
     def take(self, name, state="PREEMPTED"):
         """A spot slice is preempted."""
@@ -291,7 +281,7 @@ class Cloud:
             hosts = next(int(line[6:]) for line in metadata["pretrain-settings"].splitlines() if "HOSTS=" in line)
             if name[0] in self.requests or name[0] in self.vms:
                 return 1, "", EXISTS
-            self.create(name[0], "node-id" in flags or "node-prefix" in flags, slices, hosts // slices, kind, metadata)
+            self.create(name[0], slices, hosts // slices, kind, metadata)
         elif verb == "delete":
             if not (self.vms or self.requests):
                 return 1, "", "ERROR: (gcloud) NOT_FOUND: Resource 'projects/p/locations/z/nodes/n' was not found\n"

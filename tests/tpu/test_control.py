@@ -33,7 +33,7 @@ def test_status_of_a_request_in_line_of_hosts_and_of_nothing(waiting, capsys):
         "the request: ACTIVE",
         "n: READY v4-16",
         "n-w-0: last heard 2026-11-23T01:00:00+0000",
-        "n-w-1: ended with 2: error: the disk is full",
+        "n-w-1: ended with 2 error: the disk is full",
     ]
     waiting.drop()
     main(["status", *NAME])
@@ -65,8 +65,7 @@ def test_stop_waits_until_the_run_has_ended(waiting, capsys):
     waiting.lives = {host: [Life("step 1", "told")] for host in ("n-w-0", "n-w-1")}
     assert main(["stop", *NAME]) == 0
     printed = capsys.readouterr().out
-    assert "n-w-0: ended with 75: stopped\n" in printed
-    assert "python -m tpu status says whether n is there, and costs" in printed
+    assert "n: READY v4-16\nn-w-0: ended with 75 stopped\n" in printed
 
 
 def test_a_run_that_does_not_stop_is_an_error(waiting, capsys):

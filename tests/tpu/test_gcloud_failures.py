@@ -6,7 +6,7 @@ from tests.tpu import cloud as google
 from tpu.__main__ import main
 from tpu.gcloud import Gcloud, GcloudError, Slice, failure
 
-HERE = Slice("n", "z", "p", True)
+HERE = Slice("n", "z", "p")
 NAME = ["--name", "n", "--bucket", "gs://b"]
 LAUNCH = ["launch", "bert-tiny", *NAME, "--zone", "z", "--type", "v5e-16"]
 CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
@@ -20,15 +20,9 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
         (google.OFFLINE, "transient", "Google Cloud does not answer"),  # not a lost login
         (google.EXPIRED, "login", "run gcloud auth login"),
         (google.NO_LOGIN, "login", "run gcloud auth login"),
-        (CREATE + "The required property [project] is not currently set.", "login", "or give --project"),
+        (CREATE + "The required property [project] is not currently set.", "project", "--project is missing: give it"),
         (CREATE + "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Read requests' per minute", "transient", ""),
-        (google.QUOTA, "quota", "--type, --zone z: more than your project's quota: ask for more"),
-        (google.FULL, "capacity", "--zone z: has none of these TPUs free now: try another --zone, or wait in line"),
-        (
-            CREATE + "Insufficient reserved capacity. Contact customer support to increase your reservation.",
-            "capacity",
-            "",
-        ),
+        (google.QUOTA, "quota", "--type: more than your project's quota: ask for more"),
         (google.EXISTS, "exists", "somebody else makes it now"),
         (
             CREATE + "INVALID_ARGUMENT: Cloud TPU received a bad request. the accelerator v5litepod-16 was not found",
@@ -72,10 +66,10 @@ def test_a_command_runs_in_its_folder_with_its_arguments_and_no_input(program, t
 
 
 def test_one_that_fails_is_an_error_with_its_kind(program, tmp_path):
-    (tmp_path / "full").write_text(google.FULL)
-    with pytest.raises(GcloudError, match="has none of these TPUs free now") as caught:
-        program("cat full >&2; exit 1").call(["gcloud"])
-    assert caught.value.kind == "capacity"
+    (tmp_path / "quota").write_text(google.QUOTA)
+    with pytest.raises(GcloudError, match="more than your project's quota") as caught:
+        program("cat quota >&2; exit 1").call(["gcloud"])
+    assert caught.value.kind == "quota"
 
 
 def test_what_google_did_not_answer_is_asked_again(program, tmp_path, monkeypatch):

@@ -91,7 +91,7 @@ def test_what_is_preempted_is_made_again_and_goes_on(cloud, end):
 
 def test_preempted_again_and_again(cloud, end):
     cloud.lives["n-w-0"] = [life(number, end="preempted") for number in (1, 2, 3)] + [life(4)]
-    status, said, lines = end(*ONE, "--spot", "--no-wait")
+    status, said, lines = end(*ONE, "--spot")
     assert (status, lines) == (0, steps(1, 2, 3, 4)) and gone(cloud)
     assert cloud.created == 4
     assert said.count("made again in 30 s") == 3  # a slice that has printed something was worth it
@@ -115,17 +115,17 @@ def test_a_request_that_is_suspended_before_it_was_ready(cloud, end):
 # Capacity
 
 
-def test_none_now_is_for_the_user_to_decide_about(cloud, end):
-    cloud.faults.append((" create ", google.FULL))
-    status, said, _ = end(*ONE, "--no-wait")
-    assert status == 2 and gone(cloud)
-    assert "--zone z: has none of these TPUs free now: try another --zone, or wait in line, without --no-wait" in said
+def test_none_at_all_is_for_the_user_to_decide_about(cloud, end):
+    cloud.full = [google.FULL]
+    status, said, _ = end(*ONE)
+    assert status == 2 and gone(cloud) and cloud.created == 1
+    assert 'the request failed and is deleted: There is no more capacity in the zone "z"' in said
 
 
 def test_none_after_a_preemption_is_waited_for(cloud, end):
     cloud.lives["n-w-0"] = [life(1, end="preempted"), life(2)]
-    cloud.at.append([70, lambda: cloud.faults.extend([(" create ", google.FULL)] * 4)])
-    status, said, lines = end(*ONE, "--spot", "--no-wait")
+    cloud.at.append([70, lambda: cloud.full.extend([google.FULL] * 4)])
+    status, said, lines = end(*ONE, "--spot")
     assert (status, lines) == (0, steps(1, 2)) and gone(cloud)
     assert [int(seconds) for seconds in re.findall(r"made again in (\d+) s", said)] == [30, 60, 120, 240, 480]
 
@@ -143,7 +143,7 @@ def test_a_request_that_expires_is_taken_out_of_the_line(cloud, end):
     cloud.at.append([21_600, lambda: cloud.requests.update(n=failed)])
     status, said, _ = end(*ONE, "--spot", "--valid-until-duration", "6h")
     assert status == 2 and gone(cloud)
-    assert "the request failed: valid until 6h has passed" in said
+    assert "the request failed and is deleted: valid until 6h has passed" in said
     assert any("--valid-until-duration=6h" in command for command in cloud.commands)
 
 
@@ -234,7 +234,7 @@ def test_a_host_that_is_lost_while_its_vm_reads_ready(cloud, end):
     status, said, lines = end(*TWO, "--spot")
     assert (status, lines) == (0, steps(1, 2)) and gone(cloud)
     assert cloud.created == 2
-    assert "its hosts lost each other again and again: made again" in said
+    assert "n-w-0: error: n-w-0 gave up after 6 starts that ended within 1800 seconds: made again" in said
 
 
 def test_the_host_script_that_is_killed_is_started_by_systemd(cloud, end):
@@ -407,16 +407,10 @@ def test_delete_on_another_machine_ends_who_watches(cloud, end):
 def test_a_login_that_expires_ends_the_watching_and_not_the_run(cloud, end):
     cloud.at.append([90, lambda: cloud.faults.append((" list ", google.EXPIRED))])
     status, said, _ = end(*ONE, "--spot")
-    assert status == 2 and "gcloud has no valid login" in said
+    assert status == 2 and "no valid login: run gcloud auth login" in said
     cloud.sleep(3600)
     assert gone(cloud)
     assert end(*ONE, "--spot")[::2] == (0, steps(1, 2))
-
-
-def test_a_slice_that_someone_switched_off(cloud, end):
-    cloud.at.append([90, lambda: cloud.vms["n"].update(state="STOPPED")])
-    status, said, _ = end(*ONE)
-    assert status == 2 and "it is neither running nor gone" in said
 
 
 def test_a_slice_of_another_type_is_not_taken(cloud, end):
