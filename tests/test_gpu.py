@@ -83,6 +83,13 @@ def test_a_process_that_was_killed_and_one_without_memory_are_said(printed, monk
     assert (ours, torch, mfu) == ("ours: its process ended with status 9", "out of memory", "-")
 
 
+def test_a_row_stands_without_its_trace(printed, monkeypatch, tmp_path):
+    """Which the stand-ins cannot take."""
+    monkeypatch.setattr(gpu, "SIDES", {"ours": Side, "torch": Side})
+    (row,) = printed("--recipes", "bert-tiny", "--lengths", "32", "--tokens", "32", "--profile", str(tmp_path))
+    assert all(float(cell.replace(",", "")) > 0 for cell in row[4:7])
+
+
 def test_mfu_counts_the_same_flops_on_both_sides():
     seconds = {"ours": np.full((3, 2), 0.02), "torch": np.full((3, 2), 0.04)}
     about = {"ours": {**ABOUT, "peak": 1e12, "flops": 5e8}, "torch": ABOUT}
