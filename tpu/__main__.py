@@ -7,6 +7,7 @@ from data_pipelines.command_line import end_with, parse, unknown
 from data_pipelines.errors import UserError
 from tpu import control
 from tpu.accelerators import parse_accelerator
+from tpu.generations import GENERATIONS
 from tpu.launch import Launch, launch, run_arguments
 from tpu.local import Local, local
 
@@ -62,6 +63,7 @@ def _launch(arguments: list[str]) -> int:
     own, further = split(Launch, arguments)
     options = parse(Launch, own, "python -m tpu launch")
     run = run_arguments(options, further)
+    from models.attention.kernels.table import KERNELS
     from pretrain.commands.arguments import parse_run
     from pretrain.commands.run import check_batches
     from pretrain.training.attention_choice import chosen_program
@@ -69,9 +71,11 @@ def _launch(arguments: list[str]) -> int:
 
     # Mistakes are said before a VM costs anything. The automatic mesh cuts a batch for all devices.
     recipe, settings = parse_run(run)
-    chosen_program(recipe, settings, platform="tpu")
-    devices = parse_accelerator(options.type).devices
-    shape = parse_mesh(settings.mesh, devices) if settings.mesh else MeshShape(data=devices)
+    program, one = chosen_program(recipe, settings, platform="tpu"), parse_accelerator(options.type)
+    if settings.attention and program.attention in KERNELS and not GENERATIONS[one.generation].kernels:
+        raise UserError(f"--attention {settings.attention}: no kernel compiles for TPU {one.generation}; use xla")
+    devices = one.devices * options.slices
+    shape = parse_mesh(settings.mesh, devices, options.slices) if settings.mesh else MeshShape(data=devices)
     check_batches(recipe, settings.microbatches, shape)
     return launch(options, run)
 

@@ -125,6 +125,8 @@ def test_without_git_there_is_nothing_to_copy(cloud, tmp_path, monkeypatch, caps
         (["--microbatches", "4"], "the mesh data=16: choose a multiple of 64"),
         (["--mesh", "data=3"], "--mesh data=3: it takes 3 devices, there are 16"),
         (["--attention", "splash", "--dtype", "float32"], "--attention splash does not work here: --dtype is float32"),
+        (["--type", "v3-8", "--attention", "splash"], "--attention splash: no kernel compiles for TPU v3; use xla"),
+        (["--gcloud-flag=--node-count=2", "--mesh", "data=8"], "--mesh data=8: it takes 16 devices, there are 32"),
     ],
 )
 def test_a_mistake_is_one_line_before_gcloud_is_asked(cloud, capsys, arguments, said):
