@@ -88,7 +88,7 @@ class Prompter:
             )
         if shots and not self.keeps(unescaped(self.template.between)):
             raise UserError(
-                f"--between {self.template.between!r}: the run's tokenizer loses it, examples would not be told apart; "
+                f"--between '{self.template.between}': the run's tokenizer loses it, examples would not be told apart; "
                 "give another, as in --between ' . '"
             )
         used = [drawn(len(self.examples), index, shots, seed) for index in range(len(self.examples))]

@@ -16,6 +16,7 @@ from models.core.noise import row_keys
 from models.core.parameters import leaves, nest
 from models.core.program import Program
 from models.families.registry import FAMILIES
+from pretrain.generation import loop
 from pretrain.generation.choice import choose, likeliest
 from pretrain.generation.decoding import generate
 from pretrain.generation.fillings import fill
@@ -124,6 +125,10 @@ def test_on_a_cpu_weights_and_cache_lie_as_products_read_them(gpt2):
         (loop,) = re.findall(rf"^{re.escape(name)} .*?^}}", text, re.DOTALL | re.MULTILINE)
         of_weights = {how for axes, how in made(loop if rows > 1 else text) if len(axes) == 2 and {*axes} in kernels}
         assert of_weights <= {"parameter", "get-tuple-element"} and "get-tuple-element" in of_weights
+        of = r"dot\(.*lhs_contracting_dims={(\d)}, rhs_contracting_dims={(\d)}"
+        dots = re.findall(rf"= f32\[(\d+),(\d+)\]\S* {of}", text)
+        of_rows = {(n, *over) for out, n, *over in dots if "3" in (out, n)}
+        assert of_rows == ({("3", "1", "1")} if rows == 3 else set())  # products of weights as [out, in]
         of_cache = {how for axes, how in made(loop) if axes[-2:-1] == (64 + NEW,) and axes[-1] > 1}
         assert "get-tuple-element" in of_cache and "copy" not in of_cache
 
@@ -132,6 +137,12 @@ def made(text):
     """(axes, what makes it) of each f32 array in a compiled program."""
     found = re.findall(r"= f32\[([\d,]+)\]\S* ([\w-]+)\(", text)
     return {(tuple(map(int, axes.split(","))), how) for axes, how in found}
+
+
+def test_the_loop_is_compiled_by_the_options_for_few_rows(gpt2, monkeypatch):
+    monkeypatch.setattr(loop, "few_row_options", lambda mesh: {"xla_of_few_rows": True})
+    with pytest.raises(Exception, match="No such compile option: 'xla_of_few_rows'"):
+        generate(*gpt2, [[5]], Decoding(max_tokens=1))
 
 
 def test_weights_that_are_ready_write_the_same(gpt2):
