@@ -49,15 +49,22 @@ from pretrain.__main__ import main
 for mesh in [], ["--mesh", "tensor=2"], ["--mesh", "fsdp=2"], ["--mesh", "sequence=2"], ["--mesh", "tensor=3"]:
     main(["generate", sys.argv[1], "--prompt", "the", "old", "river", "--max-tokens", "6", *mesh])
     print("#")
+for mesh in [], ["--mesh", "tensor=2"]:
+    main(["generate", sys.argv[1], "--prompt", "the", "old", "--max-tokens", "3", "--words", sys.argv[2], *mesh])
+    print("#")
 """
 
 
-def test_devices_of_a_mesh_write_the_texts_of_one(gpt2_run):
+def test_devices_of_a_mesh_write_the_texts_of_one(gpt2_run, tmp_path):
+    """Steered ones, too."""
+    (tmp_path / "words").write_text("ba\nki\n")
     flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    done = subprocess.run([sys.executable, "-c", SHARED, gpt2_run], env=environment, capture_output=True, text=True)
-    alone, tensor, fsdp, *without = done.stdout.split("#\n")
-    assert alone.startswith("== prompt 1") and alone == tensor == fsdp and without == ["", "", ""]
+    command = [sys.executable, "-c", SHARED, gpt2_run, tmp_path / "words"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    alone, tensor, fsdp, *without, steered, cut, _ = done.stdout.split("#\n")
+    assert alone.startswith("== prompt 1") and alone == tensor == fsdp and without == ["", ""]
+    assert steered.startswith("== prompt 1") and steered == cut
     sequence, three = done.stderr.splitlines()
     said = "sequence cuts rows, texts grow token by token; use data, fsdp or tensor"
     assert sequence == f"error: --mesh sequence=2: {said}"
