@@ -191,6 +191,8 @@ def _begin(cloud: Gcloud, job: Job, shown: dict[str, tuple]) -> bool:
         if theirs == job.settings and (not reports or outcome(reports)[0] == 0):
             cloud.say("this run was launched before:")
             print("".join(old[-TAIL:]), end="", flush=True)
+            if "stop" in objects:  # and is to go on
+                cloud.call(gcloud.storage("rm", f"{job.state}/stop"))
             return True
         if not reports:
             theirs = re.search(r"^RUN=\((.*)\)$", theirs, re.M)[1]

@@ -17,6 +17,7 @@ boot() {
   mkdir -p "$HERE/log"
   cp "$0" "$HERE/vm.sh"
   metadata pretrain-settings > "$HERE/settings.sh"
+  command -v gcloud > /dev/null || snap install google-cloud-cli --classic
   cat > "$ROOT/etc/systemd/system/pretrain.service" << END
 [Unit]
 Description=python -m pretrain run
@@ -43,6 +44,7 @@ work() {
   echo $((short + 1)) > "$HERE/short"
   [ "$short" -lt "$STARTS" ] || finish 134 "error: $HOST gave up after $short starts that ended within $SHORT seconds"
   [ "$short" -eq 0 ] || pause $((20 * 2 ** short))
+  [ -z "$shutdown" ] || exit 75
   persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$HERE/" 2>&3 \
     || finish 1 "error: $HOST cannot read $STATE: its service account needs roles/storage.objectUser on the bucket"
   . "$HERE/settings.sh"

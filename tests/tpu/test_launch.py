@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -154,6 +155,9 @@ def test_help_lists_commands_and_options(capsys):
 
 def test_google_knows_every_command_and_flag(lint, tmp_path):
     lines = {line for file in TRANSCRIPTS.glob("*.txt") for line in file.read_text().splitlines() if line[:1] == "g"}
+    host = re.findall(r"gcloud storage [^|&;\\\n]+", (launch.ROOT / "tpu" / "vm.sh").read_text())
+    assert len(host) == 4
+    lines |= {re.sub(r'"\$[^"]*"', "gs://b/n", line.removesuffix("2>")).strip() for line in host}
     assert lint(lines, tmp_path) == []
     wrong = "gcloud compute tpus queued-resources create n --zone=z --odd=1"
     assert [command for command, _ in lint([wrong], tmp_path)] == [wrong]

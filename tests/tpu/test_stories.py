@@ -388,6 +388,15 @@ def test_a_run_that_is_stopped_is_no_failure_and_does_not_start_again(cloud, end
     assert end(*ONE, "--spot")[::2] == (0, ["step 2"]) and gone(cloud)
 
 
+def test_what_was_asked_to_stop_while_it_was_away_goes_on_by_the_same_command(cloud, end):
+    cloud.lives["n-w-0"] = [life(1, end="preempted"), life(2)]
+    interrupt(cloud, 200)
+    assert end(*ONE, "--spot")[0] == 130
+    cloud.drop()
+    (cloud.folder / "bucket/b/n/launch/stop").write_text("stop\n")
+    assert end(*ONE, "--spot")[::2] == (0, steps(1, 2)) and gone(cloud)
+
+
 def test_what_someone_deleted_is_not_made_again(cloud, end):
     cloud.wait = 4000
     cloud.at.append([500, cloud.drop])
