@@ -48,7 +48,7 @@ work() {
   persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$HERE/" 2>&3 \
     || finish 1 "error: $HOST cannot read $STATE: its service account needs roles/storage.objectUser on the bucket"
   . "$HERE/settings.sh"
-  [ "$short" -gt 0 ] || check_rights
+  [ -e "$HERE/venv" ] || { echo "installing Python and JAX: some minutes"; check_rights; }
   run & child=$!
   while kill -0 "$child" 2> /dev/null; do
     pause "$POLL"

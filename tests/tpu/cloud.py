@@ -103,6 +103,7 @@ mv "$life/$next" "$life.$next"
     "sleep": "#!/bin/sh\necho $1 >> {folder}/slept\n[ $1 != 60 ] || kill -9 $PPID\n/bin/sleep 0.02\n",
     "systemctl": '#!/bin/sh\necho "$*" >> {folder}/systemctl\n',
 }
+INSTALLING = "installing Python and JAX: some minutes\n"  # what a host says before its first start
 # The host is gone, some time after it shared its log.
 KILLED = 'until grep -rqs "^$last$" {folder}/bucket/b/n/launch/log; do /bin/sleep 0.02; done; kill -9 $PPID; exit 1'
 TOLD = "until [ $told ]; do /bin/sleep 0.01; done; exit 75"
@@ -232,7 +233,7 @@ class Cloud:
 
     def on(self, disk, host, *words):
         environment = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "ROOT": str(disk), "HOSTNAME": host}
-        return subprocess.run(["bash", *map(str, words)], env=environment, timeout=20).returncode
+        return subprocess.run(["bash", *map(str, words)], env=environment, timeout=60).returncode
 
     def work(self, vm, worker, host, disk, metadata):
         """As systemd does by the unit: again until the status is 0."""
@@ -325,8 +326,9 @@ class Cloud:
         return {str(file.relative_to(start)): file.read_text() for file in sorted(start.rglob("*.txt"))}
 
     def log(self, host):
-        """Whole, as it is in the bucket."""
-        return "".join(text for name, text in self.objects().items() if name.startswith(f"log/{host}/"))
+        """What the run printed, as it is in the bucket."""
+        whole = "".join(text for name, text in self.objects().items() if name.startswith(f"log/{host}/"))
+        return whole.replace(INSTALLING, "")
 
     def story(self):
         """A word for each command of the launcher that changes something."""

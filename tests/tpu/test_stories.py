@@ -26,7 +26,8 @@ def end(cloud, capsys):
     def launched(*command):
         status = main([*command])
         printed = capsys.readouterr()
-        lines = [line for line in printed.out.splitlines() if not line.startswith("[launch]")]
+        said = printed.out.replace(google.INSTALLING, "").splitlines()
+        lines = [line for line in said if not line.startswith("[launch]")]
         return status, printed.out + printed.err, lines
 
     return launched
