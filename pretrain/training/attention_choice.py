@@ -53,7 +53,7 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
     for kernel in kernels if named == "xla" else [named]:
         obstacles = _obstacles(recipe, program, kernel, mesh)
         if not obstacles:
-            depth = options.depth or _depth(recipe, KERNELS[kernel], program)
+            depth = options.depth or _depth(recipe, KERNELS[kernel], program, mesh)
             return dataclasses.replace(program, attention=kernel, depth=depth)
         if kernel == named:
             raise UserError(f"--attention {kernel} does not work here: {'; '.join(obstacles)}; or use xla")
@@ -111,8 +111,16 @@ def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
     return [kernel.name for kernel in of_form if (platform or jax.default_backend()) in kernel.platforms]
 
 
-def _depth(recipe: Recipe, kernel: Kernel, program: Program) -> str:
-    """Whether layers with a kernel are scanned or unrolled where that is not said."""
+def _depth(recipe: Recipe, kernel: Kernel, program: Program, mesh: Mesh | None) -> str:
+    """Whether layers with a kernel are scanned or unrolled where that is not said.
+
+    Where parameters are cut a loop stays: each layer then has rings of exchanges, whose code is long, and unrolled
+    bert-large gathered 1.5 times the bytes (fsdp=16 on v5e:4x4). So it does where layers share them: unrolled,
+    albert-xxlarge held the gradients of all layers and added them up at the end.
+    """
+    cut = mesh is not None and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
+    if cut or getattr(recipe.model, "sharing", "none") != "none":
+        return program.depth
     layers = max((depth for depth, _ in encoders(recipe.model).values()), default=math.inf)
     return "unroll" if layers <= kernel.unrolled else program.depth
 

@@ -4,7 +4,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
 from models.attention.kernels import cudnn
@@ -28,7 +30,7 @@ from pretrain.training.attention_choice import chosen_program, for_evaluation, f
 from pretrain.training.placement import stages
 from tests.pretrain import tiny, toys
 from tpu.generations import GENERATIONS
-from tpu.mesh import row_mesh
+from tpu.mesh import AXES, row_mesh
 
 
 def bert(length=128, rate=0.0, **changes):
@@ -184,12 +186,32 @@ def test_of_a_sparse_pattern_a_kernel_computes_the_only_layer_too(tmp_path):
     assert chosen_program(sparse(256, depth=1), options, platform="tpu").attention == "pattern"
 
 
-def test_few_layers_with_a_kernel_of_a_sparse_pattern_are_unrolled_unless_the_run_says_otherwise(tmp_path):
+def test_few_layers_with_a_kernel_are_unrolled_unless_the_run_says_otherwise(tmp_path):
     options = lambda changes: tiny.options(tmp_path, tmp_path, **changes)
     chosen = lambda recipe, **changes: chosen_program(recipe, options(changes), platform="tpu")
     assert [chosen(sparse(depth=depth)).depth for depth in (2, 12, 13)] == ["unroll", "unroll", "scan"]
-    assert chosen(sparse(), depth="scan").depth == "scan"
-    assert chosen(sparse(), attention="xla").depth == chosen(bert()).depth == "scan"
+    assert [chosen(bert(depth=depth)).depth for depth in (24, 25)] == ["unroll", "scan"]
+    assert chosen(sparse(), depth="scan").depth == chosen(bert(), depth="scan").depth == "scan"
+    assert chosen(sparse(), attention="xla").depth == chosen(bert(), attention="xla").depth == "scan"
+
+
+CUTS = [((2, 2, 1, 2, 1), "unroll"), ((1, 2, 2, 1, 1), "scan"), ((1, 1, 1, 1, 2), "scan")]
+
+
+@pytest.mark.parametrize("shape, depth", CUTS)
+def test_layers_whose_parameters_a_mesh_cuts_are_scanned(shape, depth, tmp_path):
+    mesh = Mesh(np.full(shape, jax.devices()[0]), AXES)
+    recipe = bert(256, width=256, heads=4)
+    assert chosen_program(recipe, tiny.options(tmp_path, tmp_path), mesh, "tpu").depth == depth
+
+
+def test_layers_that_share_parameters_are_scanned(tmp_path):
+    options = tiny.options(tmp_path, tmp_path)
+    chosen = {name: chosen_program(RECIPES[name], options, platform="tpu") for name in ("albert-base", "bert-base")}
+    assert {name: (program.attention, program.depth) for name, program in chosen.items()} == {
+        "albert-base": ("splash", "scan"),
+        "bert-base": ("splash", "unroll"),
+    }
 
 
 def test_of_the_recipes_whose_queries_see_all_only_those_of_short_rows_are_plain_on_tpus(tmp_path):

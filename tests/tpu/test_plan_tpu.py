@@ -106,7 +106,7 @@ def test_several_slices_exchange_through_their_hosts():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v4:2x2x4", "v6e:8x8", "tpu7x:2x2x2"])
-@pytest.mark.parametrize("recipe", ["bert-large", "electra-base"])
+@pytest.mark.parametrize("recipe", ["bert-large --depth scan", "electra-base"])
 def test_published_sizes_on_every_generation(recipe, topology):
     for found in planned(f"{recipe} --topology {topology}"):
         if found["report"]["needed"] is not None:
@@ -127,7 +127,7 @@ from tpu.topologies import parse_topology
 
 prepare()
 for name in ("bert-tiny", "bert-base", "bert-large"):  # the first starts the compiler
-    settings = "--topology v5e:4x4 --mesh data=4,fsdp=4 --batch-size 256 --sequence-length 128"
+    settings = "--topology v5e:4x4 --mesh data=4,fsdp=4 --batch-size 256 --sequence-length 128 --depth scan"
     recipe, target = parse_plan([name, *settings.split()])
     work, _ = next(works(recipe, target, parse_topology(target.topology)))
     lowered = work.step.trace(*work.arguments).lower()
@@ -138,7 +138,7 @@ for name in ("bert-tiny", "bert-base", "bert-large"):  # the first starts the co
 
 
 @pytest.mark.slow
-def test_twice_the_layers_do_not_compile_twice_as_long():
+def test_twice_the_layers_of_a_loop_do_not_compile_twice_as_long():
     """In seconds of all cores, which other work on the machine hardly changes."""
     done = run([sys.executable, "-c", COMPILED], env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

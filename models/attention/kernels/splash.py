@@ -137,7 +137,8 @@ def _cost(products: int, cycles: dict[str, float], wide: float) -> Cost:
 
 # Cycles for 1,024 scores in blocks of 512 queries and keys, heads of 64, from the bundles that XLA:TPU scheduled: a
 # turn on v5p, one head, is 1922 bundles forward and 3134 backward. Of heads of 128 `row_attention` was counted. The
-# backward kernel computes scores again, then the gradients of values, probabilities, queries and keys.
+# backward kernel computes scores again, then the gradients of values, probabilities, queries and keys. Of bert-large's
+# step, 24 layers, copies into and out of a loop's stacks are an eighth (benchmarks/results/plans.md).
 KERNEL = Kernel(
     "splash",
     "self",
@@ -149,4 +150,5 @@ KERNEL = Kernel(
         "splash_mha_dkv": _cost(5, {"v4": 15.2, "v5e": 11.1, "v5p": 12.2, "v6e": 7.4, "v7x": 7.4}, 1.35),
         **row_attention.COSTS,
     },
+    unrolled=24,
 )
