@@ -44,7 +44,7 @@ class Launch:
     name: str
     """Of the slice, of its queued resource, and of the work directory."""
     type: str
-    """Such as v5litepod-16, v5e-16, v4-32, v5p-8, v6e-64."""
+    """Such as v4-32, v5litepod-16 or v5e-16, v5p-8, v6e-64, tpu7x-8."""
     zone: str
     """Google Cloud zone, such as us-west4-a."""
     bucket: str

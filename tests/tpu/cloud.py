@@ -79,6 +79,7 @@ case "$*" in
       cat {folder}/denied >&2
       case "$*" in *no-such-slice*) exit 1;; esac
       kill -9 $PPID
+      exit 1
     fi
     case "$*" in *no-such-slice*) ;; *) touch {folder}/deleted;; esac;;
   *) echo "stand-in for gcloud: $*" >&2; exit 99;;
