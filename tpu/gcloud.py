@@ -124,9 +124,13 @@ class Gcloud:
         return found
 
     def objects(self, folder: str) -> dict[str, dict]:
-        """What there is below gs://BUCKET/..., by the rest of its name: 'size', 'update_time'."""
+        """What there is below gs://BUCKET/..., by the rest of its name: 'size', 'update_time'.
+
+        Where the bucket keeps versions, gcloud lists also what was removed or replaced, which has a noncurrent_time.
+        """
         start = folder.split("/", 3)[3] + "/"
-        listed = self.call(storage("objects list", f"{folder}/**", "--format=json(name,size,update_time)"))
+        wanted = ["--filter=-noncurrent_time>1970", "--format=json(name,size,update_time)"]
+        listed = self.call(storage("objects list", f"{folder}/**", *wanted))
         return {one["name"].removeprefix(start): one for one in json.loads(listed)}
 
 

@@ -119,7 +119,9 @@ share() {  # upload the log where it has grown; a copy, because it may grow mean
   cp "$LOG" "$HERE/part" && gcloud storage cp "$HERE/part" "$STATE/log/$HOST/${LOG##*/}" 2>&3 && shared=$size
 }
 
-listed() { gcloud storage objects list "$STATE/**" --format="value(name)" 2>&3; }
+listed() {  # without the filter, where the bucket keeps versions, also what was removed
+  gcloud storage objects list "$STATE/**" --filter="-noncurrent_time>1970" --format="value(name)" 2>&3
+}
 
 metadata() { curl -sf --retry 20 --retry-connrefused -H "Metadata-Flavor: Google" "$ATTRIBUTES/$1"; }
 

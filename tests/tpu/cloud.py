@@ -73,7 +73,8 @@ case "$*" in
     to=$(path "$to")
     mkdir -p "${{to%/*}}"
     while [ $# -gt 1 ]; do cp "$(path "$1")" "$to" || exit; shift; done;;
-  "storage objects list "*) cd "{folder}/bucket" && find . -type f | sed 's,^./[^/]*/,,' | sort;;
+  "storage objects list "*) cd "{folder}/bucket" && find . -type f | sed 's,^./[^/]*/,,' | sort
+    case "$*" in *"--filter=-noncurrent_time>1970 "*) ;; *) cat {folder}/removed;; esac;;
   *" delete "*)
     if [ -e {folder}/denied ]; then
       cat {folder}/denied >&2
@@ -133,7 +134,7 @@ class Life(NamedTuple):
 
 
 class Cloud:
-    """The cloud, and what is to happen in it.
+    """The cloud, and what is to happen in it. Its bucket keeps versions, so that a listing can show what was removed.
 
     lives: host -> what its starts come to, one after the other.   wait: seconds in line.   making: seconds to be made.
     faults: [text of a command, what gcloud prints instead of doing it]; each once, in order, for commands that have it.
@@ -152,6 +153,7 @@ class Cloud:
             (folder / "bin" / name).write_text(text.format(folder=folder))
             (folder / "bin" / name).chmod(0o755)
         (folder / "unavailable").write_text(UNAVAILABLE)
+        (folder / "removed").touch()
         (folder / "bucket/b/corpus/manifest.json").write_text("{}")
 
     # Time
@@ -274,7 +276,7 @@ class Cloud:
         words = [word for word in command[1:] if not word.startswith("--")]
         flags = dict(word[2:].partition("=")[::2] for word in command if word.startswith("--"))
         if words[0] == "storage":
-            return self.storage(words[1:], folder)
+            return self.storage(words[1:], folder, flags)
         kind, verb, *name = words[2:]
         if verb == "create":
             files = dict(one.split("=") for one in flags["metadata-from-file"].split(","))
@@ -295,7 +297,7 @@ class Cloud:
             return 0, json.dumps([{"name": f"{NODES}/{vm}", **state} for vm, state in self.vms.items()]), ""
         return 0, "", ""
 
-    def storage(self, words, folder):
+    def storage(self, words, folder, flags):
         path = lambda url: self.folder / "bucket" / url.removeprefix("gs://") if url.startswith("gs:") else folder / url
         verb, *urls = words
         if verb == "cp":
@@ -311,12 +313,16 @@ class Cloud:
             files = sorted(file for file in start.rglob("*") if file.is_file())
             bucket = self.folder / "bucket" / "b"
             named = [{"name": str(one.relative_to(bucket)), "size": one.stat().st_size} for one in files]
+            if flags.get("filter") != "-noncurrent_time>1970":
+                named += [{"name": name, "size": 1} for name in self.file("removed").splitlines()]
             return 0, json.dumps([one | {"update_time": "2026-11-23T01:00:00+0000"} for one in named]), ""
         if not all(path(url).exists() for url in urls):
             return 1, "", NO_BUCKET
         if verb == "rm":
             for url in urls:
                 path(url).unlink()
+                with (self.folder / "removed").open("a") as file:
+                    file.write(url.removeprefix("gs://b/") + "\n")
             return 0, "", ""
         return 0, "".join(path(url).read_text() for url in urls) if verb == "cat" else "", ""
 

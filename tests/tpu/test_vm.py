@@ -103,3 +103,10 @@ def test_short_starts_are_counted_and_given_up(cloud, host):
     assert cloud.log("n-w-0") == "".join(f"step {number}\n" for number in range(6))
     assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("134 error: n-w-0 gave up after 6")
     assert [one for one in cloud.file("slept").split() if one not in ("20", "60")] == ["40", "80", "160", "320", "640"]
+
+
+def test_a_request_to_stop_that_was_removed_is_none_though_the_bucket_keeps_versions(cloud, host):
+    (cloud.folder / "removed").write_text("n/launch/stop\n")
+    cloud.lives["n-w-0"] = [Life("step 1", 134), Life("step 2", 3)]
+    host()
+    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "3 step 2\n"
