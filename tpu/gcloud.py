@@ -50,6 +50,12 @@ class Slice(NamedTuple):
     name: str
     zone: str
     project: str | None
+    count: int = 1  # slices that one request is for
+
+    @property
+    def vms(self) -> list[str]:
+        """As Google names them."""
+        return [self.name] if self.count == 1 else [f"{self.name}-{number}" for number in range(self.count)]
 
 
 def _tpus(where: Slice, kind: str, verb: str, *flags: str) -> list[str]:
@@ -63,9 +69,9 @@ def list_requests(where: Slice) -> list[str]:
 
 
 def list_vms(where: Slice) -> list[str]:
-    """Where one request is for several slices, each has a number."""
-    wanted = [rf"--filter=name~/nodes/{where.name}(-[0-9]+)?$", "--format=json(name,state,acceleratorType)"]
-    return _tpus(where, "tpu-vm", "list", *wanted)
+    """No others, such as run-2's where this is run. Parentheses in a pattern would be gcloud's: nothing matches."""
+    named = " OR ".join(f"name~/nodes/{vm}$" for vm in where.vms)
+    return _tpus(where, "tpu-vm", "list", f"--filter={named}", "--format=json(name,state,acceleratorType)")
 
 
 def create(where: Slice, *flags: str) -> list[str]:

@@ -139,9 +139,8 @@ def launch(options: Launch, run: Sequence[str]) -> int:
 def make_job(options: Launch, run: Sequence[str]) -> Job:
     """What the options come to."""
     one, count = parse_accelerator(options.type), options.slices
-    where, state = Slice(options.name, options.zone, options.project), state_folder(options.bucket, options.name)
-    vms = [options.name] if count == 1 else [f"{options.name}-{number}" for number in range(count)]
-    hosts = tuple(f"{vm}-w-{number}" for vm in vms for number in range(one.hosts))
+    where, state = Slice(options.name, options.zone, options.project, count), state_folder(options.bucket, options.name)
+    hosts = tuple(f"{vm}-w-{number}" for vm in where.vms for number in range(one.hosts))
     create = gcloud.create(
         where,
         f"--node-id={options.name}" if count == 1 else f"--node-prefix={options.name}",

@@ -7,6 +7,7 @@ answers so) or what users quote in their reports.
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -294,7 +295,8 @@ class Cloud:
             place = "projects/p/locations/z/queuedResources"
             return 0, json.dumps([{"name": f"{place}/{one}", "state": s} for one, s in self.requests.items()]), ""
         else:
-            return 0, json.dumps([{"name": f"{NODES}/{vm}", **state} for vm, state in self.vms.items()]), ""
+            found = [{"name": f"{NODES}/{vm}", **state} for vm, state in self.vms.items()]
+            return 0, json.dumps([one for one in found if matches(flags["filter"], one["name"])]), ""
         return 0, "", ""
 
     def storage(self, words, folder, flags):
@@ -345,6 +347,12 @@ class Cloud:
     def file(self, name):
         file = self.folder / name
         return file.read_text() if file.exists() else ""
+
+
+def matches(terms, name):
+    """As gcloud does it, in whose filters parentheses are no part of a pattern."""
+    assert not set("()") & set(terms)
+    return any(re.search(term.removeprefix("name~"), name) for term in terms.split(" OR "))
 
 
 def path_with(folder):

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from tests.tpu import cloud as google
 from tpu import launch
 from tpu.__main__ import main
+from tpu.gcloud import Slice, list_vms
 
 ON = ["--name", "n", "--zone", "z", "--project", "p", "--bucket", "gs://b"]
 LAUNCH = ["launch", "bert-tiny", *ON, "--type", "v5e-16"]
@@ -61,7 +63,7 @@ def test_the_settings_of_a_host(cloud):
     main([*LAUNCH, "--spot", "--workdir", "gs://e/f", "--init-from", "gs://b/it's $HOME; *"])
     settings = (cloud.folder / "bucket/b/n/launch/settings.sh").read_text()
     assert settings == (
-        '# {"name": "n", "zone": "z", "project": "p"}\n'
+        '# {"name": "n", "zone": "z", "project": "p", "count": 1}\n'
         "STATE=gs://b/n/launch\n"
         "HOSTS=4\n"
         "RUN=(bert-tiny --corpus gs://b/corpus --workdir gs://e/f --init-from 'gs://b/it'\"'\"'s $HOME; *')\n"
@@ -161,3 +163,21 @@ def test_google_knows_every_command_and_flag(lint, tmp_path):
     assert lint(lines, tmp_path) == []
     wrong = "gcloud compute tpus queued-resources create n --zone=z --odd=1"
     assert [command for command, _ in lint([wrong], tmp_path)] == [wrong]
+
+
+@pytest.mark.parametrize("count, its", [(1, ["run"]), (2, ["run-0", "run-1"])])
+def test_google_finds_a_slices_own_vms_and_no_others(count, its):
+    """By the SDK's own reading of filters, where it is."""
+    gcloud = shutil.which("gcloud")
+    library = Path(gcloud).resolve().parent.parent / "lib" if gcloud else Path("none")
+    if not library.exists():
+        pytest.skip("no Google Cloud SDK here")
+    [wanted] = [word for word in list_vms(Slice("run", "z", "p", count)) if word.startswith("--filter=")]
+    code = (
+        "import sys; from googlecloudsdk.core.resource import resource_filter as f; of, *vms = sys.argv[1:]\n"
+        "for vm in vms: f.Compile(of).Evaluate({'name': 'projects/p/locations/z/nodes/' + vm}) and print(vm)"
+    )
+    words = [sys.executable, "-c", code, wanted.removeprefix("--filter="), "run", "run-0", "run-1", "run-2", "a-run"]
+    environment = {**os.environ, "PYTHONPATH": f"{library}:{library / 'third_party'}"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == its, done.stderr

@@ -423,6 +423,13 @@ def test_a_login_that_expires_ends_the_watching_and_not_the_run(cloud, end):
     assert end(*ONE, "--spot")[::2] == (0, steps(1, 2))
 
 
+def test_the_slice_of_another_run_whose_name_goes_on_with_a_number_is_none_of_this_one(cloud, end):
+    cloud.vms["n-2"] = {"state": "READY", "acceleratorType": "v5litepod-8"}
+    cloud.drop = lambda: [cloud.vms.pop("n", None), cloud.requests.clear()]
+    status, _, lines = end(*ONE, "--spot")
+    assert (status, lines) == (0, steps(1, 2)) and list(cloud.vms) == ["n-2"]
+
+
 def test_a_slice_of_another_type_is_not_taken(cloud, end):
     cloud.vms["n"] = {"state": "READY", "acceleratorType": "v4-8"}
     status, said, _ = end(*ONE)
