@@ -29,6 +29,9 @@ from tpu.watch import Job, news, outcome, read_reports, watch
 
 ROOT = Path(__file__).parent.parent
 ARCHIVE, SETTINGS, SCRIPT = "code.tar.gz", "settings.sh", "vm.sh"
+# What launch itself says to gcloud's create: given twice, a slice would be made where launch does not look for it.
+GIVEN = {f"--{name}" for name in ("zone", "project", "spot", "accelerator-type", "runtime-version", "node-id")}
+GIVEN |= {"--node-prefix", "--metadata-from-file", "--valid-until-duration", "--quiet", "--format"}
 TAIL = 20  # lines of the log to show on coming back to a run
 
 
@@ -75,21 +78,24 @@ class Launch:
     def __post_init__(self):
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", self.name):
             raise UserError(f"--name {self.name}: lower-case letters, digits and '-', beginning with a letter")
-        if not re.fullmatch(r"gs://[^/]+(/.*)?", self.bucket):
+        if not re.fullmatch(r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#]*)?", self.bucket):
             raise UserError(f"--bucket {self.bucket}: must be a Cloud Storage path such as gs://my-bucket")
         if self.workdir is not None and not self.workdir.startswith("gs://"):
             raise UserError(f"--workdir {self.workdir}: must be a gs:// path, because the VMs do not last")
         if self.restarts < 0:
             raise UserError(f"--restarts {self.restarts}: must be at least 0")
         for flag in self.gcloud_flag:
-            if not re.fullmatch(r"--(?!metadata-from-file|node-id|node-prefix)[a-z-]+(=.*)?", flag):
+            name, _, value = flag.partition("=")
+            if name in GIVEN or not re.fullmatch(r"--[a-z-]+", name):
                 raise UserError(f"--gcloud-flag={flag}: give one of gcloud's create that launch does not, as --tags=A")
+            if name == "--node-count" and not re.fullmatch(r"[1-9][0-9]*", value):
+                raise UserError(f"--gcloud-flag={flag}: must be a number of slices, as --node-count=2")
 
     @property
     def slices(self) -> int:
         """What one request is for."""
-        given = (flag.partition("=")[2] for flag in self.gcloud_flag if flag.startswith("--node-count="))
-        return int(next(given, 1))
+        given = [flag.partition("=")[2] for flag in self.gcloud_flag if flag.startswith("--node-count=")]
+        return int(given[-1]) if given else 1
 
 
 def state_folder(bucket: str, name: str) -> str:
