@@ -8,7 +8,7 @@ from pathlib import Path
 from data_pipelines.errors import UserError
 from tpu import gcloud
 from tpu.gcloud import Gcloud, Slice
-from tpu.launch import SETTINGS, state_folder
+from tpu.launch import SETTINGS, check_names, state_folder
 from tpu.watch import POLL, STOPPED, news, read_reports, remove
 
 STOP_WITHIN = 900  # seconds for the checkpoint
@@ -22,6 +22,9 @@ class Run:
     """As given to launch."""
     bucket: str
     """As given to launch."""
+
+    def __post_init__(self):
+        check_names(self.name, self.bucket)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,10 +76,7 @@ class Launch:
     """Print every command of a launch that nothing disturbs, and run none."""
 
     def __post_init__(self):
-        if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", self.name):
-            raise UserError(f"--name {self.name}: lower-case letters, digits and '-', beginning with a letter")
-        if not re.fullmatch(r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#]*)?", self.bucket):
-            raise UserError(f"--bucket {self.bucket}: must be a Cloud Storage path such as gs://my-bucket")
+        check_names(self.name, self.bucket)
         if self.workdir is not None and not self.workdir.startswith("gs://"):
             raise UserError(f"--workdir {self.workdir}: must be a gs:// path, because the VMs do not last")
         if self.restarts < 0:
@@ -96,6 +93,14 @@ class Launch:
         """What one request is for."""
         given = [flag.partition("=")[2] for flag in self.gcloud_flag if flag.startswith("--node-count=")]
         return int(given[-1]) if given else 1
+
+
+def check_names(name: str, bucket: str) -> None:
+    """UserError for what no run can be called, or no bucket."""
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
+        raise UserError(f"--name {name}: lower-case letters, digits and '-', beginning with a letter")
+    if not re.fullmatch(r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#]*)?", bucket):
+        raise UserError(f"--bucket {bucket}: must be a Cloud Storage path such as gs://my-bucket")
 
 
 def state_folder(bucket: str, name: str) -> str:

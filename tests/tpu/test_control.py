@@ -46,6 +46,13 @@ def test_a_run_that_was_never_launched(cloud, capsys, command):
     assert capsys.readouterr().err == "error: --name n: launch has no run of that name in gs://b\n"
 
 
+@pytest.mark.parametrize("command", ["status", "logs", "stop", "delete"])
+def test_a_bucket_that_is_none_is_said_before_gcloud_is_asked(cloud, capsys, command):
+    assert main([command, "--name", "n", "--bucket", "b"]) == 2
+    assert capsys.readouterr().err == "error: --bucket b: must be a Cloud Storage path such as gs://my-bucket\n"
+    assert cloud.commands == []
+
+
 def test_logs_are_those_of_a_host_over_all_its_starts(waiting, capsys):
     waiting.lives["n-w-0"] = [Life("step 1\nstep 2", 134), Life("step 3", 0)]
     waiting.lives["n-w-1"] = [Life("other 1", 134), Life("other 2", 0)]
