@@ -18,7 +18,7 @@ from pretrain.generation.choice import choose, first_seen, penalised, with_seen
 from pretrain.generation.reading import apart, next_logits, read
 from pretrain.generation.settings import Decoding
 from tpu.rules import activation_rules
-from tpu.xla import few_row_options, matmul_precision
+from tpu.xla import matmul_precision, small_product_options
 
 
 class Texts(NamedTuple):
@@ -54,7 +54,7 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
             following = functools.partial(next_logits, model, params)
             return write_texts(decoding, first, following, tokens, segments, noise)[:, None]
 
-    return jax.jit(write, compiler_options=few_row_options(mesh))
+    return jax.jit(write, compiler_options=small_product_options(mesh))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,6 +1,6 @@
 """A recipe on a mesh: what lies where in each phase, and its programs. Made once; all that trains reads it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from models.core.parameters import Params
+from models.core.parameters import Params, count
 from models.core.sharding import placed_by
 from pretrain.objectives.phase import Phase
 from pretrain.state import TrainState
@@ -16,8 +16,9 @@ from pretrain.training.assembly import Assembly, all_parameters, initial_carry, 
 from pretrain.training.attention_choice import for_evaluation
 from pretrain.training.step import evaluation_step, merge, new_state, train_step
 from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
-from tpu.xla import compiler_options, matmul_precision
+from tpu.xla import compiler_options, matmul_precision, small_product_options
 
+SMALL = 20_000_000  # parameters, up to which a model's products are small for a CPU
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
 
 
@@ -91,12 +92,13 @@ def _stage(
     }
     step = train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches, assembly.teachers)
     outputs = (shardings(state), replicated(mesh))
-    train = jit_on(mesh, assembly, step, out_shardings=outputs, donate_argnums=0)
+    options = (small_product_options if count(merge(state.params, frozen)) <= SMALL else compiler_options)(mesh)
+    train = jit_on(mesh, assembly, step, options, out_shardings=outputs, donate_argnums=0)
     evaluated = for_evaluation(assembly, index, mesh)
     evaluation = evaluation_step(recipe.objective, evaluated.model, EVALUATION_SEED, assembly.teachers)
     # The carry comes back as it lies in the first one.
     outputs = (replicated(mesh), replicated(mesh), shardings(evaluation_carry))
-    evaluate = jit_on(mesh, evaluated, evaluation, out_shardings=outputs)
+    evaluate = jit_on(mesh, evaluated, evaluation, options, out_shardings=outputs)
     number = jax.ShapeDtypeStruct((), np.int32)
     return Stage(
         assembly,
@@ -111,14 +113,14 @@ def _stage(
     )
 
 
-def jit_on(mesh: Mesh, assembly: Assembly, step: Callable, **how) -> Callable:
-    """A step jitted for a mesh."""
+def jit_on(mesh: Mesh, assembly: Assembly, step: Callable, options: Mapping[str, str | bool], **how) -> Callable:
+    """A step jitted for a mesh, with these options of the compiler."""
 
     def placed(*arguments):
         with placed_by(activation_rules(mesh)), matmul_precision(assembly.model.program.dtype):
             return step(*arguments)
 
-    return jax.jit(placed, compiler_options=compiler_options(mesh), **how)
+    return jax.jit(placed, compiler_options=options, **how)
 
 
 def _carry(assembly: Assembly, index: int, mesh: Mesh, train: bool) -> tuple[Callable, Any, Any]:

@@ -140,7 +140,7 @@ def made(text):
 
 
 def test_the_loop_is_compiled_by_the_options_for_few_rows(gpt2, monkeypatch):
-    monkeypatch.setattr(loop, "few_row_options", lambda mesh: {"xla_of_few_rows": True})
+    monkeypatch.setattr(loop, "small_product_options", lambda mesh: {"xla_of_few_rows": True})
     with pytest.raises(Exception, match="No such compile option: 'xla_of_few_rows'"):
         generate(*gpt2, [[5]], Decoding(max_tokens=1))
 

@@ -24,6 +24,7 @@ from tests.pretrain.test_options import replaced
 from tests.tpu import simulated
 from tpu.batches import host_rows, place_rows
 from tpu.mesh import MeshShape, make_mesh, parse_mesh
+from tpu.xla import compiler_options
 
 ROWS, LENGTH = 16, 128
 KERNELS = {"bert": "splash", "xlnet": "relative"}
@@ -55,7 +56,7 @@ def gradients(name, text, program):
 
     params = placement.place_parameters(jax.tree.map(np.asarray, initial_params(assembly)), stage)
     batch = place_rows(simulated.rows_of(assembly.recipe, 0), host_rows(mesh, ROWS), ROWS, mesh)
-    step = placement.jit_on(mesh, assembly, jax.value_and_grad(loss))
+    step = placement.jit_on(mesh, assembly, jax.value_and_grad(loss), compiler_options(mesh))
     step = step.lower(params, batch, stage.first_carry()).compile(compiler_options=simulated.QUICK)
     value, found = step(params, batch, stage.first_carry())
     return float(value), dict(leaves(jax.device_get(found)))

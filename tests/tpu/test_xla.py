@@ -15,7 +15,7 @@ from pretrain.training.assembly import assemble
 from tests.pretrain import tiny
 from tpu import xla
 from tpu.mesh import MeshShape, make_mesh
-from tpu.xla import compiler_options, matmul_precision, platform_options
+from tpu.xla import compiler_options, matmul_precision, platform_options, small_product_options
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])  # the TPU's are compiled by the tests of the plan
@@ -26,22 +26,31 @@ def test_the_compiler_knows_every_option(platform):
         jax.jit(lambda x: 2 * x, compiler_options={"xla_no_such_option": True})(jnp.ones(2))
 
 
-FEW_ROWS = """
+SMALL_PRODUCTS = """
 from pretrain.commands.platform import prepare_cpu
 prepare_cpu()
 import jax
 from tpu.mesh import row_mesh
-from tpu.xla import compiler_options, few_row_options
+from tpu.xla import compiler_options, small_product_options
 mesh, rows = row_mesh(jax.devices(), [1]), jax.numpy.ones((8, 512))
 product = lambda options: jax.jit(lambda x: x @ x.T, compiler_options=options(mesh)).lower(rows).compile().as_text()
-assert "ynn_fusion" in product(few_row_options) and "ynn_fusion" not in product(compiler_options)
+assert "ynn_fusion" in product(small_product_options) and "ynn_fusion" not in product(compiler_options)
 """
 
 
-def test_products_of_few_rows_alone_are_ynnpacks_on_cpus():
+def test_small_products_alone_are_ynnpacks_on_cpus():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    done = subprocess.run([sys.executable, "-c", FEW_ROWS], env=environment, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", SMALL_PRODUCTS], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
+
+
+def test_a_small_models_steps_are_compiled_for_small_products(monkeypatch):
+    monkeypatch.setattr(placement, "jit_on", lambda mesh, assembly, step, options, **how: options)
+    mesh, assembly = make_mesh(MeshShape(), jax.devices()[:1]), assemble(tiny.bert(), Program())
+    for limit, expected in (placement.SMALL, small_product_options(mesh)), (0, compiler_options(mesh)):
+        monkeypatch.setattr(placement, "SMALL", limit)
+        (stage,) = placement.stages(assembly, mesh)
+        assert stage.train.run == stage.evaluate.run == expected
 
 
 VERSIONS = [("0.0.42.1", True), ("0.0.48", False), ("0.1.2", False), ("0.0.52.dev20261101", False), (None, True)]
