@@ -3,6 +3,8 @@
 gcsfs, google-cloud-storage and TensorStore speak to it as they speak to Google once `ENVIRONMENT` names it.
 """
 
+import base64
+import hashlib
 import json
 import re
 import sys
@@ -10,7 +12,7 @@ import threading
 import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)")
 MOVE = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)")
@@ -61,10 +63,12 @@ class Storage:
 
     def describe(self, bucket, name) -> dict:
         content, generation = self.objects[bucket, name]
+        link = f"{self.url}/download/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
         return {
             "kind": "storage#object", "bucket": bucket, "name": name, "id": f"{bucket}/{name}/{generation}",
             "size": str(len(content)), "generation": str(generation), "metageneration": "1", "etag": str(generation),
             "updated": "2026-01-01T00:00:00.000Z", "timeCreated": "2026-01-01T00:00:00.000Z",
+            "mediaLink": link, "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
         }  # fmt: skip
 
     def names(self, bucket) -> list[str]:

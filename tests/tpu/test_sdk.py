@@ -1,0 +1,80 @@
+"""The commands as Google's own SDK reads them, where it is installed: with servers here in the place of Google's."""
+
+import json
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.gcs import Storage
+from tpu.gcloud import Gcloud, GcloudError, Slice, storage
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("gcloud") is None, reason="no Google Cloud SDK here"),
+]
+NODES = ["nodes/n", "nodes/n-1", "nodes/run-n", "nodes/n-x"]
+REQUESTS = ["queuedResources/n", "queuedResources/n-1", "queuedResources/nn"]
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Cloud TPU's lists."""
+
+    status = 200
+
+    def do_GET(self):
+        failed = {"state": "FAILED", "failedData": {"error": {"code": 8, "message": "no capacity"}}}
+        place = "projects/p/locations/z"
+        answer = {
+            "nodes": [{"name": f"{place}/{name}", "state": "READY", "acceleratorType": "v4-8"} for name in NODES],
+            "queuedResources": [{"name": f"{place}/{name}", "state": failed} for name in REQUESTS],
+        }
+        refusal = {"error": {"code": self.status, "status": "NOT_FOUND", "message": "none"}}
+        text = json.dumps(answer if self.status == 200 else refusal)
+        self.send_response(self.status)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def sdk(tmp_path, monkeypatch):
+    """A Gcloud whose commands ask a server on this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN", "token")
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", f"http://127.0.0.1:{server.server_port}/")
+    yield Gcloud(Slice("n", "z", "p"), str(tmp_path))
+    server.shutdown()
+
+
+def test_a_look_finds_the_request_and_its_vms_and_none_of_another_name(sdk):
+    assert sdk.look() == {"the request": ("FAILED", "no capacity"), "n": ("READY", "v4-8")}
+
+
+def test_an_answer_that_is_an_error_has_its_kind(sdk, monkeypatch):
+    monkeypatch.setattr(Answers, "status", 404)
+    with pytest.raises(GcloudError, match="NOT_FOUND") as caught:
+        sdk.look()
+    assert caught.value.kind == "other"
+
+
+def test_objects_are_written_listed_read_and_removed(sdk, monkeypatch, tmp_path):
+    bucket = Storage("b")
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", f"{bucket.url}/storage/v1/")
+    assert sdk.objects("gs://b/n/launch") == {}
+    bucket.put("b", "n/launch/log/n-w-0/1.txt", b"step 1\n")
+    [(name, one)] = sdk.objects("gs://b/n/launch").items()
+    assert (name, one["size"], one["update_time"][:4]) == ("log/n-w-0/1.txt", 7, "2026")
+    for host, line in (("a", "0 done\n"), ("b", "2 no\n")):
+        (tmp_path / "ended").write_text(line)
+        sdk.call(storage("cp", "ended", f"gs://b/n/launch/ended/{host}"))
+    assert sdk.call(storage("cat", "gs://b/n/launch/ended/a", "gs://b/n/launch/ended/b")) == "0 done\n2 no\n"
+    sdk.call(storage("rm", "gs://b/n/launch/ended/a", "gs://b/n/launch/ended/b"))
+    assert list(sdk.objects("gs://b/n/launch")) == ["log/n-w-0/1.txt"]
+    bucket.close()
