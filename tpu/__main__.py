@@ -66,11 +66,13 @@ def _launch(arguments: list[str]) -> int:
     from models.attention.kernels.table import KERNELS
     from pretrain.commands.arguments import parse_run
     from pretrain.commands.run import check_batches
+    from pretrain.recipe import check
     from pretrain.training.attention_choice import chosen_program
     from tpu.mesh import MeshShape, parse_mesh
 
     # Mistakes are said before a VM costs anything. The automatic mesh cuts a batch for all devices.
     recipe, settings = parse_run(run)
+    check(recipe)
     program, one = chosen_program(recipe, settings, platform="tpu"), parse_accelerator(options.type)
     if settings.attention and program.attention in KERNELS and not GENERATIONS[one.generation].kernels:
         raise UserError(f"--attention {settings.attention}: no kernel compiles for TPU {one.generation}; use xla")

@@ -121,6 +121,7 @@ def test_without_git_there_is_nothing_to_copy(cloud, tmp_path, monkeypatch, caps
         (["--restarts", "-1"], "--restarts -1: must be at least 0"),
         (["--gcloud-flag=network"], "--gcloud-flag=network: give one of gcloud's create"),
         (["--gcloud-flag=--metadata-from-file=a=b"], "--gcloud-flag=--metadata-from-file=a=b: give one of gcloud's"),
+        (["--steps", "-1"], "steps=-1: must be at least 1"),
         (["--gcloud-flag=--zone=y"], "--gcloud-flag=--zone=y: give one of gcloud's create that launch does not"),
         (["--gcloud-flag=--node-count=x"], "--gcloud-flag=--node-count=x: must be a number of slices"),
         (["--gcloud-flag=--node-count=0"], "--gcloud-flag=--node-count=0: must be a number of slices"),
