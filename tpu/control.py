@@ -1,14 +1,13 @@
 """Look at a launched run, read its log, stop it, delete its slice."""
 
 import dataclasses
-import json
 import tempfile
 from pathlib import Path
 
 from data_pipelines.errors import UserError
 from tpu import gcloud
 from tpu.gcloud import Gcloud, Slice
-from tpu.launch import SETTINGS, check_names, state_folder
+from tpu.launch import SETTINGS, check_names, slice_of, state_folder
 from tpu.watch import POLL, STOPPED, news, read_reports, remove
 
 STOP_WITHIN = 900  # seconds for the checkpoint
@@ -49,7 +48,7 @@ def _there(options: Run, word: tuple[str, str] | None = None) -> tuple[Gcloud, s
         with tempfile.NamedTemporaryFile("w") as file:
             Path(file.name).write_text(f"{word[1]}\n")
             cloud.call(gcloud.storage("cp", file.name, f"{folder}/{word[0]}"))
-    return Gcloud(Slice(**json.loads(settings.splitlines()[0].removeprefix("# "))), "."), folder, objects
+    return Gcloud(slice_of(settings), "."), folder, objects
 
 
 def status(options: Run) -> int:

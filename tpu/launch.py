@@ -107,6 +107,11 @@ def state_folder(bucket: str, name: str) -> str:
     return f"{bucket.rstrip('/')}/{name}/launch"
 
 
+def slice_of(settings: str) -> Slice:
+    """Where the slice is that the settings of its hosts were written for, see `make_job`."""
+    return Slice(**json.loads(settings.splitlines()[0].removeprefix("# ")))
+
+
 def corpus_paths(options: Launch) -> dict[str, str]:
     """gs:// paths of the corpora, by name."""
     bucket = options.bucket.rstrip("/")
@@ -208,6 +213,11 @@ def _begin(cloud: Gcloud, job: Job, shown: dict[str, tuple]) -> bool:
             theirs = re.search(r"^RUN=\((.*)\)$", theirs, re.M)[1]
             cure = "python -m tpu stop or delete it first, or use another --name"
             raise UserError(f"--name {job.where.name}: another command's run is going on there, {theirs}: {cure}")
+        before = slice_of(theirs)
+        found = Gcloud(before, cloud.folder).look()  # it would take up this run by itself
+        if found and (before != job.where or any(kind not in ("", job.accelerator) for _, kind in found.values())):
+            raise UserError(f"--name {job.where.name}: another slice of that name is in {before.zone}: python -m tpu "
+                            "delete it first, or use another --name")  # fmt: skip
     pack(ROOT, Path(cloud.folder, ARCHIVE))
     cloud.say("copying the code that git tracks here to the bucket")
     cloud.call(gcloud.storage("cp", ARCHIVE, SETTINGS, f"{job.state}/"))

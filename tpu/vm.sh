@@ -51,7 +51,7 @@ work() {
   [ -e "$HERE/venv" ] || { echo "installing Python and JAX: some minutes"; check_rights; }
   run & child=$!
   while kill -0 "$child" 2> /dev/null; do
-    pause "$POLL"
+    pause $((shutdown ? 1 : POLL))  # a slice that is taken has half a minute for its last lines
     share
     [ "$SECONDS" -lt "$SHORT" ] || echo 0 > "$HERE/short"
     if [ -z "$asked" ] && listed | grep -q "/stop$"; then asked=1; kill -TERM "$child"; fi
@@ -89,7 +89,7 @@ setup() {
 }
 
 finish() {  # STATUS WHY: this host has ended for good
-  echo "$1 $2" > "$HERE/ended"
+  tr '\r' ' ' <<< "$1 $2" > "$HERE/ended"  # a line that shows progress is still one line
   persistently share
   persistently gcloud storage cp "$HERE/ended" "$STATE/ended/$HOST" 2>&3
   if [ ${#DELETE[@]} -eq 0 ]; then  # the slice stays; until a launcher wants another run

@@ -62,8 +62,8 @@ def read_reports(cloud: Gcloud, folder: str, objects: dict[str, dict]) -> dict[s
     names = sorted(name for name in objects if name.startswith("ended/"))
     if not names:
         return {}
-    lines = cloud.call(gcloud.storage("cat", *(f"{folder}/{name}" for name in names))).splitlines()
-    parts = [line.partition(" ") for line in lines]
+    lines = cloud.call(gcloud.storage("cat", *(f"{folder}/{name}" for name in names)))
+    parts = [line.partition(" ") for line in lines.removesuffix("\n").split("\n")]
     return {name.removeprefix("ended/"): (int(one[0]), one[2]) for name, one in zip(names, parts, strict=True)}
 
 
@@ -77,7 +77,7 @@ def outcome(reports: dict[str, tuple[int, str]]) -> tuple[int, str]:
 
 def watch(cloud: Gcloud, job: Job, shown: dict[str, tuple], left: int, begun: bool) -> int:
     """-> exit status of the run.   left: how often the slice may be made again.   begun: it has been there before."""
-    delay, waited, before, heard = FIRST_DELAY, 0, ({}, "missing"), False
+    delay, waited, before, heard = FIRST_DELAY, 0, ({}, "missing"), bool(shown)
     while True:
         found = cloud.look()  # before the bucket: a slice that deletes itself has reported by then
         objects = cloud.objects(job.state)
@@ -91,7 +91,7 @@ def watch(cloud: Gcloud, job: Job, shown: dict[str, tuple], left: int, begun: bo
         if now == "missing" and before[0]:
             silent = "" if heard else f", or its hosts, which have no roles/storage.objectUser on {job.state}"
             raise UserError(f"--name {job.where.name}: someone deleted it{silent}; the same command makes it again")
-        before, why = (found, now), None
+        before, why, heard = (found, now), None, heard and now != "missing"
         if now != "over":
             why = _why_again(cloud, job, now, found, waited, heard, begun)
         else:

@@ -345,6 +345,25 @@ def test_another_machine_comes_back_while_it_goes_on(cloud, end):
     assert "this run was launched before" in said and cloud.created == 1
 
 
+def test_another_machine_does_not_take_a_run_that_is_silent_for_one_that_never_spoke(cloud, end):
+    cloud.lives["n-w-0"] = [life(1, end="lost"), life(2)]
+    interrupt(cloud, 300)
+    assert end(*ONE, "--spot")[0] == 130
+    status, said, lines = end(*ONE, "--spot")
+    assert (status, lines) == (0, steps(1, 2)) and gone(cloud)
+    assert "its hosts printed nothing for 7200 s: made again" in said
+
+
+@pytest.mark.parametrize("other", [["--zone", "y"], ["--type", "v5e-4"]])
+def test_a_kept_slice_does_not_take_up_a_run_for_another_one(cloud, end, other):
+    cloud.lives["n-w-0"] = [life(1, end=2), life(2)]
+    assert end(*ONE)[0] == 2
+    status, said, _ = end(*ONE, *other)
+    assert status == 2 and "--name n: another slice of that name is in z: python -m tpu delete it first" in said
+    cloud.sleep(3600)
+    assert cloud.log("n-w-0") == "step 1\n"
+
+
 def test_another_machine_makes_what_was_preempted_meanwhile(cloud, end):
     cloud.lives["n-w-0"] = [Life("\n".join(steps(*range(1, 31))), "preempted"), life(31)]
     interrupt(cloud, 30)

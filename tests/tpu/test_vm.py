@@ -91,10 +91,10 @@ def test_a_log_that_ends_within_a_line_is_whole_all_the_same(cloud, host):
     cloud.work = lambda *_: None
     host()
     life = cloud.folder / "lives/n-w-0/0"
-    life.write_text("printf 'step 1\\nno end'; exit 2\n")
+    life.write_text("printf 'step 1\\n1%%\\rno end'; exit 2\n")
     type(cloud).work(cloud, "n", 0, "n-w-0", cloud.folder / "disk-0-n-w-0", {})
-    assert cloud.log("n-w-0") == "step 1\nno end\n"
-    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "2 no end\n"
+    assert cloud.log("n-w-0") == "step 1\n1%\nno end\n"  # \r, as Python reads it
+    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_bytes() == b"2 1% no end\n"  # a report is one line
 
 
 def test_short_starts_are_counted_and_given_up(cloud, host):
