@@ -47,6 +47,7 @@ def parse_accelerator(name: str) -> Accelerator:
 
 
 def _near(name: str) -> str:
-    names = [f"{one.prefix}-{one.count * chips}" for one in GENERATIONS.values() for chips in one.shapes]
-    near = difflib.get_close_matches(name, names, n=1)
+    both = [(prefix, one) for key, one in GENERATIONS.items() for prefix in (one.prefix, key)]
+    names = [f"{prefix}-{one.count * chips}" for prefix, one in both for chips in one.shapes]
+    near = difflib.get_close_matches(name.lower(), names, n=1)
     return f"; did you mean {near[0]}?" if near else ": use one such as v4-32, v5litepod-16, v5p-8 or v6e-8"

@@ -56,6 +56,7 @@ def test_each_generation_has_its_image(name, runtime):
     "name, said",
     [
         ("v5lite-16", "not the name of a TPU slice; did you mean v5litepod-16?"),
+        ("V5E-16", "not the name of a TPU slice; did you mean v5e-16?"),
         ("h100", "not the name of a TPU slice: use one such as v4-32"),
         ("v5e-12", "v5e has no slice of 12 (the number counts chips): use 1, 4, 8, 16"),
         ("v4-9", "v4 has no slice of 9 (the number counts TensorCores, two to a chip): use 8, 16, 32"),
