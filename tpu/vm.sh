@@ -16,7 +16,7 @@ readonly ATTRIBUTES="http://metadata.google.internal/computeMetadata/v1/instance
 boot() {
   mkdir -p "$HERE/log"
   cp "$0" "$HERE/vm.sh"
-  metadata pretrain-settings > "$HERE/settings.sh"
+  until metadata pretrain-settings > "$HERE/settings.sh"; do sleep 10; done  # without them no host could delete
   command -v gcloud > /dev/null || snap install google-cloud-cli --classic
   cat > "$ROOT/etc/systemd/system/pretrain.service" << END
 [Unit]

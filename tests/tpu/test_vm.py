@@ -110,3 +110,13 @@ def test_a_request_to_stop_that_was_removed_is_none_though_the_bucket_keeps_vers
     cloud.lives["n-w-0"] = [Life("step 1", 134), Life("step 2", 3)]
     host()
     assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "3 step 2\n"
+
+
+def test_settings_that_the_metadata_server_does_not_give_at_once_are_waited_for(cloud, host):
+    (cloud.folder / "bin/curl").write_text(
+        f'#!/bin/sh\n[ -e {cloud.folder}/slept ] || exit 22\nfor last; do :; done\n'
+        f'cat "{cloud.folder}/metadata/$HOSTNAME/${{last##*/}}"\n'
+    )  # fmt: skip
+    host()
+    assert cloud.file("slept").startswith("10\n")
+    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "0 step 2\n"
