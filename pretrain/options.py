@@ -37,7 +37,7 @@ class Options:
     attention: str | None = None
     """xla, splash, pattern or relative (TPU), cudnn (GPU); dense or blocked, the plain forms of a sparse pattern; an
     error where that cannot run. By default the model's and platform's kernel where it can: bfloat16, but for pattern
-    phases of a multiple of 128 positions, but for pattern and relative no attention dropout."""
+    phases of a multiple of 128 positions, attention dropout in splash up to 1,024 of them, in cudnn none."""
     remat: str | None = None
     """What the backward pass computes again instead of keeping: none, dots (all but products) or full; by default what
     suits the platform."""

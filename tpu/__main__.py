@@ -73,6 +73,11 @@ def _launch(arguments: list[str]) -> int:
     # Mistakes are said before a VM costs anything. The automatic mesh cuts a batch for all devices.
     recipe, settings = parse_run(run)
     check(recipe)
+    for name in ("coordinator", "processes", "process"):
+        if getattr(settings, name) is not None:
+            raise UserError(f"--{name} {getattr(settings, name)}: leave it out; hosts of a slice find each other")
+    if settings.init_from and not all("gs://" in part for part in settings.init_from.split(",")):
+        raise UserError(f"--init-from {settings.init_from}: must be a gs:// path, because the VMs see no other")
     program, one = chosen_program(recipe, settings, platform="tpu"), parse_accelerator(options.type)
     if settings.attention and program.attention in KERNELS and not GENERATIONS[one.generation].kernels:
         raise UserError(f"--attention {settings.attention}: no kernel compiles for TPU {one.generation}; use xla")

@@ -107,10 +107,15 @@ finish() {  # STATUS WHY: this host has ended for good
 }
 
 check_rights() {  # asked by deleting what does not exist, while somebody reads the log
-  if [ ${#DELETE[@]} -gt 0 ] && [[ "$("${PROBE[@]}" 2>&1)" == *PERMISSION_DENIED* ]]; then
-    echo "warning: this slice cannot delete itself: its service account needs roles/tpu.admin; when the run has ended, it"
-    echo "warning: costs until somebody's python -m tpu launch sees that and deletes it, or python -m tpu delete"
-  fi
+  [ ${#DELETE[@]} -gt 0 ] || return 0
+  local said; said=$("${PROBE[@]}" 2>&1)
+  case "$said" in
+    *NOT_FOUND*) return 0 ;;
+    *PERMISSION_DENIED*) echo "warning: this slice cannot delete itself: its service account needs roles/tpu.admin;" ;;
+    *) echo "warning: this slice may not be able to delete itself: ${said##*$'\n'}" ;;
+  esac
+  echo "warning: when the run has ended, it costs until somebody's python -m tpu launch sees that and deletes it, or"
+  echo "warning: python -m tpu delete"
 }
 
 share() {  # upload the log where it has grown; a copy, because it may grow meanwhile

@@ -83,7 +83,8 @@ case "$*" in
       kill -9 $PPID
       exit 1
     fi
-    case "$*" in *no-such-slice*) ;; *) touch {folder}/deleted;; esac;;
+    case "$*" in *no-such-slice*) echo "ERROR: (gcloud) NOT_FOUND: Resource was not found" >&2; exit 1;; esac
+    touch {folder}/deleted;;
   *) echo "stand-in for gcloud: $*" >&2; exit 99;;
 esac
 """,

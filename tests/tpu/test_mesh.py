@@ -83,8 +83,9 @@ GB = 2**30
     [
         (8, 335e6, None, 1, MeshShape(data=8)),
         (8, 110e6, 16 * GB, 1, MeshShape(data=8)),  # 1.8 GB of state
-        (8, 335e6, 16 * GB, 1, MeshShape(data=4, fsdp=2)),  # 5.4 GB
-        (256, 3e9, 16 * GB, 1, MeshShape(data=16, fsdp=16)),
+        (8, 335e6, 16 * GB, 1, MeshShape(data=8)),  # 5.4 GB
+        (8, 400e6, 16 * GB, 1, MeshShape(data=4, fsdp=2)),  # 6.4 GB
+        (256, 3e9, 16 * GB, 1, MeshShape(data=32, fsdp=8)),
         (256, 300e9, 16 * GB, 1, MeshShape(data=16, fsdp=16)),  # never more, whether it fits or not
         (12, 3e9, 16 * GB, 1, MeshShape(data=3, fsdp=4)),
         (32, 3e9, 16 * GB, 4, MeshShape(slice=4, data=1, fsdp=8)),  # fsdp never leaves a slice

@@ -300,12 +300,19 @@ def test_hosts_that_say_nothing_cost_no_longer_than_half_an_hour(cloud, end):
     assert 1800 < cloud.now < 2400
 
 
-def test_a_slice_that_may_not_delete_itself_says_so_at_once_and_the_launcher_deletes_it(cloud, end):
-    (cloud.folder / "denied").write_text(google.DENIED)
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (google.DENIED, "cannot delete itself: its service account needs roles/tpu.admin;"),
+        ("ERROR: gcloud crashed (X): y\n", "may not be able to delete itself: ERROR: gcloud crashed (X): y"),
+    ],
+)
+def test_a_slice_that_may_not_delete_itself_says_so_at_once_and_the_launcher_deletes_it(cloud, end, answer, said):
+    (cloud.folder / "denied").write_text(answer)
     status, _, lines = end(*ONE, "--spot")
     assert status == 0 and gone(cloud)
-    assert lines[0].startswith("warning: this slice cannot delete itself: its service account needs roles/tpu.admin")
-    assert lines[2:] == steps(1, 2)
+    assert lines[0] == f"warning: this slice {said}"
+    assert lines[3:] == steps(1, 2)
 
 
 def test_slices_that_train_together(cloud, end):
