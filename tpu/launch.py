@@ -176,6 +176,7 @@ def make_job(options: Launch, run: Sequence[str]) -> Job:
         "PROBE": gcloud.delete(where._replace(name="no-such-slice")),
     }
     lines = [f"# {json.dumps(where._asdict())}", f"STATE={shlex.quote(state)}", f"HOSTS={len(hosts)}"]
+    lines.append(f"FIRST={hosts[0]}")
     lines += [f"{name}=({shlex.join(value)})" for name, value in words.items()]
     return Job(where, one.name, hosts, state, "\n".join(lines) + "\n", create, remove, costs)
 

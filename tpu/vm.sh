@@ -11,13 +11,15 @@ readonly ROOT="${ROOT:-}"
 export HOME="$ROOT/root"
 readonly HERE="$ROOT/var/lib/pretrain"
 readonly POLL=20 SHORT=1800 STARTS=6  # seconds between looks; so many starts in a row that end within SHORT are enough
+readonly HANGING=7200  # seconds in which the first host, which prints the run's lines, must have printed the next one
+readonly REFUSED=77 REFUSAL='HTTPError 40[13]|does not have |denied on |insufficient authentication'
 readonly ATTRIBUTES="http://metadata.google.internal/computeMetadata/v1/instance/attributes"
 
 boot() {
   mkdir -p "$HERE/log"
   cp "$0" "$HERE/vm.sh"
   until metadata pretrain-settings > "$HERE/settings.sh"; do sleep 10; done  # without them no host could delete
-  command -v gcloud > /dev/null || snap install google-cloud-cli --classic
+  type -P gcloud > /dev/null || snap install google-cloud-cli --classic
   cat > "$ROOT/etc/systemd/system/pretrain.service" << END
 [Unit]
 Description=python -m pretrain run
@@ -37,7 +39,7 @@ END
 work() {
   . "$HERE/settings.sh"
   HOST="$(environment NODE_ID)-w-$(environment WORKER_ID)"
-  LOG="$HERE/log/$(date -u +%Y%m%d-%H%M%S-%N).txt" shared=0 child= asked= shutdown=
+  LOG="$HERE/log/$(date -u +%Y%m%d-%H%M%S-%N).txt" shared=0 child= asked= shutdown= hung=
   exec 3>&2 >> "$LOG" 2>&1  # what this script's own gcloud says goes to the journal, not into the run's log
   trap 'shutdown=1; [ -z "$child" ] || kill -TERM "$child"' TERM
   local short; short=$(cat "$HERE/short" 2> /dev/null || echo 0)
@@ -45,18 +47,33 @@ work() {
   [ "$short" -lt "$STARTS" ] || finish 134 "error: $HOST gave up after $short starts that ended within $SHORT seconds"
   [ "$short" -eq 0 ] || pause $((20 * 2 ** short))
   [ -z "$shutdown" ] || exit 75
-  persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$HERE/" 2>&3 \
+  local fetched printed quiet=0
+  for _ in {1..6}; do  # a right that was given just now counts some minutes later
+    persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$HERE/" 2>&3; fetched=$?
+    [ "$fetched" -eq "$REFUSED" ] || break
+    pause 50
+  done
+  [ "$fetched" -ne "$REFUSED" ] \
     || finish 1 "error: $HOST cannot read $STATE: its service account needs roles/storage.objectUser on the bucket"
+  [ "$fetched" -eq 0 ] || exit 134
   . "$HERE/settings.sh"
   [ -e "$HERE/venv" ] || { echo "installing Python and JAX: some minutes"; check_rights; }
   run & child=$!
   while kill -0 "$child" 2> /dev/null; do
     pause $((shutdown ? 1 : POLL))  # a slice that is taken has half a minute for its last lines
     share
-    [ "$SECONDS" -lt "$SHORT" ] || echo 0 > "$HERE/short"
+    [ "$HOST" != "$FIRST" ] || printed=$(stat -c %Y "$LOG") quiet=$((EPOCHSECONDS - printed))
+    [ "$SECONDS" -lt "$SHORT" ] || [ "$quiet" -ge "$SHORT" ] || echo 0 > "$HERE/short"
+    [ "$quiet" -lt "$HANGING" ] || { hung=134; break; }
     if [ -z "$asked" ] && listed | grep -q "/stop$"; then asked=1; kill -TERM "$child"; fi
   done
-  wait "$child"; local status=$?
+  if [ -n "$hung" ]; then  # not waited for: what hangs in a driver does not even die
+    kill -KILL "$child"
+    echo "error: $HOST printed nothing for $HANGING seconds and was killed"
+  else
+    wait "$child"
+  fi
+  local status=${hung:-$?}
   [ -z "$(tail -c 1 "$LOG")" ] || echo >> "$LOG"
   persistently share
   # 75: told to end. 134: JAX aborts where another host is gone. Both start again, unless all are to end.
@@ -92,14 +109,14 @@ finish() {  # STATUS WHY: this host has ended for good
   tr '\r' ' ' <<< "$1 $2" > "$HERE/ended"  # a line that shows progress is still one line
   persistently share
   persistently gcloud storage cp "$HERE/ended" "$STATE/ended/$HOST" 2>&3
+  local names
   if [ ${#DELETE[@]} -eq 0 ]; then  # the slice stays; until a launcher wants another run
-    local names=
     while ! names=$(listed) || grep -q "/ended/$HOST$" <<< "$names"; do pause 60; done
     rm "$HERE/short"
     exit 75
   fi
   for _ in {1..9}; do  # three minutes for the other hosts' last words
-    [ "$(listed | grep -c "/ended/")" -lt "$HOSTS" ] || break
+    names=$(listed); [ $? -ne "$REFUSED" ] && [ "$(grep -c "/ended/" <<< "$names")" -lt "$HOSTS" ] || break
     pause "$POLL"
   done
   until "${DELETE[@]}" 2>&3; do pause 300; done
@@ -134,9 +151,20 @@ environment() { metadata tpu-env | sed -n "s/^$1: '\(.*\)'$/\1/p"; }
 
 pause() { sleep "$1" & wait $!; }  # which a signal ends
 
+gcloud() {  # which must not hang; REFUSED where the answer will be the same
+  timeout -k 10 600 gcloud "$@" 2> "$HERE/said"; local status=$?
+  cat "$HERE/said" >&2
+  [ "$status" -eq 0 ] || ! grep -qE "$REFUSAL" "$HERE/said" || return "$REFUSED"
+  return "$status"
+}
+
 persistently() {
-  local delay
-  for delay in 5 10 20 40 80 160; do "$@" && return; pause "$delay"; done
+  local delay status
+  for delay in 5 10 20 40 80 160; do
+    "$@" && return; status=$?
+    [ "$status" -ne "$REFUSED" ] || return "$status"
+    pause "$delay"
+  done
   "$@"
 }
 

@@ -60,6 +60,16 @@ DENIED = (
     "'projects/p/locations/z/nodes/n'\n"
 )
 
+REFUSED = (
+    "ERROR: (gcloud.storage.cp) [tpu@p.iam.gserviceaccount.com] does not have permission to access b instance [b] (or "
+    "it may not exist): tpu@p.iam.gserviceaccount.com does not have storage.objects.get access to the Google Cloud "
+    "Storage object. Permission 'storage.objects.get' denied on resource (or it may not exist).\n"
+)
+BUSY = (
+    "ERROR: (gcloud.compute.tpus.queued-resources.delete) FAILED_PRECONDITION: The queued resource is in the state "
+    "PROVISIONING\n"
+)
+
 # On a host: what it finds in the place of gcloud, of the metadata server, of Python ...
 PROGRAMS = {
     "gcloud": """#!/bin/sh
@@ -79,8 +89,6 @@ case "$*" in
   *" delete "*)
     if [ -e {folder}/denied ]; then
       cat {folder}/denied >&2
-      case "$*" in *no-such-slice*) exit 1;; esac
-      kill -9 $PPID
       exit 1
     fi
     case "$*" in *no-such-slice*) echo "ERROR: (gcloud) NOT_FOUND: Resource was not found" >&2; exit 1;; esac
@@ -104,12 +112,14 @@ next=$(ls "$life" | sort -n | head -n 1)
 mv "$life/$next" "$life.$next"
 . "$life.$next"
 """,
-    "sleep": "#!/bin/sh\necho $1 >> {folder}/slept\n[ $1 != 60 ] || kill -9 $PPID\n/bin/sleep 0.02\n",
+    "sleep": "#!/bin/sh\necho $1 >> {folder}/slept\ncase $1 in 60 | 300) kill -9 $PPID;; esac\n/bin/sleep 0.02\n",
     "systemctl": '#!/bin/sh\necho "$*" >> {folder}/systemctl\n',
 }
 INSTALLING = "installing Python and JAX: some minutes\n"  # what a host says before its first start
 # The host is gone, some time after it shared its log.
 KILLED = 'until grep -rqs "^$last$" {folder}/bucket/b/n/launch/log; do /bin/sleep 0.02; done; kill -9 $PPID; exit 1'
+# Older than its script allows.
+HANGS = 'touch -d "3 hours ago" "$(readlink /proc/$$/fd/1)"; while :; do /bin/sleep 0.1; done'
 TOLD = "until [ $told ]; do /bin/sleep 0.01; done; exit 75"
 ASK_TO_STOP = f"echo stop > {{folder}}/bucket/b/n/launch/stop; {TOLD}"
 
@@ -118,7 +128,8 @@ class Life(NamedTuple):
     """One start of the run on a host.
 
     prints: what.   end: its exit status; 'told': when it is told to, 'stop': and it asks to be; or, with the host,
-    'preempted', 'reboots', 'lost'.   after: hosts and which of their starts this one waits for, as where they join.
+    'preempted', 'reboots', 'lost'; 'hangs': never.   after: hosts and which of their starts this one waits
+    for, as where they join.
     """
 
     prints: str = ""
@@ -132,7 +143,7 @@ class Life(NamedTuple):
             words.append(f"printf '%s\\n' {shlex.quote(self.prints)}")
         if isinstance(self.end, int):
             return "\n".join([*words, f"exit {self.end}\n"])
-        return "\n".join([*words, {"stop": ASK_TO_STOP, "told": TOLD}.get(self.end, KILLED), ""])
+        return "\n".join([*words, {"stop": ASK_TO_STOP, "told": TOLD, "hangs": HANGS}.get(self.end, KILLED), ""])
 
 
 class Cloud:
@@ -164,7 +175,9 @@ class Cloud:
         until = self.now + seconds
         assert until < 500_000, "this launch does not end"
         for host in [host for host in self.waiting if not (self.folder / f"bucket/b/n/launch/ended/{host}").exists()]:
-            self.work(*self.waiting.pop(host))
+            one = self.waiting.pop(host)
+            (one[3] / "var/lib/pretrain/short").unlink()  # as its script does, that was killed
+            self.work(*one)
         while self.at and (first := min(self.at, key=lambda one: one[0]))[0] <= until:
             self.at.remove(first)
             self.now = max(self.now, first[0])

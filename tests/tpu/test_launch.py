@@ -66,6 +66,7 @@ def test_the_settings_of_a_host(cloud):
         '# {"name": "n", "zone": "z", "project": "p", "count": 1}\n'
         "STATE=gs://b/n/launch\n"
         "HOSTS=4\n"
+        "FIRST=n-w-0\n"
         "RUN=(bert-tiny --corpus gs://b/corpus --workdir gs://e/f --init-from 'gs://b/it'\"'\"'s $HOME; *')\n"
         "DELETE=(gcloud compute tpus queued-resources delete n --zone=z --project=p --force --quiet)\n"
         "PROBE=(gcloud compute tpus queued-resources delete no-such-slice --zone=z --project=p --force --quiet)\n"

@@ -286,10 +286,18 @@ def test_a_set_up_that_fails(cloud, end):
 
 
 def test_hosts_that_may_not_read_the_bucket_delete_their_slice(cloud, end):
-    (cloud.folder / "faults").write_text("storage cp\n" * 50)
+    (cloud.folder / "unavailable").write_text(google.REFUSED)
+    (cloud.folder / "faults").write_text("storage cp\n" * 7 + "objects list\n")
     status, said, _ = end(*ONE, "--spot")
     assert status == 2 and gone(cloud)
     assert "or its hosts, which have no roles/storage.objectUser on gs://b/n/launch" in said
+    assert cloud.file("slept").split() == ["50"] * 6  # seconds
+
+
+def test_a_bucket_that_is_unavailable_for_a_while_is_waited_for(cloud, end):
+    (cloud.folder / "faults").write_text("storage cp\n" * 14)
+    status, _, lines = end(*ONE, "--spot")
+    assert (status, lines) == (0, steps(1, 2)) and gone(cloud) and cloud.created == 1
 
 
 def test_hosts_that_say_nothing_cost_no_longer_than_half_an_hour(cloud, end):

@@ -11,7 +11,7 @@ import pytest
 from tests.tpu.cloud import Life
 from tpu import launch
 
-SETTINGS = "STATE=gs://b/n/launch\nHOSTS=1\nRUN=(a 'b c' '*')\nDELETE=()\nPROBE=()\n"
+SETTINGS = "STATE=gs://b/n/launch\nHOSTS=1\nFIRST=n-w-0\nRUN=(a 'b c' '*')\nDELETE=()\nPROBE=()\n"
 
 
 @pytest.fixture
@@ -120,3 +120,30 @@ def test_settings_that_the_metadata_server_does_not_give_at_once_are_waited_for(
     host()
     assert cloud.file("slept").startswith("10\n")
     assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "0 step 2\n"
+
+
+def test_a_run_that_hangs_is_killed_and_started_again_and_that_not_for_ever(cloud, host):
+    cloud.lives["n-w-0"] = [Life(f"step {number}", "hangs") for number in range(9)]
+    host()
+    log = cloud.log("n-w-0")
+    assert log.count("error: n-w-0 printed nothing for 7200 seconds and was killed\n") == 6 and "step 5\n" in log
+    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("134 error: n-w-0 gave up after 6")
+
+
+def test_a_host_that_is_not_the_first_prints_nothing_for_hours(cloud, host):
+    (cloud.folder / "bucket/b/n/launch/settings.sh").write_text(SETTINGS.replace("FIRST=n-w-0", "FIRST=n-w-1"))
+    life = 'touch -d "3 hours ago" "$(readlink /proc/$$/fd/1)"; /bin/sleep 1; exit 3\n'
+    cloud.lives["n-w-0"] = [Life("step 1")]
+    cloud.work = lambda *_: None
+    host()
+    (cloud.folder / "lives/n-w-0/0").write_text(life)
+    type(cloud).work(cloud, "n", 0, "n-w-0", cloud.folder / "disk-0-n-w-0", {})
+    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("3 ")
+
+
+def test_a_gcloud_that_hangs_is_ended(cloud, host):
+    (cloud.folder / "bin/timeout").write_text(f'#!/bin/sh\necho "$*" >> {cloud.folder}/limited\nshift 3\nexec "$@"\n')
+    (cloud.folder / "bin/timeout").chmod(0o755)
+    host()
+    limited = cloud.file("limited").splitlines()
+    assert [line.removeprefix("-k 10 600 gcloud ") for line in limited] == cloud.file("host-calls").splitlines()
