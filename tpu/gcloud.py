@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from data_pipelines.errors import UserError
 
+LIMIT = 900  # seconds that a command may take
 PATIENCE = (5, 10, 20, 40, 80, 160, 300)  # seconds between tries while Google Cloud does not answer; the last for ever
 TRANSIENT = (
     r"gcloud crashed \((Connect|Read|Remote|\w*Timeout|SSL|Proxy|Transport|Protocol|Chunked|ServerNotFound|OSError)"
@@ -97,7 +98,10 @@ class Gcloud:
         if shutil.which("gcloud") is None:
             raise UserError("gcloud is not installed: https://cloud.google.com/sdk/docs/install, then gcloud init")
         options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
-        done = subprocess.run(command, cwd=self.folder, **options)
+        try:
+            done = subprocess.run(command, cwd=self.folder, timeout=LIMIT, **options)
+        except subprocess.TimeoutExpired:
+            return 1, "", f"ERROR: timed out after {LIMIT} s"
         return done.returncode, done.stdout, done.stderr
 
     def sleep(self, seconds: float) -> None:
@@ -118,6 +122,14 @@ class Gcloud:
             self.say(f"{error}: again in {delay} s")
             self.sleep(delay)
         return printed
+
+    def clear(self, *urls: str) -> None:
+        """Remove objects; one that somebody else removed meanwhile is removed."""
+        try:
+            self.call(storage("rm", *urls, "--continue-on-error"))
+        except GcloudError as error:
+            if not re.search("matched no objects|not found: 404", str(error)):
+                raise
 
     def look(self) -> dict[str, tuple[str, str]]:
         """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type."""

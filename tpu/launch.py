@@ -208,7 +208,7 @@ def _begin(cloud: Gcloud, job: Job, shown: dict[str, tuple]) -> bool:
             cloud.say("this run was launched before:")
             print("".join(old[-TAIL:]), end="", flush=True)
             if "stop" in objects:  # and is to go on
-                cloud.call(gcloud.storage("rm", f"{job.state}/stop"))
+                cloud.clear(f"{job.state}/stop")
             return True
         if not reports:
             theirs = re.search(r"^RUN=\((.*)\)$", theirs, re.M)[1]
@@ -223,7 +223,7 @@ def _begin(cloud: Gcloud, job: Job, shown: dict[str, tuple]) -> bool:
     cloud.say("copying the code that git tracks here to the bucket")
     cloud.call(gcloud.storage("cp", ARCHIVE, SETTINGS, f"{job.state}/"))
     if past := [f"{job.state}/{name}" for name in objects if name == "stop" or name.startswith("ended/")]:
-        cloud.call(gcloud.storage("rm", *past))
+        cloud.clear(*past)
     return False
 
 

@@ -16,7 +16,9 @@ STAGES = {
 POLL = 20  # seconds between two looks
 LAST_WORDS = 240  # seconds for the other hosts to end
 STUCK = 3600  # seconds that a slice may take to be made, once out of the line
-SILENCE, HANGING = 1800, 7200  # seconds in which hosts must have printed their first line, and their next one
+SILENCE = 1800  # seconds in which hosts must have printed their first line
+HANGING = 9000  # and their next one: later than a hanging run is killed on its host
+REFUSALS = 15  # tries to delete, one at each look
 FIRST_DELAY, LAST_DELAY = 30, 1800  # seconds before it is made again; doubled while it prints nothing
 
 
@@ -59,12 +61,13 @@ def stage(found: dict[str, tuple[str, str]]) -> str:
 
 def read_reports(cloud: Gcloud, folder: str, objects: dict[str, dict]) -> dict[str, tuple[int, str]]:
     """Of the hosts that have ended for good: status, and the line that says why."""
-    names = sorted(name for name in objects if name.startswith("ended/"))
-    if not names:
-        return {}
-    lines = cloud.call(gcloud.storage("cat", *(f"{folder}/{name}" for name in names)))
-    parts = [line.partition(" ") for line in lines.removesuffix("\n").split("\n")]
-    return {name.removeprefix("ended/"): (int(one[0]), one[2]) for name, one in zip(names, parts, strict=True)}
+    ended = sorted(name for name in objects if name.startswith("ended/"))
+    found = {name.removeprefix("ended/"): (1, "error: its report is empty: its disk is full") for name in ended}
+    if names := [name for name in ended if int(objects[name]["size"])]:
+        lines = cloud.call(gcloud.storage("cat", *(f"{folder}/{name}" for name in names)))
+        parts = [line.partition(" ") for line in lines.removesuffix("\n").split("\n")]
+        found |= {name.removeprefix("ended/"): (int(one[0]), one[2]) for name, one in zip(names, parts, strict=True)}
+    return found
 
 
 def outcome(reports: dict[str, tuple[int, str]]) -> tuple[int, str]:
@@ -98,15 +101,15 @@ def watch(cloud: Gcloud, job: Job, shown: dict[str, tuple], left: int, begun: bo
             reports = read_reports(cloud, job.state, objects)
             if len(reports) >= len(job.hosts) or not found or waited >= LAST_WORDS:
                 status, why = outcome(reports)
-                if status != ABORTED:
-                    return _end(cloud, job, status, why)
+                if status != ABORTED or not job.delete:
+                    return _end(cloud, job, status, why, job.delete or "delete" in reports)
         if why is None:
             cloud.sleep(POLL)
             continue
         if found:
             remove(cloud)
         if now == "over":
-            cloud.call(gcloud.storage("rm", *(f"{job.state}/ended/{host}" for host in reports)))
+            cloud.clear(*(f"{job.state}/ended/{host}" for host in reports))
         if left == 0:
             raise UserError(f"{why}; --restarts: all used; the same command goes on from the last checkpoint")
         left -= 1
@@ -134,6 +137,8 @@ def _why_again(cloud: Gcloud, job: Job, now: str, found: dict, waited: int, hear
     if now == "passing" and waited >= STUCK:
         return f"{name} was not made within {STUCK} s"
     if now == "up" and heard and waited >= HANGING:
+        if not job.delete:
+            raise UserError(f"--name {name}: its hosts printed nothing for {HANGING} s. It {job.costs}")
         return f"its hosts printed nothing for {HANGING} s"
     if now == "up" and not heard and waited >= SILENCE:
         if job.delete:
@@ -146,22 +151,25 @@ def _why_again(cloud: Gcloud, job: Job, now: str, found: dict, waited: int, hear
 
 
 def remove(cloud: Gcloud) -> None:
-    """Delete what there is of the slice, and wait until it is gone."""
+    """Delete what there is of the slice, and wait until it is gone. UserError where that is refused again and again."""
+    refusals = 0
     while found := cloud.look():
         if stage(found) != "ending":
             try:
                 cloud.call(gcloud.delete(cloud.where))
                 continue
-            except GcloudError as error:  # perhaps because it deletes itself
-                if stage(cloud.look()) not in ("ending", "missing"):
-                    raise UserError(f"--name {cloud.where.name}: it still costs, and: {error}") from None
+            except GcloudError as error:  # perhaps because it is made just now, or deletes itself
+                refusals += 1
+                if refusals == REFUSALS:
+                    there = ", ".join(f"{name} is {state}" for name, (state, _) in found.items())
+                    raise UserError(f"--name {cloud.where.name}: it still costs ({there}): {error}") from None
         cloud.sleep(POLL)
 
 
-def _end(cloud: Gcloud, job: Job, status: int, why: str) -> int:
+def _end(cloud: Gcloud, job: Job, status: int, why: str, deleted: bool) -> int:
     if job.delete:
         remove(cloud)
     words = {0: "the run is done", STOPPED: "the run was stopped; the same command goes on"}
     said = words.get(status, f"the run failed with status {status}: {why}")
-    cloud.say(f"{said}. {'The slice is deleted' if job.delete else f'The slice {job.costs}'}")
+    cloud.say(f"{said}. {'The slice is deleted' if deleted else f'The slice {job.costs}'}")
     return status

@@ -84,6 +84,13 @@ def test_what_google_did_not_answer_is_asked_again(program, tmp_path, monkeypatc
         cloud.call(["gcloud"], again=False)
 
 
+def test_one_that_hangs_is_as_good_as_no_answer(program, monkeypatch):
+    monkeypatch.setattr("tpu.gcloud.LIMIT", 0.1)
+    with pytest.raises(GcloudError, match="Google Cloud does not answer") as caught:
+        program("exec sleep 60").call(["gcloud"], again=False)
+    assert caught.value.kind == "transient"
+
+
 @pytest.mark.parametrize("command", [LAUNCH, *([one, *NAME] for one in ("status", "logs", "stop", "delete"))])
 def test_a_missing_gcloud(command, tmp_path, monkeypatch, checkout, capsys):
     monkeypatch.setattr("shutil.which", lambda name: None)

@@ -3,7 +3,7 @@
 import pytest
 
 from tpu.gcloud import Gcloud, Slice
-from tpu.watch import news, outcome, stage
+from tpu.watch import news, outcome, read_reports, stage
 
 
 def test_a_log_that_grows_gives_each_whole_line_once(cloud, tmp_path):
@@ -57,3 +57,13 @@ def test_what_states_come_to(states, meant):
 )
 def test_whose_report_is_the_runs(reports, meant):
     assert outcome(reports) == meant
+
+
+def test_a_report_that_a_full_disk_left_empty_is_a_failure(cloud, tmp_path):
+    here, ended = Gcloud(Slice("n", "z", None), str(tmp_path)), cloud.folder / "bucket/b/n/launch/ended"
+    ended.mkdir(parents=True)
+    (ended / "n-w-0").touch()
+    read = lambda: read_reports(here, "gs://b/n/launch", here.objects("gs://b/n/launch"))
+    assert read() == {"n-w-0": (1, "error: its report is empty: its disk is full")}
+    (ended / "n-w-1").write_text("134 lost\n")
+    assert outcome(read()) == (1, "n-w-0: error: its report is empty: its disk is full")
