@@ -32,6 +32,12 @@ ARCHIVE, SETTINGS, SCRIPT = "code.tar.gz", "settings.sh", "vm.sh"
 # What launch itself says to gcloud's create: given twice, a slice would be made where launch does not look for it.
 GIVEN = {f"--{name}" for name in ("zone", "project", "spot", "accelerator-type", "runtime-version", "node-id")}
 GIVEN |= {"--node-prefix", "--metadata-from-file", "--valid-until-duration", "--quiet", "--format"}
+STORED = r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#]*)?"
+FORMS = {
+    "zone": (r"[a-z][-a-z0-9]*", "us-west4-a"),
+    "project": (r"[a-z0-9][-a-z0-9.:]*", "my-project-1"),
+    "valid_until_duration": (r"([0-9]+[smhdw])+", "90m, 6h or 2d"),
+}
 TAIL = 20  # lines of the log to show on coming back to a run
 
 
@@ -77,8 +83,15 @@ class Launch:
 
     def __post_init__(self):
         check_names(self.name, self.bucket)
-        if self.workdir is not None and not self.workdir.startswith("gs://"):
+        if self.workdir is not None and not re.fullmatch(STORED, self.workdir):
             raise UserError(f"--workdir {self.workdir}: must be a gs:// path, because the VMs do not last")
+        for corpus in corpus_paths(self).values():
+            if not re.fullmatch(STORED, corpus):
+                raise UserError(f"--corpus {corpus}: must be a gs:// path, or a path in the bucket")
+        for name, (form, such) in FORMS.items():
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(form, value):
+                raise UserError(f"--{name.replace('_', '-')} {value}: must be such as {such}")
         if self.restarts < 0:
             raise UserError(f"--restarts {self.restarts}: must be at least 0")
         for flag in self.gcloud_flag:
@@ -99,7 +112,7 @@ def check_names(name: str, bucket: str) -> None:
     """UserError for what no run can be called, or no bucket."""
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
         raise UserError(f"--name {name}: lower-case letters, digits and '-', beginning with a letter")
-    if not re.fullmatch(r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#]*)?", bucket):
+    if not re.fullmatch(STORED, bucket):
         raise UserError(f"--bucket {bucket}: must be a Cloud Storage path such as gs://my-bucket")
 
 
@@ -115,7 +128,7 @@ def slice_of(settings: str) -> Slice:
 def corpus_paths(options: Launch) -> dict[str, str]:
     """gs:// paths of the corpora, by name."""
     bucket = options.bucket.rstrip("/")
-    whole = lambda path: path if path.startswith("gs://") else f"{bucket}/{path}"
+    whole = lambda path: path if path.startswith("/") or "://" in path else f"{bucket}/{path}"
     return {name: whole(path).rstrip("/") for name, path in corpora.named(options.corpus).items()}
 
 
@@ -165,7 +178,7 @@ def make_job(options: Launch, run: Sequence[str]) -> Job:
         *(["--spot"] if options.spot else []),
         *([f"--valid-until-duration={options.valid_until_duration}"] if options.valid_until_duration else []),
         f"--metadata-from-file=startup-script={SCRIPT},pretrain-settings={SETTINGS}",
-        *options.gcloud_flag,
+        *(flag for flag in options.gcloud_flag if count > 1 or not flag.startswith("--node-count=")),  # has --node-id
     )
     remove = options.delete_when_ended or (options.spot and not options.keep_slice)
     by_hand = f"python -m tpu delete --name {options.name} --bucket {options.bucket}"
@@ -211,7 +224,7 @@ def _begin(cloud: Gcloud, job: Job, shown: dict[str, tuple]) -> bool:
                 cloud.clear(f"{job.state}/stop")
             return True
         if not reports:
-            theirs = re.search(r"^RUN=\((.*)\)$", theirs, re.M)[1]
+            theirs = " ".join(re.search(r"^RUN=\((.*)\)\nDELETE=", theirs, re.M | re.S)[1].split("\n"))
             cure = "python -m tpu stop or delete it first, or use another --name"
             raise UserError(f"--name {job.where.name}: another command's run is going on there, {theirs}: {cure}")
         before = slice_of(theirs)

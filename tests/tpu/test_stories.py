@@ -504,6 +504,19 @@ def test_what_ended_is_removed_by_another_launcher_first(cloud, end):
     assert end(*ONE, "--spot")[::2] == (0, steps(1, 2)) and gone(cloud)
 
 
+def test_a_command_with_a_line_break_is_told_as_another(cloud, end):
+    interrupt(cloud, 30)
+    end(*ONE, "--spot", "--init-from", "gs://b/a\nb")
+    status, said, _ = end(*ONE, "--spot")
+    assert status == 2 and "another command's run is going on there, bert-tiny --corpus" in said
+
+
+def test_one_slice_is_no_number_of_slices(cloud, end):
+    assert end(*ONE, "--spot", "--gcloud-flag=--node-count=1")[::2] == (0, steps(1, 2))
+    [create] = [command for command in cloud.commands if " create " in command]
+    assert "--node-id=n" in create and "--node-count" not in create
+
+
 def test_delete_ends_who_watches_a_kept_slice_without_a_word_on_costs(cloud, end):
     cloud.wait = 4000
     cloud.at.append([500, lambda: main(["delete", *NAME])])
