@@ -4,8 +4,9 @@ import subprocess
 
 import pytest
 
-from tests.tpu.cloud import Cloud
+from tests.tpu.cloud import INSTALLING, Cloud
 from tpu import gcloud, launch
+from tpu.__main__ import main
 
 
 @pytest.fixture
@@ -31,3 +32,17 @@ def checkout(tmp_path, monkeypatch):
     (root / "secret.txt").write_text("not tracked")
     monkeypatch.setattr(launch, "ROOT", root)
     return root
+
+
+@pytest.fixture
+def end(cloud, capsys):
+    """Launch to the end -> status, what it said, the run's lines as they were shown."""
+
+    def launched(*command):
+        status = main([*command])
+        printed = capsys.readouterr()
+        said = printed.out.replace(INSTALLING, "").splitlines()
+        lines = [line for line in said if not line.startswith("[launch]")]
+        return status, printed.out + printed.err, lines
+
+    return launched
