@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 from tpu import gcloud
 from tpu.gcloud import Gcloud, GcloudError, Slice
 
-STOPPED, ABORTED = 75, 134  # exit statuses of `python -m pretrain run`: told to end; another host was gone
+# Exit statuses of `python -m pretrain run`: told to end; another host, or what time may heal, was gone.
+STOPPED, ABORTED = 75, PassingError.status
 # States of a queued resource or a VM, the first that matches counts; what is none of these is on its way
 STAGES = {
     "ending": {"DELETING", "SUSPENDING"},
