@@ -238,7 +238,8 @@ def ending_together() -> Iterator[None]:
         _say(f"error: {error}" if isinstance(error, UserError) else traceback.format_exc().rstrip())
         unread = "nobody reads what it prints" if isinstance(error, SystemExit) else ""
         status = error.status if isinstance(error, UserError) else 1
-        notify("ended", f"{status} {unread or str(error) or type(error).__name__}")
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first process, which holds the notices, is gone
+            notify("ended", f"{status} {unread or str(error) or type(error).__name__}")
         leave(status)
 
 

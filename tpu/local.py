@@ -92,20 +92,24 @@ def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
     asked: has an entry for each signal to this program, to be passed on.
     """
     deadline = None
-    while (statuses := [process.poll() for process in processes]).count(None):
+    while True:
+        statuses = [process.poll() for process in processes]
+        failed = [index for index, status in enumerate(statuses) if status not in (None, 0, 75)]
+        # Of those found together, one that was killed before who lost it.
+        failed.sort(key=lambda index: statuses[index] > 0 or statuses[index] == -signal.SIGABRT)
+        if failed and deadline is None and len(set(statuses)) > 1:
+            deadline = time.monotonic() + GRACE_SECONDS
+            print(_lost(failed[0], statuses[failed[0]]), file=sys.stderr, flush=True)
+        if None not in statuses:
+            return statuses
         while asked:
             asked.pop()
             for process in processes:
                 process.terminate()
-        failed = [index for index, status in enumerate(statuses) if status not in (None, 0, 75)]
-        if failed and deadline is None:
-            deadline = time.monotonic() + GRACE_SECONDS
-            print(_lost(failed[0], statuses[failed[0]]), file=sys.stderr, flush=True)
         if deadline is not None and time.monotonic() > deadline:
             for process in processes:
                 process.kill()
         time.sleep(0.1)
-    return statuses
 
 
 def _lost(index: int, status: int) -> str:

@@ -9,16 +9,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.signals import EXIT_STOPPED
 from tests.pretrain import tiny
 from tpu import chatter
+from tpu import cluster as clusters
 from tpu import local as module
 from tpu.cluster import HEARTBEAT_SECONDS, detected, explicit, join
 
@@ -111,7 +114,7 @@ def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_
     assert status == 1 and time.monotonic() - began < HEARTBEAT_SECONDS + 30
     assert "process 0 was killed by SIGKILL" in said and "Start the same command again" in said
     assert said.count("another process of this run died") == 1
-    assert not re.search(r"Gloo|Traceback|stack trace|@ +0x|[EF]\d{4} ", said)
+    assert not re.search(r"Gloo|Traceback|stack trace|@ +0x|[EF]\d{4} ", said), said
     assert RunDirectory(tmp_path / "run").checkpoint_steps()
 
 
@@ -200,6 +203,20 @@ CANNOT_BUILD = """
     def fail(*_): raise OSError(5, "Input/output error")
     loop.place_rows = fail
 """
+
+
+def test_an_error_that_nobody_can_be_told_of_any_more_is_one_line(monkeypatch, capfd):
+    class Gone:
+        def key_value_set(self, *_, **__):
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE: recvmsg:Connection reset by peer")
+
+    monkeypatch.setattr(clusters, "several", lambda: True)
+    monkeypatch.setattr(clusters, "_here", lambda: SimpleNamespace(client=Gone(), process_id=1))
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended, clusters.ending_together():
+        raise PassingError("the first process cannot be reached")
+    assert ended.value.code == PassingError.status
+    assert capfd.readouterr().err == "error: the first process cannot be reached\n"
 
 
 @pytest.mark.slow
@@ -315,6 +332,15 @@ def test_a_signal_while_processes_are_started_is_passed_on_to_all_of_them(monkey
     begin = time.monotonic()
     status = module.local(module.Local(2, 1), [sys.executable, "-c", "import time; time.sleep(60)"])
     assert status == 1 and time.monotonic() - begin < 30
+
+
+def test_processes_found_dead_together_are_said_with_the_one_that_was_killed(capsys):
+    ends = ["import os; os.abort()", "import os; os.kill(os.getpid(), 9)"]
+    processes = [subprocess.Popen([sys.executable, "-c", end]) for end in ends]
+    for process in processes:
+        process.wait()
+    assert module._wait(processes, []) == [-signal.SIGABRT, -signal.SIGKILL]
+    assert "process 1 was killed by SIGKILL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
