@@ -5,6 +5,7 @@ lines out, and in place of a stack trace it says in one line that another proces
 old way.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -40,12 +41,18 @@ def _same_place(stream):
     return os.fdopen(copy, "w", 1, encoding=stream.encoding, errors=stream.errors)
 
 
+def tell_of_loss() -> None:
+    """Say it where C++ may be about to: what comes first is the one line."""
+    with contextlib.suppress(OSError):  # nobody reads it
+        os.write(2, f"{LOST}\n".encode())
+
+
 def relay() -> None:
     """Copy lines from standard input to standard output, but for chatter; after the loss of a process one line."""
     lost = False
     for line in sys.stdin.buffer:
         text = line.decode(errors="replace")
-        if not lost and any(mark in text for mark in ABORTING):
+        if not lost and any(mark in text for mark in (*ABORTING, LOST)):
             lost = True
             print(LOST, flush=True)
         if not lost and not text.startswith(CHATTER):

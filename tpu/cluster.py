@@ -233,7 +233,7 @@ def ending_together() -> Iterator[None]:
         if _tells_of_a_lost_process(error):
             time.sleep(FAREWELL_SECONDS / 2)  # for its own last words to arrive
             end_with_others()
-            _say(chatter.LOST)
+            chatter.tell_of_loss()
             leave(PassingError.status)
         _say(f"error: {error}" if isinstance(error, UserError) else traceback.format_exc().rstrip())
         unread = "nobody reads what it prints" if isinstance(error, SystemExit) else ""
@@ -260,8 +260,9 @@ def _say(line: str) -> None:
 
 
 def _tells_of_a_lost_process(error: Exception) -> bool:
-    """Whether a computation over several processes broke off in the middle."""
+    """Whether what several processes compute or settle together broke off in the middle."""
     kinds = (jax.errors.JaxRuntimeError, ValueError)
+    error = error.__cause__ if isinstance(error, TimeoutError) else error  # as Orbax calls all that ends its waiting
     return isinstance(error, kinds) and any(name in str(error) for name in ("Gloo", "UNAVAILABLE"))
 
 
@@ -291,14 +292,16 @@ def leave(status: int) -> None:
 
 
 def _wait_for(key: str) -> str:
-    """The value of a key as soon as there is one; a process that died ends this one, see `join`."""
+    """The value of a key as soon as there is one; a process that died ends this one, see `join`.
+
+    JaxRuntimeError where the first process, which holds the values, is gone.
+    """
     while True:
         try:
             return _here().client.blocking_key_value_get(key, 10_000)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
-                reason = " ".join(str(error).split())[:200]
-                raise PassingError(f"the first process cannot be reached ({reason})") from error
+                raise
 
 
 def _here():

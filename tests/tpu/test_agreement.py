@@ -15,7 +15,7 @@ from pretrain.commands.run import _corpora as corpora_of
 from pretrain.options import Options
 from pretrain.training.signals import EXIT_STOPPED, StopRequest
 from tests.data_pipelines.corpora import random_documents, write_corpus
-from tpu import cluster
+from tpu import chatter, cluster
 
 
 class Store:
@@ -65,6 +65,46 @@ def test_the_others_hear_of_an_error_also_where_nobody_reads_what_is_printed(err
     with cluster.ending_together():
         raise error
     assert told == ["ended", status]
+
+
+class Left(Exception):
+    """A process that ended, in place of its end."""
+
+
+def leave(status):
+    raise Left(status)
+
+
+def gone(*_, **__):
+    """What the client says when the first process has died."""
+    raise jax.errors.JaxRuntimeError("UNAVAILABLE: Socket closed")
+
+
+def wait():
+    cluster.gather("x", lambda: 1)
+
+
+def wait_as_orbax_does():
+    """Its words for any error of its barrier."""
+    try:
+        wait()
+    except jax.errors.JaxRuntimeError as error:
+        raise TimeoutError("Timed out while waiting for async_commit_complete barrier.") from error
+
+
+@pytest.mark.parametrize("wait", [wait, wait_as_orbax_does])
+def test_a_process_that_waits_for_the_first_when_that_dies_says_so_in_one_line(wait, processes, monkeypatch, capfd):
+    monkeypatch.setattr(cluster, "leave", leave)
+    monkeypatch.setattr(cluster, "FAREWELL_SECONDS", 0)
+    two = processes(2)
+    monkeypatch.setattr(two.store, "blocking_key_value_get", gone)
+
+    def end(process):
+        with cluster.ending_together():
+            wait()
+
+    _, second = two.run(lambda process: end(process) if process else None)
+    assert second.args == (PassingError.status,) and capfd.readouterr().err == f"{chatter.LOST}\n"
 
 
 @pytest.mark.parametrize("error, status", STATUSES[2:])
@@ -203,12 +243,6 @@ def test_a_process_that_is_ahead_waits_until_all_have_said_where_they_are(proces
 
 
 def test_before_the_first_step_of_one_all_end_at_once(processes, monkeypatch, capsys):
-    class Left(Exception):
-        pass
-
-    def leave(status):
-        raise Left(status)
-
     def stop(process):
         request = StopRequest()
         if process:
