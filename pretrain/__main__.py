@@ -252,6 +252,6 @@ def _end_at_once(number: int, frame) -> None:
 
 
 if __name__ == "__main__":
-    for handled in (signal.SIGTERM, signal.SIGINT):
+    for handled in (signal.SIGINT, signal.SIGTERM):
         signal.signal(handled, _end_at_once)
     end_with(main)

@@ -78,8 +78,9 @@ def stop_request() -> Iterator[StopRequest]:
     request = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
+    # Where the interpreter writes the numbers of signals; from before the first is heard, which the watcher must read.
+    old_writer = signal.set_wakeup_fd(writer)
     old = {handled: signal.signal(handled, lambda number, frame: request.heard.set()) for handled in _HANDLED}
-    old_writer = signal.set_wakeup_fd(writer)  # where the interpreter writes the numbers of signals
     watcher = threading.Thread(target=_watch, args=(request, reader), daemon=True)
     watcher.start()
     try:

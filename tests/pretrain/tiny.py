@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -114,14 +115,14 @@ def final_state(workdir: Path, step: int | None = None):
         checkpoints.close()
 
 
-def start(*arguments, **environment) -> subprocess.Popen:
-    """`python -m pretrain` with these arguments, output as text."""
-    command = [sys.executable, "-m", "pretrain", *map(str, arguments)]
+def start(*arguments, program: Sequence[str] = ("-m", "pretrain"), **environment) -> subprocess.Popen:
+    """`python -m pretrain` with these arguments, or another program; output as text."""
+    command = [sys.executable, *program, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True, **pipes)
 
 
-def run_command(*arguments, timeout: float = 120, **environment) -> tuple[int, str, str]:
+def run_command(*arguments, timeout: float = 400, **environment) -> tuple[int, str, str]:
     """The same to its end -> (exit status, standard output, standard error)."""
     process = start(*arguments, **environment)
     out, err = process.communicate(timeout=timeout)
