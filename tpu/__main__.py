@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
             raise UserError(unknown("unknown command", command, COMMANDS))
         return COMMANDS[command](rest)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", " ".join(str(error).split("\n")), file=sys.stderr)  # an option may have a line break
         return 2
     except KeyboardInterrupt:
         return 130

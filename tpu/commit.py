@@ -1,7 +1,11 @@
-"""Which code this is: known from git, or from the file that `launch` sends along where it sends no .git."""
+"""Which code this is: known from git, or from a file that goes along where the code is sent without .git."""
 
+import io
 import subprocess
+import tarfile
 from pathlib import Path
+
+from data_pipelines.errors import UserError
 
 COMMIT_FILE = ".commit"
 
@@ -18,3 +22,22 @@ def commit(root: Path) -> str | None:
     except (OSError, subprocess.CalledProcessError):  # no git; a repository of another user, which it refuses
         return None
     return done.stdout.strip()
+
+
+def pack(root: Path, archive: Path) -> Path:
+    """The files that git tracks, as they are in the working tree, and which commit that is -> a tar, compressed.
+
+    UserError without git.
+    """
+    done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{root}: launch copies the files that git tracks, and git says: {done.stderr.strip()}")
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in filter(None, done.stdout.split("\0")):
+            if (root / name).exists():  # a file may be deleted and not yet removed from the index
+                tar.add(root / name, name, recursive=False)
+        code = (commit(root) or "").encode()
+        entry = tarfile.TarInfo(COMMIT_FILE)
+        entry.size = len(code)
+        tar.addfile(entry, io.BytesIO(code))
+    return archive

@@ -7,23 +7,10 @@ from pathlib import Path
 from data_pipelines.errors import UserError
 from tpu import gcloud
 from tpu.gcloud import Gcloud, Slice
-from tpu.launch import SETTINGS, check_names, slice_of, state_folder
+from tpu.launch import SETTINGS, Run, slice_of
 from tpu.watch import POLL, STOPPED, news, read_reports, remove
 
 STOP_WITHIN = 900  # seconds for the checkpoint
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A run that `launch` began."""
-
-    name: str
-    """As given to launch."""
-    bucket: str
-    """As given to launch."""
-
-    def __post_init__(self):
-        check_names(self.name, self.bucket)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,50 +23,54 @@ class Logs(Run):
     """How many of the last lines; 0: all."""
 
 
-def _there(options: Run, word: tuple[str, str] | None = None) -> tuple[Gcloud, str, dict[str, dict]]:
-    """The run's slice, its folder, and what is in it, with `word`: a new file there and its line; UserError without."""
-    folder = state_folder(options.bucket, options.name)
+def _there(options: Run) -> tuple[Gcloud, dict[str, dict]]:
+    """The run's slice, and what is in its folder. UserError without one."""
     cloud = Gcloud(Slice(options.name, "", None), ".")
-    objects = cloud.objects(folder)
+    objects = cloud.objects(options.state)
     if SETTINGS not in objects:
         raise UserError(f"--name {options.name}: launch has no run of that name in {options.bucket}")
-    settings = cloud.call(gcloud.storage("cat", f"{folder}/{SETTINGS}"))
-    if word:
-        with tempfile.NamedTemporaryFile("w") as file:
-            Path(file.name).write_text(f"{word[1]}\n")
-            cloud.call(gcloud.storage("cp", file.name, f"{folder}/{word[0]}"))
-    return Gcloud(slice_of(settings), "."), folder, objects
+    settings = cloud.call(gcloud.storage("cat", f"{options.state}/{SETTINGS}"))
+    return Gcloud(slice_of(settings), "."), objects
+
+
+def _tell(cloud: Gcloud, url: str, line: str) -> None:
+    """The hosts and who watches them."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        Path(file.name).write_text(f"{line}\n")
+        cloud.call(gcloud.storage("cp", file.name, url))
 
 
 def status(options: Run) -> int:
     """Print the states of the slice, when each host wrote last, and how it ended -> 0."""
-    cloud, folder, objects = _there(options)
+    cloud, objects = _there(options)
     for name, (state, more) in (cloud.look() or {options.name: ("not there", "")}).items():
         print(f"{name}: {state} {more}".rstrip())
-    reports = read_reports(cloud, folder, objects)
     heard = {name.split("/")[1]: objects[name]["update_time"] for name in sorted(objects) if name.startswith("log/")}
-    for host in sorted(heard | reports):
-        print(f"{host}: ended with {' '.join(map(str, reports[host]))}" if host in reports else
-              f"{host}: last heard {heard[host]}")  # fmt: skip
+    said = {host: f"last heard {time}" for host, time in heard.items()}
+    for host, (number, why) in read_reports(cloud, options.state, objects).items():
+        said[host] = f"ended with {number} {why}"
+    for host in sorted(said):
+        print(f"{host}: {said[host]}")
     return 0
 
 
 def logs(options: Logs) -> int:
     """Print the end of the log of a host -> 0."""
-    cloud, folder, objects = _there(options)
+    cloud, objects = _there(options)
     hosts = sorted({name.split("/")[1] for name in objects if name.startswith("log/")})
     if options.host not in ("", *hosts) or not hosts:
         raise UserError(f"--host {options.host or 'any'}: has printed nothing; there are {', '.join(hosts) or 'none'}")
-    print("".join(news(cloud, folder, options.host or hosts[0], objects, {})[-options.lines :]), end="")
+    print("".join(news(cloud, options.state, options.host or hosts[0], objects, {})[-options.lines :]), end="")
     return 0
 
 
 def stop(options: Run) -> int:
     """Have the run write a checkpoint and end, and wait for that -> 0. Raises UserError when it goes on."""
-    cloud, folder, _ = _there(options, ("stop", "stop"))
+    cloud, _ = _there(options)
+    _tell(cloud, f"{options.state}/stop", "stop")
     cloud.say("asked the run on all hosts for a checkpoint and its end")
     for _ in range(0, STOP_WITHIN, POLL):
-        if any(name.startswith("ended/") for name in cloud.objects(folder)):
+        if any(name.startswith("ended/") for name in cloud.objects(options.state)):
             return status(options)
         cloud.sleep(POLL)
     raise UserError(f"--name {options.name}: goes on after {STOP_WITHIN} s: stop again, or python -m tpu delete")
@@ -87,7 +78,8 @@ def stop(options: Run) -> int:
 
 def delete(options: Run) -> int:
     """Delete the slice and its request; launchers that watch it end -> 0."""
-    cloud, _, _ = _there(options, ("ended/delete", f"{STOPPED} deleted"))
+    cloud, _ = _there(options)
+    _tell(cloud, f"{options.state}/ended/delete", f"{STOPPED} deleted")
     remove(cloud)
     cloud.say(f"{options.name} is deleted; what is in the bucket stays")
     return 0

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from data_pipelines.errors import UserError
 
 LIMIT = 900  # seconds that a command may take
+BYTES = "surrogateescape"  # what is no UTF-8 stays as it is, and as long
 PATIENCE = (5, 10, 20, 40, 80, 160, 300)  # seconds between tries while Google Cloud does not answer; the last for ever
 TRANSIENT = (
     r"gcloud crashed \((Connect|Read|Remote|\w*Timeout|SSL|Proxy|Transport|Protocol|Chunked|ServerNotFound|OSError)"
@@ -29,6 +30,7 @@ FAILURES = (
     ("login", r"active account|auth tokens|reauthentication|invalid_grant", "no valid login: run gcloud auth login"),
     ("project", r"\[project\]", "--project is missing: give it, or gcloud config set project ID"),
     ("quota", r"quota", "--type: more than your project's quota: ask for more, or use another --zone, or --spot"),
+    ("gone", r"matched no objects|not found: 404", "nothing is there"),
     ("exists", r"already.exists", "--name: somebody else makes it now"),
     ("offer", OFFER, "--type, --zone, --runtime-version: not offered so: gcloud compute tpus locations list, then "
      "gcloud compute tpus tpu-vm accelerator-types (or versions) list --zone={zone}"),
@@ -58,29 +60,21 @@ class Slice(NamedTuple):
         """As Google names them."""
         return [self.name] if self.count == 1 else [f"{self.name}-{number}" for number in range(self.count)]
 
+    def tpus(self, kind: str, verb: str, *flags: str) -> list[str]:
+        """A command about it."""
+        project = [f"--project={self.project}"] if self.project else []
+        return ["gcloud", "compute", "tpus", kind, *verb.split(), f"--zone={self.zone}", *project, *flags, "--quiet"]
 
-def _tpus(where: Slice, kind: str, verb: str, *flags: str) -> list[str]:
-    project = [f"--project={where.project}"] if where.project else []
-    return ["gcloud", "compute", "tpus", kind, *verb.split(), f"--zone={where.zone}", *project, *flags, "--quiet"]
+    def list_vms(self) -> list[str]:
+        """No others, such as run-2's where this is run. Parentheses in a pattern would be gcloud's: nothing matches."""
+        named = " OR ".join(f"name~/nodes/{vm}$" for vm in self.vms)
+        return self.tpus("tpu-vm", "list", f"--filter={named}", "--format=json(name,state,acceleratorType)")
 
+    def create(self, *flags: str) -> list[str]:
+        return self.tpus("queued-resources", f"create {self.name}", *flags)
 
-def list_requests(where: Slice) -> list[str]:
-    wanted = [f"--filter=name~/queuedResources/{where.name}$", "--format=json(name,state)"]
-    return _tpus(where, "queued-resources", "list", *wanted)
-
-
-def list_vms(where: Slice) -> list[str]:
-    """No others, such as run-2's where this is run. Parentheses in a pattern would be gcloud's: nothing matches."""
-    named = " OR ".join(f"name~/nodes/{vm}$" for vm in where.vms)
-    return _tpus(where, "tpu-vm", "list", f"--filter={named}", "--format=json(name,state,acceleratorType)")
-
-
-def create(where: Slice, *flags: str) -> list[str]:
-    return _tpus(where, "queued-resources", f"create {where.name}", *flags)
-
-
-def delete(where: Slice) -> list[str]:
-    return _tpus(where, "queued-resources", f"delete {where.name}", "--force")
+    def delete(self) -> list[str]:
+        return self.tpus("queued-resources", f"delete {self.name}", "--force")
 
 
 def storage(verb: str, *words: str) -> list[str]:
@@ -97,12 +91,12 @@ class Gcloud:
         """-> (exit status, stdout, stderr). Input is closed, so that nothing waits for an answer that no one sees."""
         if shutil.which("gcloud") is None:
             raise UserError("gcloud is not installed: https://cloud.google.com/sdk/docs/install, then gcloud init")
-        options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+        options = {"stdin": subprocess.DEVNULL, "capture_output": True}
         try:
             done = subprocess.run(command, cwd=self.folder, timeout=LIMIT, **options)
         except subprocess.TimeoutExpired:
             return 1, "", f"ERROR: timed out after {LIMIT} s"
-        return done.returncode, done.stdout, done.stderr
+        return done.returncode, done.stdout.decode(errors=BYTES), done.stderr.decode(errors="replace")
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -110,34 +104,33 @@ class Gcloud:
     def say(self, text: str) -> None:
         print(f"[launch] {text}", flush=True)
 
-    def call(self, command: Sequence[str], again: bool = True) -> str:
-        """What a command printed. Raises GcloudError; with `again` not where Google does not answer: until it does."""
-        for delay in itertools.chain(PATIENCE, itertools.repeat(PATIENCE[-1])):
-            status, printed, complaints = self.execute(command)
-            if not status:
-                break
-            error = failure(complaints, self.where)
-            if error.kind != "transient" or not again:
+    def call(self, command: Sequence[str], fine: str | None = None) -> str:
+        """What a command printed, nothing after a failure of the kind `fine`. Raises GcloudError for any other, but
+        where Google does not answer: it asks until it does."""
+        delays = itertools.chain(PATIENCE, itertools.repeat(PATIENCE[-1]))
+        while (done := self.execute(command))[0]:
+            error = failure(done[2], self.where)
+            if error.kind == fine:
+                return ""
+            if error.kind != "transient":
                 raise error
+            delay = next(delays)
             self.say(f"{error}: again in {delay} s")
             self.sleep(delay)
-        return printed
+        return done[1]
 
     def clear(self, *urls: str) -> None:
-        """Remove objects; one that somebody else removed meanwhile is removed."""
-        try:
-            self.call(storage("rm", *urls, "--continue-on-error"))
-        except GcloudError as error:
-            if not re.search("matched no objects|not found: 404", str(error)):
-                raise
+        """Remove objects, those that somebody else has not removed meanwhile."""
+        self.call(storage("rm", *urls, "--continue-on-error"), fine="gone")
 
     def look(self) -> dict[str, tuple[str, str]]:
         """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type."""
         found = {}
-        for one in json.loads(self.call(list_requests(self.where))):
+        named = [f"--filter=name~/queuedResources/{self.where.name}$", "--format=json(name,state)"]
+        for one in json.loads(self.call(self.where.tpus("queued-resources", "list", *named))):
             why = one["state"].get("failedData", {}).get("error", {}).get("message", "")
             found["the request"] = one["state"]["state"], why
-        for one in json.loads(self.call(list_vms(self.where))):
+        for one in json.loads(self.call(self.where.list_vms())):
             found[one["name"].rpartition("/")[2]] = one["state"], one.get("acceleratorType", "")
         return found
 

@@ -48,7 +48,7 @@ class Generation(NamedTuple):
     gke: its name in GKE, for slices of several hosts; '' where GKE has none.
     kinds: parts of jax.Device.device_kind; the longest that a device's has counts.
     kernels: whether fused kernels compile: Mosaic has no bfloat16 attention for v2 and v3.
-    admitted: whether Cloud TPU's API gives it only to projects that Google admits, and GKE to all.
+    note: what else who launches a run there should know.
     """
 
     prefix: str
@@ -62,7 +62,7 @@ class Generation(NamedTuple):
     kinds: tuple[str, ...]
     device: Tpu
     kernels: bool = True
-    admitted: bool = False
+    note: str = ""
     options: Mapping[str, str] = {}
 
 
@@ -84,6 +84,7 @@ _CUBES = {
 _CUBES_V5P = {**_CUBES, 4096: "16x16x16", 6144: "16x16x24"}
 _V2 = {chips: _PLANES[chips] for chips in (4, 16, 64, 128, 256)}
 _BASE = "tpu-ubuntu2204-base"
+_PLAIN = "has no fused attention: --attention xla is what it takes"
 # Otherwise the compiler takes each of a v4 chip's two cores for a device, unlike JAX on a real v4.
 _MEGACORE = {"chip_config_name": "megacore"}
 
@@ -91,11 +92,11 @@ _MEGACORE = {"chip_config_name": "megacore"}
 GENERATIONS: dict[str, Generation] = {
     "v2": Generation(
         "v2", 2, (4,), _BASE, _V2, False, "v2", "", ("TPU v2",),
-        Tpu(22.5e12, 0.7e9, 7.48 * GIB, 300e9, 1, 0.0, 248e9, 2, 16, per_chip=2), kernels=False,
+        Tpu(22.5e12, 0.7e9, 7.48 * GIB, 300e9, 1, 0.0, 248e9, 2, 16, per_chip=2), kernels=False, note=_PLAIN,
     ),
     "v3": Generation(
         "v3", 2, (4,), _BASE, _PLANES, False, "v3", "tpu-v3-slice", ("TPU v3",),
-        Tpu(61.5e12, 0.94e9, 15.48 * GIB, 450e9, 1, 0.0, 328e9, 2, 32, per_chip=2), kernels=False,
+        Tpu(61.5e12, 0.94e9, 15.48 * GIB, 450e9, 1, 0.0, 328e9, 2, 32, per_chip=2), kernels=False, note=_PLAIN,
     ),
     "v4": Generation(
         "v4", 2, (4,), _BASE, _CUBES, True, "v4", "tpu-v4-podslice", ("TPU v4",),
@@ -116,7 +117,8 @@ GENERATIONS: dict[str, Generation] = {
     ),
     "v7x": Generation(
         "tpu7x", 2, (4,), "v2-alpha-tpu7-ubuntu2404", _CUBES, True, "tpu7x", "tpu7x", ("TPU7x",),
-        Tpu(2307e12 / 2, 2.2e9, 94.75 * GIB, 7380e9 / 2, 1, 12.5e9 / 2, 600e9, 3, 4, per_chip=2), admitted=True,
+        Tpu(2307e12 / 2, 2.2e9, 94.75 * GIB, 7380e9 / 2, 1, 12.5e9 / 2, 600e9, 3, 4, per_chip=2),
+        note="is for projects that Google admits to it; others: tpu/gke.md",
     ),
 }
 # fmt: on

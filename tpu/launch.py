@@ -4,13 +4,10 @@ What belongs to a run is in the bucket, in BUCKET/NAME/launch (tpu/vm.sh lists i
 """
 
 import dataclasses
-import io
 import json
 import re
 import shlex
 import shutil
-import subprocess
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +19,7 @@ from data_pipelines import corpora
 from data_pipelines.errors import UserError
 from tpu import gcloud
 from tpu.accelerators import parse_accelerator
-from tpu.commit import COMMIT_FILE, commit
+from tpu.commit import commit, pack
 from tpu.gcloud import Gcloud, GcloudError, Rehearsal, Slice
 from tpu.generations import GENERATIONS
 from tpu.watch import Job, news, outcome, read_reports, watch
@@ -30,19 +27,45 @@ from tpu.watch import Job, news, outcome, read_reports, watch
 ROOT = Path(__file__).parent.parent
 ARCHIVE, SETTINGS, SCRIPT = "code.tar.gz", "settings.sh", "vm.sh"
 # What launch itself says to gcloud's create: given twice, a slice would be made where launch does not look for it.
-GIVEN = {f"--{name}" for name in ("zone", "project", "spot", "accelerator-type", "runtime-version", "node-id")}
-GIVEN |= {"--node-prefix", "--metadata-from-file", "--valid-until-duration", "--quiet", "--format"}
+GIVEN = "zone|project|spot|accelerator-type|runtime-version|node-id|node-prefix|metadata-from-file|quiet|format"
+FLAG = rf"--(?!({GIVEN}|valid-until-duration)(=|$))[a-z-]+(=.*)?"
 STORED = r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#]*)?"
 FORMS = {
-    "zone": (r"[a-z][-a-z0-9]*", "us-west4-a"),
-    "project": (r"[a-z0-9][-a-z0-9.:]*", "my-project-1"),
-    "valid_until_duration": (r"([0-9]+[smhdw])+", "90m, 6h or 2d"),
+    "name": (r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', beginning with a letter"),
+    "bucket": (STORED, "must be a Cloud Storage path such as gs://my-bucket"),
+    "workdir": (STORED, "must be a gs:// path, because the VMs do not last"),
+    "zone": (r"[a-z][-a-z0-9]*", "must be such as us-west4-a"),
+    "project": (r"[a-z0-9][-a-z0-9.:]*", "must be such as my-project-1"),
+    "valid_until_duration": (r"([0-9]+[smhdw])+", "must be such as 90m, 6h or 2d"),
+    "restarts": (r"[0-9]+", "must be at least 0"),
 }
+RUN = re.compile(r"^RUN=\((.*)\)\nDELETE=", re.M | re.S)  # in the settings
 TAIL = 20  # lines of the log to show on coming back to a run
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
+class Run:
+    """A run that `launch` began."""
+
+    name: str
+    """Of the run, its slice and its queued resource."""
+    bucket: str
+    """gs:// path for code, log, work directory and, by default, the corpus; best in the region of the zone."""
+
+    def __post_init__(self):
+        for name, (form, cure) in FORMS.items():
+            value = getattr(self, name, None)
+            if value is not None and not re.fullmatch(form, str(value)):
+                raise UserError(f"--{name.replace('_', '-')} {value}: {cure}")
+
+    @property
+    def state(self) -> str:
+        """Its folder for what launcher and hosts tell each other."""
+        return f"{self.bucket.rstrip('/')}/{self.name}/launch"
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch(Run):
     """Run a recipe on a TPU slice. What is not listed here goes to `python -m pretrain run` on its hosts.
 
     Interrupt it whenever you like: the run goes on, and the same command, on any machine, comes back to it.
@@ -50,14 +73,10 @@ class Launch:
 
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """One of `python -m pretrain recipes`."""
-    name: str
-    """Of the slice, of its queued resource, and of the work directory."""
     type: str
     """Such as v4-32, v5litepod-16 or v5e-16, v5p-8, v6e-64, tpu7x-8."""
     zone: str
     """Google Cloud zone, such as us-west4-a."""
-    bucket: str
-    """gs:// path for code, log, work directory and, by default, the corpus; best in the region of the zone."""
     corpus: str = "corpus"
     """Of the run: a gs:// path, or a path in the bucket; several with names, as in en=gs://A,zh=corpora/zh."""
     workdir: str | None = None
@@ -70,8 +89,6 @@ class Launch:
     """How long to wait in line, such as 6h; by default without end."""
     delete_when_ended: bool = False
     """Delete the slice when the run has ended, well or not; what is in the bucket stays. With --spot it is so."""
-    keep_slice: bool = False
-    """With --spot: do not."""
     runtime_version: str | None = None
     """Image of the VMs; by default the one for JAX on this generation."""
     gcloud_flag: UseAppendAction[tuple[str, ...]] = ()
@@ -82,23 +99,14 @@ class Launch:
     """Print every command of a launch that nothing disturbs, and run none."""
 
     def __post_init__(self):
-        check_names(self.name, self.bucket)
-        if self.workdir is not None and not re.fullmatch(STORED, self.workdir):
-            raise UserError(f"--workdir {self.workdir}: must be a gs:// path, because the VMs do not last")
+        super().__post_init__()
         for corpus in corpus_paths(self).values():
             if not re.fullmatch(STORED, corpus):
                 raise UserError(f"--corpus {corpus}: must be a gs:// path, or a path in the bucket")
-        for name, (form, such) in FORMS.items():
-            value = getattr(self, name)
-            if value is not None and not re.fullmatch(form, value):
-                raise UserError(f"--{name.replace('_', '-')} {value}: must be such as {such}")
-        if self.restarts < 0:
-            raise UserError(f"--restarts {self.restarts}: must be at least 0")
         for flag in self.gcloud_flag:
-            name, _, value = flag.partition("=")
-            if name in GIVEN or not re.fullmatch(r"--[a-z-]+", name):
+            if not re.fullmatch(FLAG, flag, re.S):
                 raise UserError(f"--gcloud-flag={flag}: give one of gcloud's create that launch does not, as --tags=A")
-            if name == "--node-count" and not re.fullmatch(r"[1-9][0-9]*", value):
+            if flag.startswith("--node-count") and not re.fullmatch(r"--node-count=[1-9][0-9]*", flag):
                 raise UserError(f"--gcloud-flag={flag}: must be a number of slices, as --node-count=2")
 
     @property
@@ -106,23 +114,6 @@ class Launch:
         """What one request is for."""
         given = [flag.partition("=")[2] for flag in self.gcloud_flag if flag.startswith("--node-count=")]
         return int(given[-1]) if given else 1
-
-
-def check_names(name: str, bucket: str) -> None:
-    """UserError for what no run can be called, or no bucket."""
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
-        raise UserError(f"--name {name}: lower-case letters, digits and '-', beginning with a letter")
-    if not re.fullmatch(STORED, bucket):
-        raise UserError(f"--bucket {bucket}: must be a Cloud Storage path such as gs://my-bucket")
-
-
-def state_folder(bucket: str, name: str) -> str:
-    return f"{bucket.rstrip('/')}/{name}/launch"
-
-
-def slice_of(settings: str) -> Slice:
-    """Where the slice is that the settings of its hosts were written for, see `make_job`."""
-    return Slice(**json.loads(settings.splitlines()[0].removeprefix("# ")))
 
 
 def corpus_paths(options: Launch) -> dict[str, str]:
@@ -150,15 +141,13 @@ def launch(options: Launch, run: Sequence[str]) -> int:
             for corpus in corpus_paths(options).values():
                 _check_corpus(cloud, corpus)
             shown = {}
-            begun = _begin(cloud, job, shown)
+            begun = _begin(cloud, job, run, shown)
             one = parse_accelerator(options.type)
             shape = f" ({one.topology})" if one.topology else ""
             cloud.say(f"{options.slices} x {one.name}, chips {one.chips}{shape}, hosts {one.hosts}, in {options.zone}")
             cloud.say(f"{options.name} {job.costs}; interrupting this changes nothing there")
-            if not GENERATIONS[one.generation].kernels:
-                cloud.say(f"{one.generation} has no fused attention: --attention xla is what it takes")
-            if GENERATIONS[one.generation].admitted:
-                cloud.say(f"{one.generation} is for projects that Google admits to it; others: tpu/gke.md")
+            if note := GENERATIONS[one.generation].note:
+                cloud.say(f"{one.generation} {note}")
             return watch(cloud, job, shown, options.restarts, begun)
         except KeyboardInterrupt:
             cloud.say("left it alone: the same command comes back to it, python -m tpu stop ends the run")
@@ -168,10 +157,9 @@ def launch(options: Launch, run: Sequence[str]) -> int:
 def make_job(options: Launch, run: Sequence[str]) -> Job:
     """What the options come to."""
     one, count = parse_accelerator(options.type), options.slices
-    where, state = Slice(options.name, options.zone, options.project, count), state_folder(options.bucket, options.name)
+    where = Slice(options.name, options.zone, options.project, count)
     hosts = tuple(f"{vm}-w-{number}" for vm in where.vms for number in range(one.hosts))
-    create = gcloud.create(
-        where,
+    create = where.create(
         f"--node-id={options.name}" if count == 1 else f"--node-prefix={options.name}",
         f"--accelerator-type={one.name}",
         f"--runtime-version={options.runtime_version or one.runtime}",
@@ -180,18 +168,24 @@ def make_job(options: Launch, run: Sequence[str]) -> Job:
         f"--metadata-from-file=startup-script={SCRIPT},pretrain-settings={SETTINGS}",
         *(flag for flag in options.gcloud_flag if count > 1 or not flag.startswith("--node-count=")),  # has --node-id
     )
-    remove = options.delete_when_ended or (options.spot and not options.keep_slice)
+    remove = options.delete_when_ended or options.spot
     by_hand = f"python -m tpu delete --name {options.name} --bucket {options.bucket}"
     costs = "is deleted when the run has ended, well or not" if remove else f"costs until you run {by_hand}"
-    words = {
-        "RUN": run,
-        "DELETE": gcloud.delete(where) if remove else [],
-        "PROBE": gcloud.delete(where._replace(name="no-such-slice")),
-    }
-    lines = [f"# {json.dumps(where._asdict())}", f"STATE={shlex.quote(state)}", f"HOSTS={len(hosts)}"]
-    lines.append(f"FIRST={hosts[0]}")
-    lines += [f"{name}=({shlex.join(value)})" for name, value in words.items()]
-    return Job(where, one.name, hosts, state, "\n".join(lines) + "\n", create, remove, costs)
+    settings = [
+        f"# {json.dumps(where._asdict())}",
+        f"STATE={shlex.quote(options.state)}",
+        f"HOSTS={len(hosts)}",
+        f"FIRST={hosts[0]}",
+        f"RUN=({shlex.join(run)})",
+        f"DELETE=({shlex.join(where.delete()) if remove else ''})",
+        f"PROBE=({shlex.join(where._replace(name='no-such-slice').delete())})",
+    ]
+    return Job(where, one.name, hosts, options.state, "\n".join(settings) + "\n", create, remove, costs)
+
+
+def slice_of(settings: str) -> Slice:
+    """Where the slice is that the settings of its hosts were written for."""
+    return Slice(**json.loads(settings.splitlines()[0].removeprefix("# ")))
 
 
 def _check_corpus(cloud: Gcloud, corpus: str) -> None:
@@ -205,7 +199,7 @@ def _check_corpus(cloud: Gcloud, corpus: str) -> None:
         raise UserError(f"--corpus {corpus}: no corpus can be read there: {cure} ({error})") from None
 
 
-def _begin(cloud: Gcloud, job: Job, shown: dict[str, tuple]) -> bool:
+def _begin(cloud: Gcloud, job: Job, run: Sequence[str], shown: dict[str, int]) -> bool:
     """See that code and settings are in the bucket -> whether they were: the run was launched before.
 
     shown: is filled with the log as it was.
@@ -223,37 +217,27 @@ def _begin(cloud: Gcloud, job: Job, shown: dict[str, tuple]) -> bool:
             if "stop" in objects:  # and is to go on
                 cloud.clear(f"{job.state}/stop")
             return True
-        if not reports:
-            theirs = " ".join(re.search(r"^RUN=\((.*)\)\nDELETE=", theirs, re.M | re.S)[1].split("\n"))
-            cure = "python -m tpu stop or delete it first, or use another --name"
-            raise UserError(f"--name {job.where.name}: another command's run is going on there, {theirs}: {cure}")
-        before = slice_of(theirs)
-        found = Gcloud(before, cloud.folder).look()  # it would take up this run by itself
-        if found and (before != job.where or any(kind not in ("", job.accelerator) for _, kind in found.values())):
-            raise UserError(f"--name {job.where.name}: another slice of that name is in {before.zone}: python -m tpu "
-                            "delete it first, or use another --name")  # fmt: skip
+        _check_free(cloud, job, run, theirs, bool(reports))
     pack(ROOT, Path(cloud.folder, ARCHIVE))
-    cloud.say("copying the code that git tracks here to the bucket")
+    changed = ", with changes that are not committed" if (commit(ROOT) or "").endswith("-dirty") else ""
+    cloud.say(f"copying the code that git tracks here to the bucket{changed}")
     cloud.call(gcloud.storage("cp", ARCHIVE, SETTINGS, f"{job.state}/"))
     if past := [f"{job.state}/{name}" for name in objects if name == "stop" or name.startswith("ended/")]:
         cloud.clear(*past)
     return False
 
 
-def pack(root: Path, archive: Path) -> Path:
-    """The files that git tracks, as they are in the working tree, and which commit that is -> a tar, compressed.
-
-    UserError without git.
-    """
-    done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"{root}: launch copies the files that git tracks, and git says: {done.stderr.strip()}")
-    with tarfile.open(archive, "w:gz") as tar:
-        for name in filter(None, done.stdout.split("\0")):
-            if (root / name).exists():  # a file may be deleted and not yet removed from the index
-                tar.add(root / name, name, recursive=False)
-        code = (commit(root) or "").encode()
-        entry = tarfile.TarInfo(COMMIT_FILE)
-        entry.size = len(code)
-        tar.addfile(entry, io.BytesIO(code))
-    return archive
+def _check_free(cloud: Gcloud, job: Job, run: Sequence[str], theirs: str, ended: bool) -> None:
+    """UserError where another run, of which the settings are given, stands in the way of this one."""
+    other, before, wrong = shlex.split(RUN.search(theirs)[1]), slice_of(theirs), ""
+    if not ended:
+        words = shlex.join(other)
+        wrong = f"another command's run is going on there, {words}: python -m tpu stop or delete it first, or"
+    elif other[0] != run[0] and other[4] == run[4]:
+        wrong = f"its work directory {run[4]} has a run of {other[0]}: give another --workdir, or"
+    else:
+        found = Gcloud(before, cloud.folder).look()  # it would take up this run by itself
+        if found and (before != job.where or any(kind not in ("", job.accelerator) for _, kind in found.values())):
+            wrong = f"another slice of that name is in {before.zone}: python -m tpu delete it first, or"
+    if wrong:
+        raise UserError(f"--name {job.where.name}: {wrong} use another --name")

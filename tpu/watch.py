@@ -1,5 +1,7 @@
 """Keep a slice there until its run has ended, whoever launched it: all that is known is in Google Cloud."""
 
+import math
+import re
 from typing import NamedTuple
 
 from data_pipelines.errors import PassingError, UserError
@@ -8,17 +10,18 @@ from tpu.gcloud import Gcloud, GcloudError, Slice
 
 # Exit statuses of `python -m pretrain run`: told to end; another host, or what time may heal, was gone.
 STOPPED, ABORTED = 75, PassingError.status
+REPORT = re.compile(r"(\d+) (.*)\n")
+CUT = 1, "error: its report is empty or cut off: its disk is full"
 # States of a queued resource or a VM, the first that matches counts; what is none of these is on its way
 STAGES = {
     "ending": {"DELETING", "SUSPENDING"},
     "ended": {"PREEMPTED", "TERMINATED", "SUSPENDED", "FAILED", "STOPPED"},
     "in line": {"ACCEPTED", "WAITING_FOR_RESOURCES"},
 }
+# Seconds without news: to be made, once out of the line; until the first line; until the next, later than a hanging run
+# is killed on its host; until the other hosts have ended, too.
+LIMITS = {"passing": 3600, "silent": 1800, "up": 9000, "over": 240}
 POLL = 20  # seconds between two looks
-LAST_WORDS = 240  # seconds for the other hosts to end
-STUCK = 3600  # seconds that a slice may take to be made, once out of the line
-SILENCE = 1800  # seconds in which hosts must have printed their first line
-HANGING = 9000  # and their next one: later than a hanging run is killed on its host
 REFUSALS = 15  # tries to delete, one at each look
 FIRST_DELAY, LAST_DELAY = 30, 1800  # seconds before it is made again; doubled while it prints nothing
 
@@ -36,16 +39,17 @@ class Job(NamedTuple):
     costs: str
 
 
-def news(cloud: Gcloud, folder: str, host: str, objects: dict[str, dict], shown: dict[str, tuple]) -> list[str]:
-    """The whole lines of a host's log that are not in `shown`: file -> its size and lines. Files only grow."""
+def news(cloud: Gcloud, folder: str, host: str, objects: dict[str, dict], shown: dict[str, int]) -> list[str]:
+    """The whole lines of a host's log that are not in `shown`: file -> bytes. Files only grow."""
     lines = []
     for name in sorted(name for name in objects if name.startswith(f"log/{host}/")):
-        size, past = shown.get(name, (0, 0))
-        if objects[name]["size"] != size:
-            text = cloud.call(gcloud.storage("cat", f"{folder}/{name}"))
-            whole = text[: text.rfind("\n") + 1].splitlines(keepends=True)
-            lines += whole[past:]
-            shown[name] = objects[name]["size"], len(whole)
+        past = shown.get(name, 0)
+        if int(objects[name]["size"]) > past:
+            further = [f"--range={past}-"] if past else []
+            text = cloud.call(gcloud.storage("cat", f"{folder}/{name}", *further)).encode(errors=gcloud.BYTES)
+            whole = text[: text.rfind(b"\n") + 1]
+            shown[name] = past + len(whole)
+            lines += whole.decode(errors="replace").splitlines(keepends=True)
     return lines
 
 
@@ -63,12 +67,11 @@ def stage(found: dict[str, tuple[str, str]]) -> str:
 def read_reports(cloud: Gcloud, folder: str, objects: dict[str, dict]) -> dict[str, tuple[int, str]]:
     """Of the hosts that have ended for good: status, and the line that says why."""
     ended = sorted(name for name in objects if name.startswith("ended/"))
-    found = {name.removeprefix("ended/"): (1, "error: its report is empty: its disk is full") for name in ended}
-    if names := [name for name in ended if int(objects[name]["size"])]:
-        lines = cloud.call(gcloud.storage("cat", *(f"{folder}/{name}" for name in names)))
-        parts = [line.partition(" ") for line in lines.removesuffix("\n").split("\n")]
-        found |= {name.removeprefix("ended/"): (int(one[0]), one[2]) for name, one in zip(names, parts, strict=True)}
-    return found
+    read = lambda *names: REPORT.findall(cloud.call(gcloud.storage("cat", *(f"{folder}/{name}" for name in names))))
+    reports = read(*ended) if ended else []
+    if len(reports) < len(ended):  # which is cut off?
+        reports = [(read(name) or [CUT])[0] for name in ended]
+    return {name.removeprefix("ended/"): (int(number), why) for name, (number, why) in zip(ended, reports, strict=True)}
 
 
 def outcome(reports: dict[str, tuple[int, str]]) -> tuple[int, str]:
@@ -79,76 +82,87 @@ def outcome(reports: dict[str, tuple[int, str]]) -> tuple[int, str]:
     return reports[host][0], f"{host}: {reports[host][1]}"
 
 
-def watch(cloud: Gcloud, job: Job, shown: dict[str, tuple], left: int, begun: bool) -> int:
+def watch(cloud: Gcloud, job: Job, shown: dict[str, int], left: int, begun: bool) -> int:
     """-> exit status of the run.   left: how often the slice may be made again.   begun: it has been there before."""
-    delay, waited, before, heard = FIRST_DELAY, 0, ({}, "missing"), bool(shown)
+    delay, heard = FIRST_DELAY, bool(shown)
+    while True:
+        past = sum(shown.values())
+        status, why = attend(cloud, job, shown, heard, begun)
+        if job.delete or status is None:
+            remove(cloud)
+        if status is not None:
+            cloud.say(why)
+            return status
+        if left == 0:
+            raise UserError(f"{why}; --restarts: all used; the same command goes on from the last checkpoint")
+        left -= 1
+        if sum(shown.values()) > past:
+            delay, begun = FIRST_DELAY, True
+        cloud.say(f"{why}: made again in {delay} s ({left} restarts left)")
+        cloud.sleep(delay)
+        delay, heard = min(2 * delay, LAST_DELAY), False
+
+
+def attend(cloud: Gcloud, job: Job, shown: dict[str, int], heard: bool, begun: bool) -> tuple[int | None, str]:
+    """Make the slice where there is none and show its log, to its end.
+
+    -> exit status of the run, None where another slice is to be made; and what to say.   heard: it has printed lines.
+    """
+    waited, before = 0, ({}, "missing")
     while True:
         found = cloud.look()  # before the bucket: a slice that deletes itself has reported by then
         objects = cloud.objects(job.state)
         if lines := news(cloud, job.state, job.hosts[0], objects, shown):
             print("".join(lines), end="", flush=True)
-            delay, heard, begun = FIRST_DELAY, True, True
+            heard = True
         now = "over" if any(name.startswith("ended/") for name in objects) else stage(found)
+        now = "silent" if now == "up" and not heard else now
         waited = waited + POLL if (found, now) == before and not lines else 0
         if found and found != before[0]:
             cloud.say(", ".join(f"{name} is {state}" for name, (state, _) in found.items()))
-        if now == "missing" and before[0]:
-            silent = "" if heard else f", or its hosts, which have no roles/storage.objectUser on {job.state}"
-            raise UserError(f"--name {job.where.name}: someone deleted it{silent}; the same command makes it again")
-        before, why, heard = (found, now), None, heard and now != "missing"
-        if now != "over":
-            why = _why_again(cloud, job, now, found, waited, heard, begun)
-        else:
-            reports = read_reports(cloud, job.state, objects)
-            if len(reports) >= len(job.hosts) or not found or waited >= LAST_WORDS:
-                status, why = outcome(reports)
-                if status != ABORTED or not job.delete:
-                    return _end(cloud, job, status, why, job.delete or "delete" in reports)
-        if why is None:
-            cloud.sleep(POLL)
-            continue
-        if found:
-            remove(cloud)
         if now == "over":
-            cloud.clear(*(f"{job.state}/ended/{host}" for host in reports))
-        if left == 0:
-            raise UserError(f"{why}; --restarts: all used; the same command goes on from the last checkpoint")
-        left -= 1
-        cloud.say(f"{why}: made again in {delay} s ({left} restarts left)")
-        cloud.sleep(delay)
-        delay, before, heard = min(2 * delay, LAST_DELAY), ({}, "missing"), False
+            reports = read_reports(cloud, job.state, objects)
+            whole = [host for host in reports if reports[host] != CUT]
+            if len(whole) >= len(job.hosts) or not found or waited >= LIMITS[now]:
+                return _ending(cloud, job, reports)
+        elif now == "missing":
+            if before[0]:
+                silent = "" if heard else f", or its hosts, which have no roles/storage.objectUser on {job.state}"
+                raise UserError(f"--name {job.where.name}: someone deleted it{silent}; the same command makes it again")
+            cloud.call(job.create, fine="exists")  # by another launcher, or by a try that was not answered
+            heard = False
+        elif why := no_good(cloud, job, now, found, waited, begun or heard):
+            return None, why
+        before = found, now
+        cloud.sleep(POLL)
 
 
-def _why_again(cloud: Gcloud, job: Job, now: str, found: dict, waited: int, heard: bool, begun: bool) -> str | None:
-    """Why the slice is to be made again, None while it is not. Makes it where there is none."""
-    name = job.where.name
-    if now == "missing":
-        try:
-            cloud.call(job.create, again=False)
-        except GcloudError as error:
-            if error.kind not in ("transient", "exists"):
-                raise
-            return str(error)
+def no_good(cloud: Gcloud, job: Job, now: str, found: dict, waited: int, begun: bool) -> str:
+    """Why another slice is to be made, "" while this one may do.   waited: seconds without news.
+
+    UserError where another would do no better; this one is deleted first, unless it is to be kept.
+    """
+    name, limit = job.where.name, LIMITS.get(now, math.inf)
     if now == "ended":
-        failed = next((why for state, why in found.values() if state == "FAILED"), None)
-        if failed is not None and not begun:
-            remove(cloud)
-            raise UserError(f"--name {name}: the request failed and is deleted: {failed or 'no reason given'}")
-        return f"{name} was taken ({failed or ', '.join(state for state, _ in found.values())})"
-    if now == "passing" and waited >= STUCK:
-        return f"{name} was not made within {STUCK} s"
-    if now == "up" and heard and waited >= HANGING:
-        if not job.delete:
-            raise UserError(f"--name {name}: its hosts printed nothing for {HANGING} s. It {job.costs}")
-        return f"its hosts printed nothing for {HANGING} s"
-    if now == "up" and not heard and waited >= SILENCE:
-        if job.delete:
-            remove(cloud)
-        silent = f"its hosts wrote nothing to {job.state}: their account needs roles/storage.objectUser there"
-        raise UserError(f"--name {name}: {silent}. {'It is deleted' if job.delete else f'It {job.costs}'}")
+        failed = next((why or "no reason given" for state, why in found.values() if state == "FAILED"), None)
+        if begun or failed is None:
+            return f"{name} was taken ({failed or ', '.join(state for state, _ in found.values())})"
+        remove(cloud)
+        raise UserError(f"--name {name}: the request failed and is deleted: {failed}")
     if wrong := [kind for _, kind in found.values() if kind not in ("", job.accelerator)]:
         raise UserError(f"--type {job.accelerator}: {name} exists and is a {wrong[0]}: use another --name")
-    return None
+    if waited < limit:
+        return ""
+    if now == "passing":
+        return f"{name} was not made within {limit} s"
+    silent = f"its hosts printed nothing for {limit} s"
+    if now == "silent":
+        silent = f"its hosts wrote nothing to {job.state}: their account needs roles/storage.objectUser there"
+    elif job.delete:
+        return silent
+    if job.delete:
+        remove(cloud)
+    raise UserError(f"--name {name}: {silent}. It {'is deleted' if job.delete else job.costs}")
 
 
 def remove(cloud: Gcloud) -> None:
@@ -157,7 +171,7 @@ def remove(cloud: Gcloud) -> None:
     while found := cloud.look():
         if stage(found) != "ending":
             try:
-                cloud.call(gcloud.delete(cloud.where))
+                cloud.call(cloud.where.delete())
                 continue
             except GcloudError as error:  # perhaps because it is made just now, or deletes itself
                 refusals += 1
@@ -167,10 +181,13 @@ def remove(cloud: Gcloud) -> None:
         cloud.sleep(POLL)
 
 
-def _end(cloud: Gcloud, job: Job, status: int, why: str, deleted: bool) -> int:
-    if job.delete:
-        remove(cloud)
+def _ending(cloud: Gcloud, job: Job, reports: dict[str, tuple[int, str]]) -> tuple[int | None, str]:
+    """As `attend`."""
+    status, why = outcome(reports)
+    if status == ABORTED and job.delete:
+        remove(cloud)  # first: a host that finds no report would start again
+        cloud.clear(*(f"{job.state}/ended/{host}" for host in reports))
+        return None, why
     words = {0: "the run is done", STOPPED: "the run was stopped; the same command goes on"}
-    said = words.get(status, f"the run failed with status {status}: {why}")
-    cloud.say(f"{said}. {'The slice is deleted' if deleted else f'The slice {job.costs}'}")
-    return status
+    fate = "is deleted" if job.delete or "delete" in reports else job.costs
+    return status, f"{words.get(status, f'the run failed with status {status}: {why}')}. The slice {fate}"

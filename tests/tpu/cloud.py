@@ -340,7 +340,9 @@ class Cloud:
                 with (self.folder / "removed").open("a") as file:
                     file.write(url.removeprefix("gs://b/") + "\n")
             return 0, "", ""
-        return 0, "".join(path(url).read_text() for url in urls) if verb == "cat" else "", ""
+        start = int(flags.get("range", "0-").removesuffix("-"))
+        found = b"".join(path(url).read_bytes() for url in urls)[start:] if verb == "cat" else b""
+        return 0, found.decode(errors="surrogateescape"), ""
 
     # What there is at the end
 

@@ -24,6 +24,7 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
         (CREATE + "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Read requests' per minute", "transient", ""),
         (google.QUOTA, "quota", "--type: more than your project's quota: ask for more"),
         (google.EXISTS, "exists", "somebody else makes it now"),
+        (google.NO_BUCKET, "gone", "nothing is there"),
         (
             CREATE + "INVALID_ARGUMENT: Cloud TPU received a bad request. the accelerator v5litepod-16 was not found",
             "offer",
@@ -79,16 +80,20 @@ def test_what_google_did_not_answer_is_asked_again(program, tmp_path, monkeypatc
     cloud = program("echo >> tries; [ $(wc -l < tries) -gt 2 ] && echo done || { cat unavailable >&2; exit 1; }")
     assert cloud.call(["gcloud"]) == "done\n"
     assert naps == [5, 10]
-    (tmp_path / "tries").unlink()
+
+
+def test_a_failure_may_be_fine(program, tmp_path):
+    (tmp_path / "exists").write_text(google.EXISTS)
+    cloud = program("cat exists >&2; exit 1")
+    assert cloud.call(["gcloud"], fine="exists") == ""
     with pytest.raises(GcloudError):
-        cloud.call(["gcloud"], again=False)
+        cloud.call(["gcloud"], fine="gone")
 
 
 def test_one_that_hangs_is_as_good_as_no_answer(program, monkeypatch):
     monkeypatch.setattr("tpu.gcloud.LIMIT", 0.1)
-    with pytest.raises(GcloudError, match="Google Cloud does not answer") as caught:
-        program("exec sleep 60").call(["gcloud"], again=False)
-    assert caught.value.kind == "transient"
+    status, _, complaints = program("exec sleep 60").execute(["gcloud"])
+    assert status and failure(complaints, HERE).kind == "transient"
 
 
 @pytest.mark.parametrize("command", [LAUNCH, *([one, *NAME] for one in ("status", "logs", "stop", "delete"))])

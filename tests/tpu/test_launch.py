@@ -15,7 +15,7 @@ import pytest
 from tests.tpu import cloud as google
 from tpu import launch
 from tpu.__main__ import main
-from tpu.gcloud import Slice, list_vms
+from tpu.gcloud import Slice
 
 ON = ["--name", "n", "--zone", "z", "--project", "p", "--bucket", "gs://b"]
 LAUNCH = ["launch", "bert-tiny", *ON, "--type", "v5e-16"]
@@ -103,6 +103,18 @@ def test_what_git_tracks_is_copied_and_nothing_else(checkout, tmp_path):
         assert sorted(tar.getnames()) == [".commit", "Makefile", "tpu/vm.sh"]
 
 
+def test_changes_that_are_not_committed_are_sent_and_that_is_said(cloud, checkout, capsys):
+    who = ["-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run(["git", "-C", checkout, *who, "commit", "-q", "-a", "-m", "first"], check=True)
+    assert main([*LAUNCH, "--dry-run"]) == 0
+    assert "that git tracks here to the bucket\n" in capsys.readouterr().out
+    (checkout / "Makefile").write_text("changed")
+    main(LAUNCH)
+    assert "that git tracks here to the bucket, with changes that are not committed\n" in capsys.readouterr().out
+    with tarfile.open(cloud.folder / "bucket/b/n/launch/code.tar.gz") as tar:
+        assert tar.extractfile("Makefile").read() == b"changed"
+
+
 def test_without_git_there_is_nothing_to_copy(cloud, tmp_path, monkeypatch, capsys):
     (tmp_path / "plain" / "tpu").mkdir(parents=True)
     (tmp_path / "plain" / "tpu" / "vm.sh").touch()
@@ -124,6 +136,8 @@ def test_without_git_there_is_nothing_to_copy(cloud, tmp_path, monkeypatch, caps
         (["--corpus", "s3://b/c"], "--corpus s3://b/c: must be a gs:// path, or a path in the bucket"),
         (["--corpus", "en=gs://b/c,zh=/tmp/x"], "--corpus /tmp/x: must be a gs:// path, or a path in the bucket"),
         (["--zone", "a b", "--dry-run"], "--zone a b: must be such as us-west4-a"),
+        (["--zone", "a\nb"], "--zone a b: must be such as us-west4-a"),
+        (["--gcloud-flag=--tags\n=a"], "--gcloud-flag=--tags =a: give one of gcloud's create"),
         (["--project", "My Project"], "--project My Project: must be such as my-project-1"),
         (["--valid-until-duration", "6x"], "--valid-until-duration 6x: must be such as 90m, 6h or 2d"),
         (["--restarts", "-1"], "--restarts -1: must be at least 0"),
@@ -188,7 +202,7 @@ def test_google_finds_a_slices_own_vms_and_no_others(count, its):
     library = Path(gcloud).resolve().parent.parent / "lib" if gcloud else Path("none")
     if not library.exists():
         pytest.skip("no Google Cloud SDK here")
-    [wanted] = [word for word in list_vms(Slice("run", "z", "p", count)) if word.startswith("--filter=")]
+    [wanted] = [word for word in Slice("run", "z", "p", count).list_vms() if word.startswith("--filter=")]
     code = (
         "import sys; from googlecloudsdk.core.resource import resource_filter as f; of, *vms = sys.argv[1:]\n"
         "for vm in vms: f.Compile(of).Evaluate({'name': 'projects/p/locations/z/nodes/' + vm}) and print(vm)"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.gcs import Storage
 from tpu.gcloud import Gcloud, GcloudError, Slice, storage
+from tpu.watch import CUT, news, read_reports
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,10 +72,16 @@ def test_objects_are_written_listed_read_and_removed(sdk, monkeypatch, tmp_path)
     bucket.put("b", "n/launch/log/n-w-0/1.txt", b"step 1\n")
     [(name, one)] = sdk.objects("gs://b/n/launch").items()
     assert (name, one["size"], one["update_time"][:4]) == ("log/n-w-0/1.txt", 7, "2026")
+    shown = {}
+    assert news(sdk, "gs://b/n/launch", "n-w-0", sdk.objects("gs://b/n/launch"), shown) == ["step 1\n"]
+    bucket.put("b", "n/launch/log/n-w-0/1.txt", b"step 1\nstep 2\nste")
+    assert news(sdk, "gs://b/n/launch", "n-w-0", sdk.objects("gs://b/n/launch"), shown) == ["step 2\n"]
     for host, line in (("a", "0 done\n"), ("b", "2 no\n")):
         (tmp_path / "ended").write_text(line)
         sdk.call(storage("cp", "ended", f"gs://b/n/launch/ended/{host}"))
-    assert sdk.call(storage("cat", "gs://b/n/launch/ended/a", "gs://b/n/launch/ended/b")) == "0 done\n2 no\n"
+    assert read_reports(sdk, "gs://b/n/launch", sdk.objects("gs://b/n/launch")) == {"a": (0, "done"), "b": (2, "no")}
+    bucket.put("b", "n/launch/ended/c", b"")
+    assert read_reports(sdk, "gs://b/n/launch", sdk.objects("gs://b/n/launch"))["c"] == CUT
     sdk.call(storage("rm", "gs://b/n/launch/ended/a", "gs://b/n/launch/ended/b"))
-    assert list(sdk.objects("gs://b/n/launch")) == ["log/n-w-0/1.txt"]
+    assert list(sdk.objects("gs://b/n/launch")) == ["ended/c", "log/n-w-0/1.txt"]
     bucket.close()

@@ -81,6 +81,19 @@ def test_a_failed_run_is_launched_again_with_the_code_of_now(cloud, end, checkou
     assert cloud.created == 2 and " ".join(cloud.commands).count("storage cp code.tar.gz") == 2
 
 
+def test_another_recipe_under_the_name_of_a_run_that_ended_writes_over_nothing_of_it(cloud, end):
+    cloud.lives["n-w-0"] = [life(1), life(2)]
+    assert end(*ONE, "--spot")[0] == 0
+    kept, (_, _, *others) = cloud.objects(), ONE
+    settings = cloud.file("bucket/b/n/launch/settings.sh")
+    status, said, _ = end("launch", "electra-tiny", *others, "--spot")
+    assert status == 2 and cloud.created == 1
+    assert "--name n: its work directory gs://b/n has a run of bert-tiny: give another --workdir, or use" in said
+    assert cloud.objects() == kept and cloud.file("bucket/b/n/launch/settings.sh") == settings
+    assert end("launch", "electra-tiny", *others, "--spot", "--workdir", "gs://b/m")[::2] == (0, ["step 2"])
+    assert kept.items() <= cloud.objects().items()  # the old run's log is still there
+
+
 def test_a_slice_that_is_kept_takes_the_next_run(cloud, end):
     cloud.lives["n-w-0"] = [life(1), life(2)]
     assert end(*ONE, "--steps", "1")[0] == 0

@@ -2,28 +2,70 @@
 
 import pytest
 
+from tests.tpu import cloud as google
+from tests.tpu.stories import ONE, gone
 from tpu.gcloud import Gcloud, Slice
-from tpu.watch import news, outcome, read_reports, stage
+from tpu.watch import CUT, news, outcome, read_reports, stage
+
+STATE = "gs://b/n/launch"
 
 
-def test_a_log_that_grows_gives_each_whole_line_once(cloud, tmp_path):
-    here, shown = Gcloud(Slice("n", "z", None), str(tmp_path)), {}
-    log = cloud.folder / "bucket/b/n/launch/log/n-w-0"
-    log.mkdir(parents=True)
+@pytest.fixture
+def here(cloud, tmp_path):
+    (cloud.folder / "bucket/b/n/launch/log/n-w-0").mkdir(parents=True)
+    (cloud.folder / "bucket/b/n/launch/ended").mkdir()
+    return Gcloud(Slice("n", "z", None), str(tmp_path))
 
-    def read():
-        return news(here, "gs://b/n/launch", "n-w-0", here.objects("gs://b/n/launch"), shown)
 
+@pytest.fixture
+def log(cloud, here):
+    """Its folder, and what reads on from what was read before."""
+    shown = {}
+    return cloud.folder / "bucket/b/n/launch/log/n-w-0", lambda: news(here, STATE, "n-w-0", here.objects(STATE), shown)
+
+
+def test_a_log_that_grows_gives_each_whole_line_once(cloud, log):
+    folder, read = log
     assert read() == []
-    (log / "1.txt").write_text("step 1\nste")
+    (folder / "1.txt").write_text("step 1\nste")
     assert read() == ["step 1\n"]
-    (log / "1.txt").write_text("step 1\nstep 2\n")
-    (log / "2.txt").write_text("step 3\n")
+    (folder / "1.txt").write_text("step 1\nstep 2\n")
+    (folder / "2.txt").write_text("step 3\n")
     (cloud.folder / "bucket/b/n/launch/log/n-w-00").mkdir()
     (cloud.folder / "bucket/b/n/launch/log/n-w-00/1.txt").write_text("another host's\n")
     assert read() == ["step 2\n", "step 3\n"]
+    assert any("--range=7-" in command for command in cloud.commands)  # what was read is not read again
     past = len(cloud.commands)
-    assert read() == [] and len(cloud.commands) == past + 1  # what has not grown is not read
+    assert read() == [] and len(cloud.commands) == past + 1  # nor what has not grown
+
+
+def test_a_log_that_is_cut_in_a_letter_or_is_no_text_gives_each_line_once(log):
+    folder, read = log
+    whole = "é 中\r\n".encode() + b"\xff\xfe\n" + "50%\r100%\n\x85 中\n".encode()
+    found = []
+    for size in range(len(whole) + 1):
+        (folder / "1.txt").write_bytes(whole[:size])
+        found += read()
+    assert "".join(found) == whole.decode(errors="replace")
+
+
+def test_a_reading_that_breaks_off_is_read_again_from_where_it_began(cloud, log):
+    folder, read = log
+    (folder / "1.txt").write_text("step 1\n")
+    (folder / "2.txt").write_text("step 2\n")
+    cloud.lost_answers.append(("/2.txt", google.CRASHED))
+    assert read() == ["step 1\n", "step 2\n"]
+    (folder / "2.txt").write_text("step 2\nstep 3\n")
+    cloud.faults.append(("/2.txt", google.UNAVAILABLE))
+    assert read() == ["step 3\n"]
+
+
+def test_a_new_machine_writes_a_new_file_which_is_read_from_its_beginning(log):
+    folder, read = log
+    (folder / "20260101-000000-1.txt").write_text("step 1\nstep 2\nste")  # taken in mid-line
+    assert read() == ["step 1\n", "step 2\n"]
+    (folder / "20260101-000001-1.txt").write_text("step 2\n")
+    assert read() == ["step 2\n"]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +101,25 @@ def test_whose_report_is_the_runs(reports, meant):
     assert outcome(reports) == meant
 
 
-def test_a_report_that_a_full_disk_left_empty_is_a_failure(cloud, tmp_path):
-    here, ended = Gcloud(Slice("n", "z", None), str(tmp_path)), cloud.folder / "bucket/b/n/launch/ended"
-    ended.mkdir(parents=True)
-    (ended / "n-w-0").touch()
-    read = lambda: read_reports(here, "gs://b/n/launch", here.objects("gs://b/n/launch"))
-    assert read() == {"n-w-0": (1, "error: its report is empty: its disk is full")}
-    (ended / "n-w-1").write_text("134 lost\n")
-    assert outcome(read()) == (1, "n-w-0: error: its report is empty: its disk is full")
+@pytest.mark.parametrize("cut", ["", "1", "134 lo"])
+def test_a_report_that_a_full_disk_cut_off_is_a_failure_and_none_of_anothers(cloud, here, cut):
+    ended = cloud.folder / "bucket/b/n/launch/ended"
+    for name, text in (("n-w-0", cut), ("n-w-1", "134 lost\n")):
+        (ended / name).write_text(text)
+    reports = read_reports(here, STATE, here.objects(STATE))
+    assert reports == {"n-w-0": CUT, "n-w-1": (134, "lost")}
+    assert outcome(reports) == (1, "n-w-0: error: its report is empty or cut off: its disk is full")
+
+
+@pytest.mark.parametrize("at_last, status", [("0 done\n", 0), ("0 do", 1)])
+def test_a_report_that_is_cut_off_is_waited_for_but_not_for_ever(cloud, end, at_last, status):
+    cloud.boot = lambda *_: None
+    ended = cloud.folder / "bucket/b/n/launch/ended/n-w-0"
+
+    def report(text):
+        ended.parent.mkdir(exist_ok=True)
+        ended.write_text(text)
+
+    cloud.at += [[200, lambda: report("0")], [260, lambda: report(at_last)]]
+    assert end(*ONE, "--spot")[0] == status and gone(cloud)
+    assert cloud.now < 600
