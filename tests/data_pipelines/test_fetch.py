@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import pickle
 import re
 import signal
@@ -165,12 +166,18 @@ def test_a_killed_copy_is_never_used_and_is_continued(bucket, corpus_path):
 
 
 def test_of_several_processes_one_copies_and_the_others_wait(bucket):
-    bucket.delay = 0.1
-    processes = [subprocess.Popen([sys.executable, "-c", OPEN], **SECOND) for _ in range(3)]
-    said = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
+    bucket.delay = 1.0  # of each file, until one waits
+    reader, writer = os.pipe()
+    where = {"stdout": writer, "stderr": writer, "cwd": ROOT}
+    processes = [subprocess.Popen([sys.executable, "-c", OPEN], **where) for _ in range(3)]
+    os.close(writer)
+    said = []
+    with os.fdopen(reader) as lines:
+        for line in lines:
+            said.append("waiting for another process" in line)
+            bucket.delay = 0.0 if any(said) else bucket.delay
+    assert [process.wait() for process in processes] == [0, 0, 0] and any(said)
     assert len(arrays_read(bucket)) == len(set(arrays_read(bucket)))
-    assert any("waiting for another process" in one for one in said)
 
 
 def test_another_tokenizer_of_the_same_tokens_stands_beside_the_copy_s(bucket):

@@ -206,7 +206,7 @@ def test_any_error_of_the_disk_is_one_line_and_no_other_error_is(tmp_path):
 
 def test_a_process_whose_save_fails_does_not_wait_for_those_that_wait_for_it(tmp_path, monkeypatch):
     failed, never = threading.Event(), threading.Event()
-    barrier = lambda processes=None: lambda key, timeout_ms: failed.is_set() and never.wait(20)
+    barrier = lambda processes=None: lambda key, timeout_ms: failed.is_set() and never.wait(120)
     for where in (ocp.multihost, multihost):
         monkeypatch.setattr(where, "get_barrier_sync_fn", barrier)
 
@@ -221,7 +221,7 @@ def test_a_process_whose_save_fails_does_not_wait_for_those_that_wait_for_it(tmp
     with pytest.raises(OSError, match="Input/output error"):
         checkpoints.wait()
     checkpoints.close()
-    assert failed.is_set() and time.monotonic() - begin < 15
+    assert failed.is_set() and time.monotonic() - begin < 100
 
 
 def test_a_checkpoint_for_which_there_is_no_room_is_not_begun(corpus_path, tmp_path, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_real_run_that_cannot_write_its_checkpoint_ends_with_2_and_keeps_the_o
         "runpy.run_module('pretrain', run_name='__main__')"
     )
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "cannot write there" in line and "File too large" in line and "safe: 4." in line

@@ -173,7 +173,7 @@ def loaded_by(*arguments) -> set[str]:
     """The packages that a command has imported when it ends."""
     script = "import sys; from pretrain.__main__ import main; main(sys.argv[1:]); print(*sys.modules)"
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=400).stdout
     return {name.split(".")[0] for name in out.splitlines()[-1].split()}
 
 

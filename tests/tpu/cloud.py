@@ -5,6 +5,7 @@ what the launcher would have slept. What it says when it fails is what gcloud pr
 answers so) or what users quote in their reports.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -251,14 +252,14 @@ class Cloud:
 
     def on(self, disk, host, *words):
         environment = {"PATH": f"{self.folder / 'bin'}:/usr/bin:/bin", "ROOT": str(disk), "HOSTNAME": host}
-        return subprocess.run(["bash", *map(str, words)], env=environment, timeout=60).returncode
+        return subprocess.run(["bash", *map(str, words)], env=environment, timeout=300).returncode
 
     def work(self, vm, worker, host, disk, metadata):
         """As systemd does by the unit: again until the status is 0."""
         while vm in self.vms and self.vms[vm]["state"] == "READY":
             past = len(self.lives.get(host, [0])) - len(list((self.folder / "lives" / host).iterdir()))
             status = self.on(disk, host, disk / "var/lib/pretrain/vm.sh", "work")
-            if (self.folder / "deleted").exists():
+            with contextlib.suppress(FileNotFoundError):  # of two hosts that see it one is first
                 (self.folder / "deleted").unlink()
                 self.drop()
             if status == -signal.SIGKILL:

@@ -49,7 +49,7 @@ class Cluster:
                 return
         raise AssertionError(self.said)
 
-    def end(self, timeout=120):
+    def end(self, timeout=400):
         """(exit status, all that was said)"""
         out, _ = self.process.communicate(timeout=timeout)
         self.said += out
@@ -104,7 +104,7 @@ def test_one_process_goes_on_and_all_losses_are_those_of_one_device(stopped, alo
 
 
 def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_path, tmp_path, monkeypatch):
-    monkeypatch.setenv("PRETRAIN_HEARTBEAT_SECONDS", "10")
+    monkeypatch.setenv("PRETRAIN_HEARTBEAT_SECONDS", "20")
     cluster = Cluster(corpus_path, tmp_path / "run", 2, 1, "--steps", 10**6)
     while not RunDirectory(tmp_path / "run").checkpoint_steps():
         cluster.until(r"train +\d")
@@ -178,7 +178,7 @@ def faulty(corpus, workdir, fault, *more):
     run = [sys.executable, "-c", WITH_A_FAULT.format(fault=fault), *tiny.run_arguments(corpus, workdir, *more)]
     command = [sys.executable, "-m", "tpu", "local", "--devices", 1, "--", *run]
     began = time.monotonic()
-    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=400)
     return done.returncode, done.stdout + done.stderr, time.monotonic() - began
 
 
@@ -194,7 +194,7 @@ def test_a_process_that_cannot_read_the_checkpoint_ends_all_and_nothing_is_set_a
     shutil.copytree(stopped[0], workdir)
     before = RunDirectory(workdir).checkpoint_steps()
     status, said, seconds = faulty(corpus_path, workdir, CANNOT_READ)
-    assert status == 2 and seconds < 100, said
+    assert status == 2 and seconds < 300, said
     assert re.search(r"\[1\] error: checkpoint .* cannot be read now \(no route to the bucket\)", said)
     assert re.search(r"\[0\] error: process 1: checkpoint .* cannot be read now", said)
     assert RunDirectory(workdir).checkpoint_steps() == before and "Traceback" not in said
@@ -224,7 +224,7 @@ def test_an_error_that_nobody_can_be_told_of_any_more_is_one_line(monkeypatch, c
 @pytest.mark.slow
 def test_a_process_that_fails_while_the_others_compute_ends_them_too_with_its_reason(corpus_path, tmp_path):
     status, said, seconds = faulty(corpus_path, tmp_path / "run", CANNOT_BUILD)
-    assert status == 2 and seconds < 100, said
+    assert status == 2 and seconds < 300, said
     assert "Input/output error" in said and re.search(r"\[0\] error: .*process 1", said)
 
 
@@ -237,7 +237,7 @@ CANNOT_SAVE = """
 @pytest.mark.slow
 def test_a_process_whose_disk_is_full_ends_all_with_its_reason_and_nobody_waits_for_it(corpus_path, tmp_path):
     status, said, seconds = faulty(corpus_path, tmp_path / "run", CANNOT_SAVE)
-    assert status == 2 and seconds < 100, said
+    assert status == 2 and seconds < 300, said
     assert re.search(r"\[1\] error: .*cannot write there", said) and re.search(r"\[0\] error: process 1 ended", said)
     assert "Traceback" not in said
 
@@ -248,7 +248,7 @@ def test_four_processes_go_on_where_two_stopped(corpus_path, tmp_path, alone):
     cluster.until(r"train +3 ")
     os.kill(cluster.children()[0], signal.SIGTERM)
     assert cluster.end()[0] == EXIT_STOPPED
-    status, said = Cluster(corpus_path, tmp_path / "run", 4, 1, "--mesh", "fsdp=4").end(timeout=400)
+    status, said = Cluster(corpus_path, tmp_path / "run", 4, 1, "--mesh", "fsdp=4").end()
     assert status == 0 and "resuming from step" in said, said
     found = losses(tmp_path / "run")
     np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)

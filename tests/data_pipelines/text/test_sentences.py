@@ -56,9 +56,9 @@ def test_a_space_that_sentencex_panics_at_is_plain_and_counted():
 @pytest.mark.parametrize("unit", ["word ", "word", "A sentence of words. ", "今天。"])
 def test_a_long_paragraph_takes_time_linear_in_its_length(unit):
     text = unit * (20_000_000 // (1 if unit[:4] == "word" else 20) // len(unit))
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone, however busy the machine is
     found = starts(text)
-    assert time.perf_counter() - start < 8  # a minute, where each window copies the rest
+    assert time.process_time() - start < 12  # a minute, where each window copies the rest
     assert np.diff(found).max() <= WINDOW
     if unit.strip()[-1] in ".。":
         assert set(np.diff(found)) == {len(unit)}
