@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -62,9 +61,9 @@ def command(text, out, processes=1):
     return ["prepare", "--source", f"text:{text}", "--vocab-size", "200", "--out", str(out), f"--processes={processes}"]
 
 
-def start(arguments, kill="", call=0, **keywords):
-    arguments = [sys.executable, "-c", PROGRAM, kill, str(call), *arguments]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **keywords)
+def start(arguments, kill="", call=0, before=""):
+    arguments = [sys.executable, "-c", before + PROGRAM, kill, str(call), *arguments]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -366,14 +365,17 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path, text):
         run(tmp_path / "file" / "out", f"text:{text}", tokenizer="wordpiece")
 
 
+# A file may not grow beyond this: writing fails as on a full disk. Python ignores the signal that would come, too.
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+"""
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_full_disk_is_one_line_and_the_same_command_continues(tmp_path, text, uninterrupted, processes):
-    def fill():  # a file may not grow beyond this: writing fails as on a full disk
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
     out = tmp_path / "out"
-    process = start(command(text, out, processes), preexec_fn=fill)
+    process = start(command(text, out, processes), before=FULL)
     _, errors = process.communicate()
     assert process.returncode == 2
     assert errors.count("\n") == 1, errors
