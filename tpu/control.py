@@ -19,8 +19,6 @@ class Logs(Run):
 
     host: str = ""
     """One that status names; by default the first."""
-    lines: int = 100
-    """How many of the last lines; 0: all."""
 
 
 def _there(options: Run) -> tuple[Gcloud, dict[str, dict]]:
@@ -55,12 +53,12 @@ def status(options: Run) -> int:
 
 
 def logs(options: Logs) -> int:
-    """Print the end of the log of a host -> 0."""
+    """Print the log of a host -> 0."""
     cloud, objects = _there(options)
     hosts = sorted({name.split("/")[1] for name in objects if name.startswith("log/")})
     if options.host not in ("", *hosts) or not hosts:
         raise UserError(f"--host {options.host or 'any'}: has printed nothing; there are {', '.join(hosts) or 'none'}")
-    print("".join(news(cloud, options.state, options.host or hosts[0], objects, {})[-options.lines :]), end="")
+    print("".join(news(cloud, options.state, options.host or hosts[0], objects, {})), end="")
     return 0
 
 

@@ -35,16 +35,20 @@ FAILURES = (
     ("offer", OFFER, "--type, --zone, --runtime-version: not offered so: gcloud compute tpus locations list, then "
      "gcloud compute tpus tpu-vm accelerator-types (or versions) list --zone={zone}"),
     ("denied", r"denied|SERVICE_DISABLED|not enabled", "the API is off (gcloud services enable tpu.googleapis.com) or "
-     "your account lacks a role: ask for roles/tpu.admin and roles/iam.serviceAccountUser"),
+     "your account lacks a role: ask for roles/tpu.admin and roles/iam.serviceAccountUser, or, on the bucket, for "
+     "roles/storage.objectUser"),
+    ("other", "", ""),
 )  # fmt: skip
 
 
 class GcloudError(UserError):
-    """A failed command: its one line for the user, and `kind`, the first column of FAILURES or 'other'."""
+    """A failed command: its one line for the user, and `kind`, as in FAILURES."""
 
-    def __init__(self, kind: str, said: str):
-        super().__init__(said)
-        self.kind = kind
+    def __init__(self, complaints: str, zone: str):
+        line = " ".join(re.sub(r"^(.*\n)*?ERROR: (\(\S+\))?", "", complaints).split())[:300]
+        self.kind, _, meaning = next(one for one in FAILURES if re.search(one[1], complaints, re.I | re.S))
+        gcloud = f"gcloud: {line or 'it failed without a word'}"
+        super().__init__(f"{meaning.format(zone=zone)} ({gcloud})" if meaning else gcloud)
 
 
 class Slice(NamedTuple):
@@ -109,7 +113,7 @@ class Gcloud:
         where Google does not answer: it asks until it does."""
         delays = itertools.chain(PATIENCE, itertools.repeat(PATIENCE[-1]))
         while (done := self.execute(command))[0]:
-            error = failure(done[2], self.where)
+            error = GcloudError(done[2], self.where.zone)
             if error.kind == fine:
                 return ""
             if error.kind != "transient":
@@ -157,7 +161,7 @@ class Rehearsal(Gcloud):
         print(shlex.join(command))
         self.made = "create" in command or (self.made and "delete" not in command)
         if "list" not in command:
-            return 0, "0 done\n" * sum("/ended/" in word for word in command) * ("cat" in command), ""
+            return 0, "0 done\n" * sum("/ended/" in word or word == "ls" for word in command), ""
         found = {
             "objects": [{"name": name, "size": 1} for name in self.left],
             "queued-resources": [{"name": self.where.name, "state": {"state": "ACTIVE"}}],
@@ -170,12 +174,3 @@ class Rehearsal(Gcloud):
 
     def say(self, text: str) -> None:
         print(f"# {text}")
-
-
-def failure(complaints: str, where: Slice) -> GcloudError:
-    """What the text on stderr means."""
-    line = " ".join(re.sub(r"^(.*\n)*?ERROR: (\(\S+\))?", "", complaints).split())[:300]
-    for kind, pattern, meaning in FAILURES:
-        if re.search(pattern, complaints, re.I | re.S):
-            return GcloudError(kind, f"{meaning.format(zone=where.zone)} (gcloud: {line})")
-    return GcloudError("other", f"gcloud: {line or 'it failed without a word'}")

@@ -20,7 +20,7 @@ from data_pipelines.errors import UserError
 from tpu import gcloud
 from tpu.accelerators import parse_accelerator
 from tpu.commit import commit, pack
-from tpu.gcloud import Gcloud, GcloudError, Rehearsal, Slice
+from tpu.gcloud import Gcloud, Rehearsal, Slice
 from tpu.generations import GENERATIONS
 from tpu.watch import Job, news, outcome, read_reports, watch
 
@@ -139,16 +139,18 @@ def launch(options: Launch, run: Sequence[str]) -> int:
             cloud = Rehearsal(job.where, folder, [f"{job.state.split('/', 3)[3]}/{name}" for name in names])
         try:
             for corpus in corpus_paths(options).values():
-                _check_corpus(cloud, corpus)
+                if not cloud.call(gcloud.storage("ls", f"{corpus}/manifest.json"), fine="gone"):
+                    cure = f"copy one there: gcloud storage cp -r corpora/mine/* {corpus}/"
+                    raise UserError(f"--corpus {corpus}: there is no corpus: {cure}")
             shown = {}
-            begun = _begin(cloud, job, run, shown)
+            _begin(cloud, job, run, shown)
             one = parse_accelerator(options.type)
             shape = f" ({one.topology})" if one.topology else ""
             cloud.say(f"{options.slices} x {one.name}, chips {one.chips}{shape}, hosts {one.hosts}, in {options.zone}")
             cloud.say(f"{options.name} {job.costs}; interrupting this changes nothing there")
             if note := GENERATIONS[one.generation].note:
                 cloud.say(f"{one.generation} {note}")
-            return watch(cloud, job, shown, options.restarts, begun)
+            return watch(cloud, job, shown, options.restarts)
         except KeyboardInterrupt:
             cloud.say("left it alone: the same command comes back to it, python -m tpu stop ends the run")
             return 130
@@ -188,22 +190,8 @@ def slice_of(settings: str) -> Slice:
     return Slice(**json.loads(settings.splitlines()[0].removeprefix("# ")))
 
 
-def _check_corpus(cloud: Gcloud, corpus: str) -> None:
-    """Before a VM costs anything."""
-    try:
-        cloud.call(gcloud.storage("ls", f"{corpus}/manifest.json"))
-    except GcloudError as error:
-        if error.kind == "login":
-            raise
-        cure = f"copy one there: gcloud storage cp -r corpora/mine/* {corpus}/"
-        raise UserError(f"--corpus {corpus}: no corpus can be read there: {cure} ({error})") from None
-
-
-def _begin(cloud: Gcloud, job: Job, run: Sequence[str], shown: dict[str, int]) -> bool:
-    """See that code and settings are in the bucket -> whether they were: the run was launched before.
-
-    shown: is filled with the log as it was.
-    """
+def _begin(cloud: Gcloud, job: Job, run: Sequence[str], shown: dict[str, int]) -> None:
+    """See that code and settings are in the bucket.   shown: is filled with the log as it was."""
     objects = cloud.objects(job.state)
     Path(cloud.folder, SETTINGS).write_text(job.settings)
     shutil.copy(ROOT / "tpu" / SCRIPT, cloud.folder)
@@ -216,7 +204,7 @@ def _begin(cloud: Gcloud, job: Job, run: Sequence[str], shown: dict[str, int]) -
             print("".join(old[-TAIL:]), end="", flush=True)
             if "stop" in objects:  # and is to go on
                 cloud.clear(f"{job.state}/stop")
-            return True
+            return
         _check_free(cloud, job, run, theirs, bool(reports))
     pack(ROOT, Path(cloud.folder, ARCHIVE))
     changed = ", with changes that are not committed" if (commit(ROOT) or "").endswith("-dirty") else ""
@@ -224,7 +212,6 @@ def _begin(cloud: Gcloud, job: Job, run: Sequence[str], shown: dict[str, int]) -
     cloud.call(gcloud.storage("cp", ARCHIVE, SETTINGS, f"{job.state}/"))
     if past := [f"{job.state}/{name}" for name in objects if name == "stop" or name.startswith("ended/")]:
         cloud.clear(*past)
-    return False
 
 
 def _check_free(cloud: Gcloud, job: Job, run: Sequence[str], theirs: str, ended: bool) -> None:

@@ -22,8 +22,6 @@ boot() {
   type -P gcloud > /dev/null || snap install google-cloud-cli --classic
   cat > "$ROOT/etc/systemd/system/pretrain.service" << END
 [Unit]
-Description=python -m pretrain run
-After=network-online.target
 StartLimitIntervalSec=0
 [Service]
 ExecStart=/bin/bash $HERE/vm.sh work
@@ -64,15 +62,11 @@ work() {
     share
     [ "$HOST" != "$FIRST" ] || printed=$(stat -c %Y "$LOG") quiet=$((EPOCHSECONDS - printed))
     [ "$SECONDS" -lt "$SHORT" ] || [ "$quiet" -ge "$SHORT" ] || echo 0 > "$HERE/short"
-    [ "$quiet" -lt "$HANGING" ] || { hung=134; break; }
+    [ "$quiet" -lt "$HANGING" ] || { kill -KILL "$child"; hung=134; break; }  # what hangs in a driver does not even die
     if [ -z "$asked" ] && listed | grep -q "/stop$"; then asked=1; kill -TERM "$child"; fi
   done
-  if [ -n "$hung" ]; then  # not waited for: what hangs in a driver does not even die
-    kill -KILL "$child"
-    echo "error: $HOST printed nothing for $HANGING seconds and was killed"
-  else
-    wait "$child"
-  fi
+  [ -z "$hung" ] || echo "error: $HOST printed nothing for $HANGING seconds and was killed"
+  [ -n "$hung" ] || wait "$child"
   local status=${hung:-$?}
   [ -z "$(tail -c 1 "$LOG")" ] || echo >> "$LOG"
   persistently share

@@ -82,77 +82,66 @@ def outcome(reports: dict[str, tuple[int, str]]) -> tuple[int, str]:
     return reports[host][0], f"{host}: {reports[host][1]}"
 
 
-def watch(cloud: Gcloud, job: Job, shown: dict[str, int], left: int, begun: bool) -> int:
-    """-> exit status of the run.   left: how often the slice may be made again.   begun: it has been there before."""
-    delay, heard = FIRST_DELAY, bool(shown)
-    while True:
-        past = sum(shown.values())
-        status, why = attend(cloud, job, shown, heard, begun)
-        if job.delete or status is None:
-            remove(cloud)
-        if status is not None:
-            cloud.say(why)
-            return status
-        if left == 0:
-            raise UserError(f"{why}; --restarts: all used; the same command goes on from the last checkpoint")
-        left -= 1
-        if sum(shown.values()) > past:
-            delay, begun = FIRST_DELAY, True
-        cloud.say(f"{why}: made again in {delay} s ({left} restarts left)")
-        cloud.sleep(delay)
-        delay, heard = min(2 * delay, LAST_DELAY), False
-
-
-def attend(cloud: Gcloud, job: Job, shown: dict[str, int], heard: bool, begun: bool) -> tuple[int | None, str]:
-    """Make the slice where there is none and show its log, to its end.
-
-    -> exit status of the run, None where another slice is to be made; and what to say.   heard: it has printed lines.
-    """
-    waited, before = 0, ({}, "missing")
+def watch(cloud: Gcloud, job: Job, shown: dict[str, int], left: int) -> int:
+    """-> exit status of the run.   shown: of its log, see `news`.   left: how often the slice may be made again."""
+    delay, waited, before = FIRST_DELAY, 0, ({}, "missing")
     while True:
         found = cloud.look()  # before the bucket: a slice that deletes itself has reported by then
         objects = cloud.objects(job.state)
         if lines := news(cloud, job.state, job.hosts[0], objects, shown):
             print("".join(lines), end="", flush=True)
-            heard = True
+            delay = FIRST_DELAY
         now = "over" if any(name.startswith("ended/") for name in objects) else stage(found)
-        now = "silent" if now == "up" and not heard else now
+        now = "silent" if now == "up" and not shown else now
         waited = waited + POLL if (found, now) == before and not lines else 0
         if found and found != before[0]:
             cloud.say(", ".join(f"{name} is {state}" for name, (state, _) in found.items()))
+        why = None
         if now == "over":
             reports = read_reports(cloud, job.state, objects)
             whole = [host for host in reports if reports[host] != CUT]
             if len(whole) >= len(job.hosts) or not found or waited >= LIMITS[now]:
-                return _ending(cloud, job, reports)
+                status, why = outcome(reports)
+                if status != ABORTED or not job.delete:
+                    return _end(cloud, job, status, why, "delete" in reports)
+        elif now == "missing" and before[0]:
+            silent = "" if shown else f", or its hosts, which have no roles/storage.objectUser on {job.state}"
+            raise UserError(f"--name {job.where.name}: someone deleted it{silent}; the same command makes it again")
         elif now == "missing":
-            if before[0]:
-                silent = "" if heard else f", or its hosts, which have no roles/storage.objectUser on {job.state}"
-                raise UserError(f"--name {job.where.name}: someone deleted it{silent}; the same command makes it again")
             cloud.call(job.create, fine="exists")  # by another launcher, or by a try that was not answered
-            heard = False
-        elif why := no_good(cloud, job, now, found, waited, begun or heard):
-            return None, why
+        else:
+            why = no_good(cloud, job, now, found, waited, bool(shown))
         before = found, now
-        cloud.sleep(POLL)
+        if why is None:
+            cloud.sleep(POLL)
+            continue
+        remove(cloud)
+        if now == "over":
+            cloud.clear(*(f"{job.state}/ended/{host}" for host in reports))
+        if left == 0:
+            raise UserError(f"{why}; --restarts: all used; the same command goes on from the last checkpoint")
+        left -= 1
+        cloud.say(f"{why}: made again in {delay} s ({left} restarts left)")
+        cloud.sleep(delay)
+        delay, before = min(2 * delay, LAST_DELAY), ({}, "missing")
 
 
-def no_good(cloud: Gcloud, job: Job, now: str, found: dict, waited: int, begun: bool) -> str:
-    """Why another slice is to be made, "" while this one may do.   waited: seconds without news.
+def no_good(cloud: Gcloud, job: Job, now: str, found: dict, waited: int, spoke: bool) -> str | None:
+    """Why another slice is to be made, None while this one may do.   waited: seconds without news.
 
     UserError where another would do no better; this one is deleted first, unless it is to be kept.
     """
     name, limit = job.where.name, LIMITS.get(now, math.inf)
     if now == "ended":
         failed = next((why or "no reason given" for state, why in found.values() if state == "FAILED"), None)
-        if begun or failed is None:
+        if spoke or failed is None:
             return f"{name} was taken ({failed or ', '.join(state for state, _ in found.values())})"
         remove(cloud)
         raise UserError(f"--name {name}: the request failed and is deleted: {failed}")
     if wrong := [kind for _, kind in found.values() if kind not in ("", job.accelerator)]:
         raise UserError(f"--type {job.accelerator}: {name} exists and is a {wrong[0]}: use another --name")
     if waited < limit:
-        return ""
+        return None
     if now == "passing":
         return f"{name} was not made within {limit} s"
     silent = f"its hosts printed nothing for {limit} s"
@@ -181,13 +170,10 @@ def remove(cloud: Gcloud) -> None:
         cloud.sleep(POLL)
 
 
-def _ending(cloud: Gcloud, job: Job, reports: dict[str, tuple[int, str]]) -> tuple[int | None, str]:
-    """As `attend`."""
-    status, why = outcome(reports)
-    if status == ABORTED and job.delete:
-        remove(cloud)  # first: a host that finds no report would start again
-        cloud.clear(*(f"{job.state}/ended/{host}" for host in reports))
-        return None, why
+def _end(cloud: Gcloud, job: Job, status: int, why: str, deleted: bool) -> int:
+    if job.delete:
+        remove(cloud)
     words = {0: "the run is done", STOPPED: "the run was stopped; the same command goes on"}
-    fate = "is deleted" if job.delete or "delete" in reports else job.costs
-    return status, f"{words.get(status, f'the run failed with status {status}: {why}')}. The slice {fate}"
+    said = words.get(status, f"the run failed with status {status}: {why}")
+    cloud.say(f"{said}. The slice {'is deleted' if deleted or job.delete else job.costs}")
+    return status

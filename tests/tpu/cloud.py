@@ -341,8 +341,10 @@ class Cloud:
                 with (self.folder / "removed").open("a") as file:
                     file.write(url.removeprefix("gs://b/") + "\n")
             return 0, "", ""
+        if verb == "ls":
+            return 0, "".join(f"{url}\n" for url in urls), ""
         start = int(flags.get("range", "0-").removesuffix("-"))
-        found = b"".join(path(url).read_bytes() for url in urls)[start:] if verb == "cat" else b""
+        found = b"".join(path(url).read_bytes() for url in urls)[start:]
         return 0, found.decode(errors="surrogateescape"), ""
 
     # What there is at the end

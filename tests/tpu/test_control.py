@@ -59,7 +59,6 @@ def test_logs_are_those_of_a_host_over_all_its_starts(waiting, capsys):
     waiting.sleep(200)
     for words, printed in (
         ([], "step 1\nstep 2\nstep 3\n"),
-        (["--lines", "2"], "step 2\nstep 3\n"),
         (["--host", "n-w-1"], "other 1\nother 2\n"),
     ):
         assert main(["logs", *NAME, *words]) == 0

@@ -4,7 +4,7 @@ import pytest
 
 from tests.tpu import cloud as google
 from tpu.__main__ import main
-from tpu.gcloud import Gcloud, GcloudError, Slice, failure
+from tpu.gcloud import Gcloud, GcloudError, Slice
 
 HERE = Slice("n", "z", "p")
 NAME = ["--name", "n", "--bucket", "gs://b"]
@@ -32,6 +32,7 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
         ),
         (CREATE + "INVALID_ARGUMENT: runtime_version v2-alpha is not valid", "offer", "--runtime-version: not offered"),
         (CREATE + "PERMISSION_DENIED: Permission denied on 'locations/z' (or it may not exist).", "offer", "locations"),
+        (google.REFUSED, "denied", "or, on the bucket, for roles/storage.objectUser (gcloud: "),
         (google.DENIED, "denied", "ask for roles/tpu.admin and roles/iam.serviceAccountUser"),
         (
             CREATE + "PERMISSION_DENIED: Cloud TPU API has not been used in project 1 before or it is disabled.",
@@ -43,7 +44,7 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
     ],
 )
 def test_what_a_complaint_means(complaint, kind, said):
-    found = failure(f"WARNING: an update is available\n{complaint}" if complaint else "", HERE)
+    found = GcloudError(f"WARNING: an update is available\n{complaint}" if complaint else "", "z")
     assert found.kind == kind
     assert said in str(found) and "\n" not in str(found) and "an update" not in str(found)
 
@@ -93,7 +94,7 @@ def test_a_failure_may_be_fine(program, tmp_path):
 def test_one_that_hangs_is_as_good_as_no_answer(program, monkeypatch):
     monkeypatch.setattr("tpu.gcloud.LIMIT", 0.1)
     status, _, complaints = program("exec sleep 60").execute(["gcloud"])
-    assert status and failure(complaints, HERE).kind == "transient"
+    assert status and GcloudError(complaints, "z").kind == "transient"
 
 
 @pytest.mark.parametrize("command", [LAUNCH, *([one, *NAME] for one in ("status", "logs", "stop", "delete"))])

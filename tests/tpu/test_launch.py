@@ -87,7 +87,7 @@ def test_of_several_corpora_each_is_looked_for(cloud):
 def test_a_corpus_that_is_not_in_the_bucket_is_said_before_a_slice_is_made(cloud, capsys):
     (cloud.folder / "bucket/b/corpus/manifest.json").unlink()
     assert main(LAUNCH) == 2
-    said = "--corpus gs://b/corpus: no corpus can be read there: copy one there: gcloud storage cp -r corpora/mine/*"
+    said = "--corpus gs://b/corpus: there is no corpus: copy one there: gcloud storage cp -r corpora/mine/*"
     assert said in capsys.readouterr().err
     assert len(cloud.commands) == 1
 
