@@ -26,6 +26,13 @@ if __name__ == "__main__":
 KILLED = 3, "os.kill(os.getpid(), 9)", -9
 
 
+@pytest.fixture(autouse=True)
+def alone():
+    """Processes of tests before these may still be ending."""
+    for child in multiprocessing.active_children():
+        child.join(60)
+
+
 def square(index):
     return index * index
 

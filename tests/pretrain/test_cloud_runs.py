@@ -69,7 +69,7 @@ def mistake(capsys, *arguments) -> str:
 def kill_after_checkpoint(step, arguments):
     """Start the run, wait until a checkpoint of this step or later is in the bucket, kill it."""
     process = tiny.start(*arguments)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while max(RunDirectory(WORKDIR).checkpoint_steps(), default=0) < step:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)

@@ -24,7 +24,7 @@ def reached(workdir, step) -> bool:
 def kill_at(step, arguments, workdir, delay=0.0) -> None:
     """Start the run, wait for a step and a moment more, kill it."""
     process = tiny.start(*arguments)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not reached(workdir, step) and process.poll() is None:
         assert time.monotonic() < deadline, "the run does not get on"
         time.sleep(0.002)
