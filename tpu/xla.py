@@ -23,7 +23,9 @@ _OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
 # The process's flags leave YNNPACK no products, since large ones are as fast without. But with 8 rows Eigen's of a
 # table or of turned weights take 1.5 times as long; and with two cores training steps of models of up to 11M parameters
 # take 1.04 to 1.17 times as long, one of 124M 0.99.
-_SMALL_PRODUCTS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}}
+# The option is a list in place of the flags': the reductions stay YNNPACK's by being named.
+_LIBRARY = ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "REDUCE"))
+_SMALL_PRODUCTS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": _LIBRARY}}
 # libtpu 0.0.42 crashes while it weighs to fuse a product into another, as in attention that is computed again for the
 # backward pass, on v6e and wherever there is more than 16 MiB of vector memory.
 _PRODUCTS_FUSED_SINCE = (0, 0, 48)

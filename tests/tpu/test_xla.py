@@ -32,13 +32,15 @@ prepare_cpu()
 import jax
 from tpu.mesh import row_mesh
 from tpu.xla import compiler_options, small_product_options
-mesh, rows = row_mesh(jax.devices(), [1]), jax.numpy.ones((8, 512))
-product = lambda options: jax.jit(lambda x: x @ x.T, compiler_options=options(mesh)).lower(rows).compile().as_text()
-assert "ynn_fusion" in product(small_product_options) and "ynn_fusion" not in product(compiler_options)
+mesh, rows = row_mesh(jax.devices(), [1]), jax.numpy.ones((512, 512))
+of = lambda function, options: jax.jit(function, compiler_options=options(mesh)).lower(rows).compile().as_text()
+product, reduction = lambda x: x @ x.T, lambda x: x.max(-1)
+assert "ynn_fusion" in of(product, small_product_options) and "ynn_fusion" not in of(product, compiler_options)
+assert "ynn_fusion" in of(reduction, small_product_options) and "ynn_fusion" in of(reduction, compiler_options)
 """
 
 
-def test_small_products_alone_are_ynnpacks_on_cpus():
+def test_small_products_alone_and_all_reductions_are_ynnpacks_on_cpus():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     done = subprocess.run([sys.executable, "-c", SMALL_PRODUCTS], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
