@@ -190,6 +190,7 @@ def test_google_knows_every_command_and_flag(lint, tmp_path):
     host = re.findall(r"gcloud storage [^|&;\\\n]+", (launch.ROOT / "tpu" / "vm.sh").read_text())
     assert len(host) == 4
     lines |= {re.sub(r'"\$[^"]*"', "gs://b/n", line.removesuffix("2>")).strip() for line in host}
+    lines.add("gcloud storage cat gs://b/n/launch/log/n-w-0/START.txt --range=7- --quiet")  # where a log goes on
     assert lint(lines, tmp_path) == []
     wrong = "gcloud compute tpus queued-resources create n --zone=z --odd=1"
     assert [command for command, _ in lint([wrong], tmp_path)] == [wrong]

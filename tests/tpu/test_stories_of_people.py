@@ -81,6 +81,15 @@ def test_a_failed_run_is_launched_again_with_the_code_of_now(cloud, end, checkou
     assert cloud.created == 2 and " ".join(cloud.commands).count("storage cp code.tar.gz") == 2
 
 
+def test_a_run_that_has_printed_something_waits_for_capacity_whoever_launches_it(cloud, end):
+    cloud.lives["n-w-0"] = [life(1, end=1), life(2)]
+    assert end(*ONE, "--spot")[0] == 1
+    cloud.full = [google.FULL] * 2
+    status, said, lines = end(*ONE, "--spot")
+    assert (status, lines) == (0, ["step 2"]) and gone(cloud)
+    assert said.count("n was taken (There is no more capacity") == 2
+
+
 def test_another_recipe_under_the_name_of_a_run_that_ended_writes_over_nothing_of_it(cloud, end):
     cloud.lives["n-w-0"] = [life(1), life(2)]
     assert end(*ONE, "--spot")[0] == 0
