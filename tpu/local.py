@@ -38,7 +38,8 @@ def local(options: Local, command: Sequence[str]) -> int:
     """
     if not command:
         raise UserError("local: give the command after --, as in `-- python -m pretrain run bert-tiny ...`")
-    address, asked = f"localhost:{_free_port()}", []
+    port, asked = _reserved_port(), []
+    address = f"localhost:{port.getsockname()[1]}"
     # From before the first process on: a signal that comes while they are started is for all of them.
     old = {number: signal.signal(number, lambda *_: asked.append("stop")) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -48,6 +49,7 @@ def local(options: Local, command: Sequence[str]) -> int:
             reader.start()
         statuses = _wait(processes, asked)
     finally:
+        port.close()
         for number, handler in old.items():
             signal.signal(number, handler)
     for reader in readers:
@@ -55,10 +57,12 @@ def local(options: Local, command: Sequence[str]) -> int:
     return statuses[0] if len(set(statuses)) == 1 and statuses[0] >= 0 else 1
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+def _reserved_port() -> socket.socket:
+    """A free port that the system gives to nobody else until process 0 has loaded JAX, whose server may share it."""
+    port = socket.socket()
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    port.bind(("localhost", 0))
+    return port
 
 
 def _start(options: Local, command: Sequence[str], address: str, index: int) -> subprocess.Popen:

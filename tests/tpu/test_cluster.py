@@ -336,6 +336,20 @@ def test_a_signal_while_processes_are_started_is_passed_on_to_all_of_them(monkey
     assert status == 1 and time.monotonic() - begin < 30
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_the_port_where_processes_meet_is_kept_for_the_one_that_may_share_it(shares, capfd):
+    take = f"""
+import os, socket
+host, _, port = os.environ["JAX_COORDINATOR_ADDRESS"].partition(":")
+one = socket.socket()
+one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, {int(shares)})
+one.bind((host, int(port)))
+one.listen()
+"""
+    assert module.local(module.Local(1, 1), [sys.executable, "-c", take]) == (0 if shares else 1)
+    assert ("Address already in use" in capfd.readouterr().out) != shares
+
+
 def test_processes_found_dead_together_are_said_with_the_one_that_was_killed(capsys):
     ends = ["import os; os.abort()", "import os; os.kill(os.getpid(), 9)"]
     processes = [subprocess.Popen([sys.executable, "-c", end]) for end in ends]
