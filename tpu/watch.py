@@ -84,15 +84,15 @@ def outcome(reports: dict[str, tuple[int, str]]) -> tuple[int, str]:
 
 def watch(cloud: Gcloud, job: Job, shown: dict[str, int], left: int) -> int:
     """-> exit status of the run.   shown: of its log, see `news`.   left: how often the slice may be made again."""
-    delay, waited, before = FIRST_DELAY, 0, ({}, "missing")
+    delay, waited, before, heard = FIRST_DELAY, 0, ({}, "missing"), bool(shown)
     while True:
         found = cloud.look()  # before the bucket: a slice that deletes itself has reported by then
         objects = cloud.objects(job.state)
         if lines := news(cloud, job.state, job.hosts[0], objects, shown):
             print("".join(lines), end="", flush=True)
-            delay = FIRST_DELAY
+            delay, heard = FIRST_DELAY, True
         now = "over" if any(name.startswith("ended/") for name in objects) else stage(found)
-        now = "silent" if now == "up" and not shown else now
+        now = "silent" if now == "up" and not heard else now
         waited = waited + POLL if (found, now) == before and not lines else 0
         if found and found != before[0]:
             cloud.say(", ".join(f"{name} is {state}" for name, (state, _) in found.items()))
@@ -105,10 +105,11 @@ def watch(cloud: Gcloud, job: Job, shown: dict[str, int], left: int) -> int:
                 if status != ABORTED or not job.delete:
                     return _end(cloud, job, status, why, "delete" in reports)
         elif now == "missing" and before[0]:
-            silent = "" if shown else f", or its hosts, which have no roles/storage.objectUser on {job.state}"
+            silent = "" if heard else f", or its hosts, which have no roles/storage.objectUser on {job.state}"
             raise UserError(f"--name {job.where.name}: someone deleted it{silent}; the same command makes it again")
         elif now == "missing":
             cloud.call(job.create, fine="exists")  # by another launcher, or by a try that was not answered
+            heard = False
         else:
             why = no_good(cloud, job, now, found, waited, bool(shown))
         before = found, now

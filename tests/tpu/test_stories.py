@@ -275,6 +275,17 @@ def test_hosts_that_say_nothing_cost_no_longer_than_half_an_hour(cloud, end):
     assert 1800 < cloud.now < 2400
 
 
+def test_nor_do_those_of_a_slice_that_was_made_again(cloud, end):
+    def break_images():
+        cloud.boot = lambda *_: None
+
+    cloud.lives["n-w-0"] = [life(1, end="preempted")]
+    cloud.at.append([140, break_images])
+    status, said, lines = end(*ONE, "--spot")
+    assert (status, gone(cloud), cloud.created, lines) == (2, True, 2, ["step 1"])
+    assert "its hosts wrote nothing to gs://b/n/launch" in said and cloud.now < 2800
+
+
 @pytest.mark.parametrize(
     "answer, said",
     [
