@@ -23,9 +23,12 @@ STATE_BYTES = 16  # a parameter, its gradient and Adam's two moments, float32
 # Of a chip's memory; the rest is for activations. bert-large takes 0.32 of v5e's: 169 ms a step where nothing is cut,
 # 195 with fsdp=2 (16 rows of 512 a chip, benchmarks/results/plans.md).
 STATE_SHARE = 0.35
-USUAL_SHARE = 0.4  # of the peak, where products are whole
-# For each doubling of fsdp, by the plans of bert-base and bert-large on v5e:4x4 (benchmarks/results/plans.md).
-SLOWER_BY_FSDP = 0.2
+# By the plans in benchmarks/results/plans.md: of the peak what a step's FLOPs get of the cores, 0.5 to 0.75, and what
+# the update takes beside that, as bytes at HBM's nominal rate for each scalar. (It moves 32 bytes, and what casts and
+# slices parameters some more, at two fifths of that rate by XLA's cycles.)
+USUAL_SHARE = 0.6
+UPDATE_BYTES = 80
+WORTH_CUTTING = 0.05  # how much shorter, by so rough an estimate, a step has to be for parameters to be cut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +90,14 @@ class Load(NamedTuple):
 
     parameters: scalars that are trained.   flops: of the model in one step, over all devices; 0 where nobody counted.
     memory: bytes of a device, None when it does not matter (CPUs).   chip: None where its links are not known.
+    divisor: what fsdp has to divide, 0 where it may be any number.
     """
 
     parameters: int
     flops: float
     memory: float | None
     chip: Tpu | None
+    divisor: int = 0
 
 
 class Estimate(NamedTuple):
@@ -107,16 +112,20 @@ class Estimate(NamedTuple):
 def automatic_mesh(devices: int, load: Load, slices: int = 1) -> MeshShape:
     """The mesh of the shortest step, by `estimated`, of those whose training state takes at most 0.35 of a chip.
 
-    Where none does, that with the most fsdp.   fsdp is a power of two and at most MAX_FSDP.
+    Where none does, that with the most fsdp; where parameters need no cut and it would hardly help, that without.
+    fsdp is a power of two and at most MAX_FSDP.
     """
-    shapes = _candidates(devices, slices)
-    fitting = [shape for shape in shapes if _fits(shape, load)]
-    return min(fitting, key=lambda shape: (estimated(shape, load).seconds, shape.fsdp)) if fitting else shapes[-1]
+    shapes = _candidates(devices, slices, load.divisor)
+    seconds = {shape: estimated(shape, load).seconds for shape in shapes if _fits(shape, load)}
+    if not seconds:
+        return shapes[-1]
+    best = min(seconds, key=seconds.__getitem__)
+    return shapes[0] if seconds.get(shapes[0], math.inf) <= (1 + WORTH_CUTTING) * seconds[best] else best
 
 
-def _candidates(devices: int, slices: int) -> list[MeshShape]:
+def _candidates(devices: int, slices: int, divisor: int) -> list[MeshShape]:
     per_slice, sizes = devices // slices, [1]
-    while sizes[-1] < MAX_FSDP and per_slice % (2 * sizes[-1]) == 0:
+    while sizes[-1] < MAX_FSDP and math.gcd(per_slice, divisor) % (2 * sizes[-1]) == 0:
         sizes.append(2 * sizes[-1])
     return [MeshShape(slice=slices, data=per_slice // fsdp, fsdp=fsdp) for fsdp in sizes]
 
@@ -128,28 +137,30 @@ def _fits(shape: MeshShape, load: Load) -> bool:
 def estimated(shape: MeshShape, load: Load) -> Estimate:
     """A step on slices of `data` x `fsdp` in closed form; no time where the chip or the FLOPs are not known.
 
-    Along `data` and `slice` gradients are summed in float32, and nothing runs beside. Along `fsdp` parameters are
-    gathered twice in bfloat16 and gradients summed, beside products that are cut into as many parts.
+    Each device updates its share of the parameters, cut by `fsdp` alone. Along `data` and `slice` gradients are summed
+    in float32; along `fsdp` parameters are gathered twice in bfloat16 and gradients summed. Nothing runs beside.
     """
     whole = load.parameters / shape.fsdp  # scalars
     state = STATE_BYTES * whole
     if load.chip is None or not load.flops:
         return Estimate(state, 0.0, 0.0)
     of_others = lambda parts: (parts - 1) / parts
-    link = _rate(shape.size // shape.slice, load.chip)
+    seconds = lambda sent, parts: sent * of_others(parts) / _rate(parts, shape.size // shape.slice, load.chip)
     compute = load.flops / (shape.size * USUAL_SHARE * load.chip.peak_flops)
-    compute *= 1 + SLOWER_BY_FSDP * math.log2(shape.fsdp)
-    hidden = 8 * load.parameters * of_others(shape.fsdp) / link
-    data = 8 * whole * of_others(shape.data) / link
+    update = UPDATE_BYTES * whole / load.chip.hbm_bandwidth
+    inside = seconds(8 * load.parameters, shape.fsdp) + seconds(8 * whole, shape.data)
     between = 8 * whole / shape.data * of_others(shape.slice) / load.chip.slice_bandwidth
-    collectives = max(hidden - compute, 0.0) + data + between
-    return Estimate(state, compute + collectives, collectives)
+    return Estimate(state, compute + update + inside + between, inside + between)
 
 
-def _rate(devices: int, chip: Tpu) -> float:
-    """Bytes/s that a chip of a slice receives over all its links; twice as many where they close rings."""
+def _rate(group: int, devices: int, chip: Tpu) -> float:
+    """Bytes/s that each of a group of a slice's devices receives over the links of the torus's axes that the group
+    takes, one after the other: rings where the slice closes them, a line along an axis that it takes a part of."""
+    link = LINK_SHARE * chip.ici_bandwidth / (2 * chip.axes)
     closed = devices // chip.per_chip >= chip.ring**chip.axes
-    return LINK_SHARE * chip.ici_bandwidth / (1 if closed else 2)
+    axes = chip.axes * math.log(group) / math.log(devices) if group > 1 else 1.0
+    rings = math.floor(axes + 1e-9)
+    return link * ((2 if closed else 1) * rings + (axes > rings + 1e-9))
 
 
 def reason(shape: MeshShape, load: Load) -> str:
@@ -192,18 +203,25 @@ def count_slices(devices: list[jax.Device]) -> int:
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
-def load_on(devices: list[jax.Device], parameters: int, memory: float | None, flops: float) -> Load:
+def load_on(
+    devices: list[jax.Device], parameters: int, memory: float | None, flops: float = 0.0, divisor: int = 0
+) -> Load:
     """What the devices will have to do."""
-    return Load(parameters, flops, memory, tpu_of(devices[0].device_kind))
+    return Load(parameters, flops, memory, tpu_of(devices[0].device_kind), divisor)
 
 
 def choose_mesh(
-    text: str | None, parameters: int, devices: list[jax.Device], memory: float | None, flops: float = 0.0
+    text: str | None,
+    parameters: int,
+    devices: list[jax.Device],
+    memory: float | None,
+    flops: float = 0.0,
+    divisor: int = 0,
 ) -> Mesh:
     """The mesh that --mesh asks for, or the automatic one; the other arguments as of `Load`."""
     if text is not None:
         return named_mesh(text, devices)
-    load = load_on(devices, parameters, memory, flops)
+    load = load_on(devices, parameters, memory, flops, divisor)
     return make_mesh(automatic_mesh(len(devices), load, count_slices(devices)), devices)
 
 

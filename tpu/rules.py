@@ -66,9 +66,21 @@ def parameter_shardings(table: list[Parameter], shapes: Mapping, mesh: Mesh) -> 
     return nest({row.path: _parameter_sharding(row, _at(shapes, row.path).shape, mesh) for row in table})
 
 
+def divisor_of_fsdp(table: list[Parameter], shapes: Mapping) -> int:
+    """What the devices along `fsdp` have to divide, the other arguments as of `parameter_shardings`; 0: they may be
+    any number."""
+    sides = [zip(row.axes, _at(shapes, row.path).shape, strict=True) for row in table if _is_cut(row)]
+    return math.gcd(*(size for row in sides for axis, size in row if "fsdp" in PARAMETER_AXES.get(axis, ())))
+
+
+def _is_cut(row: Parameter) -> bool:
+    """Whether `fsdp` cuts it: vectors are too small to be worth a gather each."""
+    return len(row.layer_axes) >= 2
+
+
 def _parameter_sharding(row: Parameter, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     rules = PARAMETER_AXES
-    if len(row.layer_axes) < 2:  # vectors are too small to be worth a gather each
+    if not _is_cut(row):
         rules = {axis: tuple(name for name in over if name != "fsdp") for axis, over in rules.items()}
     try:
         return NamedSharding(mesh, spec(row.axes, shape, rules, mesh))

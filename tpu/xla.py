@@ -17,7 +17,13 @@ _OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
     # XLA:TPU schedules its collectives that way by itself. With 16 MiB of vector memory, as is usual, the tiles of a
     # product that also reads or writes a second large array are small: bert-large's were 1.2 to 1.3 times as slow on
     # v5p by the compiler's estimate. v4 has no more and ignores it.
-    "tpu": {"xla_tpu_scoped_vmem_limit_kib": "49152"},
+    # Products are left whole where parameters are cut: passed on in rings, one part of 16 after the other, bert-large's
+    # took 2.9 times as long on v5e:4x4 and hid no more (benchmarks/results/plans.md).
+    "tpu": {
+        "xla_tpu_scoped_vmem_limit_kib": "49152",
+        "xla_tpu_enable_windowed_einsum_for_all_gather": False,
+        "xla_tpu_enable_windowed_einsum_for_reduce_scatter": False,
+    },
     "cpu": {},
 }
 # The process's flags leave YNNPACK no products, since large ones are as fast without. But with 8 rows Eigen's of a

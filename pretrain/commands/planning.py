@@ -16,14 +16,21 @@ from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe, check, check_rowwise
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.checkpoints import checkpoint_bytes
-from pretrain.training.assembly import assemble, model_flops, parameter_shapes, split_frozen, usual_flops
+from pretrain.training.assembly import (
+    all_parameters,
+    assemble,
+    model_flops,
+    parameter_shapes,
+    split_frozen,
+    usual_flops,
+)
 from pretrain.training.attention_choice import chosen_program
 from pretrain.training.placement import Stage, stages
 from tpu import plan_report
 from tpu.compiler import devices, prepare
 from tpu.mesh import MeshShape, choose_mesh, mesh_shape, parse_mesh
 from tpu.plan import Plan, largest_batch, plan
-from tpu.rules import shard_bytes
+from tpu.rules import divisor_of_fsdp, shard_bytes
 from tpu.topologies import Topology, parse_topology
 from tpu.work import Work
 
@@ -120,7 +127,8 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     found = devices(topology, slices)
     shapes = parameter_shapes(assemble(recipe))
     parameters = count(split_frozen(shapes, recipe)[0])
-    mesh = choose_mesh(target.mesh, parameters, found, topology.device.hbm, usual_flops(recipe))
+    divisor = divisor_of_fsdp(all_parameters(recipe), shapes)
+    mesh = choose_mesh(target.mesh, parameters, found, topology.device.hbm, usual_flops(recipe), divisor)
     program = chosen_program(recipe, target, mesh, "tpu")
     check_rowwise(recipe, target.microbatches)
     for index in range(len(recipe.phases)):

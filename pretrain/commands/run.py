@@ -28,6 +28,7 @@ from pretrain.storage.run_directory import RunDirectory, disk_errors, flat
 from pretrain.training.ahead import trace
 from pretrain.training.assembly import (
     Assembly,
+    all_parameters,
     assemble,
     initial_params,
     initial_state,
@@ -44,6 +45,7 @@ from pretrain.training.restore import load_frozen, phase_after, save_frozen
 from pretrain.training.signals import StopRequest
 from tpu.cluster import agree, from_first, gather, is_first
 from tpu.mesh import MeshShape, choose_mesh, load_on, mesh_shape, reason
+from tpu.rules import divisor_of_fsdp
 
 
 def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> int:
@@ -139,9 +141,10 @@ def chosen_mesh(recipe: Recipe, shapes: Params, options: Options) -> tuple[Mesh,
     """(the mesh that the options name, or the one that suits the model on this machine's devices; why that one)."""
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     devices, parameters, flops = jax.devices(), count(split_frozen(shapes, recipe)[0]), usual_flops(recipe)
-    mesh = choose_mesh(options.mesh, parameters, devices, memory, flops)
+    divisor = divisor_of_fsdp(all_parameters(recipe), shapes)
+    mesh = choose_mesh(options.mesh, parameters, devices, memory, flops, divisor)
     chosen = options.mesh is None and mesh.size > 1
-    return mesh, reason(mesh_shape(mesh), load_on(devices, parameters, memory, flops)) if chosen else None
+    return mesh, reason(mesh_shape(mesh), load_on(devices, parameters, memory, flops, divisor)) if chosen else None
 
 
 def _initial_weights(assembly: Assembly, shapes: Params, corpus: Corpus, options: Options) -> Params | None:

@@ -114,11 +114,10 @@ def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
 def _depth(recipe: Recipe, kernel: Kernel, program: Program, mesh: Mesh | None) -> str:
     """Whether layers with a kernel are scanned or unrolled where that is not said.
 
-    Where parameters are cut a loop stays: each layer then has rings of exchanges, whose code is long, and unrolled
-    bert-large gathered 1.5 times the bytes (fsdp=16 on v5e:4x4). So it does where layers share them: unrolled,
-    albert-xxlarge held the gradients of all layers and added them up at the end.
+    Where layers themselves are cut a loop stays; nobody planned the other. So it does where layers share parameters:
+    unrolled, albert-xxlarge held the gradients of all layers and added them up at the end.
     """
-    cut = mesh is not None and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1
+    cut = mesh is not None and mesh.shape["tensor"] > 1
     if cut or getattr(recipe.model, "sharing", "none") != "none":
         return program.depth
     layers = max((depth for depth, _ in encoders(recipe.model).values()), default=math.inf)
