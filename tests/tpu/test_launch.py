@@ -59,6 +59,12 @@ def test_the_commands_of_each_generation_to_the_letter(cloud, capsys, kind, way)
     assert not cloud.commands
 
 
+@pytest.mark.parametrize("kind", ["v2-8", "v3-8"])
+def test_generations_without_kernels_say_so(cloud, capsys, kind):
+    said = f"# {kind[:2]} has no fused attention: --attention xla is what it takes"
+    assert said in transcript(capsys, kind, "queued").splitlines()
+
+
 def test_the_settings_of_a_host(cloud):
     main([*LAUNCH, "--spot", "--workdir", "gs://e/f", "--init-from", "gs://b/it's $HOME; *"])
     settings = (cloud.folder / "bucket/b/n/launch/settings.sh").read_text()
