@@ -25,9 +25,9 @@ STATE_BYTES = 16  # a parameter, its gradient and Adam's two moments, float32
 STATE_SHARE = 0.35
 # By the plans in benchmarks/results/plans.md: of the peak what a step's FLOPs get of the cores, 0.5 to 0.75, and what
 # the update takes beside that, as bytes at HBM's nominal rate for each scalar. (It moves 32 bytes, and what casts and
-# slices parameters some more, at two fifths of that rate by XLA's cycles.)
+# slices parameters some more, at half of that rate by XLA's cycles.)
 USUAL_SHARE = 0.6
-UPDATE_BYTES = 80
+UPDATE_BYTES = 70
 WORTH_CUTTING = 0.05  # how much shorter, by so rough an estimate, a step has to be for parameters to be cut
 
 
@@ -138,17 +138,20 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
     """A step on slices of `data` x `fsdp` in closed form; no time where the chip or the FLOPs are not known.
 
     Each device updates its share of the parameters, cut by `fsdp` alone. Along `data` and `slice` gradients are summed
-    in float32; along `fsdp` parameters are gathered twice in bfloat16 and gradients summed. Nothing runs beside.
+    in float32; along `fsdp` parameters are gathered twice in bfloat16 and of the sums each device gets its part, or all
+    where `fsdp` is a whole slice, whose sums XLA:TPU does not scatter. Nothing runs beside.
     """
     whole = load.parameters / shape.fsdp  # scalars
     state = STATE_BYTES * whole
     if load.chip is None or not load.flops:
         return Estimate(state, 0.0, 0.0)
+    devices = shape.size // shape.slice
     of_others = lambda parts: (parts - 1) / parts
-    seconds = lambda sent, parts: sent * of_others(parts) / _rate(parts, shape.size // shape.slice, load.chip)
+    seconds = lambda sent, parts: sent * of_others(parts) / _rate(parts, devices, load.chip)
     compute = load.flops / (shape.size * USUAL_SHARE * load.chip.peak_flops)
     update = UPDATE_BYTES * whole / load.chip.hbm_bandwidth
-    inside = seconds(8 * load.parameters, shape.fsdp) + seconds(8 * whole, shape.data)
+    along_fsdp = 4 + (8 if shape.fsdp == devices else 4)  # bytes of a scalar that is gathered and summed
+    inside = seconds(along_fsdp * load.parameters, shape.fsdp) + seconds(8 * whole, shape.data)
     between = 8 * whole / shape.data * of_others(shape.slice) / load.chip.slice_bandwidth
     return Estimate(state, compute + update + inside + between, inside + between)
 

@@ -105,6 +105,7 @@ def test_parameters_are_cut_where_their_sums_would_take_longer_than_products_los
 # unrolled (benchmarks/results/plans.md).
 PLANS = {
     "bert-large on v5p:4x4x4": (336.3e6, 2.534e14, "v5p", 64, {1: 31.4, 4: 32.6, 8: 28.3, 16: 25.6}),
+    "three layers of bert-large on v5e:4x4": (41.5e6, 2.472e13, "v5e", 16, {1: 19.3, 8: 16.2, 16: 16.9}),
     "gpt2-xl on v5e:16x16": (1.558e9, 5.139e15, "v5e", 256, {8: 404, 16: 306}),
 }
 
