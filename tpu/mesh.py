@@ -152,7 +152,9 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
     update = UPDATE_BYTES * whole / load.chip.hbm_bandwidth
     along_fsdp = 4 + (8 if shape.fsdp == devices else 4)  # bytes of a scalar that is gathered and summed
     inside = seconds(along_fsdp * load.parameters, shape.fsdp) + seconds(8 * whole, shape.data)
-    between = 8 * whole / shape.data * of_others(shape.slice) / load.chip.slice_bandwidth
+    between = 0.0
+    if shape.slice > 1:
+        between = 8 * whole / shape.data * of_others(shape.slice) / load.chip.slice_bandwidth
     return Estimate(state, compute + update + inside + between, inside + between)
 
 

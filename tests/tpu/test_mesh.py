@@ -120,6 +120,12 @@ def test_the_formula_orders_meshes_as_plans_of_the_compiled_step_do(plan):
     assert automatic_mesh(devices, load).fsdp == min(planned, key=planned.get)
 
 
+def test_there_is_a_mesh_for_every_generation():
+    for name, generation in GENERATIONS.items():  # v2 and v3 have no network between slices
+        load = Load(110e6, 1e14, generation.device.hbm, generation.device)
+        assert automatic_mesh(16, load).size == 16 and estimated(MeshShape(data=16), load).seconds > 0, name
+
+
 def test_parameters_are_not_cut_where_it_hardly_helps():
     chip = GENERATIONS["v5p"].device
     many = Load(336.3e6, 2.534e14, chip.hbm, chip)  # 64 rows of 512 a chip
