@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from data_pipelines.errors import UserError
 from tpu.generations import GENERATIONS
 from tpu.topologies import Topology
-from tpu.xla import platform_options
+from tpu.xla import SUMS_BESIDE_PRODUCTS, platform_options
 
 INSTALL = "make setup-plan (or pip install -r requirements-plan.txt)"
 # Of an environment that a Cloud TPU VM has; without them libtpu looks for such a machine and waits.
@@ -102,7 +102,7 @@ def compile_for_tpu(lowered: jax.stages.Lowered, topology: Topology, cache: Path
 
 def program_hash(lowered: jax.stages.Lowered, topology: Topology) -> str:
     """Of the StableHLO (shapes and shardings are in it), the slice, XLA's settings and the compiler's version."""
-    options = str(sorted(platform_options("tpu").items()))
+    options = str([sorted(some.items()) for some in (platform_options("tpu"), SUMS_BESIDE_PRODUCTS)])
     parts = (lowered.as_text(), str(topology), options, version("libtpu"), version("jaxlib"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

@@ -1,12 +1,15 @@
 """XLA's settings: names that the compiler knows, and float32 that is float32."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from models.core.program import Program
@@ -15,7 +18,13 @@ from pretrain.training.assembly import assemble
 from tests.pretrain import tiny
 from tpu import xla
 from tpu.mesh import MeshShape, make_mesh
-from tpu.xla import compiler_options, matmul_precision, platform_options, small_product_options
+from tpu.xla import (
+    SUMS_BESIDE_PRODUCTS,
+    compiler_options,
+    matmul_precision,
+    platform_options,
+    small_product_options,
+)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])  # the TPU's are compiled by the tests of the plan
@@ -67,6 +76,28 @@ def test_an_old_compiler_for_tpus_is_not_asked_for_what_it_crashes_on(installed,
 
     monkeypatch.setattr(xla, "version", version)
     assert ("xla_tpu_dot_dot_fusion" in platform_options("tpu")) == apart
+
+
+BESIDE = [
+    ("TPU v5p", MeshShape(data=4), "0.0.42.1", True),
+    ("TPU v5 lite", MeshShape(data=4), "0.0.48", True),
+    ("TPU v5p", MeshShape(data=2, fsdp=2), "0.0.48", False),
+    ("TPU v5p", MeshShape(slice=2, data=2), "0.0.48", False),
+    ("TPU v5p", MeshShape(), "0.0.48", False),
+    ("TPU v4", MeshShape(data=4), "0.0.48", False),
+    ("TPU v5p", MeshShape(data=4), "0.1.2", False),  # which may not know an option, and would end the run
+]
+
+
+@pytest.mark.parametrize("kind, shape, installed, beside", BESIDE)
+def test_sums_of_gradients_are_beside_products_where_chips_share_the_batch_alone(
+    kind, shape, installed, beside, monkeypatch
+):
+    monkeypatch.setattr(xla, "version", lambda package: installed)
+    sizes = dataclasses.asdict(shape)
+    chips = np.full(tuple(sizes.values()), SimpleNamespace(platform="tpu", device_kind=kind))
+    options = compiler_options(SimpleNamespace(devices=chips, shape=sizes, size=chips.size))
+    assert options == platform_options("tpu") | (SUMS_BESIDE_PRODUCTS if beside else {})
 
 
 @pytest.mark.parametrize("dtype, precise", [("float32", True), ("bfloat16", False)])
