@@ -15,6 +15,7 @@ from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from tpu.generations import GIB, Tpu, tpu_of
 from tpu.network import LINK_SHARE
+from tpu.xla import sums_beside_products
 
 AXES = ("slice", "data", "fsdp", "sequence", "tensor")  # outermost, where the network is slowest, first
 # Above 16 XLA:TPU reduces whole gradients of layers on every chip instead of their shares (seen on v5e 16x16).
@@ -28,6 +29,7 @@ STATE_SHARE = 0.35
 # slices parameters some more, at half of that rate by XLA's cycles.)
 USUAL_SHARE = 0.6
 UPDATE_BYTES = 70
+NOT_BESIDE = 0.3  # of the sums that ride in products; 0.17 to 0.6 in plans
 WORTH_CUTTING = 0.05  # how much shorter, by so rough an estimate, a step has to be for parameters to be cut
 
 
@@ -90,7 +92,8 @@ class Load(NamedTuple):
 
     parameters: scalars that are trained.   flops: of the model in one step, over all devices; 0 where nobody counted.
     memory: bytes of a device, None when it does not matter (CPUs).   chip: None where its links are not known.
-    divisor: what fsdp has to divide, 0 where it may be any number.
+    divisor: what fsdp has to divide, 0 where it may be any number.   beside: whether sums of gradients ride in products
+    where nothing but the batch is shared out.
     """
 
     parameters: int
@@ -98,6 +101,7 @@ class Load(NamedTuple):
     memory: float | None
     chip: Tpu | None
     divisor: int = 0
+    beside: bool = False
 
 
 class Estimate(NamedTuple):
@@ -139,7 +143,7 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
 
     Each device updates its share of the parameters, cut by `fsdp` alone. Along `data` and `slice` gradients are summed
     in float32; along `fsdp` parameters are gathered twice in bfloat16 and of the sums each device gets its part, or all
-    where `fsdp` is a whole slice, whose sums XLA:TPU does not scatter. Nothing runs beside.
+    where `fsdp` is a whole slice, whose sums XLA:TPU does not scatter. Nothing runs beside but sums that ride.
     """
     whole = load.parameters / shape.fsdp  # scalars
     state = STATE_BYTES * whole
@@ -151,7 +155,8 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
     compute = load.flops / (shape.size * USUAL_SHARE * load.chip.peak_flops)
     update = UPDATE_BYTES * whole / load.chip.hbm_bandwidth
     along_fsdp = 4 + (8 if shape.fsdp == devices else 4)  # bytes of a scalar that is gathered and summed
-    inside = seconds(along_fsdp * load.parameters, shape.fsdp) + seconds(8 * whole, shape.data)
+    waited = NOT_BESIDE if load.beside and shape.size == shape.data else 1
+    inside = seconds(along_fsdp * load.parameters, shape.fsdp) + waited * seconds(8 * whole, shape.data)
     between = 0.0
     if shape.slice > 1:
         between = 8 * whole / shape.data * of_others(shape.slice) / load.chip.slice_bandwidth
@@ -212,7 +217,8 @@ def load_on(
     devices: list[jax.Device], parameters: int, memory: float | None, flops: float = 0.0, divisor: int = 0
 ) -> Load:
     """What the devices will have to do."""
-    return Load(parameters, flops, memory, tpu_of(devices[0].device_kind), divisor)
+    kind = devices[0].device_kind
+    return Load(parameters, flops, memory, tpu_of(kind), divisor, sums_beside_products(kind))
 
 
 def choose_mesh(

@@ -72,14 +72,15 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """For `jax.jit` of a program on the mesh."""
     platform = mesh.devices.flat[0].platform
     options = platform_options("gpu" if platform in ("cuda", "rocm") else platform)
-    return options | (SUMS_BESIDE_PRODUCTS if _sums_beside_products(mesh) else {})
+    device = mesh.devices.flat[0]
+    beside = mesh.size == mesh.shape["data"] > 1 and sums_beside_products(device.device_kind)
+    return options | (SUMS_BESIDE_PRODUCTS if beside else {})
 
 
-def _sums_beside_products(mesh: Mesh) -> bool:
-    """Whether chips and a compiler that can do so share out nothing but the batch, in one slice."""
-    generation, (first, last) = generation_of(mesh.devices.flat[0].device_kind), _BESIDE_PRODUCTS_IN
-    able = generation is not None and generation.xla in _BESIDE_PRODUCTS and first <= _libtpu() <= last
-    return able and mesh.size == mesh.shape["data"] > 1
+def sums_beside_products(device_kind: str) -> bool:
+    """Whether sums ride in products where such chips of one slice share out nothing but the batch."""
+    generation, (first, last) = generation_of(device_kind), _BESIDE_PRODUCTS_IN
+    return generation is not None and generation.xla in _BESIDE_PRODUCTS and first <= _libtpu() <= last
 
 
 def small_product_options(mesh: Mesh) -> dict[str, str | bool]:

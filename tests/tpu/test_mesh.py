@@ -102,7 +102,7 @@ def test_parameters_are_cut_where_their_sums_would_take_longer_than_products_los
 
 
 # Scalars and FLOPs of a step; a slice; its planned step in milliseconds by fsdp, the layers of all alike scanned or
-# unrolled (benchmarks/results/plans.md).
+# unrolled, no sums beside products (benchmarks/results/plans.md).
 PLANS = {
     "bert-large on v5p:4x4x4": (336.3e6, 2.534e14, "v5p", 64, {1: 31.4, 4: 32.6, 8: 28.3, 16: 25.6}),
     "three layers of bert-large on v5e:4x4": (41.5e6, 2.472e13, "v5e", 16, {1: 19.3, 8: 16.2, 16: 16.9}),
@@ -118,6 +118,21 @@ def test_the_formula_orders_meshes_as_plans_of_the_compiled_step_do(plan):
     assert sorted(found, key=found.get) == sorted(planned, key=planned.get)
     assert found == pytest.approx(planned, rel=0.25)
     assert automatic_mesh(devices, load).fsdp == min(planned, key=planned.get)
+
+
+@pytest.mark.parametrize(
+    "generation, devices, planned, fsdp", [("v5p", 64, 29.5, 16), ("v5e", 16, 147, 1), ("v5p", 4, 201, 1)]
+)
+def test_what_sums_beside_products_save_speaks_for_cutting_nothing(generation, devices, planned, fsdp):
+    """bert-large's 256 rows of 512, planned uncut."""
+    chip = GENERATIONS[generation].device
+    apart = Load(336.3e6, 2.534e14, chip.hbm, chip)
+    beside, uncut = apart._replace(beside=True), MeshShape(data=devices)
+    assert 1000 * estimated(uncut, beside).seconds == pytest.approx(planned, rel=0.25)
+    assert estimated(uncut, beside).seconds < estimated(uncut, apart).seconds
+    assert automatic_mesh(devices, beside).fsdp == fsdp
+    if devices > 4:
+        assert automatic_mesh(devices, apart).fsdp > 1
 
 
 def test_there_is_a_mesh_for_every_generation():
