@@ -30,7 +30,7 @@ _OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
 }
 # The process's flags leave YNNPACK no products, since large ones are as fast without. But with 8 rows Eigen's of a
 # table or of turned weights take 1.5 times as long; and with two cores training steps of models of up to 11M parameters
-# take 1.04 to 1.17 times as long, one of 124M 0.99.
+# take 1.04 to 1.10 times as long, one of 124M 0.99.
 # The option is a list in place of the flags': the reductions stay YNNPACK's by being named.
 _LIBRARY = ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "REDUCE"))
 _SMALL_PRODUCTS = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": _LIBRARY}}
