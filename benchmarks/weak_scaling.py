@@ -2,7 +2,8 @@
 
     python -m benchmarks.weak_scaling [--only v5p v5e v6e] [--recipe 'bert-large --model.depth 3'] [--cache DIR]
 
-Data parallel, as published. Estimates of Google's compiler, the network between slices counted; nothing is measured.
+As published, on the meshes that the project chooses. Estimates of Google's compiler, the network between slices
+counted; nothing is measured.
 """
 
 import dataclasses
@@ -20,8 +21,8 @@ from tpu.topologies import parse_topology
 # Generation -> rows of 512 tokens on each chip, and the slices that are compared with the first, each with its mesh.
 SCALES = {
     "v5p": (64, {"v5p:2x2x2": "data=8", "v5p:8x8x16": "data=1024"}),
-    "v5e": (16, {"v5e:2x4": "data=8", "v5e:16x16": "slice=4,data=256"}),
-    "v6e": (32, {"v6e:2x4": "data=8", "v6e:16x16": "slice=4,data=256"}),
+    "v5e": (16, {"v5e:2x4": "data=2,fsdp=4", "v5e:16x16": "slice=4,data=16,fsdp=16"}),
+    "v6e": (32, {"v6e:2x4": "data=2,fsdp=4", "v6e:16x16": "slice=4,data=16,fsdp=16"}),
 }
 LENGTH = 512
 
@@ -66,7 +67,7 @@ def planned_for(recipe: list[str], topology: str, mesh: str, rows: int, cache: P
 def line(planned: Plan, first: Plan) -> str:
     """A row of the table."""
     work, step = planned.work, planned.estimate
-    where = f"{work.chips} of {planned.topology}"
+    where = f"{work.devices} of {planned.topology}"
     if step is None or step.seconds is None:
         return f"| {where} | {work.mesh} | {work.rows} | {step.why_not if step else 'does not fit'} |"
     moved = sum(timed.collective.bytes for timed in planned.collectives) / 1e6

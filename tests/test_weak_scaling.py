@@ -1,10 +1,13 @@
 """What is compared has the same rows on each chip, of 8 and of 1,024."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks import weak_scaling
 from benchmarks.weak_scaling import SCALES
 from tpu.topologies import parse_topology
+from tpu.work import Work
 
 
 @pytest.mark.parametrize("generation", SCALES)
@@ -21,3 +24,15 @@ def test_the_same_rows_on_each_chip(generation, monkeypatch, tmp_path):
         (phase,) = recipe.phases
         assert (phase.batch_size, phase.length, recipe.model.depth) == (rows * chips, 512, 3)
         assert target.topology.startswith(generation)
+
+
+def planned(devices, seconds):
+    work = Work(None, (), {}, f"data={devices}", devices, 16 * devices, devices, 512, 0.0, 0)
+    step = SimpleNamespace(seconds=seconds, exposed=0.001)
+    report = SimpleNamespace(seconds=60)
+    return SimpleNamespace(work=work, topology="v5e:2x4", estimate=step, collectives=(), mfu=0.4, report=report)
+
+
+def test_a_row_has_the_step_beside_the_first_ones():
+    row = weak_scaling.line(planned(16, 0.022), planned(8, 0.020))
+    assert row == "| 16 of v5e:2x4 | data=16 | 256 | 22.0 | 1.100 | 1.00 | 0 | 40.0% | 60 |"
