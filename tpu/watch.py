@@ -172,7 +172,7 @@ def remove(cloud: Gcloud) -> None:
 
 
 def _end(cloud: Gcloud, job: Job, status: int, why: str, deleted: bool) -> int:
-    if job.delete:
+    if job.delete or deleted:  # the command may have come before a launcher's create
         remove(cloud)
     words = {0: "the run is done", STOPPED: "the run was stopped; the same command goes on"}
     said = words.get(status, f"the run failed with status {status}: {why}")

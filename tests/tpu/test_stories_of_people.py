@@ -219,3 +219,17 @@ def test_delete_ends_who_watches_a_kept_slice_without_a_word_on_costs(cloud, end
     status, said, _ = end(*ONE)
     assert status == 75 and gone(cloud)
     assert "The slice is deleted" in said and said.count("costs until") == 1
+
+
+@pytest.mark.parametrize("way", [[], ["--spot"]])
+def test_what_was_made_after_delete_looked_is_deleted_too(cloud, end, monkeypatch, way):
+    create = cloud.create
+
+    def create_after_delete(*words):
+        monkeypatch.setattr(cloud, "create", create)
+        assert main(["delete", *NAME]) == 0
+        create(*words)
+
+    monkeypatch.setattr(cloud, "create", create_after_delete)
+    status, said, _ = end(*ONE, *way)
+    assert status == 75 and "The slice is deleted" in said and gone(cloud)
