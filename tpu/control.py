@@ -23,7 +23,7 @@ class Logs(Run):
 
 def _there(options: Run) -> tuple[Gcloud, dict[str, dict]]:
     """The run's slice, and what is in its folder. UserError without one."""
-    cloud = Gcloud(Slice(options.name, "", None), ".")
+    cloud = Gcloud(Slice(options.name, "", ""), ".")
     objects = cloud.objects(options.state)
     if SETTINGS not in objects:
         raise UserError(f"--name {options.name}: launch has no run of that name in {options.bucket}")
@@ -78,6 +78,8 @@ def delete(options: Run) -> int:
     """Delete the slice and its request; launchers that watch it end -> 0."""
     cloud, _ = _there(options)
     _tell(cloud, f"{options.state}/ended/delete", f"{STOPPED} deleted")
+    there = cloud.look()
     remove(cloud)
-    cloud.say(f"{options.name} is deleted; what is in the bucket stays")
+    none = f"nothing of that name is in {cloud.where.zone} of {cloud.where.project}; nothing was deleted"
+    cloud.say(f"{options.name} is deleted; what is in the bucket stays" if there else none)
     return 0

@@ -56,7 +56,7 @@ class Slice(NamedTuple):
 
     name: str
     zone: str
-    project: str | None
+    project: str
     count: int = 1  # slices that one request is for
 
     @property
@@ -66,8 +66,8 @@ class Slice(NamedTuple):
 
     def tpus(self, kind: str, verb: str, *flags: str) -> list[str]:
         """A command about it."""
-        project = [f"--project={self.project}"] if self.project else []
-        return ["gcloud", "compute", "tpus", kind, *verb.split(), f"--zone={self.zone}", *project, *flags, "--quiet"]
+        place = f"--zone={self.zone}", f"--project={self.project}"
+        return ["gcloud", "compute", "tpus", kind, *verb.split(), *place, *flags, "--quiet"]
 
     def list_vms(self) -> list[str]:
         """No others, such as run-2's where this is run. Parentheses in a pattern would be gcloud's: nothing matches."""
@@ -127,6 +127,12 @@ class Gcloud:
         """Remove objects, those that somebody else has not removed meanwhile."""
         self.call(storage("rm", *urls, "--continue-on-error"), fine="gone")
 
+    def default_project(self) -> str:
+        """gcloud's own of now. UserError without one."""
+        if found := self.call(["gcloud", "config", "get-value", "project", "--quiet"]).strip():
+            return found
+        raise GcloudError("ERROR: [project] is not set", self.where.zone)
+
     def look(self) -> dict[str, tuple[str, str]]:
         """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type."""
         found = {}
@@ -152,14 +158,14 @@ class Gcloud:
 class Rehearsal(Gcloud):
     """Prints the commands, runs none, and answers as for a launch that nothing disturbs."""
 
-    def __init__(self, where: Slice, folder: str, left: Sequence[str]):
-        """left: objects in the bucket when the run has ended."""
-        super().__init__(where, folder)
-        self.left, self.made = left, False
+    left: Sequence[str] = ()  # objects in the bucket when the run has ended
+    made = False
 
     def execute(self, command: Sequence[str]) -> tuple[int, str, str]:
         print(shlex.join(command))
         self.made = "create" in command or (self.made and "delete" not in command)
+        if "config" in command:
+            return 0, "PROJECT", ""
         if "list" not in command:
             return 0, "0 done\n" * sum("/ended/" in word or word == "ls" for word in command), ""
         found = {

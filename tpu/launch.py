@@ -131,13 +131,16 @@ def run_arguments(options: Launch, further: Sequence[str]) -> list[str]:
 
 def launch(options: Launch, run: Sequence[str]) -> int:
     """Have the run going on, and stay with it to its end -> its exit status.   run: what `run_arguments` gave."""
-    job = make_job(options, run)
+    where = Slice(options.name, options.zone, options.project or "", options.slices)
     with tempfile.TemporaryDirectory() as folder:
-        cloud = Gcloud(job.where, folder)
-        if options.dry_run:
-            names = [f"log/{job.hosts[0]}/START.txt", *(f"ended/{host}" for host in job.hosts)]
-            cloud = Rehearsal(job.where, folder, [f"{job.state.split('/', 3)[3]}/{name}" for name in names])
+        cloud = Rehearsal(where, folder) if options.dry_run else Gcloud(where, folder)
         try:
+            if not options.project:  # from any machine, also after another default was set, the slice is found there
+                cloud.where = where._replace(project=cloud.default_project())
+            job = make_job(options, cloud.where, run)
+            if options.dry_run:
+                names = [f"log/{job.hosts[0]}/START.txt", *(f"ended/{host}" for host in job.hosts)]
+                cloud.left = [f"{job.state.split('/', 3)[3]}/{name}" for name in names]
             for corpus in corpus_paths(options).values():
                 if not cloud.call(gcloud.storage("ls", f"{corpus}/manifest.json"), fine="gone"):
                     cure = f"copy one there: gcloud storage cp -r corpora/mine/* {corpus}/"
@@ -156,10 +159,9 @@ def launch(options: Launch, run: Sequence[str]) -> int:
             return 130
 
 
-def make_job(options: Launch, run: Sequence[str]) -> Job:
+def make_job(options: Launch, where: Slice, run: Sequence[str]) -> Job:
     """What the options come to."""
-    one, count = parse_accelerator(options.type), options.slices
-    where = Slice(options.name, options.zone, options.project, count)
+    one, count = parse_accelerator(options.type), where.count
     hosts = tuple(f"{vm}-w-{number}" for vm in where.vms for number in range(one.hosts))
     create = where.create(
         f"--node-id={options.name}" if count == 1 else f"--node-prefix={options.name}",

@@ -159,6 +159,7 @@ class Cloud:
     def __init__(self, folder: Path):
         self.folder = folder
         self.now, self.wait, self.making, self.stuck, self.full = 0.0, 60, 60, 0, []
+        self.project = "p\n"  # gcloud's own
         self.lives, self.at, self.faults, self.lost_answers, self.commands = {}, [], [], [], []
         self.requests, self.vms, self.created, self.waiting = {}, {}, 0, {}
         for name in ("bin", "lives", "metadata", "bucket/b/corpus"):
@@ -291,6 +292,8 @@ class Cloud:
     def answer(self, command, folder):
         words = [word for word in command[1:] if not word.startswith("--")]
         flags = dict(word[2:].partition("=")[::2] for word in command if word.startswith("--"))
+        if words[0] == "config":
+            return 0, self.project, ""
         if words[0] == "storage":
             return self.storage(words[1:], folder, flags)
         kind, verb, *name = words[2:]

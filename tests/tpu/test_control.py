@@ -85,3 +85,17 @@ def test_delete_takes_what_brought_the_slice(waiting, capsys):
     assert main(["delete", *NAME]) == 0
     assert not waiting.requests and not waiting.vms
     assert "queued-resources delete n --zone=z --project=p --force" in " ".join(waiting.commands)
+
+
+def test_a_slice_is_deleted_in_the_project_that_was_gclouds_at_launch(cloud, capsys):
+    assert main(["launch", "bert-tiny", *NAME, "--zone", "z", "--type", "v5e-8"]) == 0
+    cloud.project = "other\n"
+    assert main(["delete", *NAME]) == 0 and not cloud.vms
+    tpus = [command for command in cloud.commands if " tpus " in command]
+    assert len(tpus) > 4 and all("--project=p " in command for command in tpus)
+
+
+def test_delete_where_nothing_is_does_not_say_that_it_deleted(waiting, capsys):
+    waiting.drop()
+    assert main(["delete", *NAME]) == 0
+    assert capsys.readouterr().out == "[launch] nothing of that name is in z of p; nothing was deleted\n"

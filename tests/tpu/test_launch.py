@@ -104,6 +104,21 @@ def test_without_a_login_the_corpus_is_not_blamed(cloud, capsys):
     assert "error: no valid login: run gcloud auth login" in capsys.readouterr().err
 
 
+def test_without_a_project_there_is_one_line_and_nothing_is_made(cloud, capsys):
+    cloud.project = ""
+    assert main([word for word in LAUNCH if word not in ("--project", "p")]) == 2
+    said = "error: --project is missing: give it, or gcloud config set project ID (gcloud: [project] is not set)\n"
+    assert capsys.readouterr().err == said
+    assert cloud.commands == ["gcloud config get-value project --quiet"]
+
+
+def test_the_dry_run_asks_for_the_project_as_a_run_does(cloud, capsys):
+    assert main([*(word for word in LAUNCH if word not in ("--project", "p")), "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "gcloud config get-value project --quiet"
+    assert all("--project=PROJECT " in line for line in lines if " tpus " in line)
+
+
 def test_what_git_tracks_is_copied_and_nothing_else(checkout, tmp_path):
     with tarfile.open(launch.pack(checkout, tmp_path / "code.tar.gz")) as tar:
         assert sorted(tar.getnames()) == [".commit", "Makefile", "tpu/vm.sh"]
@@ -197,6 +212,7 @@ def test_google_knows_every_command_and_flag(lint, tmp_path):
     assert len(host) == 4
     lines |= {re.sub(r'"\$[^"]*"', "gs://b/n", line.removesuffix("2>")).strip() for line in host}
     lines.add("gcloud storage cat gs://b/n/launch/log/n-w-0/START.txt --range=7- --quiet")  # where a log goes on
+    lines.add("gcloud config get-value project --quiet")
     assert lint(lines, tmp_path) == []
     wrong = "gcloud compute tpus queued-resources create n --zone=z --odd=1"
     assert [command for command, _ in lint([wrong], tmp_path)] == [wrong]

@@ -14,7 +14,7 @@ STATE = "gs://b/n/launch"
 def here(cloud, tmp_path):
     (cloud.folder / "bucket/b/n/launch/log/n-w-0").mkdir(parents=True)
     (cloud.folder / "bucket/b/n/launch/ended").mkdir()
-    return Gcloud(Slice("n", "z", None), str(tmp_path))
+    return Gcloud(Slice("n", "z", "p"), str(tmp_path))
 
 
 @pytest.fixture
