@@ -32,6 +32,8 @@ FAILURES = (
     ("quota", r"quota", "--type: more than your project's quota: ask for more, or use another --zone, or --spot"),
     ("gone", r"matched no objects|not found: 404", "nothing is there"),
     ("exists", r"already.exists", "--name: somebody else makes it now"),
+    ("raced", r"HTTPError 412", "--name: somebody else launches it now, or gcloud tried twice: the same command again "
+     "comes back to it"),
     ("offer", OFFER, "--type, --zone, --runtime-version: not offered so: gcloud compute tpus locations list, then "
      "gcloud compute tpus tpu-vm accelerator-types (or versions) list --zone={zone}"),
     ("denied", r"denied|SERVICE_DISABLED|not enabled", "the API is off (gcloud services enable tpu.googleapis.com) or "
@@ -145,12 +147,12 @@ class Gcloud:
         return found
 
     def objects(self, folder: str) -> dict[str, dict]:
-        """What there is below gs://BUCKET/..., by the rest of its name: 'size', 'update_time'.
+        """What there is below gs://BUCKET/..., by the rest of its name: 'size', 'update_time', 'generation'.
 
         Where the bucket keeps versions, gcloud lists also what was removed or replaced, which has a noncurrent_time.
         """
         start = folder.split("/", 3)[3] + "/"
-        wanted = ["--filter=-noncurrent_time>1970", "--format=json(name,size,update_time)"]
+        wanted = ["--filter=-noncurrent_time>1970", "--format=json(name,size,update_time,generation)"]
         listed = self.call(storage("objects list", f"{folder}/**", *wanted))
         return {one["name"].removeprefix(start): one for one in json.loads(listed)}
 

@@ -211,7 +211,9 @@ def _begin(cloud: Gcloud, job: Job, run: Sequence[str], shown: dict[str, int]) -
     pack(ROOT, Path(cloud.folder, ARCHIVE))
     changed = ", with changes that are not committed" if (commit(ROOT) or "").endswith("-dirty") else ""
     cloud.say(f"copying the code that git tracks here to the bucket{changed}")
-    cloud.call(gcloud.storage("cp", ARCHIVE, SETTINGS, f"{job.state}/"))
+    for name in (ARCHIVE, SETTINGS):  # settings alone would be taken for a run
+        seen = objects[name]["generation"] if name in objects else 0  # no other launcher's of meanwhile
+        cloud.call(gcloud.storage("cp", name, f"{job.state}/", f"--if-generation-match={seen}"))
     if past := [f"{job.state}/{name}" for name in objects if name == "stop" or name.startswith("ended/")]:
         cloud.clear(*past)
 

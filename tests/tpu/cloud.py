@@ -55,6 +55,7 @@ EXISTS = (
     "ERROR: (gcloud.compute.tpus.queued-resources.create) ALREADY_EXISTS: Resource 'projects/p/locations/z/"
     "queuedResources/n' already exists\n"
 )
+RACED = "Copying file://settings.sh to gs://b/n/launch/settings.sh\n\nERROR: HTTPError 412: conditionNotMet\n"
 NO_BUCKET = "ERROR: (gcloud.storage.ls) One or more URLs matched no objects.\n"
 DENIED = (
     "ERROR: (gcloud.compute.tpus.queued-resources.delete) PERMISSION_DENIED: Permission 'tpu.nodes.delete' denied on "
@@ -326,13 +327,16 @@ class Cloud:
             path(to).mkdir(exist_ok=True) if to.endswith("/") else None
             for file in files:
                 target = path(to) / file if to.endswith("/") else path(to)
+                if flags.get("if-generation-match", generation(target)) != generation(target):
+                    return 1, "", RACED
                 target.write_bytes(path(file).read_bytes())
             return 0, "", ""
         if verb == "objects":
             start = path(urls[1].removesuffix("/**"))
             files = sorted(file for file in start.rglob("*") if file.is_file())
             bucket = self.folder / "bucket" / "b"
-            named = [{"name": str(one.relative_to(bucket)), "size": one.stat().st_size} for one in files]
+            told = lambda one: {"size": one.stat().st_size, "generation": generation(one)}
+            named = [{"name": str(one.relative_to(bucket)), **told(one)} for one in files]
             if flags.get("filter") != "-noncurrent_time>1970":
                 named += [{"name": name, "size": 1} for name in self.file("removed").splitlines()]
             return 0, json.dumps([one | {"update_time": "2026-11-23T01:00:00+0000"} for one in named]), ""
@@ -375,6 +379,10 @@ def matches(terms, name):
     """As gcloud does it, in whose filters parentheses are no part of a pattern."""
     assert not set("()") & set(terms)
     return any(re.search(term.removeprefix("name~"), name) for term in terms.split(" OR "))
+
+
+def generation(file):
+    return str(file.stat().st_mtime_ns) if file.exists() else "0"
 
 
 def path_with(folder):

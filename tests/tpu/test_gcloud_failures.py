@@ -24,6 +24,8 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
         (CREATE + "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Read requests' per minute", "transient", ""),
         (google.QUOTA, "quota", "--type: more than your project's quota: ask for more"),
         (google.EXISTS, "exists", "somebody else makes it now"),
+        (google.RACED, "raced", "somebody else launches it now"),
+        (google.BUSY, "other", "gcloud: FAILED_PRECONDITION"),
         (google.NO_BUCKET, "gone", "nothing is there"),
         (
             CREATE + "INVALID_ARGUMENT: Cloud TPU received a bad request. the accelerator v5litepod-16 was not found",

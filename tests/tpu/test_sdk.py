@@ -80,6 +80,12 @@ def test_objects_are_written_listed_read_and_removed(sdk, monkeypatch, tmp_path)
         (tmp_path / "ended").write_text(line)
         sdk.call(storage("cp", "ended", f"gs://b/n/launch/ended/{host}"))
     assert read_reports(sdk, "gs://b/n/launch", sdk.objects("gs://b/n/launch")) == {"a": (0, "done"), "b": (2, "no")}
+    seen = [0, sdk.objects("gs://b/n/launch")["ended/a"]["generation"]]
+    for name, generation in zip("za", seen, strict=True):  # none was there, and the one that was seen
+        sdk.call(storage("cp", "ended", f"gs://b/n/launch/ended/{name}", f"--if-generation-match={generation}"))
+        with pytest.raises(GcloudError, match="somebody else launches it now"):
+            sdk.call(storage("cp", "ended", f"gs://b/n/launch/ended/{name}", f"--if-generation-match={generation}"))
+    sdk.call(storage("rm", "gs://b/n/launch/ended/z"))
     bucket.put("b", "n/launch/ended/c", b"")
     assert read_reports(sdk, "gs://b/n/launch", sdk.objects("gs://b/n/launch"))["c"] == CUT
     sdk.call(storage("rm", "gs://b/n/launch/ended/a", "gs://b/n/launch/ended/b"))

@@ -5,6 +5,7 @@ import pytest
 from tests.tpu import cloud as google
 from tests.tpu.cloud import Life
 from tests.tpu.stories import NAME, ONE, gone, life, steps
+from tpu import launch
 from tpu.__main__ import main
 
 
@@ -59,7 +60,7 @@ def test_another_machine_makes_what_was_preempted_meanwhile(cloud, end):
     end(*ONE, "--spot")
     cloud.sleep(3600)
     cloud.drop()
-    code = cloud.commands.index(next(command for command in cloud.commands if "storage cp" in command))
+    code = cloud.commands.index(next(command for command in cloud.commands if "cp settings.sh" in command))
     status, _, lines = end(*ONE, "--spot")
     assert (status, lines) == (0, steps(*range(11, 32))) and gone(cloud)  # the last lines, then what is new
     assert not any("storage cp" in command for command in cloud.commands[code + 1 :])  # it is the same run's code
@@ -233,3 +234,37 @@ def test_what_was_made_after_delete_looked_is_deleted_too(cloud, end, monkeypatc
     monkeypatch.setattr(cloud, "create", create_after_delete)
     status, said, _ = end(*ONE, *way)
     assert status == 75 and "The slice is deleted" in said and gone(cloud)
+
+
+def test_an_upload_that_is_interrupted_is_made_again_by_the_same_command(cloud, end, monkeypatch):
+    storage = cloud.storage
+
+    def broken_off(words, folder, flags):
+        if words[0] != "cp":
+            return storage(words, folder, flags)
+        storage([words[0], *words[-2:]], folder, flags)  # gcloud copies several files at once: any may be there first
+        monkeypatch.setattr(cloud, "storage", storage)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cloud, "storage", broken_off)
+    assert end(*ONE, "--spot")[0] == 130
+    assert end(*ONE, "--spot")[::2] == (0, steps(1, 2)) and gone(cloud)
+    assert (cloud.folder / "bucket/b/n/launch/code.tar.gz").exists()
+
+
+@pytest.mark.parametrize("before", [[], ["--steps", "1"]])
+def test_of_two_launches_at_the_same_time_in_two_zones_one_is_made(cloud, end, monkeypatch, before):
+    if before:
+        assert end(*ONE, "--spot", *before)[0] == 0
+    created, pack = cloud.created, launch.pack
+
+    def another_is_quicker(*words):
+        monkeypatch.setattr(launch, "pack", pack)
+        interrupt(cloud, 0)
+        assert main([*ONE, "--spot", "--zone", "y"]) == 130
+        return pack(*words)
+
+    monkeypatch.setattr(launch, "pack", another_is_quicker)
+    status, said, _ = end(*ONE, "--spot")
+    assert status == 2 and "--name: somebody else launches it now" in said
+    assert cloud.created == created + 1 and "--zone=y" in cloud.file("bucket/b/n/launch/settings.sh")
