@@ -10,21 +10,23 @@ export PATH="$PATH:/snap/bin" PYTHONUNBUFFERED=1
 readonly ROOT="${ROOT:-}"
 export HOME="$ROOT/root"
 readonly HERE="$ROOT/var/lib/pretrain"
+readonly MEMORY="$ROOT/run/pretrain"  # what reporting and deleting need, so that a disk that fails does not keep a slice
+export CLOUDSDK_CONFIG="$MEMORY/gcloud" CLOUDSDK_CORE_DISABLE_FILE_LOGGING=1
 readonly POLL=20 SHORT=1800 STARTS=6  # seconds between looks; so many starts in a row that end within SHORT are enough
 readonly HANGING=7200  # seconds in which the first host, which prints the run's lines, must have printed the next one
 readonly REFUSED=77 REFUSAL='HTTPError 40[13]|does not have |denied on |insufficient authentication'
 readonly ATTRIBUTES="http://metadata.google.internal/computeMetadata/v1/instance/attributes"
 
 boot() {
-  mkdir -p "$HERE/log"
-  cp "$0" "$HERE/vm.sh"
-  until metadata pretrain-settings > "$HERE/settings.sh"; do sleep 10; done  # without them no host could delete
+  mkdir -p "$HERE/log" "$MEMORY" "$ROOT/run/systemd/system"
+  cp "$0" "$MEMORY/vm.sh"
+  until metadata pretrain-settings > "$MEMORY/settings.sh"; do sleep 10; done  # without them no host could delete
   type -P gcloud > /dev/null || snap install google-cloud-cli --classic
-  cat > "$ROOT/etc/systemd/system/pretrain.service" << END
+  cat > "$ROOT/run/systemd/system/pretrain.service" << END
 [Unit]
 StartLimitIntervalSec=0
 [Service]
-ExecStart=/bin/bash $HERE/vm.sh work
+ExecStart=/bin/bash $MEMORY/vm.sh work
 Restart=on-failure
 RestartSec=10
 KillMode=mixed
@@ -35,26 +37,26 @@ END
 }
 
 work() {
-  . "$HERE/settings.sh"
+  . "$MEMORY/settings.sh"
   HOST="$(environment NODE_ID)-w-$(environment WORKER_ID)"
   LOG="$HERE/log/$(date -u +%Y%m%d-%H%M%S-%N).txt" shared=0 child= asked= shutdown= hung=
-  exec 3>&2 >> "$LOG" 2>&1  # what this script's own gcloud says goes to the journal, not into the run's log
+  exec 3>&2  # what this script's own gcloud says goes to the journal, not into the run's log
   trap 'shutdown=1; [ -z "$child" ] || kill -TERM "$child"' TERM
   local short; short=$(cat "$HERE/short" 2> /dev/null || echo 0)
-  echo $((short + 1)) > "$HERE/short"
+  exec >> "$LOG" 2>&1 && echo $((short + 1)) > "$HERE/short" || finish 134 "error: $HOST cannot write to its disk"
   [ "$short" -lt "$STARTS" ] || finish 134 "error: $HOST gave up after $short starts that ended within $SHORT seconds"
   [ "$short" -eq 0 ] || pause $((20 * 2 ** short))
   [ -z "$shutdown" ] || exit 75
   local fetched printed quiet=0
   for _ in {1..6}; do  # a right that was given just now counts some minutes later
-    persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$HERE/" 2>&3; fetched=$?
+    persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$MEMORY/" 2>&3; fetched=$?
     [ "$fetched" -eq "$REFUSED" ] || break
     pause 50
   done
   [ "$fetched" -ne "$REFUSED" ] \
     || finish 1 "error: $HOST cannot read $STATE: its service account needs roles/storage.objectUser on the bucket"
   [ "$fetched" -eq 0 ] || exit 134
-  . "$HERE/settings.sh"
+  . "$MEMORY/settings.sh"
   [ -e "$HERE/venv" ] || { echo "installing Python and JAX: some minutes"; check_rights; }
   run & child=$!
   while kill -0 "$child" 2> /dev/null; do
@@ -81,7 +83,7 @@ work() {
 }
 
 run() {  # in the background, where the shell that does this becomes Python
-  rm -rf "$HERE/code" && mkdir "$HERE/code" && tar -xzf "$HERE/code.tar.gz" -C "$HERE/code" && cd "$HERE/code" || exit 1
+  rm -rf "$HERE/code" && mkdir "$HERE/code" && tar -xzf "$MEMORY/code.tar.gz" -C "$HERE/code" && cd "$HERE/code" || exit 1
   persistently setup || { echo "error: the set-up failed"; exit 1; }
   exec "$HERE/venv/bin/python" -m pretrain run "${RUN[@]}"
 }
@@ -100,9 +102,9 @@ setup() {
 }
 
 finish() {  # STATUS WHY: this host has ended for good
-  tr '\r' ' ' <<< "$1 $2" > "$HERE/ended"  # a line that shows progress is still one line
+  tr '\r' ' ' <<< "$1 $2" > "$MEMORY/ended"  # a line that shows progress is still one line
   persistently share
-  persistently gcloud storage cp "$HERE/ended" "$STATE/ended/$HOST" 2>&3
+  persistently gcloud storage cp "$MEMORY/ended" "$STATE/ended/$HOST" 2>&3
   local names
   if [ ${#DELETE[@]} -eq 0 ]; then  # the slice stays; until a launcher wants another run
     while ! names=$(listed) || grep -q "/ended/$HOST$" <<< "$names"; do pause 60; done
@@ -130,7 +132,7 @@ check_rights() {  # asked by deleting what does not exist, while somebody reads 
 }
 
 share() {  # upload the log where it has grown; a copy, because it may grow meanwhile
-  local size; size=$(stat -c %s "$LOG")
+  local size; size=$(stat -c %s "$LOG") || return 0
   [ "$size" -ne "$shared" ] || return 0
   cp "$LOG" "$HERE/part" && gcloud storage cp "$HERE/part" "$STATE/log/$HOST/${LOG##*/}" 2>&3 && shared=$size
 }
@@ -146,9 +148,9 @@ environment() { metadata tpu-env | sed -n "s/^$1: '\(.*\)'$/\1/p"; }
 pause() { sleep "$1" & wait $!; }  # which a signal ends
 
 gcloud() {  # which must not hang; REFUSED where the answer will be the same
-  timeout -k 10 600 gcloud "$@" 2> "$HERE/said"; local status=$?
-  cat "$HERE/said" >&2
-  [ "$status" -eq 0 ] || ! grep -qE "$REFUSAL" "$HERE/said" || return "$REFUSED"
+  timeout -k 10 600 gcloud "$@" 2> "$MEMORY/said"; local status=$?
+  cat "$MEMORY/said" >&2
+  [ "$status" -eq 0 ] || ! grep -qE "$REFUSAL" "$MEMORY/said" || return "$REFUSED"
   return "$status"
 }
 

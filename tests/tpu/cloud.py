@@ -76,6 +76,7 @@ BUSY = (
 PROGRAMS = {
     "gcloud": """#!/bin/sh
 echo "$*" >> {folder}/host-calls
+mkdir -p "${{CLOUDSDK_CONFIG:-$HOME/.config/gcloud}}" || exit
 read -r fault 2> /dev/null < {folder}/faults && case "$*" in *"$fault"*)
   sed -i 1d {folder}/faults; cat {folder}/unavailable >&2; exit 1;; esac
 path() {{ case "$1" in gs://*) echo "{folder}/bucket/${{1#gs://}}";; *) echo "$1";; esac; }}
@@ -241,7 +242,7 @@ class Cloud:
         for name, text in {**metadata, "tpu-env": f"ZONE: 'z'\nNODE_ID: '{vm}'\nWORKER_ID: '{worker}'\n"}.items():
             (values / name).write_text(text)
         disk = self.folder / f"disk-{self.created}-{host}"
-        for name in ("etc/systemd/system", "root"):
+        for name in ("run", "root"):
             (disk / name).mkdir(parents=True, exist_ok=True)
         lives = self.folder / "lives" / host
         if not lives.exists():
@@ -260,7 +261,7 @@ class Cloud:
         """As systemd does by the unit: again until the status is 0."""
         while vm in self.vms and self.vms[vm]["state"] == "READY":
             past = len(self.lives.get(host, [0])) - len(list((self.folder / "lives" / host).iterdir()))
-            status = self.on(disk, host, disk / "var/lib/pretrain/vm.sh", "work")
+            status = self.on(disk, host, disk / "run/pretrain/vm.sh", "work")
             with contextlib.suppress(FileNotFoundError):  # of two hosts that see it one is first
                 (self.folder / "deleted").unlink()
                 self.drop()

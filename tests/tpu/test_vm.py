@@ -8,10 +8,11 @@ import time
 
 import pytest
 
-from tests.tpu.cloud import Life
+from tests.tpu.cloud import Cloud, Life
 from tpu import launch
 
 SETTINGS = "STATE=gs://b/n/launch\nHOSTS=1\nFIRST=n-w-0\nRUN=(a 'b c' '*')\nDELETE=()\nPROBE=()\n"
+DELETING = SETTINGS.replace("DELETE=()", "DELETE=(gcloud compute tpus queued-resources delete n --quiet)")
 
 
 @pytest.fixture
@@ -25,11 +26,17 @@ def host(cloud):
     return lambda: cloud.boot("n", 0, {"startup-script": script, "pretrain-settings": SETTINGS})
 
 
+def work(cloud, life):
+    """The run's first start on the host is this script."""
+    (cloud.folder / "lives/n-w-0/0").write_text(life)
+    Cloud.work(cloud, "n", 0, "n-w-0", cloud.folder / "disk-0-n-w-0", {})
+
+
 def test_the_unit_starts_it_again_until_it_says_that_it_has_ended(cloud, host):
     host()
-    unit = (cloud.folder / "disk-0-n-w-0/etc/systemd/system/pretrain.service").read_text()
+    unit = (cloud.folder / "disk-0-n-w-0/run/systemd/system/pretrain.service").read_text()
     assert "Restart=on-failure\n" in unit and "StartLimitIntervalSec=0\n" in unit
-    assert f"ExecStart=/bin/bash {cloud.folder}/disk-0-n-w-0/var/lib/pretrain/vm.sh work\n" in unit
+    assert f"ExecStart=/bin/bash {cloud.folder}/disk-0-n-w-0/run/pretrain/vm.sh work\n" in unit
     assert "KillMode=mixed\n" in unit  # SIGTERM goes to the script, which passes it on
     assert cloud.file("systemctl") == "daemon-reload\nrestart --no-block pretrain\n"
 
@@ -39,7 +46,7 @@ def test_systemd_reads_the_unit(cloud, host, tmp_path):
     if analyse.returncode:
         pytest.skip("no systemd here")
     host()
-    unit = cloud.folder / "disk-0-n-w-0/etc/systemd/system/pretrain.service"
+    unit = cloud.folder / "disk-0-n-w-0/run/systemd/system/pretrain.service"
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     assert str(unit) not in done.stderr and "pretrain.service:" not in done.stderr
 
@@ -72,7 +79,7 @@ def test_switching_off_lets_the_run_write_its_checkpoint_and_shares_its_last_lin
     life.write_text(life.read_text().replace("exit 0", end))
     disk = cloud.folder / "disk-0-n-w-0"
     environment = {"PATH": f"{cloud.folder / 'bin'}:/usr/bin:/bin", "ROOT": str(disk), "HOSTNAME": "n-w-0"}
-    words = ["bash", disk / "var/lib/pretrain/vm.sh", "work"]
+    words = ["bash", disk / "run/pretrain/vm.sh", "work"]
     script = subprocess.Popen(words, env=environment, start_new_session=True)
     try:
         while "step 1" not in cloud.log("n-w-0"):
@@ -90,9 +97,7 @@ def test_a_log_that_ends_within_a_line_is_whole_all_the_same(cloud, host):
     cloud.lives["n-w-0"] = [Life("step 1\nno end")]
     cloud.work = lambda *_: None
     host()
-    life = cloud.folder / "lives/n-w-0/0"
-    life.write_text("printf 'step 1\\n1%%\\rno end'; exit 2\n")
-    type(cloud).work(cloud, "n", 0, "n-w-0", cloud.folder / "disk-0-n-w-0", {})
+    work(cloud, "printf 'step 1\\n1%%\\rno end'; exit 2\n")
     assert cloud.log("n-w-0") == "step 1\n1%\nno end\n"  # \r, as Python reads it
     assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_bytes() == b"2 1% no end\n"  # a report is one line
 
@@ -136,8 +141,7 @@ def test_a_host_that_is_not_the_first_prints_nothing_for_hours(cloud, host):
     cloud.lives["n-w-0"] = [Life("step 1")]
     cloud.work = lambda *_: None
     host()
-    (cloud.folder / "lives/n-w-0/0").write_text(life)
-    type(cloud).work(cloud, "n", 0, "n-w-0", cloud.folder / "disk-0-n-w-0", {})
+    work(cloud, life)
     assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("3 ")
 
 
@@ -147,3 +151,19 @@ def test_a_gcloud_that_hangs_is_ended(cloud, host):
     host()
     limited = cloud.file("limited").splitlines()
     assert [line.removeprefix("-k 10 600 gcloud ") for line in limited] == cloud.file("host-calls").splitlines()
+
+
+READ_ONLY = "mv root no-root; mv var/lib/pretrain gone; touch root var/lib/pretrain"
+NO_INODES = "mv var/lib/pretrain/log gone; touch var/lib/pretrain/log"
+FULL = "rm var/lib/pretrain/short; mkdir var/lib/pretrain/short"
+
+
+@pytest.mark.parametrize("fails", [READ_ONLY, NO_INODES, FULL])
+def test_a_host_whose_disk_fails_says_so_and_deletes_its_slice(cloud, host, fails):
+    (cloud.folder / "bucket/b/n/launch/settings.sh").write_text(DELETING)
+    cloud.lives["n-w-0"] = [Life("step 1")]
+    cloud.work = lambda *_: None
+    host()
+    work(cloud, f"cd {cloud.folder}/disk-0-n-w-0; {fails}; exit 134\n")
+    said = (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text()
+    assert said == "134 error: n-w-0 cannot write to its disk\n" and not cloud.vms
