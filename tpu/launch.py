@@ -198,14 +198,17 @@ def _begin(cloud: Gcloud, job: Job, run: Sequence[str], shown: dict[str, int]) -
     Path(cloud.folder, SETTINGS).write_text(job.settings)
     shutil.copy(ROOT / "tpu" / SCRIPT, cloud.folder)
     old = news(cloud, job.state, job.hosts[0], objects, shown)
+    past = [f"{job.state}/{name}" for name in objects if name == "stop" or name.startswith("ended/")]
     if SETTINGS in objects:
         theirs = cloud.call(gcloud.storage("cat", f"{job.state}/{SETTINGS}"))
-        reports = read_reports(cloud, job.state, objects)
+        begun = objects[SETTINGS]["update_time"]  # a launch that was interrupted left reports of the run before
+        own = {name: one for name, one in objects.items() if one["update_time"] >= begun}
+        reports = read_reports(cloud, job.state, own)
         if theirs == job.settings and (not reports or outcome(reports)[0] == 0):
             cloud.say("this run was launched before:")
             print("".join(old[-TAIL:]), end="", flush=True)
-            if "stop" in objects:  # and is to go on
-                cloud.clear(f"{job.state}/stop")
+            if past and not reports:  # it is to go on
+                cloud.clear(*past)
             return
         _check_free(cloud, job, run, theirs, bool(reports))
     pack(ROOT, Path(cloud.folder, ARCHIVE))
@@ -214,7 +217,7 @@ def _begin(cloud: Gcloud, job: Job, run: Sequence[str], shown: dict[str, int]) -
     for name in (ARCHIVE, SETTINGS):  # settings alone would be taken for a run
         seen = objects[name]["generation"] if name in objects else 0  # no other launcher's of meanwhile
         cloud.call(gcloud.storage("cp", name, f"{job.state}/", f"--if-generation-match={seen}"))
-    if past := [f"{job.state}/{name}" for name in objects if name == "stop" or name.startswith("ended/")]:
+    if past:
         cloud.clear(*past)
 
 

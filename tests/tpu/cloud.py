@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -336,11 +337,12 @@ class Cloud:
             start = path(urls[1].removesuffix("/**"))
             files = sorted(file for file in start.rglob("*") if file.is_file())
             bucket = self.folder / "bucket" / "b"
-            told = lambda one: {"size": one.stat().st_size, "generation": generation(one)}
+            time = lambda one: f"{datetime.fromtimestamp(one.stat().st_mtime, UTC):%Y-%m-%dT%H:%M:%S.%f%z}"
+            told = lambda one: {"size": one.stat().st_size, "generation": generation(one), "update_time": time(one)}
             named = [{"name": str(one.relative_to(bucket)), **told(one)} for one in files]
             if flags.get("filter") != "-noncurrent_time>1970":
                 named += [{"name": name, "size": 1} for name in self.file("removed").splitlines()]
-            return 0, json.dumps([one | {"update_time": "2026-11-23T01:00:00+0000"} for one in named]), ""
+            return 0, json.dumps(named), ""
         if not all(path(url).exists() for url in urls):
             return 1, "", NO_BUCKET
         if verb == "rm":

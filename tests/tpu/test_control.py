@@ -1,5 +1,7 @@
 """status, logs, stop, delete, with no more than the run's name and bucket."""
 
+import re
+
 import pytest
 
 from tests.tpu.cloud import INSTALLING, Life
@@ -29,10 +31,10 @@ def test_status_of_a_request_in_line_of_hosts_and_of_nothing(waiting, capsys):
     waiting.lives["n-w-1"] = [Life("error: the disk is full", 2)]
     waiting.sleep(200)
     assert main(["status", *NAME]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    assert re.sub(r"\d{4}-[^ ]+\+0000\n", "TIME\n", capsys.readouterr().out).splitlines() == [
         "the request: ACTIVE",
         "n: READY v4-16",
-        "n-w-0: last heard 2026-11-23T01:00:00+0000",
+        "n-w-0: last heard TIME",
         "n-w-1: ended with 2 error: the disk is full",
     ]
     waiting.drop()

@@ -268,3 +268,20 @@ def test_of_two_launches_at_the_same_time_in_two_zones_one_is_made(cloud, end, m
     status, said, _ = end(*ONE, "--spot")
     assert status == 2 and "--name: somebody else launches it now" in said
     assert cloud.created == created + 1 and "--zone=y" in cloud.file("bucket/b/n/launch/settings.sh")
+
+
+def test_reports_of_the_run_before_that_an_interrupted_launch_left_are_none_of_this_one(cloud, end, monkeypatch):
+    cloud.lives["n-w-0"] = [life(1), life(2)]
+    assert end(*ONE, "--spot", "--steps", "1")[0] == 0
+    storage = cloud.storage
+
+    def press(words, *others):
+        if words[0] != "rm":
+            return storage(words, *others)
+        monkeypatch.setattr(cloud, "storage", storage)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cloud, "storage", press)
+    assert end(*ONE, "--spot", "--steps", "2")[0] == 130
+    assert end(*ONE, "--spot", "--steps", "2")[::2] == (0, steps(1, 2)) and gone(cloud)  # the log, and what is new
+    assert end(*ONE, "--spot", "--steps", "2")[::2] == (0, steps(1, 2)) and cloud.created == 2  # it is done
