@@ -5,7 +5,6 @@ than training takes XLA's where the kernel does not take those.
 """
 
 import dataclasses
-import math
 
 import jax
 from jax.sharding import Mesh
@@ -120,8 +119,8 @@ def _depth(recipe: Recipe, kernel: Kernel, program: Program, mesh: Mesh | None) 
     cut = mesh is not None and mesh.shape["tensor"] > 1
     if cut or getattr(recipe.model, "sharing", "none") != "none":
         return program.depth
-    layers = max((depth for depth, _ in encoders(recipe.model).values()), default=math.inf)
-    return "unroll" if layers <= kernel.unrolled else program.depth
+    depths = [depth for depth, _ in encoders(recipe.model).values()] or [recipe.model.depth]
+    return "unroll" if max(depths) <= kernel.unrolled else program.depth
 
 
 def _obstacles(recipe: Recipe, program: Program, kernel: str, mesh: Mesh | None) -> list[str]:

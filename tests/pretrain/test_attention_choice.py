@@ -38,9 +38,9 @@ def bert(length=128, rate=0.0, **changes):
     return tiny.bert(model=model, phases=(Phase(1.0, length, 8),))
 
 
-def gpt2(length=128):
+def gpt2(length=128, **changes):
     """A decoder with dropout."""
-    return tiny.gpt2(model=dataclasses.replace(tiny.GPT2, width=128), phases=(Phase(1.0, length, 8),))
+    return tiny.gpt2(model=dataclasses.replace(tiny.GPT2, width=128, **changes), phases=(Phase(1.0, length, 8),))
 
 
 def electra(heads=1):
@@ -191,6 +191,7 @@ def test_few_layers_with_a_kernel_are_unrolled_unless_the_run_says_otherwise(tmp
     chosen = lambda recipe, **changes: chosen_program(recipe, options(changes), platform="tpu")
     assert [chosen(sparse(depth=depth)).depth for depth in (2, 12, 13)] == ["unroll", "unroll", "scan"]
     assert [chosen(bert(depth=depth)).depth for depth in (24, 25)] == ["unroll", "scan"]
+    assert [chosen(gpt2(depth=depth)).depth for depth in (24, 25)] == ["unroll", "scan"]
     assert chosen(sparse(), depth="scan").depth == chosen(bert(), depth="scan").depth == "scan"
     assert chosen(sparse(), attention="xla").depth == chosen(bert(), attention="xla").depth == "scan"
 
