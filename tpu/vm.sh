@@ -12,7 +12,7 @@ export HOME="$ROOT/root"
 readonly HERE="$ROOT/var/lib/pretrain"
 readonly MEMORY="$ROOT/run/pretrain"  # what reporting and deleting need, so that a disk that fails does not keep a slice
 export CLOUDSDK_CONFIG="$MEMORY/gcloud" CLOUDSDK_CORE_DISABLE_FILE_LOGGING=1
-readonly POLL=20 SHORT=1800 STARTS=6  # seconds between looks; so many starts in a row that end within SHORT are enough
+readonly POLL=20 STARTS=6  # seconds between looks; so many starts in a row without a new checkpoint are enough
 readonly HANGING=7200  # seconds in which the first host, which prints the run's lines, must have printed the next one
 readonly REFUSED=77 REFUSAL='HTTPError 40[13]|does not have |denied on |insufficient authentication'
 readonly ATTRIBUTES="http://metadata.google.internal/computeMetadata/v1/instance/attributes"
@@ -30,6 +30,7 @@ ExecStart=/bin/bash $MEMORY/vm.sh work
 Restart=on-failure
 RestartSec=10
 KillMode=mixed
+OOMPolicy=continue
 TimeoutStopSec=120
 END
   systemctl daemon-reload
@@ -42,10 +43,13 @@ work() {
   LOG="$HERE/log/$(date -u +%Y%m%d-%H%M%S-%N).txt" shared=0 child= asked= shutdown= hung=
   exec 3>&2  # what this script's own gcloud says goes to the journal, not into the run's log
   trap 'shutdown=1; [ -z "$child" ] || kill -TERM "$child"' TERM
-  local short; short=$(cat "$HERE/short" 2> /dev/null || echo 0)
-  exec >> "$LOG" 2>&1 && echo $((short + 1)) > "$HERE/short" || finish 134 "error: $HOST cannot write to its disk"
-  [ "$short" -lt "$STARTS" ] || finish 134 "error: $HOST gave up after $short starts that ended within $SHORT seconds"
-  [ "$short" -eq 0 ] || pause $((20 * 2 ** short))
+  local vain; vain=$(cat "$HERE/vain" 2> /dev/null || echo 0)
+  local saved; saved=$(gcloud storage ls "${RUN[4]}/checkpoints/" | grep -E '/[0-9]+/$')
+  [ "$saved" = "$(cat "$HERE/saved" 2> /dev/null)" ] || vain=0
+  exec >> "$LOG" 2>&1 && echo "$saved" > "$HERE/saved" && echo $((vain + 1)) > "$HERE/vain" \
+    || finish 134 "error: $HOST cannot write to its disk"
+  [ "$vain" -lt "$STARTS" ] || finish 134 "error: $HOST gave up after $vain starts without a new checkpoint"
+  [ "$vain" -eq 0 ] || pause $((20 * 2 ** vain))
   [ -z "$shutdown" ] || exit 75
   local fetched printed quiet=0
   for _ in {1..6}; do  # a right that was given just now counts some minutes later
@@ -63,7 +67,6 @@ work() {
     pause $((shutdown ? 1 : POLL))  # a slice that is taken has half a minute for its last lines
     share
     [ "$HOST" != "$FIRST" ] || printed=$(stat -c %Y "$LOG") quiet=$((EPOCHSECONDS - printed))
-    [ "$SECONDS" -lt "$SHORT" ] || [ "$quiet" -ge "$SHORT" ] || echo 0 > "$HERE/short"
     [ "$quiet" -lt "$HANGING" ] || { kill -KILL "$child"; hung=134; break; }  # what hangs in a driver does not even die
     if [ -z "$asked" ] && listed | grep -q "/stop$"; then asked=1; kill -TERM "$child"; fi
   done
@@ -108,7 +111,7 @@ finish() {  # STATUS WHY: this host has ended for good
   local names
   if [ ${#DELETE[@]} -eq 0 ]; then  # the slice stays; until a launcher wants another run
     while ! names=$(listed) || grep -q "/ended/$HOST$" <<< "$names"; do pause 60; done
-    rm "$HERE/short"
+    rm "$HERE/vain"
     exit 75
   fi
   for _ in {1..9}; do  # three minutes for the other hosts' last words

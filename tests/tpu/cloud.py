@@ -88,6 +88,7 @@ case "$*" in
     to=$(path "$to")
     mkdir -p "${{to%/*}}"
     while [ $# -gt 1 ]; do cp "$(path "$1")" "$to" || exit; shift; done;;
+  "storage ls "*) ls -d "$(path "$3")"*/ 2> /dev/null | sed "s,^{folder}/bucket/,gs://,";;
   "storage objects list "*) cd "{folder}/bucket" && find . -type f | sed 's,^./[^/]*/,,' | sort
     case "$*" in *"--filter=-noncurrent_time>1970 "*) ;; *) cat {folder}/removed;; esac;;
   *" delete "*)
@@ -181,7 +182,7 @@ class Cloud:
         assert until < 500_000, "this launch does not end"
         for host in [host for host in self.waiting if not (self.folder / f"bucket/b/n/launch/ended/{host}").exists()]:
             one = self.waiting.pop(host)
-            (one[3] / "var/lib/pretrain/short").unlink()  # as its script does, that was killed
+            (one[3] / "var/lib/pretrain/vain").unlink()  # as its script does, that was killed
             self.work(*one)
         while self.at and (first := min(self.at, key=lambda one: one[0]))[0] <= until:
             self.at.remove(first)

@@ -209,7 +209,7 @@ def test_help_lists_commands_and_options(capsys):
 def test_google_knows_every_command_and_flag(lint, tmp_path):
     lines = {line for file in TRANSCRIPTS.glob("*.txt") for line in file.read_text().splitlines() if line[:1] == "g"}
     host = re.findall(r"gcloud storage [^|&;\\\n]+", (launch.ROOT / "tpu" / "vm.sh").read_text())
-    assert len(host) == 4
+    assert len(host) == 5
     lines |= {re.sub(r'"\$[^"]*"', "gs://b/n", line.removesuffix("2>")).strip() for line in host}
     lines.add("gcloud storage cat gs://b/n/launch/log/n-w-0/START.txt --range=7- --quiet")  # where a log goes on
     lines.add("gcloud config get-value project --quiet")

@@ -11,7 +11,9 @@ import pytest
 from tests.tpu.cloud import Cloud, Life
 from tpu import launch
 
-SETTINGS = "STATE=gs://b/n/launch\nHOSTS=1\nFIRST=n-w-0\nRUN=(a 'b c' '*')\nDELETE=()\nPROBE=()\n"
+SETTINGS = (
+    "STATE=gs://b/n/launch\nHOSTS=1\nFIRST=n-w-0\nRUN=(a --corpus 'b c' --workdir gs://b/n '*')\nDELETE=()\nPROBE=()\n"
+)
 DELETING = SETTINGS.replace("DELETE=()", "DELETE=(gcloud compute tpus queued-resources delete n --quiet)")
 
 
@@ -35,7 +37,8 @@ def work(cloud, life):
 def test_the_unit_starts_it_again_until_it_says_that_it_has_ended(cloud, host):
     host()
     unit = (cloud.folder / "disk-0-n-w-0/run/systemd/system/pretrain.service").read_text()
-    assert "Restart=on-failure\n" in unit and "StartLimitIntervalSec=0\n" in unit
+    assert "Restart=on-failure\nRestartSec=10\n" in unit and "OOMPolicy=continue\n" in unit
+    assert "StartLimitIntervalSec=0\n" in unit
     assert f"ExecStart=/bin/bash {cloud.folder}/disk-0-n-w-0/run/pretrain/vm.sh work\n" in unit
     assert "KillMode=mixed\n" in unit  # SIGTERM goes to the script, which passes it on
     assert cloud.file("systemctl") == "daemon-reload\nrestart --no-block pretrain\n"
@@ -55,7 +58,7 @@ def test_packages_come_by_make_and_its_lock_file_and_arguments_arrive_as_they_we
     host()
     here = cloud.folder / "disk-0-n-w-0/var/lib/pretrain"
     assert cloud.file("made") == f"--silent setup ACCELERATOR=tpu PYTHON=python3 VENV={here}/venv\n"
-    assert cloud.file("argument-list") == "<-m><pretrain><run><a><b c><*>"
+    assert cloud.file("argument-list") == "<-m><pretrain><run><a><--corpus><b c><--workdir><gs://b/n><*>"
     assert (here / "code" / "Makefile").exists()
 
 
@@ -102,12 +105,25 @@ def test_a_log_that_ends_within_a_line_is_whole_all_the_same(cloud, host):
     assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_bytes() == b"2 1% no end\n"  # a report is one line
 
 
-def test_short_starts_are_counted_and_given_up(cloud, host):
+def test_starts_without_a_new_checkpoint_are_counted_and_given_up(cloud, host):
     cloud.lives["n-w-0"] = [Life(f"step {number}", 134) for number in range(9)]
     host()
     assert cloud.log("n-w-0") == "".join(f"step {number}\n" for number in range(6))
     assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("134 error: n-w-0 gave up after 6")
     assert [one for one in cloud.file("slept").split() if one not in ("20", "60")] == ["40", "80", "160", "320", "640"]
+
+
+def test_a_run_that_moves_on_between_its_aborts_starts_as_often_as_it_takes(cloud, host):
+    ends = [*range(8), *(f"8.orbax-checkpoint-tmp-{number}" for number in range(9))]
+    cloud.lives["n-w-0"] = [Life(f"step {number}") for number in range(len(ends))]
+    cloud.work = lambda *_: None
+    host()
+    for number, name in enumerate(ends):
+        life = f"echo start {number}; mkdir -p {cloud.folder}/bucket/b/n/checkpoints/{name}; exit 134\n"
+        (cloud.folder / f"lives/n-w-0/{number}").write_text(life)
+    work(cloud, (cloud.folder / "lives/n-w-0/0").read_text())
+    assert cloud.log("n-w-0") == "".join(f"start {number}\n" for number in range(14))  # 8, and 6 that saved nothing
+    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("134 error: n-w-0 gave up after 6")
 
 
 def test_a_request_to_stop_that_was_removed_is_none_though_the_bucket_keeps_versions(cloud, host):
@@ -155,7 +171,7 @@ def test_a_gcloud_that_hangs_is_ended(cloud, host):
 
 READ_ONLY = "mv root no-root; mv var/lib/pretrain gone; touch root var/lib/pretrain"
 NO_INODES = "mv var/lib/pretrain/log gone; touch var/lib/pretrain/log"
-FULL = "rm var/lib/pretrain/short; mkdir var/lib/pretrain/short"
+FULL = "rm var/lib/pretrain/vain; mkdir var/lib/pretrain/vain"
 
 
 @pytest.mark.parametrize("fails", [READ_ONLY, NO_INODES, FULL])
