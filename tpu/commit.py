@@ -29,11 +29,16 @@ def pack(root: Path, archive: Path) -> Path:
 
     UserError without git.
     """
-    done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"{root}: launch copies the files that git tracks, and git says: {done.stderr.strip()}")
+    listing = ["git", "-C", str(root), "ls-files", "-z"]
+    try:
+        names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        raise UserError(f"{root}: launch copies the files that git tracks, and git says: {said.strip()}") from None
+    if "tpu/vm.sh" not in names:
+        raise UserError(f"{root}: launch copies the files that git tracks, and git tracks none of the code here")
     with tarfile.open(archive, "w:gz") as tar:
-        for name in filter(None, done.stdout.split("\0")):
+        for name in filter(None, names):
             if (root / name).exists():  # a file may be deleted and not yet removed from the index
                 tar.add(root / name, name, recursive=False)
         code = (commit(root) or "").encode()

@@ -125,6 +125,18 @@ class Gcloud:
             self.sleep(delay)
         return done[1]
 
+    def listed(self, command: Sequence[str]) -> list[dict]:
+        """What a listing found. What is none, though gcloud ended well, is as good as no answer."""
+        while True:
+            text = self.call(command)
+            try:
+                if isinstance(found := json.loads(text), list):
+                    return found
+            except ValueError:
+                pass
+            self.say(f"gcloud listed {text[:60]!r}: again in {PATIENCE[-1]} s")
+            self.sleep(PATIENCE[-1])
+
     def clear(self, *urls: str) -> None:
         """Remove objects, those that somebody else has not removed meanwhile."""
         self.call(storage("rm", *urls, "--continue-on-error"), fine="gone")
@@ -139,10 +151,10 @@ class Gcloud:
         """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type."""
         found = {}
         named = [f"--filter=name~/queuedResources/{self.where.name}$", "--format=json(name,state)"]
-        for one in json.loads(self.call(self.where.tpus("queued-resources", "list", *named))):
+        for one in self.listed(self.where.tpus("queued-resources", "list", *named)):
             why = one["state"].get("failedData", {}).get("error", {}).get("message", "")
             found["the request"] = one["state"]["state"], why
-        for one in json.loads(self.call(self.where.list_vms())):
+        for one in self.listed(self.where.list_vms()):
             found[one["name"].rpartition("/")[2]] = one["state"], one.get("acceleratorType", "")
         return found
 
@@ -153,8 +165,8 @@ class Gcloud:
         """
         start = folder.split("/", 3)[3] + "/"
         wanted = ["--filter=-noncurrent_time>1970", "--format=json(name,size,update_time,generation)"]
-        listed = self.call(storage("objects list", f"{folder}/**", *wanted))
-        return {one["name"].removeprefix(start): one for one in json.loads(listed)}
+        listed = self.listed(storage("objects list", f"{folder}/**", *wanted))
+        return {one["name"].removeprefix(start): one for one in listed}
 
 
 class Rehearsal(Gcloud):

@@ -29,7 +29,7 @@ ARCHIVE, SETTINGS, SCRIPT = "code.tar.gz", "settings.sh", "vm.sh"
 # What launch itself says to gcloud's create: given twice, a slice would be made where launch does not look for it.
 GIVEN = "zone|project|spot|accelerator-type|runtime-version|node-id|node-prefix|metadata-from-file|quiet|format"
 FLAG = rf"--(?!({GIVEN}|valid-until-duration)(=|$))[a-z-]+(=.*)?"
-STORED = r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#]*)?"
+STORED = r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#\ud800-\udfff]*)?"  # nor what is no UTF-8
 FORMS = {
     "name": (r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', beginning with a letter"),
     "bucket": (STORED, "must be a Cloud Storage path such as gs://my-bucket"),

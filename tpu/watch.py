@@ -67,7 +67,8 @@ def stage(found: dict[str, tuple[str, str]]) -> str:
 def read_reports(cloud: Gcloud, folder: str, objects: dict[str, dict]) -> dict[str, tuple[int, str]]:
     """Of the hosts that have ended for good: status, and the line that says why."""
     ended = sorted(name for name in objects if name.startswith("ended/"))
-    read = lambda *names: REPORT.findall(cloud.call(gcloud.storage("cat", *(f"{folder}/{name}" for name in names))))
+    cat = lambda names: cloud.call(gcloud.storage("cat", *(f"{folder}/{name}" for name in names)))
+    read = lambda *names: REPORT.findall(cat(names).encode(errors=gcloud.BYTES).decode(errors="replace"))
     reports = read(*ended) if ended else []
     if len(reports) < len(ended):  # which is cut off?
         reports = [(read(name) or [CUT])[0] for name in ended]

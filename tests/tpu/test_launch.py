@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipelines.errors import UserError
 from tests.tpu import cloud as google
 from tpu import launch
 from tpu.__main__ import main
@@ -143,6 +144,17 @@ def test_without_git_there_is_nothing_to_copy(cloud, tmp_path, monkeypatch, caps
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     assert main(LAUNCH) == 2
     assert "launch copies the files that git tracks" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "")
+    assert main(LAUNCH) == 2
+    assert "and git says: [Errno 2] No such file or directory: 'git'" in capsys.readouterr().err
+    assert not cloud.created
+
+
+def test_code_that_was_unpacked_within_another_repository_is_not_launched(cloud, checkout, monkeypatch, capsys):
+    shutil.copytree(checkout / "tpu", checkout / "unpacked" / "tpu")
+    monkeypatch.setattr(launch, "ROOT", checkout / "unpacked")
+    assert main(LAUNCH) == 2 and not cloud.created
+    assert "git tracks none of the code here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -188,6 +200,11 @@ def test_a_mistake_is_one_line_before_gcloud_is_asked(cloud, capsys, arguments, 
     printed = capsys.readouterr().err
     assert said in printed and printed.count("\n") == 1
     assert not cloud.commands
+
+
+def test_a_path_that_is_no_utf8_is_none():
+    with pytest.raises(UserError, match="must be a gs:// path, or a path in the bucket"):
+        launch.Launch("n", "gs://b", "bert-tiny", "v5e-8", "z", corpus="gs://b/\udcff")
 
 
 def test_an_unknown_recipe_or_command(cloud, capsys):

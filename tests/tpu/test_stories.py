@@ -175,6 +175,23 @@ def test_uploads_that_fail_on_the_host_are_made_again(cloud, end):
     assert cloud.log("n-w-0") == "step 1\nstep 2\n"
 
 
+@pytest.mark.parametrize("text", ["", "null", "<html>502 Bad Gateway</html>"])
+def test_a_listing_that_is_none_is_asked_for_again(cloud, end, monkeypatch, text):
+    def disturb():
+        answer, kinds = cloud.answer, ["queued-resources list", "tpu-vm list", "objects list"]
+
+        def answer_oddly(command, folder):
+            odd = next((kind for kind in kinds if kind in " ".join(command)), None)
+            return (0, text, "") if odd and not kinds.remove(odd) else answer(command, folder)
+
+        monkeypatch.setattr(cloud, "answer", answer_oddly)
+
+    cloud.at.append([40, disturb])
+    status, said, lines = end(*ONE, "--spot")
+    assert (status, lines) == (0, steps(1, 2)) and gone(cloud) and cloud.created == 1
+    assert said.count(f"gcloud listed {text!r}: again in 300 s") == 3
+
+
 # Hosts
 
 

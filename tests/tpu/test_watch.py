@@ -111,6 +111,11 @@ def test_a_report_that_a_full_disk_cut_off_is_a_failure_and_none_of_anothers(clo
     assert outcome(reports) == (1, "n-w-0: error: its report is empty or cut off: its disk is full")
 
 
+def test_a_report_that_is_no_text_is_one_all_the_same(cloud, here):
+    (cloud.folder / "bucket/b/n/launch/ended/n-w-0").write_bytes(b"1 error: \xff\n")
+    assert read_reports(here, STATE, here.objects(STATE)) == {"n-w-0": (1, "error: \ufffd")}
+
+
 @pytest.mark.parametrize("at_last, status", [("0 done\n", 0), ("0 do", 1)])
 def test_a_report_that_is_cut_off_is_waited_for_but_not_for_ever(cloud, end, at_last, status):
     cloud.boot = lambda *_: None
