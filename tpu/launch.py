@@ -20,7 +20,7 @@ from data_pipelines.errors import UserError
 from tpu import gcloud
 from tpu.accelerators import parse_accelerator
 from tpu.commit import commit, pack
-from tpu.gcloud import Gcloud, Rehearsal, Slice
+from tpu.gcloud import Gcloud, GcloudError, Rehearsal, Slice
 from tpu.generations import GENERATIONS
 from tpu.watch import Job, news, outcome, read_reports, watch
 
@@ -153,7 +153,12 @@ def launch(options: Launch, run: Sequence[str]) -> int:
             cloud.say(f"{options.name} {job.costs}; interrupting this changes nothing there")
             if note := GENERATIONS[one.generation].note:
                 cloud.say(f"{one.generation} {note}")
-            return watch(cloud, job, shown, options.restarts)
+            try:
+                return watch(cloud, job, shown, options.restarts)
+            except GcloudError as error:
+                if error.kind != "login":
+                    raise
+                raise UserError(f"{error}. What is there goes on by itself: {options.name} {job.costs}") from None
         except KeyboardInterrupt:
             cloud.say("left it alone: the same command comes back to it, python -m tpu stop ends the run")
             return 130
@@ -178,6 +183,7 @@ def make_job(options: Launch, where: Slice, run: Sequence[str]) -> Job:
     settings = [
         f"# {json.dumps(where._asdict())}",
         f"STATE={shlex.quote(options.state)}",
+        f"TYPE={one.name}",  # which no host reads: one that waits in line is none of another type
         f"HOSTS={len(hosts)}",
         f"FIRST={hosts[0]}",
         f"RUN=({shlex.join(run)})",
@@ -225,7 +231,8 @@ def _check_free(cloud: Gcloud, job: Job, run: Sequence[str], theirs: str, ended:
     """UserError where another run, of which the settings are given, stands in the way of this one."""
     other, before, wrong = shlex.split(RUN.search(theirs)[1]), slice_of(theirs), ""
     if not ended:
-        words = shlex.join(other)
+        kept = [line for line in theirs.splitlines() if line not in job.settings.splitlines()]
+        words = shlex.join(other) if other != list(run) else "with " + ", ".join(kept)
         wrong = f"another command's run is going on there, {words}: python -m tpu stop or delete it first, or"
     elif other[0] != run[0] and other[4] == run[4]:
         wrong = f"its work directory {run[4]} has a run of {other[0]}: give another --workdir, or"

@@ -72,6 +72,7 @@ def test_the_settings_of_a_host(cloud):
     assert settings == (
         '# {"name": "n", "zone": "z", "project": "p", "count": 1}\n'
         "STATE=gs://b/n/launch\n"
+        "TYPE=v5litepod-16\n"
         "HOSTS=4\n"
         "FIRST=n-w-0\n"
         "RUN=(bert-tiny --corpus gs://b/corpus --workdir gs://e/f --init-from 'gs://b/it'\"'\"'s $HOME; *')\n"

@@ -74,6 +74,22 @@ def test_another_run_of_that_name_is_refused_while_the_first_goes_on(cloud, end)
     assert "another command's run is going on there, bert-tiny --corpus" in said and "--steps 5: python -m tpu" in said
 
 
+@pytest.mark.parametrize(
+    "other, kept",
+    [
+        (["--type", "v5e-4"], "TYPE=v5litepod-8"),
+        (["--type", "v5e-8", "--delete-when-ended"], "DELETE=()"),
+        (["--type", "v5e-8", "--zone", "y"], '# {"name": "n", "zone": "z", "project": "p", "count": 1}, PROBE='),
+    ],
+)
+def test_what_is_not_as_in_the_run_that_goes_on_is_named(cloud, end, other, kept):
+    interrupt(cloud, 30)
+    assert end(*ONE)[0] == 130
+    status, said, _ = end(*ONE, *other)
+    assert status == 2 and cloud.created == 1
+    assert f"another command's run is going on there, with {kept}" in said
+
+
 def test_a_failed_run_is_launched_again_with_the_code_of_now(cloud, end, checkout):
     cloud.lives["n-w-0"] = [life(1, end=1), life(2)]
     assert end(*ONE, "--spot")[0] == 1
@@ -149,6 +165,7 @@ def test_a_login_that_expires_ends_the_watching_and_not_the_run(cloud, end):
     cloud.at.append([90, lambda: cloud.faults.append((" list ", google.EXPIRED))])
     status, said, _ = end(*ONE, "--spot")
     assert status == 2 and "no valid login: run gcloud auth login" in said
+    assert "goes on by itself: n is deleted when the run has ended, well or not" in said
     cloud.sleep(3600)
     assert gone(cloud)
     assert end(*ONE, "--spot")[::2] == (0, steps(1, 2))
