@@ -263,7 +263,8 @@ def _tells_of_a_lost_process(error: Exception) -> bool:
     """Whether what several processes compute or settle together broke off in the middle."""
     kinds = (jax.errors.JaxRuntimeError, ValueError)
     error = error.__cause__ if isinstance(error, TimeoutError) else error  # as Orbax calls all that ends its waiting
-    return isinstance(error, kinds) and any(name in str(error) for name in ("Gloo", "UNAVAILABLE"))
+    said = isinstance(error, kinds) and any(name in str(error) for name in ("Gloo", "UNAVAILABLE"))
+    return said or isinstance(error, _FirstLost)
 
 
 def notify(kind: str, text: str) -> None:
@@ -291,17 +292,19 @@ def leave(status: int) -> None:
     os._exit(status)
 
 
-def _wait_for(key: str) -> str:
-    """The value of a key as soon as there is one; a process that died ends this one, see `join`.
+class _FirstLost(PassingError):
+    """The first process, which holds what others wait for, is gone, whatever JAX says of it."""
 
-    JaxRuntimeError where the first process, which holds the values, is gone.
-    """
+
+def _wait_for(key: str) -> str:
+    """The value of a key as soon as there is one; a process that died ends this one, see `join`."""
     while True:
         try:
             return _here().client.blocking_key_value_get(key, 10_000)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
-                raise
+                reason = " ".join(str(error).split())[:200]
+                raise _FirstLost(f"the first process cannot be reached ({reason})") from error
 
 
 def _here():

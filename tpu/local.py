@@ -101,9 +101,10 @@ def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
         failed = [index for index, status in enumerate(statuses) if status not in (None, 0, 75)]
         # Of those found together, one that was killed before who lost it.
         failed.sort(key=lambda index: statuses[index] > 0 or statuses[index] == -signal.SIGABRT)
-        if failed and deadline is None and len(set(statuses)) > 1:
+        if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
-            print(_lost(failed[0], statuses[failed[0]]), file=sys.stderr, flush=True)
+            if statuses[failed[0]] < 0 or len(set(statuses) - {0, 75}) > 1:
+                print(_lost(failed[0], statuses[failed[0]]), file=sys.stderr, flush=True)
         if None not in statuses:
             return statuses
         while asked:
@@ -118,7 +119,7 @@ def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
 
 def _lost(index: int, status: int) -> str:
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    others = f"process {index} {how}: the others cannot go on without it and end within {GRACE_SECONDS} seconds"
+    others = f"process {index} {how}: others cannot go on without it and end within {GRACE_SECONDS} seconds"
     if status == 2:  # which its own line says how to cure
         return others
     return f"{others}. Start the same command again: the run goes on from its last checkpoint"

@@ -75,9 +75,9 @@ def leave(status):
     raise Left(status)
 
 
-def gone(*_, **__):
-    """What the client says when the first process has died."""
-    raise jax.errors.JaxRuntimeError("UNAVAILABLE: Socket closed")
+def gone(*_, said="FAILED_PRECONDITION: Agent must be in CONNECTED state. It is currently in ERROR.", **__):
+    """What the client says when the first process has died; there are other words for it."""
+    raise jax.errors.JaxRuntimeError(said)
 
 
 def wait():
@@ -87,7 +87,7 @@ def wait():
 def wait_as_orbax_does():
     """Its words for any error of its barrier."""
     try:
-        wait()
+        gone(said="UNAVAILABLE: Socket closed")
     except jax.errors.JaxRuntimeError as error:
         raise TimeoutError("Timed out while waiting for async_commit_complete barrier.") from error
 
