@@ -21,7 +21,7 @@ from tpu.topologies import parse_topology
 # Generation -> rows of 512 tokens on each chip, and the slices that are compared with the first, each with its mesh.
 SCALES = {
     "v5p": (64, {"v5p:2x2x2": "data=8", "v5p:8x8x16": "data=1024"}),
-    "v5e": (16, {"v5e:2x4": "data=2,fsdp=4", "v5e:16x16": "slice=4,data=16,fsdp=16"}),
+    "v5e": (16, {"v5e:2x4": "data=8", "v5e:16x16": "slice=4,data=16,fsdp=16"}),
     "v6e": (32, {"v6e:2x4": "data=2,fsdp=4", "v6e:16x16": "slice=4,data=16,fsdp=16"}),
 }
 LENGTH = 512
