@@ -18,10 +18,9 @@ readonly REFUSED=77 REFUSAL='HTTPError 40[13]|does not have |denied on |insuffic
 readonly ATTRIBUTES="http://metadata.google.internal/computeMetadata/v1/instance/attributes"
 
 boot() {
-  mkdir -p "$HERE/log" "$MEMORY" "$ROOT/run/systemd/system"
+  mkdir -p "$HERE/log" "$MEMORY/new" "$ROOT/run/systemd/system"
   cp "$0" "$MEMORY/vm.sh"
   until metadata pretrain-settings > "$MEMORY/settings.sh"; do sleep 10; done  # without them no host could delete
-  type -P gcloud > /dev/null || snap install google-cloud-cli --classic
   cat > "$ROOT/run/systemd/system/pretrain.service" << END
 [Unit]
 StartLimitIntervalSec=0
@@ -53,13 +52,16 @@ work() {
   [ -z "$shutdown" ] || exit 75
   local fetched printed quiet=0
   for _ in {1..6}; do  # a right that was given just now counts some minutes later
-    persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$MEMORY/" 2>&3; fetched=$?
+    persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$MEMORY/new/" 2>&3; fetched=$?
     [ "$fetched" -eq "$REFUSED" ] || break
     pause 50
   done
   [ "$fetched" -ne "$REFUSED" ] \
     || finish 1 "error: $HOST cannot read $STATE: its service account needs roles/storage.objectUser on the bucket"
   [ "$fetched" -eq 0 ] || exit 134
+  # The bucket's are of a slice in another zone: that has this name and folder now, and hears nothing from here.
+  [ "$(head -n 1 "$MEMORY/new/settings.sh")" = "$(head -n 1 "$MEMORY/settings.sh")" ] || leave
+  mv "$MEMORY/new/settings.sh" "$MEMORY/"
   . "$MEMORY/settings.sh"
   [ -e "$HERE/venv" ] || { echo "installing Python and JAX: some minutes"; check_rights; }
   run & child=$!
@@ -86,7 +88,7 @@ work() {
 }
 
 run() {  # in the background, where the shell that does this becomes Python
-  rm -rf "$HERE/code" && mkdir "$HERE/code" && tar -xzf "$MEMORY/code.tar.gz" -C "$HERE/code" && cd "$HERE/code" || exit 1
+  rm -rf "$HERE/code" && mkdir "$HERE/code" && tar -xzf "$MEMORY/new/code.tar.gz" -C "$HERE/code" && cd "$HERE/code" || exit 1
   persistently setup || { echo "error: the set-up failed"; exit 1; }
   exec "$HERE/venv/bin/python" -m pretrain run "${RUN[@]}"
 }
@@ -118,6 +120,10 @@ finish() {  # STATUS WHY: this host has ended for good
     names=$(listed); [ $? -ne "$REFUSED" ] && [ "$(grep -c "/ended/" <<< "$names")" -lt "$HOSTS" ] || break
     pause "$POLL"
   done
+  leave
+}
+
+leave() {  # the slice, which is deleted, or stays until somebody deletes it
   until "${DELETE[@]}" 2>&3; do pause 300; done
   exit 0
 }
@@ -151,6 +157,7 @@ environment() { metadata tpu-env | sed -n "s/^$1: '\(.*\)'$/\1/p"; }
 pause() { sleep "$1" & wait $!; }  # which a signal ends
 
 gcloud() {  # which must not hang; REFUSED where the answer will be the same
+  type -P gcloud > /dev/null || timeout 600 snap install google-cloud-cli --classic >&2
   timeout -k 10 600 gcloud "$@" 2> "$MEMORY/said"; local status=$?
   cat "$MEMORY/said" >&2
   [ "$status" -eq 0 ] || ! grep -qE "$REFUSAL" "$MEMORY/said" || return "$REFUSED"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -183,3 +184,36 @@ def test_a_host_whose_disk_fails_says_so_and_deletes_its_slice(cloud, host, fail
     work(cloud, f"cd {cloud.folder}/disk-0-n-w-0; {fails}; exit 134\n")
     said = (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text()
     assert said == "134 error: n-w-0 cannot write to its disk\n" and not cloud.vms
+
+
+@pytest.mark.parametrize("settings, there", [(DELETING, {}), (SETTINGS, {"n": {"state": "READY"}})])
+def test_a_host_whose_name_another_zones_slice_has_taken_writes_nothing_and_leaves(cloud, host, settings, there):
+    (cloud.folder / "bucket/b/n/launch/settings.sh").write_text("# in another zone\n" + DELETING.replace("n ", "n-2 "))
+    boot, cloud.boot = cloud.boot, lambda vm, worker, data: boot(vm, worker, data | {"pretrain-settings": settings})
+    host()
+    assert cloud.vms == there and cloud.log("n-w-0") == ""
+    assert sorted(file.name for file in (cloud.folder / "bucket/b/n/launch").iterdir()) == [
+        "code.tar.gz",
+        "settings.sh",
+    ]
+    deletions = [call for call in cloud.file("host-calls").splitlines() if " delete " in call]
+    assert deletions == ([] if there else ["compute tpus queued-resources delete n --quiet"])
+
+
+def test_a_host_without_gcloud_installs_one_until_that_succeeds(cloud, host):
+    cloud.work = lambda *_: None
+    host()
+    programs, gcloud, installed = cloud.folder / "programs", cloud.folder / "bin/gcloud", cloud.folder / "installed"
+    programs.mkdir()
+    for one in Path("/usr/bin").iterdir():
+        if one.name != "gcloud":
+            (programs / one.name).symlink_to(one)
+    gcloud.rename(programs / "later")
+    snap = f"#!/bin/sh\necho $* >> {installed}\n[ $(wc -l < {installed}) -lt 3 ] || cp {programs}/later {gcloud}\n"
+    (cloud.folder / "bin/snap").write_text(snap)
+    (cloud.folder / "bin/snap").chmod(0o755)
+    disk = cloud.folder / "disk-0-n-w-0"
+    environment = {"PATH": f"{cloud.folder / 'bin'}:{programs}", "ROOT": str(disk), "HOSTNAME": "n-w-0"}
+    subprocess.run(["/bin/bash", disk / "run/pretrain/vm.sh", "work"], env=environment, timeout=60)
+    assert installed.read_text() == "install google-cloud-cli --classic\n" * 3
+    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "0 step 2\n"
