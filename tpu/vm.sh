@@ -43,8 +43,12 @@ work() {
   exec 3>&2  # what this script's own gcloud says goes to the journal, not into the run's log
   trap 'shutdown=1; [ -z "$child" ] || kill -TERM "$child"' TERM
   local vain; vain=$(cat "$HERE/vain" 2> /dev/null || echo 0)
-  local saved; saved=$(gcloud storage ls "${RUN[4]}/checkpoints/" | grep -E '/[0-9]+/$')
-  [ "$saved" = "$(cat "$HERE/saved" 2> /dev/null)" ] || vain=0
+  local known; known=$(cat "$HERE/saved" 2> /dev/null)
+  local said; local saved=$known  # where the bucket does not answer nothing is new
+  if said=$(gcloud storage ls "${RUN[4]%/}/checkpoints/" 2>&1) || [[ $said == *"matched no objects"* ]]; then
+    saved=$(grep -E '/[0-9]+/$' <<< "$said")
+  fi
+  [ "$saved" = "$known" ] || vain=0
   exec >> "$LOG" 2>&1 && echo "$saved" > "$HERE/saved" && echo $((vain + 1)) > "$HERE/vain" \
     || finish 134 "error: $HOST cannot write to its disk"
   [ "$vain" -lt "$STARTS" ] || finish 134 "error: $HOST gave up after $vain starts without a new checkpoint"

@@ -127,6 +127,30 @@ def test_a_run_that_moves_on_between_its_aborts_starts_as_often_as_it_takes(clou
     assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("134 error: n-w-0 gave up after 6")
 
 
+def test_a_bucket_that_does_not_always_answer_does_not_hide_that_nothing_is_saved(cloud, host):
+    (cloud.folder / "bucket/b/n/checkpoints/8").mkdir(parents=True)
+    gcloud, asked = cloud.folder / "bin/gcloud", cloud.folder / "asked"
+    gcloud.rename(cloud.folder / "bin/answering")
+    every_second = f"echo >> {asked}; [ $(($(wc -l < {asked}) % 2)) -eq 1 ] || {{ echo HTTPError 503 >&2; exit 1; }};;"
+    gcloud.write_text(
+        f'#!/bin/sh\ncase "$*" in *checkpoints/) {every_second} esac\nexec {cloud.folder}/bin/answering "$@"\n'
+    )
+    gcloud.chmod(0o755)
+    cloud.lives["n-w-0"] = [Life(f"step {number}", 134) for number in range(9)]
+    host()
+    assert cloud.log("n-w-0") == "".join(f"step {number}\n" for number in range(6))
+
+
+@pytest.mark.usefixtures("host")
+def test_a_work_directory_may_end_with_a_slash(cloud):
+    settings = cloud.folder / "bucket/b/n/launch/settings.sh"
+    settings.write_text(SETTINGS.replace("gs://b/n ", "gs://b/n/ "))
+    script = (launch.ROOT / "tpu" / "vm.sh").read_text()
+    cloud.boot("n", 0, {"startup-script": script, "pretrain-settings": settings.read_text()})
+    assert "storage ls gs://b/n/checkpoints/\n" in cloud.file("host-calls")
+    assert "//checkpoints" not in cloud.file("host-calls")
+
+
 def test_a_request_to_stop_that_was_removed_is_none_though_the_bucket_keeps_versions(cloud, host):
     (cloud.folder / "removed").write_text("n/launch/stop\n")
     cloud.lives["n-w-0"] = [Life("step 1", 134), Life("step 2", 3)]
