@@ -31,12 +31,16 @@ GIVEN = "zone|project|spot|accelerator-type|runtime-version|node-id|node-prefix|
 FLAG = rf"--(?!({GIVEN}|valid-until-duration)(=|$))[a-z-]+(=.*)?"
 STORED = r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#\ud800-\udfff]*)?"  # nor what is no UTF-8
 FORMS = {
-    "name": (r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', beginning with a letter"),
+    "name": (
+        r"(?!no-such-slice$)[a-z]([-a-z0-9]{0,61}[a-z0-9])?",  # hosts try to delete that one
+        "lower-case letters, digits and '-', beginning with a letter; not no-such-slice",
+    ),
     "bucket": (STORED, "must be a Cloud Storage path such as gs://my-bucket"),
     "workdir": (STORED, "must be a gs:// path, because the VMs do not last"),
     "zone": (r"[a-z][-a-z0-9]*", "must be such as us-west4-a"),
     "project": (r"[a-z0-9][-a-z0-9.:]*", "must be such as my-project-1"),
     "valid_until_duration": (r"([0-9]+[smhdw])+", "must be such as 90m, 6h or 2d"),
+    "runtime_version": (r"[a-z0-9][-a-z0-9.]*", "must be such as v2-alpha-tpuv6e"),
     "restarts": (r"[0-9]+", "must be at least 0"),
 }
 RUN = re.compile(r"^RUN=\((.*)\)\nDELETE=", re.M | re.S)  # in the settings
@@ -126,6 +130,8 @@ def corpus_paths(options: Launch) -> dict[str, str]:
 def run_arguments(options: Launch, further: Sequence[str]) -> list[str]:
     """The arguments of `python -m pretrain run` on the hosts."""
     workdir = options.workdir or f"{options.bucket.rstrip('/')}/{options.name}"
+    if workdir.rstrip("/") in (options.state, *corpus_paths(options).values()):
+        raise UserError(f"--workdir {workdir}: is a corpus, or launch's own: give another --workdir, or --name")
     return [options.recipe, "--corpus", corpora.written(corpus_paths(options)), "--workdir", workdir, *further]
 
 
