@@ -28,7 +28,10 @@ def _there(options: Run) -> tuple[Gcloud, dict[str, dict]]:
     if SETTINGS not in objects:
         raise UserError(f"--name {options.name}: launch has no run of that name in {options.bucket}")
     settings = cloud.call(gcloud.storage("cat", f"{options.state}/{SETTINGS}"))
-    return Gcloud(slice_of(settings), "."), objects
+    cloud.where = slice_of(settings)
+    if not cloud.where.project:  # launch once left it to gcloud, at each command anew
+        cloud.where = cloud.where._replace(project=cloud.default_project())
+    return cloud, objects
 
 
 def _tell(cloud: Gcloud, url: str, line: str) -> None:

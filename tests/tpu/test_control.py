@@ -42,6 +42,13 @@ def test_status_of_a_request_in_line_of_hosts_and_of_nothing(waiting, capsys):
     assert capsys.readouterr().out.startswith("n: not there\n")
 
 
+def test_a_run_whose_settings_name_no_project_is_looked_for_in_gclouds_own(waiting, capsys):
+    settings = waiting.folder / "bucket/b/n/launch/settings.sh"
+    settings.write_text(settings.read_text().replace('"project": "p"', '"project": null', 1))
+    assert main(["status", *NAME]) == 0 and capsys.readouterr().out == "the request: WAITING_FOR_RESOURCES\n"
+    assert "--project=p" in waiting.commands[-1] and not any("None" in one for one in waiting.commands)
+
+
 @pytest.mark.parametrize("command", ["status", "logs", "stop", "delete"])
 def test_a_run_that_was_never_launched(cloud, capsys, command):
     assert main([command, *NAME]) == 2
