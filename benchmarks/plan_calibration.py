@@ -97,8 +97,9 @@ def square(generation: str, cache: Path) -> float:
     topology = parse_topology(f"{generation}:1x1" if generation in ("v5e", "v6e") else f"{generation}:2x2x1")
     place = SingleDeviceSharding(devices(topology)[0])
     matrix = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.bfloat16, sharding=place)
-    product = jax.jit(jnp.matmul, compiler_options=platform_options("tpu"))
-    found = costs(parse_hlo(compile_for_tpu(product.lower(matrix, matrix), topology, cache).hlo))
+    options = platform_options("tpu")
+    product = jax.jit(jnp.matmul, compiler_options=options)
+    found = costs(parse_hlo(compile_for_tpu(product.lower(matrix, matrix), options, topology, cache).hlo))
     chip = topology.device
     seconds = max(found.cycles / chip.clock, found.traffic / chip.hbm_bandwidth)
     return 2 * SIDE**3 / (seconds * chip.peak_flops)

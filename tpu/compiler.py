@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,6 @@ from jax.experimental import topologies
 from data_pipelines.errors import UserError
 from tpu.generations import GENERATIONS
 from tpu.topologies import Topology
-from tpu.xla import SUMS_BESIDE_PRODUCTS, platform_options
 
 INSTALL = "make setup-plan (or pip install -r requirements-plan.txt)"
 # Of an environment that a Cloud TPU VM has; without them libtpu looks for such a machine and waits.
@@ -80,9 +80,14 @@ def devices(topology: Topology, slices: int = 1) -> list[jax.Device]:
     return list(described.devices)
 
 
-def compile_for_tpu(lowered: jax.stages.Lowered, topology: Topology, cache: Path) -> Report:
-    """Compile a program that was lowered for `devices(topology)`, or take the answer from the cache folder."""
-    place = cache / f"{program_hash(lowered, topology)}.json.gz"
+def compile_for_tpu(
+    lowered: jax.stages.Lowered, options: Mapping[str, str | bool], topology: Topology, cache: Path
+) -> Report:
+    """Compile a program that was lowered for `devices(topology)`, or take the answer from the cache folder.
+
+    options: XLA's that it was jitted with; they are in force already, but nothing in the program names them.
+    """
+    place = cache / f"{program_hash(lowered, options, topology)}.json.gz"
     if place.is_file():
         with gzip.open(place, "rt") as file:
             return Report(**json.load(file), cached=True)
@@ -100,10 +105,10 @@ def compile_for_tpu(lowered: jax.stages.Lowered, topology: Topology, cache: Path
     return report
 
 
-def program_hash(lowered: jax.stages.Lowered, topology: Topology) -> str:
+def program_hash(lowered: jax.stages.Lowered, options: Mapping[str, str | bool], topology: Topology) -> str:
     """Of the StableHLO (shapes and shardings are in it), the slice, XLA's settings and the compiler's version."""
-    options = str([sorted(some.items()) for some in (platform_options("tpu"), SUMS_BESIDE_PRODUCTS)])
-    parts = (lowered.as_text(), str(topology), options, version("libtpu"), version("jaxlib"))
+    settings = str(sorted(options.items()))
+    parts = (lowered.as_text(), str(topology), settings, version("libtpu"), version("jaxlib"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

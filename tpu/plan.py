@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 def plan(work: Work, topology: Topology, kernels: Mapping[str, Cost], cache: Path) -> Plan:
     """Compile a step for a slice and read what it will do."""
     traced = work.step.trace(*work.arguments)
-    report = compile_for_tpu(traced.lower(), topology, cache)
+    report = compile_for_tpu(traced.lower(), work.options, topology, cache)
     parts = {name: shard_bytes(tree) for name, tree in work.parts.items()}
     counted = flops(traced.jaxpr, kernels)
     planned = Plan(
@@ -112,7 +112,8 @@ def _evaluation(work: Work, topology: Topology, cache: Path) -> float | None:
     if work.evaluation is None:
         return None
     program, beside = work.evaluation
-    return compile_for_tpu(program.run.trace(*program.arguments).lower(), topology, cache).total + beside
+    lowered = program.run.trace(*program.arguments).lower()
+    return compile_for_tpu(lowered, program.options, topology, cache).total + beside
 
 
 class Largest(NamedTuple):

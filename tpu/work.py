@@ -1,6 +1,7 @@
 """A train step that is planned."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -12,8 +13,8 @@ class Work(NamedTuple):
     of rows_multiple.   length: tokens per row.   model_flops: of one step, without recomputation, over all devices.
     checkpoint: bytes per device that writing a checkpoint takes beside the arguments, between two steps.
     places: of each device, its slice and then its coordinates.   ahead: batches that wait for their step on devices.
-    evaluation: (the program, with `run` and `arguments`; bytes per device that lie beside it) where it may need more
-    memory than a step.
+    evaluation: (the program, with `run`, `arguments` and `options`; bytes per device that lie beside it) where it may
+    need more memory than a step.   options: XLA's that the step was jitted with.
     """
 
     step: Any
@@ -29,3 +30,4 @@ class Work(NamedTuple):
     places: tuple[tuple[int, ...], ...] = ()
     ahead: int = 0
     evaluation: tuple[Any, int] | None = None
+    options: Mapping[str, str | bool] = MappingProxyType({})

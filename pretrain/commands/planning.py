@@ -197,6 +197,7 @@ def _work(stage: Stage, microbatches: int) -> Work:
         ahead=Options.log_every - 1,  # between two reports the loop waits for no step
         # Without microbatches a step holds all that an evaluation of its batch does.
         evaluation=(stage.evaluate, shard_bytes(stage.state._replace(params=()))) if microbatches > 1 else None,
+        options=stage.train.options,
     )
 
 

@@ -23,10 +23,12 @@ EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, 
 
 
 class Jitted(NamedTuple):
-    """A step.   run: jitted, later compiled.   arguments: its arguments as shapes, dtypes and shardings."""
+    """A step.   run: jitted, later compiled.   arguments: its arguments as shapes, dtypes and shardings.
+    options: XLA's that it was jitted with."""
 
     run: Callable
     arguments: tuple
+    options: Mapping[str, str | bool]
 
 
 class Stage(NamedTuple):
@@ -106,8 +108,8 @@ def _stage(
         mesh,
         state,
         frozen,
-        train=Jitted(train, (state, frozen, batch)),
-        evaluate=Jitted(evaluate, (state.params, frozen, batch, number, evaluation_carry, number)),
+        train=Jitted(train, (state, frozen, batch), options),
+        evaluate=Jitted(evaluate, (state.params, frozen, batch, number, evaluation_carry, number), options),
         first_carry=first,
         first_evaluation_carry=first_evaluation,
     )

@@ -12,6 +12,7 @@ from pretrain.commands import planning
 from pretrain.commands.planning import Target, parse_plan, plan_command, shaped, works
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
+from pretrain.training import placement
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import replaced
 from tpu import calibration, plan_report
@@ -77,7 +78,7 @@ def on_cpu(monkeypatch):
     """Steps are made for this machine's device, and a stand-in compiles them: a MiB for each row -> their rows."""
     asked = []
 
-    def answer(lowered, topology, cache):
+    def answer(lowered, options, topology, cache):
         asked.append(lowered.in_avals[0][2]["tokens"].shape[0])
         return Report(2.0, 0, 0, 0, asked[-1] * 2**20, 0, PROGRAM)
 
@@ -102,6 +103,15 @@ def test_sizes_are_those_of_the_arguments(on_cpu, tmp_path):
     compiled = work.step.lower(*work.arguments).compile(compiler_options={"xla_backend_optimization_level": 0})
     assert sum(planned.parts.values()) == pytest.approx(compiled.memory_analysis().argument_size_in_bytes, rel=0.02)
     assert "electra on v5e:1x1 (v5litepod-1: 1 chips)" in title
+
+
+def test_the_compilers_answers_are_kept_by_the_options_that_programs_were_jitted_with(on_cpu, monkeypatch, tmp_path):
+    asked, given, report = [], {"xla_backend_optimization_level": 0}, Report(2.0, 0, 0, 0, 0, 0, "")
+    monkeypatch.setattr(placement, "small_product_options", lambda mesh: given)
+    monkeypatch.setattr(plans, "compile_for_tpu", lambda lowered, options, *_: asked.append(options) or report)
+    work, _ = next(works(tiny.bert(), target(microbatches=2), V5E))
+    plan(work, V5E, {}, tmp_path)
+    assert asked == [given, given]  # of the step and of the evaluation
 
 
 def test_flops_of_the_program_are_the_models(on_cpu, tmp_path):

@@ -12,8 +12,10 @@ from data_pipelines.errors import UserError
 from tpu import compiler
 from tpu.compiler import Report, compile_for_tpu
 from tpu.topologies import parse_topology
+from tpu.xla import SUMS_BESIDE_PRODUCTS
 
 V5E, V6E = parse_topology("v5e:4x4"), parse_topology("v6e:4x4")
+OPTIONS = {"xla_a": True, "xla_b": "1"}
 REPORT = Report(1.5, 1000, 900, 800, 500, 10, "HloModule step")
 ROOT = Path(__file__).parent.parent.parent
 
@@ -32,24 +34,24 @@ def lowered(rows=4, times=2.0):
 
 
 def test_a_program_is_compiled_once(compiled, tmp_path):
-    first = compile_for_tpu(lowered(), V5E, tmp_path / "cache")
-    again = compile_for_tpu(lowered(), V5E, tmp_path / "cache")
+    first = compile_for_tpu(lowered(), OPTIONS, V5E, tmp_path / "cache")
+    again = compile_for_tpu(lowered(), dict(reversed(OPTIONS.items())), V5E, tmp_path / "cache")
     assert first == REPORT and again == REPORT._replace(cached=True) and len(compiled) == 1
 
 
-def test_another_program_slice_or_compiler_is_compiled_anew(compiled, tmp_path, monkeypatch):
-    ask = lambda *arguments: compile_for_tpu(*arguments, tmp_path).cached
+def test_another_program_slice_option_or_compiler_is_compiled_anew(compiled, tmp_path, monkeypatch):
+    ask = lambda program, topology, options=OPTIONS: compile_for_tpu(program, options, topology, tmp_path).cached
     asked = [ask(lowered(), V5E), ask(lowered(rows=8), V5E), ask(lowered(times=3.0), V5E), ask(lowered(), V6E)]
     monkeypatch.setattr(compiler, "version", lambda package: f"{package} 2")
     asked.append(ask(lowered(), V5E))
-    monkeypatch.setattr(compiler, "platform_options", lambda platform: {"xla_tpu_some_setting": True})
-    assert [*asked, ask(lowered(), V5E)] == [False] * 6 and len(compiled) == 6
+    asked += [ask(lowered(), V5E, OPTIONS | SUMS_BESIDE_PRODUCTS), ask(lowered(), V5E, OPTIONS | {"xla_a": False})]
+    assert asked == [False] * 7 and len(compiled) == 7
 
 
 def test_a_folder_that_cannot_be_written(compiled, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--cache .*cannot write there"):
-        compile_for_tpu(lowered(), V5E, tmp_path / "file")
+        compile_for_tpu(lowered(), OPTIONS, V5E, tmp_path / "file")
 
 
 def test_memory_of_a_program():
