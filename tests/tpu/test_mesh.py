@@ -1,5 +1,7 @@
 """The shape of the mesh and what lies where, as arithmetic."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,8 @@ from models.core.program import Program
 from models.core.sharding import constrain, current_rules, placed_by
 from models.families.bert import FAMILY
 from models.families.registry import FAMILIES
+from tpu import mesh as meshes
+from tpu import xla
 from tpu.batches import host_rows, place_rows
 from tpu.generations import GENERATIONS
 from tpu.mesh import (
@@ -139,6 +143,32 @@ def test_there_is_a_mesh_for_every_generation():
     for name, generation in GENERATIONS.items():  # v2 and v3 have no network between slices
         load = Load(110e6, 1e14, generation.device.hbm, generation.device)
         assert automatic_mesh(16, load).size == 16 and estimated(MeshShape(data=16), load).seconds > 0, name
+
+
+def test_between_slices_each_chip_sends_its_part_of_the_sums():
+    """bert-large on two slices of v5e:4x4, each with as many rows as one alone."""
+    chip = GENERATIONS["v5e"].device
+    one = estimated(MeshShape(data=16), Load(336.3e6, 2.534e14, chip.hbm, chip))
+    two = estimated(MeshShape(slice=2, data=16), Load(336.3e6, 2 * 2.534e14, chip.hbm, chip))
+    seconds = 2 * 4 * 336.3e6 / 16 / 2 / 3.125e9  # half of its float32 part, there and back
+    assert two.seconds - one.seconds == pytest.approx(two.collectives - one.collectives) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "chips, divisor, libtpu, shape",
+    [
+        (64, 0, "0.0.48", MeshShape(data=4, fsdp=16)),
+        (64, 2, "0.0.48", MeshShape(data=64)),
+        (16, 0, "0.0.48", MeshShape(data=16)),  # its sums are beside products
+        (16, 0, "0.1.2", MeshShape(data=2, fsdp=8)),
+    ],
+)
+def test_a_mesh_is_chosen_by_what_divides_and_by_the_compiler(chips, divisor, libtpu, shape, monkeypatch):
+    """bert-large's 256 rows of 512."""
+    monkeypatch.setattr(xla, "version", lambda package: libtpu)
+    monkeypatch.setattr(meshes, "make_mesh", lambda shape, devices: shape)
+    devices = [SimpleNamespace(device_kind="TPU v5p")] * chips
+    assert choose_mesh(None, 336.3e6, devices, GENERATIONS["v5p"].device.hbm, 2.534e14, divisor) == shape
 
 
 def test_parameters_are_not_cut_where_it_hardly_helps():
