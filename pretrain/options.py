@@ -43,7 +43,7 @@ class Options:
     suits the platform."""
     mesh: str | None = None
     """How devices share the work, like data=4,fsdp=2; axes: slice, data, fsdp, sequence, tensor. By default all share
-    the batch, and parameters are cut (fsdp) as far as the model needs it."""
+    the batch, and parameters are cut (fsdp) where a step is estimated to be more than 5% shorter or memory needs it."""
     coordinator: str | None = None
     """HOST:PORT of process 0, where nothing else (Cloud TPU, GKE, Slurm, Open MPI) brings the processes together."""
     processes: int | None = None

@@ -20,7 +20,7 @@ _OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
     # product that also reads or writes a second large array are small: bert-large's were 1.2 to 1.3 times as slow on
     # v5p by the compiler's estimate. v4 has no more and ignores it.
     # Products are left whole where parameters are cut: passed on in rings, one part of 16 after the other, bert-large's
-    # took 2.9 times as long on v5e:4x4 and hid no more (benchmarks/results/plans.md).
+    # took 2.9 times as long on v5e:4x4, for 2.5 ms of waiting instead of 3.7 (benchmarks/results/plans.md).
     "tpu": {
         "xla_tpu_scoped_vmem_limit_kib": "49152",
         "xla_tpu_enable_windowed_einsum_for_all_gather": False,
@@ -70,9 +70,8 @@ def _libtpu() -> tuple[int, ...]:
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """For `jax.jit` of a program on the mesh."""
-    platform = mesh.devices.flat[0].platform
-    options = platform_options("gpu" if platform in ("cuda", "rocm") else platform)
     device = mesh.devices.flat[0]
+    options = platform_options("gpu" if device.platform in ("cuda", "rocm") else device.platform)
     beside = mesh.size == mesh.shape["data"] > 1 and sums_beside_products(device.device_kind)
     return options | (SUMS_BESIDE_PRODUCTS if beside else {})
 

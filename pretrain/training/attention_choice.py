@@ -113,8 +113,8 @@ def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
 def _depth(recipe: Recipe, kernel: Kernel, program: Program, mesh: Mesh | None) -> str:
     """Whether layers with a kernel are scanned or unrolled where that is not said.
 
-    Where layers themselves are cut a loop stays; nobody planned the other. So it does where layers share parameters:
-    unrolled, albert-xxlarge held the gradients of all layers and added them up at the end.
+    Where layers themselves are cut a loop stays: no plan of them unrolled has been made. So it does where layers share
+    parameters: unrolled, albert-xxlarge held the gradients of all layers and added them up at the end.
     """
     cut = mesh is not None and mesh.shape["tensor"] > 1
     if cut or getattr(recipe.model, "sharing", "none") != "none":
