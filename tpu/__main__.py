@@ -1,6 +1,7 @@
 """python -m tpu plan | local | launch | status | logs | stop | delete"""
 
 import dataclasses
+import re
 import sys
 
 from data_pipelines.command_line import end_with, parse, unknown
@@ -76,7 +77,8 @@ def _launch(arguments: list[str]) -> int:
     for name in ("coordinator", "processes", "process"):
         if getattr(settings, name) is not None:
             raise UserError(f"--{name} {getattr(settings, name)}: leave it out; hosts of a slice find each other")
-    if settings.init_from and not all("gs://" in part for part in settings.init_from.split(",")):
+    parts = settings.init_from.split(",") if settings.init_from else []
+    if not all(re.match(r"(\w+=)?gs://", part) for part in parts):
         raise UserError(f"--init-from {settings.init_from}: must be a gs:// path, because the VMs see no other")
     program, one = chosen_program(recipe, settings, platform="tpu"), parse_accelerator(options.type)
     if settings.attention and program.attention in KERNELS and not GENERATIONS[one.generation].kernels:

@@ -21,8 +21,8 @@ class Logs(Run):
     """One that status names; by default the first."""
 
 
-def _there(options: Run) -> tuple[Gcloud, dict[str, dict]]:
-    """The run's slice, and what is in its folder. UserError without one."""
+def _there(options: Run) -> tuple[Gcloud, dict[str, dict], str]:
+    """The run's slice, what is in its folder, its settings. UserError without one."""
     cloud = Gcloud(Slice(options.name, "", ""), ".")
     objects = cloud.objects(options.state)
     if SETTINGS not in objects:
@@ -31,7 +31,7 @@ def _there(options: Run) -> tuple[Gcloud, dict[str, dict]]:
     cloud.where = slice_of(settings)
     if not cloud.where.project:  # launch once left it to gcloud, at each command anew
         cloud.where = cloud.where._replace(project=cloud.default_project())
-    return cloud, objects
+    return cloud, objects, settings
 
 
 def _tell(cloud: Gcloud, url: str, line: str) -> None:
@@ -43,7 +43,7 @@ def _tell(cloud: Gcloud, url: str, line: str) -> None:
 
 def status(options: Run) -> int:
     """Print the states of the slice, when each host wrote last, and how it ended -> 0."""
-    cloud, objects = _there(options)
+    cloud, objects, _ = _there(options)
     for name, (state, more) in (cloud.look() or {options.name: ("not there", "")}).items():
         print(f"{name}: {state} {more}".rstrip())
     heard = {name.split("/")[1]: objects[name]["update_time"] for name in sorted(objects) if name.startswith("log/")}
@@ -57,7 +57,7 @@ def status(options: Run) -> int:
 
 def logs(options: Logs) -> int:
     """Print the log of a host -> 0."""
-    cloud, objects = _there(options)
+    cloud, objects, _ = _there(options)
     hosts = sorted({name.split("/")[1] for name in objects if name.startswith("log/")})
     if options.host not in ("", *hosts) or not hosts:
         raise UserError(f"--host {options.host or 'any'}: has printed nothing; there are {', '.join(hosts) or 'none'}")
@@ -67,19 +67,22 @@ def logs(options: Logs) -> int:
 
 def stop(options: Run) -> int:
     """Have the run write a checkpoint and end, and wait for that -> 0. Raises UserError when it goes on."""
-    cloud, _ = _there(options)
+    cloud, _, settings = _there(options)
     _tell(cloud, f"{options.state}/stop", "stop")
     cloud.say("asked the run on all hosts for a checkpoint and its end")
     for _ in range(0, STOP_WITHIN, POLL):
         if any(name.startswith("ended/") for name in cloud.objects(options.state)):
-            return status(options)
+            status(options)
+            if "\nDELETE=()\n" in settings and cloud.look():
+                cloud.say(f"{options.name} {options.costs}")
+            return 0
         cloud.sleep(POLL)
     raise UserError(f"--name {options.name}: goes on after {STOP_WITHIN} s: stop again, or python -m tpu delete")
 
 
 def delete(options: Run) -> int:
     """Delete the slice and its request; launchers that watch it end -> 0."""
-    cloud, _ = _there(options)
+    cloud, _, _ = _there(options)
     _tell(cloud, f"{options.state}/ended/delete", f"{STOPPED} deleted")
     there = cloud.look()
     remove(cloud)

@@ -63,6 +63,11 @@ class Run:
                 raise UserError(f"--{name.replace('_', '-')} {value}: {cure}")
 
     @property
+    def costs(self) -> str:
+        """What is said of a slice that stays."""
+        return f"costs until you run python -m tpu delete --name {self.name} --bucket {self.bucket}"
+
+    @property
     def state(self) -> str:
         """Its folder for what launcher and hosts tell each other."""
         return f"{self.bucket.rstrip('/')}/{self.name}/launch"
@@ -184,8 +189,7 @@ def make_job(options: Launch, where: Slice, run: Sequence[str]) -> Job:
         *(flag for flag in options.gcloud_flag if count > 1 or not flag.startswith("--node-count=")),  # has --node-id
     )
     remove = options.delete_when_ended or options.spot
-    by_hand = f"python -m tpu delete --name {options.name} --bucket {options.bucket}"
-    costs = "is deleted when the run has ended, well or not" if remove else f"costs until you run {by_hand}"
+    costs = "is deleted when the run has ended, well or not" if remove else options.costs
     settings = [
         f"# {json.dumps(where._asdict())}",
         f"STATE={shlex.quote(options.state)}",

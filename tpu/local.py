@@ -104,7 +104,7 @@ def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
         if failed and deadline is None:
             deadline = time.monotonic() + GRACE_SECONDS
             if statuses[failed[0]] < 0 or len(set(statuses) - {0, 75}) > 1:
-                print(_lost(failed[0], statuses[failed[0]]), file=sys.stderr, flush=True)
+                print(_lost(failed[0], statuses[failed[0]], None in statuses), file=sys.stderr, flush=True)
         if None not in statuses:
             return statuses
         while asked:
@@ -117,9 +117,12 @@ def _wait(processes: list[subprocess.Popen], asked: list[str]) -> list[int]:
         time.sleep(0.1)
 
 
-def _lost(index: int, status: int) -> str:
+def _lost(index: int, status: int, others: bool) -> str:
+    """What is said of the first that failed.   others: whether some still run."""
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    others = f"process {index} {how}: others cannot go on without it and end within {GRACE_SECONDS} seconds"
+    said = f"process {index} {how}"
+    if others:
+        said += f": others cannot go on without it and end within {GRACE_SECONDS} seconds"
     if status == 2:  # which its own line says how to cure
-        return others
-    return f"{others}. Start the same command again: the run goes on from its last checkpoint"
+        return said
+    return f"{said}. Start the same command again: the run goes on from its last checkpoint"

@@ -350,11 +350,15 @@ one.listen()
     assert ("Address already in use" in capfd.readouterr().out) != shares
 
 
+AGAIN = "Start the same command again: the run goes on from its last checkpoint\n"
+
+
 @pytest.mark.parametrize(
     "ends, statuses, said",
     [
-        (["os.abort()", "os.kill(os.getpid(), 9)"], [-6, -9], "process 1 was killed by SIGKILL"),
-        (["os.kill(os.getpid(), 9)"] * 2, [-9, -9], "process 0 was killed by SIGKILL"),
+        (["os.abort()", "os.kill(os.getpid(), 9)"], [-6, -9], f"process 1 was killed by SIGKILL. {AGAIN}"),
+        (["os.kill(os.getpid(), 9)"] * 2, [-9, -9], f"process 0 was killed by SIGKILL. {AGAIN}"),
+        (["os._exit(1)", "os._exit(2)"], [1, 2], f"process 0 ended with status 1. {AGAIN}"),
         (["os._exit(2)"] * 2, [2, 2], ""),
         (["os._exit(0)", "os._exit(1)"], [0, 1], ""),
     ],
@@ -364,7 +368,17 @@ def test_of_processes_found_dead_together_the_one_that_was_killed_is_said(ends, 
     for process in processes:
         process.wait()
     assert module._wait(processes, []) == statuses
-    assert capsys.readouterr().err.partition(":")[0] == said
+    assert capsys.readouterr().err == said
+
+
+def test_of_others_that_still_run_it_is_said_that_they_end(monkeypatch, capsys):
+    monkeypatch.setattr(module, "GRACE_SECONDS", 1)
+    killed = "import os; os.kill(os.getpid(), 9)"
+    processes = [subprocess.Popen([sys.executable, "-c", end]) for end in (killed, "import time; time.sleep(60)")]
+    processes[0].wait()
+    assert module._wait(processes, []) == [-9, -9]
+    said = "process 0 was killed by SIGKILL: others cannot go on without it and end within 1 seconds. "
+    assert capsys.readouterr().err == said + AGAIN
 
 
 @pytest.mark.parametrize(

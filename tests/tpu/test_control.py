@@ -81,6 +81,23 @@ def test_stop_waits_until_the_run_has_ended(waiting, capsys):
     assert main(["stop", *NAME]) == 0
     printed = capsys.readouterr().out
     assert "n: READY v4-16\nn-w-0: ended with 75 stopped\n" in printed
+    assert printed.endswith("[launch] n costs until you run python -m tpu delete --name n --bucket gs://b\n")
+
+
+@pytest.mark.parametrize("way, there", [(["--spot"], True), ([], False)])
+def test_stop_says_nothing_of_costs_where_nothing_is_left_to_delete(cloud, capsys, way, there):
+    def press():
+        raise KeyboardInterrupt
+
+    cloud.at.append([30, press])
+    assert main([*LAUNCH, "--type", "v5e-8", *way]) == 130
+    (cloud.folder / "bucket/b/n/launch/ended").mkdir()
+    (cloud.folder / "bucket/b/n/launch/ended/n-w-0").write_text("75 stopped\n")
+    if not there:
+        cloud.drop()
+    capsys.readouterr()
+    assert main(["stop", *NAME]) == 0
+    assert capsys.readouterr().out.endswith("\nn-w-0: ended with 75 stopped\n")
 
 
 def test_a_run_that_does_not_stop_is_an_error(waiting, capsys):
