@@ -19,10 +19,10 @@ from pretrain.storage.checkpoints import checkpoint_bytes
 from pretrain.training.assembly import (
     all_parameters,
     assemble,
+    mean_flops,
     model_flops,
     parameter_shapes,
     split_frozen,
-    usual_flops,
 )
 from pretrain.training.attention_choice import chosen_program
 from pretrain.training.placement import Stage, stages
@@ -128,7 +128,7 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     shapes = parameter_shapes(assemble(recipe))
     parameters = count(split_frozen(shapes, recipe)[0])
     divisor = divisor_of_fsdp(all_parameters(recipe), shapes)
-    mesh = choose_mesh(target.mesh, parameters, found, topology.device.hbm, usual_flops(recipe), divisor)
+    mesh = choose_mesh(target.mesh, parameters, found, topology.device.hbm, mean_flops(recipe), divisor)
     program = chosen_program(recipe, target, mesh, "tpu")
     check_rowwise(recipe, target.microbatches)
     for index in range(len(recipe.phases)):

@@ -32,9 +32,9 @@ from pretrain.training.assembly import (
     assemble,
     initial_params,
     initial_state,
+    mean_flops,
     parameter_shapes,
     split_frozen,
-    usual_flops,
 )
 from pretrain.training.attention_choice import chosen_program, form_of_pattern, why_plain
 from pretrain.training.data import check_data
@@ -140,7 +140,7 @@ def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | 
 def chosen_mesh(recipe: Recipe, shapes: Params, options: Options) -> tuple[Mesh, str | None]:
     """(the mesh that the options name, or the one that suits the model on this machine's devices; why that one)."""
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    devices, parameters, flops = jax.devices(), count(split_frozen(shapes, recipe)[0]), usual_flops(recipe)
+    devices, parameters, flops = jax.devices(), count(split_frozen(shapes, recipe)[0]), mean_flops(recipe)
     divisor = divisor_of_fsdp(all_parameters(recipe), shapes)
     mesh = choose_mesh(options.mesh, parameters, devices, memory, flops, divisor)
     chosen = options.mesh is None and mesh.size > 1

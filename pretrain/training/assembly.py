@@ -75,9 +75,9 @@ def model_flops(recipe: Recipe, phase: Phase) -> float:
     return 3 * forward(recipe.model) + sum(forward(teacher.model) for teacher in recipe.teachers)
 
 
-def usual_flops(recipe: Recipe) -> float:
-    """`model_flops` of a step of the phase that has most of them."""
-    return model_flops(recipe, max(recipe.phases, key=lambda phase: phase.share))
+def mean_flops(recipe: Recipe) -> float:
+    """`model_flops` of a step, the mean of a run's: all of its phases have one mesh, which is chosen by them."""
+    return sum(phase.share * model_flops(recipe, phase) for phase in recipe.phases)
 
 
 def split_frozen(params: Params, recipe: Recipe) -> tuple[Params, Params]:

@@ -13,12 +13,14 @@ from pretrain.commands.planning import Target, parse_plan, plan_command, shaped,
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from pretrain.training import placement
+from pretrain.training.assembly import model_flops
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import replaced
 from tpu import calibration, plan_report
 from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
+from tpu.mesh import choose_mesh
 from tpu.plan import plan
 from tpu.rules import shard_bytes
 from tpu.topologies import parse_topology
@@ -31,6 +33,14 @@ def test_fields_of_the_recipe_and_shapes_are_options():
     recipe, target = parse_plan(arguments.split())
     assert recipe.model.depth == 3 and {phase.batch_size for phase in recipe.phases} == {64}
     assert (target.topology, target.mesh, target.remat, target.largest) == ("v4-32", "fsdp=4", "full", True)
+
+
+def test_the_mesh_follows_the_mean_of_the_phases_by_their_steps(on_cpu, monkeypatch):
+    recipe, asked = tiny.bert(phases=(Phase(0.75, 32, 8), Phase(0.25, 64, 8))), []
+    monkeypatch.setattr(planning, "choose_mesh", lambda *given: asked.append(given[4]) or choose_mesh(*given))
+    next(works(recipe, Target("v5e:1x1"), V5E))
+    short, long = (model_flops(recipe, phase) for phase in recipe.phases)
+    assert asked == [pytest.approx(0.75 * short + 0.25 * long)]
 
 
 def test_phases_that_become_equal_are_planned_once():

@@ -78,8 +78,8 @@ class Kernel(NamedTuple):
     attend: called as the plain function of that form, `plain.attend` or `relative.relative_attention`.
     costs: of its programs on TPUs, by the beginnings of the names that `pl.pallas_call` is given.
     sparse: whether of a sparse pattern, else of queries that see all keys but for what the mask hides.
-    unrolled: up to so many layers are compiled one by one by default, where each has parameters of its own and no
-    mesh cuts them: a loop copies what a kernel reads and writes into and out of its stacks.
+    unrolled: up to so many layers are compiled one by one by default, where each has parameters of its own and the
+    mesh cuts no layer's work (`tensor`): a loop copies what a kernel reads and writes into and out of its stacks.
     """
 
     name: str
