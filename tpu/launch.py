@@ -198,7 +198,6 @@ def make_job(options: Launch, where: Slice, run: Sequence[str]) -> Job:
         f"FIRST={hosts[0]}",
         f"RUN=({shlex.join(run)})",
         f"DELETE=({shlex.join(where.delete()) if remove else ''})",
-        f"PROBE=({shlex.join(where._replace(name='no-such-slice').delete())})",
     ]
     return Job(where, one.name, hosts, options.state, "\n".join(settings) + "\n", create, remove, costs)
 

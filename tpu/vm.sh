@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What each host of a slice does, as root. Google Cloud runs this file as startup script at each boot: `boot` hands over
-# to systemd, whose unit runs `work`, and runs it again until it ends with 0.
+# to systemd, which runs `work`, and runs it again until it ends with 0.
 #
 # $STATE in the bucket holds code.tar.gz and settings.sh, which the launcher wrote, stop where somebody asked for that,
 # and of each host log/HOST/TIME.txt, what one start of it printed, and ended/HOST, its last status and the line that
@@ -14,26 +14,16 @@ readonly MEMORY="$ROOT/run/pretrain"  # what reporting and deleting need, so tha
 export CLOUDSDK_CONFIG="$MEMORY/gcloud" CLOUDSDK_CORE_DISABLE_FILE_LOGGING=1
 readonly POLL=20 STARTS=6  # seconds between looks; so many starts in a row without a new checkpoint are enough
 readonly HANGING=7200  # seconds in which the first host, which prints the run's lines, must have printed the next one
-readonly REFUSED=77 REFUSAL='HTTPError 40[13]|does not have |denied on |insufficient authentication'
+readonly REFUSAL='HTTPError 40[13]|does not have |denied on |insufficient authentication'  # to read or to write
 readonly ATTRIBUTES="http://metadata.google.internal/computeMetadata/v1/instance/attributes"
 
 boot() {
-  mkdir -p "$HERE/log" "$MEMORY/new" "$ROOT/run/systemd/system"
+  mkdir -p "$HERE/log" "$MEMORY/new"
   cp "$0" "$MEMORY/vm.sh"
   until metadata pretrain-settings > "$MEMORY/settings.sh"; do sleep 10; done  # without them no host could delete
-  cat > "$ROOT/run/systemd/system/pretrain.service" << END
-[Unit]
-StartLimitIntervalSec=0
-[Service]
-ExecStart=/bin/bash $MEMORY/vm.sh work
-Restart=on-failure
-RestartSec=10
-KillMode=mixed
-OOMPolicy=continue
-TimeoutStopSec=120
-END
-  systemctl daemon-reload
-  systemctl restart --no-block pretrain
+  systemd-run --no-block --unit=pretrain --property=StartLimitIntervalSec=0 --property=Restart=on-failure \
+    --property=RestartSec=10 --property=KillMode=mixed --property=OOMPolicy=continue --property=TimeoutStopSec=120 \
+    /bin/bash "$MEMORY/vm.sh" work
 }
 
 work() {
@@ -54,20 +44,18 @@ work() {
   [ "$vain" -lt "$STARTS" ] || finish 134 "error: $HOST gave up after $vain starts without a new checkpoint"
   [ "$vain" -eq 0 ] || pause $((20 * 2 ** vain))
   [ -z "$shutdown" ] || exit 75
-  local fetched printed quiet=0
-  for _ in {1..6}; do  # a right that was given just now counts some minutes later
-    persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$MEMORY/new/" 2>&3; fetched=$?
-    [ "$fetched" -eq "$REFUSED" ] || break
-    pause 50
-  done
-  [ "$fetched" -ne "$REFUSED" ] \
-    || finish 1 "error: $HOST cannot read $STATE: its service account needs roles/storage.objectUser on the bucket"
-  [ "$fetched" -eq 0 ] || exit 134
+  # Tried for minutes also where it is refused: a right that was given just now counts some minutes later.
+  if ! persistently gcloud storage cp "$STATE/settings.sh" "$STATE/code.tar.gz" "$MEMORY/new/" 2> "$MEMORY/said"; then
+    cat "$MEMORY/said" >&3
+    grep -qE "$REFUSAL" "$MEMORY/said" || exit 134
+    finish 1 "error: $HOST cannot read $STATE: its service account needs roles/storage.objectUser on the bucket"
+  fi
   # The bucket's are of a slice in another zone: that has this name and folder now, and hears nothing from here.
   [ "$(head -n 1 "$MEMORY/new/settings.sh")" = "$(head -n 1 "$MEMORY/settings.sh")" ] || leave
   mv "$MEMORY/new/settings.sh" "$MEMORY/"
   . "$MEMORY/settings.sh"
   [ -e "$HERE/venv" ] || { echo "installing Python and JAX: some minutes"; check_rights; }
+  local printed quiet=0
   run & child=$!
   while kill -0 "$child" 2> /dev/null; do
     pause $((shutdown ? 1 : POLL))  # a slice that is taken has half a minute for its last lines
@@ -98,30 +86,27 @@ run() {  # in the background, where the shell that does this becomes Python
 }
 
 setup() {
-  # The images are Ubuntu 22.04, whose Python is 3.10; the code needs 3.11. uv brings one without apt, which the
-  # automatic upgrades lock in a new VM's first minutes.
-  local python=python3
-  if ! python3 -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
-    export PATH="$HOME/.local/bin:$PATH"
-    command -v uv > /dev/null || curl -LsSf --retry 5 https://astral.sh/uv/install.sh | sh > /dev/null || return
-    uv python install --quiet 3.12 && python=$(uv python find 3.12) || return
-  fi
+  # The images' own Pythons differ, and the code needs 3.11. uv brings one without apt, which the automatic upgrades lock
+  # in a new VM's first minutes.
+  export PATH="$HOME/.local/bin:$PATH"
+  command -v uv > /dev/null || curl -LsSf --retry 5 https://astral.sh/uv/install.sh | sh > /dev/null || return
+  uv python install --quiet 3.12 || return
   command -v make > /dev/null || apt-get -qq -o DPkg::Lock::Timeout=600 install -y make || return
-  make --silent setup ACCELERATOR=tpu PYTHON="$python" VENV="$HERE/venv"
+  make --silent setup ACCELERATOR=tpu PYTHON="$(uv python find 3.12)" VENV="$HERE/venv"
 }
 
 finish() {  # STATUS WHY: this host has ended for good
   tr '\r' ' ' <<< "$1 $2" > "$MEMORY/ended"  # a line that shows progress is still one line
   persistently share
   persistently gcloud storage cp "$MEMORY/ended" "$STATE/ended/$HOST" 2>&3
-  local names
   if [ ${#DELETE[@]} -eq 0 ]; then  # the slice stays; until a launcher wants another run
+    local names
     while ! names=$(listed) || grep -q "/ended/$HOST$" <<< "$names"; do pause 60; done
     rm "$HERE/vain"
     exit 75
   fi
   for _ in {1..9}; do  # three minutes for the other hosts' last words
-    names=$(listed); [ $? -ne "$REFUSED" ] && [ "$(grep -c "/ended/" <<< "$names")" -lt "$HOSTS" ] || break
+    [ "$(listed | grep -c "/ended/")" -lt "$HOSTS" ] || break
     pause "$POLL"
   done
   leave
@@ -134,14 +119,12 @@ leave() {  # the slice, which is deleted, or stays until somebody deletes it
 
 check_rights() {  # asked by deleting what does not exist, while somebody reads the log
   [ ${#DELETE[@]} -gt 0 ] || return 0
-  local said; said=$("${PROBE[@]}" 2>&1)
-  case "$said" in
-    *NOT_FOUND*) return 0 ;;
-    *PERMISSION_DENIED*) echo "warning: this slice cannot delete itself: its service account needs roles/tpu.admin;" ;;
-    *) echo "warning: this slice may not be able to delete itself: ${said##*$'\n'}" ;;
-  esac
-  echo "warning: when the run has ended, it costs until somebody's python -m tpu launch sees that and deletes it, or"
-  echo "warning: python -m tpu delete"
+  local said; said=$("${DELETE[@]:0:5}" no-such-slice "${DELETE[@]:6}" 2>&1)  # the sixth word is its name
+  [[ $said == *NOT_FOUND* ]] || cat << END
+warning: this slice may not delete itself, for which its service account needs roles/tpu.admin (${said##*$'\n'})
+warning: when the run has ended, it costs until somebody's python -m tpu launch sees that and deletes it, or
+warning: python -m tpu delete
+END
 }
 
 share() {  # upload the log where it has grown; a copy, because it may grow meanwhile
@@ -160,19 +143,15 @@ environment() { metadata tpu-env | sed -n "s/^$1: '\(.*\)'$/\1/p"; }
 
 pause() { sleep "$1" & wait $!; }  # which a signal ends
 
-gcloud() {  # which must not hang; REFUSED where the answer will be the same
+gcloud() {  # which must not hang
   type -P gcloud > /dev/null || timeout 600 snap install google-cloud-cli --classic >&2
-  timeout -k 10 600 gcloud "$@" 2> "$MEMORY/said"; local status=$?
-  cat "$MEMORY/said" >&2
-  [ "$status" -eq 0 ] || ! grep -qE "$REFUSAL" "$MEMORY/said" || return "$REFUSED"
-  return "$status"
+  timeout -k 10 600 gcloud "$@"
 }
 
 persistently() {
-  local delay status
+  local delay
   for delay in 5 10 20 40 80 160; do
-    "$@" && return; status=$?
-    [ "$status" -ne "$REFUSED" ] || return "$status"
+    "$@" && return
     pause "$delay"
   done
   "$@"

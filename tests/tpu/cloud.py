@@ -105,7 +105,7 @@ esac
 for last; do :; done
 cat "{folder}/metadata/$HOSTNAME/${{last##*/}}"
 """,
-    "python3": "#!/bin/sh\nexit 0\n",
+    "uv": '#!/bin/sh\necho "$*" >> {folder}/uv\n[ "$2" != find ] || echo /new/python\n',
     "make": '#!/bin/sh\necho "$*" >> {folder}/made\nfor last; do :; done\nmkdir -p "${{last#VENV=}}/bin"\n'
     '[ ! -e {folder}/no-setup ] || {{ echo "make: *** no space left on device"; exit 2; }}\n'
     'cp {folder}/bin/pretrain "${{last#VENV=}}/bin/python"\n',
@@ -118,7 +118,7 @@ mv "$life/$next" "$life.$next"
 . "$life.$next"
 """,
     "sleep": "#!/bin/sh\necho $1 >> {folder}/slept\ncase $1 in 60 | 300) kill -9 $PPID;; esac\n/bin/sleep 0.02\n",
-    "systemctl": '#!/bin/sh\necho "$*" >> {folder}/systemctl\n',
+    "systemd-run": '#!/bin/sh\nprintf "%s\\n" "$@" > {folder}/unit\n',
 }
 INSTALLING = "installing Python and JAX: some minutes\n"  # what a host says before its first start
 # The host is gone, some time after it shared its log.

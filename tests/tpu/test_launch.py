@@ -77,7 +77,6 @@ def test_the_settings_of_a_host(cloud):
         "FIRST=n-w-0\n"
         "RUN=(bert-tiny --corpus gs://b/corpus --workdir gs://e/f --init-from 'gs://b/it'\"'\"'s $HOME; *')\n"
         "DELETE=(gcloud compute tpus queued-resources delete n --zone=z --project=p --force --quiet)\n"
-        "PROBE=(gcloud compute tpus queued-resources delete no-such-slice --zone=z --project=p --force --quiet)\n"
     )
     given = "<gs://b/it's $HOME; *>"  # as the run's Python has it
     assert cloud.file("argument-list").endswith(given)

@@ -79,7 +79,7 @@ def test_another_run_of_that_name_is_refused_while_the_first_goes_on(cloud, end)
     [
         (["--type", "v5e-4"], "TYPE=v5litepod-8"),
         (["--type", "v5e-8", "--delete-when-ended"], "DELETE=()"),
-        (["--type", "v5e-8", "--zone", "y"], '# {"name": "n", "zone": "z", "project": "p", "count": 1}, PROBE='),
+        (["--type", "v5e-8", "--zone", "y"], '# {"name": "n", "zone": "z", "project": "p", "count": 1}: python'),
     ],
 )
 def test_what_is_not_as_in_the_run_that_goes_on_is_named(cloud, end, other, kept):

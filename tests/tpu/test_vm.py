@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,7 +14,7 @@ from tests.tpu.cloud import Cloud, Life
 from tpu import launch
 
 SETTINGS = (
-    "STATE=gs://b/n/launch\nHOSTS=1\nFIRST=n-w-0\nRUN=(a --corpus 'b c' --workdir gs://b/n '*')\nDELETE=()\nPROBE=()\n"
+    "STATE=gs://b/n/launch\nHOSTS=1\nFIRST=n-w-0\nRUN=(a --corpus 'b c' --workdir gs://b/n '*')\nDELETE=()\n"
 )
 DELETING = SETTINGS.replace("DELETE=()", "DELETE=(gcloud compute tpus queued-resources delete n --quiet)")
 
@@ -35,42 +36,48 @@ def work(cloud, life):
     Cloud.work(cloud, "n", 0, "n-w-0", cloud.folder / "disk-0-n-w-0", {})
 
 
-def test_the_unit_starts_it_again_until_it_says_that_it_has_ended(cloud, host):
+def test_systemd_starts_it_again_until_it_says_that_it_has_ended(cloud, host):
     host()
-    unit = (cloud.folder / "disk-0-n-w-0/run/systemd/system/pretrain.service").read_text()
-    assert "Restart=on-failure\nRestartSec=10\n" in unit and "OOMPolicy=continue\n" in unit
-    assert "StartLimitIntervalSec=0\n" in unit
-    assert f"ExecStart=/bin/bash {cloud.folder}/disk-0-n-w-0/run/pretrain/vm.sh work\n" in unit
-    assert "KillMode=mixed\n" in unit  # SIGTERM goes to the script, which passes it on
-    assert cloud.file("systemctl") == "daemon-reload\nrestart --no-block pretrain\n"
+    *options, shell, script, what = cloud.file("unit").splitlines()
+    assert "--unit=pretrain" in options and "--no-block" in options
+    properties = [one.removeprefix("--property=") for one in options if one.startswith("--property=")]
+    assert {"Restart=on-failure", "RestartSec=10", "OOMPolicy=continue", "StartLimitIntervalSec=0"} <= set(properties)
+    assert "KillMode=mixed" in properties  # SIGTERM goes to the script, which passes it on
+    assert [shell, script, what] == ["/bin/bash", f"{cloud.folder}/disk-0-n-w-0/run/pretrain/vm.sh", "work"]
 
 
-def test_systemd_reads_the_unit(cloud, host, tmp_path):
+def test_systemd_knows_the_properties(cloud, host, tmp_path):
     analyse = subprocess.run(["systemd-analyze", "--version"], capture_output=True)
     if analyse.returncode:
         pytest.skip("no systemd here")
     host()
-    unit = cloud.folder / "disk-0-n-w-0/run/systemd/system/pretrain.service"
+    properties = re.findall("^--property=(.*)$", cloud.file("unit"), re.M)
+    of_unit = [one for one in properties if one.startswith("StartLimit")]
+    service = ["ExecStart=/bin/bash x", *(one for one in properties if one not in of_unit)]
+    unit = tmp_path / "pretrain.service"
+    unit.write_text("\n".join(["[Unit]", *of_unit, "[Service]", *service, ""]))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert len(properties) == 6
     assert str(unit) not in done.stderr and "pretrain.service:" not in done.stderr
 
 
 def test_packages_come_by_make_and_its_lock_file_and_arguments_arrive_as_they_were_given(cloud, host):
     host()
     here = cloud.folder / "disk-0-n-w-0/var/lib/pretrain"
-    assert cloud.file("made") == f"--silent setup ACCELERATOR=tpu PYTHON=python3 VENV={here}/venv\n"
+    assert cloud.file("made") == f"--silent setup ACCELERATOR=tpu PYTHON=/new/python VENV={here}/venv\n"
     assert cloud.file("argument-list") == "<-m><pretrain><run><a><--corpus><b c><--workdir><gs://b/n><*>"
     assert (here / "code" / "Makefile").exists()
 
 
-def test_a_host_with_an_old_python_gets_one_from_uv(cloud, host):
-    (cloud.folder / "bin/python3").write_text("#!/bin/sh\nexit 1\n")
-    uv = f"#!/bin/sh\necho $* >> {cloud.folder}/asked\n[ $2 != find ] || echo /new/py\n"
-    (cloud.folder / "bin/uv").write_text(uv)
-    (cloud.folder / "bin/uv").chmod(0o755)
+def test_its_python_is_one_that_uv_brings_which_is_fetched_where_there_is_none(cloud, host):
+    (cloud.folder / "bin/uv").rename(cloud.folder / "metadata/uv")
+    (cloud.folder / "metadata/n-w-0").mkdir()
+    (cloud.folder / "metadata/n-w-0/install.sh").write_text(
+        f"mkdir -p $HOME/.local/bin; cp {cloud.folder}/metadata/uv $HOME/.local/bin/\n"
+    )
     host()
-    assert cloud.file("asked") == "python install --quiet 3.12\npython find 3.12\n"
-    assert "PYTHON=/new/py " in cloud.file("made")
+    assert cloud.file("uv") == "python install --quiet 3.12\npython find 3.12\n"
+    assert "PYTHON=/new/python " in cloud.file("made")
 
 
 def test_switching_off_lets_the_run_write_its_checkpoint_and_shares_its_last_lines(cloud, host):
