@@ -26,6 +26,14 @@ class Accelerator(NamedTuple):
         """As JAX counts: the two halves of a v2, v3 or v7x chip are a device each."""
         return self.chips * GENERATIONS[self.generation].device.per_chip
 
+    @property
+    def description(self) -> str:
+        """For who launches a run there."""
+        shape = f" ({self.topology})" if self.topology else ""
+        note = GENERATIONS[self.generation].note
+        said = f"{self.name}, chips {self.chips}{shape}, hosts {self.hosts}"
+        return f"{said}; {self.generation} {note}" if note else said
+
 
 def parse_accelerator(name: str) -> Accelerator:
     """`v2-8`, `v4-128`, `v5e-16` or `v5litepod-16`, `v6e-64` ... -> the slice. Raises UserError for any other name."""

@@ -5,9 +5,8 @@ import tempfile
 from pathlib import Path
 
 from data_pipelines.errors import UserError
-from tpu import gcloud
 from tpu.gcloud import Gcloud, Slice
-from tpu.launch import SETTINGS, Run, slice_of
+from tpu.launch import SETTINGS, Run
 from tpu.watch import POLL, STOPPED, news, read_reports, remove
 
 STOP_WITHIN = 900  # seconds for the checkpoint
@@ -23,22 +22,20 @@ class Logs(Run):
 
 def _there(options: Run) -> tuple[Gcloud, dict[str, dict], str]:
     """The run's slice, what is in its folder, its settings. UserError without one."""
-    cloud = Gcloud(Slice(options.name, "", ""), ".")
-    objects = cloud.objects(options.state)
+    cloud = Gcloud(Slice(options.name, options.bucket.rstrip("/")), ".")
+    objects = cloud.objects()
     if SETTINGS not in objects:
         raise UserError(f"--name {options.name}: launch has no run of that name in {options.bucket}")
-    settings = cloud.call(gcloud.storage("cat", f"{options.state}/{SETTINGS}"))
-    cloud.where = slice_of(settings)
-    if not cloud.where.project:  # launch once left it to gcloud, at each command anew
-        cloud.where = cloud.where._replace(project=cloud.default_project())
+    settings = cloud.read([SETTINGS]).decode()
+    cloud.settle(cloud.where.as_in(settings))  # launch once left the project to gcloud, at each command anew
     return cloud, objects, settings
 
 
-def _tell(cloud: Gcloud, url: str, line: str) -> None:
+def _tell(cloud: Gcloud, name: str, line: str) -> None:
     """The hosts and who watches them."""
     with tempfile.NamedTemporaryFile("w") as file:
         Path(file.name).write_text(f"{line}\n")
-        cloud.call(gcloud.storage("cp", file.name, url))
+        cloud.storage("cp", file.name, f"{cloud.where.state}/{name}")
 
 
 def status(options: Run) -> int:
@@ -46,10 +43,9 @@ def status(options: Run) -> int:
     cloud, objects, _ = _there(options)
     for name, (state, more) in (cloud.look() or {options.name: ("not there", "")}).items():
         print(f"{name}: {state} {more}".rstrip())
-    heard = {name.split("/")[1]: objects[name]["update_time"] for name in sorted(objects) if name.startswith("log/")}
-    said = {host: f"last heard {time}" for host, time in heard.items()}
-    for host, (number, why) in read_reports(cloud, options.state, objects).items():
-        said[host] = f"ended with {number} {why}"
+    logs = sorted(name for name in objects if name.startswith("log/"))
+    said = {name.split("/")[1]: f"last heard {objects[name]['update_time']}" for name in logs}
+    said |= {host: f"ended with {number} {why}" for host, (number, why) in read_reports(cloud, objects).items()}
     for host in sorted(said):
         print(f"{host}: {said[host]}")
     return 0
@@ -61,20 +57,20 @@ def logs(options: Logs) -> int:
     hosts = sorted({name.split("/")[1] for name in objects if name.startswith("log/")})
     if options.host not in ("", *hosts) or not hosts:
         raise UserError(f"--host {options.host or 'any'}: has printed nothing; there are {', '.join(hosts) or 'none'}")
-    print("".join(news(cloud, options.state, options.host or hosts[0], objects, {})), end="")
+    print("".join(news(cloud, objects, {}, options.host or hosts[0])), end="")
     return 0
 
 
 def stop(options: Run) -> int:
     """Have the run write a checkpoint and end, and wait for that -> 0. Raises UserError when it goes on."""
     cloud, _, settings = _there(options)
-    _tell(cloud, f"{options.state}/stop", "stop")
+    _tell(cloud, "stop", "stop")
     cloud.say("asked the run on all hosts for a checkpoint and its end")
     for _ in range(0, STOP_WITHIN, POLL):
-        if any(name.startswith("ended/") for name in cloud.objects(options.state)):
+        if any(name.startswith("ended/") for name in cloud.objects()):
             status(options)
             if "\nDELETE=()\n" in settings and cloud.look():
-                cloud.say(f"{options.name} {options.costs}")
+                cloud.say(f"{options.name} {cloud.where.costs(False)}")
             return 0
         cloud.sleep(POLL)
     raise UserError(f"--name {options.name}: goes on after {STOP_WITHIN} s: stop again, or python -m tpu delete")
@@ -83,7 +79,7 @@ def stop(options: Run) -> int:
 def delete(options: Run) -> int:
     """Delete the slice and its request; launchers that watch it end -> 0."""
     cloud, _, _ = _there(options)
-    _tell(cloud, f"{options.state}/ended/delete", f"{STOPPED} deleted")
+    _tell(cloud, "ended/delete", f"{STOPPED} deleted")
     there = cloud.look()
     remove(cloud)
     none = f"nothing of that name is in {cloud.where.zone} of {cloud.where.project}; nothing was deleted"

@@ -1,20 +1,20 @@
 """All gcloud commands of a launch, how they are run, and what their failures mean."""
 
-import itertools
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from data_pipelines.errors import UserError
+from tpu.accelerators import parse_accelerator
 
 LIMIT = 900  # seconds that a command may take
 BYTES = "surrogateescape"  # what is no UTF-8 stays as it is, and as long
-PATIENCE = (5, 10, 20, 40, 80, 160, 300)  # seconds between tries while Google Cloud does not answer; the last for ever
+FIRST_PAUSE, LAST_PAUSE = 5, 300  # seconds between tries while Google Cloud does not answer, twice as many each time
 TRANSIENT = (
     r"gcloud crashed \((Connect|Read|Remote|\w*Timeout|SSL|Proxy|Transport|Protocol|Chunked|ServerNotFound|OSError)"
     r"|Max retries exceeded|Failed to resolve|'status': 5\d\d|HTTPError 5\d\d|UNAVAILABLE|INTERNAL:|per minute"
@@ -27,8 +27,8 @@ OFFER = (
 # kind, what gcloud prints, what to tell the user. The first that matches counts.
 FAILURES = (
     ("transient", TRANSIENT, "Google Cloud does not answer"),
-    ("login", r"active account|auth tokens|reauthentication|invalid_grant", "no valid login: run gcloud auth login"),
-    ("project", r"\[project\]", "--project is missing: give it, or gcloud config set project ID"),
+    ("login", r"active account|auth tokens|reauthentication|invalid_grant", "no valid login: run gcloud auth login; a "
+     "run that was launched goes on by itself"),
     ("quota", r"quota", "--type: more than your project's quota: ask for more, or use another --zone, or --spot"),
     ("gone", r"matched no objects|not found: 404", "nothing is there"),
     ("exists", r"already.exists", "--name: somebody else makes it now"),
@@ -54,41 +54,57 @@ class GcloudError(UserError):
 
 
 class Slice(NamedTuple):
-    """Where a slice is. The queued resource that brings it, which all generations have, has the same name."""
+    """What a slice is, and where. The queued resource that brings it, which all generations have, has the same name."""
 
     name: str
-    zone: str
-    project: str
+    bucket: str
+    zone: str = ""
+    project: str = ""
+    type: str = ""
     count: int = 1  # slices that one request is for
+
+    @property
+    def state(self) -> str:
+        """The folder for what launcher and hosts tell each other."""
+        return f"{self.bucket}/{self.name}/launch"
 
     @property
     def vms(self) -> list[str]:
         """As Google names them."""
         return [self.name] if self.count == 1 else [f"{self.name}-{number}" for number in range(self.count)]
 
+    @property
+    def hosts(self) -> list[str]:
+        """As they name themselves. The log of the first is shown."""
+        return [f"{vm}-w-{number}" for vm in self.vms for number in range(parse_accelerator(self.type).hosts)]
+
     def tpus(self, kind: str, verb: str, *flags: str) -> list[str]:
         """A command about it."""
         place = f"--zone={self.zone}", f"--project={self.project}"
         return ["gcloud", "compute", "tpus", kind, *verb.split(), *place, *flags, "--quiet"]
 
-    def list_vms(self) -> list[str]:
+    def listing(self, kind: str, folder: str, names: Sequence[str]) -> list[str]:
         """No others, such as run-2's where this is run. Parentheses in a pattern would be gcloud's: nothing matches."""
-        named = " OR ".join(f"name~/nodes/{vm}$" for vm in self.vms)
-        return self.tpus("tpu-vm", "list", f"--filter={named}", "--format=json(name,state,acceleratorType)")
-
-    def create(self, *flags: str) -> list[str]:
-        return self.tpus("queued-resources", f"create {self.name}", *flags)
+        named = " OR ".join(f"name~/{folder}/{name}$" for name in names)
+        return self.tpus(kind, "list", f"--filter={named}", "--format=json(name,state,acceleratorType)")
 
     def delete(self) -> list[str]:
         return self.tpus("queued-resources", f"delete {self.name}", "--force")
 
+    def costs(self, deleted: bool) -> str:
+        """What is said of it.   deleted: whether that is done when the run has ended."""
+        by_hand = f"costs until you run python -m tpu delete --name {self.name} --bucket {self.bucket}"
+        return "is deleted when the run has ended, well or not" if deleted else by_hand
 
-def storage(verb: str, *words: str) -> list[str]:
-    return ["gcloud", "storage", *verb.split(), *words, "--quiet"]
+    def as_in(self, settings: str) -> "Slice":
+        """Its namesake that the settings of hosts were written for."""
+        return self._replace(**json.loads(settings.splitlines()[0].removeprefix("# ")))
 
 
 class Gcloud:
     """Runs commands about a slice, in a folder that has the files to upload."""
+
+    mark = "[launch]"
 
     def __init__(self, where: Slice, folder: str):
         self.where, self.folder = where, folder
@@ -108,72 +124,71 @@ class Gcloud:
         time.sleep(seconds)
 
     def say(self, text: str) -> None:
-        print(f"[launch] {text}", flush=True)
+        print(f"{self.mark} {text}", flush=True)
 
-    def call(self, command: Sequence[str], fine: str | None = None) -> str:
+    def call(self, command: Sequence[str], fine: str | None = None, form: str = "") -> str:
         """What a command printed, nothing after a failure of the kind `fine`. Raises GcloudError for any other, but
-        where Google does not answer: it asks until it does."""
-        delays = itertools.chain(PATIENCE, itertools.repeat(PATIENCE[-1]))
-        while (done := self.execute(command))[0]:
-            error = GcloudError(done[2], self.where.zone)
+        where Google does not answer, or with what is not of a form: it asks until it does."""
+        delay = FIRST_PAUSE
+        while True:
+            status, printed, complaints = self.execute(command)
+            if status == 0 and re.match(form, printed):
+                return printed
+            error = GcloudError(complaints if status else f"UNAVAILABLE: it printed {printed[:60]!r}", self.where.zone)
             if error.kind == fine:
                 return ""
             if error.kind != "transient":
                 raise error
-            delay = next(delays)
             self.say(f"{error}: again in {delay} s")
             self.sleep(delay)
-        return done[1]
+            delay = min(2 * delay, LAST_PAUSE)
 
     def listed(self, command: Sequence[str]) -> list[dict]:
-        """What a listing found. What is none, though gcloud ended well, is as good as no answer."""
-        while True:
-            text = self.call(command)
-            try:
-                if isinstance(found := json.loads(text), list):
-                    return found
-            except ValueError:
-                pass
-            self.say(f"gcloud listed {text[:60]!r}: again in {PATIENCE[-1]} s")
-            self.sleep(PATIENCE[-1])
+        return json.loads(self.call(command, form=r"(?s)\s*\[.*\]\s*$"))
 
-    def clear(self, *urls: str) -> None:
-        """Remove objects, those that somebody else has not removed meanwhile."""
-        self.call(storage("rm", *urls, "--continue-on-error"), fine="gone")
+    def storage(self, verb: str, *words: str, fine: str | None = None) -> str:
+        """What a command about objects printed, see `call`."""
+        return self.call(["gcloud", "storage", verb, *words, "--quiet"], fine)
 
-    def default_project(self) -> str:
-        """gcloud's own of now. UserError without one."""
-        if found := self.call(["gcloud", "config", "get-value", "project", "--quiet"]).strip():
-            return found
-        raise GcloudError("ERROR: [project] is not set", self.where.zone)
+    def read(self, names: Iterable[str], *flags: str) -> bytes:
+        """What is in objects of the run's folder, one after the other."""
+        return self.storage("cat", *(f"{self.where.state}/{name}" for name in names), *flags).encode(errors=BYTES)
+
+    def clear(self, names: Iterable[str]) -> None:
+        """Remove them, those that somebody else has not removed meanwhile."""
+        self.storage("rm", *(f"{self.where.state}/{name}" for name in names), "--continue-on-error", fine="gone")
+
+    def settle(self, where: Slice) -> None:
+        """That is the slice; in gcloud's own project of now where it is in none. UserError without one."""
+        project = where.project or self.call(["gcloud", "config", "get-value", "project", "--quiet"]).strip()
+        if not project:
+            raise UserError("--project is missing: give it, or gcloud config set project ID")
+        self.where = where._replace(project=project)
 
     def look(self) -> dict[str, tuple[str, str]]:
         """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type."""
         found = {}
-        named = [f"--filter=name~/queuedResources/{self.where.name}$", "--format=json(name,state)"]
-        for one in self.listed(self.where.tpus("queued-resources", "list", *named)):
+        for one in self.listed(self.where.listing("queued-resources", "queuedResources", [self.where.name])):
             why = one["state"].get("failedData", {}).get("error", {}).get("message", "")
             found["the request"] = one["state"]["state"], why
-        for one in self.listed(self.where.list_vms()):
+        for one in self.listed(self.where.listing("tpu-vm", "nodes", self.where.vms)):
             found[one["name"].rpartition("/")[2]] = one["state"], one.get("acceleratorType", "")
         return found
 
-    def objects(self, folder: str) -> dict[str, dict]:
-        """What there is below gs://BUCKET/..., by the rest of its name: 'size', 'update_time', 'generation'.
+    def objects(self) -> dict[str, dict]:
+        """What there is in the run's folder, by the rest of its name: 'size', 'update_time', 'generation'.
 
         Where the bucket keeps versions, gcloud lists also what was removed or replaced, which has a noncurrent_time.
         """
-        start = folder.split("/", 3)[3] + "/"
-        wanted = ["--filter=-noncurrent_time>1970", "--format=json(name,size,update_time,generation)"]
-        listed = self.listed(storage("objects list", f"{folder}/**", *wanted))
-        return {one["name"].removeprefix(start): one for one in listed}
+        wanted = ["--filter=-noncurrent_time>1970", "--format=json(name,size,update_time,generation)", "--quiet"]
+        listed = self.listed(["gcloud", "storage", "objects", "list", f"{self.where.state}/**", *wanted])
+        return {one["name"].removeprefix(self.where.state.split("/", 3)[3] + "/"): one for one in listed}
 
 
 class Rehearsal(Gcloud):
     """Prints the commands, runs none, and answers as for a launch that nothing disturbs."""
 
-    left: Sequence[str] = ()  # objects in the bucket when the run has ended
-    made = False
+    made, mark = False, "#"
 
     def execute(self, command: Sequence[str]) -> tuple[int, str, str]:
         print(shlex.join(command))
@@ -182,8 +197,10 @@ class Rehearsal(Gcloud):
             return 0, "PROJECT", ""
         if "list" not in command:
             return 0, "0 done\n" * sum("/ended/" in word or word == "ls" for word in command), ""
+        hosts = self.where.hosts
+        names = [f"log/{hosts[0]}/START.txt", *(f"ended/{host}" for host in hosts)]
         found = {
-            "objects": [{"name": name, "size": 1} for name in self.left],
+            "objects": [{"name": name, "size": 1} for name in names],
             "queued-resources": [{"name": self.where.name, "state": {"state": "ACTIVE"}}],
             "tpu-vm": [{"name": self.where.name, "state": "READY"}],
         }
@@ -191,6 +208,3 @@ class Rehearsal(Gcloud):
 
     def sleep(self, seconds: float) -> None:
         pass
-
-    def say(self, text: str) -> None:
-        print(f"# {text}")

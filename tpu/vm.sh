@@ -34,10 +34,7 @@ work() {
   trap 'shutdown=1; [ -z "$child" ] || kill -TERM "$child"' TERM
   local vain; vain=$(cat "$HERE/vain" 2> /dev/null || echo 0)
   local known; known=$(cat "$HERE/saved" 2> /dev/null)
-  local said; local saved=$known  # where the bucket does not answer nothing is new
-  if said=$(gcloud storage ls "${RUN[4]%/}/checkpoints/" 2>&1) || [[ $said == *"matched no objects"* ]]; then
-    saved=$(grep -E '/[0-9]+/$' <<< "$said")
-  fi
+  local saved; saved=$(gcloud storage ls "${RUN[4]%/}/checkpoints/" 2>&3 | grep -E '/[0-9]+/$') || saved=$known
   [ "$saved" = "$known" ] || vain=0
   exec >> "$LOG" 2>&1 && echo "$saved" > "$HERE/saved" && echo $((vain + 1)) > "$HERE/vain" \
     || finish 134 "error: $HOST cannot write to its disk"
@@ -50,7 +47,7 @@ work() {
     grep -qE "$REFUSAL" "$MEMORY/said" || exit 134
     finish 1 "error: $HOST cannot read $STATE: its service account needs roles/storage.objectUser on the bucket"
   fi
-  # The bucket's are of a slice in another zone: that has this name and folder now, and hears nothing from here.
+  # The bucket's are of another slice: that has this name and folder now, and hears nothing from here.
   [ "$(head -n 1 "$MEMORY/new/settings.sh")" = "$(head -n 1 "$MEMORY/settings.sh")" ] || leave
   mv "$MEMORY/new/settings.sh" "$MEMORY/"
   . "$MEMORY/settings.sh"

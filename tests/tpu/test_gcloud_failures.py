@@ -6,7 +6,7 @@ from tests.tpu import cloud as google
 from tpu.__main__ import main
 from tpu.gcloud import Gcloud, GcloudError, Slice
 
-HERE = Slice("n", "z", "p")
+HERE = Slice("n", "gs://b", "z", "p")
 NAME = ["--name", "n", "--bucket", "gs://b"]
 LAUNCH = ["launch", "bert-tiny", *NAME, "--zone", "z", "--type", "v5e-16"]
 CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
@@ -20,7 +20,6 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
         (google.OFFLINE, "transient", "Google Cloud does not answer"),  # not a lost login
         (google.EXPIRED, "login", "run gcloud auth login"),
         (google.NO_LOGIN, "login", "run gcloud auth login"),
-        (CREATE + "The required property [project] is not currently set.", "project", "--project is missing: give it"),
         (CREATE + "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Read requests' per minute", "transient", ""),
         (google.QUOTA, "quota", "--type: more than your project's quota: ask for more"),
         (google.EXISTS, "exists", "somebody else makes it now"),

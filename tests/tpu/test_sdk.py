@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.gcs import Storage
-from tpu.gcloud import Gcloud, GcloudError, Slice, storage
+from tpu.gcloud import Gcloud, GcloudError, Slice
 from tpu.watch import CUT, news, read_reports
 
 pytestmark = [
@@ -50,7 +50,7 @@ def sdk(tmp_path, monkeypatch):
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN", "token")
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", f"http://127.0.0.1:{server.server_port}/")
-    yield Gcloud(Slice("n", "z", "p"), str(tmp_path))
+    yield Gcloud(Slice("n", "gs://b", "z", "p", "v4-8"), str(tmp_path))
     server.shutdown()
 
 
@@ -68,26 +68,26 @@ def test_an_answer_that_is_an_error_has_its_kind(sdk, monkeypatch):
 def test_objects_are_written_listed_read_and_removed(sdk, monkeypatch, tmp_path):
     bucket = Storage("b")
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", f"{bucket.url}/storage/v1/")
-    assert sdk.objects("gs://b/n/launch") == {}
+    assert sdk.objects() == {}
     bucket.put("b", "n/launch/log/n-w-0/1.txt", b"step 1\n")
-    [(name, one)] = sdk.objects("gs://b/n/launch").items()
+    [(name, one)] = sdk.objects().items()
     assert (name, one["size"], one["update_time"][:4]) == ("log/n-w-0/1.txt", 7, "2026")
     shown = {}
-    assert news(sdk, "gs://b/n/launch", "n-w-0", sdk.objects("gs://b/n/launch"), shown) == ["step 1\n"]
+    assert news(sdk, sdk.objects(), shown) == ["step 1\n"]
     bucket.put("b", "n/launch/log/n-w-0/1.txt", b"step 1\nstep 2\nste")
-    assert news(sdk, "gs://b/n/launch", "n-w-0", sdk.objects("gs://b/n/launch"), shown) == ["step 2\n"]
+    assert news(sdk, sdk.objects(), shown) == ["step 2\n"]
     for host, line in (("a", "0 done\n"), ("b", "2 no\n")):
         (tmp_path / "ended").write_text(line)
-        sdk.call(storage("cp", "ended", f"gs://b/n/launch/ended/{host}"))
-    assert read_reports(sdk, "gs://b/n/launch", sdk.objects("gs://b/n/launch")) == {"a": (0, "done"), "b": (2, "no")}
-    seen = [0, sdk.objects("gs://b/n/launch")["ended/a"]["generation"]]
+        sdk.storage("cp", "ended", f"gs://b/n/launch/ended/{host}")
+    assert read_reports(sdk, sdk.objects()) == {"a": (0, "done"), "b": (2, "no")}
+    seen = [0, sdk.objects()["ended/a"]["generation"]]
     for name, generation in zip("za", seen, strict=True):  # none was there, and the one that was seen
-        sdk.call(storage("cp", "ended", f"gs://b/n/launch/ended/{name}", f"--if-generation-match={generation}"))
+        sdk.storage("cp", "ended", f"gs://b/n/launch/ended/{name}", f"--if-generation-match={generation}")
         with pytest.raises(GcloudError, match="somebody else launches it now"):
-            sdk.call(storage("cp", "ended", f"gs://b/n/launch/ended/{name}", f"--if-generation-match={generation}"))
-    sdk.call(storage("rm", "gs://b/n/launch/ended/z"))
+            sdk.storage("cp", "ended", f"gs://b/n/launch/ended/{name}", f"--if-generation-match={generation}")
+    sdk.storage("rm", "gs://b/n/launch/ended/z")
     bucket.put("b", "n/launch/ended/c", b"")
-    assert read_reports(sdk, "gs://b/n/launch", sdk.objects("gs://b/n/launch"))["c"] == CUT
-    sdk.call(storage("rm", "gs://b/n/launch/ended/a", "gs://b/n/launch/ended/b"))
-    assert list(sdk.objects("gs://b/n/launch")) == ["ended/c", "log/n-w-0/1.txt"]
+    assert read_reports(sdk, sdk.objects())["c"] == CUT
+    sdk.storage("rm", "gs://b/n/launch/ended/a", "gs://b/n/launch/ended/b")
+    assert list(sdk.objects()) == ["ended/c", "log/n-w-0/1.txt"]
     bucket.close()

@@ -189,7 +189,7 @@ def test_a_listing_that_is_none_is_asked_for_again(cloud, end, monkeypatch, text
     cloud.at.append([40, disturb])
     status, said, lines = end(*ONE, "--spot")
     assert (status, lines) == (0, steps(1, 2)) and gone(cloud) and cloud.created == 1
-    assert said.count(f"gcloud listed {text!r}: again in 300 s") == 3
+    assert said.count(f"does not answer (gcloud: UNAVAILABLE: it printed {text!r}): again in 5 s") == 3
 
 
 # Hosts

@@ -71,15 +71,19 @@ def test_another_run_of_that_name_is_refused_while_the_first_goes_on(cloud, end)
     end(*ONE, "--spot", "--steps", "5")
     status, said, _ = end(*ONE, "--spot", "--steps", "6")
     assert status == 2
-    assert "another command's run is going on there, bert-tiny --corpus" in said and "--steps 5: python -m tpu" in said
+    assert "another command's run is going on there, with RUN=(bert-tiny --corpus" in said
+    assert "--steps 5): python -m tpu stop or delete it first" in said
 
 
 @pytest.mark.parametrize(
     "other, kept",
     [
-        (["--type", "v5e-4"], "TYPE=v5litepod-8"),
+        (
+            ["--type", "v5e-4"],
+            '# {"name": "n", "bucket": "gs://b", "zone": "z", "project": "p", "type": "v5litepod-8", ',
+        ),
         (["--type", "v5e-8", "--delete-when-ended"], "DELETE=()"),
-        (["--type", "v5e-8", "--zone", "y"], '# {"name": "n", "zone": "z", "project": "p", "count": 1}: python'),
+        (["--type", "v5e-8", "--zone", "y"], '# {"name": "n", "bucket": "gs://b", "zone": "z", '),
     ],
 )
 def test_what_is_not_as_in_the_run_that_goes_on_is_named(cloud, end, other, kept):
@@ -165,7 +169,7 @@ def test_a_login_that_expires_ends_the_watching_and_not_the_run(cloud, end):
     cloud.at.append([90, lambda: cloud.faults.append((" list ", google.EXPIRED))])
     status, said, _ = end(*ONE, "--spot")
     assert status == 2 and "no valid login: run gcloud auth login" in said
-    assert "goes on by itself: n is deleted when the run has ended, well or not" in said
+    assert "a run that was launched goes on by itself" in said and "n is deleted when the run has ended" in said
     cloud.sleep(3600)
     assert gone(cloud)
     assert end(*ONE, "--spot")[::2] == (0, steps(1, 2))
@@ -222,7 +226,7 @@ def test_a_command_with_a_line_break_is_told_as_another(cloud, end):
     interrupt(cloud, 30)
     end(*ONE, "--spot", "--init-from", "gs://b/a\nb")
     status, said, _ = end(*ONE, "--spot")
-    assert status == 2 and "another command's run is going on there, bert-tiny --corpus" in said
+    assert status == 2 and "another command's run is going on there, with RUN=(bert-tiny --corpus" in said
 
 
 def test_one_slice_is_no_number_of_slices(cloud, end):

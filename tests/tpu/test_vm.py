@@ -13,9 +13,7 @@ import pytest
 from tests.tpu.cloud import Cloud, Life
 from tpu import launch
 
-SETTINGS = (
-    "STATE=gs://b/n/launch\nHOSTS=1\nFIRST=n-w-0\nRUN=(a --corpus 'b c' --workdir gs://b/n '*')\nDELETE=()\n"
-)
+SETTINGS = "STATE=gs://b/n/launch\nHOSTS=1\nFIRST=n-w-0\nRUN=(a --corpus 'b c' --workdir gs://b/n '*')\nDELETE=()\n"
 DELETING = SETTINGS.replace("DELETE=()", "DELETE=(gcloud compute tpus queued-resources delete n --quiet)")
 
 

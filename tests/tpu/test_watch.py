@@ -7,21 +7,19 @@ from tests.tpu.stories import ONE, gone
 from tpu.gcloud import Gcloud, Slice
 from tpu.watch import CUT, news, outcome, read_reports, stage
 
-STATE = "gs://b/n/launch"
-
 
 @pytest.fixture
 def here(cloud, tmp_path):
     (cloud.folder / "bucket/b/n/launch/log/n-w-0").mkdir(parents=True)
     (cloud.folder / "bucket/b/n/launch/ended").mkdir()
-    return Gcloud(Slice("n", "z", "p"), str(tmp_path))
+    return Gcloud(Slice("n", "gs://b", "z", "p", "v4-8"), str(tmp_path))
 
 
 @pytest.fixture
 def log(cloud, here):
     """Its folder, and what reads on from what was read before."""
     shown = {}
-    return cloud.folder / "bucket/b/n/launch/log/n-w-0", lambda: news(here, STATE, "n-w-0", here.objects(STATE), shown)
+    return cloud.folder / "bucket/b/n/launch/log/n-w-0", lambda: news(here, here.objects(), shown)
 
 
 def test_a_log_that_grows_gives_each_whole_line_once(cloud, log):
@@ -106,14 +104,14 @@ def test_a_report_that_a_full_disk_cut_off_is_a_failure_and_none_of_anothers(clo
     ended = cloud.folder / "bucket/b/n/launch/ended"
     for name, text in (("n-w-0", cut), ("n-w-1", "134 lost\n")):
         (ended / name).write_text(text)
-    reports = read_reports(here, STATE, here.objects(STATE))
+    reports = read_reports(here, here.objects())
     assert reports == {"n-w-0": CUT, "n-w-1": (134, "lost")}
     assert outcome(reports) == (1, "n-w-0: error: its report is empty or cut off: its disk is full")
 
 
 def test_a_report_that_is_no_text_is_one_all_the_same(cloud, here):
     (cloud.folder / "bucket/b/n/launch/ended/n-w-0").write_bytes(b"1 error: \xff\n")
-    assert read_reports(here, STATE, here.objects(STATE)) == {"n-w-0": (1, "error: \ufffd")}
+    assert read_reports(here, here.objects()) == {"n-w-0": (1, "error: \ufffd")}
 
 
 @pytest.mark.parametrize("at_last, status", [("0 done\n", 0), ("0 do", 1)])
