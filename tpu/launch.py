@@ -25,10 +25,7 @@ from tpu.watch import news, outcome, read_reports, watch
 ROOT = Path(__file__).parent.parent
 ARCHIVE, SETTINGS, SCRIPT = "code.tar.gz", "settings.sh", "vm.sh"
 # What launch itself says to gcloud's create: given twice, a slice would be made where launch does not look for it.
-GIVEN = (
-    "zone|project|spot|accelerator-type|runtime-version|node-id|node-prefix|node-count|metadata-from-file|quiet|format"
-    "|valid-until-duration"
-)
+GIVEN = "zone|project|spot|accelerator-type|runtime-version|node-(id|prefix|count)|metadata-from-file|valid-until-.*"
 FLAG = rf"--(node-count=[1-9][0-9]*|(?!({GIVEN})(=|$))[a-z-]+(=.*)?)"
 STORED = r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#\ud800-\udfff]*)?"  # nor what is no UTF-8
 FORMS = {
@@ -133,19 +130,16 @@ def launch(options: Launch, run: Sequence[str]) -> int:
     delete = options.delete_when_ended or options.spot
     with tempfile.TemporaryDirectory() as folder:
         cloud = (Rehearsal if options.dry_run else Gcloud)(where, folder)
-        try:
-            cloud.settle(where)  # so that it is found from any machine, also after another default was set
-            for corpus in corpus_paths(options).values():
-                if not cloud.storage("ls", f"{corpus}/manifest.json", fine="gone"):
-                    cure = f"copy one there: gcloud storage cp -r corpora/mine/* {corpus}/"
-                    raise UserError(f"--corpus {corpus}: there is no corpus: {cure}")
-            shown = begin(cloud, settings_of(cloud.where, run, delete))
-            cloud.say(f"{options.slices} x {one.description}, in {options.zone}")
-            cloud.say(f"{options.name} {where.costs(delete)}; interrupting this changes nothing there")
-            return watch(cloud, create(options, cloud.where), delete, shown, options.restarts)
-        except KeyboardInterrupt:
-            cloud.say("left it alone: the same command comes back to it, python -m tpu stop ends the run")
-            return 130
+        cloud.settle(where)  # so that it is found from any machine, also after another default was set
+        for corpus in corpus_paths(options).values():
+            if not cloud.storage("ls", f"{corpus}/manifest.json", fine="gone"):
+                cure = f"copy one there: gcloud storage cp -r corpora/mine/* {corpus}/"
+                raise UserError(f"--corpus {corpus}: there is no corpus: {cure}")
+        shown = begin(cloud, settings_of(cloud.where, run, delete))
+        cloud.say(f"{options.slices} x {one.description}, in {options.zone}")
+        cloud.say(f"{options.name} {where.costs(delete)}")
+        cloud.say("interrupting this leaves the run alone: the same command comes back, python -m tpu stop ends it")
+        return watch(cloud, create(options, cloud.where), delete, shown, options.restarts)
 
 
 def create(options: Launch, where: Slice) -> list[str]:

@@ -119,8 +119,7 @@ check_rights() {  # asked by deleting what does not exist, while somebody reads 
   local said; said=$("${DELETE[@]:0:5}" no-such-slice "${DELETE[@]:6}" 2>&1)  # the sixth word is its name
   [[ $said == *NOT_FOUND* ]] || cat << END
 warning: this slice may not delete itself, for which its service account needs roles/tpu.admin (${said##*$'\n'})
-warning: when the run has ended, it costs until somebody's python -m tpu launch sees that and deletes it, or
-warning: python -m tpu delete
+warning: when the run has ended, it costs until a python -m tpu launch that watches deletes it, or python -m tpu delete
 END
 }
 
