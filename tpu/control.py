@@ -43,8 +43,8 @@ def status(options: Run) -> int:
     cloud, objects, _ = _there(options)
     for name, (state, more) in (cloud.look() or {options.name: ("not there", "")}).items():
         print(f"{name}: {state} {more}".rstrip())
-    logs = sorted(name for name in objects if name.startswith("log/"))
-    said = {name.split("/")[1]: f"last heard {objects[name]['update_time']}" for name in logs}
+    files = sorted(name for name in objects if name.startswith("log/"))
+    said = {name.split("/")[1]: f"last heard {objects[name]['update_time']}" for name in files}
     said |= {host: f"ended with {number} {why}" for host, (number, why) in read_reports(cloud, objects).items()}
     for host in sorted(said):
         print(f"{host}: {said[host]}")
@@ -70,7 +70,7 @@ def stop(options: Run) -> int:
         if any(name.startswith("ended/") for name in cloud.objects()):
             status(options)
             if "\nDELETE=()\n" in settings and cloud.look():
-                cloud.say(f"{options.name} {cloud.where.costs(False)}")
+                cloud.say(f"{options.name} {cloud.where.costs}")
             return 0
         cloud.sleep(POLL)
     raise UserError(f"--name {options.name}: goes on after {STOP_WITHIN} s: stop again, or python -m tpu delete")

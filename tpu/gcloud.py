@@ -91,10 +91,10 @@ class Slice(NamedTuple):
     def delete(self) -> list[str]:
         return self.tpus("queued-resources", f"delete {self.name}", "--force")
 
-    def costs(self, deleted: bool) -> str:
-        """What is said of it.   deleted: whether that is done when the run has ended."""
-        by_hand = f"costs until you run python -m tpu delete --name {self.name} --bucket {self.bucket}"
-        return "is deleted when the run has ended, well or not" if deleted else by_hand
+    @property
+    def costs(self) -> str:
+        """What is said of one that stays."""
+        return f"costs until you run python -m tpu delete --name {self.name} --bucket {self.bucket}"
 
     def as_in(self, settings: str) -> "Slice":
         """Its namesake that the settings of hosts were written for."""
@@ -127,8 +127,8 @@ class Gcloud:
         print(f"{self.mark} {text}", flush=True)
 
     def call(self, command: Sequence[str], fine: str | None = None, form: str = "") -> str:
-        """What a command printed, nothing after a failure of the kind `fine`. Raises GcloudError for any other, but
-        where Google does not answer, or with what is not of a form: it asks until it does."""
+        """What a command printed, nothing after a failure of the kind `fine`. Asked again until Google answers, with
+        what begins with the pattern `form`. Raises GcloudError for any other failure."""
         delay = FIRST_PAUSE
         while True:
             status, printed, complaints = self.execute(command)

@@ -29,7 +29,8 @@ GIVEN = "zone|project|spot|accelerator-type|runtime-version|node-(id|prefix|coun
 FLAG = rf"--(node-count=[1-9][0-9]*|(?!({GIVEN})(=|$))[a-z-]+(=.*)?)"
 STORED = r"gs://[-a-z0-9_.]+(/[^\s*?\[\]#\ud800-\udfff]*)?"  # nor what is no UTF-8
 FORMS = {
-    "name": (r"(?!no-such-slice$)[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', as in run-1"),
+    # Hosts see whether they may delete by trying it with no-such-slice.
+    "name": (r"(?!no-such-slice$)[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits, -; not no-such-slice"),
     "bucket": (STORED, "must be a Cloud Storage path such as gs://my-bucket"),
     "workdir": (STORED, "must be a gs:// path, because the VMs do not last"),
     "zone": (r"[a-z][-a-z0-9]*", "must be such as us-west4-a"),
@@ -118,7 +119,7 @@ def run_arguments(options: Launch, further: Sequence[str]) -> list[str]:
     """The arguments of `python -m pretrain run` on the hosts."""
     bucket = options.bucket.rstrip("/")
     workdir = options.workdir or f"{bucket}/{options.name}"
-    if workdir.rstrip("/") in (f"{bucket}/{options.name}/launch", *corpus_paths(options).values()):
+    if workdir.rstrip("/") in (Slice(options.name, bucket).state, *corpus_paths(options).values()):
         raise UserError(f"--workdir {workdir}: is a corpus, or launch's own: give another --workdir, or --name")
     return [options.recipe, "--corpus", corpora.written(corpus_paths(options)), "--workdir", workdir, *further]
 
@@ -136,25 +137,25 @@ def launch(options: Launch, run: Sequence[str]) -> int:
                 cure = f"copy one there: gcloud storage cp -r corpora/mine/* {corpus}/"
                 raise UserError(f"--corpus {corpus}: there is no corpus: {cure}")
         shown = begin(cloud, settings_of(cloud.where, run, delete))
-        cloud.say(f"{options.slices} x {one.description}, in {options.zone}")
-        cloud.say(f"{options.name} {where.costs(delete)}")
+        cloud.say(f"in {options.zone}: {options.slices} x {one.description}")
+        cloud.say(f"{options.name} {'is deleted when the run has ended, well or not' if delete else where.costs}")
         cloud.say("interrupting this leaves the run alone: the same command comes back, python -m tpu stop ends it")
         return watch(cloud, create(options, cloud.where), delete, shown, options.restarts)
 
 
 def create(options: Launch, where: Slice) -> list[str]:
-    """The command."""
-    one = where.count == 1
+    """The command that asks for it."""
+    single = where.count == 1
     return where.tpus(
         "queued-resources",
         f"create {where.name}",
-        f"--node-id={where.name}" if one else f"--node-prefix={where.name}",
+        f"--node-id={where.name}" if single else f"--node-prefix={where.name}",
         f"--accelerator-type={where.type}",
         f"--runtime-version={options.runtime_version or parse_accelerator(where.type).runtime}",
         *(["--spot"] if options.spot else []),
         *([f"--valid-until-duration={options.valid_until_duration}"] if options.valid_until_duration else []),
         f"--metadata-from-file=startup-script={SCRIPT},pretrain-settings={SETTINGS}",
-        *(flag for flag in options.gcloud_flag if not (one and flag.startswith("--node-count="))),
+        *(flag for flag in options.gcloud_flag if not (single and flag.startswith("--node-count="))),
     )
 
 

@@ -138,7 +138,7 @@ def no_good(cloud: Gcloud, delete: bool, now: str, found: dict, waited: int, spo
         return why
     if delete:
         remove(cloud)
-    raise UserError(f"--name {name}: {why}. It {'is deleted' if delete else cloud.where.costs(False)}")
+    raise UserError(f"--name {name}: {why}. It {'is deleted' if delete else cloud.where.costs}")
 
 
 def remove(cloud: Gcloud) -> None:
@@ -162,5 +162,5 @@ def _end(cloud: Gcloud, status: int, why: str, delete: bool) -> int:
         remove(cloud)
     words = {0: "the run is done", STOPPED: "the run was stopped; the same command goes on"}
     said = words.get(status, f"the run failed with status {status}: {why}")
-    cloud.say(f"{said}. The slice {'is deleted' if delete else cloud.where.costs(False)}")
+    cloud.say(f"{said}. The slice {'is deleted' if delete else cloud.where.costs}")
     return status

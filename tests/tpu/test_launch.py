@@ -62,7 +62,7 @@ def test_the_commands_of_each_generation_to_the_letter(cloud, capsys, kind, way)
 
 @pytest.mark.parametrize("kind", ["v2-8", "v3-8"])
 def test_generations_without_kernels_say_so(cloud, capsys, kind):
-    said = f"; {kind[:2]} has no fused attention: --attention xla is what it takes, in z\n"
+    said = f"; {kind[:2]} has no fused attention: --attention xla is what it takes\n"
     assert said in transcript(capsys, kind, "queued")
 
 
@@ -172,7 +172,7 @@ def test_code_that_was_unpacked_within_another_repository_is_not_launched(cloud,
         (["--gcloud-flag=--tags\n=a"], "--gcloud-flag --tags =a: must be one of gcloud's create"),
         (["--project", "My Project"], "--project My Project: must be such as my-project-1"),
         (["--valid-until-duration", "6x"], "--valid-until-duration 6x: must be such as 90m, 6h or 2d"),
-        (["--name", "no-such-slice"], "--name no-such-slice: lower-case letters"),
+        (["--name", "no-such-slice"], "--name no-such-slice: lower-case letters, digits, -; not no-such-slice"),
         (["--name", "corpus"], "--workdir gs://b/corpus: is a corpus, or launch's own: give another --workdir"),
         (["--workdir", "gs://b/n/launch/"], "--workdir gs://b/n/launch/: is a corpus, or launch's own"),
         (["--runtime-version", " "], "--runtime-version  : must be such as v2-alpha-tpuv6e"),
