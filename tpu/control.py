@@ -56,7 +56,7 @@ def logs(options: Logs) -> int:
     cloud, objects, _ = _there(options)
     hosts = sorted({name.split("/")[1] for name in objects if name.startswith("log/")})
     if options.host not in ("", *hosts) or not hosts:
-        raise UserError(f"--host {options.host or 'any'}: has printed nothing; there are {', '.join(hosts) or 'none'}")
+        raise UserError(f"--host {options.host or 'any'}: printed nothing yet; there are {', '.join(hosts) or 'none'}")
     print("".join(news(cloud, objects, {}, options.host or hosts[0])), end="")
     return 0
 

@@ -30,7 +30,7 @@ FAILURES = (
     ("login", r"active account|auth tokens|reauthentication|invalid_grant", "no valid login: run gcloud auth login; a "
      "run that was launched goes on by itself"),
     ("quota", r"quota", "--type: more than your project's quota: ask for more, or use another --zone, or --spot"),
-    ("gone", r"matched no objects|not found: 404", "nothing is there"),
+    ("gone", r"matched no objects|not found: 404", "--bucket: nothing is there; gcloud storage ls lists yours"),
     ("exists", r"already.exists", "--name: somebody else makes it now"),
     ("raced", r"HTTPError 412", "--name: somebody else launches it now, or gcloud tried twice: the same command again "
      "comes back to it"),
@@ -84,7 +84,7 @@ class Slice(NamedTuple):
         return ["gcloud", "compute", "tpus", kind, *verb.split(), *place, *flags, "--quiet"]
 
     def listing(self, kind: str, folder: str, names: Sequence[str]) -> list[str]:
-        """No others, such as run-2's where this is run. Parentheses in a pattern would be gcloud's: nothing matches."""
+        """Of these names alone, not of run-2 where this is run. Parentheses in a pattern would be gcloud's own."""
         named = " OR ".join(f"name~/{folder}/{name}$" for name in names)
         return self.tpus(kind, "list", f"--filter={named}", "--format=json(name,state,acceleratorType)")
 

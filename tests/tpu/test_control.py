@@ -63,6 +63,8 @@ def test_a_bucket_that_is_none_is_said_before_gcloud_is_asked(cloud, capsys, com
 
 
 def test_logs_are_those_of_a_host_over_all_its_starts(waiting, capsys):
+    assert main(["logs", *NAME]) == 2
+    assert "printed nothing yet; there are none" in capsys.readouterr().err
     waiting.lives["n-w-0"] = [Life("step 1\nstep 2", 134), Life("step 3", 0)]
     waiting.lives["n-w-1"] = [Life("other 1", 134), Life("other 2", 0)]
     waiting.sleep(200)
@@ -73,7 +75,7 @@ def test_logs_are_those_of_a_host_over_all_its_starts(waiting, capsys):
         assert main(["logs", *NAME, *words]) == 0
         assert capsys.readouterr().out.replace(INSTALLING, "") == printed
     assert main(["logs", *NAME, "--host", "n-w-7"]) == 2
-    assert "--host n-w-7: has printed nothing; there are n-w-0, n-w-1" in capsys.readouterr().err
+    assert "--host n-w-7: printed nothing yet; there are n-w-0, n-w-1" in capsys.readouterr().err
 
 
 def test_stop_waits_until_the_run_has_ended(waiting, capsys):

@@ -25,7 +25,7 @@ CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
         (google.EXISTS, "exists", "somebody else makes it now"),
         (google.RACED, "raced", "somebody else launches it now"),
         (google.BUSY, "other", "gcloud: FAILED_PRECONDITION"),
-        (google.NO_BUCKET, "gone", "nothing is there"),
+        (google.NO_BUCKET, "gone", "--bucket: nothing is there; gcloud storage ls lists yours"),
         (
             CREATE + "INVALID_ARGUMENT: Cloud TPU received a bad request. the accelerator v5litepod-16 was not found",
             "offer",
