@@ -260,8 +260,10 @@ class Cloud:
         return subprocess.run(["bash", *map(str, words)], env=environment, timeout=300).returncode
 
     def work(self, vm, worker, host, disk, metadata):
-        """As systemd does by the unit: again until the status is 0."""
-        while vm in self.vms and self.vms[vm]["state"] == "READY":
+        """As systemd does: again until the status is 0; not for ever, where a script is broken."""
+        for _ in range(50):
+            if vm not in self.vms or self.vms[vm]["state"] != "READY":
+                return
             past = len(self.lives.get(host, [0])) - len(list((self.folder / "lives" / host).iterdir()))
             status = self.on(disk, host, disk / "run/pretrain/vm.sh", "work")
             with contextlib.suppress(FileNotFoundError):  # of two hosts that see it one is first

@@ -67,7 +67,7 @@ def test_generations_without_kernels_say_so(cloud, capsys, kind):
 
 
 def test_the_settings_of_a_host(cloud):
-    main([*LAUNCH, "--spot", "--workdir", "gs://e/f", "--init-from", "gs://b/it's $HOME; *"])
+    main([*LAUNCH, "--spot", "--restarts", "0", "--workdir", "gs://e/f", "--init-from", "gs://b/it's $HOME; *"])
     settings = (cloud.folder / "bucket/b/n/launch/settings.sh").read_text()
     assert settings == (
         '# {"name": "n", "bucket": "gs://b", "zone": "z", "project": "p", "type": "v5litepod-16", "count": 1}\n'
