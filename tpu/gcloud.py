@@ -86,7 +86,7 @@ class Slice(NamedTuple):
     def listing(self, kind: str, folder: str, names: Sequence[str]) -> list[str]:
         """Of these names alone, not of run-2 where this is run. Parentheses in a pattern would be gcloud's own."""
         named = " OR ".join(f"name~/{folder}/{name}$" for name in names)
-        return self.tpus(kind, "list", f"--filter={named}", "--format=json(name,state,acceleratorType)")
+        return self.tpus(kind, "list", f"--filter={named}", "--format=json(name,state,acceleratorType,metadata)")
 
     def delete(self) -> list[str]:
         return self.tpus("queued-resources", f"delete {self.name}", "--force")
@@ -98,7 +98,8 @@ class Slice(NamedTuple):
 
     def as_in(self, settings: str) -> "Slice":
         """Its namesake that the settings of hosts were written for."""
-        return self._replace(**json.loads(settings.splitlines()[0].removeprefix("# ")))
+        place = json.loads(settings.splitlines()[0].removeprefix("# "))
+        return self._replace(**place | {"name": self.name, "bucket": self.bucket})  # a folder may have been copied
 
 
 class Gcloud:
@@ -167,11 +168,15 @@ class Gcloud:
 
     def look(self) -> dict[str, tuple[str, str]]:
         """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type."""
-        found = {}
+        found, mine = {}, f"STATE={shlex.quote(self.where.state)}\n"
         for one in self.listed(self.where.listing("queued-resources", "queuedResources", [self.where.name])):
             why = one["state"].get("failedData", {}).get("error", {}).get("message", "")
             found["the request"] = one["state"]["state"], why
         for one in self.listed(self.where.listing("tpu-vm", "nodes", self.where.vms)):
+            theirs = one.get("metadata", {}).get("pretrain-settings", mine)
+            if mine not in theirs:
+                place = f"{self.where.zone} of {self.where.project}"
+                raise UserError(f"--name {self.where.name}: is of another bucket's run in {place}: use another --name")
             found[one["name"].rpartition("/")[2]] = one["state"], one.get("acceleratorType", "")
         return found
 

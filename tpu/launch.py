@@ -20,7 +20,7 @@ from data_pipelines.errors import UserError
 from tpu.accelerators import parse_accelerator
 from tpu.commit import commit, pack
 from tpu.gcloud import Gcloud, Rehearsal, Slice
-from tpu.watch import news, outcome, read_reports, watch
+from tpu.watch import news, outcome, read_reports, remove, watch
 
 ROOT = Path(__file__).parent.parent
 ARCHIVE, SETTINGS, SCRIPT = "code.tar.gz", "settings.sh", "vm.sh"
@@ -188,6 +188,8 @@ def begin(cloud: Gcloud, settings: str) -> dict[str, int]:
                 cloud.clear(past)
             return shown
         check_free(cloud, settings, theirs, bool(reports))
+        if not theirs.endswith("\nDELETE=()\n"):  # as its hosts would in a while, under the new run
+            remove(cloud)
     pack(ROOT, Path(cloud.folder, ARCHIVE))
     changed = ", with changes that are not committed" if (commit(ROOT) or "").endswith("-dirty") else ""
     cloud.say(f"copying the code that git tracks here to the bucket{changed}")

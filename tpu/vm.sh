@@ -70,7 +70,7 @@ work() {
   case "$status" in 75 | 134 | 143)
     local names; names=$(persistently listed)
     ! grep -q "/stop$" <<< "$names" || finish 75 "stopped"
-    [ -z "$shutdown" ] && grep -q "/ended/" <<< "$names" || exit "$status"
+    [ -z "$shutdown" ] && grep -q "/launch/ended/" <<< "$names" || exit "$status"
   esac
   local why; why=$(grep -aE '^(error:|[A-Za-z_.]+(Error|Exception|Interrupt)\b)' "$LOG" | tail -n 1)
   finish "$status" "${why:-$(tail -n 1 "$LOG")}"
@@ -103,7 +103,7 @@ finish() {  # STATUS WHY: this host has ended for good
     exit 75
   fi
   for _ in {1..9}; do  # three minutes for the other hosts' last words
-    [ "$(listed | grep -c "/ended/")" -lt "$HOSTS" ] || break
+    [ "$(listed | grep -c "/launch/ended/")" -lt "$HOSTS" ] || break
     pause "$POLL"
   done
   leave

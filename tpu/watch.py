@@ -19,12 +19,14 @@ STAGES = {
     "in line": {"ACCEPTED", "WAITING_FOR_RESOURCES"},
 }
 # Seconds without news, and what that means: to be made, once out of the line; until the first line; until the next,
-# later than a hanging run is killed on its host; until the other hosts have ended, too.
+# later than a hanging run is killed on its host; until the other hosts have ended, too; until another launcher has
+# made again what it removed.
 LIMITS = {
     "passing": (3600, "{name} was not made within {limit} s"),
     "silent": (1800, "its hosts wrote nothing to {state}: their account needs roles/storage.objectUser there"),
     "up": (9000, "its hosts printed nothing for {limit} s"),
     "over": (240, ""),
+    "missing": (240, ""),
 }
 POLL = 20  # seconds between two looks
 REFUSALS = 15  # tries to delete, one at each look
@@ -75,7 +77,7 @@ def outcome(reports: dict[str, tuple[int, str]]) -> tuple[int, str]:
 def watch(cloud: Gcloud, create: list[str], delete: bool, shown: dict[str, int], left: int) -> int:
     """-> exit status of the run.   create: the command that makes its slice.   delete: the slice when it has ended.
     shown: of the log, see `news`.   left: how often the slice may be made again."""
-    delay, waited, before, heard = FIRST_DELAY, 0, ({}, "missing"), bool(shown)
+    delay, waited, before, there, heard = FIRST_DELAY, 0, ({}, "missing"), False, bool(shown)
     while True:
         found = cloud.look()  # before the bucket: a slice that deletes itself has reported by then
         objects = cloud.objects()
@@ -94,15 +96,15 @@ def watch(cloud: Gcloud, create: list[str], delete: bool, shown: dict[str, int],
                 status, why = outcome(reports)
                 if status != ABORTED or not delete:
                     return _end(cloud, status, why, delete or "delete" in reports)
-        elif now == "missing" and before[0]:
+        elif now == "missing" and there and waited >= LIMITS[now][0]:
             silent = "" if heard else f", or its hosts, which have no roles/storage.objectUser on {cloud.where.state}"
             raise UserError(f"--name {cloud.where.name}: someone deleted it{silent}; the same command makes it again")
-        elif now == "missing":
+        elif now == "missing" and not there:
             cloud.call(create, fine="exists")  # by another launcher, or by a try that was not answered
             heard = False
         else:
             why = no_good(cloud, delete, now, found, waited, bool(shown))
-        before = found, now
+        before, there = (found, now), there or bool(found)
         if why is None:
             cloud.sleep(POLL)
             continue
@@ -114,7 +116,7 @@ def watch(cloud: Gcloud, create: list[str], delete: bool, shown: dict[str, int],
         left -= 1
         cloud.say(f"{why}: made again in {delay} s ({left} restarts left)")
         cloud.sleep(delay)
-        delay, before = min(2 * delay, LAST_DELAY), ({}, "missing")
+        delay, before, there = min(2 * delay, LAST_DELAY), ({}, "missing"), False
 
 
 def no_good(cloud: Gcloud, delete: bool, now: str, found: dict, waited: int, spoke: bool) -> str | None:

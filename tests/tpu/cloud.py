@@ -205,7 +205,7 @@ class Cloud:
                 self.requests[name] = {"state": "FAILED", "failedData": {"error": {"message": self.full.pop(0)}}}
             elif name in self.requests:
                 self.requests[name] = {"state": "PROVISIONING"}
-                self.vms |= {vm: {"state": "CREATING", "acceleratorType": kind} for vm in vms}
+                self.vms |= {vm: {"state": "CREATING", "acceleratorType": kind, "metadata": metadata} for vm in vms}
                 if self.stuck:
                     self.stuck -= 1
                 else:

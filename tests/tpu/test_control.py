@@ -6,6 +6,7 @@ import pytest
 
 from tests.tpu.cloud import INSTALLING, Life
 from tpu.__main__ import main
+from tpu.gcloud import Slice
 
 NAME = ["--name", "n", "--bucket", "gs://b"]
 LAUNCH = ["launch", "bert-tiny", *NAME, "--zone", "z", "--project", "p"]
@@ -127,3 +128,8 @@ def test_delete_where_nothing_is_does_not_say_that_it_deleted(waiting, capsys):
     waiting.drop()
     assert main(["delete", *NAME]) == 0
     assert capsys.readouterr().out == "[launch] nothing of that name is in z of p; nothing was deleted\n"
+
+
+def test_a_folder_that_was_copied_from_another_bucket_is_this_ones():
+    settings = '# {"name": "m", "bucket": "gs://a", "zone": "z", "project": "p", "type": "v4-8", "count": 2}\n'
+    assert Slice("n", "gs://b").as_in(settings) == Slice("n", "gs://b", "z", "p", "v4-8", 2)

@@ -306,3 +306,40 @@ def test_reports_of_the_run_before_that_an_interrupted_launch_left_are_none_of_t
     assert end(*ONE, "--spot", "--steps", "2")[0] == 130
     assert end(*ONE, "--spot", "--steps", "2")[::2] == (0, steps(1, 2)) and gone(cloud)  # the log, and what is new
     assert end(*ONE, "--spot", "--steps", "2")[::2] == (0, steps(1, 2)) and cloud.created == 2  # it is done
+
+
+@pytest.mark.parametrize("command", [[*ONE, "--spot"], ["delete", *NAME], ["stop", *NAME]])
+def test_a_slice_of_that_name_whose_run_is_in_another_bucket_is_left_alone(cloud, end, command):
+    assert end(*ONE, "--spot")[0] == 0
+    theirs = cloud.file("bucket/b/n/launch/settings.sh").replace("gs://b", "gs://theirs")
+    cloud.vms["n"] = {"state": "READY", "acceleratorType": "v5litepod-8", "metadata": {"pretrain-settings": theirs}}
+    (cloud.folder / "bucket/b/n/launch/ended/n-w-0").write_text("1 error: to be launched again\n")
+    status, said, _ = end(*command)
+    assert status == 2 and cloud.vms and "--name n: is of another bucket's run in z of p: use another --name" in said
+
+
+def test_a_slice_that_its_hosts_are_to_delete_is_no_slice_for_the_next_run(cloud, end):
+    """They may not, or are about to."""
+
+    def press():
+        raise KeyboardInterrupt
+
+    (cloud.folder / "denied").write_text(google.DENIED)
+    cloud.lives["n-w-0"] = [life(1, end=2), life(2)]
+    cloud.at.append([70, lambda: cloud.after(50, press)])  # when its hosts have ended
+    assert end(*ONE, "--spot")[0] == 130 and cloud.vms
+    status, _, lines = end(*ONE, "--spot")
+    assert (status, lines[-1]) == (0, "step 2") and gone(cloud) and cloud.created == 2
+
+
+def test_a_slice_that_another_launcher_makes_again_is_awaited(cloud, end):
+    cloud.making = 900
+
+    def make_again():
+        there = cloud.vms, cloud.requests
+        cloud.vms, cloud.requests = {}, {}
+        cloud.after(60, lambda: [cloud.vms.update(there[0]), cloud.requests.update(there[1])])
+
+    cloud.at.append([200, make_again])
+    status, _, lines = end(*ONE, "--spot")
+    assert (status, lines) == (0, steps(1, 2)) and gone(cloud) and cloud.created == 1

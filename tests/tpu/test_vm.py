@@ -156,6 +156,20 @@ def test_a_work_directory_may_end_with_a_slash(cloud):
     assert "//checkpoints" not in cloud.file("host-calls")
 
 
+@pytest.mark.usefixtures("host")
+def test_a_folder_of_the_bucket_may_be_called_as_one_of_launchs(cloud):
+    settings = SETTINGS.replace("gs://b/n/launch", "gs://b/my/ended/launch")
+    (cloud.folder / "bucket/b/n").rename(cloud.folder / "bucket/b/my")
+    (cloud.folder / "bucket/b/my/launch").rename(cloud.folder / "launch")
+    (cloud.folder / "bucket/b/my/ended").mkdir()
+    (cloud.folder / "launch").rename(cloud.folder / "bucket/b/my/ended/launch")
+    (cloud.folder / "bucket/b/my/ended/launch/settings.sh").write_text(settings)
+    cloud.lives["n-w-0"] = [Life("step 1", 134), Life("step 2", 3)]
+    script = (launch.ROOT / "tpu" / "vm.sh").read_text()
+    cloud.boot("n", 0, {"startup-script": script, "pretrain-settings": settings})
+    assert (cloud.folder / "bucket/b/my/ended/launch/ended/n-w-0").read_text() == "3 step 2\n"
+
+
 def test_a_request_to_stop_that_was_removed_is_none_though_the_bucket_keeps_versions(cloud, host):
     (cloud.folder / "removed").write_text("n/launch/stop\n")
     cloud.lives["n-w-0"] = [Life("step 1", 134), Life("step 2", 3)]
