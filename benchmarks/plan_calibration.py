@@ -1,6 +1,6 @@
 """What `tpu plan` estimates beside what was measured: square products, and layers like those of published runs.
 
-    python -m benchmarks.plan_calibration [--only NAME ...] [--cache DIR]
+    python -m benchmarks.plan_calibration [--only NAME ...] [--bundles] [--cache DIR]
 
 The published runs are MaxText's (its README and its configurations, and AI-Hypercomputer/tpu-recipes). Their layers are
 built of our decoder: a gated feed-forward of width F and keys of fewer heads, of width K in all, become one of two
@@ -9,6 +9,7 @@ what is computed again included, since they keep other activations than we do.
 """
 
 import dataclasses
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.bundles import dump_to, estimate_by_bundles, read_bundles
 from data_pipelines.command_line import end_with, parse
 from models.attention.kernels.table import costs as kernel_costs
 from pretrain.commands.planning import CACHE, parse_plan, works
@@ -74,46 +76,58 @@ class Options:
 
     only: tuple[str, ...] = (*SQUARES, *RUNS)
     """Generations for square products, and runs."""
+    bundles: bool = False
+    """By the bundles that XLA schedules, not by the cycles that it estimates before."""
     cache: Path = CACHE
-    """Where the compiler's answers are kept."""
+    """Where the compiler's answers are kept, but those of --bundles."""
 
 
 def main(arguments: list[str]) -> int:
     options = parse(Options, arguments, "python -m benchmarks.plan_calibration")
-    prepare()
-    print("| | estimated | measured | estimated / measured |\n|---|---|---|---|")
-    for name in options.only:
-        if name in SQUARES:
-            title, estimated, measured = f"{SIDE}^3 on {name}", square(name, options.cache), SQUARES[name]
-        else:
-            title, estimated, measured = name, run(RUNS[name], options.cache), RUNS[name].measured * RUNS[name].again
-        beside = f"{measured:.1%} | {estimated / measured:.2f}" if measured else "not published |"
-        print(f"| {title} | {estimated:.1%} | {beside} |", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        dump, cache = None, options.cache
+        if options.bundles:
+            dump, cache = Path(folder, "dump"), Path(folder, "answers")
+            dump_to(dump)
+        prepare()
+        print("| | estimated | measured | estimated / measured |\n|---|---|---|---|")
+        for name in options.only:
+            if name in SQUARES:
+                title, estimated, measured = f"{SIDE}^3 on {name}", square(name, cache, dump), SQUARES[name]
+            else:
+                published = RUNS[name]
+                title, estimated, measured = name, run(published, cache, dump), published.measured * published.again
+            beside = f"{measured:.1%} | {estimated / measured:.2f}" if measured else "not published |"
+            print(f"| {title} | {estimated:.1%} | {beside} |", flush=True)
     return 0
 
 
-def square(generation: str, cache: Path) -> float:
-    """Share of the peak of one product of square bfloat16 matrices."""
+def square(generation: str, cache: Path, dump: Path | None) -> float:
+    """Share of the peak of one product of square bfloat16 matrices, by its bundles where they are dumped."""
     topology = parse_topology(f"{generation}:1x1" if generation in ("v5e", "v6e") else f"{generation}:2x2x1")
     place = SingleDeviceSharding(devices(topology)[0])
     matrix = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.bfloat16, sharding=place)
     options = platform_options("tpu")
     product = jax.jit(jnp.matmul, compiler_options=options)
-    found = costs(parse_hlo(compile_for_tpu(product.lower(matrix, matrix), options, topology, cache).hlo))
-    chip = topology.device
-    seconds = max(found.cycles / chip.clock, found.traffic / chip.hbm_bandwidth)
-    return 2 * SIDE**3 / (seconds * chip.peak_flops)
+    module = parse_hlo(compile_for_tpu(product.lower(matrix, matrix), options, topology, cache).hlo)
+    found, chip = costs(module), topology.device
+    cycles = sum(read_bundles(dump, module).values()) if dump else found.cycles
+    return 2 * SIDE**3 / (max(cycles / chip.clock, found.traffic / chip.hbm_bandwidth) * chip.peak_flops)
 
 
-def run(published: Published, cache: Path) -> float:
-    """Share of the peak that all FLOPs of a step reach."""
+def run(published: Published, cache: Path, dump: Path | None) -> float:
+    """Share of the peak that all FLOPs of a step reach, by bundles where they are dumped."""
     recipe, target = parse_plan(published.arguments.split())
     topology = parse_topology(target.topology)
     work, _ = next(works(recipe, target, topology))
     planned = plan(work, topology, kernel_costs(), cache)
     if planned.estimate is None or planned.estimate.seconds is None:
         raise SystemExit(f"{published.arguments}: {planned.estimate or planned.report.needed}")
-    return planned.flops.total / (planned.estimate.seconds * topology.device.peak_flops * work.devices)
+    step = planned.estimate
+    if dump:
+        bundles = read_bundles(dump, parse_hlo(planned.report.hlo))
+        step = estimate_by_bundles(planned, kernel_costs(), bundles)
+    return planned.flops.total / (step.seconds * topology.device.peak_flops * work.devices)
 
 
 if __name__ == "__main__":
