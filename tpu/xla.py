@@ -49,8 +49,8 @@ SUMS_BESIDE_PRODUCTS = {
     "xla_jf_crs_combiner_threshold_in_bytes": str(4 * 2**20),
     "xla_tpu_scoped_vmem_limit_kib": str(44 * 2**10),
 }
-# v7x's sums are asynchronous by themselves. For v4, with 16 MiB, and v6e none was compiled to the end.
-_BESIDE_PRODUCTS = ("v5e", "v5p")
+# v7x's sums are asynchronous by themselves, and v4 has 16 MiB.
+_BESIDE_PRODUCTS = ("v5e", "v5p", "v6e")
 _BESIDE_PRODUCTS_IN = (0, 0, 42), (0, 0, 48)  # the first and last libtpu known to have these options
 
 

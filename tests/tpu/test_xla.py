@@ -81,6 +81,7 @@ def test_an_old_compiler_for_tpus_is_not_asked_for_what_it_crashes_on(installed,
 BESIDE = [
     ("TPU v5p", MeshShape(data=4), "0.0.42.1", True),
     ("TPU v5 lite", MeshShape(data=4), "0.0.48", True),
+    ("TPU v6 lite", MeshShape(data=4), "0.0.42.1", True),
     ("TPU v5p", MeshShape(data=2, fsdp=2), "0.0.48", False),
     ("TPU v5p", MeshShape(slice=2, data=2), "0.0.48", False),
     ("TPU v5p", MeshShape(), "0.0.48", False),
