@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from data_pipelines.errors import UserError
 from models.attention.kernels.kernel import Cost
 from tpu.costs import Spent, spent
 from tpu.estimate import Estimate, clocks, estimate, kernel_seconds
@@ -61,8 +62,13 @@ def executed(lines: Iterable[str]) -> int | None:
     return levels[0][0]
 
 
-def read_bundles(folder: Path, module: Module) -> dict[Kind, float]:
-    """Of the module's operations, from the dump of its compilation, which is removed. XLA compiles one of equals."""
+def read_bundles(folder: Path, module: Module, chip: Tpu) -> dict[Kind, float]:
+    """Of the module's operations, from the dump of its compilation, which is removed. XLA compiles one of equals.
+
+    UserError for chips whose two cores share out the turns of an operation's loops, which the dump does not tell.
+    """
+    if chip.cores > 1:
+        raise UserError("bundles are counted of chips with one core alone, as v5e's and v6e's")
     dumped = {}
     for path in folder.glob("*.*"):
         if match := _DUMPED.fullmatch(path.name):

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         prepare()
         planned = _planned(options.plan, options.cache if counted else Path(folder, "answers"))
         if not counted:
-            found = read_bundles(Path(folder), parse_hlo(planned.report.hlo))
+            found = read_bundles(Path(folder), parse_hlo(planned.report.hlo), planned.topology.device)
             options.kept.write_text(json.dumps([[*kind, bundles] for kind, bundles in found.items()]))
     kept = json.loads(options.kept.read_text())
     bundles: dict[Kind, float] = {(cycles, shape): count for cycles, shape, count in kept}

@@ -111,7 +111,7 @@ def square(generation: str, cache: Path, dump: Path | None) -> float:
     product = jax.jit(jnp.matmul, compiler_options=options)
     module = parse_hlo(compile_for_tpu(product.lower(matrix, matrix), options, topology, cache).hlo)
     found, chip = costs(module), topology.device
-    cycles = sum(read_bundles(dump, module).values()) if dump else found.cycles
+    cycles = sum(read_bundles(dump, module, chip).values()) if dump else found.cycles
     return 2 * SIDE**3 / (max(cycles / chip.clock, found.traffic / chip.hbm_bandwidth) * chip.peak_flops)
 
 
@@ -125,7 +125,7 @@ def run(published: Published, cache: Path, dump: Path | None) -> float:
         raise SystemExit(f"{published.arguments}: {planned.estimate or planned.report.needed}")
     step = planned.estimate
     if dump:
-        bundles = read_bundles(dump, parse_hlo(planned.report.hlo))
+        bundles = read_bundles(dump, parse_hlo(planned.report.hlo), topology.device)
         step = estimate_by_bundles(planned, kernel_costs(), bundles)
     return planned.flops.total / (step.seconds * topology.device.peak_flops * work.devices)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.bundles import bound, executed, read_bundles
+from data_pipelines.errors import UserError
 from tpu.costs import Spent, spent
 from tpu.generations import GENERATIONS
 from tpu.hlo import parse, runs
@@ -64,10 +65,15 @@ def test_equal_operations_have_the_bundles_of_the_one_that_is_dumped(tmp_path):
     module = parse(PROGRAM)
     (tmp_path / "123-first-01-final_bundles.txt").write_text("".join([*PROLOGUE, *loop(2, 1, 54)]))
     (tmp_path / "123-first-00-schedule-analysis_final_bundles.txt").write_text("Schedule analysis:\n")
-    bundles = read_bundles(tmp_path, module)
+    bundles = read_bundles(tmp_path, module, GENERATIONS["v6e"].device)
     of = {run.instruction.name: (spent(module, run).cycles, run.instruction.shape) for run in runs(module)}
     assert bundles == {of["first"]: 164} and of["equal"] == of["first"] != of["other"]
     assert not list(tmp_path.iterdir())  # the next program's are alone
+
+
+def test_two_cores_that_share_loops_are_refused(tmp_path):
+    with pytest.raises(UserError, match="one core alone"):
+        read_bundles(tmp_path, parse(PROGRAM), GENERATIONS["v5p"].device)
 
 
 def test_an_operation_takes_at_least_the_time_of_its_bytes():

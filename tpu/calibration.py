@@ -6,7 +6,7 @@ RATIOS = {
     "layers of MaxText's 32B on 64 chips": ("v5p", 1.10),
     "layers of Llama2-70B on 64 chips": ("v5p", 1.03),
     "layers of MaxText's 32B on 256 chips": ("v5e", 0.90),
-    "layers of Llama3.1-8B on 8 chips": ("v6e", 0.60),
+    "layers of Llama3.1-8B on 8 chips": ("v6e", 0.73),
     "a product of 8,192^3": ("v6e", 0.87),
 }
 
