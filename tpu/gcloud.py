@@ -167,7 +167,10 @@ class Gcloud:
         self.where = where._replace(project=project)
 
     def look(self) -> dict[str, tuple[str, str]]:
-        """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type."""
+        """What there is: 'the request': state and why it failed; each VM's name: state and accelerator type.
+
+        UserError where its VMs report to another folder.
+        """
         found, mine = {}, f"STATE={shlex.quote(self.where.state)}\n"
         for one in self.listed(self.where.listing("queued-resources", "queuedResources", [self.where.name])):
             why = one["state"].get("failedData", {}).get("error", {}).get("message", "")
