@@ -73,7 +73,8 @@ def stop(options: Run) -> int:
                 cloud.say(f"{options.name} {cloud.where.costs}")
             return 0
         cloud.sleep(POLL)
-    raise UserError(f"--name {options.name}: goes on after {STOP_WITHIN} s: stop again, or python -m tpu delete")
+    cure = "see python -m tpu status, stop again, or python -m tpu delete"
+    raise UserError(f"--name {options.name}: has not ended in {STOP_WITHIN} s: {cure}")
 
 
 def delete(options: Run) -> int:

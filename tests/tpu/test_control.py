@@ -107,7 +107,8 @@ def test_a_run_that_does_not_stop_is_an_error(waiting, capsys):
     waiting.wait = 1e9
     waiting.at = []
     assert main(["stop", *NAME]) == 2
-    assert "goes on after 900 s: stop again, or python -m tpu delete" in capsys.readouterr().err
+    cure = "see python -m tpu status, stop again, or python -m tpu delete"
+    assert f"--name n: has not ended in 900 s: {cure}" in capsys.readouterr().err
 
 
 def test_delete_takes_what_brought_the_slice(waiting, capsys):

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from data_pipelines.errors import UserError
 from tests.gcs import Storage
 from tpu.gcloud import Gcloud, GcloudError, Slice
 from tpu.watch import CUT, news, read_reports
@@ -16,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("gcloud") is None, reason="no Google Cloud SDK here"),
 ]
 NODES = ["nodes/n", "nodes/n-1", "nodes/run-n", "nodes/n-x"]
+READY = {"state": "READY", "acceleratorType": "v4-8", "metadata": {"pretrain-settings": "# {}\nSTATE=gs://b/n/launch\n"}}
 REQUESTS = ["queuedResources/n", "queuedResources/n-1", "queuedResources/nn"]
 
 
@@ -28,7 +30,7 @@ class Answers(BaseHTTPRequestHandler):
         failed = {"state": "FAILED", "failedData": {"error": {"code": 8, "message": "no capacity"}}}
         place = "projects/p/locations/z"
         answer = {
-            "nodes": [{"name": f"{place}/{name}", "state": "READY", "acceleratorType": "v4-8"} for name in NODES],
+            "nodes": [{"name": f"{place}/{name}", **READY} for name in NODES],
             "queuedResources": [{"name": f"{place}/{name}", "state": failed} for name in REQUESTS],
         }
         refusal = {"error": {"code": self.status, "status": "NOT_FOUND", "message": "none"}}
@@ -52,6 +54,12 @@ def sdk(tmp_path, monkeypatch):
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", f"http://127.0.0.1:{server.server_port}/")
     yield Gcloud(Slice("n", "gs://b", "z", "p", "v4-8"), str(tmp_path))
     server.shutdown()
+
+
+def test_a_look_sees_that_a_vm_is_of_another_buckets_run(sdk):
+    sdk.where = sdk.where._replace(bucket="gs://c")
+    with pytest.raises(UserError, match="--name n: is of another bucket's run in z of p: use another --name"):
+        sdk.look()
 
 
 def test_a_look_finds_the_request_and_its_vms_and_none_of_another_name(sdk):
