@@ -22,7 +22,7 @@ from tpu.topologies import parse_topology
 SCALES = {
     "v5p": (64, {"v5p:2x2x2": "data=8", "v5p:8x8x16": "data=1024"}),
     "v5e": (16, {"v5e:2x4": "data=8", "v5e:16x16": "slice=4,data=16,fsdp=16"}),
-    "v6e": (32, {"v6e:2x4": "data=8", "v6e:16x16": "slice=4,data=16,fsdp=16"}),
+    "v6e": (64, {"v6e:2x4": "data=8", "v6e:16x16": "slice=4,data=16,fsdp=16"}),
 }
 LENGTH = 512
 
