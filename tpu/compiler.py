@@ -65,6 +65,8 @@ def prepare() -> None:
     os.environ |= _ENVIRONMENT
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # what comes from there leaves no dump to read
+    # A kernel is in a program as bytes that name the files and lines of its trace, which differ between checkouts.
+    jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
 def devices(topology: Topology, slices: int = 1) -> list[jax.Device]:

@@ -48,6 +48,41 @@ def test_the_same_program_is_not_compiled_again(tiny):
     assert tiny["cached"] == [False, True]
 
 
+KERNEL = """
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from tpu import compiler
+from tpu.topologies import parse_topology
+
+compiler.prepare()
+slice_ = parse_topology("v5e:2x2")
+place = jax.sharding.SingleDeviceSharding(compiler.devices(slice_)[0])
+given = jax.ShapeDtypeStruct((128, 128), jnp.float32, sharding=place)
+
+
+def doubled(x, out):
+    out[...] = 2 * x[...]
+
+
+lowered = jax.jit(pl.pallas_call(doubled, out_shape=jax.typeof(given))).lower(given)
+print(compiler.program_hash(lowered, {}, slice_))
+"""
+
+
+def test_another_checkout_has_the_same_answer_for_a_kernel(tmp_path):
+    def key(place, source):
+        place.mkdir()
+        (place / "kernel.py").write_text(source)
+        command = [sys.executable, place / "kernel.py"]
+        return run(command, env=environment(), check=True, capture_output=True, text=True).stdout
+
+    first = key(tmp_path / "one", KERNEL)
+    assert key(tmp_path / "another", KERNEL) == first
+    assert key(tmp_path / "changed", KERNEL.replace("2 * x", "3 * x")) != first
+
+
 def test_there_is_an_estimate_and_it_is_below_the_peak(tiny):
     assert tiny["estimate"]["why_not"] == "" and 0 < tiny["mfu"] < 1
     assert tiny["cycles"] > 10_000
