@@ -11,6 +11,7 @@ from rich.table import Table
 from data_pipelines.errors import UserError
 from tpu.calibration import span
 from tpu.costs import short_source
+from tpu.estimate import Estimate
 from tpu.generations import GIB
 from tpu.plan import MARGIN, Largest, Plan
 
@@ -162,6 +163,7 @@ _COLUMNS = {
     "TFLOPs/device": lambda p: f"{p.flops.total / p.work.devices / 1e12:.2f}",
     "collectives, MB/device": lambda p: f"{sum(timed.collective.bytes for timed in p.collectives) / 1e6:.0f}",
     "step, ms": lambda p: _or_none(p, lambda: f"{1000 * p.estimate.seconds:.3g}"),
+    "cores (of it kernels), HBM, waits, ms": lambda p: _or_none(p, lambda: _limits(p.estimate)),
     "tokens/s": lambda p: _or_none(p, lambda: f"{p.tokens_per_second:,.0f}"),
     "MFU": lambda p: _or_none(p, lambda: f"{p.mfu:.0%} ({_span(p)})"),
     "compilation, s": lambda p: f"{p.report.seconds:.0f}",
@@ -172,6 +174,14 @@ _NOTE = (
     "In brackets what the MFU would be by the worst of what was measured elsewhere. "
     "A step is the longer of what the cores compute and what HBM moves, and what the cores wait for collectives."
 )
+
+
+def _limits(estimate: Estimate) -> str:
+    """'142 (12.7), 54.1, 5.2': what a step would take if it only computed and only moved, and how long it waits."""
+    compute, kernels, memory, exposed = (
+        f"{1000 * seconds:.3g}" for seconds in (estimate.compute, estimate.kernels, estimate.memory, estimate.exposed)
+    )
+    return f"{compute} ({kernels}), {memory}, {exposed}"
 
 
 def _or_none(planned: Plan, text) -> str:

@@ -20,6 +20,7 @@ from tpu import calibration, plan_report
 from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
+from tpu.estimate import Estimate
 from tpu.mesh import choose_mesh
 from tpu.plan import plan
 from tpu.rules import shard_bytes
@@ -194,6 +195,13 @@ def test_a_range_ends_where_a_measurement_lay_to_that_side_of_its_estimate(ratio
         estimate=estimate, tokens_per_second=1.0, mfu=0.4, topology=SimpleNamespace(generation="v5p")
     )
     assert plan_report.figures(planned)["estimated MFU"].startswith(f"40.0% {said}")
+
+
+def test_a_row_of_the_table_says_what_limits_a_step():
+    step = Estimate(0.147, compute=0.142, kernels=0.0127, memory=0.0541, collectives=0.03, exposed=0.0052)
+    column = plan_report._COLUMNS["cores (of it kernels), HBM, waits, ms"]
+    assert column(SimpleNamespace(mfu=0.5, estimate=step)) == "142 (12.7), 54.1, 5.2"
+    assert column(SimpleNamespace(mfu=None, estimate=None)) == "no estimate"
 
 
 def test_the_largest_batch_of_a_phase_has_all_its_other_fields(monkeypatch):
