@@ -12,6 +12,7 @@ from jax import Array
 
 from models.blocks.products import product
 from models.core.program import kept
+from models.core.sharding import per_row
 
 
 @jax.custom_vjp
@@ -112,7 +113,7 @@ def _parameters(module: Dense | Weights, inputs: int) -> Affine:
 
 def add_bias(y: Array, bias: Array) -> Array:
     """In float32, so that the bias's gradient, a sum over all rows, is too."""
-    return (y.astype(jnp.float32) + bias).astype(y.dtype)
+    return (y.astype(jnp.float32) + per_row(bias, y)).astype(y.dtype)
 
 
 class Projection(nn.Module):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.core.program import kept
+from models.core.sharding import per_row
 
 
 class Norm(nn.Module):
@@ -20,7 +21,7 @@ class Norm(nn.Module):
     def __call__(self, x: Array) -> Array:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        return _normalised(x, scale, bias, self.epsilon, self.dtype)
+        return _normalised(x, per_row(scale, x), per_row(bias, x), self.epsilon, self.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -42,11 +43,13 @@ def _norm_forward(x, scale, bias, epsilon, dtype):
 
 def _norm_backward(epsilon, dtype, residuals, g):
     x, mean, inverse, scale = residuals
-    g, leading = g.astype(jnp.float32), tuple(range(g.ndim - 1))
+    g = g.astype(jnp.float32)
     hat = (x.astype(jnp.float32) - mean) * inverse
     scaled = g * scale
     dx = inverse * (scaled - scaled.mean(-1, keepdims=True) - hat * (scaled * hat).mean(-1, keepdims=True))
-    return dx.astype(x.dtype), (g * hat).sum(leading), g.sum(leading)
+    shared = tuple(range(int(scale.ndim > 1), g.ndim - 1))  # all but the last, or all but rows and the last: `per_row`
+    summed = lambda wide: wide.sum(shared).reshape(scale.shape)
+    return dx.astype(x.dtype), summed(g * hat), summed(g)
 
 
 _normalised.defvjp(_norm_forward, _norm_backward)

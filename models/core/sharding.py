@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -47,6 +48,19 @@ def constrain(x: Array, *axes: str | None) -> Array:
     if rules is None:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(rules.mesh, rules.spec(axes, x.shape)))
+
+
+def per_row(vector: Array, x: Array) -> Array:
+    """A parameter that broadcasts to x [rows, ...]: itself, or [rows, ...] of x's rank, a copy for each row.
+
+    Copies where slices of TPUs share the rows, and the vector is the same at all of a row's positions: their gradient
+    is summed over positions before it is over rows. XLA:TPU sums the latter with what goes between slices, and would
+    read all of x again for it. Not where `sequence` cuts positions, which would exchange the sums of each row.
+    """
+    rules, shape = _rules.get(), (1,) * (x.ndim - 1 - vector.ndim) + vector.shape
+    if rules is None or rules.mesh.shape["slice"] == 1 or rules.mesh.shape["sequence"] > 1 or 1 not in shape[:-1]:
+        return vector
+    return jax.lax.optimization_barrier(jnp.broadcast_to(vector, (x.shape[0], *shape)))
 
 
 def parts_of(axes: Axes, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 """The shared blocks compute what torch's do, and the stack computes the same scanned, unrolled and rematerialised."""
 
 import functools
+import math
+import re
 
 import flax.linen as nn
 import jax
@@ -21,7 +23,7 @@ from models.blocks.products import contraction, product
 from models.blocks.stack import _is_kept, stack
 from models.core.noise import bits, row_keys
 from models.core.program import Program
-from models.core.sharding import placed_by
+from models.core.sharding import per_row, placed_by
 from tests.models.programs import with_gradients
 from tpu.flops import flops
 from tpu.mesh import AXES
@@ -60,6 +62,44 @@ def test_the_value_of_an_activation_is_kept_as_it_is_and_not_computed_again(acti
     assert program.count(f"= {function} ") == times
     assert "reduce_precision" in program  # of what the way forward reads, too
     assert "f32[2,4,24] = reduce_precision" not in program
+
+
+@pytest.mark.parametrize("slices, sequence", [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "module, shape, vectors", [(Norm(1e-12, jnp.float32), (4, 3, 8), 2), (Dense(8, 0.5, jnp.float32), (4, 3, 2, 8), 1)]
+)
+def test_gradients_that_slices_sum_are_summed_over_positions_first(module, shape, vectors, slices, sequence):
+    mesh = AbstractMesh((slices, 2, 1, sequence, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    inputs = [jax.ShapeDtypeStruct(size, jnp.float32) for size in (shape, (4, 8))]
+    apart = slices == 2 and sequence == 1
+    for x, expected in zip(inputs, (apart, False), strict=True):  # rows that have no positions are summed at once
+        loss = lambda params, x: module.apply({"params": params}, x).sum()
+        with placed_by(activation_rules(mesh)):
+            found = str(jax.make_jaxpr(jax.grad(loss))(jax.eval_shape(module.init, jax.random.key(0), x)["params"], x))
+        assert len(re.findall(r"f32\[4,8\] = reduce_sum\[axes=\(1", found)) == vectors * expected
+        by_row = f"f32[4,{'1,' * (x.ndim - 2)}8] = optimization_barrier"
+        assert (
+            found.count(by_row) == 2 * vectors * expected
+        )  # one forward, one that keeps XLA from making both sums one
+
+
+@pytest.mark.parametrize(
+    "vector, x, copies",
+    [
+        ((8,), (4, 8), None),
+        ((8,), (4, 3, 8), (4, 1, 8)),
+        ((3, 8), (4, 3, 8), None),
+        ((2, 8), (4, 3, 2, 8), (4, 1, 2, 8)),
+        ((2, 1, 8), (4, 2, 3, 8), (4, 2, 1, 8)),  # of heads before positions
+    ],
+)
+def test_a_vector_for_each_row_broadcasts_as_the_vector_does(vector, x, copies):
+    mesh = AbstractMesh((2, 2, 1, 1, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    vector, x = jnp.arange(float(math.prod(vector))).reshape(vector), jnp.zeros(x)
+    with placed_by(activation_rules(mesh)):
+        found = per_row(vector, x)
+    assert found.shape == (copies or vector.shape)
+    np.testing.assert_array_equal(x + found, x + vector)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])

@@ -35,7 +35,7 @@ def simulated(name, *meshes):
 @pytest.fixture(
     scope="module",
     params=[
-        ("bert", "data=2,fsdp=2,tensor=2"),
+        ("bert", "data=2,fsdp=2,tensor=2", "slice=2,data=2,fsdp=2"),
         ("electra", "data=2,fsdp=2,sequence=2/4"),
         ("xlnet", "data=2,fsdp=2,tensor=2/4"),
         ("bigbird", "data=2,sequence=2,tensor=2/4/unroll/full"),
@@ -78,6 +78,7 @@ SHARES = {
     "fsdp=8": (1 / 8, 1 / 4),
     "data=2,fsdp=2,tensor=2": (1 / 4, 1 / 2.5),
     "tensor=8": (1 / 8, 1 / 3),
+    "slice=2,data=2,fsdp=2": (1 / 2, 1 / 1.7),
     "data=2,fsdp=2,sequence=2/4": (1 / 2, 1 / 1.7),
     "data=2,fsdp=2,sequence=2/4/unroll/dots": (1 / 2, 1 / 1.7),
     "data=2,sequence=2,tensor=2/4/unroll/full": (1 / 2, 1 / 1.6),
