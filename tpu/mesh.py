@@ -15,22 +15,24 @@ from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from tpu.generations import GIB, Tpu, tpu_of
 from tpu.network import LINK_SHARE
-from tpu.xla import sums_beside_products
+from tpu.xla import rides_in_products
 
 AXES = ("slice", "data", "fsdp", "sequence", "tensor")  # outermost, where the network is slowest, first
 # Above 16 XLA:TPU reduces whole gradients of layers on every chip instead of their shares (seen on v5e 16x16).
 MAX_FSDP = 16
 STATE_BYTES = 16  # a parameter, its gradient and Adam's two moments, float32
-# Of a chip's memory; the rest is for activations. bert-large takes 0.32 of v5e's: 169 ms a step where nothing is cut,
-# 195 with fsdp=2 (16 rows of 512 a chip, benchmarks/results/plans.md).
+# Of a chip's memory; the rest is for activations. bert-large takes 0.32 of v5e's and fits with 16 rows of 512 a chip
+# (benchmarks/results/plans.md).
 STATE_SHARE = 0.35
 # By the plans in benchmarks/results/plans.md: of the peak what a step's FLOPs get of the cores, 0.5 to 0.75, and what
 # the update takes beside that, as bytes at HBM's nominal rate for each scalar. (It moves 32 bytes, and what casts and
 # slices parameters some more, at half of that rate by XLA's cycles.)
 USUAL_SHARE = 0.6
 UPDATE_BYTES = 70
-NOT_BESIDE = 0.3  # of the sums that ride in products; 0.17 to 0.6 in plans
-WORTH_CUTTING = 0.05  # how much shorter, by so rough an estimate, a step has to be for parameters to be cut
+NOT_BESIDE = 0.3  # of sums that ride in products, where nothing is cut; 0.17 to 0.6 in plans
+PARTS_NOT_BESIDE = 0.4  # of gathers and scattered sums, where they ride; 0.39 to 0.52
+# Parameters that need no cut are cut where that shortens a step by more; the estimate favoured it by up to a tenth.
+WORTH_CUTTING = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +94,8 @@ class Load(NamedTuple):
 
     parameters: scalars that are trained.   flops: of the model in one step, over all devices; 0 where nobody counted.
     memory: bytes of a device, None when it does not matter (CPUs).   chip: None where its links are not known.
-    divisor: what fsdp has to divide, 0 where it may be any number.   beside: whether sums of gradients ride in products
-    where nothing but the batch is shared out.
+    divisor: what fsdp has to divide, 0 where it may be any number.   beside: whether collectives ride in products,
+    as `estimated` has it.
     """
 
     parameters: int
@@ -143,7 +145,8 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
 
     Each device updates its share of the parameters, cut by `fsdp` alone. Along `data` and `slice` gradients are summed
     in float32; along `fsdp` parameters are gathered twice in bfloat16 and of the sums each device gets its part, or all
-    where `fsdp` is a whole slice, whose sums XLA:TPU does not scatter. Nothing runs beside but sums that ride.
+    where `fsdp` is a whole slice, whose sums XLA:TPU does not scatter. Nothing runs beside but what rides in products:
+    gathers, scattered sums, and whole sums where nothing is cut and there is one slice.
     """
     whole = load.parameters / shape.fsdp  # scalars
     state = STATE_BYTES * whole
@@ -154,9 +157,11 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
     seconds = lambda sent, parts: sent * of_others(parts) / _rate(parts, devices, load.chip)
     compute = load.flops / (shape.size * USUAL_SHARE * load.chip.peak_flops)
     update = UPDATE_BYTES * whole / load.chip.hbm_bandwidth
-    along_fsdp = 4 + (8 if shape.fsdp == devices else 4)  # bytes of a scalar that is gathered and summed
-    waited = NOT_BESIDE if load.beside and shape.size == shape.data else 1
-    inside = seconds(along_fsdp * load.parameters, shape.fsdp) + waited * seconds(8 * whole, shape.data)
+    waited = PARTS_NOT_BESIDE if load.beside else 1
+    gathers = waited * seconds(2 * 2 * load.parameters, shape.fsdp)
+    of_parts = 2 * 4 if shape.fsdp == devices else waited * 4  # bytes of a scalar's sum that are waited for
+    whole_sums = NOT_BESIDE if load.beside and shape.size == shape.data else 1
+    inside = gathers + of_parts * seconds(load.parameters, shape.fsdp) + whole_sums * seconds(8 * whole, shape.data)
     between = 0.0
     if shape.slice > 1:
         between = 8 * whole / shape.data * of_others(shape.slice) / load.chip.slice_bandwidth
@@ -218,7 +223,7 @@ def load_on(
 ) -> Load:
     """What the devices will have to do."""
     kind = devices[0].device_kind
-    return Load(parameters, flops, memory, tpu_of(kind), divisor, sums_beside_products(kind))
+    return Load(parameters, flops, memory, tpu_of(kind), divisor, rides_in_products(kind))
 
 
 def choose_mesh(

@@ -16,9 +16,9 @@ from tpu.generations import generation_of
 _OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
     # Gathers of parameters and reductions of gradients run beside the products of other layers; off by default.
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
-    # XLA:TPU schedules its collectives that way by itself. With 16 MiB of vector memory, as is usual, the tiles of a
-    # product that also reads or writes a second large array are small: bert-large's were 1.2 to 1.3 times as slow on
-    # v5p by the compiler's estimate. v4 has no more and ignores it.
+    # XLA:TPU schedules some of its collectives that way by itself, more of them below. With 16 MiB of vector memory, as
+    # is usual, the tiles of a product that also reads or writes a second large array are small: bert-large's were 1.2
+    # to 1.3 times as slow on v5p by the compiler's estimate. v4 has no more and ignores it.
     # Products are left whole where parameters are cut: passed on in rings, one part of 16 after the other, bert-large's
     # took 2.9 times as long on v5e:4x4, for 2.5 ms of waiting instead of 3.7 (benchmarks/results/plans.md).
     "tpu": {
@@ -42,12 +42,23 @@ _PRODUCTS_APART = {"xla_tpu_dot_dot_fusion": False}
 # XLA combines sums of gradients and makes no combined one asynchronous. Where at most so many bytes are combined each
 # matrix's sum rides in the product of the next gradient: of bert-large's 11.3 ms of waiting on four v5p 2.3 are left.
 # Its buffer of up to 16 MiB must lie beside a product's tiles, and v5p has 64 MiB of vector memory for both.
-SUMS_BESIDE_PRODUCTS = {
+FEWER_TILES = {"xla_tpu_scoped_vmem_limit_kib": str(44 * 2**10)}
+SUMS_BESIDE_PRODUCTS = FEWER_TILES | {
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
     "xla_jf_crs_combiner_threshold_in_bytes": str(4 * 2**20),
-    "xla_tpu_scoped_vmem_limit_kib": str(44 * 2**10),
+}
+# Where parameters are cut their gathers ride, which they do not by themselves on v5p, and the scattered sums of their
+# gradients: of 1.18 ms of waiting of three of bert-large's layers, 256 rows on 64 v5p, half is left. With fewer tiles
+# or the options for whole sums XLA does not scatter the largest of gpt2-xl's on v5e, which takes twice as long.
+PARTS_BESIDE_PRODUCTS = {
+    "xla_enable_async_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_enable_async_reduce_scatter_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_ars_combiner_threshold_in_bytes": str(4 * 2**20),
 }
 # v7x's sums are asynchronous by themselves, and v4 has 16 MiB.
 _BESIDE_PRODUCTS = ("v5e", "v5p", "v6e")
@@ -72,12 +83,19 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """For `jax.jit` of a program on the mesh."""
     device = mesh.devices.flat[0]
     options = platform_options("gpu" if device.platform in ("cuda", "rocm") else device.platform)
-    beside = mesh.size == mesh.shape["data"] > 1 and sums_beside_products(device.device_kind)
-    return options | (SUMS_BESIDE_PRODUCTS if beside else {})
+    return options | (_beside_products(mesh.shape, device.device_kind) if rides_in_products(device.device_kind) else {})
 
 
-def sums_beside_products(device_kind: str) -> bool:
-    """Whether sums ride in products where such chips of one slice share out nothing but the batch."""
+def _beside_products(axes: Mapping[str, int], device_kind: str) -> Mapping[str, str | bool]:
+    if axes["sequence"] * axes["tensor"] > 1:
+        return {}
+    if axes["fsdp"] > 1:
+        return PARTS_BESIDE_PRODUCTS | (FEWER_TILES if generation_of(device_kind).xla == "v5p" else {})
+    return SUMS_BESIDE_PRODUCTS if axes["slice"] == 1 < axes["data"] else {}
+
+
+def rides_in_products(device_kind: str) -> bool:
+    """Whether on such chips collectives ride in products, of the meshes that `_beside_products` has options for."""
     generation, (first, last) = generation_of(device_kind), _BESIDE_PRODUCTS_IN
     return generation is not None and generation.xla in _BESIDE_PRODUCTS and first <= _libtpu() <= last
 

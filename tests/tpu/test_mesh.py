@@ -17,7 +17,7 @@ from models.families.registry import FAMILIES
 from tpu import mesh as meshes
 from tpu import xla
 from tpu.batches import host_rows, place_rows
-from tpu.generations import GENERATIONS
+from tpu.generations import GENERATIONS, tpu_of
 from tpu.mesh import (
     AXES,
     Load,
@@ -125,18 +125,19 @@ def test_the_formula_orders_meshes_as_plans_of_the_compiled_step_do(plan):
 
 
 @pytest.mark.parametrize(
-    "generation, devices, planned, fsdp", [("v5p", 64, 29.5, 16), ("v5e", 16, 147, 1), ("v5p", 4, 201, 1)]
+    "generation, devices, planned",
+    [("v5p", 64, {1: 29.5, 16: 21.5}), ("v5e", 16, {1: 147, 8: 138}), ("v5p", 4, {1: 201})],
 )
-def test_what_sums_beside_products_save_speaks_for_cutting_nothing(generation, devices, planned, fsdp):
-    """bert-large's 256 rows of 512, planned uncut."""
+def test_what_rides_in_products_shortens_a_step_and_decides_the_mesh(generation, devices, planned):
+    """bert-large's 256 rows of 512, planned in milliseconds by fsdp with sums and parts beside products."""
     chip = GENERATIONS[generation].device
     apart = Load(336.3e6, 2.534e14, chip.hbm, chip)
-    beside, uncut = apart._replace(beside=True), MeshShape(data=devices)
-    assert 1000 * estimated(uncut, beside).seconds == pytest.approx(planned, rel=0.25)
-    assert estimated(uncut, beside).seconds < estimated(uncut, apart).seconds
-    assert automatic_mesh(devices, beside).fsdp == fsdp
-    if devices > 4:
-        assert automatic_mesh(devices, apart).fsdp > 1
+    beside = apart._replace(beside=True)
+    for fsdp, milliseconds in planned.items():
+        shape = MeshShape(data=devices // fsdp, fsdp=fsdp)
+        assert 1000 * estimated(shape, beside).seconds == pytest.approx(milliseconds, rel=0.25)
+        assert estimated(shape, beside).seconds < estimated(shape, apart).seconds
+    assert automatic_mesh(devices, beside).fsdp == min(planned, key=planned.get)
 
 
 def test_there_is_a_mesh_for_every_generation():
@@ -152,23 +153,27 @@ def test_between_slices_each_chip_sends_its_part_of_the_sums():
     two = estimated(MeshShape(slice=2, data=16), Load(336.3e6, 2 * 2.534e14, chip.hbm, chip))
     seconds = 2 * 4 * 336.3e6 / 16 / 2 / 3.125e9  # half of its float32 part, there and back
     assert two.seconds - one.seconds == pytest.approx(two.collectives - one.collectives) == pytest.approx(seconds)
+    beside = Load(336.3e6, 2 * 2.534e14, chip.hbm, chip, beside=True)
+    assert estimated(MeshShape(slice=2, data=16), beside) == two  # whole sums of several slices ride in nothing
+    cut = MeshShape(slice=2, data=2, fsdp=8)
+    assert estimated(cut, beside).seconds < estimated(cut, beside._replace(beside=False)).seconds
 
 
 @pytest.mark.parametrize(
-    "chips, divisor, libtpu, shape",
+    "kind, chips, divisor, libtpu, shape",
     [
-        (64, 0, "0.0.48", MeshShape(data=4, fsdp=16)),
-        (64, 2, "0.0.48", MeshShape(data=64)),
-        (16, 0, "0.0.48", MeshShape(data=16)),  # its sums are beside products
-        (16, 0, "0.1.2", MeshShape(data=2, fsdp=8)),
+        ("TPU v5p", 64, 0, "0.0.48", MeshShape(data=4, fsdp=16)),
+        ("TPU v5p", 64, 2, "0.0.48", MeshShape(data=64)),
+        ("TPU v6 lite", 8, 0, "0.0.48", MeshShape(data=8)),  # its sums are beside products
+        ("TPU v6 lite", 8, 0, "0.1.2", MeshShape(data=2, fsdp=4)),
     ],
 )
-def test_a_mesh_is_chosen_by_what_divides_and_by_the_compiler(chips, divisor, libtpu, shape, monkeypatch):
+def test_a_mesh_is_chosen_by_what_divides_and_by_the_compiler(kind, chips, divisor, libtpu, shape, monkeypatch):
     """bert-large's 256 rows of 512."""
     monkeypatch.setattr(xla, "version", lambda package: libtpu)
     monkeypatch.setattr(meshes, "make_mesh", lambda shape, devices: shape)
-    devices = [SimpleNamespace(device_kind="TPU v5p")] * chips
-    assert choose_mesh(None, 336.3e6, devices, GENERATIONS["v5p"].device.hbm, 2.534e14, divisor) == shape
+    devices = [SimpleNamespace(device_kind=kind)] * chips
+    assert choose_mesh(None, 336.3e6, devices, tpu_of(kind).hbm, 2.534e14, divisor) == shape
 
 
 def test_parameters_are_not_cut_where_it_hardly_helps():

@@ -19,6 +19,8 @@ from tests.pretrain import tiny
 from tpu import xla
 from tpu.mesh import MeshShape, make_mesh
 from tpu.xla import (
+    FEWER_TILES,
+    PARTS_BESIDE_PRODUCTS,
     SUMS_BESIDE_PRODUCTS,
     compiler_options,
     matmul_precision,
@@ -79,26 +81,31 @@ def test_an_old_compiler_for_tpus_is_not_asked_for_what_it_crashes_on(installed,
 
 
 BESIDE = [
-    ("TPU v5p", MeshShape(data=4), "0.0.42.1", True),
-    ("TPU v5 lite", MeshShape(data=4), "0.0.48", True),
-    ("TPU v6 lite", MeshShape(data=4), "0.0.42.1", True),
-    ("TPU v5p", MeshShape(data=2, fsdp=2), "0.0.48", False),
-    ("TPU v5p", MeshShape(slice=2, data=2), "0.0.48", False),
-    ("TPU v5p", MeshShape(), "0.0.48", False),
-    ("TPU v4", MeshShape(data=4), "0.0.48", False),
-    ("TPU v5p", MeshShape(data=4), "0.1.2", False),  # which may not know an option, and would end the run
+    ("TPU v5p", MeshShape(data=4), "0.0.42.1", SUMS_BESIDE_PRODUCTS),
+    ("TPU v5 lite", MeshShape(data=4), "0.0.48", SUMS_BESIDE_PRODUCTS),
+    ("TPU v6 lite", MeshShape(data=4), "0.0.42.1", SUMS_BESIDE_PRODUCTS),
+    ("TPU v5p", MeshShape(data=2, fsdp=2), "0.0.48", PARTS_BESIDE_PRODUCTS | FEWER_TILES),
+    ("TPU v5 lite", MeshShape(slice=2, fsdp=2), "0.0.48", PARTS_BESIDE_PRODUCTS),
+    ("TPU v6 lite", MeshShape(fsdp=4), "0.0.42.1", PARTS_BESIDE_PRODUCTS),
+    ("TPU v5p", MeshShape(slice=2, data=2), "0.0.48", {}),
+    ("TPU v5p", MeshShape(data=2, tensor=2), "0.0.48", {}),
+    ("TPU v5p", MeshShape(fsdp=2, sequence=2), "0.0.48", {}),
+    ("TPU v5p", MeshShape(), "0.0.48", {}),
+    ("TPU v4", MeshShape(data=4), "0.0.48", {}),
+    ("TPU v4", MeshShape(fsdp=4), "0.0.48", {}),
+    ("TPU v5p", MeshShape(data=4), "0.1.2", {}),  # which may not know an option, and would end the run
 ]
 
 
 @pytest.mark.parametrize("kind, shape, installed, beside", BESIDE)
-def test_sums_of_gradients_are_beside_products_where_chips_share_the_batch_alone(
+def test_collectives_are_beside_products_where_chips_share_out_the_batch_and_parameters_alone(
     kind, shape, installed, beside, monkeypatch
 ):
     monkeypatch.setattr(xla, "version", lambda package: installed)
     sizes = dataclasses.asdict(shape)
     chips = np.full(tuple(sizes.values()), SimpleNamespace(platform="tpu", device_kind=kind))
     options = compiler_options(SimpleNamespace(devices=chips, shape=sizes, size=chips.size))
-    assert options == platform_options("tpu") | (SUMS_BESIDE_PRODUCTS if beside else {})
+    assert options == platform_options("tpu") | beside
 
 
 @pytest.mark.parametrize("dtype, precise", [("float32", True), ("bfloat16", False)])
