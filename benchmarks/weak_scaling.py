@@ -9,9 +9,11 @@ counted; nothing is measured.
 import dataclasses
 import math
 import re
+import sys
 from pathlib import Path
 
-from data_pipelines.command_line import end_with, parse
+from data_pipelines.command_line import end_with, parse, unknown
+from data_pipelines.errors import UserError
 from models.attention.kernels.table import costs
 from pretrain.commands.planning import CACHE, parse_plan, works
 from tpu.compiler import prepare
@@ -38,9 +40,23 @@ class Options:
     cache: Path = CACHE
     """Where the compiler's answers are kept."""
 
+    def __post_init__(self):
+        for generation in self.only:
+            if generation not in SCALES:
+                raise UserError(unknown("--only: unknown generation", generation, SCALES))
+
 
 def main(arguments: list[str]) -> int:
-    options = parse(Options, arguments, "python -m benchmarks.weak_scaling")
+    """Print the table row by row -> exit status."""
+    try:
+        _print(parse(Options, arguments, "python -m benchmarks.weak_scaling"))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _print(options: Options) -> None:
     prepare()
     print("| chips | mesh | rows | step ms | of the first | waits ms | MB summed or moved a chip | MFU | compiled s |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -51,7 +67,6 @@ def main(arguments: list[str]) -> int:
             planned = planned_for(options.recipe.split(), topology, mesh, rows, options.cache)
             first = first or planned
             print(line(planned, first), flush=True)
-    return 0
 
 
 def planned_for(recipe: list[str], topology: str, mesh: str, rows: int, cache: Path) -> Plan:

@@ -36,3 +36,16 @@ def planned(devices, seconds):
 def test_a_row_has_the_step_beside_the_first_ones():
     row = weak_scaling.line(planned(16, 0.022), planned(8, 0.020))
     assert row == "| 16 of v5e:2x4 | data=16 | 256 | 22.0 | 1.100 | 1.00 | 0 | 40.0% | 60 |"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--only", "v9"], "error: --only: unknown generation v9; use one of v5e, v5p, v6e"),
+        (["--recipe", "bert-larg"], "error: no recipe 'bert-larg': did you mean bert-large"),
+    ],
+)
+def test_what_nobody_can_plan_is_one_line(arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr(weak_scaling, "prepare", lambda: None)
+    assert weak_scaling.main(arguments) == 2
+    assert capsys.readouterr().err.startswith(said)

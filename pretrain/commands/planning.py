@@ -78,6 +78,11 @@ class Table:
     cache: Path = CACHE
     """Where the compiler's answers are kept."""
 
+    def __post_init__(self):
+        for name in ("topologies", "recipes"):
+            if not getattr(self, name):
+                raise UserError(f"--{name}: name at least one, or leave it out to plan all")
+
 
 def plan_command(arguments: Sequence[str]) -> int:
     """`RECIPE --topology ...` prints a plan, `--all` writes a table -> exit status."""

@@ -216,6 +216,12 @@ def test_the_largest_batch_of_a_phase_has_all_its_other_fields(monkeypatch):
     assert seen == [toys.TwoLengths(1.0, 16, 32, target_length=12)]
 
 
+@pytest.mark.parametrize("empty", ["topologies", "recipes"])
+def test_a_table_of_nothing_is_refused(empty, tmp_path):
+    with pytest.raises(UserError, match=f"--{empty}: name at least one"):
+        plan_command(["--all", f"--{empty}", "--out", str(tmp_path)])
+
+
 def test_all_writes_a_table_and_a_picture(on_cpu, tmp_path):
     arguments = ["--all", "--topologies", "v5e:1x1", "--recipes", "electra-tiny", "--out", str(tmp_path / "plans")]
     assert plan_command([*arguments, "--cache", str(tmp_path)]) == 0
