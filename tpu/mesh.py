@@ -30,7 +30,7 @@ STATE_SHARE = 0.35
 USUAL_SHARE = 0.6
 UPDATE_BYTES = 70
 NOT_BESIDE = 0.3  # of sums that ride in products, where nothing is cut; 0.17 to 0.6 in plans
-PARTS_NOT_BESIDE = 0.4  # of gathers and scattered sums, where they ride; 0.39 to 0.52
+PARTS_NOT_BESIDE = 0.4  # of gathers and scattered sums, where they ride; 0.39 to 0.42
 # Parameters that need no cut are cut where that shortens a step by more; the estimate favoured it by up to a tenth.
 WORTH_CUTTING = 0.1
 

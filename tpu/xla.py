@@ -40,28 +40,24 @@ _PRODUCTS_FUSED_SINCE = (0, 0, 48)
 _PRODUCTS_APART = {"xla_tpu_dot_dot_fusion": False}
 
 # XLA combines sums of gradients and makes no combined one asynchronous. Where at most so many bytes are combined each
-# matrix's sum rides in the product of the next gradient: of bert-large's 11.3 ms of waiting on four v5p 2.3 are left.
-# Its buffer of up to 16 MiB must lie beside a product's tiles, and v5p has 64 MiB of vector memory for both.
-FEWER_TILES = {"xla_tpu_scoped_vmem_limit_kib": str(44 * 2**10)}
-SUMS_BESIDE_PRODUCTS = FEWER_TILES | {
+# matrix's sum rides in the product of the next gradient: of bert-large's 28 ms of waiting on v5e:4x4 5 are left.
+SUMS_BESIDE_PRODUCTS = {
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
     "xla_jf_crs_combiner_threshold_in_bytes": str(4 * 2**20),
 }
-# Where parameters are cut their gathers ride, which they do not by themselves on v5p, and the scattered sums of their
-# gradients: of 1.18 ms of waiting of three of bert-large's layers, 256 rows on 64 v5p, half is left. With fewer tiles
-# or the options for whole sums XLA does not scatter the largest of gpt2-xl's on v5e, which takes twice as long.
+# Where parameters are cut the scattered sums of their gradients ride, as gathers do by themselves. With the options for
+# whole sums, too, XLA does not scatter the largest of gpt2-xl's, which takes twice as long.
 PARTS_BESIDE_PRODUCTS = {
-    "xla_enable_async_all_gather": True,
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
     "xla_enable_async_reduce_scatter_fusion": True,
     "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": True,
     "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
     "xla_tpu_ars_combiner_threshold_in_bytes": str(4 * 2**20),
 }
-# v7x's sums are asynchronous by themselves, and v4 has 16 MiB.
-_BESIDE_PRODUCTS = ("v5e", "v5p", "v6e")
+# On v5p and v6e libtpu 0.0.42 takes these options, too, and dies of some shapes; 0.0.48 refuses them there, since they
+# may lead to wrong results. v7x's sums are asynchronous by themselves.
+_BESIDE_PRODUCTS = ("v5e",)
 _BESIDE_PRODUCTS_IN = (0, 0, 42), (0, 0, 48)  # the first and last libtpu known to have these options
 
 
@@ -83,14 +79,14 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """For `jax.jit` of a program on the mesh."""
     device = mesh.devices.flat[0]
     options = platform_options("gpu" if device.platform in ("cuda", "rocm") else device.platform)
-    return options | (_beside_products(mesh.shape, device.device_kind) if rides_in_products(device.device_kind) else {})
+    return options | (_beside_products(mesh.shape) if rides_in_products(device.device_kind) else {})
 
 
-def _beside_products(axes: Mapping[str, int], device_kind: str) -> Mapping[str, str | bool]:
+def _beside_products(axes: Mapping[str, int]) -> Mapping[str, str | bool]:
     if axes["sequence"] * axes["tensor"] > 1:
         return {}
     if axes["fsdp"] > 1:
-        return PARTS_BESIDE_PRODUCTS | (FEWER_TILES if generation_of(device_kind).xla == "v5p" else {})
+        return PARTS_BESIDE_PRODUCTS
     return SUMS_BESIDE_PRODUCTS if axes["slice"] == 1 < axes["data"] else {}
 
 

@@ -44,6 +44,12 @@ def test_sizes_are_the_compilers(tiny):
     check_sizes(tiny)
 
 
+@pytest.mark.parametrize("cut", ["v5p:2x2x1 --mesh fsdp=4", "v5e:2x2 --mesh fsdp=4"])
+def test_the_compiler_takes_a_table_whose_parts_have_a_large_prime_factor(cut):
+    (found,) = planned(f"bert-tiny --topology {cut} --batch-size 16 --sequence-length 32")  # 128 x 239 rows
+    assert found["estimate"]["why_not"] == ""
+
+
 def test_the_same_program_is_not_compiled_again(tiny):
     assert tiny["cached"] == [False, True]
 
