@@ -80,9 +80,7 @@ def place_parameters(params: Params, stage: Stage) -> Params:
     return jax.tree.map(place, params, {name: everything[name] for name in params})
 
 
-def _stage(
-    assembly: Assembly, index: int, mesh: Mesh, microbatches: int, state: TrainState, frozen: Params
-) -> Stage:
+def _stage(assembly: Assembly, index: int, mesh: Mesh, microbatches: int, state: TrainState, frozen: Params) -> Stage:
     """state: without a carry."""
     recipe, phase = assembly.recipe, assembly.recipe.phases[index]
     first, carry, axes = _carry(assembly, index, mesh, train=True)
@@ -94,7 +92,8 @@ def _stage(
     }
     step = train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches, assembly.teachers)
     outputs = (shardings(state), replicated(mesh))
-    options = (small_product_options if count(merge(state.params, frozen)) <= SMALL else compiler_options)(mesh)
+    options_of = small_product_options if count(merge(state.params, frozen)) <= SMALL else compiler_options
+    options = options_of(mesh, looped=assembly.model.program.depth == "scan")
     train = jit_on(mesh, assembly, step, options, out_shardings=outputs, donate_argnums=0)
     evaluated = for_evaluation(assembly, index, mesh)
     evaluation = evaluation_step(recipe.objective, evaluated.model, EVALUATION_SEED, assembly.teachers)

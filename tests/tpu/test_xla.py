@@ -105,6 +105,23 @@ def test_collectives_are_beside_products_where_chips_share_out_the_batch_and_par
     assert options == platform_options("tpu") | beside
 
 
+@pytest.mark.parametrize("shape, ride", [(MeshShape(data=2), True), (MeshShape(fsdp=2), False)])
+def test_scattered_sums_ride_in_no_loop(shape, ride, monkeypatch):
+    monkeypatch.setattr(xla, "version", lambda package: "0.0.48")
+    sizes = dataclasses.asdict(shape)
+    chips = np.full(tuple(sizes.values()), SimpleNamespace(platform="tpu", device_kind="TPU v5 lite"))
+    mesh = SimpleNamespace(devices=chips, shape=sizes, size=chips.size)
+    assert (compiler_options(mesh, looped=True) == compiler_options(mesh)) == ride
+
+
+@pytest.mark.parametrize("depth", ["scan", "unroll"])
+def test_the_compiler_is_told_of_a_loop_over_layers(depth, monkeypatch):
+    told = []
+    monkeypatch.setattr(placement, "small_product_options", lambda mesh, looped: told.append(looped) or {})
+    placement.stages(assemble(tiny.bert(), Program(depth=depth)), make_mesh(MeshShape(), jax.devices()[:1]))
+    assert told == [depth == "scan"]
+
+
 @pytest.mark.parametrize("dtype, precise", [("float32", True), ("bfloat16", False)])
 def test_a_step_in_float32_does_not_round_its_products(dtype, precise):
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
