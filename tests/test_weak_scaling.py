@@ -6,6 +6,9 @@ import pytest
 
 from benchmarks import weak_scaling
 from benchmarks.weak_scaling import SCALES
+from tpu import xla
+from tpu.generations import GENERATIONS
+from tpu.mesh import Load, MeshShape, automatic_mesh
 from tpu.topologies import parse_topology
 from tpu.work import Work
 
@@ -24,6 +27,17 @@ def test_the_same_rows_on_each_chip(generation, monkeypatch, tmp_path):
         (phase,) = recipe.phases
         assert (phase.batch_size, phase.length, recipe.model.depth) == (rows * chips, 512, 3)
         assert target.topology.startswith(generation)
+
+
+@pytest.mark.parametrize("topology, mesh", [pair for _, slices in SCALES.values() for pair in slices.items()])
+def test_the_meshes_are_those_that_the_project_chooses(topology, mesh, monkeypatch):
+    monkeypatch.setattr(xla, "version", lambda package: "0.0.42.1")
+    generation = topology.split(":")[0]
+    chip, rows = GENERATIONS[generation].device, SCALES[generation][0]
+    shape = MeshShape(**{axis: int(size) for axis, size in (part.split("=") for part in mesh.split(","))})
+    beside = xla.rides_in_products(GENERATIONS[generation].kinds[0])
+    load = Load(336.3e6, 2.534e14 / 256 * rows * shape.size, chip.hbm, chip, beside=beside)  # bert-large, 512 tokens
+    assert automatic_mesh(shape.size, load, shape.slice) == shape
 
 
 def planned(devices, seconds):

@@ -146,7 +146,8 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
     Each device updates its share of the parameters, cut by `fsdp` alone. Along `data` and `slice` gradients are summed
     in float32; along `fsdp` parameters are gathered twice in bfloat16 and of the sums each device gets its part, or all
     where `fsdp` is a whole slice, whose sums XLA:TPU does not scatter. Nothing runs beside but what rides in products:
-    gathers, scattered sums, and whole sums where nothing is cut and there is one slice.
+    gathers, scattered sums, and whole sums where nothing is cut and there is one slice. Of several slices each
+    exchanges whole sums twice within itself.
     """
     whole = load.parameters / shape.fsdp  # scalars
     state = STATE_BYTES * whole
@@ -160,8 +161,10 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
     waited = PARTS_NOT_BESIDE if load.beside else 1
     gathers = waited * seconds(2 * 2 * load.parameters, shape.fsdp)
     of_parts = 2 * 4 if shape.fsdp == devices else waited * 4  # bytes of a scalar's sum that are waited for
-    whole_sums = NOT_BESIDE if load.beside and shape.size == shape.data else 1
-    inside = gathers + of_parts * seconds(load.parameters, shape.fsdp) + whole_sums * seconds(8 * whole, shape.data)
+    sums = 1.0
+    if shape.fsdp == 1:
+        sums = 2.0 if shape.slice > 1 else NOT_BESIDE if load.beside else 1.0
+    inside = gathers + of_parts * seconds(load.parameters, shape.fsdp) + sums * seconds(8 * whole, shape.data)
     between = 0.0
     if shape.slice > 1:
         between = 8 * whole / shape.data * of_others(shape.slice) / load.chip.slice_bandwidth
