@@ -20,7 +20,7 @@ _OPTIONS: Mapping[str, Mapping[str, str | bool]] = {
     # is usual, the tiles of a product that also reads or writes a second large array are small: bert-large's were 1.2
     # to 1.3 times as slow on v5p by the compiler's estimate. v4 has no more and ignores it.
     # Products are left whole where parameters are cut: passed on in rings, one part of 16 after the other, bert-large's
-    # took 2.9 times as long on v5e:4x4, for 2.5 ms of waiting instead of 3.7 (benchmarks/results/plans.md).
+    # took 2.9 times as long on v5e:4x4, for 2.5 ms of waiting instead of 3.7 (benchmarks/results/plans_ledger.md).
     "tpu": {
         "xla_tpu_scoped_vmem_limit_kib": "49152",
         "xla_tpu_enable_windowed_einsum_for_all_gather": False,

@@ -77,10 +77,8 @@ def test_gradients_that_slices_sum_are_summed_over_positions_first(module, shape
         with placed_by(activation_rules(mesh)):
             found = str(jax.make_jaxpr(jax.grad(loss))(jax.eval_shape(module.init, jax.random.key(0), x)["params"], x))
         assert len(re.findall(r"f32\[4,8\] = reduce_sum\[axes=\(1", found)) == vectors * expected
-        by_row = f"f32[4,{'1,' * (x.ndim - 2)}8] = optimization_barrier"
-        assert (
-            found.count(by_row) == 2 * vectors * expected
-        )  # one forward, one that keeps XLA from making both sums one
+        # A barrier forward, and one that keeps XLA from making both sums one.
+        assert found.count(f"f32[4,{'1,' * (x.ndim - 2)}8] = optimization_barrier") == 2 * vectors * expected
 
 
 @pytest.mark.parametrize(

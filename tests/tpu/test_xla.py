@@ -99,18 +99,19 @@ def test_collectives_are_beside_products_where_chips_share_out_the_batch_and_par
     kind, shape, installed, beside, monkeypatch
 ):
     monkeypatch.setattr(xla, "version", lambda package: installed)
+    assert compiler_options(mesh_of(kind, shape)) == platform_options("tpu") | beside
+
+
+def mesh_of(kind, shape):
     sizes = dataclasses.asdict(shape)
     chips = np.full(tuple(sizes.values()), SimpleNamespace(platform="tpu", device_kind=kind))
-    options = compiler_options(SimpleNamespace(devices=chips, shape=sizes, size=chips.size))
-    assert options == platform_options("tpu") | beside
+    return SimpleNamespace(devices=chips, shape=sizes, size=chips.size)
 
 
 @pytest.mark.parametrize("shape, ride", [(MeshShape(data=2), True), (MeshShape(fsdp=2), False)])
 def test_scattered_sums_ride_in_no_loop(shape, ride, monkeypatch):
     monkeypatch.setattr(xla, "version", lambda package: "0.0.48")
-    sizes = dataclasses.asdict(shape)
-    chips = np.full(tuple(sizes.values()), SimpleNamespace(platform="tpu", device_kind="TPU v5 lite"))
-    mesh = SimpleNamespace(devices=chips, shape=sizes, size=chips.size)
+    mesh = mesh_of("TPU v5 lite", shape)
     assert (compiler_options(mesh, looped=True) == compiler_options(mesh)) == ride
 
 

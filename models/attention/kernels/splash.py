@@ -138,7 +138,7 @@ def _cost(products: int, cycles: dict[str, float], wide: float) -> Cost:
 # Cycles for 1,024 scores in blocks of 512 queries and keys, heads of 64, from the bundles that XLA:TPU scheduled: a
 # turn on v5p, one head, is 1922 bundles forward and 3134 backward. Of heads of 128 `row_attention` was counted. The
 # backward kernel computes scores again, then the gradients of values, probabilities, queries and keys. Of bert-large's
-# step, 24 layers, copies into and out of a loop's stacks are an eighth (benchmarks/results/plans.md).
+# step, 24 layers, copies into and out of a loop's stacks are an eighth (benchmarks/results/plans_ledger.md).
 KERNEL = Kernel(
     "splash",
     "self",
