@@ -118,7 +118,7 @@ def test_sizes_are_those_of_the_arguments(on_cpu, tmp_path):
 
 def test_the_compilers_answers_are_kept_by_the_options_that_programs_were_jitted_with(on_cpu, monkeypatch, tmp_path):
     asked, given, report = [], {"xla_backend_optimization_level": 0}, Report(2.0, 0, 0, 0, 0, 0, "")
-    monkeypatch.setattr(placement, "small_product_options", lambda mesh: given)
+    monkeypatch.setattr(placement, "small_product_options", lambda mesh, looped: given)
     monkeypatch.setattr(plans, "compile_for_tpu", lambda lowered, options, *_: asked.append(options) or report)
     work, _ = next(works(tiny.bert(), target(microbatches=2), V5E))
     plan(work, V5E, {}, tmp_path)
