@@ -1,7 +1,8 @@
 """Plans as tables on the screen, as Markdown and as a picture."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib
@@ -16,6 +17,7 @@ from tpu.generations import GIB
 from tpu.plan import MARGIN, Largest, Plan
 
 LISTED = 10  # operations and collectives, the largest first
+PARTIAL = "plans.partial.md"
 
 
 def show(title: str, planned: Plan) -> None:
@@ -115,9 +117,10 @@ def figures(planned: Plan) -> dict[str, str]:
 def _span(planned: Plan) -> str:
     """The MFU's range, '45 to 59'; 'up to 59' or 'down to 45' where nothing measured was to the other side."""
     least, most = span(planned.mfu, planned.topology.generation)
+    percent = lambda share: f"{100 * share:.0f}" if share >= 0.095 else f"{100 * share:.1g}"
     if least == planned.mfu:
-        return f"up to {100 * most:.0f}"
-    return f"down to {100 * least:.0f}" if most == planned.mfu else f"{100 * least:.0f} to {100 * most:.0f}"
+        return f"up to {percent(most)}"
+    return f"down to {percent(least)}" if most == planned.mfu else f"{percent(least)} to {percent(most)}"
 
 
 def _collectives(planned: Plan) -> Table:
@@ -199,16 +202,28 @@ def markdown(rows: Sequence[tuple[str, Plan | str]]) -> str:
     return "\n".join([*lines, "", _NOTE, ""])
 
 
-def write(rows: Sequence[tuple[str, Plan | str]], folder: Path) -> None:
-    """plans.md and plans.png in a folder; UserError where it cannot be written."""
-    try:
+def make(folder: Path) -> None:
+    """A folder for plans; UserError where nothing can be written in it."""
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / "plans.partial.md"
-        partial.write_text(markdown(rows))
-        partial.replace(folder / "plans.md")
+        (folder / PARTIAL).touch()
+
+
+def write(rows: Sequence[tuple[str, Plan | str]], folder: Path) -> None:
+    """plans.md and plans.png in a folder that `make` made; UserError where they cannot be written."""
+    with _writing(folder):
+        (folder / PARTIAL).write_text(markdown(rows))
+        (folder / PARTIAL).replace(folder / "plans.md")
         _picture([(recipe, planned) for recipe, planned in rows if isinstance(planned, Plan)], folder / "plans.png")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise UserError(f"--out {folder}: cannot write there ({error.strerror}); choose another folder") from None
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(f"--out {folder}: cannot write there ({why}); choose another folder") from None
 
 
 def _picture(rows: list[tuple[str, Plan]], out: Path) -> None:

@@ -228,6 +228,7 @@ def _table(options: Table) -> None:
     """Plan recipes one by one; what fails is a row that says why."""
     recipes = [find(name) for name in options.recipes]
     topologies = [parse_topology(name) for name in options.topologies]
+    plan_report.make(options.out)  # before the hours that plans take
     prepare()
     rows = []
     for recipe in recipes:

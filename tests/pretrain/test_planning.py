@@ -185,16 +185,21 @@ def test_a_plan_is_printed_for_every_phase(on_cpu, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ratios, said",
-    [((0.8, 0.9), "(up to 50,"), ((0.8, 1.25), "(32 to 50,"), ((1.1, 1.25), "(down to 32,")],
+    "mfu, ratios, said",
+    [
+        (0.4, (0.8, 0.9), "40.0% (up to 50,"),
+        (0.4, (0.8, 1.25), "40.0% (32 to 50,"),
+        (0.4, (1.1, 1.25), "40.0% (down to 32,"),
+        (0.004, (0.8, 1.25), "0.4% (0.3 to 0.5,"),
+    ],
 )
-def test_a_range_ends_where_a_measurement_lay_to_that_side_of_its_estimate(ratios, said, monkeypatch):
+def test_a_range_ends_where_a_measurement_lay_to_that_side_of_its_estimate(mfu, ratios, said, monkeypatch):
     monkeypatch.setattr(calibration, "RATIOS", dict(enumerate(("v5p", ratio) for ratio in ratios)))
     estimate = SimpleNamespace(seconds=1.0, kernels=0.0, compute=1.0, memory=0.0, collectives=0.0, exposed=0.0)
     planned = SimpleNamespace(
-        estimate=estimate, tokens_per_second=1.0, mfu=0.4, topology=SimpleNamespace(generation="v5p")
+        estimate=estimate, tokens_per_second=1.0, mfu=mfu, topology=SimpleNamespace(generation="v5p")
     )
-    assert plan_report.figures(planned)["estimated MFU"].startswith(f"40.0% {said}")
+    assert plan_report.figures(planned)["estimated MFU"].startswith(said)
 
 
 def test_a_row_of_the_table_says_what_limits_a_step():
@@ -220,6 +225,13 @@ def test_the_largest_batch_of_a_phase_has_all_its_other_fields(monkeypatch):
 def test_a_table_of_nothing_is_refused(empty, tmp_path):
     with pytest.raises(UserError, match=f"--{empty}: name at least one"):
         plan_command(["--all", f"--{empty}", "--out", str(tmp_path)])
+
+
+def test_where_no_table_can_be_written_nothing_is_planned(on_cpu, tmp_path):
+    (tmp_path / "plans").touch()
+    with pytest.raises(UserError, match="--out .*plans: cannot write there .it is a file.; choose another folder"):
+        plan_command(["--all", "--topologies", "v5e:1x1", "--out", str(tmp_path / "plans")])
+    assert on_cpu == []
 
 
 def test_all_writes_a_table_and_a_picture(on_cpu, tmp_path):
