@@ -162,8 +162,10 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
     gathers = waited * seconds(2 * 2 * load.parameters, shape.fsdp)
     of_parts = 2 * 4 if shape.fsdp == devices else waited * 4  # bytes of a scalar's sum that are waited for
     sums = 1.0
-    if shape.fsdp == 1:
-        sums = 2.0 if shape.slice > 1 else NOT_BESIDE if load.beside else 1.0
+    if shape.fsdp == 1 and shape.slice > 1:
+        sums = 2.0
+    elif shape.fsdp == 1 and load.beside:
+        sums = NOT_BESIDE
     inside = gathers + of_parts * seconds(load.parameters, shape.fsdp) + sums * seconds(8 * whole, shape.data)
     between = 0.0
     if shape.slice > 1:
