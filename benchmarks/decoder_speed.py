@@ -12,7 +12,6 @@ The recipes' vocabularies are what a corpus has: 8,192 for tiny and mini, GPT-2'
 import dataclasses
 import functools
 import os
-import sys
 
 import numpy as np
 from rich.console import Console
@@ -20,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.train_speed import recipe_step, torch_adamw
 from benchmarks.turns import Step, milliseconds, ratio, take_turns
-from data_pipelines.command_line import parse
+from data_pipelines.command_line import end_with, parse
 from data_pipelines.errors import UserError
 from pretrain.commands.platform import keep_memory
 
@@ -44,11 +43,7 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Measure and print the table -> exit status."""
-    try:
-        options = parse(Options, arguments, "python -m benchmarks.decoder_speed")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = parse(Options, arguments, "python -m benchmarks.decoder_speed")
     cores = sorted(os.sched_getaffinity(0))
     title = f"ms per training step, median of wall (CPU) time, {len(cores)} threads"
     table = Table("model", "vocab", "batch", "ours", "torch", "torch / ours", title=title)
@@ -111,4 +106,4 @@ def torch_step(size: str) -> Step:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    end_with(main)

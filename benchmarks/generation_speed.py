@@ -10,15 +10,13 @@ model was loaded before; the call's program is compiled.
 import dataclasses
 import functools
 import os
-import sys
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.turns import Step, ratio, take_turns
-from data_pipelines.command_line import parse
-from data_pipelines.errors import UserError
+from data_pipelines.command_line import end_with, parse
 from pretrain.commands.platform import keep_memory, prepare_cpu
 
 
@@ -37,11 +35,7 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Measure and print the table -> exit status."""
-    try:
-        options = parse(Options, arguments, "python -m benchmarks.generation_speed")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = parse(Options, arguments, "python -m benchmarks.generation_speed")
     cores, console = sorted(os.sched_getaffinity(0)), Console(width=110)
     lengths = f"{options.prompt} + {options.tokens} tokens, {len(cores)} threads"
     title = f"tokens/s by wall (CPU) time, gpt2-{options.size}, {lengths}"
@@ -106,4 +100,4 @@ def torch_step(options: Options, batch: int) -> Step:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    end_with(main)

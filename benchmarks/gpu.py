@@ -29,7 +29,6 @@ import numpy as np
 from benchmarks.gpu_sides import Case, Ours, Theirs
 from benchmarks.turns import Failed, contest, in_turns, ratio
 from data_pipelines.command_line import end_with, parse
-from data_pipelines.errors import UserError
 
 RECIPES = ("bert-large", "bert-base", "electra-base", "xlnet-base", "gpt2-small")
 LENGTHS = (512, 128, 1024)
@@ -77,12 +76,8 @@ class Measured(NamedTuple):
 
 def main(arguments: list[str]) -> int:
     """Measure and print the table, a row as soon as it is known -> exit status."""
-    try:
-        options = parse(Options, arguments, "python -m benchmarks.gpu")
-        rows = cases(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = parse(Options, arguments, "python -m benchmarks.gpu")
+    rows = cases(options)
     shown = []
     for case in rows:
         measured = measure(case, options)

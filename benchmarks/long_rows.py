@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import os
 import platform
-import sys
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -26,8 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.turns import Step, milliseconds, take_turns
-from data_pipelines.command_line import parse
-from data_pipelines.errors import UserError
+from data_pipelines.command_line import end_with, parse
 from pretrain.commands.platform import keep_memory, prepare_cpu
 
 TOKENS = 16_384  # of a batch where lengths are compared
@@ -63,11 +61,7 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Measure and print the tables -> exit status."""
-    try:
-        options = parse(Options, arguments, "python -m benchmarks.long_rows")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = parse(Options, arguments, "python -m benchmarks.long_rows")
     cores = sorted(os.sched_getaffinity(0))
     text = heading(options, cores) + beside_others(options, cores)
     if options.lengths:
@@ -300,4 +294,4 @@ def torch_step(family: str, changes: dict) -> Step:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    end_with(main)

@@ -17,7 +17,6 @@ import os
 import platform
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -28,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.soak_checks import differences, left_behind, unreadable
 from benchmarks.soak_starts import LIMIT, Ending, Lane, interrupted, uninterrupted
-from data_pipelines.command_line import parse
+from data_pipelines.command_line import end_with, parse
 from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
@@ -77,11 +76,7 @@ class Record:
 
 def main(arguments: list[str]) -> int:
     """Interrupt, compare, write the table -> exit status."""
-    try:
-        options = parse(Options, arguments, "python -m benchmarks.soak")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = parse(Options, arguments, "python -m benchmarks.soak")
     began, record = time.monotonic(), Record()
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="soak-"))).absolute()
     shared = set(Path("/dev/shm").glob("*"))
@@ -182,4 +177,4 @@ def _report(record: Record, options: Options, seconds: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    end_with(main)

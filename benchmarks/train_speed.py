@@ -17,7 +17,6 @@ there to compare with.
 import dataclasses
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable
 
@@ -26,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.turns import Step, milliseconds, ratio, take_turns
-from data_pipelines.command_line import parse
+from data_pipelines.command_line import end_with, parse
 from data_pipelines.errors import UserError
 from pretrain.commands.platform import keep_memory, prepare_cpu
 
@@ -60,11 +59,7 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Measure and print the table -> exit status."""
-    try:
-        options = parse(Options, arguments, "python -m benchmarks.train_speed")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = parse(Options, arguments, "python -m benchmarks.train_speed")
     cores = sorted(os.sched_getaffinity(0))
     cores = cores[: options.threads or len(cores)]
     sizes = {"bert": options.sizes, "electra": options.electra_sizes, "albert": options.albert_sizes}
@@ -250,4 +245,4 @@ def torch_config(family: str, size: str, vocab: int):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    end_with(main)

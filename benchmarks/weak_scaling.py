@@ -9,7 +9,6 @@ counted; nothing is measured.
 import dataclasses
 import math
 import re
-import sys
 from pathlib import Path
 
 from data_pipelines.command_line import end_with, parse, unknown
@@ -48,15 +47,7 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Print the table row by row -> exit status."""
-    try:
-        _print(parse(Options, arguments, "python -m benchmarks.weak_scaling"))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _print(options: Options) -> None:
+    options = parse(Options, arguments, "python -m benchmarks.weak_scaling")
     prepare()
     print("| chips | mesh | rows | step ms | of the first | waits ms | MB summed or moved a chip | MFU | compiled s |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -67,6 +58,7 @@ def _print(options: Options) -> None:
             planned = planned_for(options.recipe.split(), topology, mesh, rows, options.cache)
             first = first or planned
             print(line(planned, first), flush=True)
+    return 0
 
 
 def planned_for(recipe: list[str], topology: str, mesh: str, rows: int, cache: Path) -> Plan:

@@ -10,7 +10,6 @@ query stream and logits at the targets alone.
 import dataclasses
 import functools
 import os
-import sys
 
 import numpy as np
 from rich.console import Console
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.train_speed import BATCH, LENGTH, ROUNDS, WARM_UP, random_batch, recipe_step, torch_adamw
 from benchmarks.turns import Step, milliseconds, ratio, take_turns
-from data_pipelines.command_line import parse
+from data_pipelines.command_line import end_with, parse
 from data_pipelines.errors import UserError
 from pretrain.commands.platform import keep_memory, prepare_cpu
 
@@ -39,11 +38,7 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Measure and print the table -> exit status."""
-    try:
-        options = parse(Options, arguments, "python -m benchmarks.xlnet_speed")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = parse(Options, arguments, "python -m benchmarks.xlnet_speed")
     cores, console = sorted(os.sched_getaffinity(0)), Console(width=110)
     title = f"ms per training step, median of wall (CPU) time, {len(cores)} threads, vocabulary {options.vocab:,}"
     table = Table("size", "batch", "XLNet", "BERT", "torch XLNet", "XLNet / BERT", "torch / XLNet", title=title)
@@ -123,4 +118,4 @@ def torch_inputs(batch: dict) -> dict:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    end_with(main)

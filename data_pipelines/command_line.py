@@ -35,12 +35,16 @@ RULE = re.compile(r"[─-]{3}")
 
 
 def end_with(main: Callable[[list[str]], int]) -> NoReturn:
-    """End this process with the status of a program; with 1 and no word when its reader has left, as `head` does."""
+    """End this process with the status of a program or of its UserError, which is printed; with 1 and no word when its
+    reader has left, as `head` does."""
     try:
         try:
             status = main(sys.argv[1:])
         finally:
             sys.stdout.flush()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.status)
     except BrokenPipeError:
         if not _unread():
             raise

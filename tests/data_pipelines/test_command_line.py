@@ -8,6 +8,7 @@ import pytest
 
 from data_pipelines import __main__ as program
 from data_pipelines.command_line import end_with, parse
+from data_pipelines.errors import PassingError, UserError
 from data_pipelines.prepare.options import Prepare
 
 OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
@@ -53,6 +54,16 @@ def test_a_reader_that_leaves_early_sees_no_traceback(command):
     ended = subprocess.run([sys.executable, "-m", *command.split(), "--help"], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("error", [UserError("--rows 0: at least 1"), PassingError("the bucket is away")])
+def test_what_a_user_can_put_right_is_one_line_and_its_status(error, capsys):
+    def main(arguments):
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        end_with(main)
+    assert ended.value.code == error.status and capsys.readouterr().err == f"error: {error}\n"
 
 
 def test_another_pipe_that_breaks_is_an_error_as_before():
