@@ -108,6 +108,9 @@ def settings(options: Prepare) -> dict:
         raise UserError(f"--processes {options.processes}: give at least 1, or leave it out for all cores")
     if options.part_size < 1:
         raise UserError(f"--part-size {options.part_size}: give a number of MiB, at least 1")
+    for code in options.code:
+        if not code.strip() or not code.isprintable():
+            raise UserError(f"--code {code!r}: is blank or has control characters; give it a name")
     check_specials(options.tokenizer, options.specials)
     if options.end_of_text and options.tokenizer in KINDS:
         raise UserError(f"--end-of-text: a trained {options.tokenizer} tokenizer ends documents already; leave it out")

@@ -10,12 +10,10 @@ MARKS = ("</w>", "▁", "Ġ")  # of words, in tokens
 
 
 def added(made: Made, codes: Iterable[str]) -> Made:
-    """The tokenizer with a token for each code after its vocabulary, which no text ever cuts. UserError for a code that
-    is blank or that the vocabulary holds: texts would lose their spaces or that token to it."""
+    """The tokenizer with a token for each code after its vocabulary, which no text ever cuts. UserError for a code
+    that the vocabulary holds: texts would lose that token to it."""
     codes = list(dict.fromkeys(codes))
     for code in codes:
-        if not code.strip():
-            raise UserError(f"--code {code!r}: is blank, and would take the place of all such spaces; give it a name")
         if made.tokenizer.token_to_id(code) is not None:
             raise UserError(f"--code {code}: the trained tokenizer has that token for texts; name it anew, [{code}]")
     made.tokenizer.add_special_tokens(codes)

@@ -72,9 +72,12 @@ def test_a_code_takes_no_token_from_texts(tmp_path, capsys, tokenizer):
     assert corpus.special["unk"] not in corpus.parts[0].array("train", "tokens")
 
 
-def test_a_blank_code_is_an_error(tmp_path, capsys):
-    assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--specials", "gpt2", "--code", " ") == 2
-    assert "--code ' ': is blank" in capsys.readouterr().err
+@pytest.mark.parametrize("code", [" ", "a\nb"])
+def test_a_code_that_cannot_be_read_is_an_error_before_anything_is(tmp_path, capsys, code):
+    assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--specials", "gpt2", "--code", code) == 2
+    said = capsys.readouterr()
+    assert f"--code {code!r}: is blank or has control characters" in said.err
+    assert "training" not in said.out
 
 
 def test_codes_that_do_not_fit_the_sources_are_errors(tmp_path, capsys):
