@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import threading
 from pathlib import Path
 
 
@@ -46,5 +47,5 @@ def _sync(path: Path) -> None:
 
 
 def ours() -> str:
-    """A name that no other process has, on any host."""
-    return f"{socket.gethostname()}-{os.getpid()}"
+    """A name that no other thread of any process has, on any host."""
+    return f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"

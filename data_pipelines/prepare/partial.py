@@ -52,7 +52,7 @@ def read_state(out: Path) -> State | None:
     file = out / FOLDER / "state.json"
     try:
         said = json.loads(file.read_bytes())
-        if said["sha256"] == _digest(said["state"]):
+        if said["sha256"] == digest(said["state"]):
             return State(**said["state"])
     except FileNotFoundError:
         return None
@@ -61,8 +61,8 @@ def read_state(out: Path) -> State | None:
     raise _damaged(file)
 
 
-def _digest(state: dict) -> str:
-    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
+def digest(said: object) -> str:
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def read_plan(out: Path, state: State) -> Plan:
@@ -106,7 +106,7 @@ def begin(out: Path, state: State, plan: Plan, tokenizer: Path) -> State:
     folder = out / FOLDER
     put_folder(tokenizer, folder / state.tokenizer)
     write_new(folder / state.plan, plan.to_json())
-    said = {"state": state._asdict(), "sha256": _digest(state._asdict())}
+    said = {"state": state._asdict(), "sha256": digest(state._asdict())}
     write_new(folder / "state.json", json.dumps(said).encode())
     return read_state(out)
 

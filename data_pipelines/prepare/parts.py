@@ -1,12 +1,11 @@
 """Parts of a corpus from their text: on all cores of this machine, or one as a function of (plan, number)."""
 
-import functools
-import hashlib
 import itertools
 import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
@@ -17,7 +16,15 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
 from data_pipelines.formats.source import Range, Source
 from data_pipelines.formats.table import changed
-from data_pipelines.prepare.partial import FOLDER, SUMMARY, State, check_tokenizer, put_folder
+from data_pipelines.prepare.partial import (
+    FOLDER,
+    SUMMARY,
+    State,
+    check_tokenizer,
+    digest,
+    put_folder,
+    tokenizer_name,
+)
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.prepare.pool import pool
 from data_pipelines.store.batches import write_unit
@@ -29,6 +36,7 @@ from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import vocabulary
 
 AHEAD = 2  # tasks for each process: what is waiting for a part to be written takes room on the disk
+HELD = threading.local()  # the encoder of this thread, and the tokenizer that it is of
 
 
 class Work(NamedTuple):
@@ -52,16 +60,30 @@ def open_work(out: Path, state: State, plan: Plan, sources: tuple[Source, ...]) 
     """From what is written down; where that is in a bucket, the tokenizer is copied to a folder of this machine."""
     tokenizer, scratch = out / FOLDER / state.tokenizer, out / FOLDER / "units"
     if cloud.in_cloud(out):
-        name = hashlib.sha256(f"{out} {state.plan} {state.tokenizer}".encode()).hexdigest()[:16]
+        name = digest([str(out), state])[:16]  # all that units depend on
         scratch = Path(tempfile.gettempdir()) / f"prepare-{os.getuid()}-{name}"
-        cloud.download(tokenizer, scratch / "tokenizer")
-        tokenizer = scratch / "tokenizer"
+        tokenizer = _fetch_tokenizer(out, state, scratch)
     check_tokenizer(out, state, tokenizer)
     file = tokenizer / "tokenizer.json"
     size = len(vocabulary(stored.load(tokenizer).tokenizer))
     fields = planned(sources, size, word_starts_of(read_encoder(file))[0], state.settings["steps"])
     job = Job(sources, size, fields, state.settings["heldout"], len(plan.parts), tuple(state.settings["steps"]))
     return Work(job, plan, file, out, scratch)
+
+
+def _fetch_tokenizer(out: Path, state: State, scratch: Path) -> Path:
+    """The tokenizer of a bucket in the scratch of this machine, whole at any time: others may open it meanwhile."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    place = scratch / "tokenizer"
+    with tempfile.TemporaryDirectory(prefix="work-", dir=scratch) as folder:
+        made = Path(folder) / "tokenizer"
+        made.mkdir()
+        cloud.download(out / FOLDER / state.tokenizer, made)
+        check_tokenizer(out, state, made)
+        if place.exists() and tokenizer_name(place) != state.tokenizer:
+            shutil.rmtree(place)
+        put_folder(made, place)
+    return place
 
 
 def present(out: Path, numbers: Iterable[int]) -> set[int]:
@@ -125,9 +147,12 @@ def _unit(folder: Path, unit: tuple[Range, ...], job: Job, tokenizer: Path) -> N
     write_unit(folder, unit, job, read_encoder(tokenizer))
 
 
-@functools.lru_cache(maxsize=1)
 def read_encoder(tokenizer: Path) -> Encoder:
-    return Encoder(stored.load(tokenizer.parent).tokenizer)  # as its Hugging Face class reads it, to the last bit
+    """The encoder of a tokenizer's file, as its Hugging Face class reads it, to the last bit. One a thread: it learns
+    from what it encodes."""
+    if getattr(HELD, "tokenizer", None) != tokenizer:
+        HELD.encoder, HELD.tokenizer = Encoder(stored.load(tokenizer.parent).tokenizer), tokenizer
+    return HELD.encoder
 
 
 def _join(number: int, folders: list[Path], job: Job, out: Path) -> None:

@@ -53,6 +53,14 @@ def test_a_pipeline_with_worker_processes_that_is_killed_goes_on(text, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
+def test_threads_of_one_process_make_the_same_bytes(text, tmp_path):
+    alone, by_beam = tmp_path / "alone", tmp_path / "beam"
+    run(sys.executable, text, alone)
+    options = "--runner=direct", "--", "--direct_num_workers=4", "--direct_running_mode=multi_threading"
+    run(PYTHON, text, by_beam, *options)
+    assert content(by_beam) == content(alone)
+
+
 def test_what_a_worker_cannot_do_is_one_line(text, tmp_path):
     run(PYTHON, text, tmp_path / "out", "--part=0/6")
     (tmp_path / "out" / "parts" / "000001").write_text("in the way")
