@@ -8,6 +8,7 @@ import numpy as np
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.store.fields import STORED
+from data_pipelines.store.files import describe_files
 
 
 def repeated(corpus: Corpus, folder: Path, tokens: int, parts: int = 1) -> Corpus:
@@ -28,6 +29,6 @@ def repeated(corpus: Corpus, folder: Path, tokens: int, parts: int = 1) -> Corpu
         (folder / name).symlink_to((corpus.path / name).absolute())
     entry = corpus.manifest["parts"][0]
     sizes = {name: size * copies for name, size in part.sizes["train"].items()}
-    described = entry | {"files": {}, "splits": entry["splits"] | {"train": sizes}}
+    described = entry | {"files": describe_files(first, "*/*.npy"), "splits": entry["splits"] | {"train": sizes}}
     (folder / "manifest.json").write_text(json.dumps(corpus.manifest | {"parts": [described] * parts}))
     return Corpus(folder)

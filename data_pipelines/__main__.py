@@ -47,16 +47,18 @@ def prepare(arguments: list[str], console) -> None:
 def show(arguments: list[str], console) -> None:
     from tokenizers import Tokenizer
 
+    from data_pipelines.checks import sound
     from data_pipelines.command_line import parse
     from data_pipelines.corpora import open_corpora
     from data_pipelines.show import Show, show_examples, show_statistics
 
     options = parse(Show, arguments, "python -m data_pipelines show")
     corpora = open_corpora(options.corpus, {})
-    batch = None if options.recipe is None else _examples(corpora, options)  # an unknown recipe is said first
-    for corpus in corpora.values():
-        tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
-        show_statistics(corpus, tokenizer, console)
+    with sound(corpora.values()):
+        batch = None if options.recipe is None else _examples(corpora, options)  # an unknown recipe is said first
+        for corpus in corpora.values():
+            tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
+            show_statistics(corpus, tokenizer, console)
     if batch is not None:
         show_examples(tokenizer, corpus.special.get("mask", -1), batch, console)
 

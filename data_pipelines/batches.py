@@ -84,6 +84,11 @@ class Examples:
         return self.layout.spec
 
     @property
+    def corpora(self) -> tuple[Corpus, ...]:
+        """What is read."""
+        return (self.corpus,)
+
+    @property
     def cells(self) -> int:
         """The most parts, each with rows of its own, that a batch is of."""
         return min(self.order.lanes * self.order.window, len(self.parts) + self.order.lanes - 1)

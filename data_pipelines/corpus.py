@@ -27,9 +27,10 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from data_pipelines.checks import Checks
 from data_pipelines.cloud import is_remote
-from data_pipelines.errors import UserError
-from data_pipelines.fetch import Copy, open_copy
+from data_pipelines.errors import PassingError, UserError
+from data_pipelines.fetch import Copy, cache, open_copy
 from data_pipelines.manifest import (
     PartEntry,
     check_described,
@@ -52,11 +53,11 @@ class Corpus:
     reads the manifest and, of a local corpus, the file sizes; arrays are mapped at first use.
 
     fingerprint: of the corpus, or of a state that it had before parts were added; then it has the parts of that state.
-    Pickles as its path, so a worker process opens its own maps.
+    Pickles as its path, so a worker process opens its own maps; what it reads it notes for this process to check.
 
     Attributes: `source` (the path as given, absolute), `path` (the local folder), `manifest` (the JSON as a dict),
     `fingerprint` (hex digest of the content), `vocab_size`, `special` (role -> token id; every role is optional),
-    `fields` (name -> Field), `tokenizer_path`, `parts`.
+    `fields` (name -> Field), `tokenizer_path`, `parts`, `checks` (says what of that which was read is damaged).
 
     Raises UserError when the folder is missing, is no corpus, is unfinished, has another version, has a file whose size
     is not the manifest's, or never had the fingerprint.
@@ -75,6 +76,7 @@ class Corpus:
         self.tokenizer_path = self.path / "tokenizer"
         entries = parts_of(self.manifest)[: self._number_of_parts()]
         self.parts = tuple(Part(self, index, entry) for index, entry in enumerate(entries))
+        self.checks = Checks(self._check_read)
         self._tables = {}
         if self.copy is None:
             self._check_sizes()
@@ -88,7 +90,7 @@ class Corpus:
                 check_size(self.path / part.entry.path, name, file["bytes"])
 
     def __reduce__(self):
-        return Corpus, (self.source if self.copy else self.path, self.fingerprint, self.copy)
+        return _noting, (self.source if self.copy else self.path, self.fingerprint, self.copy)
 
     def size(self, split: str) -> dict[str, int]:
         """{documents, sentences, tokens} of all parts."""
@@ -98,8 +100,7 @@ class Corpus:
         """int64 [vocab]: how often each token occurs in the train split."""
         counts = np.zeros(self.vocab_size, np.int64)
         for part in self.parts:
-            with part.file("train/token_counts.npy") as path:
-                counts += self.load(path)
+            counts += part.token_counts()
         return counts
 
     def require(self, *roles: str) -> tuple[int, ...]:
@@ -144,16 +145,31 @@ class Corpus:
             self.release("heldout", [part.index])
 
     def _check(self, name: str, path: Path, file: dict) -> None:
-        with open(path, "rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        try:
+            with open(path, "rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            if self.copy and isinstance(error, FileNotFoundError):  # dropped since it was read
+                return
+            raise self._unreadable(path, error) from error
         self._check_digest(f"the content of {name}", digest, file["sha256"])
+
+    def _check_read(self, number: int, name: str) -> None:
+        """The same of a part's file that was read."""
+        part = self.parts[number]
+        path = self.copy.path(number, name) if self.copy else self.path / part.entry.path / name
+        self._check((Path(part.entry.path) / name).as_posix(), path, part.entry.files[name])
 
     def _check_digest(self, what: str, found: str, wanted: str) -> None:
         if found != wanted:
-            raise UserError(
-                f"corpus {self.source}: {what} has changed since it was prepared; "
-                "copy the corpus again or rerun prepare into an empty folder"
-            )
+            raise self.damaged(what)
+
+    def damaged(self, what: str) -> UserError:
+        """The error that says of what in this corpus that it is not what `prepare` wrote."""
+        cure = "copy the corpus again or rerun prepare into an empty folder"
+        if self.copy:
+            cure = f"delete {cache()}, and the same command copies it again"
+        return UserError(f"corpus {self.source}: {what} has changed since it was prepared; {cure}")
 
     def table(self, field: str) -> np.ndarray:
         """[vocab, ...]: the values of a field that is looked up by token."""
@@ -167,12 +183,13 @@ class Corpus:
             # An ndarray over the map: np.memmap's own indexing is slower
             return np.asarray(np.load(path, mmap_mode="r"))
         except OSError as error:
-            cure = "start the same command again when what it lies on can be reached"
-            if error.errno == errno.EMFILE:  # each part that is read keeps a file open
-                cure = "allow more with `ulimit -n`, or take fewer order.lanes or a smaller order.window"
-            raise UserError(
-                f"corpus {self.source}: {path} cannot be read ({error.strerror or error}); {cure}"
-            ) from error
+            raise self._unreadable(path, error) from error
+
+    def _unreadable(self, path: Path, error: OSError) -> UserError:
+        kind, cure = PassingError, "start the same command again when what it lies on can be reached"
+        if error.errno == errno.EMFILE:  # each part that is read keeps a file open
+            kind, cure = UserError, "allow more with `ulimit -n`, or take fewer order.lanes or a smaller order.window"
+        return kind(f"corpus {self.source}: {path} cannot be read ({error.strerror or error}); {cure}")
 
     def _number_of_parts(self) -> int | None:
         """How many parts the state of this fingerprint has; None for all."""
@@ -215,6 +232,10 @@ class Part:
         """int64 [documents]: tokens per document."""
         return np.diff(self.sentences(split)[self.documents(split)])
 
+    def token_counts(self) -> np.ndarray:
+        """int64 [vocab]: how often each token occurs in the train split."""
+        return self._load("train", "token_counts")
+
     def column(self, split: str, field: str) -> np.ndarray:
         """The values of a field by document or sentence: [documents or sentences, ...]."""
         return self._of_all_parts(field, self._load(split, field))
@@ -243,6 +264,9 @@ class Part:
         rows = windows[inside]
         for row in np.flatnonzero(inside != starts):  # few: only rows at either end of the split
             rows[row] = np.roll(rows[row], inside[row] - starts[row], axis=0)
+        if field == "tokens" and rows.size and (highest := rows.max()) >= self.corpus.vocab_size:
+            what = f"{self.entry.path}/{split}/tokens.npy, with token {highest} of {self.corpus.vocab_size},"
+            raise self.corpus.damaged(what)
         return self._of_all_parts(field, rows)
 
     def array(self, split: str, name: str) -> np.ndarray:
@@ -255,6 +279,7 @@ class Part:
 
     def _load(self, split: str, name: str) -> np.ndarray:
         with self.file(f"{split}/{name}.npy") as path:
+            self.corpus.checks.add((self.index, f"{split}/{name}.npy"))
             return self.corpus.load(path)
 
     def file(self, name: str) -> AbstractContextManager[Path]:
@@ -287,6 +312,12 @@ def _allow_files(number: int) -> None:
     wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _noting(*of_corpus) -> Corpus:
+    corpus = Corpus(*of_corpus)
+    corpus.checks = Checks(None)
+    return corpus
 
 
 def _part(corpus: Corpus, index: int) -> Part:

@@ -87,7 +87,7 @@ class Copy:
         the others wait; what another process left unfinished is copied anew, what it finished is not.
         """
         key = number, _group(name)
-        path, file = self._path(number, name), self._parts[number][1][key[1]][name]
+        path, file = self.path(number, name), self._parts[number][1][key[1]][name]
         disk_errors = lambda: _disk_errors(self.source, path.parent)
         with disk_errors():
             self._enter(key)
@@ -120,11 +120,12 @@ class Copy:
                 elif key in self._held:
                     self._leave(key)
 
-    def _path(self, number: int, name: str) -> Path:
+    def path(self, number: int, name: str) -> Path:
+        """Where a part's file is on this host, if it is there."""
         return _path(self._parts[number][0].fingerprint, name)
 
     def _mark(self, key: Key, kind: str) -> Path:
-        return self._path(key[0], f"{key[1]}.{kind}")
+        return self.path(key[0], f"{key[1]}.{kind}")
 
     def _enter(self, key: Key) -> None:
         with self._lock:
@@ -158,7 +159,7 @@ class Copy:
             return False
         with used, suppress(OSError):  # what cannot be deleted is noticed when the disk is full
             for name in self._parts[number][1][group]:
-                self._path(number, name).unlink(missing_ok=True)
+                self.path(number, name).unlink(missing_ok=True)
         return True
 
     def _copy(self, key: Key, name: str, file: File, path: Path) -> None:

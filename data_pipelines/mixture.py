@@ -119,6 +119,11 @@ class Mixture:
         cells = sum(source.cells for source in sources.values())
         self.together = together(cells, one.layout.length)
 
+    @property
+    def corpora(self) -> tuple[Corpus, ...]:
+        """What is read."""
+        return tuple(source.corpus for source in self.sources.values())
+
     def check_size(self) -> None:
         """Raises UserError where a source is too small."""
         for source in self.sources.values():

@@ -7,6 +7,7 @@ from contextlib import closing
 import jax
 from jax.sharding import Mesh
 
+from data_pipelines.checks import sound
 from data_pipelines.cloud import is_file
 from data_pipelines.corpora import open_corpora, written
 from data_pipelines.corpus import Corpus
@@ -97,7 +98,8 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
                     journal.say(said)
                 stop = stop or StopRequest()
                 whole = Run(assembly, corpora, options, directory, checkpoints, journal, mesh, frozen, stop, stages)
-                state, status = train(whole, state, carried)
+                with sound(corpora.values()):
+                    state, status = train(whole, state, carried)
                 if status == 0:
                     journal.say(f"done: {int(state.step)} steps in {directory.path}")
     return status

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
+from data_pipelines.checks import sound
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import evaluation_batches
@@ -46,7 +47,8 @@ class Evaluator:
     def __init__(self, stage: Stage, corpus: Corpus, examples: int):
         self.stage, self.objective, self.corpus = stage, stage.assembly.recipe.objective, corpus
         held_out = self.objective.examples(corpus, "heldout", stage.phase, EVALUATION_SEED)
-        self.batches = list(evaluation_batches(held_out, examples))
+        with sound([corpus], "heldout"):
+            self.batches = list(evaluation_batches(held_out, examples))
         self.real = [len(chosen) for chosen in held_out.fixed(examples)]  # of each batch the first rows; others fill up
         if not self.objective.rowwise:
             self._keep_whole(examples)
@@ -71,7 +73,8 @@ class Evaluator:
 
     def baselines(self) -> dict[str, float]:
         """What needs no model, under the names of the figures that it stands beside."""
-        return self._with_those_of_text(self.objective.baselines(self.batches, self.corpus))
+        with sound([self.corpus]):
+            return self._with_those_of_text(self.objective.baselines(self.batches, self.corpus))
 
     def _with_those_of_text(self, figures: dict[str, float]) -> dict[str, float]:
         return figures | self.objective.of_text(figures, self.batches, self.corpus)

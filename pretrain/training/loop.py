@@ -141,6 +141,8 @@ def _batches(run: Run, examples: Examples | Mixture, first: int, end: int) -> It
 
 
 def _save(run: Run, state: TrainState, phase: int) -> None:
+    for corpus in run.corpora.values():  # what was trained on damaged text is not kept
+        corpus.checks.wait()
     from_first("--workdir", run.directory.check_there)
     run.journal.sync()
     run.checkpoints.save(state, phase)

@@ -67,7 +67,7 @@ def test_a_host_whose_disk_is_small_holds_three_windows_at_most(bucket, local, m
     monkeypatch.setattr(fetch, "ROOM", 0)
     corpus, windows = read_an_epoch(local)
     assert not corpus.copy.keeps
-    there = {number for number in range(PARTS) if corpus.copy._path(number, "train/tokens.npy").exists()}
+    there = {number for number in range(PARTS) if corpus.copy.path(number, "train/tokens.npy").exists()}
     assert there == set(sum(windows[-2:], []))
     read = train_parts(bucket)
     assert read.keys() == set(sum(windows, []))

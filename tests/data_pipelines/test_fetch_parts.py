@@ -44,7 +44,7 @@ def parts_read(bucket):
 
 
 def there(copy, number, name="train/tokens.npy"):
-    return copy._path(number, name).exists()
+    return copy.path(number, name).exists()
 
 
 def eventually(condition):
@@ -187,7 +187,7 @@ def test_a_process_that_was_killed_lets_go(bucket, monkeypatch):
     small_disk(monkeypatch, free=10_000)
     copy = fetch.open_copy(SOURCE)
     read(copy, 0)
-    used, lock = (str(copy._path(0, f"train.{kind}")) for kind in ("used", "lock"))
+    used, lock = (str(copy.path(0, f"train.{kind}")) for kind in ("used", "lock"))
     hold = (
         f"import fcntl, time; used, lock = open({used!r}, 'a+'), open({lock!r}, 'a+')\n"
         "fcntl.flock(used, fcntl.LOCK_SH), fcntl.flock(lock, fcntl.LOCK_EX), print('held', flush=True), time.sleep(60)"

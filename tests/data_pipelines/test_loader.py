@@ -56,6 +56,7 @@ def test_more_rows_are_built_together_where_a_batch_is_of_more_parts():
 
 class Failing:
     batch_size = together = 8
+    corpora = ()
 
     def batch(self, step, rows):
         raise UserError("the disk is gone")

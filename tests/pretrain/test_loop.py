@@ -1,5 +1,6 @@
 """The loop feeds the run's own data and says how fast it goes."""
 
+import shutil
 import time
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from models.core.program import Program
 from pretrain.commands.run import run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
@@ -52,3 +54,18 @@ def test_the_time_of_an_evaluation_is_no_time_of_steps(corpus_path, tmp_path, mo
     assert run(toys.recipe(steps=10), options) == 0
     *_, last = read_metrics(RunDirectory(tmp_path / "run"), "train")
     assert last["step"] == 10 and last["step_ms"] < 1000 * 1000 / 10  # with them
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_no_checkpoint_is_made_of_damaged_text(corpus_path, tmp_path, monkeypatch, split):
+    toys.register(monkeypatch)
+    corpus = shutil.copytree(corpus_path, tmp_path / "corpus")
+    options = tiny.options(corpus, tmp_path / "run", checkpoint_every=5)
+    assert run(toys.recipe(steps=10), options) == 0
+    tokens = corpus / "parts/000000" / split / "tokens.npy"
+    content = bytearray(tokens.read_bytes())
+    content[-2] ^= 1  # it stays in the vocabulary
+    tokens.write_bytes(content)
+    with pytest.raises(UserError, match=f"parts/000000/{split}/tokens.npy has changed"):
+        run(toys.recipe(steps=20), options)
+    assert RunDirectory(tmp_path / "run").checkpoint_steps()[-1] == 10
