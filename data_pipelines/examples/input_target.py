@@ -17,27 +17,28 @@ from data_pipelines.examples.layout import Chosen, RowLayout
 class Plan(NamedTuple):
     """The documents of a part.
 
-    offsets, inputs, targets: int64 [documents], of each the first token, and how many its segments have.
+    input_begins, target_begins, inputs, targets: int64 [documents], where its segments begin, and their tokens.
     codes: int32 [documents], of each the control code; None where there are none.
     """
 
     part: Any
     split: str
-    offsets: np.ndarray
+    input_begins: np.ndarray
+    target_begins: np.ndarray
     inputs: np.ndarray
     targets: np.ndarray
     codes: np.ndarray | None
 
     @property
     def number(self) -> int:
-        return len(self.offsets)
+        return len(self.inputs)
 
 
 @dataclass(frozen=True)
 class InputTarget(RowLayout):
     """Rows of one document each: its control code, where it has one, input, delimiter, target and end token, padded.
 
-    The delimiter is the corpus's 'sep', where 'eod' ends documents; else it is the end token too. Of what does not fit
+    The input is the segment that the corpus names first, the target the other one. The delimiter is the corpus's 'sep', where 'eod' ends documents; else it is the end token too. Of what does not fit
     the end of the input is cut, then the end of the target. A batch holds tokens, targets (the next token), segments
     (1; 0 in padding), weights (1 where a token of the document, or of its target alone, is predicted) and, with
     `auxiliary`, auxiliary_weights (1 where the other ones are).
@@ -71,7 +72,10 @@ class InputTarget(RowLayout):
         is_target = part.column(split, "segments") == 1
         before = np.append(0, np.cumsum(np.diff(sentences) * is_target))[documents]
         offsets, targets = sentences[documents], np.diff(before)
-        return Plan(part, split, offsets[:-1], np.diff(offsets) - targets, targets, code_tokens(part, split))
+        begins, inputs = offsets[:-1], np.diff(offsets) - targets
+        turned = is_target[documents[:-1]]  # a source added later may name its fields in another order
+        places = begins + np.where(turned, targets, 0), begins + np.where(turned, 0, inputs)
+        return Plan(part, split, *places, inputs, targets, code_tokens(part, split))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         row, real, of_target = chosen.gather(self._read)
@@ -91,8 +95,9 @@ class InputTarget(RowLayout):
         lead = int(plan.codes is not None)
         kept = np.clip(self.length - 1 - lead - targets, 0, inputs)
         delimiter = (lead + kept)[:, None]
-        of_input = plan.offsets[example][:, None] + place - lead
-        index = np.where(place < delimiter, of_input, of_input + (inputs - kept)[:, None] - 1)
+        of_input = plan.input_begins[example][:, None] + place - lead
+        of_target = plan.target_begins[example][:, None] + place - delimiter - 1
+        index = np.where(place < delimiter, of_input, of_target)
         row = plan.part.read(plan.split, "tokens", index.ravel(), 1)[:, 0].reshape(index.shape).astype(np.int32)
         last = delimiter + 1 + targets[:, None]
         row[place == delimiter] = delimiter_token(plan.part.corpus.special)

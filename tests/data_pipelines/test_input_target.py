@@ -57,6 +57,19 @@ def test_rows_are_the_loops(corpus, length, alone):
             assert rows["auxiliary_weights"][number].tolist() == [*(1 - expected), *padding]
 
 
+def test_texts_added_with_the_fields_the_other_way_round_keep_their_input_and_target(tmp_path):
+    command = ["prepare", "--out", str(tmp_path / "c"), "--tokenizer", "bpe", "--specials", "roberta"]
+    for added, fields in (([], "ab"), (["--append"], "ba")):
+        file = tmp_path / f"{fields}.jsonl"
+        file.write_text("".join(json.dumps({"a": source, "b": target}) + "\n" for source, target in PAIRS))
+        told = [word for field in fields for word in ("--field", field)]
+        made = [] if added else ["--heldout", "0", "--vocab-size", "300"]
+        assert main([*command, "--source", f"jsonl:{file}", *told, *made, *added]) == 0
+    rows = epoch(make_examples(InputTarget(24, target_alone=True), Corpus(tmp_path / "c"), "train", 1, seed=0))
+    for array in rows.values():
+        np.testing.assert_array_equal(array[: len(PAIRS)], array[len(PAIRS) :])
+
+
 def test_a_corpus_without_two_segments_is_an_error(tmp_path):
     corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]])))
     with pytest.raises(UserError, match="has documents of text, where rows of input and target need two segments"):
