@@ -1,7 +1,9 @@
 """Which corpora `--corpus` names: one path, or several with names, as in en=gs://A,zh=DIR."""
 
+import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -33,7 +35,7 @@ def written(paths: dict[str, str]) -> str:
 
 def open_corpora(text: str, states: Mapping[str, str]) -> dict[str, Corpus]:
     """The corpora that `--corpus` names; states: of some the fingerprint that it is opened with, if it ever had that
-    one. UserError where one is none, and unless all have one vocabulary and one set of special tokens."""
+    one. UserError where one is none, and unless `check_alike`."""
     opened = {name: _in_state(Corpus(path), states.get(name)) for name, path in named(text).items()}
     check_alike(opened)
     return opened
@@ -45,18 +47,29 @@ def _in_state(corpus: Corpus, fingerprint: str | None) -> Corpus:
 
 
 def check_alike(corpora: Mapping[str, Corpus]) -> None:
-    """Raises UserError unless all corpora have one vocabulary and one set of special tokens."""
+    """Raises UserError unless all corpora have one set of special tokens and, as far as it decides tokens, one
+    tokenizer."""
     (first, one), *others = corpora.items()
     for name, other in others:
-        for what, get in (("vocabulary", _vocabulary), ("special tokens", lambda corpus: corpus.special)):
-            if get(one) != get(other):
-                raise UserError(
-                    f"--corpus {first}={one.source},{name}={other.source}: {name} has other {what} than {first}; "
-                    "prepare all corpora with one tokenizer, --tokenizer with the first one's tokenizer/ folder, and "
-                    "with the same codes"
-                )
+        ours, theirs = _meaning(one), _meaning(other)
+        if differing := [what for what in ours if ours[what] != theirs[what]]:
+            raise UserError(
+                f"--corpus {first}={one.source},{name}={other.source}: {name} has other {differing[0]} than {first}; "
+                "prepare all corpora with one tokenizer, --tokenizer with the first one's tokenizer/ folder, and with "
+                "the same codes"
+            )
 
 
-def _vocabulary(corpus):
+def _meaning(corpus: Corpus) -> dict[str, Any]:
+    """What decides which tokens a text has, and what they mean."""
     file = corpus.tokenizer_path / "tokenizer.json"
-    return corpus.vocab_size, Tokenizer.from_file(str(file)).get_vocab() if file.exists() else None
+    tokenizer = Tokenizer.from_file(str(file)) if file.exists() else None
+    written = json.loads(tokenizer.to_str()) if tokenizer else {}
+    return {
+        "vocabulary": (corpus.vocab_size, tokenizer and tokenizer.get_vocab()),
+        "special tokens": corpus.special,
+        "normalisation (case, accents, white space)": written.get("normalizer"),
+        "splitting into words": written.get("pre_tokenizer"),
+        "merges or scores": written.get("model"),
+        "added tokens": written.get("added_tokens"),
+    }

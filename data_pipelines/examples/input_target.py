@@ -38,10 +38,11 @@ class Plan(NamedTuple):
 class InputTarget(RowLayout):
     """Rows of one document each: its control code, where it has one, input, delimiter, target and end token, padded.
 
-    The input is the segment that the corpus names first, the target the other one. The delimiter is the corpus's 'sep', where 'eod' ends documents; else it is the end token too. Of what does not fit
-    the end of the input is cut, then the end of the target. A batch holds tokens, targets (the next token), segments
-    (1; 0 in padding), weights (1 where a token of the document, or of its target alone, is predicted) and, with
-    `auxiliary`, auxiliary_weights (1 where the other ones are).
+    The input is the segment that the corpus names first, the target the other one. The delimiter is the corpus's 'sep',
+    where 'eod' ends documents; else it is the end token too. Of what does not fit the end of the input is cut, then the
+    end of the target. A batch holds tokens, targets (the next token), segments (1; 0 in padding), weights (1 where a
+    token of the document, or of its target alone, is predicted) and, with `auxiliary`, auxiliary_weights (1 where the
+    other ones are).
 
     Raises UserError for a length below 2, with which no target is left.
     """

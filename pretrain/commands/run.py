@@ -38,7 +38,7 @@ from pretrain.training.assembly import (
     split_frozen,
 )
 from pretrain.training.attention_choice import chosen_program, form_of_pattern, why_plain
-from pretrain.training.data import check_data
+from pretrain.training.data import check_data, said_of_data
 from pretrain.training.initial_weights import INIT_FROM, load_weights
 from pretrain.training.loop import Run, describe, train
 from pretrain.training.placement import Stage, place_parameters, shardings
@@ -85,8 +85,10 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
                 journal.say(describe(assembly, state.params, mesh))
                 if why:
                     journal.say(why)
-                for reason in why_plain(assembly, options, mesh) + form_of_pattern(assembly):
-                    journal.say(reason)
+                for line in why_plain(assembly, options, mesh) + form_of_pattern(assembly):
+                    journal.say(line)
+                for line in said_of_data(recipe, corpora, mesh):
+                    journal.say(line)
                 for misfit in misfits(recipe.model, tokenizers.load(corpus.tokenizer_path)):
                     journal.say(f"--corpus {corpus.source}: {misfit}")
                 journal.say(origin)

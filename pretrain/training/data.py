@@ -5,6 +5,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from jax.sharding import Mesh
+
 from data_pipelines.batches import Examples, RowExamples, StreamExamples, make_examples
 from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
@@ -12,6 +15,7 @@ from data_pipelines.mixture import Mixture, make_mixture, parse_rates
 from pretrain.objectives.phase import Phase
 from pretrain.recipe import Recipe, boundaries, phase_at
 from pretrain.storage.run_directory import write_whole
+from tpu.batches import host_rows
 from tpu.cluster import from_first, gather, is_first, number, size
 
 Sizes = Mapping[str, Sequence[int] | None]  # by corpus, the examples of each of its parts, None for those of one part
@@ -44,10 +48,29 @@ def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
     """UserError where a resolved recipe cannot train on these corpora, as far as it shows without their text."""
     for corpus in list(corpora.values())[1:]:
         recipe.objective.check(recipe.model, corpus, recipe.phases)
+    mixture_rates(recipe, corpora)
     for phase in recipe.phases:
         batches = training_batches(recipe, corpora, phase)
         if isinstance(next(iter(sources(batches).values())), StreamExamples):
             batches.check_size()
+
+
+def said_of_data(recipe: Recipe, corpora: Mapping[str, Corpus], mesh: Mesh) -> list[str]:
+    """Of several corpora, at which rates they come; of several processes, how much of the parts each reads."""
+    said = []
+    if len(corpora) > 1:
+        rates = ", ".join(f"{rate:.2%} {name}" for name, rate in mixture_rates(recipe, corpora).items())
+        said.append(f"mixture={recipe.mixture}: the rows are {rates}")
+    files = [part.entry.files for corpus in corpora.values() for part in corpus.parts]
+    if size() > 1 and len(files) > 1:
+        lanes, batch_size = recipe.order.lanes, recipe.phases[0].batch_size
+        share = len(np.unique(host_rows(mesh, batch_size) // (batch_size // lanes))) / lanes
+        size_of = sum(one["bytes"] for of in files for name, one in of.items() if name.startswith("train/"))
+        read = f"{share:.0%} of the text, {share * size_of / 1e9:,.3g} GB, in an epoch"
+        line = f"order.lanes={lanes}: each of {size()} processes reads {read}"
+        cure = f"; --order.lanes {size()}, in another --workdir, would give each parts of its own"
+        said.append(line + cure * (lanes < size()))
+    return said
 
 
 def phase_batches(

@@ -1,10 +1,16 @@
 """--corpus names one corpus or several."""
 
-import pytest
+import contextlib
+import io
 
-from data_pipelines.corpora import check_alike, named, written
+import pytest
+from rich.console import Console
+
+from data_pipelines.corpora import check_alike, named, open_corpora, written
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.prepare.command import prepare
+from data_pipelines.prepare.options import Prepare
 from tests.data_pipelines.corpora import SPECIAL, random_documents, write_corpus
 
 
@@ -48,3 +54,21 @@ def test_corpora_of_other_tokenizers_are_refused(tmp_path):
     other = Corpus(write_corpus(tmp_path / "third", random_documents(0, 5)))
     with pytest.raises(UserError, match="b has other special tokens than a"):
         check_alike({"a": one, "b": other})
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "cased", "said"),
+    [
+        ("vocab.txt", True, "b has other normalisation .case, accents, white space. than a; prepare all"),
+        ("vocab.txt", False, None),
+        ("a/tokenizer", False, None),
+    ],
+)
+def test_one_vocabulary_that_is_read_otherwise_is_refused(tmp_path, tokenizer, cased, said):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "."]) + "\n")
+    (tmp_path / "text.txt").write_text("A b.")
+    for name, given, keeps in (("a", "vocab.txt", False), ("b", tokenizer, cased)):
+        told = {"tokenizer": str(tmp_path / given), "heldout": 0.0, "cased": keeps, "processes": 1}
+        prepare(Prepare((f"text:{tmp_path}/text.txt",), tmp_path / name, **told), Console(file=io.StringIO()))
+    with pytest.raises(UserError, match=said) if said else contextlib.nullcontext():
+        open_corpora(f"a={tmp_path}/a,b={tmp_path}/b", {})

@@ -66,6 +66,19 @@ def test_order_and_mixture_decide_the_batches(folder):
     assert equal(plain, batch(mixture="proportional:1000000000"))
 
 
+def test_a_run_says_its_rates_and_what_each_process_reads(folder, monkeypatch):
+    corpora = open_corpora(text(folder), {})
+    assert data.said_of_data(tiny.bert(mixture="given:0.7,0.4"), corpora, None) == [
+        "mixture=given:0.7,0.4: the rows are 63.64% a, 36.36% b"
+    ]
+    monkeypatch.setattr(data, "size", lambda: 4)
+    monkeypatch.setattr(data, "host_rows", lambda mesh, rows: np.arange(rows // 4))
+    for lanes, said in ((1, "reads 100%"), (2, "reads 50%"), (8, "reads 25%")):
+        *_, line = data.said_of_data(tiny.bert(order=Order(lanes)), corpora, None)
+        assert line.startswith(f"order.lanes={lanes}: each of 4 processes {said}")
+        assert ("--order.lanes 4, in another --workdir, would" in line) == (lanes < 4)
+
+
 def test_batch_sizes_that_lanes_do_not_divide_are_an_error_that_names_both():
     with pytest.raises(UserError, match=r"phases.1.batch_size=16 is not a multiple of order.lanes=3"):
         check(tiny.bert(order=Order(3), phases=(Phase(0.5, 32, 9), Phase(0.5, 32, 16))))
@@ -77,6 +90,8 @@ def test_what_does_not_fit_shows_without_text(folder):
     corpora = open_corpora(text(folder), {})
     with pytest.raises(UserError, match="mixture=given:1: 1 rates for 2 corpora"):
         check_data(tiny.bert(mixture="given:1"), corpora)
+    with pytest.raises(UserError, match="mixture=given:1,2: 2 rates for 1 corpora"):
+        check_data(tiny.bert(mixture="given:1,2"), {"": corpora["a"]})
     with pytest.raises(UserError, match="b has a rate of 0.01"):
         check_data(tiny.transformer_xl(mixture="given:99,1"), corpora)
 
