@@ -2,7 +2,8 @@
 python -m data_pipelines show CORPUS [--recipe NAME|FILE]                     its statistics, and examples
 python -m data_pipelines verify CORPUS                                        whether it is as prepare wrote it
 
---help after a command lists its options.
+--help after a command lists its options. Exit status: 0 done, 2 an error that the message says how to cure, 130
+interrupted, 134 a disk, a storage or another process failed: the same command goes on.
 """
 
 import sys
@@ -11,7 +12,7 @@ import sys
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command. Returns 0, 2 after one line about what to put right, or 130 when interrupted."""
+    """Run a command -> exit status."""
     from rich.console import Console
 
     from data_pipelines.command_line import unknown
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> int:
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.status
     except KeyboardInterrupt:
         print("interrupted; the same command continues where this one ended", file=sys.stderr)
         return 130

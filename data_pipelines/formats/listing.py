@@ -146,7 +146,7 @@ def _reached(source: Source, problems: Problems) -> tuple[bool, list[Found]]:
     """As _on_disk, of a remote location."""
     location = source.location
     files = filesystem(location)
-    try:
+    with cloud.cloud_errors(f"--source {source}", _unlisted):
         if glob.has_magic(location) and not location.startswith("http"):
             found = files.glob(location, detail=True)
             return False, [_remote(_whole(name, location), info) for name, info in found.items() if _is_file(info)]
@@ -157,13 +157,15 @@ def _reached(source: Source, problems: Problems) -> tuple[bool, list[Found]]:
             return False, [_remote(location, info)]
         root = files._strip_protocol(location).rstrip("/")
         found = files.find(location, detail=True)
-    except UserError:
-        raise
-    except Exception as error:  # whatever a store's package raises
-        reason = cloud.refusal(error) or f"cannot be listed ({' '.join(str(error).split()) or type(error).__name__})"
-        raise UserError(f"--source {source}: {reason}") from error
     shown = {name: info for name, info in found.items() if not _is_hidden(name[len(root) :], name, problems)}
     return True, [_remote(_whole(name, location), info) for name, info in shown.items()]
+
+
+def _unlisted(error: Exception) -> str | None:
+    """Why a store was not listed; whatever its package raises."""
+    if isinstance(error, UserError):
+        return None
+    return cloud.refusal(error) or f"cannot be listed ({' '.join(str(error).split()) or type(error).__name__})"
 
 
 def _is_file(info: dict) -> bool:

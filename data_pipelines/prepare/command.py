@@ -21,7 +21,7 @@ from data_pipelines.formats.source import Source
 from data_pipelines.manifest import fields_of, parse_manifest
 from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
-from data_pipelines.prepare.options import MIB, Prepare, inherit, settings, share, sources_of
+from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, settings, share, sources_of
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, units_present
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.pool import cores
@@ -97,10 +97,12 @@ def _processes(options: Prepare) -> int:
 
 def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Plan]:
     sources, problems = sources_of(settings(options)), Problems()
+    check_taken(options, sources)
     for source in sources:
         if source.location and os.path.realpath(source.location) == os.path.realpath(options.out):
             raise UserError(f"--out {options.out} is what --source {source} reads; use another directory")
     units = table.plan(list(sources), problems, (str(options.out),))
+    stages.check_once(units, sources)
     problems.pop(OWN, None)  # of which there is more each time
     if before:
         units = stages.new(units, sources, stages.known(options.out, before), problems)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -172,6 +173,18 @@ def sources_of(settings: dict) -> tuple[Source, ...]:
     told = zip(settings["source"], settings["language"], of_each, strict=True)
     choices |= {"fields": tuple(settings["field"]), "unit": settings["part_size"] * MIB}
     return tuple(parse(spec, language, codes=of_source, **choices) for spec, language, of_source in told)
+
+
+def check_taken(options: Prepare, sources: Sequence[Source]) -> None:
+    """UserError for an option of formats that is told and that the format of no source has."""
+    taken = {field.name for source in sources for field in dataclasses.fields(source.options)}
+    default = Prepare((), Path())
+    for name in ("field", *OF_FORMATS):
+        told = getattr(options, name)
+        if told != getattr(default, name) and {"field": "fields"}.get(name, name) not in taken:
+            said = " ".join(told) if isinstance(told, tuple) else told
+            given = " ".join(f"--source {source}" for source in sources)
+            raise UserError(f"--{name.replace('_', '-')} {said}: {given} does not read it; leave it out")
 
 
 def _coded(settings: dict) -> dict:

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,12 +49,28 @@ def known(out: Path, manifest: dict) -> dict[tuple, Known]:
 def _key(piece: Range, sources: Sequence[Source]) -> tuple:
     """A file, however its path is written, and how it is read."""
     source = sources[piece.source]
-    local = source.kind != "tfds" and not cloud.is_remote(piece.path)
-    path = os.path.realpath(piece.path) if local else piece.path
     options = source.options
     if hasattr(options, "code_field"):
         options = dataclasses.replace(options, code_field=None)  # says nothing of the text
-    return path, source.kind, options, source.language
+    return _place(piece, source), source.kind, options, source.language
+
+
+def _place(piece: Range, source: Source) -> str:
+    local = source.kind != "tfds" and not cloud.is_remote(piece.path)
+    return os.path.realpath(piece.path) if local else piece.path
+
+
+def check_once(units: list[tuple[Range, ...]], sources: Sequence[Source]) -> None:
+    """UserError where two sources of one kind have the same file, whose text would be stored twice."""
+    found: dict[tuple[str, str], Source] = {}
+    for piece in itertools.chain.from_iterable(units if len(sources) > 1 else ()):
+        source = sources[piece.source]
+        first = found.setdefault((_place(piece, source), source.kind), source)
+        if first is not source:
+            raise UserError(
+                f"--source {source}: {printable(piece.path)} is of --source {first}, too, and its text would be stored "
+                "twice; leave one of them out, or give patterns without files in common"
+            )
 
 
 def _codes(source: Source) -> str:

@@ -38,6 +38,16 @@ def test_a_mistake_is_one_line(capsys, arguments, said):
     assert not printed.out
 
 
+@pytest.mark.parametrize("error", [UserError("no text"), PassingError("the bucket is away")])
+def test_a_command_ends_with_the_status_of_its_error(error, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setitem(program.COMMANDS, "prepare", fail)
+    assert program.main(["prepare"]) == error.status
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
 def test_help_lists_commands_and_options(capsys):
     assert program.main([]) == 0
     assert "show CORPUS" in capsys.readouterr().out

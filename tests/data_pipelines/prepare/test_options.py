@@ -17,6 +17,39 @@ from tests.data_pipelines.prepared import documents, run, splits
 CONLL = "-DOCSTART- O\n\nAnna B-PER\nsang O\n. O\n"
 
 
+@pytest.mark.parametrize(
+    "kind, options, said",
+    [
+        ("text", {"field": ("body",)}, "--field body: --source text:.*a.txt does not read it; leave it out"),
+        ("text", {"label_column": 0}, "--label-column 0: --source text:.* does not read it"),
+        ("jsonl", {"documents": "blank-line"}, "--documents blank-line: --source jsonl:.* does not read it"),
+        ("text", {"tfds_dir": "x"}, "--tfds-dir x: --source text:.* does not read it"),
+    ],
+)
+def test_an_option_that_no_source_reads_is_refused(tmp_path, kind, options, said):
+    (tmp_path / "a.txt").write_text('{"text": "Some text."}')
+    with pytest.raises(UserError, match=said):
+        run(tmp_path / "out", f"{kind}:{tmp_path}/a.txt", **options)
+
+
+def test_an_option_that_one_of_the_sources_reads_is_taken(tmp_path):
+    (tmp_path / "a.txt").write_text("Some text.")
+    (tmp_path / "b.jsonl").write_text('{"body": "Another text."}')
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt", f"jsonl:{tmp_path}/b.jsonl", field=("body",))
+    assert len(documents(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize("again", ["*.txt", "a.txt", "link.txt"])
+def test_a_file_of_two_sources_is_refused(tmp_path, again):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("Some text.")
+    if again == "link.txt":
+        (tmp_path / again).symlink_to(tmp_path / "texts/a.txt")
+    location = tmp_path / again if again == "link.txt" else tmp_path / "texts" / again
+    with pytest.raises(UserError, match="txt: .*txt is of --source text:.*/texts, too, .*stored twice; leave one"):
+        run(tmp_path / "out", f"text:{tmp_path}/texts", f"text:{location}")
+
+
 def test_each_source_may_have_its_language(tmp_path):
     for name in ("de", "en"):
         (tmp_path / f"{name}.text").write_text("Am 3. Mai kam er. Ja.")
