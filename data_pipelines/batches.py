@@ -1,5 +1,6 @@
 """Batches: a layout's rows of one split of a corpus, in an order. What the loader and the evaluation read."""
 
+import functools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -190,10 +191,20 @@ class RowExamples(Examples):
         self._release([index])
         return number
 
+    @functools.cached_property
+    def _firsts(self) -> np.ndarray:
+        """int64 [parts + 1]: the number in the split of each part's first example, then of all."""
+        return np.cumsum((0, *self.sizes))
+
+    @functools.cached_property
+    def _bounds(self) -> np.ndarray:
+        """int64 [lanes, 2]: where each lane's share of an epoch begins and ends."""
+        return np.array([stretch(self.number, lane, self.order.lanes) for lane in range(self.order.lanes)])
+
     @property
     def number(self) -> int:
         """Examples per epoch."""
-        return sum(self.sizes)
+        return int(self._firsts[-1])
 
     def epochs(self, rows: int) -> float:
         """How often all examples come in so many rows."""
@@ -216,8 +227,7 @@ class RowExamples(Examples):
             epochs, which = distinct(count // self.number)
             inside = permute_each([(self.seed, epoch, self.number) for epoch in epochs], which, count % self.number)
             return self._choice(np.array(epochs)[which], np.zeros_like(count), inside)
-        bounds = np.array([stretch(self.number, one, self.order.lanes) for one in range(self.order.lanes)])
-        epoch, place = np.divmod(count, (bounds[:, 1] - bounds[:, 0])[lane])
+        epoch, place = np.divmod(count, (self._bounds[:, 1] - self._bounds[:, 0])[lane])
         windows, which = self._windows_at(lane, epoch, place)
         of = lambda value: np.array([value(window) for _, window in windows])
         networks = [(window.key, epoch, window.size) for epoch, window in windows]
@@ -234,9 +244,8 @@ class RowExamples(Examples):
 
     def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
         """The examples (int64 [n], below `number`) as they look in an epoch (or one each): name -> array [n, ...]."""
-        firsts = np.cumsum((0, *self.sizes))
-        part = np.searchsorted(firsts, example, "right") - 1
-        return self._built(self._choice(epoch, part, example - firsts[part]))
+        part = np.searchsorted(self._firsts, example, "right") - 1
+        return self._built(self._choice(epoch, part, example - self._firsts[part]))
 
     def fixed(self, limit: int) -> Iterator[np.ndarray]:
         """The examples of each batch of a fixed set, at most `limit` in all, spread over the split: int64 [n]."""
@@ -261,7 +270,7 @@ class RowExamples(Examples):
         epoch = epoch % self.layout.copies if self.layout.copies else epoch
         if len(self.parts) == 1:
             return Choice([self._plan(0)], part, example, noise.key(self.seed, epoch, example))
-        keys = noise.key(self.seed, epoch, np.cumsum((0, *self.sizes))[part] + example)
+        keys = noise.key(self.seed, epoch, self._firsts[part] + example)
         chosen, which = distinct(part)
         plans = [self._plan(index) for index in chosen] or [self._plan(0)]
         return Choice(plans, which, example, keys)
@@ -298,11 +307,15 @@ class StreamExamples(Examples):
         self._first_steps = None
         self._epoch_steps: dict[int, list[int]] = {}  # of a lane, the steps before each epoch
 
-    @property
+    @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
         """Tokens of each part as a stream, in which a document has one more, that ends it."""
         sizes = (part.sizes[self.split] for part in self.parts)
         return tuple(of["tokens"] + of["documents"] for of in sizes)
+
+    @functools.cached_property
+    def _documents(self) -> int:
+        return sum(part.sizes[self.split]["documents"] for part in self.parts)
 
     @property
     def number(self) -> int:
@@ -391,7 +404,7 @@ class StreamExamples(Examples):
         window = self._windows(lane, epoch)[index]
         pieces = zip(window.parts.tolist(), window.begins.tolist(), window.ends.tolist(), strict=True)
         # Documents of windows that follow each other have other numbers; one that a lane begins inside of counts twice
-        documents = sum(part.sizes[self.split]["documents"] for part in self.parts) + self.order.lanes - 1
+        documents = self._documents + self.order.lanes - 1
         before = (epoch * -(-len(self.parts) // self.order.window) + index) * documents
 
         def make():

@@ -136,3 +136,11 @@ def test_lanes_that_do_not_fit_are_errors():
         counted([3, 4], 8, lanes=8).batch(0, np.arange(8))
     with pytest.raises(UserError, match="order.window=0: must be at least 1"):
         Order(window=0)
+
+
+def test_the_sizes_of_parts_are_summed_once_not_for_each_batch_and_lane(monkeypatch):
+    examples, read = counted([3] * 40, batch_size=16, lanes=8).examples, []
+    first = examples.batch(0, np.arange(16))
+    monkeypatch.setattr(type(examples), "sizes", property(lambda self: read.append(self)))
+    again = examples.batch(0, np.arange(16))
+    assert not read and all(np.array_equal(first[name], again[name]) for name in first)
