@@ -96,11 +96,15 @@ def _processes(options: Prepare) -> int:
 
 
 def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Plan]:
+    """The sources, and the plan of their text; for --part the one that is written down, where one is."""
     sources, problems = sources_of(settings(options)), Problems()
     check_taken(options, sources)
     for source in sources:
         if source.location and os.path.realpath(source.location) == os.path.realpath(options.out):
             raise UserError(f"--out {options.out} is what --source {source} reads; use another directory")
+    if options.part and (state := partial.read_state(options.out)):  # --finish sees what has changed since
+        partial.check_begun(options.out, state, _now(options, before))
+        return sources, partial.read_plan(options.out, state)
     units = table.plan(list(sources), problems, (str(options.out),))
     stages.check_once(units, sources)
     problems.pop(OWN, None)  # of which there is more each time
@@ -111,8 +115,7 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
 
 def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:
     """What the corpus is to be: as an earlier process or another one wrote it down, or as it is written down now."""
-    out, base = options.out, before and before["fingerprint"]
-    now = partial.State(settings(options), versions(options.steps), {}, "", "", base)
+    out, now = options.out, _now(options, before)
     given_up = partial.parts_from(out, found.first)  # if nothing is written down after they were seen
     state = partial.read_state(out)
     if state is None:
@@ -127,6 +130,11 @@ def _begin(options: Prepare, sources, found: Plan, before, runner_options, conso
             state = partial.begin(out, now._replace(special=special, enough=known_by), found, made)
     partial.check(out, state, found, now)
     return state
+
+
+def _now(options: Prepare, before: dict | None) -> partial.State:
+    """What would be written down, but for the plan and the tokenizer."""
+    return partial.State(settings(options), versions(options.steps), {}, "", "", before and before["fingerprint"])
 
 
 def _make_tokenizer(options, sources, found, to: Path, before, runner_options, console: Console):

@@ -157,8 +157,19 @@ def workroom(out: Path) -> tempfile.TemporaryDirectory:
 
 def check(out: Path, state: State, plan: Plan, now: State) -> None:
     """UserError where an unfinished corpus was begun with other settings, libraries or sources than there are now."""
-    begun = f"--out {out} is unfinished"
-    anew = f"or delete {out if state.base is None else out / FOLDER} to begin anew"
+    check_begun(out, state, now)
+    before = read_plan(out, state)
+    if (before.hash, before.first) != (plan.hash, plan.first):
+        said = plans.changed(before.files(), plan.files()) or "they are cut otherwise"
+        raise UserError(
+            f"--out {out} is unfinished, and its sources have changed since it began ({said}): restore them, "
+            f"{_anew(out, state)}"
+        )
+
+
+def check_begun(out: Path, state: State, now: State) -> None:
+    """The same of settings and libraries alone."""
+    begun, anew = f"--out {out} is unfinished", _anew(out, state)
     if said := changes(state.settings, now.settings):
         raise UserError(f"{begun}, and was begun with other settings: {said}; give those, {anew}")
     if state.base != now.base:
@@ -166,10 +177,10 @@ def check(out: Path, state: State, plan: Plan, now: State) -> None:
     if said := versions.differences(state.versions, now.versions):
         cure = versions.cure(state.versions, now.versions)
         raise UserError(f"{begun}, and since it began {'; '.join(said)}: {cure}, {anew}")
-    before = read_plan(out, state)
-    if (before.hash, before.first) != (plan.hash, plan.first):
-        said = plans.changed(before.files(), plan.files()) or "they are cut otherwise"
-        raise UserError(f"{begun}, and its sources have changed since it began ({said}): restore them, {anew}")
+
+
+def _anew(out: Path, state: State) -> str:
+    return f"or delete {out if state.base is None else out / FOLDER} to begin anew"
 
 
 def changes(old: dict, new: dict) -> str:

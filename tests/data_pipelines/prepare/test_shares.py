@@ -15,7 +15,7 @@ from rich.console import Console
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.formats import source
+from data_pipelines.formats import source, table
 from data_pipelines.prepare import ending, parts, plan
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
@@ -103,7 +103,22 @@ def test_another_process_with_other_settings_or_sources_is_refused(text, tmp_pat
         run(tmp_path / "out", f"text:{copy}", part="1/3", **OPTIONS | {"vocab_size": 300})
     (copy / "05.txt").unlink()
     with pytest.raises(UserError, match="its sources have changed since it began .*05.txt is gone"):
-        run(tmp_path / "out", f"text:{copy}", part="1/3", **OPTIONS)
+        run(tmp_path / "out", f"text:{copy}", finish=True, **OPTIONS)
+
+
+def test_sources_are_listed_by_the_first_process_and_its_plan_holds_for_the_others(text, whole, tmp_path, monkeypatch):
+    copy, listed, plan_all = shutil.copytree(text, tmp_path / "text"), [], table.plan
+    monkeypatch.setattr(table, "plan", lambda *given: listed.append(given) or plan_all(*given))
+    for number in range(6):
+        run(tmp_path / "out", f"text:{text}", part=f"{number}/6", **OPTIONS)
+    assert len(listed) == 1
+    run(tmp_path / "out", f"text:{text}", finish=True, **OPTIONS)
+    assert content(tmp_path / "out") == whole
+    run(tmp_path / "other", f"text:{copy}", part="0/2", **OPTIONS)
+    for file in copy.iterdir():
+        file.write_text(file.read_text()[:-1] + "!")
+    with pytest.raises(UserError, match="txt has changed since this began"):
+        run(tmp_path / "other", f"text:{copy}", part="1/2", **OPTIONS)
 
 
 def test_units_are_removed_as_soon_as_their_part_is_there(text, tmp_path, monkeypatch):
