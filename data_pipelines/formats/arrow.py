@@ -1,6 +1,7 @@
 """`arrow:` a data set that Hugging Face's `save_to_disk` wrote: a folder with state.json, which names files of Arrow's
 IPC streams. Read with pyarrow alone."""
 
+import itertools
 import json
 import os
 import struct
@@ -23,8 +24,8 @@ SCHEMA, RECORDS = 1, 3  # kinds of messages
 
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
-    for path in _data_files(source):
-        yield from _batches(index, source, look(path))
+    of_file = lambda path: list(_batches(index, source, look(path)))
+    return itertools.chain.from_iterable(files.in_order(of_file, _data_files(source), source))
 
 
 def _data_files(source: Source) -> list[str]:

@@ -30,8 +30,7 @@ TOLD = 1000  # letters that tell which of them a sequence is
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
     found = find(source, problems, exclude, SUFFIXES)
-    for file in found:
-        _check_header(source, file)
+    list(files.in_order(lambda file: _check_header(source, file), found, source))
     return files.ranges(index, source, found, _to_header)
 
 

@@ -3,11 +3,13 @@
 import bz2
 import errno
 import gzip
+import itertools
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import pyarrow
 import zstandard
@@ -19,11 +21,13 @@ from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Range, Source
 
 BLOCK = 1 << 20  # bytes read at a time
+ASKED_AT_ONCE = 16  # files of a store that are looked at together
 LOOK = 1 << 16  # bytes asked for where only the next line's end is looked for
 LARGEST_RECORD = 256 << 20  # bytes; what must be whole in memory may not be longer
 LONGEST_WINDOW = 1 << 31  # bytes that a .zst file may look back: the most that `zstd --long` takes
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)  # raised by what decompresses
+Item, Value = TypeVar("Item"), TypeVar("Value")
 ARROW_DAMAGE = (*DAMAGE, ValueError, pyarrow.ArrowException)
 
 
@@ -185,18 +189,28 @@ def paragraphs(source: Iterable[bytes]) -> Iterator[bytes | None]:
         yield record.take()
 
 
+def in_order(look: Callable[[Item], Value], items: Iterable[Item], source: Source) -> Iterator[Value]:
+    """look(item) of each, in order; several at a time where the source is in a store, whose every answer takes long."""
+    if not is_remote(source.location):
+        yield from map(look, items)
+        return
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        yield from pool.map(look, items)
+
+
 def ranges(
-    index: int, source: Source, found: Iterable[Found], border: Callable[[BinaryIO, int], None] | None
+    index: int, source: Source, found: Sequence[Found], border: Callable[[BinaryIO, int], None] | None
 ) -> Iterator[Range]:
     """The files of a source, long plain ones in pieces of about a shard. border: moves an open file to where a
     document begins, at or after this byte; None: files may not be cut."""
-    for path, size, version in found:
-        if border is None or size is None or is_compressed(path) or size <= source.shard:
-            yield Range(index, path, 0, None, Found(path, size, version).text_size, False, version)
-        else:
-            cuts = _cuts(path, size, border, source.shard)
-            for start, end in zip(cuts, cuts[1:], strict=False):
-                yield Range(index, path, start, end, end - start, False, version)
+    is_cut = lambda one: border and one.size and not is_compressed(one.path) and one.size > source.shard
+    all_cuts = in_order(lambda one: _cuts(*one[:2], border, source.shard), filter(is_cut, found), source)
+    for one in found:
+        if not is_cut(one):
+            yield Range(index, one.path, 0, None, one.text_size, False, one.version)
+            continue
+        for start, end in itertools.pairwise(next(all_cuts)):
+            yield Range(index, one.path, start, end, end - start, False, one.version)
 
 
 def _cuts(path: str, size: int, border: Callable[[BinaryIO, int], None], apart: int) -> list[int]:

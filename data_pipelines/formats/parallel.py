@@ -41,7 +41,8 @@ def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[st
             "belong together in the order of their names"
         )
     pairs = zip(first, second, strict=True)
-    return itertools.chain.from_iterable(_aligned(index, source, *pair) for pair in pairs)
+    look = lambda pair: list(_aligned(index, source, *pair))
+    return itertools.chain.from_iterable(files.in_order(look, pairs, source))
 
 
 def _aligned(index: int, source: Source, first: Found, second: Found) -> Iterator[Range]:

@@ -1,5 +1,6 @@
 """`parquet:` files of which each row is a document, with the text in a column."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import pyarrow
@@ -19,8 +20,8 @@ MOST_ROWS = 64  # in a batch, for rows are of uneven size
 
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
-    for found in find(source, problems, exclude, SUFFIXES):
-        yield from _row_groups(index, source, found)
+    look = lambda found: list(_row_groups(index, source, found))
+    return itertools.chain.from_iterable(files.in_order(look, find(source, problems, exclude, SUFFIXES), source))
 
 
 def _row_groups(index: int, source: Source, found: Found) -> Iterator[Range]:

@@ -90,7 +90,8 @@ def test_mixed_records(data):
     if damage == "garbage":
         packed += data.draw(st.binary(min_size=1, max_size=30))
     needed = {text for text, end in ends.items() if end <= available}
-    options = {"documents": "blank-line", "undecodable": data.draw(st.sampled_from(["replace", "skip"]))}
+    options = {"undecodable": data.draw(st.sampled_from(["replace", "skip"]))}
+    options |= {"documents": "blank-line"} if kind == "text" else {}
     prepare_bytes(kind, {f"a{suffix}": packed}, needed, **options)
 
 

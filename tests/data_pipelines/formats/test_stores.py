@@ -123,3 +123,12 @@ def test_long_files_of_a_web_server_are_cut_at_lines_of_which_little_is_read(web
     read = [document.segments[0].text for part in parts for document in table.read(one, part, Problems())]
     assert read == written
     assert Handler.served < 1.5 * size
+
+
+def test_files_of_a_store_are_looked_at_together_and_come_in_order():
+    together, alone = threading.Barrier(4, timeout=60), threading.get_ident()
+    of_store, of_disk = (source.Source("jsonl", place, None) for place in ("gs://bucket/texts", "texts"))
+    assert list(files.in_order(lambda number: (number, together.wait() < 4), range(8), of_store)) == [
+        (number, True) for number in range(8)
+    ]
+    assert set(files.in_order(lambda _: threading.get_ident(), range(8), of_disk)) == {alone}
