@@ -202,6 +202,7 @@ FAMILY = Family(
             },
             trunk="albert.",
             prepare="--tokenizer sentencepiece-unigram --specials albert",
+            assumed={"position_embedding_type": "absolute"},
         )
     },
     flops=flops,

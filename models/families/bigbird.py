@@ -53,7 +53,9 @@ def parameters(config: BigBirdConfig) -> list[Parameter]:
 _ATTENTION = Converter(
     "pattern.name",
     lambda config: "original_full" if config.pattern.name == DENSE else "block_sparse",
-    lambda fields: DENSE if fields.get("attention_type") == "original_full" else "bigbird",
+    lambda fields: {"original_full": DENSE, "block_sparse": "bigbird"}.get(
+        said := fields.get("attention_type", "block_sparse"), said
+    ),
 )
 
 

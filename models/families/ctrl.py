@@ -19,7 +19,7 @@ from models.core.family import Family, HuggingFace
 from models.core.parameters import Parameter, Slot
 from models.core.sharding import constrain
 
-EPSILON = 1e-6  # of the layers' norms in Hugging Face, whatever config.json says
+EPSILON = 1e-6  # of all norms; Hugging Face's layers keep it whatever config.json says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,8 @@ class CTRLConfig(DecoderConfig):
             raise ValueError(f"model.width={self.width}: must be even, for sines and cosines")
         if self.activation != "relu":
             raise ValueError(f"model.activation={self.activation!r}: in this family it is relu")
+        if self.norm_epsilon != EPSILON:
+            raise ValueError(f"model.norm_epsilon={self.norm_epsilon}: in this family it is {EPSILON}")
 
 
 class FixedPositions(nn.Module):
@@ -97,12 +99,6 @@ def parameters(config: CTRLConfig) -> list[Parameter]:
     ]
 
 
-def otherwise_there(config: CTRLConfig) -> list[str]:
-    """What the class computes otherwise."""
-    other = config.norm_epsilon != EPSILON
-    return [f"the layers' norms add {EPSILON}, whatever model.norm_epsilon={config.norm_epsilon} says"] * other
-
-
 FAMILY = Family(
     config=CTRLConfig,
     sizes={
@@ -124,7 +120,7 @@ FAMILY = Family(
             trunk="transformer.",
             pair=None,
             prepare="--tokenizer character-bpe --specials ctrl",
-            otherwise=otherwise_there,
+            assumed={"layer_norm_epsilon": EPSILON},
         )
     },
     flops=flops,

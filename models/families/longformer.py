@@ -13,7 +13,7 @@ import numpy as np
 
 from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
 from models.attention.global_tokens import GlobalWeights
-from models.attention.patterns.pattern import Pattern
+from models.attention.patterns.pattern import Pattern, check
 from models.blocks.tables import (
     HF_FIELDS,
     HF_SETTINGS,
@@ -44,6 +44,7 @@ class LongformerConfig(EncoderConfig):
         super().__post_init__()
         if self.pair_head:
             raise ValueError("model.pair_head=True: a Longformer has no head for pairs; set it to False")
+        check(self.pattern, self.depth, self.heads, self.positions)
 
 
 class Longformer(Encoder):

@@ -246,6 +246,7 @@ FAMILY = Family(
             trunk="transformer.",
             pair="A sep B sep cls",
             prepare="--tokenizer sentencepiece-unigram --specials xlnet",
+            assumed={"bi_data": False},
         )
     },
     flops=flops,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ def config_from(source: str | Path) -> Any:
                 )
     try:
         return _replaced(family.config(), nest({path.replace(".", "/"): value for path, value in values.items()}))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UserError) as error:
         raise UserError(
             f"{source}: config.json describes a model that cannot be built ({error}); give another folder"
         ) from error
@@ -129,15 +130,19 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
             )
     known, values, missing = {**model.fields, **model.settings}, {}, []
     for name, place in known.items():
-        if isinstance(place, Converter):
-            try:
-                values[place.path] = place.read(fields)
-            except KeyError as error:
-                missing.append(error.args[0])
-        elif name in fields:
-            values[place] = fields[name]
-        elif name in model.fields:
-            missing.append(name)
+        path, read = place[::2] if isinstance(place, Converter) else (place, operator.itemgetter(name))
+        try:
+            value = read(fields)
+        except KeyError as error:
+            missing += [error.args[0]] * (name in model.fields)
+            continue
+        except TypeError:
+            raise UserError(f"{folder}: config.json has {name}={fields.get(name)!r}; give another folder") from None
+        if values.setdefault(path, value) != value:
+            raise UserError(
+                f"{folder}: config.json has {name}={value!r} and {values[path]!r} for what is the same model.{path} "
+                "here; give both one value"
+            )
     if missing:
         raise UserError(f"{folder}: config.json lacks {', '.join(dict.fromkeys(missing))}; add what the model has")
     classes = [name for name in architectures(folder) if name in model.architectures]
@@ -150,9 +155,8 @@ def _replaced(config, values: Mapping[str, Any]):
 
 
 def _inner(config, name: str, value: Any) -> Any:
-    """A field's new value; a nested config that was None is made of its values alone."""
-    if not isinstance(value, dict):
-        return value
-    if (part := getattr(config, name)) is not None:
+    """A field's new value, of its kind; a nested config that was None is made of its values alone."""
+    if isinstance(value, dict) and (part := getattr(config, name)) is not None:
         return _replaced(part, value)
+    value = list(value) if isinstance(value, tuple) else value  # as JSON has it
     return build(typing.get_type_hints(type(config))[name], value, f"model.{name}")

@@ -1,9 +1,17 @@
 """config.json says what the model is in transformers' words."""
 
-import pytest
+import dataclasses
+import json
 
+import pytest
+import torch
+import transformers
+
+from data_pipelines.errors import UserError
 from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
+from models.families.registry import FAMILIES
+from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import config_fields
 from tests.pretrain import tiny
 
@@ -20,3 +28,84 @@ def test_each_rate_has_its_name(config, part):
 def test_special_tokens_are_the_tokenizer_s_whatever_their_ids():
     ids = {"pad_token_id": 7, "bos_token_id": None, "eos_token_id": 9}
     assert ids.items() <= config_fields(tiny.BERT, "model", ids).items()
+
+
+def _said(tmp_path, family, **changes):
+    """A folder with the config.json of a family's tiny model, some of whose fields are others."""
+    fields = config_fields(FAMILIES[family].sizes["tiny"], "model", {}) | changes
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("ctrl", {"layer_norm_epsilon": 0.1}, "layer_norm_epsilon=0.1, which this family does not compute"),
+        ("xlnet", {"bi_data": True}, "bi_data=True, which this family does not compute"),
+        ("albert", {"position_embedding_type": "relative_key"}, "which this family does not compute"),
+        ("bigbird", {"attention_type": "other"}, "model.pattern.name='other': use one of"),
+        ("bigbird", {"attention_type": ["other"]}, r"attention_type=\['other'\]"),
+        ("gpt2", {"embd_pdrop": 0.3, "resid_pdrop": 0.0}, "resid_pdrop=0.0 and 0.3 for .* model.dropout"),
+        ("longformer", {"attention_window": None}, "windows.0=None: must be a whole number"),
+        ("longformer", {"attention_window": 7}, r"model.pattern.windows=\[7\]: must be even"),
+        ("longformer", {"attention_window": [2, 2, 2]}, "one for all layers or one for each, here 2; there are 3"),
+        ("roberta", {"max_position_embeddings": "long"}, "max_position_embeddings='long'"),
+        ("bert", {"hidden_dropout_prob": None}, "dropout=None: must be a number"),
+        ("transformer-xl", {"cutoffs": None}, "cutoffs=None"),
+    ],
+)
+def test_what_cannot_be_computed_as_said_is_refused(tmp_path, family, changes, said):
+    assert config_from(_said(tmp_path, family))
+    with pytest.raises(UserError, match=said):
+        config_from(_said(tmp_path, family, **changes))
+
+
+def _changed(value):
+    """Another value of a config.json's field, None where nobody knows one."""
+    if isinstance(value, bool):
+        return not value
+    others = {"gelu": "relu", "gelu_new": "relu", "absolute": "relative_key", "bi": "uni"}
+    return (
+        value + 1
+        if isinstance(value, int)
+        else value + 0.1
+        if isinstance(value, float)
+        else others.get(value)
+        if isinstance(value, str)
+        else None
+    )
+
+
+@pytest.mark.parametrize(
+    "family", ["albert", "bert", "bigbird", "ctrl", "gpt", "gpt2", "longformer", "roberta", "xlnet"]
+)
+def test_no_field_that_changes_what_transformers_computes_is_read_over(tmp_path, family):
+    """Each field of the class's config, changed alone, leaves its output as it is, or is read or refused.
+
+    But for two: whether embeddings are tied the weights say, and a head's width can be no other."""
+    config, model = FAMILIES[family].sizes["tiny"], FAMILIES[family].hf["model"]
+    config = dataclasses.replace(config, vocab_size=64, width=8, feed_forward=32, dropout=0.0, attention_dropout=0.0)
+    kind = getattr(transformers, next(iter(model.architectures)))
+    tokens = torch.arange(24).reshape(2, 12) % 50 + 5
+
+    def output(fields):
+        built = kind(kind.config_class.from_dict(fields)).eval()
+        torch.manual_seed(0)
+        for parameter in built.parameters():
+            parameter.data.normal_()
+        with torch.no_grad():
+            return built(tokens).to_tuple()[0]
+
+    fields = kind.config_class.from_dict(config_fields(config, "model", {})).to_dict()
+    usual, ours = output(fields), config_from(_said(tmp_path, family, **fields))
+    unknown = {name: _changed(value) for name, value in fields.items() if name not in ("tie_word_embeddings", "d_head")}
+    for name, value in unknown.items():
+        if value is None or name.startswith(("output_", "return_")):
+            continue
+        try:
+            if config_from(_said(tmp_path, family, **fields | {name: value})) != ours:
+                continue
+        except UserError:
+            continue
+        other = output(fields | {name: value})
+        assert torch.allclose(other, usual, rtol=1e-4, atol=1e-4), f"{name}={value} is read over"
