@@ -37,6 +37,15 @@ def empty_cache(depth: int, batch: int, places: int, sizes: LayerSizes, dtype) -
     return Cache(nothing, nothing, jnp.zeros((batch, places), jnp.int32), jnp.zeros((), jnp.int32))
 
 
+def has_room(cache: Cache, tokens: int) -> Array:
+    """bool[], whether so many more tokens have places; ValueError where it is known already that they have none."""
+    places = cache.segments.shape[1]
+    filled = 0 if isinstance(cache.filled, jax.core.Tracer) else int(cache.filled)
+    if filled + tokens > places:
+        raise ValueError(f"a cache of {places} places has no room for {tokens} tokens after {filled}; make it larger")
+    return cache.filled + tokens <= places
+
+
 def put(places: Array, new: Array, filled: Array, axis: int) -> Array:
     """What fills an axis of places, with what is new from the first free one on."""
     return jax.lax.dynamic_update_slice_in_dim(places, new.astype(places.dtype), filled, axis)

@@ -86,10 +86,15 @@ class Decoder(nn.Module):
     def extend(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
         """`decode` of tokens after those of a cache, of the rows' one segment or padding (0), without dropout.
 
-        `positions` say where tokens stand in their texts.   -> (hidden [rows, n, width], the cache with them).
+        `positions` say where tokens stand in their texts, by default at their places in the cache.
+        -> (hidden [rows, n, width], the cache with them). A cache without room for them is a ValueError; where only
+        the compiled program knows how full it is, all of hidden is nan.
         """
         segments, filled = caches.put(cache.segments, inputs["segments"], cache.filled, 1), cache.filled
-        x = self.embed(inputs).astype(self.program.compute)
+        tokens = inputs["segments"]
+        places = filled + jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        x = self.embed({"positions": places, **inputs}).astype(self.program.compute)
+        x = jnp.where(caches.has_room(cache, tokens.shape[1]), x, jnp.nan)
         mask = caches.seen(segments, inputs["segments"], filled)
         x, (keys, values) = self.transform(x, (mask, filled), None, (cache.keys, cache.values))
         return x, Cache(keys, values, segments, filled + x.shape[1])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention import plain
-from models.attention.mask import Mask, chosen, visible
+from models.attention.mask import Mask, chosen, only_of_seen, visible
 from models.blocks.dense import Affine, Weights, affine
 from models.blocks.layer import LayerSizes
 from models.blocks.positions import gather_positions, put_positions
@@ -64,12 +64,14 @@ def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: f
     # With x first: XLA:CPU would turn it round for the other order.
     scores = jnp.einsum("blw,bhgw->blhg", x, back.astype(x.dtype), preferred_element_type=jnp.float32)
     scores = constrain(jnp.moveaxis(scores, 1, 3), "batch", "heads", None, "length")
-    scores = jnp.where(visible(mask), scores, jnp.finfo(jnp.float32).min)
+    seen = visible(mask)
+    scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     shares = dropout(jax.nn.softmax(scores, axis=-1), rate, noise)
     means = jnp.einsum("bhgl,blw->bhgw", shares.astype(x.dtype), x)
     values = contraction("bhgw,whd->bghd", means, cut(weights.value))
     bias = weights.value.bias.reshape(queries.shape[2:])
-    return (values + shares.sum(-1).swapaxes(1, 2)[..., None] * bias).astype(x.dtype)
+    mixed = values + shares.sum(-1).swapaxes(1, 2)[..., None] * bias
+    return (only_of_seen(mixed, seen) if mask.blind else mixed).astype(x.dtype)
 
 
 def projected(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:

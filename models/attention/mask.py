@@ -53,6 +53,11 @@ class Mask:
         return self.segments if self.queries is None else self.queries
 
     @property
+    def blind(self) -> bool:
+        """Whether there may be queries that see nothing; others see themselves."""
+        return self.ranks is not None or (self.queries is not None and self.after is None)
+
+    @property
     def axis(self) -> str | None:
         """The name of the queries' axis for the mesh, None where they are not the whole length."""
         return "length" if self.after is None else None

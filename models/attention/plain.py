@@ -33,7 +33,7 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, noise)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
-    if mask.ranks is not None:  # else every query sees itself
+    if mask.blind:
         mixed = only_of_seen(mixed, seen)
     return constrain(mixed, "batch", mask.axis, "heads", None)
 

@@ -242,7 +242,7 @@ def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part:
     mixed = sum(_product(some.astype(keys.v.dtype), keys.v, "v") for some, keys in zip(weights, read, strict=True))
     top, total, mixed = exchange.combined(top, total, mixed, part)
     mixed = _divided(mixed, total)
-    if mask.ranks is not None:  # else every query sees itself
+    if mask.blind:
         mixed = jnp.where(top > lowest, mixed, 0)
     return mixed.astype(queries.q.dtype)
 

@@ -49,7 +49,7 @@ def bits(keys: Array, shape: tuple[int, ...]) -> Array:
     index = jnp.zeros(counted, jnp.uint32)
     stride = 1
     for axis in reversed(range(len(counted))):
-        index = index + jax.lax.broadcasted_iota(jnp.uint32, counted, axis) * jnp.uint32(stride)
+        index = index + jax.lax.broadcasted_iota(jnp.uint32, counted, axis) * jnp.uint32(stride % 2**32)
         stride *= counted[axis]
     if leading:
         keys = jax.vmap(fold, (None, 0), 1)(keys, jnp.arange(math.prod(leading)))  # [batch, slices, 2]

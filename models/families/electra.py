@@ -222,6 +222,8 @@ def attentions(config: ElectraConfig, length: int, memory: int) -> list[Attentio
     for part in ("discriminator", "generator"):
         tower = getattr(config, part)
         blocks = blocks_of(config.pattern, tower.depth, tower.heads, length)
+        if part == "generator" and tower.depth == 1 and blocks is None:
+            continue
         asked.append(attention_of(config.layer_sizes(tower), length, blocks=blocks, part=part))
     return asked
 

@@ -49,6 +49,24 @@ def test_pieces_after_a_cache_are_the_whole_row(decoder):
     np.testing.assert_allclose(pieces[real], np.asarray(whole)[real], atol=1e-5)
 
 
+def test_without_positions_a_piece_goes_on_where_the_cache_ends(decoder):
+    model, variables = decoder
+    inputs = texts([LENGTH])
+    del inputs["positions"]
+    whole = model.apply(variables, inputs, method="decode")
+    np.testing.assert_allclose(extended(model, variables, inputs, (0, 7, 8, LENGTH)), whole, atol=1e-5)
+
+
+def test_a_full_cache_takes_no_more():
+    model, variables = MODULES["gpt2"], {"params": cases.params(cases.CASES["gpt2"])}
+    piece, cache = texts([LENGTH]), model.empty_cache(1, LENGTH + 1)
+    extend = lambda cache: model.apply(variables, piece, cache, method="extend")
+    _, cache = extend(cache)
+    with pytest.raises(ValueError, match="13 places has no room for 12 tokens after 12"):
+        extend(cache)
+    assert np.isnan(jax.jit(extend)(cache)[0]).all()
+
+
 def test_padding_before_a_text_changes_nothing(decoder):
     model, variables = decoder
     inputs = texts([LENGTH, 5])

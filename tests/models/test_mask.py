@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.attention import global_tokens
+from models.attention.global_tokens import GlobalWeights
 from models.attention.kernels.cudnn import cudnn
 from models.attention.kernels.splash import splash
-from models.attention.kernels.table import KERNELS
+from models.attention.kernels.table import KERNELS, require
 from models.attention.mask import Mask, chosen, remembering, visible
 from models.attention.plain import attention
 from models.attention.self_attention import SelfAttention
+from models.blocks.dense import Affine
 from models.blocks.layer import LayerSizes
 from models.core.program import Program
 from tests.models.programs import with_gradients
@@ -160,3 +163,29 @@ def test_a_layer_at_slots_is_the_whole_layer_there(name):
     params = jax.jit(layer.init)(jax.random.key(0), x, mask, None)
     whole, some = jax.jit(lambda params: [layer.apply(params, x, mask, None, at) for at in (None, slots)])(params)
     np.testing.assert_allclose(some, np.take_along_axis(whole, slots[..., None], axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["plain", "cudnn", "folded", "projected"])
+def test_a_query_of_another_row_that_sees_nothing_gives_zeros_and_takes_no_gradient(form, anywhere):
+    mask = Mask(jnp.array([[1, 1, 0]]), queries=jnp.array([[1, 2]]))
+    queries, x = jnp.ones((1, 2, 2, 4)), jnp.arange(24.0).reshape(1, 3, 8)
+    weights = GlobalWeights(*[Affine(jnp.eye(8), jnp.ones(8))] * 3)
+
+    def mixed(queries, x):
+        if form in ("folded", "projected"):
+            return getattr(global_tokens, form)(queries, x, weights, mask, 0.0, None)
+        keys = x.reshape(1, 3, 2, 4)
+        return (
+            cudnn(queries, keys, keys, mask)
+            if form == "cudnn"
+            else attention(queries, keys, keys, mask, dropout_rate=0.0, noise=None)
+        )
+
+    assert (mixed(queries, x)[:, 1] == 0).all() and (mixed(queries, x)[:, 0] != 0).any()
+    of_queries, of_x = jax.grad(lambda *given: mixed(*given)[:, 1].sum(), argnums=(0, 1))(queries, x)
+    assert (of_queries == 0).all() and (of_x == 0).all()
+
+
+def test_attention_that_there_is_not_is_an_error_that_names_what_there_is():
+    with pytest.raises(ValueError, match="program.attention='flash': use one of xla, dense, blocked, splash"):
+        require("flash", "self", None)

@@ -25,6 +25,13 @@ def test_every_byte_is_uniform():
     assert min(stats.chisquare(count).pvalue for count in counts) > 1e-4
 
 
+def test_a_row_of_all_the_elements_that_are_counted_may_have_axes_of_one():
+    shape = 1, 65536, 65536
+    assert jax.eval_shape(lambda keys: noise.bits(keys, shape), KEYS).shape == (64, *shape)
+    ends = [noise.bits_at(KEYS, shape, [jnp.full((1, 1), at) for at in (0, row, 7)]) for row in (0, 65535)]
+    assert abs(agreement(*map(np.asarray, ends)) - 0.5) < 0.1
+
+
 def test_neighbouring_words_are_independent():
     stream = words(KEYS)
     for distance in (1, 2, 3, 64, 128, 1024):

@@ -30,7 +30,7 @@ def cudnn(q: Array, k: Array, v: Array, mask: Mask) -> Array:
     """
     seen = visible(mask)
     mixed = jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=mask.causal, implementation="cudnn")
-    return mixed if mask.ranks is None else only_of_seen(mixed, seen)
+    return only_of_seen(mixed, seen) if mask.blind else mixed
 
 
 def _obstacles(attention: Attention) -> list[str]:

@@ -7,6 +7,7 @@ positions, and an evaluation whose memory a kernel does not take (`pretrain/trai
 
 from models.attention.kernels import cudnn, pattern_kernel, relative_kernel, splash
 from models.attention.kernels.kernel import Attention, Cost, Kernel
+from models.core.program import PLAIN
 
 # By name; of two that could compute an attention on a platform the first is taken.
 KERNELS: dict[str, Kernel] = {
@@ -15,7 +16,10 @@ KERNELS: dict[str, Kernel] = {
 
 
 def require(name: str, form: str, attention: Attention) -> Kernel:
-    """The kernel of this name; ValueError with the reasons where it cannot compute an attention of a form."""
+    """The kernel of this name; ValueError where there is none, and with the reasons where it
+    cannot compute an attention of a form."""
+    if name not in KERNELS:
+        raise ValueError(f"program.attention={name!r}: use one of {', '.join((*PLAIN, *KERNELS))}")
     kernel = KERNELS[name]
     obstacles = kernel.obstacles(attention) if kernel.form == form else [f"it computes {kernel.form} attention"]
     if obstacles:
