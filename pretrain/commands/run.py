@@ -87,6 +87,8 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
                     journal.say(why)
                 for line in why_plain(assembly, options, mesh) + form_of_pattern(assembly):
                     journal.say(line)
+                if untrained := sorted(set.intersection(*(set(stage.untrained) for stage in stages))):
+                    journal.say(f"nothing trains these, they stay as they begin: {', '.join(untrained)}")
                 for line in said_of_data(recipe, corpora, mesh):
                     journal.say(line)
                 for misfit in misfits(recipe.model, tokenizers.load(corpus.tokenizer_path)):

@@ -9,12 +9,13 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from models.core.parameters import Params, count
+from models.core.program import Program
 from models.core.sharding import placed_by
 from pretrain.objectives.phase import Phase
 from pretrain.state import TrainState
 from pretrain.training.assembly import Assembly, all_parameters, initial_carry, parameter_shapes, split_frozen
 from pretrain.training.attention_choice import for_evaluation
-from pretrain.training.step import evaluation_step, merge, new_state, train_step
+from pretrain.training.step import evaluation_step, merge, new_state, train_step, unread
 from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
 from tpu.xla import compiler_options, matmul_precision, small_product_options
 
@@ -37,6 +38,7 @@ class Stage(NamedTuple):
     state, frozen: the train state in this phase and the frozen parameters as shapes, dtypes and shardings.
     train: (state, frozen, batch) -> (state, metrics); the old state is given up.
     evaluate: `step.evaluation_step`.
+    untrained: paths of the parameters that the phase's loss does not read.
     first_carry, first_evaluation_carry: () -> the objective's carry before the first batch, jitted.
     """
 
@@ -45,6 +47,7 @@ class Stage(NamedTuple):
     mesh: Mesh
     state: TrainState
     frozen: Params
+    untrained: tuple[str, ...]
     train: Jitted
     evaluate: Jitted
     first_carry: Callable
@@ -92,7 +95,10 @@ def _stage(
         name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype, sharding=rows(mesh))
         for name, (shape, dtype) in recipe.objective.spec(phase).items()
     }
-    step = train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches, assembly.teachers)
+    # Traced in the form that is traced fastest.
+    model = assembly.family.module(recipe.model, Program())
+    untrained = unread(recipe.objective, model, *jax.tree.map(_shape, (state, frozen, batch)), assembly.teachers)
+    step = train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches, assembly.teachers, untrained)
     outputs = (shardings(state), replicated(mesh))
     options_of = small_product_options if count(merge(state.params, frozen)) <= SMALL else compiler_options
     options = options_of(mesh, looped=assembly.model.program.depth == "scan")
@@ -109,6 +115,7 @@ def _stage(
         mesh,
         state,
         frozen,
+        untrained,
         train=Jitted(train, (state, frozen, batch), options),
         evaluate=Jitted(evaluate, (state.params, frozen, batch, number, evaluation_carry, number), options),
         first_carry=first,
@@ -154,6 +161,10 @@ def _shardings(assembly: Assembly, state: TrainState, frozen: Params, mesh: Mesh
         transform_non_params=lambda _: everywhere,
     )  # fmt: skip
     return TrainState(everywhere, trained, moments, {}, everywhere), held
+
+
+def _shape(placed: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(placed.shape, placed.dtype)
 
 
 def _placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -1,6 +1,6 @@
 """The train step and the evaluation step: the only two jitted programs of a run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.interpreters import partial_eval
 
 from models.core.noise import row_keys
-from models.core.parameters import Params
+from models.core.parameters import Params, leaves, nest
 from pretrain.objectives.objective import Batch, Moment, Objective
 from pretrain.objectives.teacher import TEACHERS, Bound
 from pretrain.optimizers import clip
@@ -44,10 +45,12 @@ def train_step(
     carry_axes,
     microbatches: int = 1,
     teachers: Mapping[str, nn.Module] = MappingProxyType({}),
+    untrained: Collection[str] = (),
 ) -> Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]:
     """The step of a recipe: (state, frozen parameters, global batch) -> (state, metrics), to be jitted.
 
     microbatches: the batch is cut into so many equal parts, whose gradients add up; saves memory, changes rounding.
+    untrained: paths of parameters that the loss does not read; they stay as they are, without decay.
     """
     objective = recipe.objective
 
@@ -75,7 +78,8 @@ def train_step(
         updates, opt_state = optimizer.update(
             clip(gradients, norm, recipe.optimizer.clip), state.opt_state, state.params, finite=finite
         )
-        params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
+        before, updates = dict(leaves(state.params)), dict(leaves(updates))
+        params = nest({path: p if path in untrained else p - rate * updates[path] for path, p in before.items()})
         keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
         bad = jnp.where(finite, 0, 1)
         skipped = jnp.stack([state.skipped[0] + bad, (state.skipped[1] + 1) * bad])
@@ -90,6 +94,26 @@ def train_step(
         return new, Metrics(total, terms, counts, norm, rate, skipped)
 
     return step
+
+
+def unread(
+    objective: Objective, model: nn.Module, state: TrainState, frozen: Params, batch: Batch,
+    teachers: Mapping[str, nn.Module] = MappingProxyType({}),
+) -> tuple[str, ...]:  # fmt: skip
+    """Paths of the trained parameters that the loss does not depend on: no gradient ever reaches them.
+
+    state, frozen, batch: shapes and dtypes; nothing is computed.
+    """
+
+    def loss(params, frozen, batch, carry):
+        keys = row_keys(0, 0, jnp.arange(batch_rows(batch)))
+        merged, bound = _bound(merge(params, frozen), teachers)
+        sums = objective.loss(model, merged, batch, carry, Moment(keys, True, 0, bound))[0]
+        return sum(sums[term] for term in objective.coefficients(0))
+
+    traced = jax.make_jaxpr(loss)(state.params, frozen, batch, state.carry).jaxpr
+    read = partial_eval.dce_jaxpr(traced, [True])[1]
+    return tuple(path for (path, _), is_read in zip(leaves(state.params), read, strict=False) if not is_read)
 
 
 def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, microbatches: int):

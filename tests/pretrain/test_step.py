@@ -8,14 +8,20 @@ import numpy as np
 import pytest
 
 from data_pipelines.errors import UserError
+from models.attention.patterns.pattern import Pattern
 from models.core.parameters import leaves
 from models.core.program import Program
-from pretrain.optimizers import Optimizer
+from models.families.bigbird import BigBirdConfig
+from models.families.longformer import LongformerConfig
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.optimizers import NAMES, Optimizer
 from pretrain.schedules import Schedule, learning_rate
 from pretrain.training.assembly import assemble, initial_carry, initial_params, initial_state, split_frozen
+from pretrain.training.placement import stages
 from pretrain.training.step import accumulate, train_step
 from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch
+from tpu.mesh import row_mesh
 
 SCAN = Program(depth="scan")
 RECIPES = {"bert": tiny.bert(), "electra": tiny.electra()}
@@ -229,3 +235,33 @@ def test_a_carry_may_be_a_tuple_of_arrays_cut_along_any_axis_or_none(microbatche
     assert total == 56 and gradients == 28 and carry[1] == microbatches
     np.testing.assert_array_equal(carry[0], rows)
     np.testing.assert_array_equal(carry[2][0], np.tile(rows + 1, (3, 1)))
+
+
+SIZES = {"vocab_size": 195, "positions": 32, "width": 16, "depth": 1, "heads": 2, "feed_forward": 32}
+MASKED = {"pair_head": False, "pattern": Pattern(), **SIZES}
+GLOBAL = {f"layers/attention/global/{name}/{leaf}" for name in ("query", "key", "value") for leaf in ("kernel", "bias")}
+
+
+def masked(model, optimizer=NAMES[0]):
+    """A stage of a model that predicts masked tokens alone, with much decay."""
+    optimizer = Optimizer(name=optimizer, decay=0.5)
+    recipe = tiny.bert(model=model, objective=MaskedLanguageModel(next_sentence=False), optimizer=optimizer)
+    return stages(assemble(recipe, SCAN), row_mesh(jax.devices()[:1], [1]))[0]
+
+
+@pytest.mark.parametrize("optimizer", NAMES)
+def test_what_the_loss_does_not_read_is_neither_decayed_nor_moved(optimizer):
+    stage = masked(BigBirdConfig(**MASKED), optimizer)
+    assert {*stage.untrained} == {"pooler/kernel", "pooler/bias"}
+    state, frozen = initial_state(stage.assembly, initial_params(stage.assembly), 0)
+    before = jax.device_get(state.params)
+    for seed in range(2):
+        batch = random_batch(stage.assembly.recipe.model, seed, 8, length=32)
+        state, _ = stage.train.run(state, frozen, {name: batch[name] for name in stage.train.arguments[2]})
+    after = dict(leaves(jax.device_get(state.params)))
+    assert {path for path, leaf in leaves(before) if np.array_equal(leaf, after[path])} == {*stage.untrained}
+
+
+def test_global_projections_are_trained_where_rows_name_global_tokens():
+    assert {*masked(LongformerConfig(**MASKED)).untrained} == GLOBAL
+    assert masked(tiny.BERT).untrained == ("pair/bias", "pair/kernel", "pooler/bias", "pooler/kernel")
