@@ -7,7 +7,7 @@ from data_pipelines.cloud import cloud_errors, entries, in_cloud, local_folder, 
 from models.core.parameters import Params
 from pretrain.huggingface.export import check_replaceable, export
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.restore import restore
+from pretrain.training.restore import restore, warn_beyond_trained
 from pretrain.training.step import merge
 
 
@@ -16,6 +16,7 @@ def export_run(run: Path, to: Path, step: int | None = None, dtype: str = "float
     directory = RunDirectory(run)
     restored = restore(directory, step)
     params, config = merge(restored.params, restored.frozen), restored.assembly.recipe.model
+    warn_beyond_trained(restored, getattr(config, "positions", 0))
     with local_folder(directory.tokenizer) as tokenizer:
         if in_cloud(to):
             _export_to_cloud(params, config, tokenizer, to, dtype, directory.identity())

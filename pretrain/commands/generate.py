@@ -22,7 +22,7 @@ from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import delimiter
 from pretrain.steering.settings import Steering
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.restore import Restored, restore
+from pretrain.training.restore import Restored, restore, warn_beyond_trained
 from pretrain.training.step import merge
 from tpu.mesh import divided_by, named_mesh, row_mesh
 
@@ -159,6 +159,7 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
         asked, behind = [[] for _ in encoded], [token]
     begun = [before + tokens + behind for tokens in encoded]
+    warn_beyond_trained(restored, max(map(len, begun)) + options.max_tokens - 1)
     with divided_by(restored.mesh):
         texts = generate(model, params, begun, decoding, options.seed, number, restored.mesh, program)
     for index, (tokens, found) in enumerate(zip(asked, texts, strict=True)):
@@ -195,7 +196,7 @@ def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: 
         for place, found in enumerate(fill(model, params, row, mask, length, number, global_tokens)):
             print(prompt if len(pieces) == 2 else f"{prompt} (mask {place + 1})")
             for token, probability in found:
-                print(f"  {probability:.4f}  {made.tokenizer.id_to_token(token)}")
+                print(f"  {probability:.4f}  {made.tokenizer.decode([token], skip_special_tokens=False)}")
 
 
 def encode(made: Made, texts: Sequence[str]) -> list[list[int]]:

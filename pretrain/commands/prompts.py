@@ -30,7 +30,7 @@ from pretrain.prompting.likelihood import log_likelihoods
 from pretrain.prompting.prompts import Prompt, Prompter, Template, unescaped
 from pretrain.recipes.table import wide_console
 from pretrain.storage.run_directory import RunDirectory, write_whole
-from pretrain.training.restore import restore
+from pretrain.training.restore import restore, warn_beyond_trained
 from pretrain.training.step import merge
 from tpu.mesh import divided_by, named_mesh
 
@@ -87,6 +87,8 @@ def ask(arguments: Sequence[str]) -> None:
     prompter = Prompter(options.examples, examples, made, options.template, room, between)
     asked = {shots: prompter(shots, options.seed, not greedy) for shots in dict.fromkeys(options.shots)}
     everything, params = [*itertools.chain(*asked.values())], merge(restored.params, restored.frozen)
+    longest = max((len(text.tokens) for prompt in everything for text in prompt.texts), default=0) - 1
+    warn_beyond_trained(restored, longest + options.max_tokens * greedy)
     with divided_by(restored.mesh):
         if greedy:
             limits = {"stop": unescaped(options.stop), "max_tokens": options.max_tokens}

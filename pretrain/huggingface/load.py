@@ -78,11 +78,13 @@ def _read(source: str | Path, config, params: Params, heads_anew: bool) -> Param
     read: dict[tuple, tuple[str, str]] = {}
     for part, folder in folders(source, family).items():
         wanted, trunk = tensors(params, config, part), family.hf[part].trunk
-        bare = heads_anew or all(name.startswith(trunk) for name in wanted)
-        stored = _Tensors(folder, trunk if bare else "")
+        stored = _Tensors(folder, trunk)
         missing = [name for name in wanted if _stored_name(name, stored, family.hf[part]) not in stored]
-        anew = [name for name in missing if not _of_trunk(wanted[name], config, part)] if heads_anew else []
-        _check_names(folder, stored, wanted, [name for name in missing if name not in anew], config, part, heads_anew)
+        heads = [name for name in missing if not _of_trunk(wanted[name], config, part)]
+        anew = heads if heads_anew else []
+        cure = "; start them anew with --init-heads-anew" if missing == heads else ""
+        lacking = [name for name in missing if name not in anew]
+        _check_names(folder, stored, wanted, lacking, cure, config, part, heads_anew)
         if anew:
             log.warning("%s: read all but %s, which start anew", folder, ", ".join(anew))
             wanted = {name: tensor for name, tensor in wanted.items() if name not in anew}
@@ -200,17 +202,18 @@ def _stored_name(name: str, tensors: _Tensors, model: HuggingFace) -> str:
 
 
 def _check_names(
-    folder: Path, tensors: _Tensors, wanted: Mapping, missing: list[str], config, part: str, other_heads: bool
-) -> None:
+    folder: Path, tensors: _Tensors, wanted: Mapping, missing: list[str], cure: str, config, part: str,
+    other_heads: bool,
+) -> None:  # fmt: skip
     """UserError for tensors that are missing, that this model has no place for, or tied ones that are not equal.
 
-    other_heads: whether heads of any kind are left out.
+    cure: of what is missing.   other_heads: whether heads of any kind are left out.
     """
     model = family_of(config).hf[part]
     if missing:
         raise UserError(
             f"{folder}: has no {_listed(missing)}; it is a {' or '.join(architectures(folder)) or 'model'} "
-            f"and this recipe needs a {architecture(config, part)}"
+            f"and this recipe needs a {architecture(config, part)}{cure}"
         )
     for target, source in model.tied.items():
         if target in tensors and source in tensors and not np.array_equal(tensors.read(target), tensors.read(source)):

@@ -61,6 +61,18 @@ def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None 
     return Restored(assembly, int(state.step), state.params, frozen, mesh, placed)
 
 
+def warn_beyond_trained(restored: Restored, length: int) -> None:
+    """Say so where a text of this length, or an export, has positions that no row of the run had."""
+    recipe = restored.assembly.recipe
+    phases = recipe.phases[: phase_after(recipe, restored.step) + 1]
+    longest = max(phase.length for phase in phases)
+    if longest < length <= getattr(recipe.model, "positions", 0):
+        log.warning(
+            "positions from %s to %s were in no row of this run, whose rows have %s tokens: nothing trained them here",
+            f"{longest:,}", f"{length - 1:,}", f"{longest:,}",
+        )  # fmt: skip
+
+
 def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], TrainState]) -> TrainState | None:
     steps = directory.checkpoint_steps()
     try:

@@ -23,7 +23,11 @@ from pretrain.generation.fillings import fill
 from pretrain.generation.loop import program, ready
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
+from pretrain.recipe import Phase
+from pretrain.training.assembly import assemble
+from pretrain.training.restore import Restored, warn_beyond_trained
 from tests.contract import cases, torch_reference
+from tests.pretrain import tiny
 from tpu.mesh import row_mesh
 
 pytestmark = pytest.mark.second_tier
@@ -232,3 +236,11 @@ def test_a_model_that_fills_no_masks_says_so():
     for name, words in ("gpt2", "a model of gpt2 fills no masks"), ("bigbird-etc", "of bigbird-etc reads 'global_"):
         with pytest.raises(UserError, match=words):
             fill(MODULES[name], {}, [5, 6], 6, 8, 1)
+
+
+def test_positions_that_no_row_had_are_said(caplog):
+    recipe = tiny.gpt2(phases=(Phase(0.5, 16, 8), Phase(0.5, 32, 8)))
+    for step, length, said in (5, 16, ""), (5, 17, "positions from 16 to 16"), (15, 32, ""), (15, 64, "from 32 to 63"):
+        caplog.clear()
+        warn_beyond_trained(Restored(assemble(recipe), step, {}, {}, None, []), length)
+        assert said in caplog.text and bool(said) == bool(caplog.text)
