@@ -5,20 +5,26 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers.table import train
+from data_pipelines.tokenizers.training import Training
 from pretrain.__main__ import main
 from pretrain.commands import generate as commands
 from pretrain.commands.generate import Generate, encode
+from pretrain.generation.fillings import Filling
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.next_token_prediction import INPUT_TARGET
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.restore import restore
+from pretrain.training.assembly import assemble
+from pretrain.training.restore import Restored, restore
+from tests.pretrain import tiny
 
 
 def printed(capsys, *arguments):
@@ -196,3 +202,13 @@ def test_a_masked_model_names_the_options_that_write_texts(uninterrupted, tmp_pa
 
 def test_a_masked_model_needs_a_mask(uninterrupted, capsys):
     assert "write [MASK] where a word is missing" in mistake(capsys, uninterrupted, "--prompt", "the")
+
+
+def test_a_filling_of_bytes_is_printed_as_text(monkeypatch, capsys):
+    texts = ["the quick brown fox jumps over the lazy dog"] * 5
+    made = train("bpe", texts, Training(320, specials="roberta"))
+    (token,) = encode(made, [" the"])[0]
+    monkeypatch.setattr(commands, "fill", lambda *_: [[Filling(token, 0.5)]])
+    restored = Restored(assemble(tiny.bert()), 0, {}, {}, None, [])
+    commands._print_fillings(Generate(Path()), restored, made, ["[MASK] dog"])
+    assert capsys.readouterr().out.splitlines()[1] == "  0.5000   the"
