@@ -150,7 +150,16 @@ def _code_of(record: Mapping, source, where: str) -> str:
 def records(batch: pyarrow.RecordBatch, names: Sequence[str]) -> Iterator[dict]:
     """The rows of some columns, one at a time."""
     for row in range(batch.num_rows):
-        yield {name: batch[name][row].as_py() for name in names}
+        yield {name: _value(batch[name][row]) for name in names}
+
+
+def _value(cell: pyarrow.Scalar) -> object:
+    """What a cell holds; as bytes a string that is no UTF-8, which Arrow and Parquet do not check."""
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        held = getattr(cell, "value", cell)  # of a dictionary
+        return held.as_buffer().to_pybytes() if isinstance(held, pyarrow.BinaryScalar) else held  # or no text
 
 
 def segments_of(options) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import zstandard
 
 from data_pipelines.errors import UserError
 from data_pipelines.formats import builtin, cutting, files, source, table
-from data_pipelines.formats.problems import NO_FIELD, Problems
+from data_pipelines.formats.problems import EMPTY, NO_FIELD, REPLACED, SKIPPED, Problems
 from tests.data_pipelines.formats.reading import texts
 from tests.data_pipelines.prepared import documents, run
 from tests.data_pipelines.tiny_texts import TEXTS, TinyTexts
@@ -62,6 +62,25 @@ def test_a_parquet_row_is_a_document(tmp_path, kind):
     manifest, _ = run(tmp_path / "out", f"parquet:{tmp_path}/*.parquet", field=("body",))
     assert documents(tmp_path / "out") == TWO
     assert manifest["counts"]["empty documents"]["count"] == 1
+
+
+@pytest.mark.parametrize("undecodable", ["replace", "skip"])
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), "dictionary"])
+def test_a_string_that_is_no_utf_8_costs_no_other_row(tmp_path, kind, undecodable):
+    stored = pyarrow.string() if kind == "dictionary" else kind
+    column = pyarrow.array([b"One.", b"T\xffo.", None, b"Three."]).cast(pyarrow.binary()).view("string")
+    column = column.cast(stored) if stored != pyarrow.string() else column
+    rows = pyarrow.table({"text": column.dictionary_encode() if kind == "dictionary" else column})
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+    with pyarrow.ipc.new_stream(tmp_path / "set" / "a.arrow", rows.schema) as stream:
+        stream.write_table(rows)
+    pyarrow.parquet.write_table(rows, tmp_path / "a.parquet")
+    problem, second = (REPLACED, ["T\ufffdo."]) if undecodable == "replace" else (SKIPPED, [])
+    for spec in (f"arrow:{tmp_path}/set", f"parquet:{tmp_path}/a.parquet"):
+        found, problems = texts(spec, undecodable=undecodable)
+        assert found == ["One.", *second, "Three."]
+        assert {name: said["count"] for name, said in problems.items()} == {problem: 1, EMPTY: 1}
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
