@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,10 +111,11 @@ def _train_phase(
         if done % options.log_every == 0 or done == end or done == first + 1:
             meter.report(done)
         if done % options.checkpoint_every == 0 and done < recipe.steps:
-            _save(run, state, phase)
+            with meter.paused():
+                _save(run, state, phase)
         if options.eval_every and done % options.eval_every == 0 and done < recipe.steps:
-            _evaluate(run, state, evaluator)
-            meter.restart()
+            with meter.paused():
+                _evaluate(run, state, evaluator)
     return state, False
 
 
@@ -178,26 +180,34 @@ class Meter:
         self.run, self.phase, self.examples = run, run.assembly.recipe.phases[phase], examples
         self.waiting: list[Metrics] = []
         self.since: float | None = None  # unknown until the first step has compiled
+        self.before_pauses = 0.0  # seconds of the waiting steps
         self.flops = model_flops(run.assembly.recipe, self.phase)
 
     def add(self, metrics: Metrics) -> None:
         self.waiting.append(metrics)
 
-    def restart(self) -> None:
-        """Leave out the time of what is not a step."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is no step takes none of the steps' time, and the steps so far, which are waited for, none of its."""
+        jax.block_until_ready(self.waiting)
+        self.before_pauses += self._running()
+        yield
         self.since = time.perf_counter()
+
+    def _running(self) -> float:
+        return time.perf_counter() - self.since
 
     def report(self, step: int) -> None:
         """Write the figures since the last report; UserError when updates keep being skipped."""
         if not self.waiting:
             return
         metrics = jax.device_get(self.waiting)
-        now = time.perf_counter()
+        seconds = None if self.since is None else self.before_pauses + self._running()
         figures = self._means(metrics) | (self._sources(step) if isinstance(self.examples, Mixture) else {})
-        if self.since is not None:
-            figures |= self._speed((now - self.since) / len(metrics), step)
+        if seconds is not None:
+            figures |= self._speed(seconds / len(metrics), step)
         self.run.journal.figures("train", step, figures)
-        self.waiting, self.since = [], time.perf_counter()
+        self.waiting, self.before_pauses, self.since = [], 0.0, time.perf_counter()
         skipped_in_row = int(metrics[-1].skipped[1])
         if skipped_in_row >= self.run.options.max_skipped:
             raise UserError(

@@ -1,7 +1,6 @@
 """The loop feeds the run's own data and says how fast it goes."""
 
 import shutil
-import time
 from types import SimpleNamespace
 
 import jax
@@ -45,15 +44,21 @@ def test_model_flops_are_three_forward_passes_and_mfu_is_their_share_of_all_chip
     assert figures["tokens_per_s"] == 8 * 32 / 2.0 and figures["step_ms"] == 2000 and figures["seconds_left"] == 30
 
 
-def test_the_time_of_an_evaluation_is_no_time_of_steps(corpus_path, tmp_path, monkeypatch):
+def test_a_step_s_time_has_no_part_in_evaluations_and_checkpoints_nor_they_in_it(corpus_path, tmp_path, monkeypatch):
     toys.register(monkeypatch)
-    evaluate, passed = loop._evaluate, [0]
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() + sum(passed)))
-    monkeypatch.setattr(loop, "_evaluate", lambda *of: passed.append(1000) or evaluate(*of))  # seconds that it takes
-    options = tiny.options(corpus_path, tmp_path / "run", eval_every=5, log_every=10)
-    assert run(toys.recipe(steps=10), options) == 0
-    *_, last = read_metrics(RunDirectory(tmp_path / "run"), "train")
-    assert last["step"] == 10 and last["step_ms"] < 1000 * 1000 / 10  # with them
+    clock = [0]
+
+    def lasts(seconds, function):
+        return lambda *given: clock.append(seconds) or function(*given)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: sum(clock)))
+    monkeypatch.setattr(loop.Meter, "add", lasts(2, loop.Meter.add))  # each step
+    monkeypatch.setattr(loop, "_evaluate", lasts(1000, loop._evaluate))
+    monkeypatch.setattr(loop, "_save", lasts(100, loop._save))
+    options = tiny.options(corpus_path, tmp_path / "run", eval_every=5, checkpoint_every=3, log_every=10)
+    assert run(toys.recipe(steps=20), options) == 0
+    reported = read_metrics(RunDirectory(tmp_path / "run"), "train")
+    assert [entry.get("step_ms") for entry in reported] == [None, 2000, 2000]
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
