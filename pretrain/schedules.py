@@ -65,7 +65,7 @@ class Schedule:
         if self.name not in NAMES:
             raise ValueError(f"schedule.name={self.name!r}: use one of {', '.join(NAMES)}")
         check_ranges(self, RANGES, "schedule.")
-        if self.warmup + self.decay > 1:
+        if self.name == "warmup-stable-decay" and self.warmup + self.decay > 1:
             raise ValueError(f"schedule.warmup={self.warmup}, decay={self.decay}: shares, together at most 1")
         if self.from_here is not None:
             _check_onward(self.from_here, "schedule.from_here")
