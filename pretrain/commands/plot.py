@@ -72,10 +72,17 @@ def save(figure, out: Path) -> Path:
     return out
 
 
+def _labels(runs: Sequence[Path]) -> list[str]:
+    """The ends of the runs' paths, as long as it takes to tell them apart."""
+    ends = (["/".join(run.parts[-length:]) for run in runs] for length in itertools.count(1))
+    return next(labels for labels in ends if len(set(labels)) == len(runs))
+
+
 def _draw(panel, name: str, sources: Sequence[str], curves: dict) -> None:
     """sources: what stands before the names of figures, "" for those of the whole run."""
-    for index, ((run, kinds), source) in enumerate(itertools.product(curves.items(), sources)):
-        key, of = (f"{source}/{name}", f"{run.name} {source}") if source else (name, run.name)
+    named = zip(_labels(list(curves)), curves.values(), strict=True)
+    for index, ((label_of_run, kinds), source) in enumerate(itertools.product(named, sources)):
+        key, of = (f"{source}/{name}", f"{label_of_run} {source}") if source else (name, label_of_run)
         for kind, style in (("train", {"alpha": 0.45, "linewidth": 1}), ("eval", {"marker": "o", "markersize": 3})):
             points = [(entry["step"], entry[key]) for entry in kinds[kind] if key in entry]
             label = of if kind == "train" else f"{of} held-out"

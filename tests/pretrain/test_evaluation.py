@@ -5,6 +5,7 @@ import functools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from data_pipelines.errors import UserError
 from models.core.noise import row_keys
 from models.core.program import Program
 from pretrain.__main__ import main
+from pretrain.commands import plot
 from pretrain.commands.export import export_run
 from pretrain.commands.run import run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
@@ -207,6 +209,12 @@ def test_eval_prints_what_the_run_measured_beside_the_baseline(uninterrupted, ca
 def test_a_model_that_predicts_no_next_tokens_of_rows_has_no_stride(uninterrupted, capsys):
     assert main(["eval", str(uninterrupted), "--stride", "8"]) == 2
     assert "--stride 8: bert-tiny does not predict next tokens of rows; leave it out" in capsys.readouterr().err
+
+
+def test_curves_have_as_much_of_their_runs_paths_as_tells_them_apart():
+    assert plot._labels([Path("one/run"), Path("/a/two/run")]) == ["one/run", "two/run"]
+    assert plot._labels([Path("a/one"), Path("a/two")]) == ["one", "two"]
+    assert plot._labels([Path("a/run"), Path("b/a/run")]) == ["a/run", "b/a/run"]
 
 
 def test_plot_writes_a_picture_whole_or_not_at_all(uninterrupted, tmp_path, capsys):
