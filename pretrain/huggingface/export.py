@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data_pipelines.cloud import entries, is_file
+from data_pipelines.cloud import entries, in_cloud, is_file
 from data_pipelines.durable import put, sync
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored as tokenizers
@@ -100,7 +100,10 @@ def _json(fields: dict) -> str:
 
 
 def check_replaceable(folder: Path, run: str) -> None:
-    """UserError when the folder, local or gs://, holds anything but an earlier export of a run of this identity."""
+    """UserError when the folder, local or gs://, holds anything but an earlier export of a run of this identity, or the
+    directory that the command was given in."""
+    if not in_cloud(folder) and Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"export --to {folder}: you are in this folder, and an export replaces it; give a new folder")
     inside = _check_only(folder, {model.folder for family in FAMILIES.values() for model in family.hf.values()} - {""})
     if not inside:
         return

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from pretrain.huggingface.tensors import Tensor
@@ -34,7 +35,10 @@ def write(stored: Mapping[str, Tensor], folder: Path, dtype: np.dtype, mode_of: 
 
 def _write_one(stored: Mapping[str, Tensor], file: Path, dtype: np.dtype) -> None:
     arrays = {name: np.ascontiguousarray(tensor.array().astype(dtype, copy=False)) for name, tensor in stored.items()}
-    save_file(arrays, file, metadata={"format": "pt"})
+    try:
+        save_file(arrays, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # what it says of a full disk
+        raise OSError(str(error)) from error
 
 
 def _shards(sizes: Mapping[str, int], limit: int) -> list[dict[str, int]]:

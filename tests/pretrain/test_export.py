@@ -4,6 +4,8 @@ import dataclasses
 import io
 import logging
 import os
+import resource
+import signal
 import stat
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from models.families.electra import ElectraConfig, Tower
 from models.families.registry import FAMILIES, family_of
 from models.families.xlnet import XLNetConfig
 from pretrain.commands import run as runs
-from pretrain.huggingface.export import config_fields, export
+from pretrain.huggingface.export import check_replaceable, config_fields, export
 from pretrain.huggingface.tensors import tensors
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.recipe import resolve
@@ -148,6 +150,27 @@ def test_a_tokenizer_with_more_token_types_than_the_model_is_refused_before_it_t
             resolve(recipe, corpus)
         resolve(dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, types=3)), corpus)
     resolve(tiny.xlnet(), corpus)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(exported, tmp_path):
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, unlimited[1]))  # config.json has room, the weights have none
+    try:
+        with pytest.raises(UserError, match=r"export --to .*: cannot be written \(.*too large"):
+            exported("bert")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_that_one_is_in_is_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    for folder in (".", "..", tmp_path / "inside"):
+        with pytest.raises(UserError, match="export --to .*: you are in this folder"):
+            check_replaceable(Path(folder), "run")
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
