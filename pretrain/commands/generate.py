@@ -20,6 +20,7 @@ from pretrain.generation.decoding import check_whole_rows, generate
 from pretrain.generation.fillings import fill, fills
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import delimiter
+from pretrain.prompting.prompts import unescaped
 from pretrain.steering.settings import Steering
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import Restored, restore, warn_beyond_trained
@@ -61,7 +62,7 @@ class Generate:
     length_penalty: float = 1.0
     """With --beams: above 0 prefers longer texts."""
     stop: tuple[str, ...] = ()
-    """A text ends before this text, and where the model ends a document."""
+    """A text ends before this text, in which \\n is a newline, and where the model ends a document."""
     words: Path | None = None
     """Steer towards these words, one on each line of a file."""
     discriminator: Path | None = None
@@ -146,7 +147,8 @@ def _prompts(options: Generate) -> list[str]:
 
 def _print_texts(options: Generate, restored: Restored, made: Made, prompts: list[str]) -> None:
     encoded = encode(made, prompts)
-    ends = {tokens[0] for tokens in encode(made, options.stop) if len(tokens) == 1}
+    stops = [unescaped(written) for written in options.stop]
+    ends = {tokens[0] for tokens in encode(made, stops) if len(tokens) == 1}
     ends |= {made.special[role] for role in ("eod", "sep") if role in made.special}
     model, params = restored.assembly.model, merge(restored.params, restored.frozen)
     decoding = options.decoding(tuple(sorted(ends)))
@@ -166,7 +168,7 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
         for which, more in enumerate(found):
             if len(prompts) * len(found) > 1:
                 print(f"== prompt {index + 1}, text {which + 1}")
-            print(_text(made, tokens, more[:-1] if more[-1] in ends else more, options.stop))
+            print(_text(made, tokens, more[:-1] if more[-1] in ends else more, stops))
 
 
 def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -> str:

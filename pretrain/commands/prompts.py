@@ -50,7 +50,7 @@ class Prompts:
     score: Literal["likelihood", "greedy"] = "likelihood"
     """How likely targets are, or how many of them the likeliest text, token by token, equals."""
     stop: str = "\\n"
-    """Greedy text ends before this."""
+    """Greedy text ends before this, in which \\n is a newline."""
     max_tokens: int = 32
     """Greedy text has at most so many tokens."""
     template: Annotated[Template, arg(name="")] = Template()

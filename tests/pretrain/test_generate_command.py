@@ -84,6 +84,12 @@ def test_a_text_ends_before_what_stops_it(gpt2_run, capsys):
     assert printed(capsys, *given, "--stop", inside).removesuffix("\n") == whole[: whole.index(inside, len("the"))]
 
 
+def test_what_stops_a_text_is_written_as_for_prompts(gpt2_run, capsys, monkeypatch):
+    made = stored.load(gpt2_run / "tokenizer")
+    monkeypatch.setattr(commands, "generate", lambda *of: [encode(made, [" ba\nki"])])
+    assert printed(capsys, gpt2_run, "--prompt", "ki", "--stop", "\\n") == "ki ba\n"
+
+
 def test_a_prompt_that_spells_a_special_token_is_plain_text_as_in_a_corpus(bytes_path):
     made = stored.load(bytes_path / "tokenizer")
     text = "an old <|endoftext|> river"
