@@ -62,7 +62,7 @@ def train(arguments: Sequence[str]) -> None:
         tokens = Encoder(stored.load(folder).tokenizer).tokens(texts)
     states = means(model, params, [some[: model.config.positions] for some in tokens], restored.mesh)
     kernel, bias = fit(states[learned], numbers[learned], len(names))
-    discriminator = Discriminator(names.tolist(), kernel, bias, fingerprint(params))
+    discriminator = Discriminator(names.tolist(), kernel, bias, fingerprint(params), restored.step)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         write_whole(options.out / FILE, written(discriminator))
@@ -71,7 +71,9 @@ def train(arguments: Sequence[str]) -> None:
     told = hits(states, numbers, kernel, bias)
     share, error = mean(told[held])
     print(
-        f"held-out accuracy {share:.4f}" + (f" ± {error:.4f}" if error is not None else "") + f" of {len(held)} texts, "
+        f"step {restored.step}: held-out accuracy {share:.4f}"
+        + (f" ± {error:.4f}" if error is not None else "")
+        + f" of {len(held)} texts, "
         f"{told[learned].mean():.4f} of the {len(learned)} that it learned from; the commonest label is "
         f"{np.bincount(numbers).max() / len(numbers):.4f} of all"
     )

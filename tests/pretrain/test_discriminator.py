@@ -40,9 +40,9 @@ def trained(gpt2_run, tmp_path_factory):
 
 def test_it_tells_held_out_texts_and_says_so(trained, gpt2_run):
     said, folder = trained
-    assert said[0].startswith("held-out accuracy 1.0000 ± 0.0000 of 20 texts, 1.0000 of the 60")
-    assert "the commonest label is 0.5000" in said[0] and said[1].startswith("1 texts are longer than the model's 64")
     run = restore(RunDirectory(gpt2_run))
+    assert said[0].startswith(f"step {run.step}: held-out accuracy 1.0000 ± 0.0000 of 20 texts, 1.0000 of the 60")
+    assert "the commonest label is 0.5000" in said[0] and said[1].startswith("1 texts are longer than the model's 64")
     found = discriminator.load(folder, run.params)
     assert found.labels == ["ba", "te"] and found.kernel.shape == (32, 2)
     encode = stored.load(gpt2_run / "tokenizer").tokenizer.encode
@@ -55,8 +55,10 @@ def test_it_tells_held_out_texts_and_says_so(trained, gpt2_run):
 
 
 def test_one_of_another_model_or_damaged_is_refused(trained, gpt2_run, tmp_path):
-    params = restore(RunDirectory(gpt2_run)).params
-    with pytest.raises(UserError, match="reads another model's states; train it on this run"):
+    restored = restore(RunDirectory(gpt2_run))
+    params = restored.params
+    said = f"reads the states of a model of step {restored.step}, .* give --step {restored.step} if"
+    with pytest.raises(UserError, match=said):
         discriminator.load(trained[1], jax.tree.map(lambda leaf: leaf + 1, params))
     with pytest.raises(UserError, match="cannot be read .No such file"):
         discriminator.load(tmp_path, params)
