@@ -20,7 +20,8 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.bundles import dump_to, estimate_by_bundles, read_bundles
 from data_pipelines.command_line import end_with, parse
 from models.attention.kernels.table import costs as kernel_costs
-from pretrain.commands.planning import CACHE, parse_plan, works
+from pretrain.commands.options import CACHE
+from pretrain.commands.planning import parse_plan, works
 from tpu.compiler import compile_for_tpu, devices, prepare
 from tpu.costs import costs
 from tpu.hlo import parse as parse_hlo

@@ -14,7 +14,8 @@ from pathlib import Path
 from data_pipelines.command_line import end_with, parse, unknown
 from data_pipelines.errors import UserError
 from models.attention.kernels.table import costs
-from pretrain.commands.planning import CACHE, parse_plan, works
+from pretrain.commands.options import CACHE
+from pretrain.commands.planning import parse_plan, works
 from tpu.compiler import prepare
 from tpu.plan import Plan, plan
 from tpu.topologies import parse_topology

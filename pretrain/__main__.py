@@ -161,9 +161,12 @@ def _plot(arguments: list[str]) -> int:
 
 
 def _pattern(arguments: list[str]) -> int:
+    from pretrain.commands.arguments import parse_shown
+
+    recipe, shown = parse_shown(arguments)
     from pretrain.commands.pattern import show_pattern
 
-    show_pattern(arguments)
+    show_pattern(recipe, shown)
     return 0
 
 
@@ -193,29 +196,38 @@ def _export(arguments: list[str]) -> int:
 
 
 def _generate(arguments: list[str]) -> int:
+    from pretrain.commands.options import parse_generate
+
+    options, prompts = parse_generate(arguments)
     from pretrain.commands.generate import write_texts
     from tpu.compiled import write_whole
 
     write_whole()
-    write_texts(arguments)
+    write_texts(options, prompts)
     return 0
 
 
 def _prompts(arguments: list[str]) -> int:
+    from pretrain.commands.options import parse_prompts
+
+    options = parse_prompts(arguments)
     from pretrain.commands.prompts import ask
     from tpu.compiled import write_whole
 
     write_whole()
-    ask(arguments)
+    ask(options)
     return 0
 
 
 def _discriminator(arguments: list[str]) -> int:
+    from pretrain.commands.options import parse_discriminate
+
+    options = parse_discriminate(arguments)
     from pretrain.commands.discriminator import train
     from tpu.compiled import write_whole
 
     write_whole()
-    train(arguments)
+    train(options)
     return 0
 
 

@@ -48,6 +48,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
+    from pretrain.commands.arguments import parse_target
+
+    if arguments[:1] in (["-h"], ["--help"]):
+        parse_target(arguments)
     from pretrain.commands.planning import plan_command
 
     return plan_command(arguments)

@@ -25,9 +25,8 @@ from rich.console import Console
 
 from data_pipelines.errors import PassingError, UserError
 from tpu import chatter
+from tpu.local import HEARTBEAT_SECONDS
 
-# After so long without a sign of life, the other processes end (JAX's default: 100). Tests have no time for it.
-HEARTBEAT_SECONDS = int(os.environ.get("PRETRAIN_HEARTBEAT_SECONDS", 30))
 JOIN_SECONDS = 300
 WAITING_SECONDS = 10  # until it is said that others are waited for
 FAREWELL_SECONDS = 5  # for the other processes to hear why this one ends, which the first one's end would cut off

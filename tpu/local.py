@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 
 from data_pipelines.errors import UserError
-from tpu.cluster import HEARTBEAT_SECONDS
 
+# After so long without a sign of life, the other processes end (JAX's default: 100). Tests have no time for it.
+HEARTBEAT_SECONDS = int(os.environ.get("PRETRAIN_HEARTBEAT_SECONDS", 30))
 GRACE_SECONDS = HEARTBEAT_SECONDS + 20  # for the others to notice that one is gone, before they are killed
 
 

@@ -1,23 +1,29 @@
-"""The command line of `run`: a recipe's name or file, then any field of the recipe or of the options."""
+"""The command line of `run`, `pattern` and `tpu plan`: a recipe, then any field of it or of the command's options.
+
+Recipes are imported where they are needed: their models import JAX, which takes seconds, and --help needs none.
+"""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 from tyro.conf import arg
 
 from data_pipelines.cloud import place
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
-from models.attention.patterns.pattern import fields_of
+from pretrain.commands.options import Shown, Target
 from pretrain.options import Options
-from pretrain.recipe import Recipe, read_recipe
-from pretrain.recipes.registry import RECIPES, find
+from pretrain.recipes.table import rows
+
+if TYPE_CHECKING:
+    from pretrain.recipe import Recipe
 
 Own = TypeVar("Own")
 
 
-def parse_run(arguments: Sequence[str]) -> tuple[Recipe, Options]:
+def parse_run(arguments: Sequence[str]) -> tuple["Recipe", Options]:
     """`bert-tiny --corpus DIR --workdir DIR --model.depth 3` -> the recipe with its changes, and the options."""
     usage = "python -m pretrain run bert-tiny --corpus DIR --workdir DIR"
     for index, argument in enumerate(arguments):
@@ -29,31 +35,41 @@ def parse_run(arguments: Sequence[str]) -> tuple[Recipe, Options]:
     return parse_recipe(arguments, Options, usage, "Train {}, or go on in the same --workdir.")
 
 
-def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpose: str) -> tuple[Recipe, Own]:
+def parse_shown(arguments: Sequence[str]) -> tuple["Recipe", Shown]:
+    """`RECIPE --out FILE.png` -> the recipe with its changes, and what to show of its pattern."""
+    usage = "python -m pretrain pattern bert-base --out pattern.png --model.pattern.name bigbird"
+    return parse_recipe(arguments, Shown, usage, "Draw what sees what in the sparse pattern of {}.")
+
+
+def parse_target(arguments: Sequence[str]) -> tuple["Recipe", Target]:
+    """`RECIPE --topology v5e:4x4` -> the recipe with its changes, and what to plan it for."""
+    usage = "python -m tpu plan bert-base --topology v5e:4x4"
+    purpose = "Compile the train step of {} for a slice of TPUs, on this machine, and say what it will do."
+    return parse_recipe(arguments, Target, usage, purpose)
+
+
+def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpose: str) -> tuple["Recipe", Own]:
     """A recipe's name, or --recipe and its file, then any of its fields and of a command's own options -> both.
 
     usage: an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: for --help, with {} for the recipe.
     """
     program = " ".join(usage.split()[:4])
     name, *rest = arguments or [""]
-    if name in ("-h", "--help"):
-        name, rest = next(iter(RECIPES)), ["--help"]
-    if name == "--recipe" and rest:
+    named = bool(rest) if name == "--recipe" else name and not name.startswith("-")
+    if not named and {"-h", "--help"} & {*arguments}:
+        _help_without_recipe(options, usage, purpose)
+    if not named:
+        raise UserError(f"{program.split()[-1]}: name a recipe first, or give --recipe FILE.json, as in `{usage}`")
+    from pretrain.recipe import Recipe, read_recipe
+    from pretrain.recipes.registry import find
+
+    if name == "--recipe":
         file, *rest = rest
         name, recipe = f"--recipe {file}", read_recipe(place(file))
-    elif not name or name.startswith("-"):
-        raise UserError(f"{program.split()[-1]}: name a recipe first, or give --recipe FILE.json, as in `{usage}`")
     else:
         recipe = find(name)
-    unnamed = arg(name="")  # --steps, not --recipe.steps
-    both = dataclasses.make_dataclass(
-        "Arguments",
-        [
-            ("options", Annotated[options, unnamed]),
-            ("recipe", Annotated[Recipe, unnamed], dataclasses.field(default=recipe)),
-        ],
-        frozen=True,
-    )
+    fields = [_unnamed("options", options), (*_unnamed("recipe", Recipe), dataclasses.field(default=recipe))]
+    both = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     both.__doc__ = purpose.format(f"{name} ({recipe.source})")
     try:
         parsed = parse(both, rest, f"{program} {name}")
@@ -63,6 +79,25 @@ def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpo
     return parsed.recipe, parsed.options
 
 
+def _unnamed(field: str, of: type) -> tuple[str, type]:
+    """A dataclass's field whose own fields are options: --steps, not --recipe.steps."""
+    return field, Annotated[of, arg(name="")]
+
+
+def _help_without_recipe(options: type, usage: str, purpose: str) -> NoReturn:
+    """Print the options that do not depend on the recipe, and which recipes there are."""
+    program = " ".join(usage.split()[:4])
+    models = itertools.groupby(rows(), lambda row: row["model"])
+    recipes = "\n\n".join(", ".join(row["recipe"] for row in of_model) for _, of_model in models)
+    alone = dataclasses.make_dataclass("Arguments", [_unnamed("options", options)])
+    alone.__doc__ = (
+        f"{purpose.format('a recipe')}\n\nExample: {usage}\n\nBelow are the options for any recipe. Its fields are "
+        f"options too: `{program} RECIPE --help` lists them with its values. Recipes (`python -m pretrain recipes` "
+        f"says more; --recipe FILE.json takes another):\n\n{recipes}"
+    )
+    parse(alone, ["--help"], f"{program} RECIPE")
+
+
 def _check_pattern(before, after) -> None:
     """UserError where an option sets a field that the model's sparse pattern does not read.
 
@@ -70,6 +105,8 @@ def _check_pattern(before, after) -> None:
     """
     if not hasattr(after, "pattern"):
         return
+    from models.attention.patterns.pattern import fields_of
+
     name = after.pattern.name
     for field in dataclasses.fields(after.pattern):
         value, read = getattr(after.pattern, field.name), fields_of(name)

@@ -1,20 +1,15 @@
 """`python -m pretrain discriminator`: tells labelled texts apart by what a causal decoder makes of them."""
 
-import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tyro.conf import Positional
 
 from data_pipelines.cloud import local_folder
-from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
-from models.core.ranges import SEED, Range
 from models.families.registry import name_of
-from pretrain.commands.ranges import check_options
+from pretrain.commands.options import Discriminate
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.prompting.examples import objects, text_of
 from pretrain.prompting.figures import mean
@@ -24,29 +19,9 @@ from pretrain.training.restore import restore
 from pretrain.training.step import merge
 
 
-@dataclasses.dataclass(frozen=True)
-class Discriminate:
-    """Train a linear layer that tells labelled texts by a run's mean hidden states, to steer what the run writes."""
-
-    run: Positional[Place]
-    """Work directory of the run, whose model stays as it is."""
-    examples: Path
-    """A file of JSON lines: {"text", "label"}."""
-    out: Path
-    """Folder to write, for `generate --discriminator`: new, empty, or with an earlier one, which is replaced."""
-    heldout: float = 0.1
-    """Share of the lines that it does not learn from, to measure how well it tells them."""
-    seed: int = 0
-    """Draws these."""
-    step: int | None = None
-    """Which checkpoint; by default the newest."""
-
-
-def train(arguments: Sequence[str]) -> None:
+def train(options: Discriminate) -> None:
     """Write the discriminator and print in how many held-out texts it tells the label. UserError in one line."""
-    options = parse(Discriminate, arguments, "python -m pretrain discriminator")
     _check_folder(options.out)
-    check_options(options, {"heldout": Range("above 0 and below 1", lambda x: 0 < x < 1), "seed": SEED})
     texts, labels = _read(options.examples)
     names, numbers = np.unique(labels, return_inverse=True)
     order = np.random.default_rng(options.seed).permutation(len(texts))

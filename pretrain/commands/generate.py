@@ -2,26 +2,20 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
-from tyro.conf import Positional
 
 from data_pipelines.cloud import local_folder
-from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import codes, stored
 from data_pipelines.tokenizers.made import Made
-from models.core.ranges import COUNT, SEED
-from pretrain.commands.ranges import check_options
+from pretrain.commands.options import Generate
 from pretrain.commands.steering import program_of
 from pretrain.generation.decoding import check_whole_rows, generate
 from pretrain.generation.fillings import fill, fills
-from pretrain.generation.settings import Decoding
 from pretrain.objectives.next_token_prediction import delimiter
 from pretrain.prompting.prompts import unescaped
-from pretrain.steering.settings import Steering
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import Restored, restore, warn_beyond_trained
 from pretrain.training.step import merge
@@ -31,72 +25,8 @@ MASK = "[MASK]"  # in prompts, whatever the tokenizer calls it
 OF_FILLINGS = "run", "prompt", "prompts", "number", "step"  # the options that a masked model has a use for
 
 
-@dataclasses.dataclass(frozen=True)
-class Generate:
-    """Continue prompts with a causal decoder, or fill the [MASK]s in them with a masked language model."""
-
-    run: Positional[Place]
-    """Work directory of the run."""
-    prompt: tuple[str, ...] = ()
-    """The text to begin with, or several."""
-    prompts: Path | None = None
-    """A file with one on each line."""
-    code: str | None = None
-    """A control code of the corpus, to stand before each prompt."""
-    number: int | None = None
-    """Texts of each prompt, 1 unless given; fillings of each mask, 5 unless given."""
-    max_tokens: int = 64
-    """At most so many tokens after a prompt."""
-    sample: bool = False
-    """Draw tokens; otherwise the likeliest is taken."""
-    temperature: float | None = None
-    """With --sample: divides the logits, 1 unless given."""
-    top_k: int = 0
-    """With --sample: draw from so many of the likeliest alone; 0 for all."""
-    top_p: float = 1.0
-    """With --sample: draw from the likeliest alone that have this probability together."""
-    repetition_penalty: float = 1.0
-    """Makes tokens that stand in the text less likely, where above 1; CTRL's paper takes 1.2."""
-    beams: int = 1
-    """Beam search with so many."""
-    length_penalty: float = 1.0
-    """With --beams: above 0 prefers longer texts."""
-    stop: tuple[str, ...] = ()
-    """A text ends before this text, in which \\n is a newline, and where the model ends a document."""
-    words: Path | None = None
-    """Steer towards these words, one on each line of a file."""
-    discriminator: Path | None = None
-    """Steer towards a label of what `discriminator` has made in this folder."""
-    label: str | None = None
-    """Which."""
-    steering: Steering = Steering()
-    seed: int = 0
-    """Of what is drawn."""
-    step: int | None = None
-    """Which checkpoint; by default the newest."""
-    mesh: str | None = None
-    """How this machine's devices share the work, like tensor=4, as of `run`. By default one device does it."""
-
-    def decoding(self, stop: tuple[int, ...]) -> Decoding:
-        """UserError for settings that do not go together."""
-        if not self.sample and self.temperature is not None:
-            raise UserError(f"--temperature {self.temperature:g}: has no effect without --sample; add it")
-        if self.beams == 1 and self.length_penalty != 1.0:
-            raise UserError(f"--length-penalty {self.length_penalty:g}: has no effect without --beams; give 2 or more")
-        if self.sample and self.temperature is not None and not self.temperature > 0:
-            raise UserError(
-                f"--temperature {self.temperature:g}: must be above 0; leave --sample out for the likeliest"
-            )
-        temperature = (1.0 if self.temperature is None else self.temperature) if self.sample else 0.0
-        fields = {field.name for field in dataclasses.fields(Decoding)} & {*vars(self)}
-        return Decoding(**{**{name: getattr(self, name) for name in fields}, "temperature": temperature, "stop": stop})
-
-
-def write_texts(arguments: Sequence[str]) -> None:
+def write_texts(options: Generate, prompts: list[str]) -> None:
     """Print texts or fillings. UserError in one line for what cannot be made."""
-    options = parse(Generate, arguments, "python -m pretrain generate")
-    _check(options)
-    prompts = _prompts(options)
     directory = RunDirectory(options.run)
     devices = jax.local_devices()
     mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
@@ -112,12 +42,6 @@ def write_texts(arguments: Sequence[str]) -> None:
         _print_texts(options, restored, made, prompts)
 
 
-def _check(options: Generate) -> None:
-    """UserError for what is wrong whatever the run is."""
-    check_options(options, {"seed": SEED} | ({} if options.number is None else {"number": COUNT}))
-    options.decoding(())
-
-
 def _of_texts_alone(options: Generate) -> list[str]:
     """The options given, other than their defaults, that say how texts are written."""
     fields = [("--", field, options) for field in dataclasses.fields(options)]
@@ -125,24 +49,6 @@ def _of_texts_alone(options: Generate) -> list[str]:
     fields += [("--steering.", field, options.steering) for field in dataclasses.fields(options.steering)]
     changed = [(prefix, field.name) for prefix, field, of in fields if getattr(of, field.name) != field.default]
     return [prefix + name.replace("_", "-") for prefix, name in changed]
-
-
-def _prompts(options: Generate) -> list[str]:
-    prompts = list(options.prompt)
-    if options.prompts is not None:
-        try:
-            lines = options.prompts.read_text("utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise UserError(f"--prompts {options.prompts}: cannot be read ({error}); give a text file") from None
-        for number, line in enumerate(lines, 1):
-            if not line.strip() and options.code is None:
-                raise UserError(f"--prompts {options.prompts}, line {number}: is blank; write a prompt or remove it")
-        prompts += lines
-    if not prompts and options.code is not None:
-        return [""]  # the text begins with the code alone
-    if not prompts:
-        raise UserError("generate: has no prompt; give --prompt TEXT, or --prompts FILE with one on each line")
-    return prompts
 
 
 def _print_texts(options: Generate, restored: Restored, made: Made, prompts: list[str]) -> None:

@@ -1,7 +1,6 @@
 """`python -m pretrain pattern`: what sees what in a recipe's sparse pattern, as a picture and in words."""
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,29 +12,15 @@ from data_pipelines.errors import UserError
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import DENSE, Pattern, encoders, on_host
 from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW, table
-from pretrain.commands.arguments import parse_recipe
+from pretrain.commands.options import Shown
 from pretrain.commands.plot import check_ending, save
-from pretrain.recipe import LENGTH, check_pattern, rows_of
+from pretrain.recipe import LENGTH, Recipe, check_pattern, rows_of
 
 COLORS = {WINDOW: (76, 114, 176), DRAWN: (221, 132, 82), GLOBAL: (85, 168, 104)}
 DRAWN_AS = {"bigbird": "random"}  # else further
 NOTHING, BETWEEN = (255, 255, 255), (200, 200, 200)  # what is not seen, what is between two tables
 MOST = 2**28  # pairs of blocks in one picture, a byte each
 LARGEST, USUAL = 2400, 900  # pixels on a side: with more blocks several share one; with fewer each has several
-
-
-@dataclasses.dataclass(frozen=True)
-class Shown:
-    """What to show of a recipe's pattern."""
-
-    out: Path
-    """The PNG (or PDF, SVG) file to write."""
-    length: int | None = None
-    """Tokens of a row; by default those of the longest phase."""
-    layer: int | None = None
-    """This layer alone, from 0."""
-    head: int | None = None
-    """This head alone, from 0."""
 
 
 class Grid(NamedTuple):
@@ -47,13 +32,11 @@ class Grid(NamedTuple):
     tables: list[list[np.ndarray]]
 
 
-def show_pattern(arguments: Sequence[str]) -> None:
-    """`RECIPE --out FILE.png` writes a picture and says in words what is in it; of a dense recipe it says that alone.
+def show_pattern(recipe: Recipe, shown: Shown) -> None:
+    """Write a picture and say in words what is in it; of a dense recipe say that alone.
 
     UserError in one line for what cannot be drawn.
     """
-    usage = "python -m pretrain pattern bert-base --out pattern.png --model.pattern.name bigbird"
-    recipe, shown = parse_recipe(arguments, Shown, usage, "Draw what sees what in the sparse pattern of {}.")
     check_ending(shown.out)
     index, phase = max(enumerate(recipe.phases), key=lambda numbered: numbered[1].length)
     length = phase.length if shown.length is None else shown.length
@@ -119,9 +102,7 @@ def _grid(
             kinds[0], kinds[:, 0] = np.where(kinds[0], kinds[0], GLOBAL), np.where(kinds[:, 0], kinds[:, 0], GLOBAL)
         return np.pad(kinds, before, constant_values=GLOBAL)
 
-    tables = [
-        [with_tokens(table(pattern, depth, heads, length, layer, head)) for head in of_heads] for layer in layers
-    ]
+    tables = [[with_tokens(table(pattern, depth, heads, length, layer, head)) for head in of_heads] for layer in layers]
     return Grid(name, layers, of_heads, tables if of_heads else [])
 
 

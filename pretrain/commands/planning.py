@@ -11,7 +11,8 @@ from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from models.attention.kernels.table import costs
 from models.core.parameters import count
-from pretrain.commands.arguments import parse_recipe
+from pretrain.commands.arguments import parse_target
+from pretrain.commands.options import CACHE, Target
 from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe, check, check_rowwise
 from pretrain.recipes.registry import RECIPES, find
@@ -33,36 +34,6 @@ from tpu.plan import Plan, largest_batch, plan
 from tpu.rules import divisor_of_fsdp, shard_bytes
 from tpu.topologies import Topology, parse_topology
 from tpu.work import Work
-
-CACHE = Path.home() / ".cache" / "pretrain-plans"
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What a recipe is planned for; the fields that `pretrain run` has too mean the same."""
-
-    topology: str = ""
-    """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16. Always to be given."""
-    mesh: str | None = None
-    """How the devices share the work, like data=4,fsdp=4; slice=2 for two slices. By default what suits the model."""
-    microbatches: int = 1
-    """Cut each batch into so many parts whose gradients add up."""
-    dtype: str | None = None
-    """float32 or bfloat16 for activations and products."""
-    depth: str | None = None
-    """scan or unroll the layers."""
-    attention: str | None = None
-    """xla, splash, pattern or relative; as of `pretrain run`."""
-    remat: str | None = None
-    """What the backward pass computes again instead of keeping: none, dots or full."""
-    batch_size: int | None = None
-    """Rows of every phase's batch, over all devices."""
-    sequence_length: int | None = None
-    """Tokens per row, in every phase."""
-    largest: bool = True
-    """Also find the largest batch that fits: two or three more compilations for each phase."""
-    cache: Path = CACHE
-    """Where the compiler's answers are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +74,7 @@ def plan_command(arguments: Sequence[str]) -> int:
 
 def parse_plan(arguments: Sequence[str]) -> tuple[Recipe, Target]:
     """`bert-base --topology v5e:4x4 --model.depth 3` -> the recipe with its changes, and what to plan it for."""
-    usage = "python -m tpu plan bert-base --topology v5e:4x4"
-    purpose = "Compile the train step of {} for a slice of TPUs, on this machine, and say what it will do."
-    recipe, target = parse_recipe(arguments, Target, usage, purpose)
+    recipe, target = parse_target(arguments)
     if not target.topology:
         raise UserError("tpu plan: --topology is missing; name a slice, as in --topology v5e:4x4")
     recipe = shaped(recipe, target.batch_size, target.sequence_length)

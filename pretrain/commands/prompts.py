@@ -3,22 +3,16 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Literal
 
 import jax
 import numpy as np
 from rich.table import Table
-from tyro.conf import Positional, arg
 
 from data_pipelines.cloud import local_folder
-from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
-from models.core.ranges import COUNT, SEED
 from models.families.registry import name_of
-from pretrain.commands.ranges import check_options
+from pretrain.commands.options import Prompts
 from pretrain.generation.decoding import check_whole_rows
 from pretrain.objectives.next_token_prediction import delimiter
 from pretrain.objectives.protocols import CausalDecoder
@@ -35,37 +29,8 @@ from pretrain.training.step import merge
 from tpu.mesh import divided_by, named_mesh
 
 
-@dataclasses.dataclass(frozen=True)
-class Prompts:
-    """Ask a causal decoder questions of a file, each after some of the others with their answers."""
-
-    run: Positional[Place]
-    """Work directory of the run."""
-    examples: Path
-    """A file of JSON lines: {"input", "target"}, or {"input", "choices", "answer"}."""
-    shots: tuple[int, ...] = (0,)
-    """How many answered examples stand before each question; one row of the table for each number."""
-    seed: int = 0
-    """Draws them, alike for all models."""
-    score: Literal["likelihood", "greedy"] = "likelihood"
-    """How likely targets are, or how many of them the likeliest text, token by token, equals."""
-    stop: str = "\\n"
-    """Greedy text ends before this, in which \\n is a newline."""
-    max_tokens: int = 32
-    """Greedy text has at most so many tokens."""
-    template: Annotated[Template, arg(name="")] = Template()
-    out: Path | None = None
-    """A JSON file for the figures."""
-    step: int | None = None
-    """Which checkpoint; by default the newest."""
-    mesh: str | None = None
-    """How this machine's devices share the work, as of `run`. By default each has the whole model."""
-
-
-def ask(arguments: Sequence[str]) -> None:
+def ask(options: Prompts) -> None:
     """Print a row of figures for each number of shots. UserError in one line for what cannot be asked."""
-    options = parse(Prompts, arguments, "python -m pretrain prompts")
-    _check(options)
     examples, directory = read(options.examples), RunDirectory(options.run)
     mesh = None if options.mesh is None else named_mesh(options.mesh, jax.local_devices())
     if mesh is not None and options.score == "greedy":
@@ -98,17 +63,6 @@ def ask(arguments: Sequence[str]) -> None:
     found, told = iter(found), figures.of_answers if greedy else figures.of_likelihoods
     rows = {shots: told(prompts, [*itertools.islice(found, len(prompts))]) for shots, prompts in asked.items()}
     _show(options, restored.step, asked, rows)
-
-
-def _check(options: Prompts) -> None:
-    """UserError for what is wrong whatever the run is."""
-    if min(options.shots, default=-1) < 0:
-        raise UserError("--shots: give numbers from 0 on, as in --shots 0 1 8")
-    check_options(options, {"seed": SEED, "max_tokens": COUNT})
-    if options.score == "likelihood":
-        for option in "stop", "max_tokens":
-            if (value := getattr(options, option)) != getattr(Prompts, option):
-                raise UserError(f"--{option.replace('_', '-')} {value}: has no effect without --score greedy; add it")
 
 
 def _check_delimited(options: Prompts) -> None:

@@ -15,7 +15,8 @@ from models.core.parameters import Params
 from pretrain.generation.loop import program
 from pretrain.steering.discriminator import load
 from pretrain.steering.loop import steered_program
-from pretrain.steering.settings import Aim, Steering
+from pretrain.steering.perturbation import Aim
+from pretrain.steering.settings import Steering
 from pretrain.steering.words import bag
 
 

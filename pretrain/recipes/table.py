@@ -23,10 +23,15 @@ COLUMNS = {
 }
 
 
+def rows() -> list[dict[str, str]]:
+    """Of each recipe, text by column."""
+    return json.loads(FILE.read_text())
+
+
 def print_recipes() -> None:
     """One line per recipe."""
     table = Table(*COLUMNS.values())
-    for row in json.loads(FILE.read_text()):
+    for row in rows():
         table.add_row(*(row[column] for column in COLUMNS))
     wide_console().print(table)
 

@@ -18,8 +18,8 @@ from models.core.sharding import placed_by
 from pretrain.generation.loop import write_texts
 from pretrain.generation.reading import of_texts
 from pretrain.generation.settings import Decoding
-from pretrain.steering.perturbation import Reading, Unsteered, extend, perturbed
-from pretrain.steering.settings import Aim, Steering
+from pretrain.steering.perturbation import Aim, Reading, Unsteered, extend, perturbed
+from pretrain.steering.settings import Steering
 from tpu.rules import activation_rules
 from tpu.xla import compiler_options, matmul_precision
 

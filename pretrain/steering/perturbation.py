@@ -11,9 +11,21 @@ from jax import Array
 from models.attention.cache import Cache
 from models.core.parameters import Params
 from pretrain.generation.reading import of_next
-from pretrain.steering.settings import Aim, Steering
+from pretrain.steering.settings import Steering
 
 SMALL = 1e-15  # beside a norm of 0
+
+
+class Aim(NamedTuple):
+    """What a text is steered towards, by words, by a discriminator, or both.
+
+    words: bool[padded vocab], the tokens of a bag; None without.
+    discriminator: kernel f32[width, labels] and bias f32[labels] on the mean of a text's hidden states, and the label
+    i32[]; None without.
+    """
+
+    words: Array | None = None
+    discriminator: tuple[Array, Array, Array] | None = None
 
 
 class Reading(NamedTuple):

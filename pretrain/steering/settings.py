@@ -1,9 +1,6 @@
 """How strongly a text is steered."""
 
 import dataclasses
-from typing import NamedTuple
-
-from jax import Array
 
 from data_pipelines.errors import UserError
 from models.core.ranges import COUNT_OR_NONE, NOT_NEGATIVE, SHARE, Range, check_ranges
@@ -40,15 +37,3 @@ class Steering:
             check_ranges(self, RANGES, "--steering.")
         except ValueError as error:
             raise UserError(str(error)) from None
-
-
-class Aim(NamedTuple):
-    """What a text is steered towards, by words, by a discriminator, or both.
-
-    words: bool[padded vocab], the tokens of a bag; None without.
-    discriminator: kernel f32[width, labels] and bias f32[labels] on the mean of a text's hidden states, and the label
-    i32[]; None without.
-    """
-
-    words: Array | None = None
-    discriminator: tuple[Array, Array, Array] | None = None

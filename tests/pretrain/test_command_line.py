@@ -1,6 +1,7 @@
 """The command line: every field can be reached, and every mistake is one line, before anything is compiled."""
 
 import dataclasses
+import importlib
 import json
 import re
 import shutil
@@ -347,6 +348,46 @@ def test_help_says_what_there_is(capsys):
     assert done.value.code in (0, None)
     said = capsys.readouterr().out
     assert "--keep-every" in said and "--model.attention-dropout" in said
+
+
+WITHOUT_JAX = """
+import sys
+from {package}.__main__ import COMMANDS, main
+for arguments in [[command, "--help"] for command in COMMANDS] + {refused}:
+    try:
+        done = main(arguments)
+    except SystemExit as left:
+        done = left.code or 0
+    assert done == (0 if "--help" in arguments else 2), (arguments, done)
+    assert "jax" not in sys.modules, arguments
+"""
+REFUSED = {
+    "pretrain": [
+        ["run", "--steps", "3"], ["generate", "RUN", "--top-q", "3"], ["generate", "RUN", "--top-k", "3"],
+        ["generate", "RUN"], ["prompts", "RUN", "--examples", "FILE", "--shots", "-1"],
+        ["discriminator", "RUN", "--examples", "FILE", "--out", "DIR", "--heldout", "2"],
+        ["eval", "RUN", "--step", "3"],
+    ],
+    "tpu": [["local", "--process", "2"]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", REFUSED)
+def test_help_and_wrong_options_need_no_jax_which_takes_seconds_to_import(package):
+    code = WITHOUT_JAX.format(package=package, refused=REFUSED[package])
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[2])
+
+
+TAKE_A_RECIPE = [("pretrain", "run", "--keep-every"), ("pretrain", "pattern", "--head"), ("tpu", "plan", "--mesh")]
+
+
+@pytest.mark.parametrize("module, command, own", TAKE_A_RECIPE)
+def test_help_before_a_recipe_is_named_is_not_that_of_one_recipe(module, command, own, capsys):
+    with pytest.raises(SystemExit) as done:
+        importlib.import_module(f"{module}.__main__").main([command, "--help"])
+    said = capsys.readouterr().out
+    assert not done.value.code and own in said and "--model.depth" not in said and "(default: albert" not in said
+    assert f"python -m {module} {command} RECIPE --help" in said and all(name in said for name in RECIPES)
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "electra-tiny", "transformer-xl-tiny", "xlnet-tiny"])

@@ -16,7 +16,8 @@ from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from pretrain.__main__ import main
 from pretrain.commands import generate as commands
-from pretrain.commands.generate import Generate, encode
+from pretrain.commands.generate import encode
+from pretrain.commands.options import Generate
 from pretrain.generation.fillings import Filling
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.inputs import inputs_of

@@ -9,7 +9,8 @@ import pytest
 from data_pipelines.errors import UserError
 from models.attention.kernels.table import costs
 from pretrain.commands import planning
-from pretrain.commands.planning import Target, parse_plan, plan_command, shaped, works
+from pretrain.commands.options import Target
+from pretrain.commands.planning import parse_plan, plan_command, shaped, works
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from pretrain.training import placement

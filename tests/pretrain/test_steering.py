@@ -16,7 +16,8 @@ from models.families.registry import FAMILIES
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import Decoding
 from pretrain.steering import loop, perturbation
-from pretrain.steering.settings import Aim, Steering
+from pretrain.steering.perturbation import Aim
+from pretrain.steering.settings import Steering
 from tests.contract import cases, torch_reference
 from tests.pretrain.test_generation import eloquent
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import jax
 
 from models.attention.kernels.table import costs
-from pretrain.commands.planning import CACHE, parse_plan, works
+from pretrain.commands.options import CACHE
+from pretrain.commands.planning import parse_plan, works
 from tpu.compiler import prepare
 from tpu.plan import plan
 from tpu.topologies import parse_topology
