@@ -69,7 +69,7 @@ def _examples(corpora, options) -> dict:
     [examples, ...]."""
     import os
 
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # recipes import JAX; nothing runs on a device
+    os.environ["JAX_PLATFORMS"] = "cpu"  # recipes import JAX; nothing runs on a device
 
     import numpy as np
 

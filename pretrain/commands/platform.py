@@ -6,6 +6,9 @@ import glob
 import os
 import sys
 import time
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
 
 from data_pipelines.cloud import in_cloud, place
@@ -14,8 +17,10 @@ from data_pipelines.cloud import in_cloud, place
 # The value takes single products away from YNNPACK and leaves it the reductions, which it vectorises.
 CPU_FLAGS = {"--xla_cpu_experimental_ynn_fusion_type": "-individual_dot"}
 
-# TPUs, NVIDIA's GPUs (dxg: those of Windows under WSL), AMD's
-DEVICE_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
+TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
+# NVIDIA's GPUs (dxg: those of Windows under WSL), AMD's
+DEVICE_FILES = (*TPU_FILES, "/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
+GPU_PLUGINS = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "rocm": ("jax_rocm60_plugin", "jax_rocm7_plugin")}
 
 KEPT_SECONDS = 90 * 24 * 3600  # of a compiled program since it was read
 
@@ -37,12 +42,25 @@ def may_be_one_of_several() -> bool:
 
 def prepare() -> None:
     """Make this process ready for the machine that it runs on."""
-    if accelerators():
+    found = accelerators()
+    if not os.environ.get("JAX_PLATFORMS"):  # '' means to JAX that nobody has chosen
+        choose_platforms(found)
+    if found:
         keep_compiled()
     else:
-        # With a plug-in for devices that are not there, like libtpu to plan with, JAX would print errors.
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
         prepare_cpu()
+
+
+def choose_platforms(found: Sequence[str]) -> None:
+    """Keep JAX from libtpu, which is there to plan with, on a machine without a TPU: it would print errors.
+
+    found: the device files. JAX itself chooses where there are TPUs, or GPUs and no libtpu.
+    """
+    if not found:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    elif not any(fnmatch(path, pattern) for path in found for pattern in TPU_FILES) and find_spec("libtpu"):
+        gpus = [name for name, plugins in GPU_PLUGINS.items() if any(map(find_spec, plugins))]
+        os.environ["JAX_PLATFORMS"] = ",".join([*gpus, "cpu"])
 
 
 def keep_compiled() -> None:

@@ -67,9 +67,14 @@ def test_flags_of_the_user_are_kept_and_win():
 def test_jax_looks_for_devices_only_where_there_are_some(monkeypatch):
     monkeypatch.setattr(platform, "prepare_cpu", lambda: None)
     monkeypatch.setattr(platform, "keep_compiled", lambda: None)
-    for found, given, kept in ((["/dev/accel0"], None, None), ([], None, "cpu"), ([], "tpu,cpu", "tpu,cpu")):
+    gpu, cases = ["/dev/nvidia0"], [([], None, (), "cpu"), ([], "", (), "cpu"), ([], "tpu,cpu", (), "tpu,cpu")]
+    cases += [(tpu, None, ("libtpu",), None) for tpu in (["/dev/accel0"], ["/dev/vfio/0", *gpu])]
+    cases += [(gpu, None, ("jax_cuda12_plugin",), None), (gpu, None, ("libtpu", "jax_cuda12_plugin"), "cuda,cpu")]
+    cases += [(["/dev/kfd"], None, ("libtpu",), "cpu"), (gpu, "tpu", ("libtpu",), "tpu")]
+    for found, given, installed, kept in cases:
+        monkeypatch.setattr(platform, "find_spec", lambda name, installed=installed: name in installed or None)
         monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-        if given:
+        if given is not None:
             monkeypatch.setenv("JAX_PLATFORMS", given)
         monkeypatch.setattr(platform, "accelerators", lambda found=found: found)
         platform.prepare()
