@@ -15,6 +15,7 @@ from data_pipelines.command_line import Place, end_with, parse
 from data_pipelines.corpora import named
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.progress import IMPORTING, doing
 from pretrain.commands.platform import keep_compiled_with, may_be_one_of_several, prepare
 
 USAGE = """python -m pretrain COMMAND ...
@@ -132,6 +133,7 @@ def _eval(arguments: list[str]) -> int:
         examples = 1024 if options.stride is None else sys.maxsize
     if examples < 1:
         raise UserError(f"--examples {options.examples}: must be at least 1")
+    doing(IMPORTING)
     from pretrain.commands.tables import print_evaluation
     from tpu.compiled import write_whole
 
@@ -154,6 +156,7 @@ def _plot(arguments: list[str]) -> int:
     options = parse(Plot, arguments, "python -m pretrain plot")
     if not options.runs:
         raise UserError("plot: name the --workdir of a run or several, as in `python -m pretrain plot RUN --out x.png`")
+    doing(IMPORTING)
     from pretrain.commands.plot import plot
 
     print(plot(options.runs, options.out))
@@ -186,6 +189,7 @@ class Export:
 
 def _export(arguments: list[str]) -> int:
     options = parse(Export, arguments, "python -m pretrain export")
+    doing(IMPORTING)
     from pretrain.commands.export import export_run
     from tpu.compiled import write_whole
 
@@ -199,6 +203,7 @@ def _generate(arguments: list[str]) -> int:
     from pretrain.commands.options import parse_generate
 
     options, prompts = parse_generate(arguments)
+    doing(IMPORTING)
     from pretrain.commands.generate import write_texts
     from tpu.compiled import write_whole
 
@@ -211,6 +216,7 @@ def _prompts(arguments: list[str]) -> int:
     from pretrain.commands.options import parse_prompts
 
     options = parse_prompts(arguments)
+    doing(IMPORTING)
     from pretrain.commands.prompts import ask
     from tpu.compiled import write_whole
 
@@ -223,6 +229,7 @@ def _discriminator(arguments: list[str]) -> int:
     from pretrain.commands.options import parse_discriminate
 
     options = parse_discriminate(arguments)
+    doing(IMPORTING)
     from pretrain.commands.discriminator import train
     from tpu.compiled import write_whole
 
@@ -245,6 +252,7 @@ def _demo(arguments: list[str]) -> int:
     options = parse(Demo, arguments, "python -m pretrain demo")
     if options.steps is not None and options.steps < 1:
         raise UserError(f"--steps {options.steps}: must be at least 1")
+    doing(IMPORTING)
     from pretrain.commands.demo import demo
     from tpu.compiled import write_whole
 

@@ -13,6 +13,7 @@ from tyro.conf import arg
 from data_pipelines.cloud import place
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
+from data_pipelines.progress import IMPORTING, doing
 from pretrain.commands.options import Shown, Target
 from pretrain.options import Options
 from pretrain.recipes.table import rows
@@ -60,6 +61,7 @@ def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpo
         _help_without_recipe(options, usage, purpose)
     if not named:
         raise UserError(f"{program.split()[-1]}: name a recipe first, or give --recipe FILE.json, as in `{usage}`")
+    doing(IMPORTING)
     from pretrain.recipe import Recipe, read_recipe
     from pretrain.recipes.registry import find
 

@@ -7,6 +7,7 @@ import jax
 
 from data_pipelines.cloud import local_folder
 from data_pipelines.errors import UserError
+from data_pipelines.progress import doing
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import codes, stored
 from data_pipelines.tokenizers.made import Made
@@ -68,6 +69,7 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
         asked, behind = [[] for _ in encoded], [token]
     begun = [before + tokens + behind for tokens in encoded]
     warn_beyond_trained(restored, max(map(len, begun)) + options.max_tokens - 1)
+    doing("compiling, then writing")
     with divided_by(restored.mesh):
         texts = generate(model, params, begun, decoding, options.seed, number, restored.mesh, program)
     for index, (tokens, found) in enumerate(zip(asked, texts, strict=True)):
@@ -91,6 +93,7 @@ def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: 
     length, global_tokens = recipe.phases[-1].length, getattr(recipe.objective, "globals", 0)
     name = made.tokenizer.id_to_token(mask)
     number = 5 if options.number is None else options.number
+    doing("compiling, then filling masks")
     for prompt in prompts:
         pieces = prompt.replace(name, MASK).split(MASK)
         if len(pieces) == 1:

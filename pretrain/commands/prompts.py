@@ -10,6 +10,7 @@ from rich.table import Table
 
 from data_pipelines.cloud import local_folder
 from data_pipelines.errors import UserError
+from data_pipelines.progress import doing
 from data_pipelines.tokenizers import stored
 from models.families.registry import name_of
 from pretrain.commands.options import Prompts
@@ -54,6 +55,7 @@ def ask(options: Prompts) -> None:
     everything, params = [*itertools.chain(*asked.values())], merge(restored.params, restored.frozen)
     longest = max((len(text.tokens) for prompt in everything for text in prompt.texts), default=0) - 1
     warn_beyond_trained(restored, longest + options.max_tokens * greedy)
+    doing("compiling, then asking")
     with divided_by(restored.mesh):
         if greedy:
             limits = {"stop": unescaped(options.stop), "max_tokens": options.max_tokens}

@@ -12,7 +12,7 @@ from data_pipelines.cloud import is_file
 from data_pipelines.corpora import open_corpora, written
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.progress import busy
+from data_pipelines.progress import busy, doing
 from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import Params, count
 from pretrain.huggingface.tokenizer_fit import misfits
@@ -72,6 +72,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     check_batches(recipe, options.microbatches, mesh_shape(mesh))
     weights = _initial_weights(assembly, shapes, corpus, options)
     teachers = _teachers(recipe, shapes, corpus, options)
+    doing("tracing the programs")
     stages = trace(assembly, mesh, options.microbatches, shapes)
     renewed = _renewed(RunDirectory(options.workdir))
     with disk_errors(RunDirectory(options.workdir)), run_directory.alone(options.workdir):

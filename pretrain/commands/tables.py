@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from data_pipelines.errors import UserError
+from data_pipelines.progress import doing
 from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
 from pretrain.recipe import phase_at
 from pretrain.recipes.table import wide_console
@@ -41,6 +42,7 @@ def print_evaluation(
         if phase != phase_at(recipe, step - 1):
             phase = phase_at(recipe, step - 1)
             evaluator = Evaluators(placed[phase], directory.open_corpora(corpus), examples)
+        doing(f"evaluating step {step}")
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
     columns["unigram"] = evaluator.baselines()
     wide_console().print(_figures_table(f"held-out figures of {run}", columns))

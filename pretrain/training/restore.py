@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from data_pipelines.cloud import in_cloud
 from data_pipelines.errors import UserError
+from data_pipelines.progress import doing
 from models.core import program as programs
 from models.core.parameters import Params
 from pretrain.recipe import Recipe, phase_at
@@ -46,6 +47,7 @@ def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None 
     batches of the run's phases.
     """
     recipe = directory.read_recipe()
+    doing(f"restoring {directory.path}")
     assembly = assemble(recipe, programs.default())
     mesh = mesh or row_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases])
     placed = stages(assembly, mesh)

@@ -13,6 +13,7 @@ import jax
 import pytest
 from safetensors.numpy import save_file
 
+from data_pipelines.progress import doing
 from models.attention.patterns.pattern import PATTERNS
 from pretrain.__main__ import COMMANDS, main
 from pretrain.commands.arguments import parse_run
@@ -376,6 +377,31 @@ REFUSED = {
 def test_help_and_wrong_options_need_no_jax_which_takes_seconds_to_import(package):
     code = WITHOUT_JAX.format(package=package, refused=REFUSED[package])
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[2])
+
+
+ON_A_TERMINAL = """
+import io, sys
+from pretrain.__main__ import main
+said = []
+class Terminal(io.StringIO):
+    isatty = lambda self: True
+    write = lambda self, text: said.append((text, "jax" in sys.modules))
+sys.stderr = Terminal()
+assert main({arguments}) == 2
+assert said[0] == ("importing JAX and the models ...", False), said
+assert "jax" in sys.modules
+"""
+
+
+@pytest.mark.parametrize("arguments", (["run", "bert-tony"], ["generate", "no-run", "--prompt", "the"]))
+def test_what_takes_seconds_is_said_on_a_terminal_before_it_begins(arguments):
+    code = ON_A_TERMINAL.format(arguments=arguments)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[2])
+
+
+def test_what_is_done_is_said_on_a_terminal_alone(capsys):
+    doing("restoring")
+    assert capsys.readouterr() == ("", "")
 
 
 TAKE_A_RECIPE = [("pretrain", "run", "--keep-every"), ("pretrain", "pattern", "--head"), ("tpu", "plan", "--mesh")]
