@@ -24,7 +24,7 @@ from pretrain.state import TrainState
 from pretrain.storage import run_directory
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.environment import changed, versions
-from pretrain.storage.journal import Journal, Silence
+from pretrain.storage.journal import Journal, Silence, Warnings
 from pretrain.storage.run_directory import RunDirectory, disk_errors, flat
 from pretrain.training.ahead import trace
 from pretrain.training.assembly import (
@@ -56,6 +56,11 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     UserError before anything is compiled for whatever the user can put right, before the first step for what does not
     compile or fit.
     """
+    with Warnings() as warnings:
+        return _run(recipe, options, stop or StopRequest(), warnings)
+
+
+def _run(recipe: Recipe, options: Options, stop: StopRequest, warnings: Warnings) -> int:
     run_directory.check_writable(options.workdir)
     corpora = _corpora(options)
     corpus = next(iter(corpora.values()))  # they have one vocabulary
@@ -82,7 +87,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
             first = _first_state(stages, before or recipe, directory, checkpoints, weights, teachers)
             state, carried, frozen, origin = first
-            with closing(journal_of(directory, int(state.step), recipe)) as journal:
+            with closing(journal_of(directory, int(state.step), recipe)) as journal, warnings.going_to(journal):
                 journal.say(describe(assembly, state.params, mesh))
                 if why:
                     journal.say(why)
@@ -101,7 +106,6 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
                     journal.say(_longer_or_shorter(before, recipe, int(state.step)))
                 for said in filter(None, map(_grown, corpora.values())):
                     journal.say(said)
-                stop = stop or StopRequest()
                 whole = Run(assembly, corpora, options, directory, checkpoints, journal, mesh, frozen, stop, stages)
                 with sound(corpora.values()):
                     state, status = train(whole, state, carried)

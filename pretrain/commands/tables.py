@@ -1,11 +1,12 @@
 """Tables on the screen."""
 
 import dataclasses
+import logging
 from pathlib import Path
 
 from rich.table import Table
 
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 from data_pipelines.progress import doing
 from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
 from pretrain.recipe import phase_at
@@ -14,7 +15,9 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import Assembly
 from pretrain.training.evaluate import Evaluators
 from pretrain.training.placement import stages
-from pretrain.training.restore import restore
+from pretrain.training.restore import Restored, restore
+
+log = logging.getLogger(__name__)
 
 
 def print_evaluation(
@@ -35,10 +38,12 @@ def print_evaluation(
     assembly = assembly if memory is None else _remembering(assembly, memory)
     assembly = assembly if stride is None else striding(assembly, stride)
     placed = newest.stages if assembly is newest.assembly else stages(assembly, newest.mesh)
-    steps = directory.checkpoint_steps() if every_checkpoint else [newest.step]
+    steps = sorted({newest.step, *(directory.checkpoint_steps() if every_checkpoint else [])})
     columns, evaluator, phase = {}, None, None
     for step in steps:
-        restored = newest if step == newest.step else restore(directory, step)
+        restored = newest if step == newest.step else _restored(directory, step)
+        if restored is None:
+            continue
         if phase != phase_at(recipe, step - 1):
             phase = phase_at(recipe, step - 1)
             evaluator = Evaluators(placed[phase], directory.open_corpora(corpus), examples)
@@ -46,7 +51,18 @@ def print_evaluation(
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
     columns["unigram"] = evaluator.baselines()
     wide_console().print(_figures_table(f"held-out figures of {run}", columns))
-    return columns[f"step {steps[-1]}"]
+    return columns[f"step {newest.step}"]
+
+
+def _restored(directory: RunDirectory, step: int) -> Restored | None:
+    """A checkpoint among others; None where it is damaged, or gone since they were listed, which is said."""
+    try:
+        return restore(directory, step)
+    except PassingError:
+        raise
+    except UserError as error:
+        log.warning("step %d is left out: %s", step, error)
+        return None
 
 
 def _remembering(assembly: Assembly, memory: int) -> Assembly:

@@ -1,10 +1,12 @@
 """What a run says of itself: lines on the screen and in log.txt, metrics.jsonl, TensorBoard events."""
 
 import json
+import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -51,6 +53,10 @@ class Journal:
     def say(self, line: str) -> None:
         """One line for the reader."""
         self.console.print(line, markup=False, soft_wrap=True)
+        self.note(line)
+
+    def note(self, line: str) -> None:
+        """The same in the log alone."""
         self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
         self._log.flush()
 
@@ -133,6 +139,8 @@ class Silence:
 
     def say(self, line: str) -> None: ...
 
+    def note(self, line: str) -> None: ...
+
     def figures(self, kind: str, step: int, figures: Mapping[str, float]) -> None: ...
 
     def doing(self, what: str) -> None: ...
@@ -142,6 +150,40 @@ class Silence:
     def sync(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Warnings(logging.Handler):
+    """A context in which what is warned of, on the screen as without it, is also in the log of the run that begins."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self._loggers = [logging.getLogger(package) for package in ("pretrain", "models", "data_pipelines", "tpu")]
+        self._waiting: list[str] = []
+        self._note = self._waiting.append
+
+    def __enter__(self) -> "Warnings":
+        for logger in self._loggers:
+            logger.addHandler(self)
+        return self
+
+    def __exit__(self, *error) -> None:
+        for logger in self._loggers:
+            logger.removeHandler(self)
+
+    @contextmanager
+    def going_to(self, journal: Journal | Silence) -> Iterator[None]:
+        """What there was so far, and what there is in this context."""
+        self._note = journal.note
+        for line in self._waiting:
+            journal.note(line)
+        try:
+            yield
+        finally:
+            self._note = self._waiting.append
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.lastResort.handle(record)  # as where there is no handler
+        self._note(record.getMessage())
 
 
 def read_metrics(directory: RunDirectory, kind: str) -> list[dict]:

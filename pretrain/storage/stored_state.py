@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from jax import Array
 
 from data_pipelines.cloud import in_cloud
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ def load(folder: Path, like) -> tuple[dict, list[int]]:
     """(the state in a checkpoint's folder, its stored checksums); no other process is asked or waited for.
 
     like: a state of shapes, dtypes and shardings; NOT_READ for what is not wanted.
-    Damaged where the format is broken. Any other failure may pass: it is tried again, then a UserError.
+    Damaged where the format is broken. Any other failure may pass: it is tried again, then a PassingError.
     """
     return patiently(folder, lambda: _load(folder, like))
 
 
 def patiently(folder: Path, read: Callable[[], Any]) -> Any:
-    """read() of a folder; Damaged and UserError as of `load`."""
+    """read() of a folder; Damaged and PassingError as of `load`."""
     for pause in (*PAUSES, None):
         try:
             return read()
@@ -46,7 +46,7 @@ def patiently(folder: Path, read: Callable[[], Any]) -> Any:
             if _is_damage(causes):
                 raise Damaged(reason) from error
             if pause is None:
-                raise UserError(
+                raise PassingError(
                     f"checkpoint {folder} cannot be read now ({reason}); it is left as it is: "
                     "start the same command again when what it lies on can be reached"
                 ) from error

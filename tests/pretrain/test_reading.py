@@ -121,6 +121,17 @@ def test_a_reader_passes_over_a_damaged_checkpoint_and_leaves_it_where_it_is(cor
     assert everything(workdir) == before
 
 
+def test_eval_leaves_out_what_is_damaged_or_gone_of_all_checkpoints(corpus_path, tmp_path, monkeypatch, caplog, capsys):
+    workdir = tmp_path / "run"
+    run(toys.recipe(steps=15), tiny.options(corpus_path, workdir))
+    DAMAGES["all files empty"](workdir / "checkpoints" / "10")
+    monkeypatch.setattr(RunDirectory, "checkpoint_steps", lambda _: [3, 10, 15])  # a live run has replaced 3
+    assert main(["eval", str(workdir), "--all", "--examples", "8"]) == 0
+    assert "step 10 is left out: no checkpoint" in caplog.text and "step 3 is left out: " in caplog.text
+    out = capsys.readouterr().out
+    assert "step 15" in out and "step 10" not in out and "step 3" not in out
+
+
 def test_a_reader_whose_checkpoints_a_live_run_has_replaced_meanwhile_reads_the_new_ones(trained, monkeypatch):
     folder, whole = RunDirectory(trained), RunDirectory.checkpoint_steps
     listings = iter([[3, 4]])  # as they were before the run went on
