@@ -93,7 +93,7 @@ def _run(recipe: Recipe, options: Options, stop: StopRequest, warnings: Warnings
                     journal.say(why)
                 for line in why_plain(assembly, options, mesh) + form_of_pattern(assembly):
                     journal.say(line)
-                if untrained := sorted(set.intersection(*(set(stage.untrained) for stage in stages))):
+                if untrained := sorted(set.intersection(*(set(stage.untrained()) for stage in stages))):
                     journal.say(f"nothing trains these, they stay as they begin: {', '.join(untrained)}")
                 for line in said_of_data(recipe, corpora, mesh):
                     journal.say(line)

@@ -1,5 +1,6 @@
 """A recipe on a mesh: what lies where in each phase, and its programs. Made once; all that trains reads it."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class Stage(NamedTuple):
     state, frozen: the train state in this phase and the frozen parameters as shapes, dtypes and shardings.
     train: (state, frozen, batch) -> (state, metrics); the old state is given up.
     evaluate: `step.evaluation_step`.
-    untrained: paths of the parameters that the phase's loss does not read.
+    untrained: () -> paths of the parameters that the phase's loss does not read.
     first_carry, first_evaluation_carry: () -> the objective's carry before the first batch, jitted.
     """
 
@@ -47,7 +48,7 @@ class Stage(NamedTuple):
     mesh: Mesh
     state: TrainState
     frozen: Params
-    untrained: tuple[str, ...]
+    untrained: Callable[[], tuple[str, ...]]
     train: Jitted
     evaluate: Jitted
     first_carry: Callable
@@ -95,9 +96,13 @@ def _stage(
         name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype, sharding=rows(mesh))
         for name, (shape, dtype) in recipe.objective.spec(phase).items()
     }
-    # Traced in the form that is traced fastest.
-    model = assembly.family.module(recipe.model, Program())
-    untrained = unread(recipe.objective, model, *jax.tree.map(_shape, (state, frozen, batch)), assembly.teachers)
+
+    @functools.cache
+    def untrained() -> tuple[str, ...]:
+        model = assembly.family.module(recipe.model, Program())  # the form that is traced fastest
+        with placed_by(None):
+            return unread(recipe.objective, model, *jax.tree.map(_shape, (state, frozen, batch)), assembly.teachers)
+
     step = train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches, assembly.teachers, untrained)
     outputs = (shardings(state), replicated(mesh))
     options_of = small_product_options if count(merge(state.params, frozen)) <= SMALL else compiler_options

@@ -45,12 +45,12 @@ def train_step(
     carry_axes,
     microbatches: int = 1,
     teachers: Mapping[str, nn.Module] = MappingProxyType({}),
-    untrained: Collection[str] = (),
+    untrained: Callable[[], Collection[str]] = tuple,
 ) -> Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]:
     """The step of a recipe: (state, frozen parameters, global batch) -> (state, metrics), to be jitted.
 
     microbatches: the batch is cut into so many equal parts, whose gradients add up; saves memory, changes rounding.
-    untrained: paths of parameters that the loss does not read; they stay as they are, without decay.
+    untrained: () -> paths of parameters that the loss does not read; they stay as they are, without decay.
     """
     objective = recipe.objective
 
@@ -79,7 +79,8 @@ def train_step(
             clip(gradients, norm, recipe.optimizer.clip), state.opt_state, state.params, finite=finite
         )
         before, updates = dict(leaves(state.params)), dict(leaves(updates))
-        params = nest({path: p if path in untrained else p - rate * updates[path] for path, p in before.items()})
+        still = untrained()
+        params = nest({path: p if path in still else p - rate * updates[path] for path, p in before.items()})
         keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
         bad = jnp.where(finite, 0, 1)
         skipped = jnp.stack([state.skipped[0] + bad, (state.skipped[1] + 1) * bad])
