@@ -53,7 +53,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
         elif before is not None:
             if said := partial.changes(before["settings"], settings(options)):
                 raise UserError(f"--out {options.out} holds a corpus of other settings: {said}; use another --out")
-            return _leave(options.out, before, console)
+            return _leave(options.out, before, console, _come_since(options, before))
         sources, found = _plan(options, before)
         if before and not found.parts:
             return _leave(options.out, before, console)
@@ -82,12 +82,25 @@ def read_finished(out: Path) -> dict | None:
     return manifest
 
 
-def _leave(out: Path, manifest: dict, console: Console) -> dict:
+def _come_since(options: Prepare, before: dict) -> int:
+    """Files that have come to the sources of a finished corpus; none where they cannot be listed any more."""
+    try:
+        sources = sources_of(settings(options))
+        units = table.plan(list(sources), Problems(), (str(options.out),))
+        return stages.come_since(units, sources, stages.known(options.out, before))
+    except UserError:
+        return 0
+
+
+def _leave(out: Path, manifest: dict, console: Console, come_since: int = 0) -> dict:
     """There is nothing to do; what a kill after the manifest was written has left is removed."""
     state = partial.read_state(out)
     if state is None or state.base != manifest["fingerprint"]:
         partial.remove(out)
-    console.print(f"{printable(str(out))} is already finished; nothing to do", markup=False, soft_wrap=True)
+    said = "nothing to do"
+    if come_since:
+        said = f"{come_since} new files of its sources are not in it: add them with --append"
+    console.print(f"{printable(str(out))} is already finished; {said}", markup=False, soft_wrap=True)
     return manifest
 
 

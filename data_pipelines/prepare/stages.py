@@ -73,6 +73,11 @@ def check_once(units: list[tuple[Range, ...]], sources: Sequence[Source]) -> Non
             )
 
 
+def come_since(units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, Known]) -> int:
+    """How many files the corpus does not have."""
+    return len({piece.path for unit in units for piece in unit if _key(piece, sources) not in before})
+
+
 def _codes(source: Source) -> str:
     """How a source's documents are given their control codes, as options."""
     if field := getattr(source.options, "code_field", None):

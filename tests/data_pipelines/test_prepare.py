@@ -150,6 +150,19 @@ def test_a_finished_corpus_is_left_alone_and_other_settings_are_an_error(tmp_pat
         run(tmp_path / "out", f"text:{tmp_path}/a.txt", language=("de",), undecodable="skip")
 
 
+def test_files_that_have_come_since_are_counted_and_left_to_append(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("Some text.")
+    run(tmp_path / "out", f"text:{texts}/*.txt")
+    before = content(tmp_path / "out")
+    assert "already finished; nothing to do" in run(tmp_path / "out", f"text:{texts}/*.txt")[1]
+    (texts / "b.txt").write_text("Another text.")
+    printed = run(tmp_path / "out", f"text:{texts}/*.txt")[1]
+    assert "1 new files of its sources are not in it: add them with --append" in printed
+    assert content(tmp_path / "out") == before
+
+
 @pytest.mark.parametrize(
     "option, value", [("heldout", float("nan")), ("heldout", -1), ("processes", 0), ("vocab_size", 10**12)]
 )
