@@ -214,6 +214,16 @@ def row_mesh(devices: list[jax.Device], batch_sizes: Collection[int]) -> Mesh:
     return _named(np.array(devices[:number]).reshape(1, number, 1, 1, 1))
 
 
+def host_mesh() -> Mesh:
+    """This host's memory as a device, so that no chip has to hold all parameters; where JAX was told to leave CPUs
+    alone (JAX_PLATFORMS), one chip."""
+    try:
+        host = jax.local_devices(backend="cpu")
+    except RuntimeError:
+        host = jax.local_devices()
+    return row_mesh(host[:1], [1])
+
+
 def _named(grid: np.ndarray) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 

@@ -9,12 +9,13 @@ from pretrain.huggingface.export import check_replaceable, export
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore, warn_beyond_trained
 from pretrain.training.step import merge
+from tpu.mesh import host_mesh
 
 
 def export_run(run: Path, to: Path, step: int | None = None, dtype: str = "float32") -> list[Path]:
     """Write the model of a checkpoint, by default the newest -> the folders that transformers loads."""
     directory = RunDirectory(run)
-    restored = restore(directory, step)
+    restored = restore(directory, step, host_mesh())
     params, config = merge(restored.params, restored.frozen), restored.assembly.recipe.model
     warn_beyond_trained(restored, getattr(config, "positions", 0))
     with local_folder(directory.tokenizer) as tokenizer:

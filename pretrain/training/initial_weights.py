@@ -15,7 +15,7 @@ from pretrain.huggingface.load import check_vocabulary, load
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore
 from pretrain.training.step import merge
-from tpu.mesh import row_mesh
+from tpu.mesh import host_mesh
 
 log = logging.getLogger(__name__)
 
@@ -53,19 +53,10 @@ def _weights(setting: str, source: str, config, shapes: Params, corpus: Corpus, 
     _check_heads(setting, source, lacking, others, anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path, model, config)
-    restored = restore(directory, mesh=row_mesh(_host(), [1]))
+    restored = restore(directory, mesh=host_mesh())
     trained = jax.device_get(dict(leaves(merge(restored.params, restored.frozen))))
     params = dict(leaves(start())) if start else {}
     return jax.device_get(nest(params | as_ours(source, trained, model, config)))
-
-
-def _host() -> list[jax.Device]:
-    """This host's memory as a device, so that no chip has to hold all parameters; where JAX was told to leave CPUs
-    alone (JAX_PLATFORMS), one chip."""
-    try:
-        return jax.local_devices(backend="cpu")[:1]
-    except RuntimeError:
-        return jax.local_devices()[:1]
 
 
 def _check_same_model(source: str, theirs, ours) -> None:

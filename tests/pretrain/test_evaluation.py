@@ -241,6 +241,20 @@ def test_export_writes_a_folder_for_the_step_that_is_asked_for(uninterrupted, tm
     assert "no checkpoint of step 5: there are [32, 36, 40]" in capsys.readouterr().err
 
 
+READ_AND_SAY_WHERE = """
+import jax
+from pretrain.__main__ import main
+from pretrain.commands import export
+
+def export_and_say(params, *rest, whole=export.export):
+    print("exported from", max(len(leaf.sharding.device_set) for leaf in jax.tree.leaves(params)), "device")
+    whole(params, *rest)
+
+export.export = export_and_say
+for command in {}: main(command)
+"""
+
+
 def test_a_run_is_read_where_the_devices_do_not_divide_its_batches(uninterrupted, corpus_path, tmp_path):
     """Batches of 8 rows, 3 devices; a run that begins with its weights has batches of 6 and uses all three."""
     three = tmp_path / "three"
@@ -250,12 +264,13 @@ def test_a_run_is_read_where_the_devices_do_not_divide_its_batches(uninterrupted
         ["export", uninterrupted, "--to", three],
         [*onwards, "--init-from", uninterrupted],
     ]
-    code = f"from pretrain.__main__ import main\nfor command in {[[*map(str, one)] for one in commands]}: main(command)"
+    code = READ_AND_SAY_WHERE.format([[*map(str, one)] for one in commands])
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (measured,) = read_metrics(RunDirectory(uninterrupted), "eval")
     assert f"{measured['mlm_loss']:.4f}" in done.stdout and "on 3 x cpu as data=3" in done.stdout
+    assert "exported from 1 device" in done.stdout  # no chip has to hold all parameters
     assert "starting from --init-from" in done.stdout and "done: 1 steps" in done.stdout
     export_run(uninterrupted, tmp_path / "one")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "three")]
