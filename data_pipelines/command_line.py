@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import select
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
@@ -92,6 +93,15 @@ def _check_local(parsed) -> None:
             raise UserError(f"--{name} {found[1]}//{rest}: give a local path")
         if dataclasses.is_dataclass(value):  # the options of a command that takes a recipe's fields, too
             _check_local(value)
+
+
+def as_option(field: str, value: object) -> str:
+    """A field's value as `parse` takes it: model.pair_head, False -> --model.no-pair-head."""
+    group, dot, name = field.replace("_", "-").rpartition(".")
+    if isinstance(value, bool):
+        return f"--{group}{dot}{'' if value else 'no-'}{name}"
+    values = value if isinstance(value, tuple | list) else [value]
+    return shlex.join([f"--{group}{dot}{name}", *map(str, values)])
 
 
 def unknown(what: str, name: str, known) -> str:

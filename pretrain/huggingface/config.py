@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipelines.command_line import as_option
 from data_pipelines.errors import UserError
 from models.core.family import Converter, Family, HuggingFace
 from models.core.parameters import nest
@@ -65,7 +66,7 @@ def check_same(source: str | Path, theirs, ours) -> None:
     if not differing:
         return
     listed = ", ".join(f"model.{path} is {old} there and {new} here" for path, (old, new) in differing.items())
-    flags = " ".join(f"--model.{path} {old}" for path, (old, _) in differing.items() if path != "vocab_size")
+    flags = " ".join(as_option(f"model.{path}", old) for path, (old, _) in differing.items() if path != "vocab_size")
     cures = [f"set {flags}"] if flags else []
     if "vocab_size" in differing:
         cures.append("prepare the corpus with --tokenizer and that model's tokenizer")

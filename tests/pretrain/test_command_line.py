@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,13 @@ import jax
 import pytest
 from safetensors.numpy import save_file
 
+from data_pipelines.command_line import as_option
+from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from models.attention.patterns.pattern import PATTERNS
 from pretrain.__main__ import COMMANDS, main
 from pretrain.commands.arguments import parse_run
+from pretrain.huggingface.config import check_same
 from pretrain.options import Options
 from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import flat
@@ -439,3 +443,14 @@ def test_errors_are_for_users_only(monkeypatch):
     monkeypatch.setitem(COMMANDS, "recipes", lambda arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["recipes"])
+
+
+@pytest.mark.parametrize("name, fields", [("transformer-xl-tiny", {"cutoffs": (50, 100)}), ("gpt2-tiny", {"depth": 3})])
+def test_a_refusal_names_values_as_the_command_line_takes_them(name, fields):
+    ours = RECIPES[name].model
+    theirs = dataclasses.replace(ours, **fields)
+    with pytest.raises(UserError) as refusal:
+        check_same("there", theirs, ours)
+    (options,) = re.findall("; set (.*), or give", str(refusal.value))
+    assert parse_run([name, "--corpus", "c", "--workdir", "w", *shlex.split(options)])[0].model == theirs
+    assert as_option("objective.next_sentence", False) == "--objective.no-next-sentence"
