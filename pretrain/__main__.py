@@ -1,10 +1,15 @@
 """python -m pretrain run | eval | plot | pattern | export | generate | prompts | discriminator | recipes | demo"""
 
+import sys
+
+from data_pipelines.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # before what takes long to import
+
 import dataclasses
 import logging
 import os
-import signal
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -264,14 +269,5 @@ COMMANDS = {"recipes": _recipes, "run": _run, "eval": _eval, "plot": _plot, "pat
 COMMANDS |= {"generate": _generate, "prompts": _prompts, "discriminator": _discriminator, "demo": _demo}
 
 
-def _end_at_once(number: int, frame) -> None:
-    """Until `stop_request` hears signals. A KeyboardInterrupt in a callback, as JAX has one, would be printed and
-    forgotten; what is cut off anywhere leaves nothing half-written."""
-    print(f"{signal.Signals(number).name}: ended before there was anything to save", file=sys.stderr, flush=True)
-    os._exit(75)
-
-
 if __name__ == "__main__":
-    for handled in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(handled, _end_at_once)
     end_with(main)

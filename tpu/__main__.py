@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import signal
 import sys
 
 from data_pipelines.command_line import end_with, parse, unknown
@@ -48,6 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would wait for the compiler
     from pretrain.commands.arguments import parse_target
 
     if arguments[:1] in (["-h"], ["--help"]):

@@ -182,7 +182,8 @@ class Warnings(logging.Handler):
             self._note = self._waiting.append
 
     def emit(self, record: logging.LogRecord) -> None:
-        logging.lastResort.handle(record)  # as where there is no handler
+        if not logging.getLogger().handlers:
+            logging.lastResort.handle(record)  # as without this one
         self._note(record.getMessage())
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.commands import planning
 from pretrain.training.signals import EXIT_STOPPED, StopRequest, stop_request
 from tests.pretrain import tiny
 from tests.pretrain.test_kills import reached
+from tpu.__main__ import main as tpu_main
 
 pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__"])
 
@@ -206,3 +208,33 @@ def test_a_signal_while_the_program_is_still_being_loaded_ends_it_without_a_stac
     _, err = process.communicate(timeout=60)
     assert process.returncode == EXIT_STOPPED and "Traceback" not in err, err
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+INTERRUPTED_IMPORT = """
+import runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "tyro":  # of what takes long
+            signal.raise_signal(signal.SIGNAL)
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("pretrain", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_the_program_is_imported_is_one_line_and_the_status_of_later_ones(name):
+    code = INTERRUPTED_IMPORT.replace("SIGNAL", name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (75, f"{name}: ended before there was anything to save\n")
+
+
+def test_a_plan_ends_at_an_interrupt_without_waiting_for_the_compiler(monkeypatch):
+    seen, before = [], signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(planning, "plan_command", lambda _: seen.append(signal.getsignal(signal.SIGINT)) or 0)
+    try:
+        assert tpu_main(["plan", "bert-tiny"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIG_DFL]
