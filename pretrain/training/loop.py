@@ -190,7 +190,8 @@ class Meter:
     def paused(self) -> Iterator[None]:
         """What is no step takes none of the steps' time, and the steps so far, which are waited for, none of its."""
         jax.block_until_ready(self.waiting)
-        self.before_pauses += self._running()
+        if self.since is not None:
+            self.before_pauses += self._running()
         yield
         self.since = time.perf_counter()
 
