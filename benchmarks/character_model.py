@@ -148,7 +148,7 @@ def ours(folder: Path) -> Step:
 
     of = json.loads((folder / "run.json").read_text())
     assembly = assembled(our_recipe(of["vocab"], of["seed"]))
-    stage = stages(assembly, choose_mesh(None, 0, jax.devices(), None))[0]
+    stage = stages(assembly, choose_mesh(None, jax.devices()))[0]
     state, frozen = initial_state(assembly, initial_params(assembly), 0)
 
     def train(step: int, tokens: np.ndarray):
@@ -157,9 +157,8 @@ def ours(folder: Path) -> Step:
         return metrics.loss
 
     def evaluate(tokens: np.ndarray) -> float:
-        evaluated, *_ = stage.evaluate.run(
-            state.params, frozen, batch_of(tokens), np.int32(0), stage.first_evaluation_carry(), np.int32(0)
-        )
+        first, zero = stage.first_evaluation_carry(), np.int32(0)
+        evaluated, *_ = stage.evaluate.run(state.params, frozen, batch_of(tokens), zero, zero, first, zero)
         return float(evaluated.sums["lm"] / evaluated.weights["lm"])
 
     return turns(folder, "ours", train, evaluate)

@@ -97,7 +97,7 @@ class Ours:
         from tpu.mesh import choose_mesh
 
         recipe = recipe_of(case)
-        mesh = choose_mesh("data=1", 0, jax.devices()[:1], None)
+        mesh = choose_mesh("data=1", jax.devices()[:1])
         self.assembly = assemble(recipe, chosen_program(recipe, case, mesh))
         self.plain = why_plain(self.assembly, case, mesh)
         (stage,) = stages(self.assembly, mesh)

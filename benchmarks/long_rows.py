@@ -212,7 +212,7 @@ def compiled_step(recipe, form: str):
     from tpu.mesh import choose_mesh
 
     assembly = assemble(recipe, dataclasses.replace(default("cpu"), attention=form))
-    train = stages(assembly, choose_mesh(None, 0, jax.devices(), None))[0].train
+    train = stages(assembly, choose_mesh(None, jax.devices()))[0].train
     return assembly, train.run.lower(*train.arguments).compile()
 
 

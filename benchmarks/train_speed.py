@@ -166,7 +166,7 @@ def recipe_step(recipe, depth: str, batch: dict) -> Step:
 
     assembly = assemble(recipe, dataclasses.replace(default("cpu"), depth=depth))
     state, frozen = initial_state(assembly, initial_params(assembly), 0)
-    compiled = stages(assembly, choose_mesh(None, 0, jax.devices(), None))[0].train.run
+    compiled = stages(assembly, choose_mesh(None, jax.devices()))[0].train.run
     batch = jax.device_put(batch)
 
     def step() -> float:

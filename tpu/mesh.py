@@ -106,6 +106,9 @@ class Load(NamedTuple):
     beside: bool = False
 
 
+UNKNOWN = Load(0, 0.0, None, None)
+
+
 class Estimate(NamedTuple):
     """Of one step, roughly.   state: bytes of a device, without activations.   seconds: of the step, 0 where they are
     not known.   collectives: those of them that wait for other devices."""
@@ -197,8 +200,8 @@ def make_mesh(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
     """The mesh over devices, laid out along their interconnect; axes of one device are kept."""
     inner = dataclasses.astuple(shape)[1:]
     if devices[0].platform == "cpu":
-        grid = np.array(devices).reshape(dataclasses.astuple(shape))
-    elif shape.slice > 1:
+        return _in_order(shape, devices)
+    if shape.slice > 1:
         grid = mesh_utils.create_hybrid_device_mesh((1, *inner), (shape.slice, 1, 1, 1, 1), devices)
     else:
         grid = mesh_utils.create_device_mesh((1, *inner), devices, allow_split_physical_axes=True)
@@ -210,8 +213,20 @@ def row_mesh(devices: list[jax.Device], batch_sizes: Collection[int]) -> Mesh:
 
     For what hardly uses the interconnect: their layout in it is not looked at.
     """
-    number = max(n for n in range(1, len(devices) + 1) if not any(size % n for size in batch_sizes))
-    return _named(np.array(devices[:number]).reshape(1, number, 1, 1, 1))
+    return _in_order(MeshShape(data=_dividing(len(devices), batch_sizes)), devices)
+
+
+def reading_mesh(devices: list[jax.Device], batch_sizes: Collection[int], load: Load) -> Mesh:
+    """The same, with parameters cut as the automatic mesh of these devices would cut them in training."""
+    return _in_order(automatic_mesh(_dividing(len(devices), batch_sizes), load), devices)
+
+
+def _dividing(devices: int, batch_sizes: Collection[int]) -> int:
+    return max(n for n in range(1, devices + 1) if not any(size % n for size in batch_sizes))
+
+
+def _in_order(shape: MeshShape, devices: list[jax.Device]) -> Mesh:
+    return _named(np.array(devices[: shape.size]).reshape(dataclasses.astuple(shape)))
 
 
 def host_mesh() -> Mesh:
@@ -233,6 +248,11 @@ def count_slices(devices: list[jax.Device]) -> int:
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
+def device_memory() -> int | None:
+    """Bytes of each of this process's devices; None where that is not known, as on CPUs."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+
+
 def load_on(
     devices: list[jax.Device], parameters: int, memory: float | None, flops: float = 0.0, divisor: int = 0
 ) -> Load:
@@ -241,18 +261,10 @@ def load_on(
     return Load(parameters, flops, memory, tpu_of(kind), divisor, rides_in_products(kind))
 
 
-def choose_mesh(
-    text: str | None,
-    parameters: int,
-    devices: list[jax.Device],
-    memory: float | None,
-    flops: float = 0.0,
-    divisor: int = 0,
-) -> Mesh:
-    """The mesh that --mesh asks for, or the automatic one; the other arguments as of `Load`."""
+def choose_mesh(text: str | None, devices: list[jax.Device], load: Load = UNKNOWN) -> Mesh:
+    """The mesh that --mesh asks for, or the automatic one."""
     if text is not None:
         return named_mesh(text, devices)
-    load = load_on(devices, parameters, memory, flops, divisor)
     return make_mesh(automatic_mesh(len(devices), load, count_slices(devices)), devices)
 
 

@@ -10,7 +10,6 @@ import jax
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from models.attention.kernels.table import costs
-from models.core.parameters import count
 from pretrain.commands.arguments import parse_target
 from pretrain.commands.options import CACHE, Target
 from pretrain.options import Options
@@ -18,20 +17,17 @@ from pretrain.recipe import Phase, Recipe, check, check_rowwise
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.checkpoints import checkpoint_bytes
 from pretrain.training.assembly import (
-    all_parameters,
     assemble,
-    mean_flops,
     model_flops,
     parameter_shapes,
-    split_frozen,
 )
 from pretrain.training.attention_choice import chosen_program
-from pretrain.training.placement import Stage, stages
+from pretrain.training.placement import Stage, load_of, stages
 from tpu import plan_report
 from tpu.compiler import devices, prepare
 from tpu.mesh import MeshShape, choose_mesh, mesh_shape, parse_mesh
 from tpu.plan import Plan, largest_batch, plan
-from tpu.rules import divisor_of_fsdp, shard_bytes
+from tpu.rules import shard_bytes
 from tpu.topologies import Topology, parse_topology
 from tpu.work import Work
 
@@ -100,9 +96,8 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     slices = _slices(target)
     found = devices(topology, slices)
     shapes = parameter_shapes(assemble(recipe))
-    parameters = count(split_frozen(shapes, recipe)[0])
-    divisor = divisor_of_fsdp(all_parameters(recipe), shapes)
-    mesh = choose_mesh(target.mesh, parameters, found, topology.device.hbm, mean_flops(recipe), divisor)
+    load = load_of(recipe, shapes, found, topology.device.hbm)
+    mesh = choose_mesh(target.mesh, found, load)
     program = chosen_program(recipe, target, mesh, "tpu")
     check_rowwise(recipe, target.microbatches)
     for index in range(len(recipe.phases)):
@@ -116,8 +111,8 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
             (
                 f"{recipe.name} on {where} ({topology.cloud}: {counted}), mesh {mesh_shape(mesh)}, "
                 f"phase {index + 1} of {len(recipe.phases)}: {phase.batch_size} rows of {phase.length} tokens; "
-                f"{parameters / 1e6:.1f}M parameters, {program.dtype}, layers {program.depth}, remat {program.remat}, "
-                f"attention {program.attention}"
+                f"{load.parameters / 1e6:.1f}M parameters, {program.dtype}, layers {program.depth}, "
+                f"remat {program.remat}, attention {program.attention}"
             ),
         )
 

@@ -14,7 +14,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.progress import busy, doing
 from data_pipelines.tokenizers import stored as tokenizers
-from models.core.parameters import Params, count
+from models.core.parameters import Params
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.objectives.teacher import TEACHERS
 from pretrain.options import Options
@@ -29,24 +29,20 @@ from pretrain.storage.run_directory import RunDirectory, disk_errors, flat
 from pretrain.training.ahead import trace
 from pretrain.training.assembly import (
     Assembly,
-    all_parameters,
     assemble,
     initial_params,
     initial_state,
-    mean_flops,
     parameter_shapes,
-    split_frozen,
 )
 from pretrain.training.attention_choice import chosen_program, form_of_pattern, why_plain
 from pretrain.training.data import check_data, said_of_data
 from pretrain.training.initial_weights import INIT_FROM, load_weights
 from pretrain.training.loop import Run, describe, train
-from pretrain.training.placement import Stage, place_parameters, shardings
+from pretrain.training.placement import Stage, load_of, place_parameters, shardings
 from pretrain.training.restore import load_frozen, phase_after, save_frozen
 from pretrain.training.signals import StopRequest
 from tpu.cluster import agree, from_first, gather, is_first
-from tpu.mesh import MeshShape, choose_mesh, load_on, mesh_shape, reason
-from tpu.rules import divisor_of_fsdp
+from tpu.mesh import MeshShape, choose_mesh, device_memory, mesh_shape, reason
 
 
 def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> int:
@@ -150,12 +146,10 @@ def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | 
 
 def chosen_mesh(recipe: Recipe, shapes: Params, options: Options) -> tuple[Mesh, str | None]:
     """(the mesh that the options name, or the one that suits the model on this machine's devices; why that one)."""
-    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    devices, parameters, flops = jax.devices(), count(split_frozen(shapes, recipe)[0]), mean_flops(recipe)
-    divisor = divisor_of_fsdp(all_parameters(recipe), shapes)
-    mesh = choose_mesh(options.mesh, parameters, devices, memory, flops, divisor)
-    chosen = options.mesh is None and mesh.size > 1
-    return mesh, reason(mesh_shape(mesh), load_on(devices, parameters, memory, flops, divisor)) if chosen else None
+    devices = jax.devices()
+    load = load_of(recipe, shapes, devices, device_memory())
+    mesh = choose_mesh(options.mesh, devices, load)
+    return mesh, reason(mesh_shape(mesh), load) if options.mesh is None and mesh.size > 1 else None
 
 
 def _initial_weights(assembly: Assembly, shapes: Params, corpus: Corpus, options: Options) -> Params | None:

@@ -100,9 +100,11 @@ class NextTokenPrediction(Objective):
         size = token_bytes(corpus.tokenizer_path)
         if size is None:
             return {}
-        weights = sum(batch["weights"].sum() for batch in batches)
-        predicted = sum((size[batch["targets"]] * batch["weights"]).sum() for batch in batches)
-        return {"bits_per_byte": figures["lm_loss"] * weights / max(predicted, 1) / math.log(2)}
+        tokens = predicted = 0.0
+        for batch in batches:
+            tokens += batch["weights"].sum()
+            predicted += (size[batch["targets"]] * batch["weights"]).sum()
+        return {"bits_per_byte": figures["lm_loss"] * tokens / max(predicted, 1) / math.log(2)}
 
     def report(self, counts):
         total = max(counts["lm_total"], 1)

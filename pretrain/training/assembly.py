@@ -95,9 +95,9 @@ def initial_state(assembly: Assembly, params: Params, phase: int) -> tuple[Train
     return new_state(trained, assembly.optimizer, carry), frozen
 
 
-def initial_carry(assembly: Assembly, phase: int, train: bool = True) -> tuple[Any, Any]:
+def initial_carry(assembly: Assembly, phase: int) -> tuple[Any, Any]:
     """The objective's carry before a phase's first batch, and its axes."""
-    return assembly.recipe.objective.carry(assembly.model, assembly.recipe.phases[phase], train)
+    return assembly.recipe.objective.carry(assembly.model, assembly.recipe.phases[phase], train=True)
 
 
 def _check_frozen(prefixes: tuple[str, ...], paths: list[str]) -> None:

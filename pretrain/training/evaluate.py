@@ -1,7 +1,9 @@
 """Held-out evaluation on a fixed set: the same rows with the same corruption at every call."""
 
+import collections
+import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
@@ -46,23 +48,32 @@ class Evaluator:
 
     def __init__(self, stage: Stage, corpus: Corpus, examples: int):
         self.stage, self.objective, self.corpus = stage, stage.assembly.recipe.objective, corpus
-        held_out = self.objective.examples(corpus, "heldout", stage.phase, EVALUATION_SEED)
+        self.examples = examples
+        self.held_out = self.objective.examples(corpus, "heldout", stage.phase, EVALUATION_SEED)
         with sound([corpus], "heldout"):
-            self.batches = list(evaluation_batches(held_out, examples))
-        self.real = [len(chosen) for chosen in held_out.fixed(examples)]  # of each batch the first rows; others fill up
+            self.real = [len(chosen) for chosen in self.held_out.fixed(examples)]  # rows of each batch; others fill up
         if not self.objective.rowwise:
-            self._keep_whole(examples)
+            self._keep_whole()
+
+    @property
+    def batches(self) -> Iterator[dict[str, np.ndarray]]:
+        """The set's batches on the host, made anew each time: it may be of all documents."""
+        with sound([self.corpus], "heldout"):
+            yield from itertools.islice(evaluation_batches(self.held_out, self.examples), len(self.real))
 
     def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
         """loss, each term in nats per prediction, and the objective's report, after `trained` updates."""
-        objective, step = self.objective, self.stage.evaluate.run
-        carry, total, examples = self.stage.first_evaluation_carry(), None, []
-        for index, batch in enumerate(self.batches):
-            size = len(next(iter(batch.values())))
-            placed = place_rows(batch, np.arange(size), size, self.stage.mesh)
-            part, of_examples, carry = step(params, frozen, placed, np.int32(index), carry, np.int32(trained))
-            examples.append({name: of[: self.real[index]] for name, of in jax.device_get(of_examples).items()})
-            total = part if total is None else jax.tree.map(operator.add, total, part)
+        objective, size = self.objective, self.stage.evaluated_rows
+        carries, total, examples = collections.defaultdict(self.stage.first_evaluation_carry), None, []
+        for index, (batch, real) in enumerate(zip(self.batches, self.real, strict=True)):
+            for first in range(0, real, size):
+                rows = {name: array[first : first + size] for name, array in batch.items()}
+                placed = place_rows(rows, np.arange(size), size, self.stage.mesh)
+                part, of_examples, carries[first] = self.stage.evaluate.run(
+                    params, frozen, placed, np.int32(index), np.int32(first), carries[first], np.int32(trained)
+                )
+                examples.append({name: of[: real - first] for name, of in jax.device_get(of_examples).items()})
+                total = part if total is None else jax.tree.map(operator.add, total, part)
         sums, weights, counts = jax.device_get(total)
         terms = {term: float(sums[term] / weights[term]) for term in sums if weights[term] > 0}
         counts |= {name: np.concatenate([of[name] for of in examples]) for name in objective.per_example}
@@ -79,14 +90,13 @@ class Evaluator:
     def _with_those_of_text(self, figures: dict[str, float]) -> dict[str, float]:
         return figures | self.objective.of_text(figures, self.batches, self.corpus)
 
-    def _keep_whole(self, examples: int) -> None:
-        """Batches of real rows alone."""
+    def _keep_whole(self) -> None:
+        """Batches of real rows alone, which come first."""
         size = self.stage.phase.batch_size
-        self.batches = [batch for batch, real in zip(self.batches, self.real, strict=True) if real == size]
-        self.real = [size] * len(self.batches)
-        if not self.batches:
+        self.real = [real for real in self.real if real == size]
+        if not self.real:
             raise UserError(
-                f"--eval-examples {examples}: the held-out rows fill no batch of {size}, and "
+                f"--eval-examples {self.examples}: the held-out rows fill no batch of {size}, and "
                 f"{type(self.objective).__name__} compares the rows of a batch with one another; give more, or lower "
                 f"phases.{self.stage.index}.batch_size"
             )

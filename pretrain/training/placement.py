@@ -1,5 +1,6 @@
 """A recipe on a mesh: what lies where in each phase, and its programs. Made once; all that trains reads it."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,14 +14,18 @@ from models.core.parameters import Params, count
 from models.core.program import Program
 from models.core.sharding import placed_by
 from pretrain.objectives.phase import Phase
+from pretrain.recipe import Recipe
 from pretrain.state import TrainState
-from pretrain.training.assembly import Assembly, all_parameters, initial_carry, parameter_shapes, split_frozen
+from pretrain.training.assembly import Assembly, all_parameters, mean_flops, parameter_shapes, split_frozen
 from pretrain.training.attention_choice import for_evaluation
 from pretrain.training.step import evaluation_step, merge, new_state, train_step, unread
-from tpu.rules import activation_rules, carry_shardings, parameter_shardings, replicated, rows
+from tpu.mesh import Load, load_on, mesh_shape
+from tpu.rules import activation_rules, carry_shardings, divisor_of_fsdp, parameter_shardings, replicated, rows
 from tpu.xla import compiler_options, matmul_precision, small_product_options
 
 SMALL = 20_000_000  # parameters, up to which a model's products are small for a CPU
+# The most that an evaluation computes at once: tokens of a device, few beside those of a train step, and rows of all.
+EVALUATED_TOKENS, EVALUATED_ROWS = 1 << 13, 1024
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
 
 
@@ -38,7 +43,7 @@ class Stage(NamedTuple):
 
     state, frozen: the train state in this phase and the frozen parameters as shapes, dtypes and shardings.
     train: (state, frozen, batch) -> (state, metrics); the old state is given up.
-    evaluate: `step.evaluation_step`.
+    evaluate: `step.evaluation_step`, of `evaluated_rows` of a batch.
     untrained: () -> paths of the parameters that the phase's loss does not read.
     first_carry, first_evaluation_carry: () -> the objective's carry before the first batch, jitted.
     """
@@ -51,6 +56,7 @@ class Stage(NamedTuple):
     untrained: Callable[[], tuple[str, ...]]
     train: Jitted
     evaluate: Jitted
+    evaluated_rows: int
     first_carry: Callable
     first_evaluation_carry: Callable
 
@@ -72,6 +78,15 @@ def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params
     return [_stage(assembly, index, mesh, microbatches, state, frozen) for index in range(len(assembly.recipe.phases))]
 
 
+def load_of(recipe: Recipe, shapes: Params, devices: list[jax.Device], memory: float | None) -> Load:
+    """What devices with so much memory have to do for a recipe, by which its mesh is chosen.
+
+    shapes: the `parameter_shapes`.
+    """
+    trained, divisor = count(split_frozen(shapes, recipe)[0]), divisor_of_fsdp(all_parameters(recipe), shapes)
+    return load_on(devices, trained, memory, mean_flops(recipe), divisor)
+
+
 def shardings(tree: Any) -> Any:
     """The shardings of what a stage says is placed."""
     return jax.tree.map(lambda leaf: leaf.sharding, tree)
@@ -89,13 +104,12 @@ def _stage(
 ) -> Stage:
     """state: without a carry."""
     recipe, phase = assembly.recipe, assembly.recipe.phases[index]
-    first, carry, axes = _carry(assembly, index, mesh, train=True)
-    first_evaluation, evaluation_carry, _ = _carry(assembly, index, mesh, train=False)
+    first, carry, axes = _carry(assembly, phase, mesh, train=True)
+    evaluated_rows = _evaluated_rows(recipe, phase, mesh, microbatches)
+    of_evaluation = dataclasses.replace(phase, batch_size=evaluated_rows)
+    first_evaluation, evaluation_carry, _ = _carry(assembly, of_evaluation, mesh, train=False)
     state = state._replace(carry=carry)
-    batch = {
-        name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype, sharding=rows(mesh))
-        for name, (shape, dtype) in recipe.objective.spec(phase).items()
-    }
+    batch, evaluated_batch = (_batch(recipe, one, mesh) for one in (phase, of_evaluation))
 
     @functools.cache
     def untrained() -> tuple[str, ...]:
@@ -122,7 +136,10 @@ def _stage(
         frozen,
         untrained,
         train=Jitted(train, (state, frozen, batch), options),
-        evaluate=Jitted(evaluate, (state.params, frozen, batch, number, evaluation_carry, number), options),
+        evaluate=Jitted(
+            evaluate, (state.params, frozen, evaluated_batch, number, number, evaluation_carry, number), options
+        ),
+        evaluated_rows=evaluated_rows,
         first_carry=first,
         first_evaluation_carry=first_evaluation,
     )
@@ -138,7 +155,25 @@ def jit_on(mesh: Mesh, assembly: Assembly, step: Callable, options: Mapping[str,
     return jax.jit(placed, compiler_options=options, **how)
 
 
-def _carry(assembly: Assembly, index: int, mesh: Mesh, train: bool) -> tuple[Callable, Any, Any]:
+def _evaluated_rows(recipe: Recipe, phase: Phase, mesh: Mesh, microbatches: int) -> int:
+    """How many rows of a batch an evaluation computes at once: a divisor that the mesh cuts evenly, a microbatch or
+    fewer; whole batches where rows are compared with one another."""
+    if not recipe.objective.rowwise:
+        return phase.batch_size
+    parts = mesh_shape(mesh).batch_parts
+    most = min(phase.batch_size // microbatches, EVALUATED_ROWS, parts * EVALUATED_TOKENS // phase.length)
+    fitting = (rows for rows in range(parts, most + 1, parts) if phase.batch_size % rows == 0)
+    return max(fitting, default=parts)
+
+
+def _batch(recipe: Recipe, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype, sharding=rows(mesh))
+        for name, (shape, dtype) in recipe.objective.spec(phase).items()
+    }
+
+
+def _carry(assembly: Assembly, phase: Phase, mesh: Mesh, train: bool) -> tuple[Callable, Any, Any]:
     """(makes the first carry, jitted; the carry as shapes, dtypes and shardings; its axes).
 
     Nothing is computed: a memory of many rows fits on no single device.
@@ -146,13 +181,13 @@ def _carry(assembly: Assembly, index: int, mesh: Mesh, train: bool) -> tuple[Cal
     axes = []
 
     def make():
-        carry, of_carry = initial_carry(assembly, index, train)
+        carry, of_carry = assembly.recipe.objective.carry(assembly.model, phase, train)
         axes.append(of_carry)
         return carry
 
     shapes = jax.eval_shape(make)
     where = carry_shardings(axes[0], mesh)
-    first = jax.jit(lambda: initial_carry(assembly, index, train)[0], out_shardings=where)
+    first = jax.jit(make, out_shardings=where)
     return first, jax.tree.map(_placed, shapes, where), axes[0]
 
 

@@ -22,9 +22,9 @@ from pretrain.state import TrainState
 from pretrain.storage.checkpoints import newest_intact
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.storage.stored_state import NOT_READ, Damaged, load, patiently, verified
-from pretrain.training.assembly import Assembly, assemble
-from pretrain.training.placement import Stage, stages
-from tpu.mesh import row_mesh
+from pretrain.training.assembly import Assembly, assemble, parameter_shapes
+from pretrain.training.placement import Stage, load_of, stages
+from tpu.mesh import device_memory, reading_mesh
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,17 @@ class Restored(NamedTuple):
 def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None = None) -> Restored:
     """The parameters of a step, by default of the newest checkpoint; UserError when there is none that loads.
 
-    mesh: where they lie as in training, by default whole on each of as many of this process's devices as divide the
-    batches of the run's phases.
+    mesh: where they lie as in training, by default on as many of this process's devices as divide the batches of the
+    run's phases, cut over them where training would cut them.
     """
     recipe = directory.read_recipe()
     doing(f"restoring {directory.path}")
     assembly = assemble(recipe, programs.default())
-    mesh = mesh or row_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases])
-    placed = stages(assembly, mesh)
+    shapes = parameter_shapes(assembly)
+    if mesh is None:
+        devices, batch_sizes = jax.local_devices(), [phase.batch_size for phase in recipe.phases]
+        mesh = reading_mesh(devices, batch_sizes, load_of(recipe, shapes, devices, device_memory()))
+    placed = stages(assembly, mesh, shapes=shapes)
 
     def read(at: int) -> TrainState:
         like = _parameters_after(placed, at)

@@ -191,14 +191,16 @@ class Evaluation(NamedTuple):
 def evaluation_step(
     objective: Objective, model: nn.Module, seed: int, teachers: Mapping[str, nn.Module] = MappingProxyType({})
 ) -> Callable:
-    """(params, frozen, batch, index, carry, trained) -> (Evaluation of this batch, its counts per example, carry).
+    """(params, frozen, rows of a batch, index, first, carry, trained) -> (Evaluation of these rows, their counts per
+    example, carry).
 
-    index: i32[] number of the batch in the fixed set, which keys its noise with the seed. No dropout.
+    index, first: i32[], the number of the batch in the fixed set and of the first of the rows in it, which key their
+    noise with the seed. No dropout.
     trained: i32[], how many updates were made.   To be jitted.
     """
 
-    def step(params: Params, frozen: Params, batch: Batch, index: Array, carry, trained: Array):
-        keys = row_keys(seed, index, jnp.arange(batch_rows(batch)))
+    def step(params: Params, frozen: Params, batch: Batch, index: Array, first: Array, carry, trained: Array):
+        keys = row_keys(seed, index, first + jnp.arange(batch_rows(batch)))
         merged, bound = _bound(merge(params, frozen), teachers)
         sums, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained, bound))
         examples = {name: counts.pop(name) for name in objective.per_example}

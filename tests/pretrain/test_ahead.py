@@ -122,7 +122,7 @@ def test_an_evaluation_that_finds_no_memory_is_not_called_a_train_step():
 
 @pytest.mark.parametrize("name, names", [(TRAIN, [TRAIN]), (EVALUATE, [EVALUATE]), ("checkpoint", [])])
 def test_a_device_needs_room_for_the_state_beside_whatever_is_done(name, names):
-    mesh = choose_mesh(None, 0, jax.devices(), None)
+    mesh = choose_mesh(None, jax.devices())
     (stage,) = trace(assemble(toys.recipe(), Program()), mesh)
     state, frozen, batch = stage.train.arguments
     stood_in = lambda memory: SimpleNamespace(

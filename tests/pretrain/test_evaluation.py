@@ -5,7 +5,10 @@ import functools
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import numpy as np
@@ -26,6 +29,7 @@ from pretrain.objectives.ranking import detection_report, score_histograms
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import evaluate, placement
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.placement import stages
@@ -37,9 +41,9 @@ from tpu.mesh import choose_mesh
 pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__"])
 
 
-def evaluator(recipe, corpus_path, examples=20):
-    mesh = choose_mesh(None, 0, jax.devices(), None)
-    return Evaluator(stages(assemble(recipe, Program()), mesh)[0], Corpus(corpus_path), examples)
+def evaluator(recipe, corpus_path, examples=20, microbatches=1):
+    stage = stages(assemble(recipe, Program()), choose_mesh(None, jax.devices()), microbatches)[0]
+    return Evaluator(stage, Corpus(corpus_path), examples)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,58 @@ def test_the_batch_size_changes_only_how_the_set_is_cut(corpus_path):
         for size in (8, 16)  # 20 rows do not fill the last batch of either
     ]
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("make, calls", [(tiny.electra, 10), (tiny.transformer_xl, 11)])  # samples; memories
+def test_rows_are_evaluated_some_at_a_time_with_the_figures_of_whole_batches(make, calls, corpus_path):
+    recipe, figures = make(), []
+    params = initial_params(assemble(recipe, Program()))
+    for microbatches in (1, 4):
+        of_rows = evaluator(recipe, corpus_path, microbatches=microbatches)
+        counted = mock.Mock(side_effect=of_rows.stage.evaluate.run)
+        of_rows.stage = of_rows.stage._replace(evaluate=of_rows.stage.evaluate._replace(run=counted))
+        figures.append(of_rows(params, {}, 0))
+    assert counted.call_count == calls  # none is of filling rows alone
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "length, batch_size, microbatches, devices, rows",
+    [
+        (128, 2048, 1, 1, 64),
+        (128, 2048, 64, 1, 32),
+        (512, 8192, 1, 1, 16),
+        (512, 8192, 1, 256, 1024),
+        (512, 8192, 1, 2048, 2048),
+        (65536, 4, 1, 2, 2),
+        (512, 36, 1, 1, 12),
+    ],
+)
+def test_an_evaluation_computes_rows_that_divide_the_batch_and_fit(length, batch_size, microbatches, devices, rows):
+    phase, mesh = Phase(1.0, length, batch_size), SimpleNamespace(shape={"fsdp": devices})
+    assert placement._evaluated_rows(tiny.bert(), phase, mesh, microbatches) == rows
+    compared = toys.recipe(objective=toys.InBatch())
+    assert placement._evaluated_rows(compared, phase, mesh, microbatches) == batch_size
+
+
+def test_the_set_is_never_whole_in_memory(corpus_path):
+    of_rows, arrays, alive = evaluator(tiny.bert(), corpus_path, 64), [], []
+
+    def step(params, frozen, rows, *_):
+        alive.append(sum(array() is not None for array in arrays))
+        return Evaluation({"mlm": np.float32(1)}, {"mlm": np.float32(1)}, {}), {}, {}
+
+    def kept_track_of(batches):
+        for batch in batches:
+            arrays.append(weakref.ref(batch["tokens"]))
+            yield batch
+
+    made = evaluate.evaluation_batches
+    with mock.patch.object(evaluate, "evaluation_batches", lambda *of: kept_track_of(made(*of))):
+        of_rows.stage = of_rows.stage._replace(evaluate=of_rows.stage.evaluate._replace(run=step))
+        with mock.patch.object(MaskedLanguageModel, "report", lambda *_: {}):
+            of_rows({}, {}, 0)
+    assert len(arrays) == 4 and max(alive) <= 2
 
 
 def test_the_set_is_of_the_held_out_split(corpus_path, monkeypatch):
@@ -148,12 +204,12 @@ def test_equal_scores_are_worth_a_coin_toss():
 def test_each_batch_of_the_set_finds_the_memory_that_the_one_before_left(corpus_path):
     carries, one = [], np.float32(1)
 
-    def step(params, frozen, batch, index, carry, trained):
+    def step(params, frozen, batch, index, first, carry, trained):
         carries.append(carry)
         counts = dict.fromkeys(("lm_total", "lm_nats", "lm_hits"), one)
         return Evaluation({"lm": one}, {"lm": one}, counts), {}, f"after {index}"
 
-    mesh = choose_mesh(None, 0, jax.devices(), None)
+    mesh = choose_mesh(None, jax.devices())
     stage = stages(assemble(tiny.transformer_xl(), Program()), mesh)[0]
     stage = stage._replace(evaluate=stage.evaluate._replace(run=step))
     Evaluator(stage, Corpus(corpus_path), 24)({}, {}, 0)
@@ -167,9 +223,10 @@ def test_each_batch_of_the_set_has_noise_of_its_own():
             return {}, carry, {"keys": moment.keys}
 
     step, batch = evaluation_step(Keys(), None, seed=1), random_batch(tiny.BERT, 0)
-    keys = [np.asarray(step({}, {}, batch, np.int32(index), {}, np.int32(0))[0].counts["keys"]) for index in (0, 1, 0)]
-    np.testing.assert_array_equal(keys[0], keys[2])
-    assert not np.intersect1d(keys[0], keys[1]).size
+    numbers = [tuple(map(np.int32, of)) for of in ((0, 0), (1, 0), (0, 8), (0, 0))]  # of the batch, of the first row
+    *keys, again = (step({}, {}, batch, *of, {}, np.int32(0))[0].counts["keys"] for of in numbers)
+    np.testing.assert_array_equal(keys[0], again)
+    assert len(np.unique(np.concatenate(keys), axis=0)) == sum(map(len, keys))
 
 
 def test_the_generator_s_samples_come_from_each_row_s_own_key(electra_params):
@@ -243,8 +300,18 @@ def test_export_writes_a_folder_for_the_step_that_is_asked_for(uninterrupted, tm
 
 READ_AND_SAY_WHERE = """
 import jax
+import tpu.mesh
 from pretrain.__main__ import main
 from pretrain.commands import export
+from pretrain.training import evaluate
+
+tpu.mesh._fits = lambda *_: False  # as on chips too small for all parameters
+
+def place_and_say(*of, place=evaluate.place_rows):
+    print("evaluated on", tpu.mesh.mesh_shape(of[-1]))
+    return place(*of)
+
+evaluate.place_rows = place_and_say
 
 def export_and_say(params, *rest, whole=export.export):
     print("exported from", max(len(leaf.sharding.device_set) for leaf in jax.tree.leaves(params)), "device")
@@ -271,6 +338,7 @@ def test_a_run_is_read_where_the_devices_do_not_divide_its_batches(uninterrupted
     (measured,) = read_metrics(RunDirectory(uninterrupted), "eval")
     assert f"{measured['mlm_loss']:.4f}" in done.stdout and "on 3 x cpu as data=3" in done.stdout
     assert "exported from 1 device" in done.stdout  # no chip has to hold all parameters
+    assert "evaluated on fsdp=2" in done.stdout
     assert "starting from --init-from" in done.stdout and "done: 1 steps" in done.stdout
     export_run(uninterrupted, tmp_path / "one")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "three")]

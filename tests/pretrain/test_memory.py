@@ -47,7 +47,7 @@ def trained(corpus_path, tmp_path_factory):
 def evaluated(corpus_path, params, **objective):
     recipe = tiny.transformer_xl()
     recipe = dataclasses.replace(recipe, objective=dataclasses.replace(recipe.objective, **objective))
-    mesh = choose_mesh(None, 0, jax.devices(), None)
+    mesh = choose_mesh(None, jax.devices())
     return Evaluator(stages(assemble(recipe, Program()), mesh)[0], Corpus(corpus_path), 64)(params, {}, 0)
 
 

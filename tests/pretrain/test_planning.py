@@ -39,7 +39,7 @@ def test_fields_of_the_recipe_and_shapes_are_options():
 
 def test_the_mesh_follows_the_mean_of_the_phases_by_their_steps(on_cpu, monkeypatch):
     recipe, asked = tiny.bert(phases=(Phase(0.75, 32, 8), Phase(0.25, 64, 8))), []
-    monkeypatch.setattr(planning, "choose_mesh", lambda *given: asked.append(given[4]) or choose_mesh(*given))
+    monkeypatch.setattr(planning, "choose_mesh", lambda *given: asked.append(given[2].flops) or choose_mesh(*given))
     next(works(recipe, Target("v5e:1x1"), V5E))
     short, long = (model_flops(recipe, phase) for phase in recipe.phases)
     assert asked == [pytest.approx(0.75 * short + 0.25 * long)]

@@ -26,9 +26,11 @@ from tpu.mesh import (
     automatic_mesh,
     choose_mesh,
     estimated,
+    load_on,
     make_mesh,
     mesh_shape,
     parse_mesh,
+    reading_mesh,
     reason,
 )
 from tpu.rules import (
@@ -183,7 +185,7 @@ def test_a_mesh_is_chosen_by_what_divides_and_by_the_compiler(kind, chips, divis
     monkeypatch.setattr(meshes, "make_mesh", lambda shape, devices: shape)
     devices = [SimpleNamespace(device_kind=kind)] * chips
     flops = 2.534e14 / 256 * {8: 128, 64: 256}[chips]
-    assert choose_mesh(None, 336.3e6, devices, tpu_of(kind).hbm, flops, divisor) == shape
+    assert choose_mesh(None, devices, load_on(devices, 336.3e6, tpu_of(kind).hbm, flops, divisor)) == shape
 
 
 def test_parameters_are_not_cut_where_it_hardly_helps():
@@ -204,6 +206,14 @@ def test_the_automatic_mesh_divides_what_fsdp_cuts():
         parameter_shardings(table, shapes, mesh_of(fsdp=2 * divisor))
 
 
+def test_what_is_read_is_cut_as_in_training_over_devices_that_divide_its_batches(monkeypatch):
+    monkeypatch.setattr(meshes, "_in_order", lambda shape, devices: shape)
+    small = Load(336.3e6, 2.534e14, 16 * GB, GENERATIONS["v5e"].device)
+    large = small._replace(parameters=3e9)
+    found = [reading_mesh([None] * 6, (32, 48), load) for load in (small, large)]
+    assert found == [MeshShape(data=4), MeshShape(fsdp=4)]
+
+
 def test_the_log_says_why_a_mesh_was_chosen():
     load = Load(335e6, 6 * 335e6 * 2**18, 16 * GB, GENERATIONS["v5e"].device)
     assert reason(MeshShape(data=16), load) == "mesh data=16: about 8% of the step in collectives"
@@ -215,7 +225,7 @@ def test_the_log_says_why_a_mesh_was_chosen():
 
 
 def test_one_device_is_a_mesh_without_rules():
-    mesh = choose_mesh(None, 10**9, jax.devices()[:1], None)
+    mesh = choose_mesh(None, jax.devices()[:1])
     assert mesh_shape(mesh) == MeshShape() and str(mesh_shape(mesh)) == "data=1"
     assert activation_rules(mesh) is None
 
