@@ -57,6 +57,7 @@ class Encoder(TokenAndPairHeads):
     head_activation: in the masked-token head; None for that of the layers.
     keeps_pooler: whether there is a pooler also without the head for pairs.
     own_globals: whether global tokens have projections of their own.
+    padding_positions: as of `Embeddings`.
     """
 
     config: EncoderConfig
@@ -64,10 +65,12 @@ class Encoder(TokenAndPairHeads):
     head_activation: str | None = None
     keeps_pooler: bool = False
     own_globals: bool = False
+    padding_positions: int = 0
 
     def setup(self):
         c = self.config
-        self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.width, c.norm_epsilon, c.init_std)
+        sizes_of_tables = c.vocab_size, c.positions, c.types, c.width
+        self.embeddings = Embeddings(*sizes_of_tables, c.norm_epsilon, c.init_std, self.padding_positions)
         sizes = layer_sizes(c)
         of_head = sizes._replace(activation=self.head_activation or sizes.activation)
         self.make_heads(of_head, c.vocab_size, c.width, c.pair_head, self.program.compute, self.keeps_pooler)

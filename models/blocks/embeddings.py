@@ -12,7 +12,8 @@ class Embeddings(nn.Module):
     """Sum of token, position and type embeddings, normalised; the tables are f32[rows, width].
 
     Rows begin with their first token and end with their padding, so that a token's position is its place in the row.
-    With one type, all tokens have it.
+    With one type, all tokens have it. padding_positions: rows beside, of positions that padding has in Hugging Face; no
+    token reads them.
     """
 
     vocab_size: int
@@ -21,11 +22,14 @@ class Embeddings(nn.Module):
     width: int
     norm_epsilon: float
     init_std: float
+    padding_positions: int = 0
 
     def setup(self):
         normal = nn.initializers.normal(self.init_std)
         self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
         self.position_table = self.param("positions", normal, (self.positions, self.width))
+        if self.padding_positions:
+            self.param("padding_positions", nn.initializers.zeros, (self.padding_positions, self.width))
         self.type_table = self.param("types", normal, (self.types, self.width))
         self.norm = Norm(self.norm_epsilon, jnp.float32)
 

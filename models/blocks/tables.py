@@ -9,12 +9,14 @@ PADDING = 1  # the id of the padding token in RoBERTa and its descendants, which
 def embedding_parameters(prefix: str, hf: dict[str, str], before: int = 0) -> list[Parameter]:
     """Table rows of `Embeddings`; hf: checkpoint part -> prefix of its names there.
 
-    before: rows that the table of positions has there before that of the first token.
+    before: rows that the table of positions has there before that of the first token, the `padding_positions`.
     """
     name = lambda suffix: {part: Slot(base + suffix) for part, base in hf.items()}
-    positions = {part: Slot(f"{base}position_embeddings.weight", before=before) for part, base in hf.items()}
+    places = {part: Slot(f"{base}position_embeddings.weight", axis=0) for part, base in hf.items()}
+    positions = {part: place._replace(before=before) for part, place in places.items()}
     return [
         Parameter(f"{prefix}/tokens", ("vocab", "embedding"), name("word_embeddings.weight")),
+        *[Parameter(f"{prefix}/padding_positions", (None, "embedding"), places)] * (before > 0),
         Parameter(f"{prefix}/positions", ("position", "embedding"), positions),
         Parameter(f"{prefix}/types", ("type", "embedding"), name("token_type_embeddings.weight")),
         *norm_parameters(f"{prefix}/norm", ("embedding",), {part: f"{base}LayerNorm" for part, base in hf.items()}),

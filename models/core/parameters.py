@@ -17,8 +17,8 @@ class Slot(NamedTuple):
     shape: that of each layer's array there after that, where it differs: heads on an axis of their own.
     axis: along it, the tensor holds all parameters that name it one after the other, as the table lists them: GPT-2's
         `c_attn` is query, key and value. None for a tensor of one parameter.
-    before: rows along the first axis that the tensor has before this parameter's, and no model reads: 2 in RoBERTa's
-        positions. They are written as zeros.
+    before: rows along the axis that the tensor has before this parameter's: 2 in RoBERTa's positions. They are written
+        as zeros where no other parameter has them.
     layers: number in the name -> index along 'layers', where they are not the same: layers that share parameters, or
         that take turns with others.
     """

@@ -51,6 +51,7 @@ class Longformer(Encoder):
     """The encoder with its masked-token head, whose activation is gelu as in the original and in Hugging Face."""
 
     head_activation: str | None = "gelu"
+    padding_positions: int = PADDING + 1
     own_globals: bool = True
 
 

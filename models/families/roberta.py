@@ -1,7 +1,8 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692): BERT's encoder without token types, its pair head optional.
 
 Hugging Face: RobertaForMaskedLM. It counts positions from the padding token's id 1 on, so its table has two rows that
-no real token reads. With the pair head there is no class: AutoModel reads the trunk and the pooler of the folder.
+no real token reads: what an imported model has there is kept. With the pair head there is no class: AutoModel reads the
+trunk and the pooler of the folder.
 """
 
 import dataclasses
@@ -37,6 +38,7 @@ class Roberta(Encoder):
     """The encoder with its masked-token head, whose activation is gelu as in the original and in Hugging Face."""
 
     head_activation: str | None = "gelu"
+    padding_positions: int = PADDING + 1
 
 
 def parameters(config: RobertaConfig) -> list[Parameter]:

@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from jax import Array
 
 from data_pipelines.cloud import in_cloud
-from data_pipelines.errors import PassingError
+from data_pipelines.errors import PassingError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +30,14 @@ def load(folder: Path, like) -> tuple[dict, list[int]]:
     """(the state in a checkpoint's folder, its stored checksums); no other process is asked or waited for.
 
     like: a state of shapes, dtypes and shardings; NOT_READ for what is not wanted.
-    Damaged where the format is broken. Any other failure may pass: it is tried again, then a PassingError.
+    Damaged where the format is broken, UserError where it has other parameters. Any other failure may pass: it is tried
+    again, then a PassingError.
     """
     return patiently(folder, lambda: _load(folder, like))
 
 
 def patiently(folder: Path, read: Callable[[], Any]) -> Any:
-    """read() of a folder; Damaged and PassingError as of `load`."""
+    """read() of a folder; errors as of `load`."""
     for pause in (*PAUSES, None):
         try:
             return read()
@@ -45,6 +46,11 @@ def patiently(folder: Path, read: Callable[[], Any]) -> Any:
             reason = " ".join(str(causes[-1]).split())[:160] or type(causes[-1]).__name__
             if _is_damage(causes):
                 raise Damaged(reason) from error
+            if any(_OF_OTHERS in str(cause) for cause in causes):
+                raise UserError(
+                    f"checkpoint {folder} has other parameters than this version gives the model: go on with the "
+                    "version that wrote it (run.json names its commit), or export it there and give --init-from"
+                ) from error
             if pause is None:
                 raise PassingError(
                     f"checkpoint {folder} cannot be read now ({reason}); it is left as it is: "
@@ -77,9 +83,10 @@ def _load(folder: Path, like):
 
 
 # What TensorStore says of bytes that cannot be right ('Error ...' of an invalid argument), and Orbax of its own files'
-# content; of a connection, a quota or memory they say other things. _ANSWERED is in what a storage refuses, which may
+# content, or of one that has other parameters; of a connection, a quota or memory they say other things. _ANSWERED is in what a storage refuses, which may
 # be an invalid argument, too: as of credentials that are no longer good.
 _BROKEN = ("DATA_LOSS", "OUT_OF_RANGE", "NOT_FOUND", "FAILED_PRECONDITION", "Error ", "'dict' object has no attribute")
+_OF_OTHERS = "tree structures do not match"
 _ANSWERED = "http_response"
 _BROKEN_FILES = (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError, KeyError)
 

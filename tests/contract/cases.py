@@ -85,7 +85,8 @@ def params(case: Case) -> dict:
     """Parameters that nothing has made special: no bias is 0 and no scale 1; the vocabulary's padding rows are 0."""
     rng = np.random.default_rng(0)
     drawn = {}
-    for path, leaf in leaves(parameter_shapes(case.model)):
+    # What no token reads comes last: it changes nothing of the others
+    for path, leaf in sorted(leaves(parameter_shapes(case.model)), key=lambda of: of[0].endswith("padding_positions")):
         drawn[path] = rng.normal(float(path.endswith("scale")), 0.1, leaf.shape).astype(np.float32)
         if path.endswith(("tokens", "predictions/bias", "cluster_0/bias")) or path == "bias":
             drawn[path][case.model.vocab_size :] = 0

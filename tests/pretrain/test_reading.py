@@ -11,6 +11,7 @@ from pretrain.__main__ import main
 from pretrain.commands.run import run
 from pretrain.storage import stored_state
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import restore as restoring
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.initial_weights import load_weights
 from pretrain.training.restore import restore
@@ -109,6 +110,19 @@ def test_a_reader_leaves_a_work_directory_byte_for_byte_as_it_was(reader, traine
     before = everything(trained)
     readers(trained, corpus_path, tmp_path)[reader]()
     assert everything(trained) == before
+
+
+def test_a_checkpoint_of_a_version_with_other_parameters_is_an_error_that_says_so(trained, monkeypatch):
+    whole = restoring._parameters_after
+
+    def with_more(placed, at):
+        state = whole(placed, at)
+        return state._replace(params=state.params | {"more": state.params["bias"]})
+
+    monkeypatch.setattr(restoring, "_parameters_after", with_more)
+    with pytest.raises(UserError, match="has other parameters than this version gives the model: go on with") as caught:
+        restore(RunDirectory(trained))
+    assert type(caught.value) is UserError
 
 
 def test_a_reader_passes_over_a_damaged_checkpoint_and_leaves_it_where_it_is(corpus_path, tmp_path, caplog):

@@ -86,7 +86,7 @@ def test_export_then_load_gives_the_same_bits_and_the_same_config(exported, toke
         np.testing.assert_array_equal(leaf, after[path], err_msg=path)
 
 
-def test_load_then_export_gives_the_same_bits_but_for_the_positions_that_no_token_reads(tokenizer_path, tmp_path):
+def test_load_then_export_gives_the_same_bits_also_of_the_positions_that_no_token_reads(tokenizer_path, tmp_path):
     params = reference.to_ours({"model": reference.torch_model(MASKED, "model")}, MASKED, tmp_path)
     assert config_from(tmp_path / "model") == MASKED
     export(params, MASKED, tokenizer_path, tmp_path / "out")
@@ -94,7 +94,6 @@ def test_load_then_export_gives_the_same_bits_but_for_the_positions_that_no_toke
     assert theirs.keys() == ours.keys()
     positions = "roberta.embeddings.position_embeddings.weight"
     assert theirs[positions].shape == (34, 16) and theirs[positions][0].any()
-    theirs[positions][:2] = 0
     for name, tensor in theirs.items():
         np.testing.assert_array_equal(tensor, ours[name], err_msg=name)
 
