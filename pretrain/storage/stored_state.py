@@ -83,8 +83,8 @@ def _load(folder: Path, like):
 
 
 # What TensorStore says of bytes that cannot be right ('Error ...' of an invalid argument), and Orbax of its own files'
-# content, or of one that has other parameters; of a connection, a quota or memory they say other things. _ANSWERED is in what a storage refuses, which may
-# be an invalid argument, too: as of credentials that are no longer good.
+# content, or of one that has other parameters; of a connection, a quota or memory they say other things. _ANSWERED is
+# in what a storage refuses, which may be an invalid argument, too: as of credentials that are no longer good.
 _BROKEN = ("DATA_LOSS", "OUT_OF_RANGE", "NOT_FOUND", "FAILED_PRECONDITION", "Error ", "'dict' object has no attribute")
 _OF_OTHERS = "tree structures do not match"
 _ANSWERED = "http_response"
