@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 SECONDS_PER_FILE = 0.1  # of the corpus
 BUCKET = "gs://soak/corpus"
 FOREVER = 1 << 30
@@ -140,6 +142,26 @@ def _corpus(plan: Plan, mark) -> None:
     _failing(corpus.np, "load", _io_error, plan, mark)
 
 
+def _damaged_part(plan: Plan, mark) -> None:
+    """Half of a part's tokens, in the copy that is read, become others of the vocabulary."""
+    from data_pipelines import corpus
+
+    whole, first = corpus.np.load, True
+
+    def load(path, *arguments, **named):
+        nonlocal first
+        if first and str(path).endswith("train/tokens.npy"):
+            first = False
+            mark("fault")
+            tokens = whole(path)
+            tokens[len(tokens) // 2 :] = tokens[0]
+            Path(path).chmod(0o644)
+            np.save(path, tokens)
+        return whole(path, *arguments, **named)
+
+    corpus.np.load = load
+
+
 def _metrics(plan: Plan, mark) -> None:
     """After half a line."""
     from pretrain.storage.journal import Journal
@@ -162,7 +184,8 @@ def _full_disk(plan: Plan, mark) -> None:
 
 
 FAULTS = {
-    "save": _save, "restore": _restore, "corpus": _corpus, "metrics": _metrics, "full disk": _full_disk,
+    "save": _save, "restore": _restore, "corpus": _corpus, "damaged part": _damaged_part, "metrics": _metrics,
+    "full disk": _full_disk,
 }  # fmt: skip
 
 if __name__ == "__main__":

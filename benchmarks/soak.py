@@ -8,6 +8,7 @@ number of data workers changes from start to start. When a run has come to its e
 uninterrupted one of as many processes, and another begins, until there were enough interruptions. Compared are all
 arrays of the last checkpoint, bit for bit, all figures of training and evaluation, and the names of the files in the
 work directory. What was faster than its interruption is not counted. The corpus lies in a stand-in for a bucket.
+Beside them threads of one process make a corpus, as Apache Beam's workers do, again and again.
 All share one cache of compiled programs. Exit status 1 where anything differs, hangs, is left behind, or ends otherwise
 than promised.
 """
@@ -20,7 +21,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
@@ -32,9 +33,11 @@ from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 
+QUIET = Console(quiet=True)
 RESERVE = 150  # of the seconds, to bring the runs to their ends
 AT_ONCE = 20  # steps within which a signal is heard
 SHARE_OF_ONE = 0.65  # of the interruptions: starts of one process are faster
+THREADS, BETWEEN = 4, 30  # that make a corpus of some parts, and seconds until they make it again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +62,15 @@ class Options:
 
 @dataclasses.dataclass
 class Record:
-    """What has happened so far.   rows: (processes, interruption) -> its endings.   odd: what should not be."""
+    """What has happened so far.
+
+    rows: (processes, interruption) -> its endings.   corpora: made by threads.   odd: what should not be.
+    """
 
     rows: dict[tuple[int, str], list[Ending]] = dataclasses.field(default_factory=lambda: defaultdict(list))
     stages: Counter = dataclasses.field(default_factory=Counter)
     rounds: Counter = dataclasses.field(default_factory=Counter)
+    corpora: int = 0
     odd: list[str] = dataclasses.field(default_factory=list)
 
     def oddity(self, what: str, where: Path | str = "") -> None:
@@ -86,7 +93,10 @@ def main(arguments: list[str]) -> int:
     end = began + 60 * options.minutes - RESERVE
     lanes = [Lane(folder, processes, random.Random(f"{options.seed} {processes}")) for processes in wanted]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda lane: _soak(lane, wanted[lane.processes], end, record), lanes))
+        of_lanes = [pool.submit(_soak, lane, wanted[lane.processes], end, record) for lane in lanes]
+        _make_by_threads(folder / "threads", end, of_lanes, record)
+    for lane in of_lanes:
+        lane.result()
     if more := set(Path("/dev/shm").glob("*")) - shared:
         record.oddity(f"in /dev/shm: {sorted(map(str, more))}")
     table = "\n".join(_report(record, options, time.monotonic() - began)) + "\n"
@@ -102,13 +112,41 @@ def _prepare(folder: Path) -> None:
     """The corpus."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     folder.mkdir(parents=True, exist_ok=True)
-    rng, words = random.Random(0), [f"{a}{b}" for a in ("ba", "de", "ki", "lo", "mu") for b in ("na", "po", "ri")]
+    words = [f"{a}{b}" for a in ("ba", "de", "ki", "lo", "mu") for b in ("na", "po", "ri")]
+    prepare(_text(folder, folder / "corpus", words, 200), QUIET)
+
+
+def _text(folder: Path, out: Path, words: list[str], documents: int) -> Prepare:
+    """How a corpus is made of a text of such words, which this writes."""
+    rng, text = random.Random(0), folder / f"{out.name}.txt"
     sentence = lambda: " ".join(rng.choices(words, k=rng.randint(4, 12))).capitalize() + "."
-    documents = [" ".join(sentence() for _ in range(rng.randint(2, 9))) for _ in range(200)]
-    (folder / "documents.txt").write_text("\n\n".join(documents) + "\n")
-    source = f"text:{folder / 'documents.txt'}"
-    how = Prepare((source,), folder / "corpus", documents="blank-line", vocab_size=120, heldout=0.1, processes=1)
-    prepare(how, Console(quiet=True))
+    document = lambda: " ".join(sentence() for _ in range(rng.randint(2, 9)))
+    text.write_text("\n\n".join(document() for _ in range(documents)) + "\n")
+    how = Prepare((f"text:{text}",), out, documents="blank-line", vocab_size=120, heldout=0.1, processes=1)
+    return dataclasses.replace(how, part_size=1)
+
+
+def _make_by_threads(folder: Path, end: float, lanes: list[Future], record: Record) -> None:
+    """As long as runs are interrupted, corpora whose parts threads of this process share out, compared with one that a
+    single thread made."""
+    folder.mkdir()
+    letters = [f"{a}{b}{c}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvwx"]  # words of several tokens
+    how = _text(folder, folder / "alone", letters, 30_000)
+    alone = prepare(how, QUIET)["fingerprint"]
+    while time.monotonic() < end and not all(lane.done() for lane in lanes):
+        shutil.rmtree(folder / "shared", ignore_errors=True)
+        shared = dataclasses.replace(how, out=folder / "shared")
+        parts = [dataclasses.replace(shared, part=f"{index}/{THREADS}") for index in range(THREADS)]
+        try:
+            with ThreadPoolExecutor(THREADS) as pool:
+                list(pool.map(lambda part: prepare(part, QUIET), parts))
+            found = prepare(dataclasses.replace(shared, finish=True), QUIET)["fingerprint"]
+        except Exception as error:
+            found = repr(error)
+        record.corpora += 1
+        if found != alone:
+            record.oddity(f"a corpus that {THREADS} threads made is {found}, not {alone}", folder)
+        time.sleep(BETWEEN)
 
 
 def _soak(lane: Lane, wanted: int, end: float, record: Record) -> None:
@@ -172,6 +210,7 @@ def _report(record: Record, options: Options, seconds: float) -> list[str]:
         lost = max((one.lost for one in endings if one.lost is not None), default="")
         slowest = max(one.seconds for one in endings)
         lines.append(f"| {processes} | {name} | {len(endings)} | {statuses} | {slowest:.1f} | {lost} |")
+    lines += ["", f"Corpora of several parts made by {THREADS} threads of one process: {record.corpora}."]
     lines += ["", f"Longest end: {longest:.1f} s. Odd: {len(record.odd) or 'nothing'}."]
     return lines + [f"- {what}" for what in record.odd]
 

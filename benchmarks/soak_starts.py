@@ -64,9 +64,10 @@ INTERRUPTIONS = [
     Interruption("SIGTERM twice", {1: (75, 143, -15), 2: (75, 143, 1)}, ((TERM, "one"), (TERM, "one"))),
     Interruption("SIGTERM, kill -9", {1: (75, -9), 2: (75, 1)}, ((TERM, "one"), (KILL, "all"))),
     Interruption("I/O error, save", {1: (2,), 2: (2,)}, fault="save", calm=4, first_process=True),
-    Interruption("I/O error, restore", {1: (2,), 2: (2,)}, fault="restore", times=(FOREVER,)),
+    Interruption("I/O error, restore", {1: (134,), 2: (134,)}, fault="restore", times=(FOREVER,)),
     Interruption("passing I/O error; SIGTERM", {1: (75,), 2: (75,)}, ((TERM, "one"),), LATE, "restore", (1, 2)),
-    Interruption("I/O error, corpus", {1: (2,), 2: (2,)}, fault="corpus", calm=4),
+    Interruption("I/O error, corpus", {1: (134,), 2: (134,)}, fault="corpus", calm=4),
+    Interruption("damaged part", {1: (2,), 2: (2,)}, fault="damaged part"),
     Interruption("I/O error, metrics", {1: (2,), 2: (2,)}, fault="metrics", calm=20, first_process=True),
     Interruption("full disk", {1: (2,), 2: (2,)}, fault="full disk", times=(9_000, 20_000, 40_000, 60_000)),
 ]
@@ -245,7 +246,8 @@ def interrupted(lane: Lane, workdir: Path) -> Ending:
     process = 0 if interruption.first_process else rng.randrange(lane.processes)
     plan = {"fault": interruption.fault, "process": process, "calm": rng.randrange(interruption.calm)}
     plan["times"] = rng.choice(interruption.times)
-    workers = 0 if interruption.fault == "corpus" else rng.randint(int("worker" in interruption.name), 3)
+    here = interruption.fault in ("corpus", "damaged part")  # which workers would not have
+    workers = 0 if here else rng.randint(int("worker" in interruption.name), 3)
     if stage == "corpus copy":
         shutil.rmtree(lane.cache, ignore_errors=True)
     start = Start(lane, workdir, plan, workers)
@@ -255,6 +257,8 @@ def interrupted(lane: Lane, workdir: Path) -> Ending:
         stage, more = f"fault in {interruption.fault}", 0
         start.gone(time.monotonic(), STALLED)
         seconds = start.last_sign()
+    if interruption.fault == "damaged part":
+        shutil.rmtree(lane.cache, ignore_errors=True)  # as its error says
     status, lost = start.process.returncode, None
     if start.entered("training", 0) and status != 0:
         lost = _last_figure(workdir) - max(_checkpoints(workdir), default=0)
