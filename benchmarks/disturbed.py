@@ -61,11 +61,11 @@ def main(plan: Plan, arguments: list[str]) -> int:
     file = os.open(f"{plan.marks}.{me}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     mark = lambda stage: os.write(file, f"{stage}\n".encode())
     mark("imports")
-    from data_pipelines import download, fetch
+    from data_pipelines import fetch
     from pretrain import __main__ as program
     from tpu import chatter
 
-    download.filesystem = lambda path: Bucket(plan.bucket)
+    _reach_bucket(plan)
     _announce(chatter, "sort_out", "joining", mark)
     _announce(fetch, "copy_file", "corpus copy", mark)
     whole = program.keep_compiled_with  # the last that it does before the imports that take long
@@ -78,6 +78,12 @@ def main(plan: Plan, arguments: list[str]) -> int:
 
     program.keep_compiled_with = then_patch
     return program.main(arguments)
+
+
+def _reach_bucket(plan: Plan) -> None:
+    from data_pipelines import download
+
+    download.filesystem = lambda path: Bucket(plan.bucket)
 
 
 def _announce_stages(mark: Callable[[str], object]) -> None:
@@ -143,23 +149,23 @@ def _corpus(plan: Plan, mark) -> None:
 
 
 def _damaged_part(plan: Plan, mark) -> None:
-    """Half of a part's tokens, in the copy that is read, become others of the vocabulary."""
-    from data_pipelines import corpus
+    """Half of a part's tokens, in the copy that is about to be read, become others of the vocabulary."""
+    from data_pipelines.corpus import Part
 
-    whole, first = corpus.np.load, True
+    whole, first = Part._load, True
 
-    def load(path, *arguments, **named):
+    def load(part, split, name):
         nonlocal first
-        if first and str(path).endswith("train/tokens.npy"):
+        if first and (split, name) == ("train", "tokens"):
             first = False
             mark("fault")
-            tokens = whole(path)
-            tokens[len(tokens) // 2 :] = tokens[0]
-            Path(path).chmod(0o644)
-            np.save(path, tokens)
-        return whole(path, *arguments, **named)
+            with part.file("train/tokens.npy") as path:
+                tokens = np.load(path)
+                tokens[len(tokens) // 2 :] = tokens[0]
+                np.save(path, tokens)
+        return whole(part, split, name)
 
-    corpus.np.load = load
+    Part._load = load
 
 
 def _metrics(plan: Plan, mark) -> None:
@@ -188,5 +194,7 @@ FAULTS = {
     "full disk": _full_disk,
 }  # fmt: skip
 
+if __name__ == "__mp_main__":  # in a data worker
+    _reach_bucket(Plan(**json.loads(sys.argv[1])))
 if __name__ == "__main__":
     sys.exit(main(Plan(**json.loads(sys.argv[1])), sys.argv[2:]))
