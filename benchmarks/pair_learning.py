@@ -70,9 +70,9 @@ def _line(run: Training, minutes: float) -> str:
     restored = restore(directory)
     evaluator = Evaluators(restored.stages[0], directory.open_corpora(), ROWS)
     figures = evaluator(restored.params, restored.frozen, restored.step)
-    pairs, accuracy = sum((batch[term] >= 0).sum() for batch in evaluator.batches), figures[f"{term}_accuracy"]
+    pairs, accuracy = sum((batch[term] >= 0).sum() for batch in evaluator.batches()), figures[f"{term}_accuracy"]
     above = lambda chance: f"{(accuracy - chance) / math.sqrt(chance * (1 - chance) / pairs):.1f}"
-    lengths = by_lengths(evaluator.batches, term)
+    lengths = by_lengths(evaluator.batches(), term)
     found = f"{accuracy:.1%}", above(0.5), f"{lengths:.1%}", above(lengths), f"{figures['mlm_loss']:.3f}"
     cells = [run.name, run.seed, f"{minutes:.1f}", pairs, *found]
     return "| " + " | ".join(map(str, cells)) + " |"

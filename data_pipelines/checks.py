@@ -5,12 +5,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 Key = tuple[int, str]  # a part's number, and the name of a file in it
+AFTER_AN_ERROR = 5  # seconds for what is not checked yet: others wait to hear of the error
 
 
 class Checks:
     """Hashes the files that are read, one after the other, in a thread of its own. Safe from several threads.
 
-    check: of a file; raises UserError where it is damaged. None: files are only noted, for another process to check.
+    check: of a file; raises UserError where it is damaged, FileNotFoundError where it has been dropped since, which is
+        checked when it is read again. None: files are only noted, for another process to check.
     """
 
     def __init__(self, check: Callable[[int, str], None] | None):
@@ -43,11 +45,11 @@ class Checks:
         if self._fault:
             raise self._fault
 
-    def wait(self, split: str = "") -> None:
-        """Wait until all files (of a split) that were read so far are checked; raises what was found."""
+    def wait(self, split: str = "", seconds: float | None = None) -> None:
+        """Wait until all files (of a split) that were read are checked, for `seconds` at most; raises what is found."""
         with self._changed:
-            left = lambda: any(name.startswith(split) for _, name in self._waiting)
-            self._changed.wait_for(lambda: self._fault or not left())
+            left = lambda: self._check and any(name.startswith(split) for _, name in self._waiting)
+            self._changed.wait_for(lambda: self._fault or not left(), seconds)
         self.raise_fault()
 
     def _work(self) -> None:
@@ -59,22 +61,26 @@ class Checks:
                     return
                 # An evaluation waits for its few files before it says anything
                 file = next((one for one in self._waiting if one[1].startswith("heldout")), next(iter(self._waiting)))
+            dropped = False
             try:
                 self._check(*file)
+            except FileNotFoundError:
+                dropped = True
             except Exception as error:
                 self._fault = error
             with self._changed:
                 del self._waiting[file]
+                self._seen -= {file} if dropped else set()
 
 
 @contextlib.contextmanager
 def sound(corpora: Iterable, split: str = "") -> Iterator[None]:
-    """What the context reads of corpora (of a split) is as it was written: else UserError as it ends, also in place of
-    an error that damage has led to."""
-    wait = lambda: [corpus.checks.wait(split) for corpus in corpora]
+    """As the context ends, UserError if a file (of a split) that was read in it is damaged, also in place of an error
+    that the damage has led to."""
+    wait = lambda seconds: [corpus.checks.wait(split, seconds) for corpus in corpora]
     try:
         yield
     except Exception:
-        wait()
+        wait(AFTER_AN_ERROR)
         raise
-    wait()
+    wait(None)

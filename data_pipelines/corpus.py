@@ -53,11 +53,11 @@ class Corpus:
     reads the manifest and, of a local corpus, the file sizes; arrays are mapped at first use.
 
     fingerprint: of the corpus, or of a state that it had before parts were added; then it has the parts of that state.
-    Pickles as its path, so a worker process opens its own maps; what it reads it notes for this process to check.
+    Pickles as its path, so a worker process opens its own maps; this one checks the files that it notes.
 
     Attributes: `source` (the path as given, absolute), `path` (the local folder), `manifest` (the JSON as a dict),
     `fingerprint` (hex digest of the content), `vocab_size`, `special` (role -> token id; every role is optional),
-    `fields` (name -> Field), `tokenizer_path`, `parts`, `checks` (says what of that which was read is damaged).
+    `fields` (name -> Field), `tokenizer_path`, `parts`, `checks` (hashes the files that are read).
 
     Raises UserError when the folder is missing, is no corpus, is unfinished, has another version, has a file whose size
     is not the manifest's, or never had the fingerprint.
@@ -132,9 +132,9 @@ class Corpus:
         if self.manifest["version"] > 1:
             for part in self.parts:
                 found = part_fingerprint(part.entry.files, part.entry.values)
-                self._check_digest(f"the summary of {part.entry.path}", found, part.entry.fingerprint)
+                self._check_digest(f"the summary of {part.entry.path}", found, part.entry.fingerprint, copied=False)
             found = fingerprint(self.manifest, [part.entry.fingerprint for part in self.parts])
-            self._check_digest("what the manifest says of the tokens", found, self.fingerprint)
+            self._check_digest("what the manifest says of the tokens", found, self.fingerprint, copied=False)
         for name, file in files_of(self.manifest).items():
             self._check(name, self.path / name, file)
         for part in self.parts:
@@ -149,32 +149,35 @@ class Corpus:
             with open(path, "rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
-            if self.copy and isinstance(error, FileNotFoundError):  # dropped since it was read
-                return
+            if self.copy and isinstance(error, FileNotFoundError):
+                raise
             raise self._unreadable(path, error) from error
         self._check_digest(f"the content of {name}", digest, file["sha256"])
 
     def _check_read(self, number: int, name: str) -> None:
-        """The same of a part's file that was read."""
+        """The same of a part's file that was read; FileNotFoundError where a copy was dropped since."""
         part = self.parts[number]
         path = self.copy.path(number, name) if self.copy else self.path / part.entry.path / name
         self._check((Path(part.entry.path) / name).as_posix(), path, part.entry.files[name])
 
-    def _check_digest(self, what: str, found: str, wanted: str) -> None:
+    def _check_digest(self, what: str, found: str, wanted: str, copied: bool = True) -> None:
         if found != wanted:
-            raise self.damaged(what)
+            raise self.damaged(what, copied)
 
-    def damaged(self, what: str) -> UserError:
-        """The error that says of what in this corpus that it is not what `prepare` wrote."""
+    def damaged(self, what: str, copied: bool = True) -> UserError:
+        """The error that says of what in this corpus that it is not what `prepare` wrote.   copied: of a corpus in a
+        bucket, whether it is read from the copy."""
         cure = "copy the corpus again or rerun prepare into an empty folder"
-        if self.copy:
+        if self.copy and copied:
             cure = f"delete {cache()}, and the same command copies it again"
         return UserError(f"corpus {self.source}: {what} has changed since it was prepared; {cure}")
 
     def table(self, field: str) -> np.ndarray:
         """[vocab, ...]: the values of a field that is looked up by token."""
         if field not in self._tables:
-            self._tables[field] = np.array(self.load(self.path / "tables" / f"{field}.npy"))
+            name = f"tables/{field}.npy"
+            self._check(name, self.path / name, files_of(self.manifest)[name])
+            self._tables[field] = np.array(self.load(self.path / name))
         return self._tables[field]
 
     def load(self, path: Path) -> np.ndarray:

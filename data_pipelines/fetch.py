@@ -24,7 +24,7 @@ from typing import IO
 
 from data_pipelines.download import File, copy_file, read_object, say, sizes_below
 from data_pipelines.durable import put
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 from data_pipelines.manifest import parse_manifest, parts_of
 
 COUNTS = "token_counts.npy"  # read for all parts at once, by those who need nothing else of them
@@ -284,11 +284,13 @@ def _disk_errors(source: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        kind = UserError
         if error.errno in FULL:
             cure = "free space, or set XDG_CACHE_HOME to a folder on another disk"
         elif error.errno in (errno.EIO, errno.ETIMEDOUT, errno.ESTALE):
+            kind = PassingError
             cure = "start the same command again, it goes on; if this stays so set XDG_CACHE_HOME to another disk"
         else:
             cure = "set XDG_CACHE_HOME to a folder that can be written"
         reason = error.strerror or error
-        raise UserError(f"--corpus {source}: cannot be copied to {folder} ({reason}); {cure}") from error
+        raise kind(f"--corpus {source}: cannot be copied to {folder} ({reason}); {cure}") from error

@@ -2,7 +2,7 @@
 
 import sys
 
-from data_pipelines.interrupts import end_at_once
+from pretrain.interrupts import end_at_once
 
 if __name__ == "__main__":
     end_at_once()  # before what takes long to import

@@ -217,7 +217,7 @@ def row_mesh(devices: list[jax.Device], batch_sizes: Collection[int]) -> Mesh:
 
 
 def reading_mesh(devices: list[jax.Device], batch_sizes: Collection[int], load: Load) -> Mesh:
-    """The same, with parameters cut as the automatic mesh of these devices would cut them in training."""
+    """The automatic mesh of the first of the devices, as many as divide each of the batch sizes, in their order."""
     return _in_order(automatic_mesh(_dividing(len(devices), batch_sizes), load), devices)
 
 

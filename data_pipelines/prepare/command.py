@@ -53,7 +53,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
         elif before is not None:
             if said := partial.changes(before["settings"], settings(options)):
                 raise UserError(f"--out {options.out} holds a corpus of other settings: {said}; use another --out")
-            return _leave(options.out, before, console, _come_since(options, before))
+            return _leave(options.out, before, console, 0 if options.part else _come_since(options, before))
         sources, found = _plan(options, before)
         if before and not found.parts:
             return _leave(options.out, before, console)
@@ -88,7 +88,7 @@ def _come_since(options: Prepare, before: dict) -> int:
         sources = sources_of(settings(options))
         units = table.plan(list(sources), Problems(), (str(options.out),))
         return stages.come_since(units, sources, stages.known(options.out, before))
-    except UserError:
+    except (UserError, OSError):
         return 0
 
 
@@ -99,7 +99,7 @@ def _leave(out: Path, manifest: dict, console: Console, come_since: int = 0) -> 
         partial.remove(out)
     said = "nothing to do"
     if come_since:
-        said = f"{come_since} new files of its sources are not in it: add them with --append"
+        said = f"files of its sources that are not in it: {come_since}; add them with --append"
     console.print(f"{printable(str(out))} is already finished; {said}", markup=False, soft_wrap=True)
     return manifest
 

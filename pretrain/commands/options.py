@@ -171,7 +171,7 @@ class Prompts:
     step: int | None = None
     """Which checkpoint; by default the newest."""
     mesh: str | None = None
-    """How this machine's devices share the work, as of `run`. By default each has the whole model."""
+    """How this machine's devices share the work, as of `run`, whose automatic mesh is the default."""
 
 
 def parse_prompts(arguments: Sequence[str]) -> Prompts:

@@ -100,8 +100,8 @@ def _json(fields: dict) -> str:
 
 
 def check_replaceable(folder: Path, run: str) -> None:
-    """UserError when the folder, local or gs://, holds anything but an earlier export of a run of this identity, or the
-    directory that the command was given in."""
+    """UserError when the folder, local or gs://, holds anything but an earlier export of a run of this identity, and
+    when the command was given inside it."""
     if not in_cloud(folder) and Path.cwd().is_relative_to(folder.resolve()):
         raise UserError(f"export --to {folder}: you are in this folder, and an export replaces it; give a new folder")
     inside = _check_only(folder, {model.folder for family in FAMILIES.values() for model in family.hf.values()} - {""})

@@ -95,15 +95,21 @@ class NextTokenPrediction(Objective):
         loss, accuracy = baselines.unigram(targets, corpus, ends, codes)
         return {"lm_loss": loss, "lm_accuracy": accuracy, "perplexity": float(np.exp(loss))}
 
-    def of_text(self, figures, batches, corpus):
-        """Bits per byte where tokens are of bytes."""
+    def text(self, batches, corpus):
+        """(tokens, bytes) that are predicted; None where tokens are not of bytes."""
         size = token_bytes(corpus.tokenizer_path)
         if size is None:
-            return {}
+            return None
         tokens = predicted = 0.0
         for batch in batches:
             tokens += batch["weights"].sum()
             predicted += (size[batch["targets"]] * batch["weights"]).sum()
+        return tokens, predicted
+
+    def of_text(self, figures, text):
+        if text is None:
+            return {}
+        tokens, predicted = text
         return {"bits_per_byte": figures["lm_loss"] * tokens / max(predicted, 1) / math.log(2)}
 
     def report(self, counts):

@@ -110,10 +110,12 @@ class Objective(abc.ABC):
         """What a guess without a model reaches on host batches, under the names of the figures that it belongs to."""
         return {}
 
-    def of_text(
-        self, figures: Mapping[str, float], batches: Iterable[Mapping[str, Any]], corpus: Corpus
-    ) -> dict[str, float]:
-        """Figures that follow from the others and the text of the host batches that they are of."""
+    def text(self, batches: Iterable[Mapping[str, Any]], corpus: Corpus) -> Any:
+        """What `of_text` needs of the text of host batches, counted once."""
+        return None
+
+    def of_text(self, figures: Mapping[str, float], text: Any) -> dict[str, float]:
+        """Figures that follow from the others and the `text` that they are of."""
         return {}
 
     @abc.abstractmethod

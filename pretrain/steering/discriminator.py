@@ -29,14 +29,14 @@ STEPS = 1000
 
 class Discriminator(NamedTuple):
     """kernel: f32[width, labels].   bias: f32[labels].   model: the `fingerprint` of the one whose states it reads.
-    step: the updates that it had.
+    step: the updates that it had; None where that was not written down.
     """
 
     labels: list[str]
     kernel: np.ndarray
     bias: np.ndarray
     model: str
-    step: int
+    step: int | None
 
 
 def means(model: nn.Module, params: Params, texts: Sequence[np.ndarray], mesh: Mesh) -> np.ndarray:
@@ -100,14 +100,14 @@ def load(folder: Path, params: Params) -> Discriminator:
     try:
         said = json.loads(path.read_text())
         kernel, bias = np.array(said["kernel"], np.float32), np.array(said["bias"], np.float32)
-        found = Discriminator([*said["labels"]], kernel, bias, said["model"], int(said["step"]))
+        found = Discriminator([*said["labels"]], kernel, bias, said["model"], said.get("step"))
     except OSError as error:
         raise UserError(f"--discriminator {folder}: {FILE} cannot be read ({error.strerror}); make one first") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"--discriminator {folder}: {FILE} is damaged ({error!r}); train it anew") from None
     if found.model != fingerprint(params):
-        raise UserError(
-            f"--discriminator {folder}: reads the states of a model of step {found.step}, not of this one; give --step "
-            f"{found.step} if it is of this run, else train it on this run"
-        )
+        of_step, cure = "", "train it on this run"
+        if found.step is not None:
+            of_step, cure = f" of step {found.step}", f"give --step {found.step} if it is of this run, else {cure}"
+        raise UserError(f"--discriminator {folder}: reads the states of a model{of_step}, not of this one; {cure}")
     return found

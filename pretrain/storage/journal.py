@@ -153,7 +153,7 @@ class Silence:
 
 
 class Warnings(logging.Handler):
-    """A context in which what is warned of, on the screen as without it, is also in the log of the run that begins."""
+    """A context in which warnings, shown as without it, also go to the log of the run that begins."""
 
     def __init__(self):
         super().__init__(logging.WARNING)

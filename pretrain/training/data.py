@@ -64,12 +64,13 @@ def said_of_data(recipe: Recipe, corpora: Mapping[str, Corpus], mesh: Mesh) -> l
     files = [part.entry.files for corpus in corpora.values() for part in corpus.parts]
     if size() > 1 and len(files) > 1:
         lanes, batch_size = recipe.order.lanes, recipe.phases[0].batch_size
-        share = len(np.unique(host_rows(mesh, batch_size) // (batch_size // lanes))) / lanes
+        mine = host_rows(mesh, batch_size)
+        share = len(np.unique(mine // (batch_size // lanes))) / lanes
         size_of = sum(one["bytes"] for of in files for name, one in of.items() if name.startswith("train/"))
         read = f"{share:.0%} of the text, {share * size_of / 1e9:,.3g} GB, in an epoch"
         line = f"order.lanes={lanes}: each of {size()} processes reads {read}"
         cure = f"; --order.lanes {size()}, in another --workdir, would give each parts of its own"
-        said.append(line + cure * (lanes < size()))
+        said.append(line + cure * (lanes < size() and len(mine) * size() == batch_size))
     return said
 
 

@@ -54,8 +54,11 @@ class Evaluator:
             self.real = [len(chosen) for chosen in self.held_out.fixed(examples)]  # rows of each batch; others fill up
         if not self.objective.rowwise:
             self._keep_whole()
+        batches = self.batches()
+        self.text = self.objective.text(batches, corpus)
+        for _ in batches:  # to the end: what is damaged is found before anything is trained
+            pass
 
-    @property
     def batches(self) -> Iterator[dict[str, np.ndarray]]:
         """The set's batches on the host, made anew each time: it may be of all documents."""
         with sound([self.corpus], "heldout"):
@@ -65,7 +68,7 @@ class Evaluator:
         """loss, each term in nats per prediction, and the objective's report, after `trained` updates."""
         objective, size = self.objective, self.stage.evaluated_rows
         carries, total, examples = collections.defaultdict(self.stage.first_evaluation_carry), None, []
-        for index, (batch, real) in enumerate(zip(self.batches, self.real, strict=True)):
+        for index, (batch, real) in enumerate(zip(self.batches(), self.real, strict=True)):
             for first in range(0, real, size):
                 rows = {name: array[first : first + size] for name, array in batch.items()}
                 placed = place_rows(rows, np.arange(size), size, self.stage.mesh)
@@ -85,10 +88,10 @@ class Evaluator:
     def baselines(self) -> dict[str, float]:
         """What needs no model, under the names of the figures that it stands beside."""
         with sound([self.corpus]):
-            return self._with_those_of_text(self.objective.baselines(self.batches, self.corpus))
+            return self._with_those_of_text(self.objective.baselines(self.batches(), self.corpus))
 
     def _with_those_of_text(self, figures: dict[str, float]) -> dict[str, float]:
-        return figures | self.objective.of_text(figures, self.batches, self.corpus)
+        return figures | self.objective.of_text(figures, self.text)
 
     def _keep_whole(self) -> None:
         """Batches of real rows alone, which come first."""

@@ -38,6 +38,7 @@ from tpu.chips import peak_flops
 from tpu.cluster import from_first
 from tpu.mesh import mesh_shape
 
+STOPPED_SECONDS = 5  # of what a machine that is taken away has left, for what was read and is not checked yet
 PROFILED = range(5, 15)  # steps after the start, when compilation and warm-up are over
 
 
@@ -79,7 +80,7 @@ def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
         with no_memory(phase, TRAIN):
             state, stopped = _train_phase(run, state, phase, ends[phase], batches[phase], evaluator)
         if stopped:
-            _save(run, state, carried)
+            _save(run, state, carried, stopped)
             run.checkpoints.wait()
             run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
             return state, EXIT_STOPPED
@@ -142,9 +143,9 @@ def _batches(run: Run, examples: Examples | Mixture, first: int, end: int) -> It
             yield step, place_rows(batch, mine, examples.batch_size, run.mesh)
 
 
-def _save(run: Run, state: TrainState, phase: int) -> None:
+def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> None:
     for corpus in run.corpora.values():  # what was trained on damaged text is not kept
-        corpus.checks.wait()
+        corpus.checks.wait(seconds=STOPPED_SECONDS if stopped else None)
     from_first("--workdir", run.directory.check_there)
     run.journal.sync()
     run.checkpoints.save(state, phase)
@@ -188,7 +189,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is no step takes none of the steps' time, and the steps so far, which are waited for, none of its."""
+        """The time in this context is not counted as steps'; steps begun before it are waited for first."""
         jax.block_until_ready(self.waiting)
         if self.since is not None:
             self.before_pauses += self._running()

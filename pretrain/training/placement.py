@@ -24,7 +24,7 @@ from tpu.rules import activation_rules, carry_shardings, divisor_of_fsdp, parame
 from tpu.xla import compiler_options, matmul_precision, small_product_options
 
 SMALL = 20_000_000  # parameters, up to which a model's products are small for a CPU
-# The most that an evaluation computes at once: tokens of a device, few beside those of a train step, and rows of all.
+# Limits on what is evaluated at once: tokens per device, few beside those of a train step, and rows over all devices.
 EVALUATED_TOKENS, EVALUATED_ROWS = 1 << 13, 1024
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
 

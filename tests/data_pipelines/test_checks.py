@@ -2,10 +2,13 @@
 
 import errno
 import hashlib
+import pickle
+import threading
 
 import numpy as np
 import pytest
 
+from data_pipelines import checks
 from data_pipelines.batches import make_examples
 from data_pipelines.checks import sound
 from data_pipelines.corpus import Corpus
@@ -69,6 +72,48 @@ def test_each_file_is_hashed_once(path, monkeypatch):
         corpus.release("train", [0, 1])
         corpus.checks.wait()
     assert hashed == [str(path / f"parts/00000{part}/train/token_counts.npy") for part in range(2)]
+
+
+def test_an_error_waits_seconds_for_what_is_being_hashed_and_not_for_all(path, monkeypatch):
+    hashing, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: hashing.set() or go_on.wait() and 0)
+    monkeypatch.setattr(checks, "AFTER_AN_ERROR", 0.01)
+    corpus = Corpus(path)
+    with pytest.raises(ZeroDivisionError), sound([corpus]):
+        corpus.token_counts()
+        assert hashing.wait(60)
+        raise ZeroDivisionError
+    corpus.checks.wait(seconds=0.01)
+    go_on.set()
+
+
+def test_who_only_notes_files_waits_for_none(path):
+    corpus = pickle.loads(pickle.dumps(Corpus(path)))
+    corpus.token_counts()
+    corpus.checks.wait()
+    assert len(corpus.checks.take()) == 2
+
+
+def test_a_copy_that_was_dropped_before_its_turn_is_checked_when_it_is_read_again():
+    asked = []
+
+    def check(*file):
+        asked.append(file)
+        if len(asked) == 1:
+            raise FileNotFoundError
+
+    checking = checks.Checks(check)
+    for _ in range(3):
+        checking.add((0, "train/tokens.npy"))
+        checking.wait()
+    assert asked == [(0, "train/tokens.npy")] * 2
+
+
+def test_a_damaged_table_is_an_error_where_it_is_read(path):
+    name = "tables/word_starts.npy"
+    (path / name).write_bytes((path / name).read_bytes()[:-1] + b"\x07")
+    with pytest.raises(UserError, match=f"the content of {name} has changed since it was prepared"):
+        Corpus(path).table("word_starts")
 
 
 def test_a_disk_that_fails_for_now_is_no_damage(path, monkeypatch):

@@ -1,5 +1,6 @@
 """A corpus holds its documents, is split by hash, and does not depend on processes or interruptions."""
 
+import errno
 import fcntl
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -159,8 +161,10 @@ def test_files_that_have_come_since_are_counted_and_left_to_append(tmp_path):
     assert "already finished; nothing to do" in run(tmp_path / "out", f"text:{texts}/*.txt")[1]
     (texts / "b.txt").write_text("Another text.")
     printed = run(tmp_path / "out", f"text:{texts}/*.txt")[1]
-    assert "1 new files of its sources are not in it: add them with --append" in printed
+    assert "files of its sources that are not in it: 1; add them with --append" in printed
     assert content(tmp_path / "out") == before
+    with mock.patch("data_pipelines.prepare.command.table.plan", side_effect=OSError(errno.EIO, "failed")):
+        assert "already finished; nothing to do" in run(tmp_path / "out", f"text:{texts}/*.txt")[1]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def test_a_run_says_its_rates_and_what_each_process_reads(folder, monkeypatch):
         *_, line = data.said_of_data(tiny.bert(order=Order(lanes)), corpora, None)
         assert line.startswith(f"order.lanes={lanes}: each of 4 processes {said}")
         assert ("--order.lanes 4, in another --workdir, would" in line) == (lanes < 4)
+    monkeypatch.setattr(data, "host_rows", lambda mesh, rows: np.arange(rows))  # other axes cross the hosts
+    assert "lanes 4" not in data.said_of_data(tiny.bert(order=Order(2)), corpora, None)[-1]
 
 
 def test_batch_sizes_that_lanes_do_not_divide_are_an_error_that_names_both():

@@ -156,14 +156,14 @@ def test_the_loss_has_the_coefficients_of_the_step_that_training_has_come_to(cor
 
 
 def test_more_examples_are_more_of_the_set(corpus_path):
-    rows = [sum(len(batch["tokens"]) for batch in evaluator(tiny.bert(), corpus_path, n).batches) for n in (8, 24)]
+    rows = [sum(len(batch["tokens"]) for batch in evaluator(tiny.bert(), corpus_path, n).batches()) for n in (8, 24)]
     assert rows == [8, 24]
 
 
 def test_the_unigram_baseline_is_the_train_splits_frequencies_on_the_same_predictions(corpus_path):
     held_out, counts = evaluator(tiny.bert(), corpus_path), Corpus(corpus_path).token_counts() + 1
     nats, hits = [], []
-    for batch in held_out.batches:
+    for batch in held_out.batches():
         for targets, weights in zip(batch["prediction_targets"], batch["prediction_weights"], strict=True):
             for target, weight in zip(targets, weights, strict=True):
                 if weight:
