@@ -18,8 +18,8 @@ def main(arguments: list[str]) -> int:
     from data_pipelines.command_line import unknown
     from data_pipelines.errors import UserError
 
+    command, *rest = arguments or ["--help"]
     try:
-        command, *rest = arguments or ["--help"]
         if command in ("-h", "--help"):
             print(__doc__.strip())
             return 0
@@ -31,7 +31,8 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
-        print("interrupted; the same command continues where this one ended", file=sys.stderr)
+        goes_on = "; the same command continues where this one ended" if command == "prepare" else ""
+        print(f"interrupted{goes_on}", file=sys.stderr)
         return 130
 
 
@@ -99,6 +100,10 @@ def verify(arguments: list[str], console) -> None:
 COMMANDS = {"prepare": prepare, "show": show, "verify": verify}
 
 if __name__ == "__main__":
-    from data_pipelines.command_line import end_with
+    try:
+        from data_pipelines.command_line import end_with
 
-    end_with(main)
+        end_with(main)
+    except KeyboardInterrupt:  # while it imports
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -141,6 +141,8 @@ def newest_intact(
             return read(candidate), damaged
         except Damaged as error:
             damaged[candidate] = str(error)
+    if step is not None:
+        raise UserError(f"checkpoint {folder / str(step)} is damaged ({damaged[step]}): restore it from a copy")
     if damaged:
         reasons = "; ".join(f"step {s}: {reason}" for s, reason in damaged.items())
         raise UserError(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import Array
 
-from data_pipelines.cloud import in_cloud
+from data_pipelines.cloud import in_cloud, is_file
 from data_pipelines.errors import PassingError, UserError
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 NOT_READ = ocp.PLACEHOLDER  # in place of an array that is to stay in the file
 PAUSES = (1, 3, 9)  # seconds before what could not be read is read again
 ITEM = "default"  # the folder of a checkpoint in which Orbax's manager puts its only item
+DESCRIPTION = "_METADATA"  # the file in there that says what is stored
 
 
 class Damaged(Exception):
@@ -78,6 +79,8 @@ def _load(folder: Path, like):
     item = {"state": stored, "checksums": jax.tree.leaves(wanted(like, lambda _: one))}
     arguments = ocp.args.PyTreeRestore(item, restore_args=ocp.checkpoint_utils.construct_restore_args(item))
     place = (folder if in_cloud(folder) else folder.absolute()) / ITEM
+    if not is_file(place / DESCRIPTION):  # which Orbax would do without, and find another structure
+        raise FileNotFoundError(f"{DESCRIPTION} is missing")
     restored = ocp.PyTreeCheckpointHandler().restore(place, args=arguments)
     return restored["state"], [int(sum_) for sum_ in restored["checksums"] if sum_ is not NOT_READ]
 

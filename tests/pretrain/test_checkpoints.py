@@ -75,6 +75,8 @@ DAMAGES = {
     "a flipped bit": lambda folder: flip(data_files(folder)[0]),
     "a truncated file": lambda folder: os.truncate(data_files(folder)[0], data_files(folder)[0].stat().st_size // 2),
     "a lost file": lambda folder: data_files(folder)[0].unlink(),
+    "no description": lambda folder: (folder / "default/_METADATA").unlink(),
+    "empty folders": lambda folder: [file.unlink() for file in folder.rglob("*") if file.is_file()],
     "all files empty": lambda folder: [os.truncate(file, 0) for file in data_files(folder)],
 }
 
