@@ -12,7 +12,8 @@ def embedding_parameters(prefix: str, hf: dict[str, str], before: int = 0) -> li
     before: rows that the table of positions has there before that of the first token, the `padding_positions`.
     """
     name = lambda suffix: {part: Slot(base + suffix) for part, base in hf.items()}
-    places = {part: Slot(f"{base}position_embeddings.weight", axis=0) for part, base in hf.items()}
+    axis = 0 if before else None
+    places = {part: Slot(f"{base}position_embeddings.weight", axis=axis) for part, base in hf.items()}
     positions = {part: place._replace(before=before) for part, place in places.items()}
     return [
         Parameter(f"{prefix}/tokens", ("vocab", "embedding"), name("word_embeddings.weight")),
