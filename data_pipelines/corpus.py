@@ -53,7 +53,7 @@ class Corpus:
     reads the manifest and, of a local corpus, the file sizes; arrays are mapped at first use.
 
     fingerprint: of the corpus, or of a state that it had before parts were added; then it has the parts of that state.
-    Pickles as its path, so a worker process opens its own maps; this one checks the files that it notes.
+    Pickles as its path, so a worker process opens its own maps; this process checks the files that one reads.
 
     Attributes: `source` (the path as given, absolute), `path` (the local folder), `manifest` (the JSON as a dict),
     `fingerprint` (hex digest of the content), `vocab_size`, `special` (role -> token id; every role is optional),
@@ -149,8 +149,6 @@ class Corpus:
             with open(path, "rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
-            if self.copy and isinstance(error, FileNotFoundError):
-                raise
             raise self._unreadable(path, error) from error
         self._check_digest(f"the content of {name}", digest, file["sha256"])
 
@@ -158,7 +156,12 @@ class Corpus:
         """The same of a part's file that was read; FileNotFoundError where a copy was dropped since."""
         part = self.parts[number]
         path = self.copy.path(number, name) if self.copy else self.path / part.entry.path / name
-        self._check((Path(part.entry.path) / name).as_posix(), path, part.entry.files[name])
+        try:
+            self._check((Path(part.entry.path) / name).as_posix(), path, part.entry.files[name])
+        except UserError as error:
+            if self.copy and isinstance(error.__cause__, FileNotFoundError):
+                raise error.__cause__ from None
+            raise
 
     def _check_digest(self, what: str, found: str, wanted: str, copied: bool = True) -> None:
         if found != wanted:

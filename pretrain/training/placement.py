@@ -162,8 +162,7 @@ def _evaluated_rows(recipe: Recipe, phase: Phase, mesh: Mesh, microbatches: int)
         return phase.batch_size
     parts = mesh_shape(mesh).batch_parts
     most = min(phase.batch_size // microbatches, EVALUATED_ROWS, parts * EVALUATED_TOKENS // phase.length)
-    fitting = (rows for rows in range(parts, most + 1, parts) if phase.batch_size % rows == 0)
-    return max(fitting, default=parts)
+    return max((n for n in range(parts, most + 1, parts) if phase.batch_size % n == 0), default=parts)
 
 
 def _batch(recipe: Recipe, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:

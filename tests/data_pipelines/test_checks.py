@@ -109,6 +109,21 @@ def test_a_copy_that_was_dropped_before_its_turn_is_checked_when_it_is_read_agai
     assert asked == [(0, "train/tokens.npy")] * 2
 
 
+def test_a_file_that_is_gone_is_passed_over_only_of_a_copy_and_a_part(storage, path):
+    storage.upload_folder(path, "bucket", "corpus")
+    for corpus, lost in ((Corpus(path), PassingError), (Corpus("gs://bucket/corpus"), FileNotFoundError)):
+        corpus.token_counts()
+        corpus.checks.wait()
+        for file in corpus.path.rglob("*.npy"):
+            file.unlink()
+        for file in (path.parent / "cache").rglob("*.npy") if corpus.copy else ():
+            file.unlink()
+        with pytest.raises(lost):
+            corpus._check_read(0, "train/token_counts.npy")
+        with pytest.raises(PassingError, match="word_starts.npy cannot be read"):
+            corpus.table("word_starts")
+
+
 def test_a_damaged_table_is_an_error_where_it_is_read(path):
     name = "tables/word_starts.npy"
     (path / name).write_bytes((path / name).read_bytes()[:-1] + b"\x07")
