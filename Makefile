@@ -14,16 +14,16 @@ MORE := $(if $(filter tpu,$(ACCELERATOR)),-r requirements-gcs.txt,)
 pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate, plot, export
 	$(BIN)/python -m pretrain demo
 
-test: setup-dev
-	$(BIN)/ruff check .
+test: lint
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20
 
-test-all: setup-dev  ## also what is slow or has not changed (recorded: tests/second_tier.json), and the bugs of tests/planted.toml
-	XLA_FLAGS= $(BIN)/python -m pytest -n auto --dist loadfile -m "" --both-tiers
+test-all: setup-dev  ## also what is slow, and the bugs of tests/planted.toml
+	XLA_FLAGS= $(BIN)/python -m pytest -n auto --dist loadfile -m ""
 	$(BIN)/python -m tests.planted --jobs 2
 
 lint: setup-dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 lock:  ## the newest versions that the requirements allow, also into constraints.txt; then make test
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

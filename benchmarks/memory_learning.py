@@ -67,9 +67,12 @@ def main(options: Options) -> None:
 def _line(run: Training, minutes: float) -> str:
     """One row of the table."""
     restored, held_out = restore(RunDirectory(run.workdir)), RunDirectory(run.workdir).open_corpora()
-    figures = lambda assembly, rows: (evaluator := Evaluators(stages(assembly, restored.mesh)[0], held_out, rows))(
-        restored.params, restored.frozen, restored.step
-    ) | {"unigram": evaluator.baselines()}
+    figures = lambda assembly, rows: (
+        (evaluator := Evaluators(stages(assembly, restored.mesh)[0], held_out, rows))(
+            restored.params, restored.frozen, restored.step
+        )
+        | {"unigram": evaluator.baselines()}
+    )
     if run.recipe.startswith("xlnet"):
         found = figures(restored.assembly, ROWS)
         cells = ["", "", "", f"{found['plm_loss']:.3f}", f"{found['unigram']['plm_loss']:.3f}"]

@@ -80,9 +80,7 @@ def _train(run: Training, corpus: Path, cores: queue.Queue) -> float:
         *(sys.executable, "-m", "pretrain", "run", run.recipe, "--corpus", str(corpus)),
         *("--workdir", str(run.workdir), "--seed", str(run.seed), *run.options),
     ]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, {core})
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
     _, status, usage = os.wait4(process.pid, 0)
     cores.put(core)
     if status:

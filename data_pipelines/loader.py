@@ -26,9 +26,7 @@ class Loader:
     What fails in a thread or process is raised here, as it was; and what is found to be damaged in a corpus.
     """
 
-    def __init__(
-        self, examples, first: int, last: int, rows: np.ndarray, *, threads: int = 2, processes: int = 0
-    ):
+    def __init__(self, examples, first: int, last: int, rows: np.ndarray, *, threads: int = 2, processes: int = 0):
         self._corpora = examples.corpora
         self._first, self._last, self._rows = first, last, len(rows)
         self._group = max(1, examples.together // len(rows))  # steps built at a time

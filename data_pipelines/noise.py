@@ -81,5 +81,3 @@ def below(bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
     bound: integer or int64 array, at least 1 and at most 2**31; the bias is at most bound / 2**32.
     """
     return (bits.astype(np.int64) * bound) >> 32
-
-

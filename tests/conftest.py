@@ -1,6 +1,5 @@
 """What tests of several packages share."""
 
-import functools
 import io
 import os
 from pathlib import Path
@@ -12,7 +11,6 @@ from rich.console import Console
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from pretrain.commands.platform import accelerators
-from tests import second_tier
 from tests.gcs import Storage
 from tests.texts import write_texts
 from tpu.compiled import write_whole
@@ -32,55 +30,6 @@ def pytest_configure(config):
     # Code that LLVM does not optimise compiles in half the time. `make test-all` gives no flags: there it is optimised.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     write_whole()
-
-
-def pytest_addoption(parser):
-    parser.addoption("--both-tiers", action="store_true", help="also what has not changed; record what passes")
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leave out the files of the second tier that reach nothing that has changed."""
-    if config.getoption("both_tiers"):
-        return
-    left_out = [item for item in items if _is_unchanged(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
-
-
-def _is_unchanged(item):
-    mark = item.get_closest_marker("second_tier")
-    return mark is not None and _unchanged(item.path, mark.args, tuple(mark.kwargs.get("starts", ())))
-
-
-_unchanged = functools.cache(second_tier.unchanged)
-_fingerprint = functools.cache(second_tier.fingerprint)
-_passed, _failed = {}, set()  # test files of the second tier
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    mark = item.get_closest_marker("second_tier")
-    if mark is not None and item.config.getoption("both_tiers"):
-        report.second_tier = str(item.path), _fingerprint(item.path, mark.args, tuple(mark.kwargs.get("starts", ())))
-    return report
-
-
-def pytest_runtest_logreport(report):
-    file, fingerprint = getattr(report, "second_tier", (None, None))
-    if file and (report.failed or report.skipped):  # what this machine lacks may be there next time
-        _failed.add(file)
-    elif file:
-        _passed[file] = fingerprint
-
-
-def pytest_sessionfinish(session):
-    """Record the files that passed as a whole; what is slow runs under `make test-all` alone, recorded or not."""
-    option = session.config.option
-    some = option.keyword or any("::" in arg for arg in session.config.args)
-    chosen = some or option.markexpr not in ("", "not slow")
-    if option.both_tiers and not chosen and not hasattr(session.config, "workerinput"):
-        second_tier.record({Path(file): found for file, found in _passed.items() if file not in _failed})
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ def noticed(bug: Bug, root: Path, cache: Path) -> str:
         file = copy / bug.file
         before = file.read_text()
         file.write_text(before.replace(bug.old, bug.new, 1))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--both-tiers", "-o", f"cache_dir={cache}"]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-o", f"cache_dir={cache}"]
         ask = lambda *tests: subprocess.run(
             [*command, *tests], cwd=copy, capture_output=True, text=True, timeout=SECONDS
         )
@@ -95,10 +95,10 @@ def hunt(bugs: list[Bug], root: Path, cache: Path, jobs: int) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", metavar="NAME", help="bugs whose name contains this")
+    parser.add_argument("--only", metavar="NAME", help="bugs whose name, file or tests contain this")
     parser.add_argument("--jobs", type=int, default=1, help="bugs that are looked for at the same time")
     options = parser.parse_args(arguments)
-    bugs = [bug for bug in read() if (options.only or "") in bug.name]
+    bugs = [bug for bug in read() if (options.only or "") in " ".join((bug.name, bug.file, *bug.tests))]
     found = hunt(bugs, ROOT, ROOT / ".pytest_cache", options.jobs)
     caught = sum(by != "" for by in found.values())
     print(f"{caught} of {len(found)} caught, {caught / max(len(found), 1):.1%}")

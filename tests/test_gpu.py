@@ -11,8 +11,6 @@ from benchmarks import gpu
 from benchmarks.gpu_sides import Case
 from benchmarks.trace import longest
 
-pytestmark = pytest.mark.second_tier("bert", "xlnet", "gpt2")
-
 ROOM = 4  # rows that the stand-ins have memory for
 ABOUT = {"device": "a GPU", "platform": "", "memory": 2e9}
 

@@ -24,8 +24,6 @@ def a_tree(folder, test):
     root = folder / "root"
     root.mkdir()
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
-    option = "parser.addoption('--both-tiers', action='store_true')"
-    (root / "conftest.py").write_text(f"def pytest_addoption(parser): {option}\n")
     (root / "sums.py").write_text("def add(a, b):\n    return a + b\n")
     (root / "test_sums.py").write_text(test)
     return root

@@ -16,9 +16,7 @@ FORMATS: dict[str, Format] = {kind: import_module(f"data_pipelines.formats.{kind
 MOST_FILES = 1000  # in a unit of work
 
 
-def parse(
-    spec: str, language: str = "en", unit: int | None = None, codes: tuple[str, ...] = (), **settings
-) -> Source:
+def parse(spec: str, language: str = "en", unit: int | None = None, codes: tuple[str, ...] = (), **settings) -> Source:
     """The source a spec like 'text:corpus/*.txt' names; of the settings it takes those that are options of its format.
     unit: bytes of text in a unit of work. codes: see Source. UserError for an unknown kind or a location of another
     form."""

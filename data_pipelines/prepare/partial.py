@@ -1,11 +1,11 @@
 """What an unfinished corpus knows of itself, so that other processes and later ones go on with it.
 
-    OUT/.partial/state.json           written once, by whoever is first: it binds the settings, and names
-    OUT/.partial/plan-HASH.json       the plan, and
-    OUT/.partial/tokenizer-HASH/      the tokenizer
-    OUT/.partial/units/               units of work on their way into a part
-    OUT/parts/000000/                 the parts that are done
-    OUT/manifest.json                 written last: its presence says that the corpus is finished
+OUT/.partial/state.json           written once, by whoever is first: it binds the settings, and names
+OUT/.partial/plan-HASH.json       the plan, and
+OUT/.partial/tokenizer-HASH/      the tokenizer
+OUT/.partial/units/               units of work on their way into a part
+OUT/parts/000000/                 the parts that are done
+OUT/manifest.json                 written last: its presence says that the corpus is finished
 """
 
 import fcntl

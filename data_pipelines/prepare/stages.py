@@ -1,6 +1,6 @@
 """The times that text was added to a corpus. Their plans stay beside it, so that no file is added a second time.
 
-    OUT/plans/HASH.json
+OUT/plans/HASH.json
 """
 
 import dataclasses

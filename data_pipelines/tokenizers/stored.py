@@ -14,9 +14,13 @@ KEPT = ("padding_side", "bos_token", "eos_token", "additional_special_tokens", "
 # class or model that a folder may name -> the Hugging Face class that reads its vocab.json and merges.txt
 MERGED = {
     **{name: name for name in ("RobertaTokenizer", "GPT2Tokenizer", "OpenAIGPTTokenizer", "CTRLTokenizer")},
-    "RobertaTokenizerFast": "RobertaTokenizer", "GPT2TokenizerFast": "GPT2Tokenizer",
-    "OpenAIGPTTokenizerFast": "OpenAIGPTTokenizer", "roberta": "RobertaTokenizer", "gpt2": "GPT2Tokenizer",
-    "openai-gpt": "OpenAIGPTTokenizer", "ctrl": "CTRLTokenizer",
+    "RobertaTokenizerFast": "RobertaTokenizer",
+    "GPT2TokenizerFast": "GPT2Tokenizer",
+    "OpenAIGPTTokenizerFast": "OpenAIGPTTokenizer",
+    "roberta": "RobertaTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "openai-gpt": "OpenAIGPTTokenizer",
+    "ctrl": "CTRLTokenizer",
 }
 FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
 

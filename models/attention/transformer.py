@@ -47,9 +47,7 @@ class CachedTransformerLayer(TransformerLayer):
     """The same with a cache: shared is the mask and how many places are filled, own is the layer's, as `cache.attend`
     takes them -> (x, own with the keys and values of x)."""
 
-    def __call__(
-        self, x: Array, shared: tuple[Mask, Array], noise: None, own: tuple[Array, Array], slots: None = None
-    ):
+    def __call__(self, x: Array, shared: tuple[Mask, Array], noise: None, own: tuple[Array, Array], slots: None = None):
         x, new = self.attention.extend(x, *shared, own)
         return self.feed_forward(x, noise, None), new
 

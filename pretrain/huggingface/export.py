@@ -30,9 +30,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 log = logging.getLogger(__name__)
 
 
-def export(
-    params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: str = "float32", run: str = ""
-) -> None:
+def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: str = "float32", run: str = "") -> None:
     """Write the weights, in one file or several, config.json and the tokenizer's files for each part of the model.
 
     params: nested dict of arrays.   config: the family's, whose vocab_size is the tokenizer's.

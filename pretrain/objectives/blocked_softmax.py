@@ -31,9 +31,7 @@ class Sums(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def softmax_sums(
-    hidden: Array, table: Array, bias: Array, targets: Array, weights: Array, z_loss: float = 0.0
-) -> Sums:
+def softmax_sums(hidden: Array, table: Array, bias: Array, targets: Array, weights: Array, z_loss: float = 0.0) -> Sums:
     """Sums over the tokens of a batch, whose logits are hidden @ table.T + bias.
 
     hidden [rows, length, width], table f32[vocab, width], bias f32[vocab] (-inf in padding), targets i32[rows, length],

@@ -14,9 +14,7 @@ def score_histograms(logits: Array, labels: Array, weights: Array) -> dict[str, 
     bins = jnp.floor((logits + LIMIT) * (BINS / (2 * LIMIT))).astype(jnp.int32)
     bins = jnp.clip(bins, 0, BINS - 1).reshape(-1)
     empty = jnp.zeros(BINS, jnp.float32)
-    return {
-        name: empty.at[bins].add((weights * (labels == label)).reshape(-1)) for label, name in enumerate(LABELS)
-    }
+    return {name: empty.at[bins].add((weights * (labels == label)).reshape(-1)) for label, name in enumerate(LABELS)}
 
 
 def detection_report(counts) -> dict[str, float]:

@@ -193,8 +193,7 @@ def read_metrics(directory: RunDirectory, kind: str) -> list[dict]:
 
 
 def _entries(directory: RunDirectory) -> list[tuple[str, dict]]:
-    """(line, measurement) in order; a run that is killed may leave half a line at the end. UserError where one is none.
-    """
+    """(line, measurement) in order; a killed run may leave half a line at the end. UserError where one is none."""
     if not is_file(directory.metrics):
         return []
     found = []

@@ -24,9 +24,7 @@ CURES = {
 }
 
 
-def trace(
-    assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params | None = None
-) -> list[Stage]:
+def trace(assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params | None = None) -> list[Stage]:
     """The phases on a mesh (see `placement.stages`), their programs traced, not compiled.
 
     UserError where a mesh does not divide the parameters or a phase's activations evenly.

@@ -99,9 +99,7 @@ def place_parameters(params: Params, stage: Stage) -> Params:
     return jax.tree.map(place, params, {name: everything[name] for name in params})
 
 
-def _stage(
-    assembly: Assembly, index: int, mesh: Mesh, microbatches: int, state: TrainState, frozen: Params
-) -> Stage:
+def _stage(assembly: Assembly, index: int, mesh: Mesh, microbatches: int, state: TrainState, frozen: Params) -> Stage:
     """state: without a carry."""
     recipe, phase = assembly.recipe, assembly.recipe.phases[index]
     first, carry, axes = _carry(assembly, phase, mesh, train=True)

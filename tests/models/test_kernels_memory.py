@@ -12,7 +12,6 @@ from models.attention.kernels.relative_kernel import by_kernel
 from models.attention.kernels.row_attention import Setting, row_attention
 from tests.models import test_relative_kernel as relative
 
-pytestmark = pytest.mark.second_tier("bert", "xlnet", "transformer-xl")
 STRICT = pltpu.InterpretParams(
     detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise", num_cores_or_threads=2
 )

@@ -20,8 +20,6 @@ from models.core.noise import row_keys
 from tests.models.programs import QUICK
 from tests.models.test_sparse import BATCH, Kind, any_kind, random_mask
 
-pytestmark = pytest.mark.second_tier
-
 HEADS, HEAD_DIM = 2, 64  # side by side in the 128 lanes that the kernel has
 
 KINDS = (

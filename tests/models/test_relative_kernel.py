@@ -22,8 +22,6 @@ from models.families.xlnet import XLNet, XLNetConfig, both_masks
 from tests.models.programs import QUICK, with_gradients
 from tests.models.shapes import parameter_shapes
 
-pytestmark = pytest.mark.second_tier
-
 BATCH, WIDTH = 2, 128
 KEYS = row_keys(0, 0, jnp.arange(BATCH))
 

@@ -28,7 +28,6 @@ from tests.models.programs import QUICK
 from tpu.flops import flops
 
 BATCH = 2
-pytestmark = pytest.mark.second_tier("bert", "gpt2")
 
 
 @functools.cache

@@ -22,7 +22,6 @@ from pretrain.training.step import train_step
 from tests.pretrain import reference, tiny
 
 
-@pytest.mark.second_tier("albert")
 def test_a_folder_of_hugging_face_trains_and_its_export_loads_there(corpus_path, tmp_path):
     config = dataclasses.replace(tiny.ALBERT, vocab_size=Corpus(corpus_path).vocab_size)
     reference.torch_model(config, "model").save_pretrained(tmp_path / "theirs")

@@ -31,8 +31,6 @@ from pretrain.training.initial_weights import load_weights
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference, tiny
 
-pytestmark = pytest.mark.second_tier()
-
 LONG = dataclasses.replace(tiny.BERT, positions=80)
 GLOBAL = "layers/attention/query_global"
 

@@ -16,8 +16,6 @@ from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Moment
 from tests.pretrain import reference
 
-pytestmark = pytest.mark.second_tier("bert")
-
 TINY = dataclasses.replace(FAMILY.sizes["tiny"], vocab_size=1003, positions=64, dropout=0.0, attention_dropout=0.0)
 BASE = dataclasses.replace(FAMILY.sizes["base"], dropout=0.0, attention_dropout=0.0)
 

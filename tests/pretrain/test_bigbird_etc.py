@@ -28,8 +28,6 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 from tests.pretrain.test_options import replaced
 
-pytestmark = pytest.mark.second_tier()
-
 
 @pytest.mark.parametrize(
     ("size", "vocab_size", "millions"), [("base", 30522, 166), ("large", 50265, 558)], ids=["base", "large"]

@@ -20,8 +20,6 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 from tests.pretrain.test_bert_parity import PROGRAMS, check
 
-pytestmark = pytest.mark.second_tier("bigbird")
-
 SIZES = {"vocab_size": 1003, "width": 64, "feed_forward": 96, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
 SMALL = Pattern("bigbird", block=4, random=2)
 TINY = dataclasses.replace(FAMILY.sizes["tiny"], positions=64, pattern=SMALL, **SIZES)

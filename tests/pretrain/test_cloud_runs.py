@@ -28,10 +28,7 @@ from tests.pretrain.test_kills import figures
 ROOT = Path(__file__).parent.parent.parent
 CORPUS, WORKDIR, EXPORT = (place(f"gs://bucket/{name}") for name in ("corpus", "runs/a", "hf/a"))
 # Orbax leaves coroutines behind where a file does not load.
-pytestmark = [
-    pytest.mark.second_tier(starts=["pretrain.__main__"]),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture
@@ -257,7 +254,9 @@ def test_what_the_cloud_refuses_is_one_line(bucket, capsys, tmp_path):
     assert "--workdir gs://other/run: no such bucket or object" in mistake(capsys, *settings, "gs://other/run")
     assert "gs://bucket/no is no run" in mistake(capsys, "eval", "gs://bucket/no")
     assert "gs://bucket/no has no figures" in mistake(capsys, "plot", "gs://bucket/no", "--out", tmp_path / "x.png")
-    assert "--out gs://bucket/x.png: give a local path" in mistake(capsys, "plot", WORKDIR, "--out", "gs://bucket/x.png")
+    assert "--out gs://bucket/x.png: give a local path" in mistake(
+        capsys, "plot", WORKDIR, "--out", "gs://bucket/x.png"
+    )
     bucket.refuse = 403, "robot@project does not have storage.objects.get access"
     plot = ("plot", WORKDIR, "--out", tmp_path / "x.png")
     for command in (("eval", WORKDIR), ("export", WORKDIR, "--to", EXPORT), plot):

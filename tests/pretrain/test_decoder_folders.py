@@ -23,8 +23,6 @@ from pretrain.huggingface.tensors import architecture, tensors
 from tests.pretrain import reference
 from tests.pretrain.hugging_face_folders import QUESTIONS, TEXTS, load_like, random_params, rewrite, without_padding
 
-pytestmark = pytest.mark.second_tier("ctrl", "gpt", "gpt2")
-
 SMALL = {"positions": 32, "width": 16, "depth": 2, "heads": 2, "feed_forward": 64, "dropout": 0.2}
 TOKENIZERS = {"ctrl": ("character-bpe", "ctrl"), "gpt": ("character-bpe", "gpt"), "gpt2": ("bpe", "gpt2")}
 END = "<|endoftext|>"

@@ -20,8 +20,6 @@ from pretrain.objectives.objective import Moment
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 
-pytestmark = pytest.mark.second_tier("ctrl", "gpt", "gpt2")
-
 
 def still(family, size, **changes):
     """A size without dropout."""

@@ -20,8 +20,6 @@ from pretrain.objectives.replaced_token_detection import (
 )
 from tests.pretrain import reference
 
-pytestmark = pytest.mark.second_tier("electra")
-
 TINY = dataclasses.replace(FAMILY.sizes["tiny"], vocab_size=1003, positions=64, dropout=0.0, attention_dropout=0.0)
 BASE = dataclasses.replace(FAMILY.sizes["base"], dropout=0.0, attention_dropout=0.0)
 

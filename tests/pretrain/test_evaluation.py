@@ -38,8 +38,6 @@ from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch
 from tpu.mesh import choose_mesh
 
-pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__"])
-
 
 def evaluator(recipe, corpus_path, examples=20, microbatches=1):
     stage = stages(assemble(recipe, Program()), choose_mesh(None, jax.devices()), microbatches)[0]

@@ -130,7 +130,8 @@ def test_where_rows_are_input_and_target_a_prompt_is_the_input_and_its_target_is
     out = printed(capsys, gpt2_run, "--prompt", "the old river")
     assert given == [[*encode(made, ["the old river"])[0], made.special["eod"]]]
     assert out.splitlines() == [
-        "the run's rows are input and target: each prompt is an input, after which its target is written", "kimo"
+        "the run's rows are input and target: each prompt is an input, after which its target is written",
+        "kimo",
     ]
 
 

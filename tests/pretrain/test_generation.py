@@ -30,8 +30,6 @@ from tests.contract import cases, torch_reference
 from tests.pretrain import tiny
 from tpu.mesh import row_mesh
 
-pytestmark = pytest.mark.second_tier
-
 MODULES = {name: FAMILIES[name].module(case.model, Program(depth="scan")) for name, case in cases.CASES.items()}
 DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder)]
 NEW, STOP = 12, (8, 15, 30, 33, 52, 57, 79, 81)

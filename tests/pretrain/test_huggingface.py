@@ -24,8 +24,6 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 from tests.pretrain.hugging_face_folders import QUESTIONS, load_like, random_params, rewrite, without_padding
 
-pytestmark = pytest.mark.second_tier()
-
 LOADERS = [
     ("pretraining", "", "BertForPreTraining"),
     ("pretraining", "", "AutoModelForPreTraining"),

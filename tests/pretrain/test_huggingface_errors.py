@@ -20,7 +20,6 @@ from pretrain.huggingface.load import check_vocabulary
 from tests.pretrain import reference, toys
 from tests.pretrain.hugging_face_folders import load_like, rewrite
 
-pytestmark = pytest.mark.second_tier()
 
 def expect_load_error(folder, config, tokenizer_path, *parts):
     with pytest.raises(UserError) as error:

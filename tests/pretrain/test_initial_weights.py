@@ -27,8 +27,6 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 from tests.pretrain.test_options import replaced
 
-pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__"])
-
 ROOT = Path(__file__).parent.parent.parent
 ON_FOUR_DEVICES = """
 import sys

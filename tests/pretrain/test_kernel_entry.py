@@ -39,9 +39,7 @@ def obstacles(attention):
 
 @pytest.fixture
 def toy(monkeypatch):
-    toy = Kernel(
-        "toy", "self", ("cpu",), obstacles, attend, {"toy": Cost(lambda generation, call: 1e5)}
-    )
+    toy = Kernel("toy", "self", ("cpu",), obstacles, attend, {"toy": Cost(lambda generation, call: 1e5)})
     monkeypatch.setitem(KERNELS, "toy", toy)
 
 

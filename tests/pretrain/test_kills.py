@@ -9,8 +9,6 @@ import pytest
 from pretrain.storage.run_directory import RunDirectory
 from tests.pretrain import tiny
 
-pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__"])
-
 STEPS = 40
 
 

@@ -21,8 +21,6 @@ from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import export
 from tests.pretrain.hugging_face_folders import TEXTS, load_like, random_params, without_padding
 
-pytestmark = pytest.mark.second_tier("bigbird", "longformer", "bert")
-
 SIZES = {"width": 16, "depth": 2, "heads": 2, "feed_forward": 24, "positions": 64, "dropout": 0.2}
 FEW = Pattern("bigbird", block=4, random=2)
 BIGBIRD = BigBirdConfig(150, pattern=FEW, **SIZES)

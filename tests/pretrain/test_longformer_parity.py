@@ -13,8 +13,6 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 from tests.pretrain.test_bert_parity import PROGRAMS, check
 
-pytestmark = pytest.mark.second_tier("longformer")
-
 SIZES = {"vocab_size": 1003, "width": 64, "feed_forward": 96, "heads": 8, "dropout": 0.0, "attention_dropout": 0.0}
 SIZES |= {"init_std": 0.06}  # or the gradients of global tokens' projections would be rounding
 WINDOWS = Pattern("longformer", block=4, windows=(4, 12))

@@ -33,8 +33,6 @@ from tests.pretrain import tiny
 from tests.texts import write_texts
 from tpu.mesh import choose_mesh
 
-pytestmark = pytest.mark.second_tier()
-
 
 @pytest.fixture(scope="module")
 def trained(corpus_path, tmp_path_factory):

@@ -27,8 +27,6 @@ from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.attention_choice import chosen_program
 from tests.pretrain import tiny, toys
 
-pytestmark = pytest.mark.second_tier
-
 # Field of the recipe -> another value. The model's change the compiled initialisation or loss, the objective's and the
 # phases' the batches or the weights of the losses.
 MODEL = {"vocab_size": 130, "positions": 64, "types": 3, "activation": "relu", "dropout": 0.3}

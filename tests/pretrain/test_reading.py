@@ -82,6 +82,7 @@ def test_what_does_not_pass_is_an_error_and_no_older_checkpoint_is_taken(error, 
 
 def readers(workdir, corpus_path, tmp_path):
     """Everything that reads a run, by name."""
+
     def start_from():
         assembly = assemble(RunDirectory(workdir).read_recipe())
         shapes = jax.eval_shape(lambda: initial_params(assembly))

@@ -22,8 +22,6 @@ from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import replaced
 from tpu.mesh import MeshShape, make_mesh
 
-pytestmark = pytest.mark.second_tier()
-
 SMALL = {"width": 32, "depth": 2, "heads": 2, "feed_forward": 128}
 
 

@@ -30,8 +30,6 @@ from tests.pretrain import reference
 from tests.pretrain.hugging_face_folders import QUESTIONS, TEXTS, load_like, random_params, without_padding
 from tests.texts import write_texts
 
-pytestmark = pytest.mark.second_tier("roberta")
-
 VOCABULARY = 300
 MASKED = RobertaConfig(VOCABULARY, 32, width=16, depth=2, heads=2, feed_forward=24, dropout=0.2)
 PAIRS = dataclasses.replace(MASKED, pair_head=True)

@@ -15,8 +15,6 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 from tests.pretrain.test_bert_parity import PROGRAMS, check
 
-pytestmark = pytest.mark.second_tier("roberta")
-
 TINY = dataclasses.replace(FAMILY.sizes["tiny"], vocab_size=1003, positions=64, dropout=0.0, attention_dropout=0.0)
 BASE = dataclasses.replace(FAMILY.sizes["base"], dropout=0.0, attention_dropout=0.0)
 

@@ -19,8 +19,6 @@ from tests.pretrain import tiny
 from tests.pretrain.test_kills import reached
 from tpu.__main__ import main as tpu_main
 
-pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__"])
-
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_before_the_next_step_and_the_old_handlers_come_back(number):

@@ -21,8 +21,6 @@ from pretrain.steering.settings import Steering
 from tests.contract import cases, torch_reference
 from tests.pretrain.test_generation import eloquent
 
-pytestmark = pytest.mark.second_tier
-
 CASE = cases.CASES["gpt2"]
 WORDS = [7, 20, 31, 48, 77]
 STRONG = Steering(step_size=0.2)

@@ -21,8 +21,6 @@ from pretrain.training.assembly import model_flops
 from pretrain.training.restore import restore
 from tests.pretrain import tiny
 
-pytestmark = pytest.mark.second_tier()
-
 STUDENT = dataclasses.replace(tiny.BERT, pair_head=False)
 TEACHER = dataclasses.replace(STUDENT, width=48, depth=1)
 PLAIN = MaskedLanguageModel(next_sentence=False)

@@ -22,8 +22,6 @@ from tests.pretrain.test_bert_parity import torch_outputs
 from tests.pretrain.test_electra_parity import TINY as TINY_ELECTRA
 from tests.pretrain.test_electra_parity import sampled, torch_losses, torch_towers
 
-pytestmark = pytest.mark.second_tier("bert", "electra", "gpt2")
-
 STEPS, RATE, DECAY, BOUND = 100, 1e-3, 0.1, 1e-5
 OPTIMIZER = Optimizer(decay=DECAY, clip=0.0)
 

@@ -15,8 +15,6 @@ from models.core.program import Program
 from models.families.transformer_xl import FAMILY
 from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
 
-pytestmark = pytest.mark.second_tier("transformer-xl")
-
 TINY = dataclasses.replace(
     FAMILY.sizes["tiny"], vocab_size=1003, width=64, heads=4, feed_forward=96, dropout=0.0, memory=12
 )

@@ -14,8 +14,6 @@ from models.families.xlnet import FAMILY
 from pretrain.objectives.inputs import inputs_of
 from tests.pretrain import reference
 
-pytestmark = pytest.mark.second_tier("xlnet")
-
 TINY = dataclasses.replace(FAMILY.sizes["tiny"], vocab_size=1003, dropout=0.0, attention_dropout=0.0)
 BASE = dataclasses.replace(FAMILY.sizes["base"], vocab_size=31990, dropout=0.0, attention_dropout=0.0)
 SCAN, TIGHT = Program(depth="scan"), (1e-5, 2e-5)

@@ -44,9 +44,7 @@ GPT2 = GPT2Config(vocab_size=340, positions=64, width=32, depth=2, heads=2, feed
 TRANSFORMER_XL = TransformerXLConfig(
     vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, cutoffs=(), init_std=0.1
 )
-ETC = EtcConfig(
-    vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, block=4, distance=3, init_std=0.1
-)
+ETC = EtcConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, block=4, distance=3, init_std=0.1)
 XLNET = XLNetConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, init_std=0.1)
 _COMMON = {
     "source": "test",

@@ -34,7 +34,7 @@ OFFLINE = (
     "ERROR: (gcloud.storage.objects.list) There was a problem refreshing your current auth tokens: HTTPSConnectionPool("
     "host='oauth2.googleapis.com', port=443): Max retries exceeded with url: /token (Caused by NameResolutionError("
     "\"<urllib3.connection.HTTPSConnection object at 0x7f0d>: Failed to resolve 'oauth2.googleapis.com' ([Errno -3] "
-    "Try again)\"))\nPlease run:\n\n  $ gcloud auth login\n\nto obtain new credentials.\n"
+    'Try again)"))\nPlease run:\n\n  $ gcloud auth login\n\nto obtain new credentials.\n'
 )
 NO_LOGIN = (
     "ERROR: (gcloud.storage.ls) You do not currently have an active account selected.\nPlease run:\n\n  $ gcloud auth "

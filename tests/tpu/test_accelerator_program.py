@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-pytestmark = pytest.mark.second_tier("bert", "xlnet", starts=["tests.tpu.accelerator"])
 MESH = "data=2,fsdp=2,tensor=2"
 
 

@@ -160,9 +160,10 @@ def processes(monkeypatch):
 
 def test_what_all_find_alike_is_agreed_on_time_after_time(processes):
     three = processes(3)
-    assert three.run(lambda process: [cluster.agree("x", lambda i=i: {"n": [i]}) for i in range(4)]) == [
-        [{"n": [i]} for i in range(4)]
-    ] * 3
+    assert (
+        three.run(lambda process: [cluster.agree("x", lambda i=i: {"n": [i]}) for i in range(4)])
+        == [[{"n": [i]} for i in range(4)]] * 3
+    )
     assert len(three.store.values) == 3  # what everybody has read is deleted
 
 

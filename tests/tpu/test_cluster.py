@@ -25,8 +25,6 @@ from tpu import cluster as clusters
 from tpu import local as module
 from tpu.cluster import HEARTBEAT_SECONDS, detected, explicit, join
 
-pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__", "tpu.__main__"])
-
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 40
 

@@ -23,7 +23,6 @@ from tests.tpu.exchanged import BIGBIRD, HEAD_DIM, HEADS, LONG
 from tpu.mesh import AXES
 from tpu.rules import activation_rules
 
-pytestmark = pytest.mark.second_tier("bert", starts=["tests.tpu.exchanged"])
 ROOT = Path(__file__).parent.parent.parent
 MESHES = ("data=8", "sequence=8", "tensor=8", "data=2,sequence=2,tensor=2", "slice=2,fsdp=2,tensor=2")
 PLACED = (

@@ -5,10 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__"])
-
 ROOT = Path(__file__).parents[2]
 SAME = """
 import dataclasses

@@ -10,8 +10,6 @@ from subprocess import run
 
 import pytest
 
-pytestmark = pytest.mark.second_tier(starts=["tests.tpu.partitioned"])
-
 ROOT = Path(__file__).parent.parent.parent
 OTHERS = (
     "bert:data=2,fsdp=2", "electra:data=2", "xlnet:data=2", "adaptive:data=2", "adaptive:fsdp=2",

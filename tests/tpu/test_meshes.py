@@ -11,8 +11,6 @@ import pytest
 
 from tests.pretrain import tiny
 
-pytestmark = pytest.mark.second_tier(starts=["tests.tpu.simulated"])
-
 ROOT = Path(__file__).parent.parent.parent
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,sequence=2", "tensor=8")
 CUT = (

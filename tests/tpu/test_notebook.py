@@ -18,8 +18,6 @@ from pretrain.storage.run_directory import RunDirectory
 from tests.texts import write_texts
 from tpu import notebook
 
-pytestmark = pytest.mark.second_tier(starts=["pretrain.__main__", "data_pipelines.__main__", "tpu/colab.ipynb"])
-
 ROOT = Path(__file__).parent.parent.parent
 CELLS = nbformat.read(ROOT / "tpu" / "colab.ipynb", as_version=4).cells
 CODE = {cell.id: cell for cell in CELLS if cell.cell_type == "code"}

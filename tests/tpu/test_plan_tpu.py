@@ -102,7 +102,6 @@ def test_parameters_are_gathered_and_gradients_reduced(tiny):
     assert {dtype for collective in sums for dtype, _ in collective["arrays"]} == {"f32", "s32"}
 
 
-@pytest.mark.second_tier("bert")
 def test_a_sparse_pattern_is_planned_with_its_kernel():
     sizes = "--model.width 128 --model.heads 2 --model.positions 1024 --sequence-length 1024 --batch-size 4"
     (found,) = planned(f"bert-tiny --topology v5p:2x2x1 --model.pattern.name bigbird {sizes}")
@@ -261,7 +260,6 @@ for number, n in enumerate((length, 86)):
 }
 
 
-@pytest.mark.second_tier("bert", "xlnet")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_and_its_gradient_compile_for_every_generation(kernel):
     topologies = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]

@@ -17,7 +17,11 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("gcloud") is None, reason="no Google Cloud SDK here"),
 ]
 NODES = ["nodes/n", "nodes/n-1", "nodes/run-n", "nodes/n-x"]
-READY = {"state": "READY", "acceleratorType": "v4-8", "metadata": {"pretrain-settings": "# {}\nSTATE=gs://b/n/launch\n"}}
+READY = {
+    "state": "READY",
+    "acceleratorType": "v4-8",
+    "metadata": {"pretrain-settings": "# {}\nSTATE=gs://b/n/launch\n"},
+}
 REQUESTS = ["queuedResources/n", "queuedResources/n-1", "queuedResources/nn"]
 
 

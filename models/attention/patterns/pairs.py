@@ -6,9 +6,7 @@ from models.attention.patterns.blocks import Blocks
 from models.attention.patterns.pattern import DENSE, Pattern, on_host
 
 
-def pairs(
-    pattern: Pattern, depth: int, heads: int, length: int, chosen: int = 0, causal: bool = False
-) -> np.ndarray:
+def pairs(pattern: Pattern, depth: int, heads: int, length: int, chosen: int = 0, causal: bool = False) -> np.ndarray:
     """Of each layer, in a row of this length, the mean over its heads: f64[depth]; the sum of `counts`.
 
     chosen: tokens of the row that see all and that all see beside the pattern (`Mask.globals`); the mean over all ways

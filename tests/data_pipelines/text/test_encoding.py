@@ -15,8 +15,6 @@ from data_pipelines.tokenizers.made import vocabulary
 from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 
-pytestmark = pytest.mark.second_tier()
-
 TEXTS = [
     "The Café's naïve owner, Dr. Müller, sang — loudly!  \t He won 3,141 prizes; didn't he?",
     "ΑΣ Straße İstanbul 日本語 テスト 分词。“今天”天气 e\u0301te\u0301 \u200b zero\u00a0width\x1cf\x0bs \u2028line",

@@ -27,8 +27,6 @@ from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import content, run, stored
 
-pytestmark = pytest.mark.second_tier()
-
 TEXTS = [
     "The Café's naïve owner, Dr. Müller, sang — loudly!  \t He won 3,141 prizes; didn't he?",
     "ΑΣ Straße İstanbul 日本語 テスト 中文分词 e\u0301te\u0301 ``quoted'' １２３ ﬁne 한국어",

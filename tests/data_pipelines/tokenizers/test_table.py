@@ -22,8 +22,6 @@ from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.table import KINDS, check_specials, train
 from data_pipelines.tokenizers.training import Training
 
-pytestmark = pytest.mark.second_tier()
-
 TEXTS = [
     "The Café's naïve owner, Dr. Müller, sang — loudly!  \t He won 3,141 prizes; didn't he?\n\nHe did.\nTwice  ",
     "ΑΣ Straße İstanbul 日本語 テスト 中文分词。“今天”天气 e\u0301te\u0301 \u200b zero\u00a0width \u2028line",
