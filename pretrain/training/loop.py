@@ -73,7 +73,7 @@ def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
     batches = phase_batches(recipe, run.corpora, step, run.directory.examples, run.journal.say)
     while (step := int(state.step)) < recipe.steps:
         phase = phase_at(recipe, step)
-        run.journal.say(f"phase {phase + 1} of {len(ends)}: {recipe.phases[phase]} a step, steps {step} to {ends[phase]}")
+        run.journal.say(f"phase {phase + 1} of {len(ends)}: {recipe.phases[phase]}, steps {step} to {ends[phase]}")
         evaluator = _evaluator(run, phase)
         if phase != carried:  # the rows of another phase's batches do not continue these
             state, carried = state._replace(carry=run.stages[phase].first_carry()), phase
