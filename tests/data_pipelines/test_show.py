@@ -37,6 +37,14 @@ def test_statistics(corpus):
     assert "vocabulary 193, of which 6 occur; 0.000% of the tokens are unknown" in printed
     assert "##a 2" in printed
     assert "1 malformed records; the first:" in printed
+    assert "tokens are of bytes" not in printed
+
+
+def test_tokens_of_bytes_are_explained(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("A b.\nA c.\n")
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt", tokenizer="bpe", vocab_size=270)
+    assert main(["show", str(tmp_path / "out")]) == 0
+    assert "tokens are of bytes: Ġ is a space" in capsys.readouterr().out
 
 
 def test_histograms_count_every_document(corpus):

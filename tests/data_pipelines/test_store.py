@@ -332,7 +332,7 @@ def test_a_file_without_size_or_hash_is_one_error(tmp_path, file):
 def test_what_no_tokenizer_has_is_one_error_with_its_cure(tmp_path):
     corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]]), special={"cls": 2, "pad": 0}))
     assert corpus.require("pad", "cls") == (0, 2)
-    with pytest.raises(UserError, match="has no sep and no mask token, which .*; prepare it with a tokenizer"):
+    with pytest.raises(UserError, match="has no sep or mask token, which .*; prepare it with a tokenizer"):
         corpus.require("cls", "sep", "mask")
 
 

@@ -342,5 +342,5 @@ def test_two_processes_write_one_run(bucket, uninterrupted):
     assert tiny.final_state(WORKDIR).step == 40
 
 
-def test_the_cure_names_roles_that_the_readme_names():
-    assert all(role in (ROOT / "README.md").read_text() for role in (cloud.OBJECT_ROLE, cloud.BUCKET_ROLE))
+def test_the_cure_names_roles_that_the_page_names():
+    assert all(role in (ROOT / "docs/cloud.md").read_text() for role in (cloud.OBJECT_ROLE, cloud.BUCKET_ROLE))
