@@ -8,14 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
-
-from data_pipelines.corpus import Corpus
-from data_pipelines.examples.chunks import document_starts
-from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import stored
 
 
 class Training(NamedTuple):
@@ -44,21 +38,6 @@ def _articles(wikitext2: Path, folder: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps({"text": article}) + "\n" for article in articles if article.strip()))
     return path
-
-
-def heldout_bytes(corpus: Corpus, folder: Path) -> int:
-    """Bytes of the articles, in UTF-8, that the corpus of this folder holds out."""
-    held_out = set()
-    for part in corpus.parts:
-        tokens = part.array("heldout", "tokens")
-        bounds = document_starts(part.sentences("heldout"), part.documents("heldout"))
-        held_out |= {tuple(tokens[begin:end].tolist()) for begin, end in pairwise(bounds)}
-    texts = [json.loads(line)["text"] for line in (folder / "articles.jsonl").read_text().splitlines()]
-    encoded = Encoder(stored.load(corpus.tokenizer_path).tokenizer).tokenizer.encode_batch(texts)
-    found = [text for text, of in zip(texts, encoded, strict=True) if tuple(of.ids) in held_out]
-    if len(found) != corpus.size("heldout")["documents"]:
-        raise SystemExit(f"{folder}: articles.jsonl is not what the corpus was made of; remove both")
-    return sum(len(text.encode()) for text in found)
 
 
 def train(runs: Sequence[Training], corpus: Path) -> list[float]:
