@@ -30,6 +30,7 @@ from benchmarks.wikitext2 import Training, cadence, corpus, train
 from data_pipelines.command_line import end_with, parse, unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from pretrain.commands.platform import prepare
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.evaluate import Evaluators
 from pretrain.training.placement import stages
@@ -200,13 +201,10 @@ class Options:
 def main(arguments: list[str]) -> int:
     """Train, evaluate, print the table -> exit status."""
     options = parse(Options, arguments, "python -m benchmarks.learning")
+    prepare()
     study, folder = STUDIES[options.study], options.folder / options.study
     prepared = corpus(options.wikitext2, folder, study.tokenizer, VOCABULARY)
-    runs = []
-    for name, run in study.runs.items():
-        for seed in options.seeds if not options.only or name in options.only else ():
-            given = (*cadence(options.steps or run.steps), *study.shared.split(), *run.options.split())
-            runs.append(Training(name, run.recipe, seed, given, folder / f"{name.replace(' ', '-')}-seed{seed}"))
+    runs = trainings(study, options, folder)
     minutes = train(runs, prepared)
     rows = [
         {"model": run.name, "seed": str(run.seed), "CPU min": f"{spent:.1f}"} | reached(run, study, Corpus(prepared))
@@ -217,6 +215,16 @@ def main(arguments: list[str]) -> int:
     if options.out:
         options.out.write_text(text)
     return 0
+
+
+def trainings(study: Study, options: Options, folder: Path) -> list[Training]:
+    """The runs that the options choose."""
+    found = []
+    for name, run in study.runs.items():
+        for seed in options.seeds if not options.only or name in options.only else ():
+            given = (*cadence(options.steps or run.steps), *study.shared.split(), *run.options.split())
+            found.append(Training(name, run.recipe, seed, given, folder / f"{name.replace(' ', '-')}-seed{seed}"))
+    return found
 
 
 def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:

@@ -21,6 +21,11 @@ class Training(NamedTuple):
     options: tuple[str, ...]
     workdir: Path
 
+    def arguments(self, corpus: Path) -> list[str]:
+        """Of `pretrain run`."""
+        places = ("--corpus", str(corpus), "--workdir", str(self.workdir))
+        return [self.recipe, *places, "--seed", str(self.seed), *self.options]
+
 
 def corpus(wikitext2: Path, folder: Path, tokenizer: str, vocab_size: int) -> Path:
     """A corpus of the articles in train.txt and valid.txt (word level); a finished one is taken as it is."""
@@ -55,10 +60,7 @@ def _train(run: Training, corpus: Path, cores: queue.Queue) -> float:
     if spent.is_file():
         return float(spent.read_text())
     core = cores.get()
-    command = [
-        *(sys.executable, "-m", "pretrain", "run", run.recipe, "--corpus", str(corpus)),
-        *("--workdir", str(run.workdir), "--seed", str(run.seed), *run.options),
-    ]
+    command = [sys.executable, "-m", "pretrain", "run", *run.arguments(corpus)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
     _, status, usage = os.wait4(process.pid, 0)
     cores.put(core)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import train_speed
-from benchmarks.sides import Case
+from benchmarks.sides import Case, batch_of, recipe_of, torch_loss
 from benchmarks.trace import longest
 from benchmarks.train_speed import Measured, Options, rows_of
 from data_pipelines.errors import UserError
@@ -94,6 +94,7 @@ def test_a_cpu_has_its_own_shapes_and_says_which():
     (row,) = rows_of(Options(only=("gpt2-mini",), vocab=99), gpu=False)
     assert (row.case.recipe, row.case.rows, row.case.length, row.rounds) == ("gpt2-mini", 16, 256, 10)
     assert row.case.changes == {"vocab_size": 99, "dropout": 0.1, "attention_dropout": 0.1}
+    assert all(recipe_of(row.case).phases[0].length == row.case.length for row in rows_of(Options(), gpu=False))
     with pytest.raises(UserError, match="--only: no row bert-large.*with --lengths any recipe"):
         rows_of(Options(only=("bert-large",)), gpu=False)
 
@@ -127,7 +128,6 @@ def test_both_sides_compute_the_same_loss(name):
     import jax
     import torch
 
-    from benchmarks.sides import batch_of, recipe_of, torch_loss
     from models.attention.patterns.pattern import Pattern
     from models.core.program import Program
     from pretrain.huggingface.tensors import tensors
