@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.kneser_ney import fit, probabilities
-from benchmarks.learning import STUDIES, Options, by_lengths, trainings
+from benchmarks.learning import STUDIES, Options, trainings
 from pretrain.commands.arguments import parse_run
 
 VOCAB = 40
@@ -51,12 +51,6 @@ def test_probabilities_are_those_counted_in_dictionaries(order):
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_probabilities_of_all_next_tokens_sum_to_one():
-    for history in ([1, 1], [7, 1], [0, 1], [0, 0]):  # more and less of it seen
-        sums = sum(probabilities(fit(TOKENS, 3, VOCAB), np.array([*history, token]), VOCAB) for token in range(VOCAB))
-        assert sums == pytest.approx(1, abs=1e-12)
-
-
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_study_has_runs_of_recipes_that_take_its_options(study):
     chosen = STUDIES[study].runs
@@ -66,14 +60,3 @@ def test_a_study_has_runs_of_recipes_that_take_its_options(study):
     for run in runs:
         recipe, given = parse_run(run.arguments(Path("corpus")))
         assert (recipe.seed, recipe.steps, given.eval_every, recipe.model.dropout) == (7, 90, 10, 0)
-
-
-def test_lengths_alone_guess_the_order_of_segments_of_which_one_is_always_longer():
-    """Rows of [CLS] A [SEP] B [SEP]; of the last one nobody knows the order."""
-    first, second, order = np.array([3, 4, 5, 2, 9]), np.array([5, 6, 2, 7, 1]), np.array([0, 0, 1, 0, -1])
-    place = np.arange(16)
-    types = (place >= first[:, None] + 2) & (place < (first + second)[:, None] + 3)
-    segments = place < (first + second)[:, None] + 3
-    batch = {"types": types.astype(int), "segments": segments.astype(int), "sentence_order": order}
-    assert by_lengths([batch], "sentence_order") == 1
-    assert by_lengths([batch | {"sentence_order": np.array([0, 1, 1, 0, -1])}], "sentence_order") == 0.75

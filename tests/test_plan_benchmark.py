@@ -67,18 +67,12 @@ def test_a_row_has_its_share_of_the_peak_beside_what_was_measured_and_the_first_
     assert row.count("|") == columns == plans.line("a plan", "cycles", planned, step, None, None).count("|")
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["scaling", "--only", "v9"], "--only: unknown v9; use one of v5e, v5p, v6e"),
-        (["scaling", "--recipe", "bert-larg"], "no recipe 'bert-larg': did you mean bert-large"),
-        (["calibratio"], "no recipe 'calibratio'"),
-    ],
-)
-def test_what_nobody_can_plan_is_said(arguments, said, monkeypatch):
+def test_what_no_table_has_is_said(monkeypatch):
     monkeypatch.setattr(plans, "prepare", lambda: None)
-    with pytest.raises(UserError, match=said):
-        plans.main(arguments)
+    with pytest.raises(UserError, match="--only: unknown v9; use one of v5e, v5p, v6e"):
+        plans.main(["scaling", "--only", "v9"])
+    with pytest.raises(UserError, match="no recipe 'calibratio'"):
+        plans.main(["calibratio"])
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -111,18 +105,18 @@ def loop(address, depth, turns, length=3):
 PROLOGUE = ["= control target key start\n", "LB: loop body\n", "= control target key end\n", bundle(0), bundle(1)]
 
 
-def test_a_loop_counts_as_often_as_it_turns():
-    assert executed([*PROLOGUE, *loop(2, 1, 54), bundle(0x20)]) == 2 + 54 * 3 + 1
-
-
-def test_two_loops_in_a_row_and_one_inside():
-    assert executed([*PROLOGUE, *loop(2, 1, 10), *loop(8, 1, 5)]) == 2 + 10 * 3 + 5 * 3
-    outer = loop(2, 1, 4)
-    assert executed([*PROLOGUE, *outer[:-1], *loop(0x10, 2, 7), outer[-1]]) == 2 + 4 * (3 + 7 * 3)
-
-
-def test_comments_over_several_lines_are_no_bundles():
-    assert executed([*PROLOGUE, "window_bounds: 4\n", "second_minor_factor: 1 */ }\n"]) == 2
+@pytest.mark.parametrize(
+    "lines, bundles",
+    [
+        ([*loop(2, 1, 54), bundle(0x20)], 54 * 3 + 1),
+        ([*loop(2, 1, 10), *loop(8, 1, 5)], 10 * 3 + 5 * 3),
+        ([*loop(2, 1, 4)[:-1], *loop(0x10, 2, 7), loop(2, 1, 4)[-1]], 4 * (3 + 7 * 3)),
+        (["window_bounds: 4\n", "second_minor_factor: 1 */ }\n"], 0),
+    ],
+    ids=["a loop", "two in a row", "one inside another", "comments over several lines"],
+)
+def test_bundles_count_as_often_as_their_loops_turn(lines, bundles):
+    assert executed([*PROLOGUE, *lines]) == 2 + bundles
 
 
 def test_loops_that_the_data_end_are_not_guessed():
