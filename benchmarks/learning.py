@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -31,10 +31,6 @@ from data_pipelines.command_line import end_with, parse, unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.commands.platform import prepare
-from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.evaluate import Evaluators
-from pretrain.training.placement import stages
-from pretrain.training.restore import restore
 
 # 2 million words do not fill a vocabulary of more than a few thousand pieces.
 VOCABULARY = 2048
@@ -51,10 +47,11 @@ class Run(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What is known of a run at its end.   figures: held-out ones.   evaluate: of another assembly, on so many rows."""
+    """What is known of a run at its end.   evaluator: of its held-out rows.   figures: on them.
+    evaluate: of another assembly, on so many rows."""
 
-    assembly: object
-    evaluator: Evaluators
+    assembly: Any
+    evaluator: Any
     figures: dict[str, float]
     evaluate: Callable
 
@@ -229,6 +226,11 @@ def trainings(study: Study, options: Options, folder: Path) -> list[Training]:
 
 def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:
     """Cells of a run: its held-out figures, what frequencies reach in brackets, and the study's own."""
+    from pretrain.storage.run_directory import RunDirectory
+    from pretrain.training.evaluate import Evaluators
+    from pretrain.training.placement import stages
+    from pretrain.training.restore import restore
+
     directory = RunDirectory(run.workdir)
     restored, held_out = restore(directory), directory.open_corpora()
     evaluators = lambda assembly, rows: Evaluators(stages(assembly, restored.mesh)[0], held_out, rows)

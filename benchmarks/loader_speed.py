@@ -75,7 +75,8 @@ def main(arguments: list[str]) -> int:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     table = Table(title="one core, M tokens/s")
-    for heading in ("layout", "length", "batch", "predicted", "plan s", "one part", f"{PARTS} parts, 8 lanes"):
+    table.add_column("layout", no_wrap=True)
+    for heading in ("length", "batch", "predicted", "plan s", "one part", f"{PARTS} parts, 8 lanes"):
         table.add_column(heading)
     for heading in ("mixture of 3", "collator", "one part / collator"):
         table.add_column(heading)
@@ -96,7 +97,7 @@ def main(arguments: list[str]) -> int:
                 compared = (f"{theirs:.1f}", f"{ours[0] / theirs:.0f}x") if theirs else ("", "")
                 what = (type(layout).__name__, str(length), str(batch_size), predicted, f"{plan:.2f}")
                 table.add_row(*what, *(f"{rate:.1f}" for rate in ours), *compared)
-    Console(width=120).print(table)
+    Console(width=130).print(table)
     return 0
 
 
