@@ -59,6 +59,7 @@ def prompts(options: Options, batch: int) -> np.ndarray:
 
 def our_step(options: Options, batch: int) -> Step:
     """`generate` with the program that a CPU has by default."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
     prepare_cpu()
     import jax
 
