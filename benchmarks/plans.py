@@ -139,6 +139,10 @@ def main(arguments: list[str]) -> int:
                 print("\n".join(square(name, compiler)), flush=True)
         for name, case in cases(options).items():
             planned = planned_for(case, compiler.cache)
+            if planned.estimate is None or planned.estimate.seconds is None:
+                why = planned.estimate.why_not if planned.estimate else "does not fit"
+                print(f"| {name} | {planned.work.mesh} | {planned.work.rows} | {why} |" + " |" * 11, flush=True)
+                continue
             for by, step in estimates(planned, compiler):
                 first.setdefault((name, by), step)
                 print(line(name, by, planned, step, case.measured, first.get((case.first, by))), flush=True)
@@ -176,14 +180,10 @@ def cases(options: Options) -> dict[str, Case]:
 
 
 def planned_for(case: Case, cache: Path) -> Plan:
-    """UserError where there is no estimate."""
     recipe, target = parse_plan(case.arguments.split())
     topology = parse_topology(target.topology)
     work, _ = next(works(recipe, target, topology))
-    planned = plan(work, topology, kernel_costs(), cache)
-    if planned.estimate is None or planned.estimate.seconds is None:
-        raise UserError(f"{case.arguments}: {planned.estimate.why_not if planned.estimate else 'does not fit'}")
-    return planned
+    return plan(work, topology, kernel_costs(), cache)
 
 
 def estimates(planned: Plan, compiler: Compiler) -> Iterator[tuple[str, Estimate]]:
