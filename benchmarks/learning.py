@@ -47,11 +47,11 @@ class Run(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What is known of a run at its end.   evaluator: of its held-out rows.   figures: on them.
+    """What is known of a run at its end.   held_out: the evaluator of its rows.   figures: on them.
     evaluate: of another assembly, on so many rows."""
 
     assembly: Any
-    evaluator: Any
+    held_out: Any
     figures: dict[str, float]
     evaluate: Callable
 
@@ -86,11 +86,11 @@ def beyond_chance(run: Trained, corpus: Corpus) -> dict[str, str]:
     two runs of whole sentences the last overshoots."""
     term = next(name for name in ("sentence_order", "next_sentence") if f"{name}_accuracy" in run.figures)
     pairs, accuracy = (
-        sum((batch[term] >= 0).sum() for batch in run.evaluator.batches()),
+        sum((batch[term] >= 0).sum() for batch in run.held_out.batches()),
         run.figures[f"{term}_accuracy"],
     )
     above = lambda chance: f"{(accuracy - chance) / math.sqrt(chance * (1 - chance) / pairs):.1f}"
-    lengths = by_lengths(run.evaluator.batches(), term)
+    lengths = by_lengths(run.held_out.batches(), term)
     return {"pairs": f"{pairs}", "above 50%": above(0.5), "by lengths": f"{lengths:.1%}", "above that": above(lengths)}
 
 
@@ -236,10 +236,10 @@ def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:
     evaluators = lambda assembly, rows: Evaluators(stages(assembly, restored.mesh)[0], held_out, rows)
     evaluate = lambda evaluator: evaluator(restored.params, restored.frozen, restored.step)
     evaluator = evaluators(restored.assembly, study.rows)
-    figures, guess = evaluate(evaluator), evaluator.baselines()
+    figures, guess, (of_corpus,) = evaluate(evaluator), evaluator.baselines(), evaluator.of.values()
     beside = lambda name: f" ({guess[name]:.3f})" if name in guess else ""
     trained = Trained(
-        restored.assembly, evaluator, figures, lambda assembly, rows: evaluate(evaluators(assembly, rows))
+        restored.assembly, of_corpus, figures, lambda assembly, rows: evaluate(evaluators(assembly, rows))
     )
     return {name: f"{value:.3f}{beside(name)}" for name, value in figures.items()} | study.also(trained, prepared)
 
