@@ -85,10 +85,8 @@ def beyond_chance(run: Trained, corpus: Corpus) -> dict[str, str]:
     """By how many standard errors pairs are above 50%, and above what the lengths of the two segments would reach: of
     two runs of whole sentences the last overshoots."""
     term = next(name for name in ("sentence_order", "next_sentence") if f"{name}_accuracy" in run.figures)
-    pairs, accuracy = (
-        sum((batch[term] >= 0).sum() for batch in run.held_out.batches()),
-        run.figures[f"{term}_accuracy"],
-    )
+    pairs = sum((batch[term] >= 0).sum() for batch in run.held_out.batches())
+    accuracy = run.figures[f"{term}_accuracy"]
     above = lambda chance: f"{(accuracy - chance) / math.sqrt(chance * (1 - chance) / pairs):.1f}"
     lengths = by_lengths(run.held_out.batches(), term)
     return {"pairs": f"{pairs}", "above 50%": above(0.5), "by lengths": f"{lengths:.1%}", "above that": above(lengths)}
@@ -232,16 +230,21 @@ def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:
     from pretrain.training.restore import restore
 
     directory = RunDirectory(run.workdir)
-    restored, held_out = restore(directory), directory.open_corpora()
-    evaluators = lambda assembly, rows: Evaluators(stages(assembly, restored.mesh)[0], held_out, rows)
-    evaluate = lambda evaluator: evaluator(restored.params, restored.frozen, restored.step)
-    evaluator = evaluators(restored.assembly, study.rows)
-    figures, guess, (of_corpus,) = evaluate(evaluator), evaluator.baselines(), evaluator.of.values()
-    beside = lambda name: f" ({guess[name]:.3f})" if name in guess else ""
-    trained = Trained(
-        restored.assembly, of_corpus, figures, lambda assembly, rows: evaluate(evaluators(assembly, rows))
-    )
-    return {name: f"{value:.3f}{beside(name)}" for name, value in figures.items()} | study.also(trained, prepared)
+    restored, corpora = restore(directory), directory.open_corpora()
+
+    def evaluators(assembly, rows: int) -> Evaluators:
+        return Evaluators(stages(assembly, restored.mesh)[0], corpora, rows)
+
+    def evaluated(those: Evaluators) -> dict[str, float]:
+        return those(restored.params, restored.frozen, restored.step)
+
+    held_out = evaluators(restored.assembly, study.rows)
+    figures, guess = evaluated(held_out), held_out.baselines()
+    again = lambda assembly, rows: evaluated(evaluators(assembly, rows))
+    (of_corpus,) = held_out.of.values()
+    found = study.also(Trained(restored.assembly, of_corpus, figures, again), prepared)
+    beside = {name: f" ({value:.3f})" for name, value in guess.items()}
+    return {name: f"{value:.3f}{beside.get(name, '')}" for name, value in figures.items()} | found
 
 
 def table(rows: list[dict[str, str]]) -> str:
