@@ -1,11 +1,14 @@
-"""The Kneser-Ney trigram of the benchmarks is a distribution, and the textbook's, counted in dictionaries."""
+"""The runs of `benchmarks.learning` can be trained, and its Kneser-Ney is the textbook's, counted in dictionaries."""
 
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.kneser_ney import fit, probabilities
+from benchmarks.learning import STUDIES, Options, trainings
+from pretrain.commands.arguments import parse_run
 
 VOCAB = 40
 TOKENS = np.minimum(np.random.default_rng(0).zipf(1.5, 400), VOCAB - 2)  # the first and the last are never seen
@@ -39,17 +42,21 @@ def dictionary_probability(tokens, order, history, token):
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_probabilities_of_all_next_tokens_sum_to_one(order):
-    orders = fit(TOKENS, order, VOCAB)
-    for history in ([1, 1], [7, 1], [0, 1], [0, 0]):  # more and less of it seen
-        rows = [probabilities(orders, np.array([*history, token])[-order:], VOCAB)[0] for token in range(VOCAB)]
-        assert min(rows) > 0
-        assert sum(rows) == pytest.approx(1, abs=1e-12)
-
-
-def test_a_trigram_is_the_one_counted_in_dictionaries():
-    text = np.random.default_rng(1).integers(0, VOCAB, 60)
-    found = probabilities(fit(TOKENS, 3, VOCAB), text, VOCAB)
+def test_probabilities_are_those_counted_in_dictionaries(order):
+    text = np.random.default_rng(1).integers(0, VOCAB, 60)  # also after what is never seen
+    found = probabilities(fit(TOKENS, order, VOCAB), text, VOCAB)
     train, text = TOKENS.tolist(), text.tolist()
-    expected = [dictionary_probability(train, 3, text[at - 2 : at], text[at]) for at in range(2, len(text))]
+    places = range(order - 1, len(text))
+    expected = [dictionary_probability(train, order, text[at - order + 1 : at], text[at]) for at in places]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_has_runs_of_recipes_that_take_its_options(study):
+    chosen = STUDIES[study].runs
+    options = Options(study, Path("texts"), only=tuple(chosen), seeds=(7,), steps=90)
+    runs = trainings(STUDIES[study], options, Path("runs"))
+    assert [run.name for run in runs] == [*chosen] and len({run.workdir for run in runs}) == len(chosen)
+    for run in runs:
+        recipe, given = parse_run(run.arguments(Path("corpus")))
+        assert (recipe.seed, recipe.steps, given.eval_every, recipe.model.dropout) == (7, 90, 10, 0)
