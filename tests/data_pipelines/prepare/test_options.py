@@ -11,25 +11,41 @@ from transformers import AutoTokenizer
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import end_token
-from data_pipelines.prepare import sample, training
+from data_pipelines.prepare import command, options, plan, sample, training
 from tests.data_pipelines.prepared import documents, run, splits
 
 CONLL = "-DOCSTART- O\n\nAnna B-PER\nsang O\n. O\n"
 
 
 @pytest.mark.parametrize(
-    "kind, options, said",
+    "told, said",
     [
-        ("text", {"field": ("body",)}, "--field body: --source text:.*a.txt does not read it; leave it out"),
-        ("text", {"label_column": 0}, "--label-column 0: --source text:.* does not read it"),
-        ("jsonl", {"documents": "blank-line"}, "--documents blank-line: --source jsonl:.* does not read it"),
-        ("text", {"tfds_dir": "x"}, "--tfds-dir x: --source text:.* does not read it"),
+        ({"field": ("body",)}, "--field body: --source text:.* does not read it; leave it out"),
+        ({"label_column": 0}, "--label-column 0: --source text:.* does not read it"),
+        ({"kind": "jsonl", "documents": "blank-line"}, "--documents blank-line: --source jsonl:.* does not read it"),
+        ({"tfds_dir": "x"}, "--tfds-dir x: --source text:.* does not read it"),
+        ({"heldout": float("nan")}, "--heldout nan: give a share"),
+        ({"heldout": -1}, "--heldout -1: give a share"),
+        ({"heldout": 0.9}, "--heldout 0.9: give a share"),
+        ({"processes": 0}, "--processes 0: give at least 1"),
+        ({"vocab_size": 10**12}, f"--vocab-size {10**12}: use a number"),
+        ({"vocab_size": 0}, "--vocab-size 0: use a number from 1"),
+        ({"sentinels": -1}, "--sentinels -1: give a number from 0"),
+        ({"part_size": 0}, "--part-size 0: give a number of MiB"),
+        ({"steps": ("tag",)}, "--steps tag: there is no such step"),
+        ({"tokenizer": "wordpiece", "specials": "albert"}, "--specials albert: --tokenizer wordpiece does not choose"),
+        *(
+            ({"part": share}, f"--part {share}: give I/N with I from 0 to N - 1")
+            for share in ("3", "3/3", "-1/3", "1/0", "a/b")
+        ),
     ],
 )
-def test_an_option_that_no_source_reads_is_refused(tmp_path, kind, options, said):
-    (tmp_path / "a.txt").write_text('{"text": "Some text."}')
+def test_an_option_that_cannot_be_is_refused_by_name_before_a_source_is_looked_at(tmp_path, told, said):
     with pytest.raises(UserError, match=said):
-        run(tmp_path / "out", f"{kind}:{tmp_path}/a.txt", **options)
+        run(tmp_path / "out", f"{told.pop('kind', 'text')}:{tmp_path}/nothing", **told)
+    with pytest.raises(UserError, match="--source is missing"):
+        run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_option_that_one_of_the_sources_reads_is_taken(tmp_path):
@@ -91,8 +107,6 @@ def test_sentinels_are_put_after_the_vocabulary_of_any_tokenizer(tmp_path, token
     assert manifest["vocab_size"] == size + 3
     assert [manifest["special"][f"sentinel_{number}"] for number in range(3)] == [size + 2, size + 1, size]
     assert documents(tmp_path / "out") == documents(tmp_path / "plain")
-    with pytest.raises(UserError, match="--sentinels -1: give a number from 0"):
-        run(tmp_path / "other", f"text:{tmp_path}/a.txt", sentinels=-1)
 
 
 @pytest.mark.parametrize("model_type", ["openai-gpt", "ctrl"])
@@ -130,9 +144,9 @@ def test_a_second_token_that_ends_documents_is_refused(tmp_path, trained):
 
 def test_a_small_language_is_not_left_out_of_the_vocabulary(tmp_path, monkeypatch):
     """Beside a hundred times as much English, and where the sample is smaller than either."""
-    (tmp_path / "en.text").write_text("all of these words are English words\n" * 30_000)
-    (tmp_path / "zh.text").write_text("".join(chr(0x4E00 + number % 300) for number in range(4_000)))
-    monkeypatch.setattr(training, "SAMPLE", 5_000)
+    (tmp_path / "en.text").write_text("all of these words are English words\n" * 10_000)
+    (tmp_path / "zh.text").write_text("".join(chr(0x4E00 + number % 300) for number in range(1_500)))
+    monkeypatch.setattr(training, "SAMPLE", 2_000)
     specs, learnt = (f"text:{tmp_path}/en.text", f"text:{tmp_path}/zh.text"), []
     for name, exponent in (("smoothed", sample.EXPONENT), ("by size", sample.Decimal(1))):
         monkeypatch.setattr(sample, "EXPONENT", exponent)
@@ -143,20 +157,21 @@ def test_a_small_language_is_not_left_out_of_the_vocabulary(tmp_path, monkeypatc
     assert smoothed > 3 * by_size
 
 
-def test_parts_have_the_size_that_is_told_also_where_units_are_larger(tmp_path):
+@pytest.fixture
+def small(monkeypatch):
+    """A MiB is 10 kB, and a unit larger."""
+    for module in (options, plan, command):
+        monkeypatch.setattr(module, "MIB", 10_000)
+
+
+def test_parts_have_the_size_that_is_told_also_where_units_are_larger(tmp_path, small):
     for name in "ab":
-        (tmp_path / f"{name}.text").write_text("One line of text.\n\n" * 80_000)  # 1.5 MB
+        (tmp_path / f"{name}.text").write_text("One line of text.\n\n" * 763)  # 14.5 kB
     specs = f"text:{tmp_path}/a.text", f"text:{tmp_path}/b.text"
     for size, parts in ((1, 3), (2, 1), (1024, 1)):
         manifest, _ = run(tmp_path / f"{size}", *specs, documents="blank-line", part_size=size)
         assert len(manifest["parts"]) == parts
-        assert splits(manifest)["train"]["documents"] == 160_000
-
-
-def test_a_part_has_a_size(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
-    with pytest.raises(UserError, match="--part-size 0: give a number of MiB"):
-        run(tmp_path / "out", f"text:{tmp_path}/a.txt", part_size=0)
+        assert splits(manifest)["train"]["documents"] == 2 * 763
 
 
 def test_steps_change_the_text_of_the_corpus_and_of_its_tokenizer(tmp_path):
@@ -167,13 +182,11 @@ def test_steps_change_the_text_of_the_corpus_and_of_its_tokenizer(tmp_path):
     run(tmp_path / "words", f"text:{tmp_path}/a.txt", steps=("tags",), tokenizer="wordlevel", vocab_size=100)
     vocabulary = json.loads((tmp_path / "words" / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
     assert [*vocabulary][-3:] == ["A", "bold", "word."]
-    with pytest.raises(UserError, match="--steps tag: there is no such step"):
-        run(tmp_path / "other", f"text:{tmp_path}/a.txt", steps=("tag",))
 
 
-def test_a_file_that_cannot_be_cut_and_is_larger_than_parts_is_said(tmp_path):
+def test_a_file_that_cannot_be_cut_and_is_larger_than_parts_is_said(tmp_path, small):
     with gzip.open(tmp_path / "a.txt.gz", "wb") as file:
-        file.write(np.random.default_rng(0).choice(list(b"abcdefgh \n"), 2_000_000).astype(np.uint8).tobytes())
+        file.write(np.random.default_rng(0).choice(list(b"abcdefgh \n"), 19_000).astype(np.uint8).tobytes())
     _, printed = run(tmp_path / "out", f"text:{tmp_path}/a.txt.gz", part_size=1)
     assert re.search(r"a part has \d MiB of text, in a file that cannot be cut.* smaller files give smaller", printed)
     _, printed = run(tmp_path / "two", f"text:{tmp_path}/a.txt.gz", part_size=2)

@@ -44,3 +44,11 @@ def test_frequent_characters_come_before_rare_words():
     tokens = vocabulary(train("wordpiece", [characters * 20 + words], Training(1500)).tokenizer)
     assert {*characters} <= {*tokens}
     assert len(tokens) == 1500
+
+
+def test_rare_characters_leave_room_for_words():
+    words = " ".join(f"common{number:04}" for number in range(3000))
+    texts = [words] * 10 + ["".join(map(chr, range(0x4E00, 0x4E00 + 5000)))]
+    tokens = vocabulary(train("wordpiece", texts, Training(2000)).tokenizer)
+    assert "common" in tokens
+    assert sum(0x4E00 <= ord(token[-1]) < 0x7000 for token in tokens) <= 500
