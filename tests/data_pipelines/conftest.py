@@ -5,6 +5,10 @@ import random
 import pytest
 from hypothesis import HealthCheck, settings
 
+from data_pipelines.formats import source
+from data_pipelines.prepare import plan
+from tests.data_pipelines.prepare.small import MIB, UNIT
+
 # The same examples in every run: what fails fails again
 settings.register_profile(
     "fixed",
@@ -24,3 +28,10 @@ def text(tmp_path_factory):
         words = chance.choices(["alpha", "beta", "Gamma", "delta,", "epsilon's", "zeta.", "Eta!"], k=250)
         (folder / f"{number:02}.txt").write_text(f"Document {number}. " + " ".join(words))
     return folder
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Units and parts of some kilobytes."""
+    monkeypatch.setattr(source, "SHARD", UNIT)
+    monkeypatch.setattr(plan, "MIB", MIB)

@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from data_pipelines.download import File, copy_file
-from data_pipelines.durable import put
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.store import files
@@ -53,17 +52,6 @@ def test_a_file_is_on_disk_before_it_is_named_and_its_name_after(tmp_path, order
     write(tmp_path / name)
     new, place = f"{tmp_path / name}{suffix}", str(tmp_path / name)
     assert order == [("sync", new), ("name", new, place), ("sync", str(tmp_path))]
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
-def test_a_folder_is_on_disk_with_all_that_is_in_it(tmp_path, order):
-    (tmp_path / "new" / "in").mkdir(parents=True)
-    (tmp_path / "new" / "in" / "file").write_text("text")
-    put(tmp_path / "new", tmp_path / "place")
-    *before, named, after = order
-    new = str(tmp_path / "new")
-    assert {path for _, path in before} == {new, f"{new}/in", f"{new}/in/file"}
-    assert (named, after) == (("name", new, str(tmp_path / "place")), ("sync", str(tmp_path)))
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")

@@ -48,7 +48,3 @@ def test_the_set_is_the_same_every_time_and_spread_over_the_split(corpus):
     everything = np.concatenate([unmasked(batch) for batch in evaluation_batches(examples, 10**6)])
     places = [np.flatnonzero((everything == row).all(axis=1))[0] for row in some]
     assert max(places) > 0.9 * examples.number and len(set(places)) == 40
-
-
-def test_an_empty_split_has_no_batches(corpus):
-    assert list(evaluation_batches(make_examples(PackedSentences(16), corpus, "train", 8, seed=0), 100)) == []

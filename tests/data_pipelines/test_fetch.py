@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -12,11 +11,9 @@ import time
 import types
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from data_pipelines import cloud, download, fetch
-from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.manifest import parts_of
@@ -103,27 +100,6 @@ def test_the_copy_is_the_corpus_and_is_made_once(bucket, corpus_path, tmp_path):
     assert bucket.reads == ["some/corpus/manifest.json"]
 
 
-def test_opening_copies_no_array(bucket):
-    Corpus(SOURCE)
-    assert not any(name.endswith(("tokens.npy", "sentences.npy")) for name in bucket.reads)
-
-
-def test_a_worker_process_opens_the_copy(bucket):
-    corpus = Corpus(SOURCE)
-    corpus.verify()
-    bucket.refuse = 403, "no more"
-    again = pickle.loads(pickle.dumps(corpus))
-    again.verify()
-    assert again.path == corpus.path and again.source == SOURCE
-
-
-def test_a_file_of_many_blocks_arrives_in_order(bucket, corpus_path, monkeypatch):
-    monkeypatch.setattr(download, "BLOCK", 300)
-    assert copied() == content(corpus_path)
-    tokens = f"some/corpus/{name_of(bucket, 'train/tokens.npy')}"
-    assert bucket.reads.count(tokens) > 2 * download.ASKED_AT_ONCE
-
-
 def test_progress_is_shown(bucket, capsys, monkeypatch):
     monkeypatch.setattr(download, "SAY_EVERY", 0)
     copied()
@@ -140,15 +116,6 @@ def test_what_an_earlier_copy_left_is_completed(bucket, corpus_path):
     assert copied() == content(corpus_path)
     assert arrays_read(bucket) == [name_of(bucket, "train/sentences.npy")]
     assert not list(folder.glob("*.partial"))
-
-
-def test_a_file_of_the_copy_that_was_cut_is_copied_again(bucket, corpus_path):
-    copied()
-    tokens = arrays(Corpus(SOURCE).path) / "train" / "tokens.npy"
-    tokens.write_bytes(tokens.read_bytes()[:-2])
-    bucket.reads.clear()
-    assert copied() == content(corpus_path)
-    assert arrays_read(bucket) == [name_of(bucket, "train/tokens.npy")]
 
 
 def test_a_killed_copy_is_never_used_and_is_continued(bucket, corpus_path):
@@ -206,14 +173,6 @@ def test_a_corpus_of_before_its_tokenizer_was_hashed_is_copied_too(bucket, corpu
     assert all(here[name] == original[name] for name in here if name != "manifest.json")
 
 
-def test_the_hashes_of_the_tokenizer_are_in_the_manifest(corpus_path):
-    listed = json.loads((corpus_path / "manifest.json").read_text())["tokenizer"]
-    files = {name: text for name, text in content(corpus_path).items() if name.startswith("tokenizer/")}
-    assert {name: entry["sha256"] for name, entry in listed.items()} == {
-        name: hashlib.sha256(text).hexdigest() for name, text in files.items()
-    }
-
-
 FLIPPED = lambda text: text[:-1] + bytes([text[-1] ^ 1])
 # What is wrong -> (how, what the line says)
 WRONG = {
@@ -261,11 +220,6 @@ def test_a_cache_that_cannot_be_written_is_named(bucket, tmp_path, monkeypatch):
     assert "cannot be copied to" in refusal() and "XDG_CACHE_HOME" in refusal()
 
 
-def test_statistics_are_shown_from_the_bucket(bucket, capsys):
-    assert main(["show", SOURCE]) == 0
-    assert "tokens per document" in capsys.readouterr().out
-
-
 def test_without_gcsfs_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr(cloud.importlib.util, "find_spec", lambda name: None)
     cloud._configure.cache_clear()
@@ -282,9 +236,3 @@ def test_a_local_corpus_needs_none_of_it(corpus_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_reads_past_the_ends_are_as_from_a_local_corpus(bucket, corpus_path):
-    starts = np.array([-3, 0, 17])
-    rows = [Corpus(where).parts[0].read("train", "tokens", starts, 8) for where in (SOURCE, corpus_path)]
-    assert np.array_equal(*rows)

@@ -79,13 +79,6 @@ def test_what_passes_is_tried_again_and_said_once(bucket, capsys, fault, name):
     assert capsys.readouterr().err.count("cannot be read for now") == 1
 
 
-@pytest.mark.parametrize("fault", ["cut", "nothing"])
-def test_a_download_that_ends_early_is_noticed_and_tried_again(bucket, fault):
-    bucket.faults[TOKENS] = [PASSING[fault]]
-    assert read() == arrays_of_part(0)["train/tokens.npy"]
-    assert bucket.paused == [1]
-
-
 @pytest.mark.parametrize("fault", PASSING)
 def test_what_does_not_pass_ends_in_a_line_that_says_how_to_go_on(bucket, fault):
     bucket.faults[TOKENS] = [PASSING[fault]] * 100
@@ -110,13 +103,6 @@ def test_what_is_refused_is_not_asked_for_again(bucket, fault):
     with pytest.raises(UserError, match=said):
         read()
     assert bucket.paused == [] and bucket.reads[TOKENS] == 1
-
-
-@pytest.mark.parametrize("changed", [b"1" * 1000, b"1" * 999, b""])
-def test_an_object_that_has_changed_is_to_be_copied_to_the_bucket_again(bucket, changed):
-    bucket.objects[TOKENS] = changed
-    assert "copy the corpus to the bucket again" in refusal()
-    assert bucket.paused == []
 
 
 # What the disk answers -> what the line says

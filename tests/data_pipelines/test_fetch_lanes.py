@@ -72,11 +72,3 @@ def test_a_host_whose_disk_is_small_holds_three_windows_at_most(bucket, local, m
     read = train_parts(bucket)
     assert read.keys() == set(sum(windows, []))
     assert all(count <= sum(part in window for window in windows) for part, count in read.items())
-
-
-def test_all_hosts_together_fetch_the_corpus_and_what_two_of_them_share(local):
-    sizes = np.array(make_examples(LAYOUT, local, "train", BATCH, SEED, ORDER).sizes)
-    for epoch in range(3):
-        dealt = [deal(SEED, epoch, sizes, ORDER, lane) for lane in range(HOSTS)]
-        parts = [part for windows in dealt for window in windows for part in window.parts.tolist()]
-        assert set(parts) == set(range(PARTS)) and len(parts) <= PARTS + HOSTS - 1

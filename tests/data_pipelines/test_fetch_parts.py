@@ -3,8 +3,6 @@
 import errno
 import fcntl
 import pickle
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -119,14 +117,6 @@ def test_an_error_in_the_background_is_raised_where_the_part_is_read(bucket):
     assert read(copy, 1) == lost
 
 
-def test_what_is_done_is_kept_where_the_disk_has_room_for_the_corpus(bucket):
-    copy = fetch.open_copy(SOURCE)
-    assert copy.keeps
-    read(copy, 0)
-    copy.release("train", [0])
-    assert there(copy, 0)
-
-
 def test_what_is_done_is_dropped_where_it_has_not_and_copied_again_when_read(bucket, monkeypatch):
     small_disk(monkeypatch, free=4 * 1000 * PARTS)
     copy = fetch.open_copy(SOURCE)
@@ -180,31 +170,6 @@ def test_what_another_process_reads_is_not_dropped(bucket, monkeypatch):
     copy.release("train", [0])
     assert there(copy, 0)
     another.release("train", [0])
-    assert not there(copy, 0)
-
-
-def test_a_process_that_was_killed_lets_go(bucket, monkeypatch):
-    small_disk(monkeypatch, free=10_000)
-    copy = fetch.open_copy(SOURCE)
-    read(copy, 0)
-    used, lock = (str(copy.path(0, f"train.{kind}")) for kind in ("used", "lock"))
-    hold = (
-        f"import fcntl, time; used, lock = open({used!r}, 'a+'), open({lock!r}, 'a+')\n"
-        "fcntl.flock(used, fcntl.LOCK_SH), fcntl.flock(lock, fcntl.LOCK_EX), print('held', flush=True), time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    copy.release("train", [0])
-    assert there(copy, 0)
-    waiting = threading.Thread(target=read, args=(copy, 0, "train/sentences.npy"))
-    waiting.start()
-    time.sleep(0.1)
-    assert waiting.is_alive() and not there(copy, 0, "train/sentences.npy")
-    process.kill()
-    waiting.join(10)
-    process.wait()
-    assert there(copy, 0, "train/sentences.npy")
-    copy.release("train", [0])
     assert not there(copy, 0)
 
 

@@ -8,10 +8,9 @@ import pytest
 from data_pipelines.__main__ import main
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import UserError
 from data_pipelines.examples.input_target import InputTarget
 from data_pipelines.tokenizers import stored
-from tests.data_pipelines.corpora import epoch, numbered, write_corpus
+from tests.data_pipelines.corpora import epoch
 
 PAIRS = [("abcdef", "xy"), ("g", "uvw"), ("hijklmnop" * 3, "z"), ("q. r. s.", "t" * 30)]
 
@@ -68,9 +67,3 @@ def test_texts_added_with_the_fields_the_other_way_round_keep_their_input_and_ta
     rows = epoch(make_examples(InputTarget(24, target_alone=True), Corpus(tmp_path / "c"), "train", 1, seed=0))
     for array in rows.values():
         np.testing.assert_array_equal(array[: len(PAIRS)], array[len(PAIRS) :])
-
-
-def test_a_corpus_without_two_segments_is_an_error(tmp_path):
-    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]])))
-    with pytest.raises(UserError, match="has documents of text, where rows of input and target need two segments"):
-        make_examples(InputTarget(8), corpus, "train", 1, seed=0)

@@ -37,11 +37,6 @@ def test_every_example_comes_once_in_every_epoch(sizes, lanes, window, rows):
         assert epochs[epoch] == Counter(range(sum(sizes)))
 
 
-def test_eight_lanes_share_ten_unequal_parts():
-    epochs = seen(counted(UNEQUAL, 16, lanes=8, window=2), range(60))
-    assert epochs[0] == epochs[1] == epochs[2] == Counter(range(sum(UNEQUAL)))
-
-
 def test_one_lane_with_one_window_is_a_shuffle_of_the_whole_split_whatever_its_parts():
     batches = [
         counted(sizes, 16, window=10).batch(step, np.arange(16)) for sizes in (UNEQUAL, [292]) for step in (0, 20)

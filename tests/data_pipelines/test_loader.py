@@ -76,8 +76,3 @@ def test_leaving_the_loader_early_stops_its_threads(examples):
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
-
-
-def test_no_steps_are_no_batches(examples):
-    with Loader(examples, 5, 5, ROWS) as loader:
-        assert list(loader) == []

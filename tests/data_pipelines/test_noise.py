@@ -24,11 +24,6 @@ def test_every_number_in_a_key_counts():
     assert len(set(keys)) == len(keys)
 
 
-def test_a_name_in_a_key_counts_too():
-    keys = [noise.key(*numbers) for numbers in ((1,), (1, "parts"), ("parts", 1), (1, "window"))]
-    assert len(set(keys)) == len(keys) and noise.key(1, "parts", np.arange(3))[2] == noise.key(1, "parts", 2)
-
-
 def test_all_256_values_of_every_byte_are_equally_frequent():
     for shift in (0, 8, 16, 24):
         counts = np.bincount(((DRAWS >> shift) & 255).ravel(), minlength=256)

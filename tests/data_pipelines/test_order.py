@@ -55,27 +55,6 @@ def test_the_network_s_halves_do_not_show():
     assert chi_square < 99 + 5 * np.sqrt(2 * 99)
 
 
-def test_steps_run_through_epoch_after_epoch_without_a_gap():
-    seen = {epoch: [] for epoch in range(4)}
-    for step in range(7):
-        batch = counted([10], batch_size=4).batch(step, np.arange(4))
-        for epoch, example in zip(batch["epoch"].tolist(), batch["example"].tolist(), strict=True):
-            seen[epoch].append(example)
-    assert [sorted(order) for order in seen.values()] == [list(range(10))] * 2 + [sorted(seen[2]), []]
-    assert len(set(seen[2])) == 8
-    assert seen[0] != seen[1]
-
-
-def test_rows_beyond_the_batch_are_those_of_later_steps():
-    some = counted([7], batch_size=4)
-    together = some.batch(2, np.arange(12))
-    for later in range(3):
-        alone = some.batch(2 + later, np.arange(4))
-        assert {name: array[4 * later : 4 * later + 4].tolist() for name, array in together.items()} == {
-            name: array.tolist() for name, array in alone.items()
-        }
-
-
 def test_an_empty_split_is_an_error_that_names_it():
     with pytest.raises(UserError, match="split 'train' of corpus corpora/none is empty"):
         counted([0], batch_size=4).batch(0, np.arange(4))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from data_pipelines.__main__ import main
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import code_tokens
 from data_pipelines.examples.packed_documents import PackedDocuments
 from data_pipelines.order import permute
@@ -133,20 +132,3 @@ def test_records_that_name_no_code_are_one_line_and_those_that_do_are_read_alike
     corpus = Corpus(tmp_path / "c")
     tokens = code_tokens(corpus.parts[0], "train")
     assert tokens.tolist() == [corpus.special[f"code_{line['domain']}"] for line in lines]
-
-
-def test_a_corpus_smaller_than_a_row_is_one_row_and_one_token_is_none(tmp_path):
-    rows = epoch(make_examples(PackedDocuments(64, separate=True), written(tmp_path, numbered([[3]])), "train", 1, 0))
-    assert rows["tokens"].tolist() == [[5, 6, 7] + [0] * 61] and rows["targets"][0, :4].tolist() == [6, 7, EOD, 0]
-    assert rows["weights"].sum() == 3
-    bare = written(tmp_path / "bare", numbered([[]]))
-    with pytest.raises(UserError):
-        make_examples(PackedDocuments(64), bare, "train", 1, 0).batch(0, np.arange(1))
-
-
-def test_a_corpus_without_an_end_token_and_a_length_of_none_are_errors(tmp_path):
-    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[9]]), special={"unk": 1}))
-    with pytest.raises(UserError, match="no eod and no sep token"):
-        make_examples(PackedDocuments(5), corpus, "train", 4, seed=0)
-    with pytest.raises(UserError, match="length 0 leaves no room"):
-        PackedDocuments(0)

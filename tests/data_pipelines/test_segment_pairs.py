@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from data_pipelines import noise
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, truncated
-from tests.data_pipelines.corpora import epoch, equal, numbered, unmasked, write_corpus
+from tests.data_pipelines.corpora import epoch, numbered, unmasked, write_corpus
 
 CLS, SEP, PAD, FIRST = 2, 3, 0, 5
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=8)
@@ -261,30 +260,3 @@ def test_a_sentence_that_just_fits_the_row_is_not_cut(tmp_path_factory):
     examples = make_examples(SegmentPairs(33), corpus_of(tmp_path_factory, [[30]]), "train", 4, seed=0)
     ((a, b),) = segments_of(epoch(examples))
     assert (len(a), len(b)) == (30, 0)
-
-
-def test_rows_built_together_are_those_built_apart(corpus):
-    examples = make_examples(SegmentPairs(32, masks=Masking(whole_word=True)), corpus, "train", 64, seed=5)
-    last = examples.number // 64  # crosses an epoch's end
-    for step in (0, last):
-        whole = examples.batch(step, np.arange(64))
-        for rows in (np.array([0]), np.arange(20, 50), np.array([63, 2, 17])):
-            assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
-
-
-@pytest.mark.parametrize("label", LABELS)
-def test_the_spec_is_known_without_data(corpus, label):
-    batch = make_examples(SegmentPairs(64, label=label), corpus, "train", 4, seed=0).batch(0, np.arange(3))
-    found = {name: (array.shape[1:], array.dtype) for name, array in batch.items()}
-    assert found == SegmentPairs(64, label=label).spec
-
-
-def test_a_row_too_short_for_pairs_is_an_error(corpus):
-    with pytest.raises(UserError, match="length 4 leaves no room"):
-        make_examples(SegmentPairs(4), corpus, "train", 4, seed=0)
-
-
-def test_a_tokenizer_without_mask_is_an_error(corpus, monkeypatch):
-    monkeypatch.delitem(corpus.special, "mask")
-    with pytest.raises(UserError, match="has no mask token"):
-        make_examples(SegmentPairs(32), corpus, "train", 4, seed=0)

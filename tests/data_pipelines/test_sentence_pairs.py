@@ -6,10 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.batches import make_examples
-from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
 from data_pipelines.examples.sentence_pairs import SentencePairs
-from tests.data_pipelines.corpora import epoch, equal
+from tests.data_pipelines.corpora import epoch
 from tests.data_pipelines.test_segment_pairs import LABELS, SHAPES, corpus_of, document_of, segments_of
 
 
@@ -82,11 +81,3 @@ def test_pairs_may_be_exchanged_and_drawn_anew_in_every_epoch(corpus):
     assert 0.2 < (labels[0] != labels[1]).mean() < 0.8
     for (a, b), label in zip(segments_of(epoch(examples)), labels[0], strict=True):
         assert (label == -1) if not len(b) else (label == int(b[0] < a[0]))
-
-
-def test_rows_built_together_are_those_built_apart(corpus):
-    examples = make_examples(SentencePairs(32, masks=Masking(whole_word=True)), corpus, "train", 64, seed=5)
-    whole = examples.batch(examples.number // 64, np.arange(64))
-    for rows in (np.array([0]), np.arange(20, 50), np.array([63, 2, 17])):
-        found = examples.batch(examples.number // 64, rows)
-        assert equal(found, {name: array[rows] for name, array in whole.items()})

@@ -20,7 +20,7 @@ from data_pipelines.store.finish import check_added, finish
 from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import CUT, part_name, read_summary, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
-from tests.data_pipelines.corpora import SPECIAL, in_format_1, numbered, random_documents, write_corpus
+from tests.data_pipelines.corpora import SPECIAL, in_format_1, numbered, write_corpus
 
 SOURCES = (Source("text", "tests", None),)
 JOB = Job(SOURCES, 1000, planned(SOURCES, 1000, BY_TOKEN), heldout=0.0)
@@ -87,14 +87,6 @@ def test_a_unit_that_a_power_cut_shortened_is_not_whole(tmp_path, name, keep):
     assert not unit.exists() and not (tmp_path / "part").exists()
 
 
-def test_a_unit_whose_content_changed_is_not_joined(tmp_path):
-    unit = write_unit(tmp_path / "a", [[3]])
-    (unit / "tokens.bin").write_bytes(bytes(6))
-    with pytest.raises(UserError, match="is damaged"):
-        write_part(tmp_path / "part", [unit], JOB)
-    assert not unit.exists()
-
-
 def test_a_finished_part_that_lost_bytes_is_an_error_and_not_joined_again(tmp_path):
     write_part(tmp_path / "part", [write_unit(tmp_path / "a", [[3]])], JOB)
     (tmp_path / "part" / "train" / "tokens.npy").write_bytes(b"")
@@ -108,20 +100,6 @@ def test_a_damaged_summary_is_one_error_with_its_cure(tmp_path, content):
     (tmp_path / "part" / "summary.json").write_bytes(content)
     with pytest.raises(UserError, match="summary.json is not what was written; delete .*/part and start"):
         read_summary(tmp_path / "part")
-
-
-def test_parts_are_read_as_they_were_written(tmp_path):
-    documents, kept = random_documents(0, 50), random_documents(1, 7)
-    corpus = Corpus(write_corpus(tmp_path / "c", documents, heldout=kept, parts=3))
-    corpus.verify()
-    for split, texts in (("train", documents), ("heldout", kept)):
-        flat = [token for part in corpus.parts for token in part.array(split, "tokens").tolist()]
-        assert flat == [token for text in texts for sentence in text for token in sentence]
-        lengths = np.concatenate([part.lengths(split) for part in corpus.parts]).tolist()
-        assert lengths == [sum(map(len, text)) for text in texts]
-        sizes = {"documents": len(texts), "sentences": sum(map(len, texts)), "tokens": len(flat)}
-        assert corpus.size(split) == sizes
-    assert corpus.token_counts().sum() == corpus.size("train")["tokens"]
 
 
 def test_a_released_part_is_read_again(tmp_path):
@@ -166,20 +144,6 @@ def test_one_long_document_gives_its_end_at_a_sentence(tmp_path):
     write_part(tmp_path / "part", [write_unit(tmp_path / "a", [[10] * 1000], job)], job)
     assert shapes(tmp_path / "part", "heldout") == [[10] * 50]
     assert shapes(tmp_path / "part") == [[10] * 950]
-
-
-def test_documents_without_end_are_counted_by_language_and_source(tmp_path):
-    sources = tuple(Source("text", name, None, language) for name, language in (("x", "zh"), ("y", "en")))
-    job = Job(sources, 1000, planned(sources, 1000, BY_TOKEN), 0.0)
-    begins = np.zeros(3, DOCUMENT)
-    begins["start"], begins["source"] = [0, 1, 2], [1, 0, 1]
-    with UnitFiles(tmp_path / "unit", job) as files:
-        files.add(np.array([1, 1, 1]), begins, tokens=np.array([5, 6, 7]))
-        files.finish(0, {}, [""], {})
-    corpus = finished(tmp_path / "c", [tmp_path / "unit"], job)
-    (part,) = corpus.parts
-    names = lambda field: [corpus.fields[field].values[at] for at in part.column("train", field)]
-    assert names("sources") == ["text:y", "text:x", "text:y"] and names("languages") == ["en", "zh", "en"]
 
 
 def finished(path, units, job, special=SPECIAL, before=None):
@@ -279,12 +243,6 @@ def test_too_many_open_files_are_said_as_that(tmp_path, monkeypatch):
     )
     with pytest.raises(UserError, match="Too many open files.; allow more with `ulimit -n`, or take fewer order.lanes"):
         corpus.parts[0].lengths("train")
-
-
-def test_counting_the_tokens_of_many_parts_keeps_no_file_open(tmp_path):
-    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]] * 8), parts=8))
-    assert corpus.token_counts().sum() == 24
-    assert not any(part._arrays for part in corpus.parts)
 
 
 def test_corpora_of_the_same_arrays_and_another_meaning_have_other_fingerprints(tmp_path):

@@ -2,14 +2,12 @@
 
 import json
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.__main__ import main
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import UserError
 from data_pipelines.examples.strided_documents import StridedDocuments
 from data_pipelines.tokenizers import stored
 from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
@@ -86,8 +84,3 @@ def test_every_row_begins_with_its_documents_code(tmp_path):
     ]
     assert found["weights"].tolist() == [[1] * 6, [0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0]]
     assert found["segments"].max() == 1 and (found["positions"] == range(6)).all()
-
-
-def test_a_stride_beyond_the_row_leaves_tokens_out_and_is_refused():
-    with pytest.raises(UserError, match="--stride 9: give a number from 1 to the length of the rows, 8"):
-        StridedDocuments(8, 9)

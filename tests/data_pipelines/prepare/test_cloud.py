@@ -9,21 +9,16 @@ from rich.console import Console
 
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
-from data_pipelines.formats import source
-from data_pipelines.prepare import plan
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.prepare.parts import open_work
-from tests.data_pipelines.prepare.small import MIB, UNIT
 from tests.data_pipelines.prepared import content
 
 OUT = "gs://bucket/some/corpus"
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch, tmp_path):
-    monkeypatch.setattr(source, "SHARD", UNIT)
-    monkeypatch.setattr(plan, "MIB", MIB)
+def scratch(small, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
 
@@ -68,15 +63,13 @@ def test_a_part_is_there_when_its_summary_is(storage, text, monkeypatch):
             raise TimeoutError("timed out")
         real(file, to)
 
-    monkeypatch.setattr(cloud, "upload_file", failing)
-    monkeypatch.setattr(cloud, "PAUSES", ())
-    with pytest.raises(UserError, match="may pass; the same command goes on"):
-        make(OUT, text)
+    with monkeypatch.context() as patched:
+        patched.setattr(cloud, "upload_file", failing)
+        patched.setattr(cloud, "PAUSES", ())
+        with pytest.raises(UserError, match="may pass; the same command goes on"):
+            make(OUT, text)
     assert sum(name.endswith("summary.json") for name in stored(storage)) == 1
     assert sum(name.endswith("train/tokens.npy") for name in stored(storage)) == 2
-    monkeypatch.undo()
-    monkeypatch.setattr(source, "SHARD", UNIT)
-    monkeypatch.setattr(plan, "MIB", MIB)
     make(OUT, text)
     assert sum(name.endswith("summary.json") for name in stored(storage)) == 6
 
