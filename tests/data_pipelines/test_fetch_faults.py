@@ -139,12 +139,3 @@ def test_a_scheme_that_nothing_reads_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(UserError, match="nowhere://bucket/corpus.*nowhere:// cannot be read"):
         fetch.open_copy("nowhere://bucket/corpus")
-
-
-def test_any_file_system_of_fsspec_will_do(bucket, monkeypatch):
-    monkeypatch.setattr(download, "filesystem", cloud.filesystem)
-    memory = cloud.filesystem("memory://corpus")
-    for name, content in bucket.objects.items():
-        memory.pipe_file(f"/corpus/{name}", content)
-    with fetch.open_copy("memory://corpus").file(0, "train/tokens.npy") as path:
-        assert path.read_bytes() == arrays_of_part(0)["train/tokens.npy"]

@@ -9,7 +9,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from data_pipelines.corpus import Corpus
 from data_pipelines.document import Annotation, AnnotationField, Document, Segment, plain
 from data_pipelines.errors import UserError
-from data_pipelines.formats import cutting
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse, plan
@@ -190,17 +189,6 @@ def labelled(labels):
     ))  # fmt: skip
 
 
-def test_parts_may_have_more_labels_together_than_each(tmp_path):
-    few = ADDED | {"entities": Field("uint8", values=())}
-    made = [[f"{part} {at}" for at in range(200)] for part in range(2)]
-    corpus = write(tmp_path / "c", [[[labelled(labels)]] for labels in made], byte_level(), fields=few)
-    for part, labels in zip(corpus.parts, made, strict=True):
-        size = part.sizes["train"]["tokens"]
-        numbers = part.read("train", "entities", np.array([0]), size)[0].tolist()
-        found = [corpus.fields["entities"].values[number] for number in numbers]
-        assert [label for label in dict.fromkeys(found) if label] == labels
-
-
 def test_units_with_more_labels_together_than_a_part_can_have_are_an_error(tmp_path):
     few = ADDED | {"entities": Field("uint8", values=())}
     made = [[labelled([f"{unit} {at}" for at in range(200)])] for unit in range(2)]
@@ -256,24 +244,6 @@ def test_in_a_unit_only_the_rest_of_the_same_file_goes_on(tmp_path, paths, docum
         files.finish(4, {}, paths, {})
     summary = write_part(tmp_path / "part", [tmp_path / "unit"], job)
     assert summary["splits"]["train"] == {"documents": documents, "sentences": 3, "tokens": 4}
-
-
-def test_a_long_field_of_several_is_cut_as_it_is_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(cutting, "WINDOW", 1000)
-    record = {"question": "Why?", "context": " ".join(f"Sentence {number} is here." for number in range(500))}
-    (tmp_path / "a.jsonl").write_text(json.dumps(record))
-    run(tmp_path / "both", f"jsonl:{tmp_path}/a.jsonl", field=("question", "context"))
-    run(tmp_path / "one", f"jsonl:{tmp_path}/a.jsonl", field=("context",))
-    both, one = Corpus(tmp_path / "both"), Corpus(tmp_path / "one")
-    assert both.size("train")["documents"] == 1
-    question = part_tokens(both)[: -len(part_tokens(one))]
-    assert part_tokens(both) == [*question, *part_tokens(one)] and 0 < len(question) < 9
-    roles = [both.fields["segments"].values[at] for at in both.parts[0].column("train", "segments")]
-    assert roles == ["question"] + ["context"] * one.size("train")["sentences"]
-
-
-def part_tokens(corpus):
-    return corpus.parts[0].array("train", "tokens").tolist()
 
 
 def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, monkeypatch):

@@ -1,30 +1,29 @@
 """Rows of input, delimiter, target and end, as a loop writes them."""
 
-import json
-
 import numpy as np
 import pytest
 
-from data_pipelines.__main__ import main
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.input_target import InputTarget
 from data_pipelines.tokenizers import stored
 from tests.data_pipelines.corpora import epoch
+from tests.data_pipelines.prepared import command
 
 PAIRS = [("abcdef", "xy"), ("g", "uvw"), ("hijklmnop" * 3, "z"), ("q. r. s.", "t" * 30)]
 
 
+ROBERTA = ("--tokenizer", "bpe", "--specials", "roberta", "--vocab-size", "300", "--heldout", "0")
+
+
 @pytest.fixture(scope="module", params=[(), ("Law", "Food")], ids=["plain", "with codes"])
 def corpus(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("c")
+    out = tmp_path_factory.mktemp("c") / "c"
     lines = [{"a": source, "b": target, "d": ("Law", "Food")[len(target) % 2]} for source, target in PAIRS]
-    (folder / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["prepare", "--source", f"jsonl:{folder}/x.jsonl", "--field", "a", "--field", "b", "--heldout", "0"]
-    command += ["--tokenizer", "bpe", "--specials", "roberta", "--vocab-size", "300", "--out", str(folder / "c")]
     named = [word for code in request.param for word in ("--code", code)]
-    assert main([*command, *named, *(["--code-field", "d"] if named else [])]) == 0
-    return Corpus(folder / "c")
+    field = ["--code-field", "d"] if named else []
+    assert command(out, *ROBERTA, "--field", "a", "--field", "b", *named, *field, lines=lines) == 0
+    return Corpus(out)
 
 
 def written(corpus, source, target, length):
@@ -57,13 +56,9 @@ def test_rows_are_the_loops(corpus, length, alone):
 
 
 def test_texts_added_with_the_fields_the_other_way_round_keep_their_input_and_target(tmp_path):
-    command = ["prepare", "--out", str(tmp_path / "c"), "--tokenizer", "bpe", "--specials", "roberta"]
-    for added, fields in (([], "ab"), (["--append"], "ba")):
-        file = tmp_path / f"{fields}.jsonl"
-        file.write_text("".join(json.dumps({"a": source, "b": target}) + "\n" for source, target in PAIRS))
-        told = [word for field in fields for word in ("--field", field)]
-        made = [] if added else ["--heldout", "0", "--vocab-size", "300"]
-        assert main([*command, "--source", f"jsonl:{file}", *told, *made, *added]) == 0
+    lines = [{"a": source, "b": target} for source, target in PAIRS]
+    assert command(tmp_path / "c", *ROBERTA, "--field", "a", "--field", "b", lines=lines) == 0
+    assert command(tmp_path / "c", "--append", "--field", "b", "--field", "a", lines=lines) == 0
     rows = epoch(make_examples(InputTarget(24, target_alone=True), Corpus(tmp_path / "c"), "train", 1, seed=0))
     for array in rows.values():
         np.testing.assert_array_equal(array[: len(PAIRS)], array[len(PAIRS) :])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.batches import make_examples
@@ -45,7 +45,7 @@ def written(row, length):
     return tokens + [SEP] + [PAD] * missing, segments + [segment] + [0] * missing
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(shape=SHAPES, length=st.sampled_from([3, 4, 7, 16, 33]), one_document=st.booleans())
 def test_rows_are_those_of_a_plain_loop(tmp_path_factory, shape, length, one_document):
     documents = numbered(shape)

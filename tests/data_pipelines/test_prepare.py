@@ -207,27 +207,6 @@ def test_documents_that_are_all_the_same_are_all_trained_on(tmp_path):
     assert [splits(manifest)[split]["documents"] for split in ("train", "heldout")] == [2, 0]
 
 
-def test_documents_that_cross_shards_stay_whole_in_either_split(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "SHARD", 300)
-    texts = {f"{number}.txt": "".join(f"Line {line} of {number}.\n" for line in range(99)) for number in range(6)}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    run(tmp_path / "out", f"text:{tmp_path}/?.txt", heldout=0.5)
-    found = documents(tmp_path / "out", "train") + documents(tmp_path / "out", "heldout")
-    expected = [[f"Line {line} of {number} ." for line in range(99)] for number in range(6)]
-    assert sorted(found) == expected
-    assert documents(tmp_path / "out", "heldout")
-    assert documents(tmp_path / "out", "train")
-
-
-def test_fingerprint_depends_on_content_alone(tmp_path, text):
-    prints = {}
-    for name, options in (("a", {}), ("b", {}), ("c", {"heldout": 0.3}), ("d", {"cased": False})):
-        prints[name] = run(tmp_path / name, f"text:{text}", **options)[0]["fingerprint"]
-    assert prints["a"] == prints["b"]
-    assert len(set(prints.values())) == 3
-
-
 @pytest.mark.parametrize("undecodable", ["replace", "skip"])
 def test_undecodable_documents_are_replaced_or_skipped_and_counted(tmp_path, undecodable):
     (tmp_path / "a.txt").write_bytes(b"Bad \xff bytes.\n\nGood bytes.\n\nBad \xc3")

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines import noise
@@ -12,6 +12,7 @@ from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, truncated
+from data_pipelines.examples.sentence_pairs import SentencePairs
 from tests.data_pipelines.corpora import epoch, numbered, unmasked, write_corpus
 
 CLS, SEP, PAD, FIRST = 2, 3, 0, 5
@@ -56,15 +57,16 @@ def document_of(corpus, offsets):
     return first
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(shape=SHAPES, length=st.sampled_from([5, 6, 16, 33]), label=st.sampled_from(LABELS), seed=st.integers(0, 9))
 def test_odd_corpora_make_proper_pairs(tmp_path_factory, shape, length, label, seed):
     corpus = corpus_of(tmp_path_factory, shape)
     examples = make_examples(SegmentPairs(length, label=label), corpus, "train", 4, seed=seed)
     documents = np.count_nonzero(corpus.parts[0].lengths("train"))
     assert (examples.number == 0) == (documents == 0)
-    for index, (a, b) in enumerate(segments_of(epoch(examples)) if documents else []):
-        value = epoch(examples)[label][index] if label else 0 if len(b) else -1
+    batch = epoch(examples) if documents else {}
+    for index, (a, b) in enumerate(segments_of(batch) if documents else []):
+        value = batch[label][index] if label else 0 if len(b) else -1
         assert (value == -1) == (len(b) == 0)
         if len(b):
             apart = document_of(corpus, a) != document_of(corpus, b)
@@ -260,3 +262,80 @@ def test_a_sentence_that_just_fits_the_row_is_not_cut(tmp_path_factory):
     examples = make_examples(SegmentPairs(33), corpus_of(tmp_path_factory, [[30]]), "train", 4, seed=0)
     ((a, b),) = segments_of(epoch(examples))
     assert (len(a), len(b)) == (30, 0)
+
+
+# Pairs of sentences are two natural sentences each: neighbours of one document, or one of another document as B.
+
+
+@pytest.fixture(scope="module")
+def short_corpus(tmp_path_factory):
+    generator = np.random.default_rng(0)
+    shape = [generator.integers(1, 15, generator.integers(1, 30)).tolist() for _ in range(150)]
+    return corpus_of(tmp_path_factory, shape)
+
+
+def pairs_slowly(documents, length):
+    """The (A, B) of each row as offsets without labels, by a loop; every sentence fits half a row."""
+    pairs, offset = [], 0
+    for document in documents:
+        sentences = []
+        for size in filter(None, document):
+            sentences.append(list(range(offset, offset + size)))
+            offset += size
+        for first in range(0, len(sentences), 2):
+            pairs.append((sentences[first], sentences[first + 1] if first + 1 < len(sentences) else []))
+    return pairs
+
+
+SHORT = st.lists(st.lists(st.integers(0, 14), max_size=6), min_size=1, max_size=8)
+
+
+@settings(max_examples=40)
+@given(shape=SHORT)
+def test_without_a_label_each_sentence_is_in_a_row_with_its_neighbour(tmp_path_factory, shape):
+    examples = make_examples(SentencePairs(32, label=None), corpus_of(tmp_path_factory, shape), "train", 4, seed=0)
+    expected = pairs_slowly(shape, 32)
+    assert examples.number == len(expected)
+    if expected:
+        assert [(a.tolist(), b.tolist()) for a, b in segments_of(epoch(examples))] == expected
+
+
+@settings(max_examples=40)
+@given(shape=SHAPES, length=st.sampled_from([5, 6, 16, 33]), label=st.sampled_from(LABELS), seed=st.integers(0, 9))
+def test_odd_corpora_make_proper_pairs_of_sentences(tmp_path_factory, shape, length, label, seed):
+    short_corpus = corpus_of(tmp_path_factory, shape)
+    examples = make_examples(SentencePairs(length, label=label), short_corpus, "train", 4, seed=seed)
+    documents = np.count_nonzero(short_corpus.parts[0].lengths("train"))
+    batch = epoch(examples) if documents else {}
+    for index, (a, b) in enumerate(segments_of(batch) if documents else []):
+        value = batch[label][index] if label else 0 if len(b) else -1
+        assert (value == -1) == (len(b) == 0)
+        if len(b):
+            assert (document_of(short_corpus, a) != document_of(short_corpus, b)) == (
+                label == NEXT_SENTENCE and value == 1
+            )
+
+
+def test_both_segments_are_one_whole_sentence_and_half_of_the_bs_are_from_elsewhere(short_corpus):
+    borders = short_corpus.parts[0].sentences("train")
+    examples = make_examples(SentencePairs(32), short_corpus, "train", 4, seed=1)
+    batch = epoch(examples)
+    sentence = lambda offsets: np.searchsorted(borders, offsets[0], "right") - 1
+    for (a, b), label in zip(segments_of(batch), batch[NEXT_SENTENCE], strict=True):
+        for segment in (a, b):
+            first = sentence(segment)
+            assert [segment[0], segment[-1] + 1] == borders[first : first + 2].tolist()
+        assert (sentence(b) == sentence(a) + 1) == (label == 0)
+    starts = short_corpus.parts[0].documents("train")
+    odd = np.count_nonzero(np.diff(starts) % 2)  # documents whose last sentence has none after it
+    assert examples.number == (len(borders) - 1 + odd) / 2
+    expected = (examples.number - odd) / 2 + odd
+    assert abs(batch[NEXT_SENTENCE].sum() - expected) < 5 * np.sqrt(examples.number / 4)
+
+
+def test_pairs_may_be_exchanged_and_drawn_anew_in_every_epoch(short_corpus):
+    examples = make_examples(SentencePairs(32, label=SENTENCE_ORDER), short_corpus, "train", 4, seed=1)
+    labels = [epoch(examples, number)[SENTENCE_ORDER] for number in (0, 1)]
+    assert 0.2 < (labels[0] != labels[1]).mean() < 0.8
+    for (a, b), label in zip(segments_of(epoch(examples)), labels[0], strict=True):
+        assert (label == -1) if not len(b) else (label == int(b[0] < a[0]))

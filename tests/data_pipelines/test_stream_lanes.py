@@ -5,7 +5,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data_pipelines import batches
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
@@ -13,7 +12,7 @@ from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.layout import Piece
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.streams import ContiguousStreams
-from data_pipelines.order import Order, deal
+from data_pipelines.order import Order
 from tests.data_pipelines.corpora import SPECIAL, equal, numbered, write_corpus
 
 EOD = 4
@@ -108,30 +107,8 @@ def test_hosts_together_build_the_global_batch_and_any_step_alone(corpus):
             assert equal(made().batch(step + 1, np.arange(16)), later)
 
 
-def test_an_epoch_is_dealt_once_to_each_lane(corpus, monkeypatch):
-    examples, dealt = make_examples(ContiguousStreams(5), corpus, "train", 8, 3, Order(4, 2)), []
-    last = max(steps_of(examples, lane, 3)[0] for lane in range(4))
-    examples.batch(last, np.arange(8))
-    monkeypatch.setattr(batches, "deal", lambda *of: dealt.append(of[1]) or deal(*of))
-    for step in range(last, last + 6):
-        examples.batch(step, np.arange(8))
-    assert len(dealt) <= 8 and min(dealt, default=3) >= 3  # the next epoch's at most
-
-
 def test_lanes_with_too_little_text_are_said(corpus):
     with pytest.raises(UserError, match="too few for a batch of 64 rows of 512 in 2 lanes: lower the batch size"):
         make_examples(ContiguousStreams(512), corpus, "train", 64, 3, Order(2)).check_size()
     with pytest.raises(UserError, match="3 rows are odd"):
         make_examples(PermutedSpans(512), corpus, "train", 6, 3, Order(2))
-
-
-def test_stretches_are_cut_where_lanes_meet(corpus):
-    sizes = np.array([part.sizes["train"]["tokens"] + part.sizes["train"]["documents"] for part in corpus.parts])
-    dealt = [window for lane in range(4) for window in deal(3, 0, sizes, Order(4, 2), lane)]
-    covered = {part: [] for part in range(7)}
-    for window in dealt:
-        for part, begin, end in zip(window.parts.tolist(), window.begins.tolist(), window.ends.tolist(), strict=True):
-            covered[part].append((begin, end))
-    for part, pieces in covered.items():
-        ends = [0, *(end for _, end in sorted(pieces))]
-        assert [begin for begin, _ in sorted(pieces)] == ends[:-1] and ends[-1] == sizes[part]

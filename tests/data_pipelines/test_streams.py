@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines.batches import make_examples
@@ -39,7 +39,7 @@ def joined(examples, steps, name="tokens"):
     return np.concatenate([examples.batch(step, rows)[name] for step in steps], axis=1)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(shape=SHAPES, length=st.integers(1, 9), rows=st.integers(1, 3), reset=st.booleans(), seed=st.integers(0, 1))
 def test_an_epoch_is_its_documents_in_its_order_cut_in_equal_runs(tmp_path_factory, shape, length, rows, reset, seed):
     documents = numbered([document for document in shape if any(document)])  # `prepare` stores no others

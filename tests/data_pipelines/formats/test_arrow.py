@@ -40,24 +40,12 @@ def test_a_row_is_a_document(tmp_path, monkeypatch, kind, shard):
     assert all(part.version for part in parts)
 
 
-def test_dictionaries_are_read(tmp_path):
-    save(tmp_path / "set", TEXTS, kind=pyarrow.dictionary(pyarrow.int32(), pyarrow.string()))
-    assert texts(f"arrow:{tmp_path}/set") == (TEXTS, {})
-
-
 def test_it_may_lie_in_a_store(tmp_path):
     save(tmp_path / "set", TEXTS)
     memory = fsspec.filesystem("memory")
     memory.put(str(tmp_path / "set"), "/arrow-set", recursive=True)
     assert texts("arrow:memory://arrow-set") == (TEXTS, {})
     memory.rm("/arrow-set", recursive=True)
-
-
-def test_several_fields_are_segments(tmp_path):
-    save(tmp_path / "set", TEXTS)
-    assert table.segments(table.parse(f"arrow:{tmp_path}/set", fields=("text", "title"))) == ("text", "title")
-    with pytest.raises(UserError, match="--field title: .*arrow has no such column; it has id, text"):
-        read(f"arrow:{tmp_path}/set", fields=("text", "title"))
 
 
 def test_a_folder_of_splits_or_of_something_else_is_an_error(tmp_path):

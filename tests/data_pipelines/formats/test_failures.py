@@ -64,19 +64,6 @@ def test_a_disk_or_a_network_that_fails_is_no_damage(tmp_path, monkeypatch, spec
     assert not problems
 
 
-def test_a_permission_that_is_lost_after_the_plan_is_no_damage(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("Text.")
-    one = table.parse(f"text:{tmp_path}/a.txt")
-    (part,) = ranges(one)
-
-    def refuse(path, mode):
-        raise PermissionError(errno.EACCES, "Permission denied", path)
-
-    monkeypatch.setattr(builtins, "open", refuse)
-    with pytest.raises(PermissionError):
-        list(table.read(one, part, Problems()))
-
-
 def test_a_stores_own_error_becomes_an_oserror(monkeypatch):
     memory = fsspec.filesystem("memory")
     memory.pipe("/f/a.txt", b"Text.")

@@ -14,8 +14,6 @@ from data_pipelines.examples.document_stream import end_token
 from data_pipelines.prepare import command, options, plan, sample, training
 from tests.data_pipelines.prepared import documents, run, splits
 
-CONLL = "-DOCSTART- O\n\nAnna B-PER\nsang O\n. O\n"
-
 
 @pytest.mark.parametrize(
     "told, said",
@@ -77,25 +75,14 @@ def test_each_source_may_have_its_language(tmp_path):
         run(tmp_path / "other", *specs, language=("de", "en", "no"))
 
 
-def test_several_fields_are_segments_of_their_names(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"title": "A title", "body": "Its text."}) + "\n")
-    manifest, _ = run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl", field=("title", "body"))
-    assert manifest["fields"]["segments"]["values"] == ["title", "body"]
-    assert documents(tmp_path / "out") == [["A title", "Its text ."]]
-
-
-@pytest.mark.parametrize("columns, labels", [({}, True), ({"label_column": 0}, False)])
+@pytest.mark.parametrize(
+    "columns, labels", [({}, True), ({"label_column": 0}, False), ({"token_column": 2, "label_column": 0}, False)]
+)
 def test_columns_of_conll_may_be_told(tmp_path, columns, labels):
-    (tmp_path / "a.conll").write_text(CONLL)
+    (tmp_path / "a.conll").write_text("-DOCSTART- O\n\nAnna B-PER\nsang O\n. O\n")
     manifest, _ = run(tmp_path / "out", f"conll:{tmp_path}/a.conll", **columns)
-    assert ("labels" in manifest["fields"]) == labels
-    assert documents(tmp_path / "out") == [["Anna sang ."]]
-
-
-def test_the_column_of_tokens_may_be_told(tmp_path):
-    (tmp_path / "a.conll").write_text("1 Anna\n2 sang\n")
-    run(tmp_path / "out", f"conll:{tmp_path}/a.conll", token_column=2, label_column=0)
-    assert documents(tmp_path / "out") == [["Anna sang"]]
+    assert ("labels" in manifest["fields"]) == ("label_column" not in columns)
+    assert documents(tmp_path / "out") == [["B - PER O O" if "token_column" in columns else "Anna sang ."]]
 
 
 @pytest.mark.parametrize("tokenizer", [{}, {"tokenizer": "wordpiece", "vocab_size": 70}])

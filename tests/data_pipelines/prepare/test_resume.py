@@ -4,10 +4,9 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
 from data_pipelines.prepare import command, parts, pool, versions
+from data_pipelines.prepare.faults import explain, faults
 from data_pipelines.text.steps import STEPS
 from tests.data_pipelines.prepare.small import append
 from tests.data_pipelines.prepared import documents, run, write_character_vocabulary
@@ -134,21 +134,6 @@ def test_a_file_system_that_cannot_lock_is_no_obstacle(tmp_path, monkeypatch):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt")
 
 
-def test_a_fault_that_may_pass_is_no_loss(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("Some text.")
-    real = parts.write_unit
-
-    def failing(*given):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), f"{tmp_path}/a.txt")
-
-    monkeypatch.setattr(parts, "write_unit", failing)
-    with pytest.raises(UserError, match=r"a.txt: reading or writing failed .*may pass; the same command goes on"):
-        run(tmp_path / "out", f"text:{tmp_path}/a.txt")
-    monkeypatch.setattr(parts, "write_unit", real)
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt")
-    assert documents(tmp_path / "out") == [["Some text ."]]
-
-
 def _die():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -157,18 +142,6 @@ def test_a_worker_that_is_killed_is_said_with_its_likely_reason():
     said = "--processes 2: a worker process was killed, as .* memory runs out; use fewer"
     with pytest.raises(UserError, match=said), pool.pool(2) as workers:
         workers.submit(_die).result()
-
-
-def test_a_corpus_inside_its_own_source_is_no_part_of_it(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
-    out = tmp_path / "out"
-    vocabulary = tmp_path.parent / "vocab.txt"
-    vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nSome\ntext\n.\n")
-    run(out, f"text:{tmp_path}", tokenizer=str(vocabulary))
-    assert documents(out) == [["Some text ."]]
-    (tmp_path / "b.txt").write_text("text.")
-    append(out, tmp_path)
-    assert documents(out) == [["Some text ."], ["text ."]]
 
 
 def test_a_file_that_changes_while_others_are_read_is_no_part_of_the_corpus(tmp_path, monkeypatch):
@@ -184,26 +157,6 @@ def test_a_file_that_changes_while_others_are_read_is_no_part_of_the_corpus(tmp_
     monkeypatch.setattr(parts, "write_unit", changing)
     with pytest.raises(UserError, match="b.txt has changed since this began; restore it, or begin anew"):
         run(tmp_path / "out", f"text:{tmp_path}/?.txt")
-
-
-def test_readers_find_a_whole_manifest_while_parts_are_added(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt")
-    done, seen = threading.Event(), set()
-
-    def read():
-        while not done.is_set():
-            seen.add(len(Corpus(tmp_path / "out").parts))
-
-    with ThreadPoolExecutor(1) as pool_:
-        reader = pool_.submit(read)
-        for name in "bcd":
-            (tmp_path / f"{name}.txt").write_text("More text.")
-            append(tmp_path / "out", tmp_path / f"{name}.txt")
-        done.set()
-        reader.result()
-    assert seen <= {1, 2, 3, 4}
-    assert len(Corpus(tmp_path / "out").parts) == 4
 
 
 @pytest.mark.parametrize("change, said", [({"version": 1}, "earlier format"), ({"stages": None}, "not made by")])
@@ -235,3 +188,42 @@ def test_a_corpus_made_before_there_were_some_options_is_finished(tmp_path):
     assert "already finished" in run(tmp_path / "out", f"text:{tmp_path}/a.txt")[1]
     with pytest.raises(UserError, match="keep_accents was False and is True"):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt", keep_accents=True)
+
+
+# What the system refuses is told apart, and each fault has its cure.
+
+
+PLACE = Path("/data/corpus")
+
+
+@pytest.mark.parametrize(
+    "code, path, said",
+    [
+        (errno.ENOSPC, None, "--out /data/corpus: cannot write there .*free space"),
+        (errno.EDQUOT, "/data/corpus/x", "--out /data/corpus: cannot write there .*free space"),
+        (errno.EACCES, "/texts/a.txt", "--source: cannot read /texts/a.txt .*make it readable or leave it out"),
+        (errno.EACCES, "/data/corpus/x", "--out /data/corpus: cannot write there .*choose another directory"),
+        (errno.EACCES, "/data", "--out /data/corpus: cannot write there .*choose another directory"),
+        (errno.ENOENT, "/texts/a.txt", "--source: cannot read /texts/a.txt .*leave it out"),
+        (errno.ENOENT, "/data/corpus/x", "/data/corpus/x: .*if another process makes the same, wait for it; the same"),
+        (errno.ENOTEMPTY, "part.27", "part.27: .*if another process makes the same, wait for it; the same"),
+        (errno.EIO, "/texts/a.txt", "/texts/a.txt: reading or writing failed .*may pass; the same command goes on"),
+        (errno.ETIMEDOUT, None, "/data/corpus: reading or writing failed .*may pass; the same command goes on"),
+        (errno.ESTALE, "/data/corpus/x", "/data/corpus/x: reading or writing failed .*the same command goes on"),
+    ],
+)
+def test_a_fault_has_its_own_cure(code, path, said):
+    error = OSError(code, os.strerror(code), path)
+    with pytest.raises(UserError, match=f"^{said}") as raised, faults(PLACE, 2):
+        raise error
+    assert (raised.value.status == 134) == bool(re.search("may pass|wait for it", str(raised.value)))
+    assert ("free space" in str(raised.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
+
+
+def test_memory_that_runs_out_is_said():
+    with pytest.raises(UserError, match="--processes 2: memory ran out; use fewer"), faults(PLACE, 2):
+        raise MemoryError
+
+
+def test_a_time_out_without_a_number_may_pass():
+    assert "may pass" in str(explain(TimeoutError("timed out"), PLACE))

@@ -6,21 +6,29 @@ import json
 import random
 import shutil
 import signal
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.durable import ours
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source, table
 from data_pipelines.prepare import ending, parts, plan
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
+from data_pipelines.prepare.parts import read_encoder
+from data_pipelines.text.encoding import Encoder
+from data_pipelines.tokenizers import stored
 from tests.data_pipelines.prepare import forks
 from tests.data_pipelines.prepare.forks import Fork
 from tests.data_pipelines.prepare.small import MIB, UNIT, append, arguments
-from tests.data_pipelines.prepared import content, documents, run
+from tests.data_pipelines.prepared import content, documents, run, write_character_vocabulary
 
 pytestmark = pytest.mark.usefixtures("small")
 OPTIONS = {"tokenizer": "wordpiece", "vocab_size": 200, "part_size": 1, "heldout": 0.1}
@@ -245,3 +253,38 @@ def test_a_corpus_and_a_share_are_made_by_one_process_at_a_time(text, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another prepare is writing there"):
             run(tmp_path / "out", f"text:{text}")
+
+
+# Threads of one process make parts, as Apache Beam's workers do.
+
+
+@pytest.fixture
+def tokenizer(tmp_path) -> Path:
+    stored.save(stored.load(str(write_character_vocabulary(tmp_path / "vocab.txt")), True, True), tmp_path / "made")
+    return tmp_path / "made" / "tokenizer.json"
+
+
+@pytest.fixture(autouse=True)
+def eager_threads():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_encode_what_one_encodes(tokenizer):
+    texts = [[f"w{thread}x{word} common{word}" for word in range(300)] for thread in range(4)]
+    alone = Encoder(stored.load(tokenizer.parent).tokenizer)
+    wanted = [alone.tokens(some) for some in texts]
+
+    def encode(some):
+        return [read_encoder(tokenizer).tokens([text])[0] for text in some]
+
+    with ThreadPoolExecutor(4) as threads:
+        for got, right in zip(threads.map(encode, texts), wanted, strict=True):
+            assert all(map(np.array_equal, got, right))
+
+
+def test_threads_write_under_names_of_their_own():
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(ours).result() != ours()

@@ -64,7 +64,7 @@ def made(kind: str) -> tuple[Tokenizer, Encoder, Tokenizer]:
     return tokenizer, Encoder(tokenizer), whole
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(texts=st.lists(TEXT, max_size=4))
 @example(PROBES)
 def test_tokens_and_places_are_those_of_the_whole_text(texts):

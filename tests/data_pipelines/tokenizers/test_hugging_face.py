@@ -25,10 +25,9 @@ from transformers import (
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import pieces, stored
+from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import vocabulary
-from data_pipelines.tokenizers.table import KINDS, check_specials, train
-from data_pipelines.tokenizers.training import Training
+from data_pipelines.tokenizers.table import KINDS, check_specials
 from tests.data_pipelines import prepared
 from tests.data_pipelines.tokenizers.trained import PROBES, TEXT, TEXTS, ids, make
 
@@ -170,17 +169,6 @@ def test_special_tokens_written_in_the_text_are_text(case):
     names = [token.content for token in made.tokenizer.get_added_tokens_decoder().values()][:9]
     tokens = ids(Encoder(made.tokenizer), " ".join(names) + "a" + "".join(names))
     assert not set(tokens) & ({*made.special.values()} - {made.special.get("unk")})
-
-
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_special_tokens_written_in_the_text_of_pieces_are_spelled(kind):
-    for name, flavour in pieces.FLAVOURS.items():
-        text = " ".join(flavour.specials) + "a" + "".join(flavour.specials)
-        asked = Training(400, cased=True, specials=name)
-        tokenizer = train(f"sentencepiece-{kind}", TEXTS + ["KEY"] * 100, asked).tokenizer
-        tokens = ids(Encoder(tokenizer), text)
-        assert min(tokens) >= len(flavour.specials)
-        assert tokenizer.decode(tokens) == text
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece-unigram", "sentencepiece-bpe"])

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer
 
 from data_pipelines.errors import UserError
+from data_pipelines.text.token_bytes import token_bytes
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import ROLES
 from tests.data_pipelines.prepared import run, stored, write_character_vocabulary
@@ -104,3 +105,17 @@ def test_a_tokenizer_that_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(UserError, match="tokenizer_config.json is not JSON"):
         tokenizers.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [("bpe", "gpt2"), ("bpe", "roberta"), ("bytes", None)])
+def test_the_bytes_of_a_text_are_those_of_its_tokens(tmp_path, kind):
+    made, text = make(*kind), "Two cafés, 東京 and\n\tsome  white space. "
+    tokenizers.save(made, tmp_path / "t")
+    widths = token_bytes(tmp_path / "t")
+    assert widths[made.tokenizer.encode(text, add_special_tokens=False).ids].sum() == len(text.encode())
+    assert not widths[list(made.special.values())].any()
+
+
+def test_the_bytes_of_other_tokens_are_not_known(tmp_path):
+    tokenizers.save(make("wordpiece"), tmp_path / "t")
+    assert token_bytes(tmp_path / "t") is None
