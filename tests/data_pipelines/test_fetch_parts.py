@@ -245,7 +245,7 @@ def train_parts(bucket):
     """How often each part's tokens were read."""
     return {
         int(name.split("/")[1]): count
-        for name, count in bucket_of_lanes.reads.items()
+        for name, count in bucket.reads.items()
         if name.endswith("train/tokens.npy")
     }
 

@@ -48,9 +48,9 @@ def test_a_bucket_that_fails_for_now_is_read_later_and_never_taken_for_damage(st
 
 
 def test_long_files_of_a_web_server_are_cut_at_lines_of_which_little_is_read(storage, monkeypatch):
-    monkeypatch.setattr(source, "SHARD", 1 << 19)
-    monkeypatch.setattr(files, "BLOCK", 1 << 15)
-    written = [f"Document {number}. " + "word " * (number % 400) for number in range(4000)]
+    monkeypatch.setattr(source, "SHARD", 1 << 20)
+    monkeypatch.setattr(files, "BLOCK", 1 << 16)
+    written = [f"Document {number}. " + "word " * (number % 400) for number in range(8000)]
     content = "\n\n".join(written).encode()
     storage.put("bucket", "a.txt", content)
     web = f"text:{storage.url}/download/storage/v1/b/bucket/o"

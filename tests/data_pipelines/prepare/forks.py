@@ -27,7 +27,7 @@ class Fork:
 
     def __init__(self, function: Callable, *arguments):
         self.said, writers = zip(*(FORKED.Pipe(duplex=False) for _ in range(2)), strict=True)
-        self.process = FORKED.Process(target=_printing, args=(writers, function, *arguments))
+        self.process = FORKED.Process(target=_printing, args=(writers, {**os.environ}, function, *arguments))
         self.process.start()
         for writer in writers:
             writer.close()
@@ -39,7 +39,8 @@ class Fork:
         return self.process.exitcode, *texts
 
 
-def _printing(writers, function: Callable, *arguments) -> None:
+def _printing(writers, environment: dict[str, str], function: Callable, *arguments) -> None:
+    os.environ.update(environment)
     for number, writer in enumerate(writers, 1):
         os.dup2(writer.fileno(), number)
         writer.close()

@@ -264,7 +264,7 @@ def tokenizer(tmp_path) -> Path:
     return tmp_path / "made" / "tokenizer.json"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def eager_threads():
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -272,7 +272,7 @@ def eager_threads():
     sys.setswitchinterval(before)
 
 
-def test_threads_encode_what_one_encodes(tokenizer):
+def test_threads_encode_what_one_encodes(tokenizer, eager_threads):
     texts = [[f"w{thread}x{word} common{word}" for word in range(300)] for thread in range(4)]
     alone = Encoder(stored.load(tokenizer.parent).tokenizer)
     wanted = [alone.tokens(some) for some in texts]
