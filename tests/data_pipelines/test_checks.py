@@ -38,10 +38,17 @@ def read(path, **workers):
         return len(list(loader))
 
 
-@pytest.mark.parametrize("workers", [{"threads": 2}, {"processes": 1}])
-@pytest.mark.parametrize("name, value", [("tokens", 7), ("tokens", 65535), ("sentences", 2**40), ("documents", -5)])
+@pytest.mark.parametrize(
+    "name, value, workers",
+    [
+        ("tokens", 7, {"processes": 1}),
+        ("tokens", 65535, {"threads": 2}),
+        ("sentences", 2**40, {"threads": 2}),
+        ("documents", -5, {"threads": 2}),
+    ],
+)
 def test_a_damaged_file_ends_who_reads_it_whatever_it_holds(path, workers, name, value):
-    assert read(path, **workers) == 40
+    assert read(path, threads=2) == 40
     damage(path, name=name, value=value)
     with pytest.raises(UserError) as raised:
         read(path, **workers)

@@ -14,6 +14,8 @@ from data_pipelines.store import files
 from pretrain.storage import run_directory
 from tests.texts import write_texts
 
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
+
 
 @pytest.fixture
 def order(monkeypatch):
@@ -39,7 +41,6 @@ def downloaded(path, content):
     copy_file("memory://corpus", "tokens.npy", File(len(content), None), path, ".partial")
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
 @pytest.mark.parametrize(
     ("write", "name", "suffix"),
     [
@@ -54,7 +55,6 @@ def test_a_file_is_on_disk_before_it_is_named_and_its_name_after(tmp_path, order
     assert order == [("sync", new), ("name", new, place), ("sync", str(tmp_path))]
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
 def test_all_of_a_corpus_is_on_disk_before_its_manifest(tmp_path, order):
     source, out = write_texts(tmp_path / "texts", documents=20, seed=0), tmp_path / "corpus"
     prepare(Prepare((f"text:{source}",), out, vocab_size=200, heldout=0.2, processes=1), Console(file=io.StringIO()))

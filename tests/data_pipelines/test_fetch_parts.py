@@ -243,11 +243,7 @@ def wait_for(corpus):
 
 def train_parts(bucket):
     """How often each part's tokens were read."""
-    return {
-        int(name.split("/")[1]): count
-        for name, count in bucket.reads.items()
-        if name.endswith("train/tokens.npy")
-    }
+    return {int(name.split("/")[1]): count for name, count in bucket.reads.items() if name.endswith("train/tokens.npy")}
 
 
 def test_a_host_fetches_the_parts_of_its_lane_once(bucket_of_lanes, local):

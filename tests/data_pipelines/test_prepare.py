@@ -243,25 +243,19 @@ def test_no_text_in_any_document_is_an_error_that_says_what_was_there(tmp_path):
     run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl")
 
 
-def test_a_directory_with_other_files_is_left_alone(tmp_path, text):
-    (tmp_path / "train").mkdir()
-    with pytest.raises(UserError, match="holds files that are no corpus; use an empty or a new directory"):
-        run(tmp_path, f"text:{text}", tokenizer="wordpiece")
-    assert [path.name for path in tmp_path.iterdir()] == ["train"]
-
-
-def test_a_mistake_in_the_settings_binds_nothing(tmp_path, text):
-    with pytest.raises(UserError, match="does not exist"):
-        run(tmp_path / "out", f"text:{tmp_path}/nothing")
-    with pytest.raises(UserError, match="nothing.json does not exist"):
-        run(tmp_path / "out", f"text:{text}", tokenizer="nothing.json")
-    run(tmp_path / "out", f"text:{text}")
-
-
-def test_a_place_that_cannot_be_written_is_an_error(tmp_path, text):
+def test_a_mistake_is_an_error_that_binds_nothing(tmp_path, text):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--out .*file/out: cannot write there .*choose another directory"):
-        run(tmp_path / "file" / "out", f"text:{text}", tokenizer="wordpiece")
+    (tmp_path / "others" / "train").mkdir(parents=True)
+    for out, place, tokenizer, said in (
+        ("out", f"{text}/nothing", "wordpiece", "does not exist"),
+        ("out", text, "nothing.json", "nothing.json does not exist"),
+        ("others", text, "wordpiece", "holds files that are no corpus; use an empty or a new directory"),
+        ("file/out", text, "wordpiece", "--out .*file/out: cannot write there .*choose another directory"),
+    ):
+        with pytest.raises(UserError, match=said):
+            run(tmp_path / out, f"text:{place}", tokenizer=tokenizer)
+    assert [path.name for path in (tmp_path / "others").iterdir()] == ["train"]
+    run(tmp_path / "out", f"text:{text}")
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -66,12 +66,3 @@ def test_what_a_worker_cannot_do_is_one_line(text, tmp_path):
     _, errors = process.communicate()
     assert process.returncode == 2
     assert "error: --runner direct: " in errors and "the same command goes on" in errors
-
-
-def test_without_beam_the_error_names_its_set_up(text, tmp_path):
-    if importlib.util.find_spec("apache_beam"):
-        pytest.skip("this Python has Apache Beam")
-    process = start(sys.executable, text, tmp_path / "out", "--runner=direct")
-    _, errors = process.communicate()
-    assert process.returncode == 2
-    assert errors.startswith("error: --runner needs Apache Beam: make setup-beam")

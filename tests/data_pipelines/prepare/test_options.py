@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from tests.data_pipelines.prepared import documents, run, splits
         ({"part_size": 0}, "--part-size 0: give a number of MiB"),
         ({"steps": ("tag",)}, "--steps tag: there is no such step"),
         ({"tokenizer": "wordpiece", "specials": "albert"}, "--specials albert: --tokenizer wordpiece does not choose"),
+        ({"tokenizer": "bpe", "specials": "albert"}, "--specials albert: .*bpe has roberta and gpt2"),
         *(
             ({"part": share}, f"--part {share}: give I/N with I from 0 to N - 1")
             for share in ("3", "3/3", "-1/3", "1/0", "a/b")
@@ -51,6 +53,13 @@ def test_an_option_that_one_of_the_sources_reads_is_taken(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"body": "Another text."}')
     run(tmp_path / "out", f"text:{tmp_path}/a.txt", f"jsonl:{tmp_path}/b.jsonl", field=("body",))
     assert len(documents(tmp_path / "out")) == 2
+
+
+def test_without_beam_the_error_names_its_set_up(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    (tmp_path / "a.txt").write_text("Some text.")
+    with pytest.raises(UserError, match="^--runner needs Apache Beam: make setup-beam"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt", runner="direct")
 
 
 @pytest.mark.parametrize("again", ["*.txt", "a.txt", "link.txt"])

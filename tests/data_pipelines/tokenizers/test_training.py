@@ -100,9 +100,10 @@ def test_prepare_counts_the_whole_text_and_keeps_to_the_size(tmp_path, monkeypat
     assert counts.tolist() == sorted(counts, reverse=True)
 
 
-def test_a_size_without_words_is_an_error():
-    with pytest.raises(UserError, match="--vocab-size 6: use at least 7"):
-        train("wordlevel", TEXTS, Training(6))
+@pytest.mark.parametrize(("kind", "size", "least"), [("wordlevel", 6, 7), ("wordpiece", 20, 64)])
+def test_a_size_without_room_for_words_is_an_error(kind, size, least):
+    with pytest.raises(UserError, match=f"--vocab-size {size}: use at least {least}"):
+        train(kind, TEXTS, Training(size))
 
 
 def test_memory_is_bounded_by_forgetting_rare_words(monkeypatch):

@@ -24,7 +24,7 @@ SPACES = ["  ", "\n\n", *" \n\t\r\x0b\x0c\x1c\x00\x85\u00a0\u1680\u180e\u2028\u3
 PIECES = st.sampled_from(WORDS) | st.sampled_from(SPACES) | st.text(max_size=5)
 # Special tokens are text for the encoder, but not for the tokenizers that it is compared with
 TEXT = st.lists(PIECES, max_size=12).map("".join).map(lambda text: text.replace("<", "").replace("[", ""))
-SIZES = {"sentencepiece-unigram": 400, "sentencepiece-bpe": 400, "wordlevel": 60, "bpe": 400}
+SIZES = {"sentencepiece-unigram": 400, "sentencepiece-bpe": 400, "wordlevel": 60, "bpe": 400, "bytes": 384}
 
 
 @functools.cache
