@@ -187,6 +187,8 @@ def test_epochs_repeat_exactly_after_as_many_as_there_are_copies(of_parts, layou
     assert equal(epoch(anew, 2), found[2]), "the copies are those of the first epochs"
     assert not np.array_equal(epoch(anew, 3)["tokens"], found[0]["tokens"])
     assert np.array_equal(unmasked(epoch(anew, 3)), unmasked(found[0])) or layout is SegmentPairs
+    other = make_examples(layout(32), of_parts, "train", 4, seed=8)
+    assert not np.array_equal(epoch(other, 0)["tokens"], found[0]["tokens"])
 
 
 def test_copies_come_in_another_order_in_every_epoch(of_parts):

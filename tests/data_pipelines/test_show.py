@@ -26,7 +26,7 @@ def tokenizer_of(corpus):
     return Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
 
 
-def shown(corpus, mask=4, **batch):
+def shown(corpus, mask=4, colours=None, **batch):
     """What is printed of a batch of rows, which are given as spelled; predictions: {place: what was there}."""
     tokenizer, screen = tokenizer_of(corpus), io.StringIO()
     ids = lambda rows: np.array([[tokenizer.token_to_id(token) for token in row] for row in rows], np.int32)
@@ -37,7 +37,7 @@ def shown(corpus, mask=4, **batch):
         batch["prediction_targets"] = ids([[*predictions.values(), "[PAD]"]] * len(batch["tokens"]))
         batch["prediction_weights"] = np.array([[1] * len(predictions) + [0]] * len(batch["tokens"]))
     batch = {"segments": np.ones_like(batch["tokens"])} | {name: np.array(array) for name, array in batch.items()}
-    console = Console(file=screen, width=120, force_terminal=True, color_system="standard", highlight=False)
+    console = Console(file=screen, width=120, force_terminal=bool(colours), color_system=colours, highlight=False)
     show_examples(tokenizer, mask, batch, console)
     return screen.getvalue()
 
@@ -62,7 +62,8 @@ def test_examples_show_what_was_done_to_each_predicted_token(corpus):
     row = ["[CLS]", "a", "[MASK]", "b", "c", "[SEP]", "[PAD]", "[PAD]"]
     segments = [[1, 1, 1, 1, 1, 1, 0, 0]]
     predictions = {2: "a", 3: "a", 4: "c"}
-    printed = shown(corpus, tokens=[row], segments=segments, predictions=predictions, next_sentence=[1])
+    rows = {"tokens": [row], "segments": segments, "predictions": predictions, "next_sentence": [1]}
+    printed = shown(corpus, colours="standard", **rows)
     assert "6 tokens of 8, 3 to predict, B is random" in printed
     assert "\x1b[1;37;41m[MASK]→a" in printed  # white on red
     assert "\x1b[1;30;43mb→a" in printed  # black on yellow

@@ -120,7 +120,7 @@ def signs_of(path, kind):
         signs = [f"word{number}" for number in range(600)]
     weights = 1 / np.arange(1, 601)
     path.write_text(" ".join(chance.choice(signs, 20_000, p=weights / weights.sum())))
-    return f"signs_of:{path}"
+    return f"text:{path}"
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "wordlevel", "character-bpe"])
