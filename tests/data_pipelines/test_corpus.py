@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import pickle
 import shutil
 
 import numpy as np
@@ -48,14 +47,6 @@ def test_read_fills_in_the_stretch_and_ignores_what_lies_outside(folder, length)
     for row, start in zip(rows, starts, strict=True):
         for column, offset in enumerate(range(start, start + length)):
             assert not 0 <= offset < 18 or row[column] == 5 + offset
-
-
-def test_a_corpus_travels_to_another_process_as_its_path(folder):
-    corpus = Corpus(folder)
-    corpus.parts[0].read("train", "tokens", np.array([0]), 4)  # opens the maps
-    assert len(pickle.dumps(corpus)) < 1000
-    again = pickle.loads(pickle.dumps(corpus))
-    assert again.fingerprint == corpus.fingerprint and again.parts[0].lengths("train").tolist() == [7, 5, 6]
 
 
 def change_manifest(folder, **changes):

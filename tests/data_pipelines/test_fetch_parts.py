@@ -201,9 +201,6 @@ def test_a_copy_goes_to_worker_processes(bucket, monkeypatch):
     assert read(again, 0) == arrays_of_part(0)["train/tokens.npy"]
 
 
-# Hosts that share a corpus in a bucket fetch the parts of their own lanes alone, and build the same batches.
-
-
 HOSTS, MANY, BATCH, SEED, HOST = 4, 20, 8, 3, 1
 LAYOUT, ORDER = PackedSentences(32), Order(lanes=HOSTS, window=2)
 

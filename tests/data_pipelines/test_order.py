@@ -61,9 +61,6 @@ def test_an_empty_split_is_an_error_that_names_it():
         counted([0], batch_size=4).batch(0, np.arange(4))
 
 
-# The counter hash behaves like independent uniform draws, along a row, across rows, epochs and seeds.
-
-
 ONE, OTHER = "masked tokens", "what masked tokens become"
 KEYS = noise.key(1, 0, np.arange(2000))
 DRAWS = noise.bits(KEYS, noise.counters(ONE, 500))  # uint32 [2000, 500]

@@ -126,9 +126,6 @@ def test_records_that_name_no_code_are_one_line_and_those_that_do_are_read_alike
     assert "its domain is 'Foot', which no --code names; the nearest is 'Food'" in capsys.readouterr().err
 
 
-# Rows of whole documents, each token predicted once, as the usual loop with a stride does.
-
-
 EOD = 4999
 
 

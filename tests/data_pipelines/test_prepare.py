@@ -15,7 +15,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
-from data_pipelines.formats.problems import PLAIN_SPACES, REPLACED, SKIPPED
+from data_pipelines.formats.problems import REPLACED, SKIPPED
 from data_pipelines.prepare import parts as making
 from data_pipelines.store import heldout, parts
 from tests.data_pipelines.prepare.forks import Fork, peak_of_prepare, prepare
@@ -69,19 +69,6 @@ def test_killed_anywhere_and_run_again_the_bytes_are_the_same(tmp_path, text, un
     assert (f"continuing: 0 parts are there, and {units} of" in printed) == (units > 0 and not joined)
     assert content(out) == uninterrupted
     assert not (out / ".partial").exists()
-
-
-def test_units_that_a_power_cut_shortened_are_made_again(tmp_path, text, uninterrupted):
-    out = tmp_path / "out"
-    start(text, out, dies="parts.read_unit", call=1).wait()
-    units = units_of(out)
-    for unit, name in zip(units, ("tokens.bin", "documents.bin", "sentences.bin", "summary.json"), strict=False):
-        file = unit / name
-        file.write_bytes(file.read_bytes()[: -1 - file.stat().st_size // 2])
-    status, printed, errors = start(text, out).wait()
-    assert status == 0, errors
-    assert f"and {len(units) - 4} of {len(units)} units" in printed
-    assert content(out) == uninterrupted
 
 
 def test_two_processes_killed_twice_give_the_same_bytes_and_leave_no_process(tmp_path, text, uninterrupted):
@@ -280,10 +267,3 @@ def test_memory_does_not_grow_with_a_document(tmp_path):
         assert not errors
         peaks.append(int(printed.splitlines()[-1]) / 1e6)
     assert peaks[1] - peaks[0] < 6, peaks
-
-
-def test_a_space_at_which_the_sentence_splitter_panics_costs_no_text_and_is_counted(tmp_path):
-    (tmp_path / "a.txt").write_text("B\u00a0. It helps", "utf-8")
-    manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/a.txt")
-    assert documents(tmp_path / "out") == [["B .", "It helps"]]
-    assert manifest["counts"][PLAIN_SPACES]["count"] == 1

@@ -265,9 +265,6 @@ def test_a_sentence_that_just_fits_the_row_is_not_cut(tmp_path_factory):
     assert (len(a), len(b)) == (30, 0)
 
 
-# Pairs of sentences are two natural sentences each: neighbours of one document, or one of another document as B.
-
-
 @pytest.fixture(scope="module")
 def short_corpus(tmp_path_factory):
     generator = np.random.default_rng(0)

@@ -105,15 +105,6 @@ def test_a_damaged_summary_is_one_error_with_its_cure(tmp_path, content):
         read_summary(tmp_path / "part")
 
 
-def test_a_released_part_is_read_again(tmp_path):
-    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3], [4]]), parts=2))
-    read = lambda: [part.read("train", "tokens", np.array([0]), 3)[0].tolist() for part in corpus.parts]
-    before = read()
-    corpus.release("train", [0, 1])
-    assert not any(part._arrays or part._windows for part in corpus.parts)
-    assert read() == before == [[5, 6, 7], [8, 9, 10]]
-
-
 FRACTIONS = (0.0, 0.01, 0.1, 0.5)
 
 

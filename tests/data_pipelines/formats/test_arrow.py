@@ -2,7 +2,6 @@
 
 import json
 
-import fsspec
 import pyarrow
 import pytest
 
@@ -38,14 +37,6 @@ def test_a_row_is_a_document(tmp_path, monkeypatch, kind, shard):
     parts = ranges(table.parse(f"arrow:{tmp_path}/set/"))
     assert len(parts) == {1: 13, 1 << 20: 2}.get(shard, len(parts))
     assert all(part.version for part in parts)
-
-
-def test_it_may_lie_in_a_store(tmp_path):
-    save(tmp_path / "set", TEXTS)
-    memory = fsspec.filesystem("memory")
-    memory.put(str(tmp_path / "set"), "/arrow-set", recursive=True)
-    assert texts("arrow:memory://arrow-set") == (TEXTS, {})
-    memory.rm("/arrow-set", recursive=True)
 
 
 def test_a_folder_of_splits_or_of_something_else_is_an_error(tmp_path):

@@ -185,9 +185,6 @@ def test_json_lines_without_the_field_name_those_that_there_are(tmp_path):
     assert texts(f"jsonl:{tmp_path}/a.jsonl")[1][NO_FIELD]["first"].endswith("line 2: it has no text but body, id")
 
 
-# A format is one file and one line of the table: what is registered there can be prepared.
-
-
 @dataclass(frozen=True)
 class Options:
     undecodable: str = "replace"

@@ -92,16 +92,6 @@ def test_mixed_records(data):
     prepare_bytes(kind, {f"a{suffix}": packed}, needed, **options)
 
 
-@settings(max_examples=20)
-@given(st.lists(st.tuples(st.sampled_from(sorted(CODECS)), st.none() | st.binary(max_size=300)), max_size=8))
-def test_mixed_files(found):
-    content = {
-        f"{number:02}{suffix}": CODECS[suffix][0](f"good {number}.".encode()) if junk is None else junk
-        for number, (suffix, junk) in enumerate(found)
-    }
-    prepare_bytes("text", content, {f"good {number} ." for number, (_, junk) in enumerate(found) if junk is None})
-
-
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_truncated_file_keeps_its_complete_documents_and_is_reported(suffix):
     noise = random.Random(0).choices("abcdefghij", k=120_000)  # so that compression cannot hold all in one block

@@ -108,9 +108,6 @@ def test_long_segments_come_in_pieces_of_one_document(small, tmp_path):
     assert [name for name, _ in pieces_of_it] == sorted((name for name, _ in pieces_of_it), reverse=True)
 
 
-# What formats read is what the corpus holds: the same tokens from every format, pairs, labels and genomes.
-
-
 PARTS = ["alpha", "Beta.", "gamma\n", "\n\ndelta", "naïve", "中文。", "It  rains", "x" * 40]
 
 

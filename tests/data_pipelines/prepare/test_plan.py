@@ -71,9 +71,6 @@ def test_a_range_of_two_files_is_the_same_after_json_and_both_are_watched():
     assert found.files() == {"a.de": "1", "a.en": "2"}
 
 
-# A tokenizer's text comes from all sources, the small ones with more than their share.
-
-
 def test_shares_are_smoothed_and_what_a_small_source_lacks_goes_to_the_others():
     assert sample.shares([1_000_000, 1_000_000], 1000) == [500, 500]
     large, small = sample.shares([10_000_000, 100_000], 1_000_000)
@@ -108,9 +105,6 @@ def test_the_beginning_of_a_stretch_is_read_in_characters(tmp_path):
     (found,) = table.plan([source], {})
     assert sample.read(sample.Stretch(found, 20), [source]) == ["a é and more", "b é and "]
     assert sample.read(sample.Stretch(found, None), [source]) == ["a é and more", "b é and more"]
-
-
-# What a tokenizer does not know is said, with the size that cures it.
 
 
 def signs_of(path, kind):

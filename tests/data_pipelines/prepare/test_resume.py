@@ -190,9 +190,6 @@ def test_a_corpus_made_before_there_were_some_options_is_finished(tmp_path):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt", keep_accents=True)
 
 
-# What the system refuses is told apart, and each fault has its cure.
-
-
 PLACE = Path("/data/corpus")
 
 

@@ -255,9 +255,6 @@ def test_a_corpus_and_a_share_are_made_by_one_process_at_a_time(text, tmp_path):
             run(tmp_path / "out", f"text:{text}")
 
 
-# Threads of one process make parts, as Apache Beam's workers do.
-
-
 @pytest.fixture
 def tokenizer(tmp_path) -> Path:
     stored.save(stored.load(str(write_character_vocabulary(tmp_path / "vocab.txt")), True, True), tmp_path / "made")

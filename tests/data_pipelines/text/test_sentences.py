@@ -66,9 +66,6 @@ def test_a_long_paragraph_takes_time_linear_in_its_length(unit):
         assert set(np.diff(found)) == {len(unit)}
 
 
-# Steps: what the rules say happens to texts, and annotations stay on their characters.
-
-
 CHINESE = ["control-characters", "tags", "empty-pairs"]
 
 

@@ -127,9 +127,6 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
         pieces.learn({"a": 1}, Training(), "unigram")
 
 
-# Taken tokenizers
-
-
 @pytest.fixture(scope="module", params=["xlnet", "albert"])
 def published(request, tmp_path_factory):
     """A folder as the authors published theirs: spiece.model with its own table of characters, and punctuation that is

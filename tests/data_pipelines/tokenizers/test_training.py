@@ -58,9 +58,6 @@ def test_rare_characters_leave_room_for_words():
     assert sum(0x4E00 <= ord(token[-1]) < 0x7000 for token in tokens) <= 500
 
 
-# A vocabulary of whole words: the most frequent first, loaded by Hugging Face with the same ids.
-
-
 TEXTS = ["the Cat <unk> sat , the cat SAT @-@ café\t的 猫", "the the a\u00a0b 猫 <pad> \u200b é e\u0301"]
 SPECIALS = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "<eod>"]
 
