@@ -26,13 +26,14 @@ from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_documents import PackedDocuments
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
-from data_pipelines.examples.segment_pairs import SENTENCE_ORDER, SegmentPairs
+from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs
 from data_pipelines.examples.sentence_globals import SentenceGlobals
 from data_pipelines.examples.sentence_pairs import SentencePairs
 from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.examples.strided_documents import StridedDocuments
 from data_pipelines.order import Order
 from tests.data_pipelines.corpora import (
+    FIRST,
     SPECIAL,
     epoch,
     equal,
@@ -253,6 +254,45 @@ def test_a_tokenizer_without_the_tokens_of_a_layout_is_said(tmp_path, layout, sa
     corpus = Corpus(write_corpus(tmp_path / "c", numbered([[9]]), special={"unk": 1}))
     with pytest.raises(UserError, match=said):
         make_examples(layout, corpus, "train", 4, seed=0)
+
+
+@pytest.fixture(scope="module")
+def heldout(tmp_path_factory):
+    path = tmp_path_factory.mktemp("heldout") / "c"
+    return Corpus(write_corpus(path, [], heldout=random_documents(1, 40)))
+
+
+def test_every_held_out_token_counts_once(heldout):
+    examples = make_examples(PackedSentences(32), heldout, "heldout", 16, seed=0)
+    batches = list(evaluation_batches(examples, limit=10**6))
+    assert {batch["tokens"].shape for batch in batches} == {(16, 32)}
+    texts = np.concatenate([unmasked(batch)[batch["segments"] > 0] for batch in batches])
+    everything = heldout.parts[0].read("heldout", "tokens", np.array([0]), heldout.parts[0].lengths("heldout").sum())[0]
+    assert sorted(texts[texts >= FIRST]) == sorted(everything)
+
+
+@pytest.mark.parametrize("label", [NEXT_SENTENCE, SENTENCE_ORDER])
+@pytest.mark.parametrize("limit", [1, 16, 21])
+def test_the_limit_is_kept_and_the_last_batch_is_filled_with_rows_that_count_nowhere(heldout, limit, label):
+    batches = list(
+        evaluation_batches(make_examples(SegmentPairs(16, label=label), heldout, "heldout", 8, seed=0), limit)
+    )
+    assert len(batches) == -(-limit // 8)
+    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    assert (whole["segments"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
+    assert (whole["prediction_weights"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
+    assert (whole[label][limit:] == -1).all() and (whole[label][:limit] >= 0).any()
+
+
+def test_the_set_is_the_same_every_time_and_spread_over_the_split(heldout):
+    examples = make_examples(SegmentPairs(16), heldout, "heldout", 8, seed=0)
+    first, again = (list(evaluation_batches(examples, 40)) for _ in range(2))
+    assert all(map(equal, first, again))
+    assert all(equal(batch, examples.build(0, rows)) for batch, rows in zip(first, examples.fixed(40), strict=True))
+    some = np.concatenate([unmasked(batch) for batch in first])
+    everything = np.concatenate([unmasked(batch) for batch in evaluation_batches(examples, 10**6)])
+    places = [np.flatnonzero((everything == row).all(axis=1))[0] for row in some]
+    assert max(places) > 0.9 * examples.number and len(set(places)) == 40
 
 
 if __name__ == "__main__":
