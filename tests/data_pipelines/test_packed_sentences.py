@@ -9,7 +9,7 @@ from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
-from tests.data_pipelines.corpora import epoch, numbered, random_documents, unmasked, write_corpus
+from tests.data_pipelines.corpora import epoch, numbered, random_documents, rows_of, unmasked, write_corpus
 
 CLS, SEP, PAD = 2, 3, 0
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=8)
@@ -65,14 +65,14 @@ def corpus(tmp_path_factory):
 
 
 def test_the_share_that_is_predicted_is_of_the_text_without_special_tokens(corpus):
-    batch = epoch(make_examples(PackedSentences(64, masks=Masking(rate=0.4)), corpus, "train", 4, seed=0))
+    batch = rows_of(PackedSentences(64, masks=Masking(rate=0.4)), corpus)
     text = (unmasked(batch) >= 5).sum(axis=1)
     assert batch["prediction_weights"].sum(axis=1).tolist() == np.maximum(np.rint(0.4 * text), 1).tolist()
 
 
 @pytest.mark.parametrize("across", [False, True])
 def test_attention_may_cross_documents_only_when_asked(corpus, across):
-    batch = epoch(make_examples(PackedSentences(128, cross_document_attention=across), corpus, "train", 4, seed=0))
+    batch = rows_of(PackedSentences(128, cross_document_attention=across), corpus)
     real = unmasked(batch) != PAD
     assert np.array_equal(batch["segments"] > 0, real)
     assert (batch["segments"].max() == 1) == across

@@ -13,7 +13,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, truncated
 from data_pipelines.examples.sentence_pairs import SentencePairs
-from tests.data_pipelines.corpora import epoch, numbered, unmasked, write_corpus
+from tests.data_pipelines.corpora import epoch, numbered, rows_of, unmasked, write_corpus
 
 CLS, SEP, PAD, FIRST = 2, 3, 0, 5
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=8)
@@ -90,7 +90,7 @@ def test_segments_are_whole_sentences_wherever_nothing_was_cut(corpus):
 
 
 def test_without_next_sentence_the_text_runs_through_the_rows_in_order(corpus):
-    rows = segments_of(epoch(make_examples(SegmentPairs(64, label=None), corpus, "train", 4, seed=1)))
+    rows = segments_of(rows_of(SegmentPairs(64, label=None), corpus, 1))
     rows = [np.concatenate(pair) for pair in rows]
     assert rows[0][0] == 0 or len(rows[0]) == 61
     for row, following in pairwise(rows):
@@ -103,7 +103,7 @@ def test_a_chunk_ends_where_its_target_is_reached(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[1] * 50_000])
     pairs = []
     for seed in range(4):
-        pairs += segments_of(epoch(make_examples(SegmentPairs(23, label=None), corpus, "train", 4, seed=seed)))[:-1]
+        pairs += segments_of(rows_of(SegmentPairs(23, label=None), corpus, seed))[:-1]
     lengths = [len(a) + len(b) for a, b in pairs]
     counts = np.bincount(lengths, minlength=21)
     rows = len(lengths)
@@ -117,7 +117,7 @@ def test_a_chunk_ends_where_its_target_is_reached(tmp_path_factory):
 
 def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[4] * 40] * 200)
-    batches = [epoch(make_examples(SegmentPairs(32), corpus, "train", 4, seed=3), number) for number in range(4)]
+    batches = [rows_of(SegmentPairs(32), corpus, 3, number=number) for number in range(4)]
     labels = np.concatenate([batch["next_sentence"] for batch in batches])
     assert set(labels) == {0, 1}
     assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 0.01  # a document's last sentence may be alone
@@ -135,7 +135,7 @@ def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_fact
 
 
 def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
-    batch = epoch(make_examples(SegmentPairs(23), corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 4, seed=3))
+    batch = rows_of(SegmentPairs(23), corpus_of(tmp_path_factory, [[1] * 1000] * 20), 3)
     lengths = [len(a) + len(b) for a, b in segments_of(batch)]
     for label in (0, 1):
         full = np.array(lengths)[batch["next_sentence"] == label] == 20
@@ -144,26 +144,21 @@ def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
 
 @pytest.mark.parametrize("label", [NEXT_SENTENCE, SENTENCE_ORDER])
 def test_where_a_run_is_split_says_nothing_of_the_label(tmp_path_factory, label):
-    batch = epoch(
-        make_examples(SegmentPairs(23, label=label), corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 4, seed=3)
-    )
+    batch = rows_of(SegmentPairs(23, label=label), corpus_of(tmp_path_factory, [[1] * 1000] * 20), 3)
     sizes = np.array([len(a) for a, _ in segments_of(batch)])
     means = [sizes[batch[label] == value].mean() for value in (0, 1)]
     assert abs(means[0] - means[1]) < 5 * sizes.std() * 2 / np.sqrt(len(sizes))
 
 
 def test_the_share_that_is_predicted_is_of_the_text_without_special_tokens(corpus):
-    batch = epoch(make_examples(SegmentPairs(64, masks=Masking(rate=0.4)), corpus, "train", 4, seed=1))
+    batch = rows_of(SegmentPairs(64, masks=Masking(rate=0.4)), corpus, 1)
     text = np.array([len(a) + len(b) for a, b in segments_of(batch)])
     assert batch["prediction_weights"].sum(axis=1).tolist() == np.maximum(np.rint(0.4 * text), 1).tolist()
 
 
 def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[5, 9, 2, 14, 7, 3] * 30] * 30)
-    batches = [
-        epoch(make_examples(SegmentPairs(32, label=SENTENCE_ORDER), corpus, "train", 4, seed=3), number)
-        for number in range(4)
-    ]
+    batches = [rows_of(SegmentPairs(32, label=SENTENCE_ORDER), corpus, 3, number=number) for number in range(4)]
     labels = np.concatenate([batch[SENTENCE_ORDER] for batch in batches])
     pairs = [pair for batch in batches for pair in segments_of(batch)]
     assert [int(b[0] < a[0]) if len(b) else -1 for a, b in pairs] == labels.tolist()
@@ -173,11 +168,7 @@ def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
 
 def test_pairs_are_cut_after_they_are_exchanged(tmp_path_factory):
     """The cut leaves A a token more where B is as long: were it made before, that would tell the order."""
-    batch = epoch(
-        make_examples(
-            SegmentPairs(32, label=SENTENCE_ORDER), corpus_of(tmp_path_factory, [[20] * 400]), "train", 4, seed=3
-        )
-    )
+    batch = rows_of(SegmentPairs(32, label=SENTENCE_ORDER), corpus_of(tmp_path_factory, [[20] * 400]), 3)
     sizes = [(len(a), len(b)) for a, b in segments_of(batch)]
     for label in (0, 1):
         assert {size for size, value in zip(sizes, batch[SENTENCE_ORDER], strict=True) if value == label} == {(15, 14)}
@@ -199,7 +190,7 @@ def test_whole_words_are_masked_whole_and_end_with_their_segment(tmp_path):
     shape = [[17, 33, 9, 26, 14, 5, 31] * 3] * 30
     starts = {"word_starts": lambda token: token % 4 == 0}
     corpus = Corpus(write_corpus(tmp_path / "corpus", numbered(shape), vocab_size=VOCAB, **starts))
-    batch = epoch(make_examples(SegmentPairs(64, masks=Masking(rate=0.5, whole_word=True)), corpus, "train", 4, seed=1))
+    batch = rows_of(SegmentPairs(64, masks=Masking(rate=0.5, whole_word=True)), corpus, 1)
     text = unmasked(batch)
     chosen = np.zeros(text.shape, bool)
     row, slot = np.nonzero(batch["prediction_weights"])
@@ -222,7 +213,7 @@ def test_halves_and_random_segments_are_drawn_again_in_every_epoch(corpus):
 
 def test_random_segments_are_others_for_every_seed(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[9]] * 300)  # a chunk each, whatever the seed
-    one, other = (segments_of(epoch(make_examples(SegmentPairs(64), corpus, "train", 4, seed=seed))) for seed in (0, 1))
+    one, other = (segments_of(rows_of(SegmentPairs(64), corpus, seed)) for seed in (0, 1))
     assert np.mean([b[0] == c[0] for (_, b), (_, c) in zip(one, other, strict=True)]) < 0.1
 
 
