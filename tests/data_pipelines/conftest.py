@@ -35,3 +35,9 @@ def small(monkeypatch):
     """Units and parts of some kilobytes."""
     monkeypatch.setattr(source, "SHARD", UNIT)
     monkeypatch.setattr(plan, "MIB", MIB)
+
+
+@pytest.fixture
+def a_txt(tmp_path):
+    """A file a.txt in the folder of the test."""
+    (tmp_path / "a.txt").write_text("Some text.")

@@ -84,8 +84,7 @@ def test_two_processes_killed_twice_give_the_same_bytes_and_leave_no_process(tmp
     assert content(out) == uninterrupted
 
 
-def test_a_finished_corpus_is_left_alone_and_other_settings_are_an_error(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_a_finished_corpus_is_left_alone_and_other_settings_are_an_error(a_txt, tmp_path):
     run(tmp_path / "out", f"text:{tmp_path}/a.txt")
     before = content(tmp_path / "out")
     (tmp_path / "a.txt").unlink()

@@ -48,16 +48,14 @@ def test_an_option_that_cannot_be_is_refused_by_name_before_a_source_is_looked_a
     assert not (tmp_path / "out").exists()
 
 
-def test_an_option_that_one_of_the_sources_reads_is_taken(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_an_option_that_one_of_the_sources_reads_is_taken(a_txt, tmp_path):
     (tmp_path / "b.jsonl").write_text('{"body": "Another text."}')
     run(tmp_path / "out", f"text:{tmp_path}/a.txt", f"jsonl:{tmp_path}/b.jsonl", field=("body",))
     assert len(documents(tmp_path / "out")) == 2
 
 
-def test_without_beam_the_error_names_its_set_up(tmp_path, monkeypatch):
+def test_without_beam_the_error_names_its_set_up(a_txt, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    (tmp_path / "a.txt").write_text("Some text.")
     with pytest.raises(UserError, match="^--runner needs Apache Beam: make setup-beam"):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt", runner="direct")
 
@@ -95,8 +93,7 @@ def test_columns_of_conll_may_be_told(tmp_path, columns, labels):
 
 
 @pytest.mark.parametrize("tokenizer", [{}, {"tokenizer": "wordpiece", "vocab_size": 70}])
-def test_sentinels_are_put_after_the_vocabulary_of_any_tokenizer(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_sentinels_are_put_after_the_vocabulary_of_any_tokenizer(a_txt, tmp_path, tokenizer):
     plain, _ = run(tmp_path / "plain", f"text:{tmp_path}/a.txt", **tokenizer)
     manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/a.txt", sentinels=3, **tokenizer)
     size = plain["vocab_size"]
@@ -127,8 +124,7 @@ def test_a_published_vocabulary_gets_a_token_that_ends_documents(tmp_path, model
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_second_token_that_ends_documents_is_refused(tmp_path, trained):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_a_second_token_that_ends_documents_is_refused(a_txt, tmp_path, trained):
     bpe = {"tokenizer": "bpe", "specials": "gpt2", "vocab_size": 260}
     if not trained:
         run(tmp_path / "gpt2", f"text:{tmp_path}/a.txt", **bpe)

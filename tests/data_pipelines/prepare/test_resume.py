@@ -23,9 +23,8 @@ from tests.data_pipelines.prepared import documents, run, write_character_vocabu
 
 
 @pytest.fixture
-def unfinished(tmp_path, monkeypatch):
+def unfinished(a_txt, tmp_path, monkeypatch):
     """A corpus whose making was interrupted, of the text in a.txt."""
-    (tmp_path / "a.txt").write_text("Some text.")
     with monkeypatch.context() as patched:
         patched.setattr(parts, "write_part", None)
         with pytest.raises(TypeError):
@@ -64,8 +63,7 @@ def test_what_was_written_down_and_is_damaged_is_named_and_beginning_anew_cures(
 
 
 @pytest.mark.parametrize("damage", [os.remove, DAMAGE["cut"]])
-def test_a_folder_without_a_summary_is_no_part_and_is_made_again(tmp_path, damage):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_a_folder_without_a_summary_is_no_part_and_is_made_again(a_txt, tmp_path, damage):
     (tmp_path / "b.txt").write_text("Some text.")
     run(tmp_path / "out", f"text:{tmp_path}/?.txt", part="0/1")
     damage(tmp_path / "out" / "parts" / "000000" / "summary.json")
@@ -121,11 +119,10 @@ def test_the_name_of_a_source_may_be_no_utf_8(tmp_path, capfdbinary):
     assert main(["show", f"{tmp_path}/out"]) == 0
 
 
-def test_a_file_system_that_cannot_lock_is_no_obstacle(tmp_path, monkeypatch):
+def test_a_file_system_that_cannot_lock_is_no_obstacle(a_txt, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    (tmp_path / "a.txt").write_text("Some text.")
     monkeypatch.setattr(fcntl, "flock", refuse)
     for number in (errno.ENOLCK, errno.EOPNOTSUPP):
         run(tmp_path / f"{number}", f"text:{tmp_path}/a.txt")
@@ -160,8 +157,7 @@ def test_a_file_that_changes_while_others_are_read_is_no_part_of_the_corpus(tmp_
 
 
 @pytest.mark.parametrize("change, said", [({"version": 1}, "earlier format"), ({"stages": None}, "not made by")])
-def test_a_corpus_that_cannot_grow_is_left_alone(tmp_path, change, said):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_a_corpus_that_cannot_grow_is_left_alone(a_txt, tmp_path, change, said):
     run(tmp_path / "out", f"text:{tmp_path}/a.txt")
     file = tmp_path / "out" / "manifest.json"
     manifest = json.loads(file.read_text()) | change
@@ -172,14 +168,12 @@ def test_a_corpus_that_cannot_grow_is_left_alone(tmp_path, change, said):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt")
 
 
-def test_the_source_is_no_place_for_the_corpus(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_the_source_is_no_place_for_the_corpus(a_txt, tmp_path):
     with pytest.raises(UserError, match=f"--out {tmp_path} is what --source text:{tmp_path}/ reads; use another"):
         run(tmp_path, f"text:{tmp_path}/")
 
 
-def test_a_corpus_made_before_there_were_some_options_is_finished(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_a_corpus_made_before_there_were_some_options_is_finished(a_txt, tmp_path):
     run(tmp_path / "out", f"text:{tmp_path}/a.txt")
     file = tmp_path / "out" / "manifest.json"
     manifest = json.loads(file.read_text())
