@@ -1,4 +1,4 @@
-"""A stored corpus opens, reads what was written, and says in one line what is wrong with it."""
+"""A stored corpus, one or several, opens, reads what was written, and says in one line what is wrong with it."""
 
 import contextlib
 import io

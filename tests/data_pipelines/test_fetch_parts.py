@@ -1,4 +1,4 @@
-"""A corpus in a bucket is copied part by part, a window ahead, and what is done makes room for what comes."""
+"""A corpus in a bucket is copied part by part, a window ahead, by each host its own; what is done makes room."""
 
 import errno
 import fcntl

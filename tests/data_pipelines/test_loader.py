@@ -1,4 +1,4 @@
-"""The loader yields what the examples would, in order, whoever prepares it."""
+"""The loader yields what the examples would, in order, whoever prepares it, and leaves no process behind."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""Every epoch is a permutation of its own, found by index."""
+"""Noise is a hash of counters, epochs are permutations, and parts are dealt to lanes: each example comes once."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Packed documents: every token once in an epoch, rows as a plain loop cuts them, documents told apart if asked."""
+"""Rows of next tokens: documents packed, with a stride, or an input and its target; as a plain loop cuts them."""
 
 import numpy as np
 import pyarrow

@@ -1,4 +1,4 @@
-"""Segment pairs are BERT's: contiguous runs of sentences, half of the Bs from elsewhere, cut like its loop cuts."""
+"""Pairs are BERT's: runs of sentences or two sentences, half of the Bs from elsewhere, cut like its loop cuts."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Streams are contiguous over steps, hold every token once per epoch, and say where each document is."""
+"""Streams are contiguous, hold every token once an epoch, and say where each document is; lanes have theirs."""
 
 from collections import Counter
 

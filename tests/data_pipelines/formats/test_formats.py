@@ -1,4 +1,4 @@
-"""Every kind of source gives its documents, whole and in order, plain or compressed, cut into shards or not."""
+"""Every kind of source gives its documents, whole and in order, plain or compressed, cut or not; a new one, too."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""Malformed input never ends in a traceback and never loses a document that is sound."""
+"""Malformed input never loses a sound document; what fails for now is raised as itself and not taken for damage."""
 
 import builtins
 import bz2

@@ -1,4 +1,4 @@
-"""The same text gives the same documents, piece by piece, whatever the format and wherever its file is cut."""
+"""The same text gives the same documents and the same corpus, whatever the format and wherever it is cut."""
 
 import gzip
 import json

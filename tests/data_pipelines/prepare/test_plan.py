@@ -1,4 +1,4 @@
-"""Units of text are dealt to parts of about one size, which begin where documents do; a plan travels as JSON."""
+"""Text is dealt to parts of about one size; a tokenizer's text is of all sources; what it does not know is said."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What an unfinished corpus was begun with is what it goes on with, or an error says what has changed and the cure."""
+"""What an unfinished corpus was begun with it goes on with, or an error says what has changed, and the cure."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Parts made by several processes, added later or interrupted are the bytes that one process makes at once."""
+"""Parts made by several processes or threads, added or interrupted, are those that one process makes at once."""
 
 import fcntl
 import io

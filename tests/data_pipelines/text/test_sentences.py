@@ -1,4 +1,4 @@
-"""Sentences: split where they end, never lost, in time linear in the text."""
+"""Sentences are split where they end, steps do what their rules say, and both take linear time."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What tokenizers are trained on is bounded, whatever the text, and adds up; a vocabulary is filled."""
+"""What tokenizers are trained on is bounded and adds up, a vocabulary is filled, and frequent words are in it."""
 
 import random
 
