@@ -95,7 +95,7 @@ ELSEWHERE = {
     "order": "test_data",
     "mixture": "test_data",
     "objective.evaluation_memory": "test_memory",
-    "objective.masking.copies": "test_copies",
+    "objective.masking.copies": "test_layouts",
 }
 
 
