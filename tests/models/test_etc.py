@@ -10,8 +10,7 @@ import pytest
 from models.attention import etc
 from models.attention.etc import Operands, Sight
 from models.core.noise import row_keys
-from tests.contract.test_contract import equations
-from tests.models.programs import QUICK
+from tests.models.programs import QUICK, equations
 from tpu.flops import flops
 
 BATCH, HEADS, SIZE = 2, 2, 4
