@@ -1,9 +1,13 @@
 """Programs that take less time to compile than the operations of a test one by one, and what is in a program."""
 
 import jax
+from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 QUICK = {"xla_backend_optimization_level": 0}  # to compile
+STRICT = pltpu.InterpretParams(  # how to run a TPU kernel: what it must not read or do at the same time shows
+    detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise", num_cores_or_threads=2
+)
 
 
 def with_gradients(function, weights):

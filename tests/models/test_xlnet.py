@@ -2,13 +2,11 @@
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from models.attention.mask import visible
 from models.attention.operands import Biases, Context
@@ -169,14 +167,6 @@ def test_chosen_queries_find_the_distances_of_the_whole_row():
     np.testing.assert_allclose(attend(mask), attend(dataclasses.replace(mask, after=None)), atol=1e-5)
 
 
-@pytest.mark.parametrize(("depth", "remat"), [("unroll", "none"), ("scan", "dots"), ("unroll", "full")])
-def test_scan_unroll_and_remat_compute_the_same(depth, remat):
-    config = dataclasses.replace(CONFIG, dropout=0.2, attention_dropout=0.2)
-    arguments = {"batch": random_batch(3), "memory": random_memory(3, 5), "config": config, "keys": KEYS}
-    compare = lambda ours, expected: np.testing.assert_allclose(ours, expected, atol=5e-5)
-    jax.tree.map(compare, predict(**arguments, program=Program(depth=depth, remat=remat)), predict(**arguments))
-
-
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
 def test_noise_belongs_to_its_row(rate):
     config = dataclasses.replace(CONFIG, **{rate: 0.3})
@@ -186,41 +176,3 @@ def test_noise_belongs_to_its_row(rate):
     second = jax.tree.map(lambda leaf: leaf[1:], batch)
     alone, _ = predict(second, Memory(memory.hidden[:, 1:], memory.segments[1:]), config, keys=KEYS[1:])
     np.testing.assert_allclose(alone[0], both[1], atol=5e-5)
-
-
-def test_bfloat16_is_near_float32():
-    batch, program = random_batch(5), Program("bfloat16")
-    memory = XLNet(CONFIG, program).empty_memory(ROWS)
-    logits, new = predict(batch, memory, program=program)
-    assert new.hidden.dtype == memory.hidden.dtype == jnp.bfloat16
-    assert logits.dtype == np.float32
-    assert np.abs(logits - predict(batch, random_memory(0, 0))[0]).mean() < 0.1
-
-
-def products(jaxpr) -> float:
-    """FLOPs of the matrix products in a jaxpr; of a choice by platform, the first."""
-    total = 0.0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            sizes = [equation.invars[0].aval.shape[axis] for axis in contracted]
-            total += 2.0 * np.prod([*equation.outvars[0].aval.shape, *sizes])
-        inner = [branch.jaxpr for branch in equation.params.get("branches", ())][:1]
-        for jaxpr in inner or jaxprs_in_params(equation.params):
-            total += products(jaxpr)
-    return total
-
-
-def test_flops_are_those_of_the_products_in_the_program():
-    batch = random_batch(0)
-    run = lambda params: compiled(CONFIG, Program(depth="unroll"), None)(
-        params, batch, random_memory(0, CONFIG.memory), None
-    )
-    padded = 2.0 * ROWS * SLOTS * CONFIG.width * (128 - CONFIG.vocab_size)
-    counted = products(jax.make_jaxpr(run)(params_of(CONFIG)).jaxpr)
-    assert FAMILY.flops(CONFIG, SimpleNamespace(batch_size=ROWS, length=LENGTH), SLOTS) == counted - padded
-
-
-def test_base_has_the_published_checkpoint_s_parameters():
-    """117 million: 12 layers, 32,000 tokens."""
-    assert sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(FAMILY.sizes["base"]))) == 116_750_336
