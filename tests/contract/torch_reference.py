@@ -120,10 +120,6 @@ def transformer_xl(case: Case) -> tuple[float, dict]:
     return loss.item(), gradients
 
 
-def bigbird_etc(case: Case) -> tuple[float, dict]:
-    return etc_reference.loss_and_gradients(cases.params(case), case.model, cases.batch(case))
-
-
 def next_token(case: Case) -> tuple[float, dict]:
     batch, model = cases.batch(case), with_parameters(case, "model")
     tensor = lambda name: torch.from_numpy(np.array(batch[name]))
@@ -138,7 +134,7 @@ REFERENCES = {
     "albert": masked("sentence_order_label"),
     "bert": masked("next_sentence_label"),
     "bigbird": bigbird,
-    "bigbird-etc": bigbird_etc,
+    "bigbird-etc": lambda case: etc_reference.loss_and_gradients(cases.params(case), case.model, cases.batch(case)),
     "ctrl": next_token,
     "electra": electra,
     "gpt": next_token,

@@ -40,16 +40,6 @@ def test_activations_equal_torch(name):
     np.testing.assert_allclose(ACTIVATIONS[name](x), expected, rtol=2e-6, atol=1e-6)
 
 
-def test_dense_is_torch_linear():
-    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
-    module = Dense(4, 0.5, jnp.float32)
-    params = module.init(jax.random.key(0), x)["params"]
-    params["bias"] = jnp.arange(4.0)
-    kernel, bias = (torch.from_numpy(np.array(params[name])) for name in ("kernel", "bias"))
-    expected = torch.nn.functional.linear(torch.from_numpy(x), kernel.T, bias)
-    np.testing.assert_allclose(module.apply({"params": params}, x), expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(("activation", "function", "times"), [("gelu", "erf", 1), ("gelu_new", "tanh", 3)])
 def test_the_value_of_an_activation_is_kept_as_it_is_and_not_computed_again(activation, function, times):
     block = FeedForward(LayerSizes(8, 2, 24, activation, 0.1, 0.1, 1e-12, 0.02), jnp.float32)
@@ -121,14 +111,6 @@ def test_dense_kernels_start_with_their_deviation_however_wide():
     assert kernel.std() == pytest.approx(0.02, rel=0.05)
 
 
-def test_norm_in_bfloat16_computes_in_float32():
-    x = jnp.full((1, 64), 300.0, jnp.bfloat16).at[0, 0].set(302.0)
-    params = {"scale": jnp.ones(64), "bias": jnp.zeros(64)}
-    y = Norm(1e-12, jnp.bfloat16).apply({"params": params}, x)
-    assert y.dtype == jnp.bfloat16
-    np.testing.assert_allclose(float(y[0, 0]), 63**0.5, rtol=0.01)
-
-
 def test_logits_and_gradients_of_weights_are_sums_in_float32_of_products_of_bfloat16():
     ones, small = jnp.ones((3, 256), jnp.bfloat16), jnp.ones((256, 128)).at[0].set(2.0**-7)
     np.testing.assert_array_equal(tied_logits(ones, small.T, jnp.zeros(128), 128), 255 + 2.0**-7)  # bfloat16: 255
@@ -136,14 +118,6 @@ def test_logits_and_gradients_of_weights_are_sums_in_float32_of_products_of_bflo
     for function in (product, functools.partial(contraction, "rw,wo->ro")):
         y, pull = jax.vjp(function, ones[:1].T, jnp.ones((1, 128)))
         np.testing.assert_array_equal(pull(g.astype(y.dtype))[1], [[255 + 2.0**-7] * 128])
-
-
-def test_gather_positions_takes_each_rows_own_positions():
-    x = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
-    positions = np.array([[4, 0], [1, 1]])
-    expected = np.stack([[x[0, 4], x[0, 0]], [x[1, 1], x[1, 1]]])
-    np.testing.assert_array_equal(gather_positions(x, positions), expected)
-    np.testing.assert_array_equal(gather_positions(x[..., 0], positions), expected[..., 0])
 
 
 def test_gather_positions_multiplies_nothing_on_a_mesh():

@@ -14,6 +14,7 @@ from models.attention.kernels.table import KERNELS, require
 from models.attention.mask import Mask, chosen, remembering, visible
 from models.attention.plain import attention
 from models.attention.self_attention import SelfAttention
+from models.attention.transformer import TransformerLayer
 from models.blocks.dense import Affine
 from models.blocks.layer import LayerSizes
 from models.core.program import Program
@@ -100,6 +101,15 @@ def test_a_decoder_s_layer_of_packed_documents_is_the_same_through_every_kernel(
     np.testing.assert_allclose(kernel, layer("xla")(x, mask), atol=2e-5)
     x[:, 250:] = 0  # changes nothing before it
     np.testing.assert_array_equal(layer(kind)(x, mask)[:, :250], kernel[:, :250])
+
+
+@pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+def test_a_layer_at_slots_is_the_whole_row_there(pre_norm):
+    layer = TransformerLayer(LayerSizes(8, 2, 16, "gelu", 0.0, 0.0, 1e-5, 0.5), Program(), pre_norm)
+    x, slots = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32), np.array([[5, 0, 3], [2, 2, 4]])
+    run = lambda at: layer.init_with_output(jax.random.key(0), x, MASKS["packed, causal"], None, None, at)[0][0]
+    some, whole = jax.jit(lambda: (run(slots), run(None)))()
+    np.testing.assert_allclose(some, np.take_along_axis(whole, slots[..., None], axis=1), atol=1e-5)
 
 
 def test_a_prefix_is_read_or_refused(anywhere):

@@ -181,7 +181,7 @@ WIDE = Pattern("longformer", block=32, windows=(96,), dilations=(1, 2, 1, 3))
 OTHERS = {  # (heads, head_dim, length, pattern, dtype, tolerance)
     "bfloat16": (2, 64, 400, Pattern("bigbird", random=1), jnp.bfloat16, 0.02),
     "heads of 32, windows wider than a block": (4, 32, 200, WIDE, jnp.float32, 1e-5),
-    "heads of 128, a key of noise for each": (2, 128, 384, Pattern("bigbird", random=1), jnp.float32, 1e-5),
+    "heads of 128, a key of noise for each": (2, 128, 768, Pattern("bigbird", block=128, random=1), jnp.float32, 1e-5),
 }
 
 
