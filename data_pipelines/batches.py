@@ -127,9 +127,16 @@ class Examples:
             new = [key for key in read if key not in self._read]
             self._read.update(dict.fromkeys(read, self._batches))
             newest = {lane: (epoch, index) for lane, epoch, index in sorted(self._read)}
-            past = lambda lane, *window: window < newest[lane]  # a rare source's lane has no row in most batches
+
+            # a rare source's lane has no row in most batches
+            def past(lane, *window):
+                return window < newest[lane]
+
             old = [key for key, last in self._read.items() if last < self._batches - KEPT and past(*key)]
-            parts_of = lambda keys: {part for lane, epoch, index in keys for part in self._parts_of(lane, epoch, index)}
+
+            def parts_of(keys):
+                return {part for lane, epoch, index in keys for part in self._parts_of(lane, epoch, index)}
+
             done = parts_of(old)
             for key in old:
                 del self._read[key]

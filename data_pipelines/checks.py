@@ -48,7 +48,10 @@ class Checks:
     def wait(self, split: str = "", seconds: float | None = None) -> None:
         """Wait until all files (of a split) that were read are checked, for `seconds` at most; raises what is found."""
         with self._changed:
-            left = lambda: self._check and any(name.startswith(split) for _, name in self._waiting)
+
+            def left():
+                return self._check and any(name.startswith(split) for _, name in self._waiting)
+
             self._changed.wait_for(lambda: self._fault or not left(), seconds)
         self.raise_fault()
 

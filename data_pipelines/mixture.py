@@ -44,7 +44,10 @@ def parse_rates(text: str, sizes: Mapping[str, int]) -> tuple[float, ...]:
         raise UserError(f"--corpus {empty[0]}=: has no text to train on; leave it out, or prepare more")
     if form == "given" and len(numbers) != len(sizes):
         raise UserError(f"mixture={text}: {len(numbers)} rates for {len(sizes)} corpora; give one for each")
-    raised = lambda power: [(size / max(sizes.values())) ** power for size in sizes.values()]
+
+    def raised(power):
+        return [(size / max(sizes.values())) ** power for size in sizes.values()]
+
     made = {
         ("given", len(sizes)): lambda *rates: rates,
         ("proportional", 0): lambda: sizes.values(),

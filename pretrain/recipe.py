@@ -68,7 +68,10 @@ def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
     """The recipe with the corpus's vocabulary size, checked: UserError on the first thing that cannot train."""
     try:
         model = dataclasses.replace(recipe.model, vocab_size=corpus.vocab_size)
-        of_corpus = lambda config: dataclasses.replace(config, vocab_size=corpus.vocab_size)
+
+        def of_corpus(config):
+            return dataclasses.replace(config, vocab_size=corpus.vocab_size)
+
         teachers = tuple(dataclasses.replace(one, model=of_corpus(one.model)) for one in recipe.teachers)
     except ValueError as error:  # sizes that do not go with this vocabulary
         raise UserError(str(error)) from None

@@ -23,7 +23,9 @@ def place_rows(batch: Mapping[str, np.ndarray], mine: np.ndarray, batch_size: in
         return jax.device_put(dict(batch), sharding)
 
     def place(array: np.ndarray) -> Array:
-        part = lambda index: array[np.searchsorted(mine, np.arange(batch_size)[index[0]])]
+        def part(index):
+            return array[np.searchsorted(mine, np.arange(batch_size)[index[0]])]
+
         return jax.make_array_from_callback((batch_size, *array.shape[1:]), sharding, part)
 
     return {name: place(array) for name, array in batch.items()}

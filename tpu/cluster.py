@@ -43,8 +43,10 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     missing = [f"--{name}" for name, value in given.items() if value is None]
     if missing and len(missing) < 3:
-        raise UserError(f"several processes need --coordinator HOST:PORT, --processes N and --process I: "
-                        f"{' and '.join(missing)} missing")  # fmt: skip
+        raise UserError(
+            f"several processes need --coordinator HOST:PORT, --processes N and --process I: "
+            f"{' and '.join(missing)} missing"
+        )
     if missing:
         found = explicit(os.environ)
         if found is None and not detected(os.environ, cloud_tpu_workers):
@@ -59,9 +61,12 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     waiting.start()
     try:
         jax.distributed.initialize(
-            coordinator, processes, process,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS, initialization_timeout=JOIN_SECONDS,
-        )  # fmt: skip
+            coordinator,
+            processes,
+            process,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            initialization_timeout=JOIN_SECONDS,
+        )
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         kind = UserError if isinstance(error, ValueError) else PassingError
@@ -77,8 +82,10 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
 def _say_that_it_waits() -> None:
     print(
         f"waiting for the other processes of this run, {JOIN_SECONDS} seconds at most: start the same command on every "
-        "host, and let the hosts reach process 0's port", file=sys.stderr, flush=True,
-    )  # fmt: skip
+        "host, and let the hosts reach process 0's port",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def explicit(environment: Mapping[str, str]) -> tuple[str, int, int] | None:

@@ -111,7 +111,10 @@ class Launch(Run):
 def corpus_paths(options: Launch) -> dict[str, str]:
     """gs:// paths of the corpora, by name."""
     bucket = options.bucket.rstrip("/")
-    whole = lambda path: path if path.startswith("/") or "://" in path else f"{bucket}/{path}"
+
+    def whole(path):
+        return path if path.startswith("/") or "://" in path else f"{bucket}/{path}"
+
     return {name: whole(path).rstrip("/") for name, path in corpora.named(options.corpus).items()}
 
 

@@ -79,9 +79,13 @@ def _start(options: Local, command: Sequence[str], address: str, index: int) -> 
     # A session of its own, so that the terminal's Ctrl-C reaches it once, through this program.
     try:
         return subprocess.Popen(
-            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
     except OSError as error:
         raise UserError(f"local: {command[0]} cannot be started ({error.strerror}); give a command after --") from None
 

@@ -158,7 +158,10 @@ def estimated(shape: MeshShape, load: Load) -> Estimate:
         return Estimate(state, 0.0, 0.0)
     devices = shape.size // shape.slice
     of_others = lambda parts: (parts - 1) / parts
-    seconds = lambda sent, parts: sent * of_others(parts) / _rate(parts, devices, load.chip)
+
+    def seconds(sent, parts):
+        return sent * of_others(parts) / _rate(parts, devices, load.chip)
+
     compute = load.flops / (shape.size * USUAL_SHARE * load.chip.peak_flops)
     update = UPDATE_BYTES * whole / load.chip.hbm_bandwidth
     waited = PARTS_NOT_BESIDE if load.beside else 1

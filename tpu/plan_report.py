@@ -117,7 +117,10 @@ def figures(planned: Plan) -> dict[str, str]:
 def _span(planned: Plan) -> str:
     """The MFU's range, '45 to 59'; 'up to 59' or 'down to 45' where nothing measured was to the other side."""
     least, most = span(planned.mfu, planned.topology.generation)
-    percent = lambda share: f"{100 * share:.0f}" if share >= 0.095 else f"{100 * share:.1g}"
+
+    def percent(share):
+        return f"{100 * share:.0f}" if share >= 0.095 else f"{100 * share:.1g}"
+
     if least == planned.mfu:
         return f"up to {percent(most)}"
     return f"down to {percent(least)}" if most == planned.mfu else f"{percent(least)} to {percent(most)}"

@@ -103,7 +103,10 @@ def activation_rules(mesh: Mesh) -> Rules | None:
 
 def shard_bytes(tree) -> int:
     """Bytes that one device holds of a tree of shapes with shardings."""
-    shard = lambda leaf: math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+    def shard(leaf):
+        return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
     return sum(shard(leaf) for leaf in jax.tree.leaves(tree))
 
 
@@ -119,7 +122,10 @@ def rows(mesh: Mesh) -> NamedSharding:
 
 def carry_shardings(axes, mesh: Mesh):
     """Each leaf of a carry cut along its 'batch' axis."""
-    cut = lambda names: NamedSharding(mesh, PartitionSpec(*(ROWS if name == "batch" else None for name in names)))
+
+    def cut(names):
+        return NamedSharding(mesh, PartitionSpec(*(ROWS if name == "batch" else None for name in names)))
+
     return jax.tree.map(cut, axes, is_leaf=is_axes)
 
 

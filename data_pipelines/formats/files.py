@@ -203,7 +203,10 @@ def ranges(
 ) -> Iterator[Range]:
     """The files of a source, long plain ones in pieces of about a shard. border: moves an open file to where a
     document begins, at or after this byte; None: files may not be cut."""
-    is_cut = lambda one: border and one.size and not is_compressed(one.path) and one.size > source.shard
+
+    def is_cut(one):
+        return border and one.size and not is_compressed(one.path) and one.size > source.shard
+
     all_cuts = in_order(lambda one: _cuts(*one[:2], border, source.shard), filter(is_cut, found), source)
     for one in found:
         if not is_cut(one):

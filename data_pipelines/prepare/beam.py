@@ -52,7 +52,10 @@ def count_all(
         count = apache_beam.FlatMap(functools.partial(_count, how))
         collect = apache_beam.CombineGlobally(apache_beam.combiners.ToListCombineFn())
         write = apache_beam.Map(functools.partial(_write, str(place)))
-        chain = lambda begin: begin | _each(stretches) | count | apache_beam.CombinePerKey(sum) | collect | write
+
+        def chain(begin):
+            return begin | _each(stretches) | count | apache_beam.CombinePerKey(sum) | collect | write
+
         _run(runner, runner_options, chain)
     return Counter(dict(json.loads(place.read_bytes())))
 

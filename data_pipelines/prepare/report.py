@@ -12,7 +12,10 @@ from data_pipelines.show import show_problems
 def report(out: Path, manifest: dict, before: dict | None, enough: int | None, console: Console) -> None:
     """Sizes, what could not be read, and what should be mended. before: the corpus that parts were added to. enough:
     the size of a vocabulary that would know the text."""
-    say = lambda line, **style: console.print(line, markup=False, soft_wrap=True, **style)
+
+    def say(line, **style):
+        return console.print(line, markup=False, soft_wrap=True, **style)
+
     splits = total(part["splits"] for part in manifest["parts"])
     for split, sizes in splits.items():
         say(f"{out}/{split}: " + ", ".join(f"{count:,} {name}" for name, count in sizes.items()))

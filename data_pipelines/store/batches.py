@@ -77,8 +77,11 @@ class Batches:
         self.range = index
         for number, (segment, begins) in enumerate(zip(document.segments, starts, strict=True)):
             if len(begins):
-                values = [(note.field, note.start, note.end, note.value) for note in document.annotations
-                          if note.segment == number]  # fmt: skip
+                values = [
+                    (note.field, note.start, note.end, note.value)
+                    for note in document.annotations
+                    if note.segment == number
+                ]
                 numbers = self.segments.get(segment.name, 0), self.codes.get(code, 0)
                 self.texts.append(_Text(segment.text, *numbers, begins, values))
                 self.sentences += len(begins)

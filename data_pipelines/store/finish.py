@@ -58,7 +58,10 @@ def check_added(before: dict, job: Job, special: dict[str, int]) -> None:
         raise UserError(
             f"--append: the corpus has format version {before['version']}, to which nothing is added; prepare all anew"
         )
-    stripped = lambda fields: {name: field._replace(values=None) for name, field in fields.items()}
+
+    def stripped(fields):
+        return {name: field._replace(values=None) for name, field in fields.items()}
+
     fields = stripped(fields_of(before)), stripped(job.fields)
     if "codes" in fields[0].keys() - fields[1].keys():
         known = fields_of(before)["codes"].values

@@ -190,7 +190,10 @@ class _Split:
     def __init__(self, folder: Path, job: Job, counted: bool):
         folder.mkdir()
         self.folder, self.job = folder, job
-        open_file = lambda name, dtype, shape=(): NpyFile(folder / f"{name}.npy", dtype, shape)
+
+        def open_file(name, dtype, shape=()):
+            return NpyFile(folder / f"{name}.npy", dtype, shape)
+
         self.starts = {name: open_file(name, np.int64) for name in ("sentences", "documents")}
         self.fields = {
             per: {name: open_file(name, field.dtype, field.shape) for name, field in job.stored(per).items()}

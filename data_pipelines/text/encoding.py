@@ -237,7 +237,10 @@ def _without_specials(written: dict) -> Tokenizer:
     a space in front, which their words never hold, hides them."""
     specials = {token["content"] for token in written["added_tokens"] if token["special"]}
     model = written["model"]
-    hide = lambda token: f" {token}" if token in specials and token != model.get("unk_token") else token
+
+    def hide(token):
+        return f" {token}" if token in specials and token != model.get("unk_token") else token
+
     plain = written | {"post_processor": None, "padding": None, "truncation": None}
     if model["type"] == "Unigram":
         model = model | {"vocab": [[hide(token), score] for token, score in model["vocab"]]}

@@ -92,12 +92,18 @@ def _empty(flavour: str, vocab: dict | None = None, merges: list | None = None) 
 
 def read_ctrl(vocab: dict[str, int]) -> dict[str, int]:
     """CTRL's vocab.json with </w> at ends of words, as its merges have it."""
-    marked = lambda token: token.removesuffix(CONTINUES) if token.endswith(CONTINUES) else token + END
+
+    def marked(token):
+        return token.removesuffix(CONTINUES) if token.endswith(CONTINUES) else token + END
+
     return {token if token in WHOLE else marked(token): index for token, index in vocab.items()}
 
 
 def write_ctrl(vocab: dict[str, int], added: Collection[str]) -> dict[str, int]:
     """The reverse.   added: tokens that no merge makes, as control codes, which get no mark."""
     whole = {*WHOLE, *added}
-    marked = lambda token: token.removesuffix(END) if token.endswith(END) else token + CONTINUES
+
+    def marked(token):
+        return token.removesuffix(END) if token.endswith(END) else token + CONTINUES
+
     return {token if token in whole else marked(token): index for token, index in vocab.items()}

@@ -59,7 +59,10 @@ def _put_one(places: Array, new: Array, filled: Array) -> Array:
     """
     put_there = lambda places, new: put(places, new, filled, 2)
     as_it_is = lambda places, new: places
-    behind = lambda places, new: jax.lax.cond(filled < places.shape[2], put_there, as_it_is, places, new)
+
+    def behind(places, new):
+        return jax.lax.cond(filled < places.shape[2], put_there, as_it_is, places, new)
+
     return jax.lax.platform_dependent(places, new, cpu=behind, default=put_there)
 
 
@@ -79,9 +82,14 @@ def of_rows(cache: Cache, rows: Array) -> Cache:
 
 
 def attend(
-    x: Array, weights: SelfWeights, mask: Mask, filled: Array, sizes: LayerSizes, program: Program,
+    x: Array,
+    weights: SelfWeights,
+    mask: Mask,
+    filled: Array,
+    sizes: LayerSizes,
+    program: Program,
     own: tuple[Array, Array],
-) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
+) -> tuple[Array, tuple[Array, Array]]:
     """`plain.attend` without dropout for tokens x [batch, n, width] after the `filled` ones of a layer's cache.
 
     own: its keys and values [batch, heads, places, head_dim].   mask: `seen`.

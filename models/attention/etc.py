@@ -87,8 +87,13 @@ class LongGlobalAttention(nn.Module):
         sizes, program, width = self.sizes, self.program, x[0].shape[-1]
         labels = 2 * self.distance + 1 + FAR_LABELS
         norm, computed = Norm(sizes.norm_epsilon, program.compute, name="norm"), []
-        dense_layer = lambda name, of: Dense(width, sizes.init_std, program.compute, name=name)(of)
-        project = lambda name, of: kept(dense_layer(name, of).reshape(*of.shape[:2], sizes.heads, -1))
+
+        def dense_layer(name, of):
+            return Dense(width, sizes.init_std, program.compute, name=name)(of)
+
+        def project(name, of):
+            return kept(dense_layer(name, of).reshape(*of.shape[:2], sizes.heads, -1))
+
         for own, far, near_x, far_x, sight, keys in zip(KINDS, KINDS[::-1], x, x[::-1], seen, noise, strict=True):
             relative = self.param(f"{own}_relative", nn.initializers.normal(sizes.init_std), (labels, width))
             given = Operands(
@@ -167,7 +172,10 @@ def blocked(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise)
     far = _product32("bnqhd,bmhd->bhnqm", q, given.far_keys) + jnp.where(cut(sight.linked)[:, None], linked, other)
 
     own = cut(sight.near, -1)[:, None, ..., None]
-    hide = lambda scores, segments: jnp.where(own == segments, scores, jnp.finfo(jnp.float32).min)
+
+    def hide(scores, segments):
+        return jnp.where(own == segments, scores, jnp.finfo(jnp.float32).min)
+
     near, far = hide(near, around(sight.near, -1)[:, None, :, None]), hide(far, sight.far[:, None, None, None])
     top = jax.lax.stop_gradient(jnp.maximum(near.max(-1), far.max(-1)))[..., None]
     near, far = jnp.exp(near - top), jnp.exp(far - top)
@@ -185,7 +193,10 @@ def blocked(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise)
 def _kept(heads: int, sight: Sight, rate: float, noise: Array) -> tuple[Array, Array]:
     """What dropout leaves: bool[batch, heads, n, window * block], by place in the query's blocks, [.., n, m]."""
     (_, n), m = sight.near.shape, sight.far.shape[1]
-    drawn = lambda tag, keys: stays(noises.bits(site(noise, tag), (heads, n, keys)), rate)
+
+    def drawn(tag, keys):
+        return stays(noises.bits(site(noise, tag), (heads, n, keys)), rate)
+
     return drawn(1, sight.window * sight.block), drawn(2, m)
 
 

@@ -39,9 +39,16 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
 
 
 def attend(
-    x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise,
-    read: Array | None = None, slots: Array | None = None, mix=attention,
-) -> Array:  # fmt: skip
+    x: Array,
+    weights: SelfWeights,
+    mask: Mask,
+    sizes: LayerSizes,
+    program: Program,
+    noise: Noise,
+    read: Array | None = None,
+    slots: Array | None = None,
+    mix=attention,
+) -> Array:
     """A layer's self-attention: x [batch, length, width] -> the output's projection of the mixed values, like `read`.
 
     read: [batch, n, width] where the queries are other than x, as the mask's are; mask: see `Mask`.

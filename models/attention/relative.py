@@ -57,9 +57,16 @@ def shift_to(starts: Array, scores: Array, keys: int) -> Array:
 
 
 def relative_attention(
-    q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, heads: int, *,
-    dropout_rate: float, noise: Noise,
-) -> Array:  # fmt: skip
+    q: Array,
+    context: Context,
+    biases: Biases,
+    mask: Mask,
+    types: Types | None,
+    heads: int,
+    *,
+    dropout_rate: float,
+    noise: Noise,
+) -> Array:
     """Attention by content and by distance (Dai et al. 2019, section 3.3, terms a to d) -> like q.
 
     q: [batch, n, width], heads side by side, any float dtype; softmax in float32.
@@ -68,8 +75,11 @@ def relative_attention(
     """
     split = lambda x: x.reshape(*x.shape[:-1], heads, -1)
     (k, v, r), axis, scale = map(split, context), mask.axis, split(q).shape[-1] ** -0.5
+
     # In float32, so that the biases' gradients, sums over all rows, are too.
-    added = lambda bias: ((split(q).astype(jnp.float32) + split(bias)) * scale).astype(q.dtype)
+    def added(bias):
+        return ((split(q).astype(jnp.float32) + split(bias)) * scale).astype(q.dtype)
+
     add = lambda bias: constrain(added(bias), "batch", axis, "heads", None)
     # Each device's queries see all keys of their rows: with a cut length, that gathers keys and values.
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))

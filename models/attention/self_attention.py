@@ -89,9 +89,13 @@ def plain_form(named: str, mask: Mask) -> Callable[..., Array]:
 
 
 def attention_of(
-    sizes: LayerSizes, length: int, causal: bool = False, ranked: bool = False, blocks: Blocks | None = None,
+    sizes: LayerSizes,
+    length: int,
+    causal: bool = False,
+    ranked: bool = False,
+    blocks: Blocks | None = None,
     part: str = "",
-) -> Attention:  # fmt: skip
+) -> Attention:
     """What a layer's attention asks of a kernel."""
     of_layer = (length, sizes.width, sizes.heads, sizes.attention_dropout)
     if blocks is not None:

@@ -102,9 +102,16 @@ def _mask_specs(mask: Mask, own: PartitionSpec) -> Mask:
 
 
 def _attend(
-    q: Array, k: Array, v: Array, mask: Mask, heads: Array, noise: Noise, part: Part, rate: float,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Mask,
+    heads: Array,
+    noise: Noise,
+    part: Part,
+    rate: float,
     shape: tuple[int, int, int],
-) -> Array:  # fmt: skip
+) -> Array:
     """`attention` of the queries of a part of rows and of some heads, numbered `heads`."""
     blocks, length = mask.blocks, q.shape[1]
     draw = None if noise is None else Draw(rate, noise, shape, heads)
@@ -157,7 +164,10 @@ def _cut(x: Array, block: int, fill) -> Array:
 
 def _read(tokens: Keys | Queries, of_parts: Callable, of_rows: Callable):
     """The tokens that the first reads of q, k and v, which devices may have parts of, the other of whole rows."""
-    read = lambda name, x: x if x is None else of_parts(x) if name in ("q", "k", "v") else of_rows(x)
+
+    def read(name, x):
+        return x if x is None else of_parts(x) if name in ("q", "k", "v") else of_rows(x)
+
     return tokens._replace(**{name: read(name, x) for name, x in tokens._asdict().items()})
 
 
@@ -172,7 +182,9 @@ def near(keys: Keys, blocks: Blocks, part: Part) -> Keys:
     number, before, after = keys.k.shape[2], max(0, -blocks.offsets[0]), max(0, blocks.offsets[-1])
     is_column = jnp.isin(jnp.arange(keys.segments.shape[2]), jnp.array(blocks.columns, jnp.int32))[:, None]
     ends = lambda x: [(0, 0), (0, 0), (before, after)] + [(0, 0)] * (x.ndim - 3)
-    shifted = lambda x: jnp.concatenate([x[:, :, before + o :][:, :, :number] for o in blocks.offsets], axis=3)
+
+    def shifted(x):
+        return jnp.concatenate([x[:, :, before + o :][:, :, :number] for o in blocks.offsets], axis=3)
 
     def of_row(x: Array, fill: int = 0) -> Array:
         return shifted(part.cut(jnp.pad(x, ends(x), constant_values=fill), number, before + after))
@@ -203,7 +215,10 @@ def columns(tokens: Keys | Queries, numbers: tuple[int, ...], part: Part):
 def drawn(keys: Keys, blocks: Blocks, part: Part) -> Keys:
     """What each block reads by a table of its own."""
     table = blocks.drawn
-    joined = lambda x: x.reshape(*x.shape[:3], -1, *x.shape[5:])  # [batch, heads, blocks, n, block, ...]
+
+    # [batch, heads, blocks, n, block, ...]
+    def joined(x):
+        return x.reshape(*x.shape[:3], -1, *x.shape[5:])
 
     def taken(x: Array) -> Array:
         units, place = exchange.pool(x, blocks, part)
@@ -221,7 +236,10 @@ def whole(tokens: Keys | Queries):
 
 def gathered(tokens: Keys | Queries, positions: Array, part: Part):
     """The tokens at positions i32[batch, n] as one block; hidden where that is -1."""
-    taken = lambda x, part: exchange.tokens_at(jnp.broadcast_to(x, (len(positions), *x.shape[1:])), positions, part)
+
+    def taken(x, part):
+        return exchange.tokens_at(jnp.broadcast_to(x, (len(positions), *x.shape[1:])), positions, part)
+
     tokens = _read(tokens, lambda x: taken(x, part)[:, :, None], lambda x: taken(x, WHOLE)[:, :, None])
     return tokens._replace(segments=jnp.where(positions[:, None, None] < 0, HIDDEN, tokens.segments))
 
@@ -284,7 +302,10 @@ _divided.defvjp(lambda mixed, total: (y := mixed / total, (y, total)), _divided_
 def _product(x: Array, y: Array, of: str) -> Array:
     """Scores of queries x and keys y ('k'), or probabilities x of values y ('v'), as float32."""
     inner = {"k": "qd,{0}kd->{0}qk", "v": "qk,{0}kd->{0}qd"}[of]
-    multiply = lambda lead, x, y: jnp.einsum(lead + inner.format(lead), x, y, preferred_element_type=jnp.float32)
+
+    def multiply(lead, x, y):
+        return jnp.einsum(lead + inner.format(lead), x, y, preferred_element_type=jnp.float32)
+
     if y.shape[2] > 1 or x.shape[2] == 1:
         return multiply("bhn", x, y) if of == "k" else _of_values(x, y)
     # All queries as one matrix: XLA:CPU takes twice the time for one with two axes of rows.

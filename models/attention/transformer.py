@@ -53,9 +53,18 @@ class CachedTransformerLayer(TransformerLayer):
 
 
 def encode(
-    parent: nn.Module, sizes: LayerSizes, depth: int, pattern: Pattern, x: Array, mask: Mask, noise: Noise,
-    program: Program, slots: Array | None = None, groups: Mapping[str, int] | None = None, own_globals: bool = False,
-) -> Array:  # fmt: skip
+    parent: nn.Module,
+    sizes: LayerSizes,
+    depth: int,
+    pattern: Pattern,
+    x: Array,
+    mask: Mask,
+    noise: Noise,
+    program: Program,
+    slots: Array | None = None,
+    groups: Mapping[str, int] | None = None,
+    own_globals: bool = False,
+) -> Array:
     """x [batch, length, width] through a stack of these layers -> the same, or at slots i32[batch, n] alone.
 
     groups: as of `stack`, for layers that share parameters.   own_globals: as of `SelfAttention`.

@@ -81,7 +81,10 @@ def _product_of_copy(x: Array, g: Array) -> Array:
     """The same for XLA:CPU, whose Eigen is slow to read a left factor by columns: 103 GFLOP/s for [4096, 512].T @
     [4096, 128], 150 for the product of a copy of what is narrower, the copy counted."""
     held = jax.lax.optimization_barrier  # keeps XLA from taking x.T where it lies, and from exchanging factors
-    times = lambda left, right: jnp.matmul(held(left.T), right, preferred_element_type=jnp.float32)
+
+    def times(left, right):
+        return jnp.matmul(held(left.T), right, preferred_element_type=jnp.float32)
+
     if x.shape[1] <= g.shape[1] or x.shape[0] < FEW_ROWS:  # with few rows copying the result is what costs
         return held(times(x, g))
     return held(times(g, x)).T
@@ -117,12 +120,16 @@ def table_scores(hidden: Array, table: Array, bias: Array) -> Array:
 
 def _scores_forward(hidden: Array, table: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
     table = constrain(table.astype(hidden.dtype), "vocab", None)  # gathered after the cast: half the bytes
-    direct = lambda hidden, table: jnp.einsum("nw,vw->nv", hidden, table, preferred_element_type=jnp.float32)
+
+    def direct(hidden, table):
+        return jnp.einsum("nw,vw->nv", hidden, table, preferred_element_type=jnp.float32)
+
     held = jax.lax.optimization_barrier
     if hidden.shape[0] >= FEW_ROWS:
         # XLA:CPU's Eigen is slow with a transposed factor: 757 against 530 ms, the copy counted, at [1024, 768] x
         # [50304, 768]. For the layers' weights, which lie in a stack, the copies cost what they save.
-        on_cpu = lambda hidden, table: jnp.matmul(hidden, held(table.T), preferred_element_type=jnp.float32)
+        def on_cpu(hidden, table):
+            return jnp.matmul(hidden, held(table.T), preferred_element_type=jnp.float32)
     else:  # fast the other way round: 83 against 186 ms at [160, 768] x [30592, 768]
         on_cpu = lambda hidden, table: held(direct(table, hidden)).T
     scores = jax.lax.platform_dependent(hidden, table, cpu=on_cpu, default=direct)

@@ -65,7 +65,9 @@ def stack(
     own = jax.tree.map(lambda array: array[0], each)
 
     def init(key: Array) -> dict:
-        of_place = lambda place, keys: _init(pattern[place], sets, turns, keys, x, shared, own)
+        def of_place(place, keys):
+            return _init(pattern[place], sets, turns, keys, x, shared, own)
+
         if period == 1:
             return of_place(0, key)
         return {str(place): of_place(place, key) for place, key in enumerate(jax.random.split(key, period))}

@@ -43,8 +43,13 @@ def dense_parameters(prefix: str, axes: tuple, hf: dict[str, str]) -> list[Param
 def layer_parameters(prefix: str, part: str, hf: str) -> list[Parameter]:
     """Table rows of a stack of `TransformerLayer`; hf: the model's prefix there, like 'bert'."""
     layer = f"{hf}.encoder.layer.{{layer}}"
-    dense = lambda path, axes, name: dense_parameters(f"{prefix}/{path}", ("layers", *axes), {part: f"{layer}.{name}"})
-    norm = lambda path, name: norm_parameters(f"{prefix}/{path}", ("layers", "width"), {part: f"{layer}.{name}"})
+
+    def dense(path, axes, name):
+        return dense_parameters(f"{prefix}/{path}", ("layers", *axes), {part: f"{layer}.{name}"})
+
+    def norm(path, name):
+        return norm_parameters(f"{prefix}/{path}", ("layers", "width"), {part: f"{layer}.{name}"})
+
     return [
         *dense("attention/query", ("width", "heads"), "attention.self.query"),
         *dense("attention/key", ("width", "heads"), "attention.self.key"),
@@ -67,7 +72,9 @@ def gpt_layer_parameters(layer: str) -> list[Parameter]:
         bias = Parameter(f"layers/{path}/bias", ("layers", axes[1]), slot("bias", None if axis is None else 0))
         return [kernel, bias]
 
-    norm = lambda path, name: norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
+    def norm(path, name):
+        return norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
+
     return [
         *(
             row

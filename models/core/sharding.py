@@ -68,5 +68,8 @@ def parts_of(axes: Axes, shape: tuple[int, ...]) -> tuple[int, ...]:
     rules = _rules.get()
     if rules is None:
         return (1,) * len(axes)
-    names = lambda over: () if over is None else (over,) if isinstance(over, str) else over
+
+    def names(over):
+        return () if over is None else (over,) if isinstance(over, str) else over
+
     return tuple(math.prod(rules.mesh.shape[name] for name in names(over)) for over in rules.spec(axes, shape))

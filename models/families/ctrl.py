@@ -82,8 +82,13 @@ class CTRL(Decoder):
 def parameters(config: CTRLConfig) -> list[Parameter]:
     """CTRL's parameter table."""
     layer = "transformer.h.{layer}"
-    dense = lambda path, axes, name: dense_parameters(f"layers/{path}", ("layers", *axes), {"model": f"{layer}.{name}"})
-    norm = lambda path, name: norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
+
+    def dense(path, axes, name):
+        return dense_parameters(f"layers/{path}", ("layers", *axes), {"model": f"{layer}.{name}"})
+
+    def norm(path, name):
+        return norm_parameters(f"layers/{path}", ("layers", "width"), {"model": f"{layer}.{name}"})
+
     return [
         Parameter("embeddings/tokens", ("vocab", "embedding"), {"model": Slot("transformer.w.weight")}),
         *dense("attention/query", ("width", "heads"), "multi_head_attention.Wq"),

@@ -129,7 +129,10 @@ class Etc(nn.Module):
         """
         c, segments, of_globals = self.config, inputs["segments"], inputs["global_segments"]
         embedded = self.embeddings(inputs["tokens"], of_globals)
-        drop = lambda x, tag: dropout(x, c.dropout, site(noise, tag)).astype(self.program.compute)
+
+        def drop(x, tag):
+            return dropout(x, c.dropout, site(noise, tag)).astype(self.program.compute)
+
         x = tuple(drop(x, tag) for x, tag in zip(embedded, (0, 2), strict=True))
         seen = sights(segments, of_globals, inputs["global_of"], c.block, c.window)
         layer = EtcLayer(c, self.program, parent=None)

@@ -140,7 +140,10 @@ class TransformerXLLayer(nn.Module):
 
 def position_biases(module: nn.Module, config) -> Biases:
     """u and v as parameters of a module."""
-    bias = lambda name: module.param(name, nn.initializers.normal(config.init_std), (config.width,))
+
+    def bias(name):
+        return module.param(name, nn.initializers.normal(config.init_std), (config.width,))
+
     return Biases(bias("content_bias"), bias("position_bias"))
 
 

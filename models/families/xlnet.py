@@ -71,7 +71,10 @@ class XLNetLayer(nn.Module):
         positions to remember) -> (streams, new memory)."""
         config, sizes, dtype = self.config, layer_sizes(self.config), self.program.compute
         (content, query), (table, of_content, of_query, reuse) = streams, shared
-        bias = lambda name, *rows: self.param(name, nn.initializers.normal(config.init_std), (*rows, config.width))
+
+        def bias(name, *rows):
+            return self.param(name, nn.initializers.normal(config.init_std), (*rows, config.width))
+
         biases = Biases(bias("content_bias"), bias("position_bias"), bias("type_bias"), bias("types", 2))
         attention = RelativeAttention(sizes, self.program, name="attention")
         feed_forward = FeedForward(sizes, dtype, inner_dropout=True, name="feed_forward")

@@ -122,9 +122,11 @@ def _draw(title: str, pattern: Pattern, length: int, grids: list[Grid], out: Pat
     canvases = [canvas_of(grid.tables) for grid in grids]
     tall, wide = sum(len(canvas) for canvas in canvases), max(canvas.shape[1] for canvas in canvases)
     figure, axes = pyplot.subplots(
-        len(grids), figsize=(wide / 110 + 1.5, tall / 110 + len(grids) + 1), squeeze=False,
+        len(grids),
+        figsize=(wide / 110 + 1.5, tall / 110 + len(grids) + 1),
+        squeeze=False,
         height_ratios=[len(canvas) for canvas in canvases],
-    )  # fmt: skip
+    )
     for panel, grid, canvas in zip(axes[:, 0], grids, canvases, strict=True):
         panel.imshow(canvas, interpolation="nearest")
         panel.set_title(f"{title} {grid.name}".strip(), fontsize="medium")

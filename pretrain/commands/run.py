@@ -159,7 +159,10 @@ def _initial_weights(assembly: Assembly, shapes: Params, corpus: Corpus, options
         return None
     weights, own = [], {name: of for name, of in shapes.items() if name != TEACHERS}
     start = (lambda: jax.device_get(jax.jit(lambda: initial_params(assembly))())) if heads_anew else None
-    load = lambda: weights.append(load_weights(INIT_FROM, source, assembly.recipe.model, own, corpus, start))
+
+    def load():
+        return weights.append(load_weights(INIT_FROM, source, assembly.recipe.model, own, corpus, start))
+
     gather(f"--init-from {source}", load)
     return weights[0]
 

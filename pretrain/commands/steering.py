@@ -21,9 +21,14 @@ from pretrain.steering.words import bag
 
 
 def program_of(
-    words: Path | None, discriminator: Path | None, label: str | None, steering: Steering, made: Made,
-    model: nn.Module, params: Params,
-) -> Callable:  # fmt: skip
+    words: Path | None,
+    discriminator: Path | None,
+    label: str | None,
+    steering: Steering,
+    made: Made,
+    model: nn.Module,
+    params: Params,
+) -> Callable:
     """What `generate` takes for its program; words of several tokens are named in a line. UserError for options that
     do not go together."""
     aim = Aim()

@@ -54,10 +54,17 @@ def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
     empty = jnp.zeros((prompts, decoding.beams, decoding.max_tokens), jnp.int32)
     worst = jnp.full(empty.shape[:2], WORST)
     beams = Beams(
-        empty, worst.at[:, 0].set(0), empty, worst, written=jnp.int32(0), hopeful=jnp.ones(prompts, bool),
-        going=jnp.bool(True), lengths=segments.sum(1)[of_beams], seen=None if seen is None else seen[of_beams],
+        empty,
+        worst.at[:, 0].set(0),
+        empty,
+        worst,
+        written=jnp.int32(0),
+        hopeful=jnp.ones(prompts, bool),
+        going=jnp.bool(True),
+        lengths=segments.sum(1)[of_beams],
+        seen=None if seen is None else seen[of_beams],
         cache=of_rows(cache, of_beams),
-    )  # fmt: skip
+    )
     return jax.lax.while_loop(lambda beams: beams.going, step, _add(beams, logits[of_beams], decoding)).ended
 
 
@@ -85,9 +92,17 @@ def _add(beams: Beams, logits: Array, decoding: Decoding) -> Beams:
     seen = None if beams.seen is None else with_seen(beams.seen[rows], _of_each(new, best).reshape(-1, 1), True)
     hopeful = beams.hopeful & ((worth[:, -1] == WORST) | (scores[:, 0] / by_length > worth[:, -1]))
     return Beams(
-        _of_each(tokens, best), scores, ended, worth, written, hopeful, going=hopeful.any() & ~ends.all(),
-        lengths=beams.lengths, seen=seen, cache=of_rows(beams.cache, rows),
-    )  # fmt: skip
+        _of_each(tokens, best),
+        scores,
+        ended,
+        worth,
+        written,
+        hopeful,
+        going=hopeful.any() & ~ends.all(),
+        lengths=beams.lengths,
+        seen=seen,
+        cache=of_rows(beams.cache, rows),
+    )
 
 
 def _of_each(array: Array, index: Array) -> Array:

@@ -59,7 +59,10 @@ def fill(
 
 def _log_probabilities(model: nn.Module, params: Params, inputs: dict[str, Array], slots: Array) -> Array:
     """Of the tokens at slots i32[1, n]: f32[n, vocab]."""
-    apply = lambda *arguments, method: model.apply({"params": params}, *arguments, method=method)
+
+    def apply(*arguments, method):
+        return model.apply({"params": params}, *arguments, method=method)
+
     if isinstance(model, Generator):
         return jax.nn.log_softmax(apply(inputs, slots, method="generate"))
     return jax.nn.log_softmax(apply(apply(inputs, None, slots, method="encode"), method="token_logits"))

@@ -202,9 +202,15 @@ def _stored_name(name: str, tensors: _Tensors, model: HuggingFace) -> str:
 
 
 def _check_names(
-    folder: Path, tensors: _Tensors, wanted: Mapping, missing: list[str], cure: str, config, part: str,
+    folder: Path,
+    tensors: _Tensors,
+    wanted: Mapping,
+    missing: list[str],
+    cure: str,
+    config,
+    part: str,
     other_heads: bool,
-) -> None:  # fmt: skip
+) -> None:
     """UserError for tensors that are missing, that this model has no place for, or tied ones that are not equal.
 
     cure: of what is missing.   other_heads: whether heads of any kind are left out.

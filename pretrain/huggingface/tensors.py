@@ -97,7 +97,10 @@ def fields_of(config, part: str) -> dict[str, Any]:
     """What config.json says of a config's model: name there -> value."""
     model = family_of(config).hf[part]
     known = {**model.fields, **model.settings}
-    value = lambda place: place.write(config) if isinstance(place, Converter) else field(config, place)
+
+    def value(place):
+        return place.write(config) if isinstance(place, Converter) else field(config, place)
+
     return {name: value(place) for name, place in known.items()}
 
 

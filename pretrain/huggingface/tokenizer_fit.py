@@ -56,7 +56,14 @@ def _pair(made: Made) -> str:
     """Two texts as a tokenizer writes them, in the words of `HuggingFace.pair`."""
     roles = {index: role for role, index in reversed(made.special.items())}  # a token of several: the first
     encoded = made.tokenizer.encode("a", "b")
-    of_text = lambda text, index: "AB"[text] if text is not None else roles.get(index, str(index))
+
+    def of_text(text, index):
+        return "AB"[text] if text is not None else roles.get(index, str(index))
+
     tokens = list(map(of_text, encoded.sequence_ids, encoded.ids))
-    repeated = lambda i: tokens[i] in ("A", "B") and tokens[i] == tokens[i - 1]  # a text of several tokens
+
+    # a text of several tokens
+    def repeated(i):
+        return tokens[i] in ("A", "B") and tokens[i] == tokens[i - 1]
+
     return " ".join(token for i, token in enumerate(tokens) if i == 0 or not repeated(i))

@@ -18,14 +18,20 @@ def of_likelihoods(prompts: Sequence[Prompt], found: Sequence[np.ndarray]) -> di
     tokens = [np.array([len(text.tokens) - text.first for text in prompt.texts]) for prompt in prompts]
     sizes = [np.array([len(choice.encode()) for choice in prompt.example.choices]) for prompt in prompts]
     right = [prompt.example.answer for prompt in prompts]
-    of_right = lambda arrays: np.array([of[answer] for of, answer in zip(arrays, right, strict=True)])
+
+    def of_right(arrays):
+        return np.array([of[answer] for of, answer in zip(arrays, right, strict=True)])
+
     figures = {
         "nats per token": _ratio(-of_right(found), of_right(tokens)),
         "nats per byte": _ratio(-of_right(found), of_right(sizes)),
     }
     asked = [index for index, prompt in enumerate(prompts) if len(prompt.texts) > 1]
     for name, weights in {"by sum": None, "per token": tokens, "per byte": sizes}.items() if asked else ():
-        score = lambda index, weights=weights: found[index] / (1 if weights is None else weights[index])
+
+        def score(index, weights=weights):
+            return found[index] / (1 if weights is None else weights[index])
+
         figures[f"accuracy {name}"] = mean([score(index).argmax() == right[index] for index in asked])
     return figures
 

@@ -66,9 +66,14 @@ class Prompter:
     """
 
     def __init__(
-        self, path: Path, examples: Sequence[Example], made: Made, template: Template, room: int,
+        self,
+        path: Path,
+        examples: Sequence[Example],
+        made: Made,
+        template: Template,
+        room: int,
         delimiter: int | None = None,
-    ):  # fmt: skip
+    ):
         self.tokenizer, self.encoder, self.delimiter = made.tokenizer, Encoder(made.tokenizer), delimiter
         self.end = made.special.get("eod", made.special.get("sep"))
         self.path, self.examples, self.template, self.room = path, examples, template, room
@@ -122,7 +127,10 @@ class Prompter:
         encoded = self.encoder.encode(texts, places)
         tokens = iter(np.split(encoded.tokens.astype(np.int32), np.cumsum(encoded.lengths)[:-1]))
         firsts = iter(encoded.ended.tolist())
-        begun = lambda example, of: tuple(self._begun(next(tokens), next(firsts), example, choice) for choice in of)
+
+        def begun(example, of):
+            return tuple(self._begun(next(tokens), next(firsts), example, choice) for choice in of)
+
         return [begun(example, of) for (example, _), of in zip(asked, choices, strict=True)]
 
     def _delimited(self, example: Example, choices: Sequence[str]) -> tuple[Tokens, ...]:

@@ -75,9 +75,15 @@ def _read(model: nn.Module, params: Params, tokens: Array, segments: Array, more
 
 
 def _following(
-    model: nn.Module, params: Params, aim: Aim, steering: Steering, temperature: float, last: Array, lengths: Array,
+    model: nn.Module,
+    params: Params,
+    aim: Aim,
+    steering: Steering,
+    temperature: float,
+    last: Array,
+    lengths: Array,
     read: Read,
-) -> tuple[Array, Read]:  # fmt: skip
+) -> tuple[Array, Read]:
     """One more token i32[rows, 1] -> (what next tokens are drawn by, f32[rows, padded vocab]: their steered log
     probabilities fused with the unsteered ones; what is known with the token)."""
     hidden, logits, plain = extend(model, params, last, lengths, read.plain)

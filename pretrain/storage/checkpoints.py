@@ -33,9 +33,11 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 3, keep_every: int = 0):
         self.folder = folder
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, keep_period=keep_every or None, create=True,
+            max_to_keep=keep,
+            keep_period=keep_every or None,
+            create=True,
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=_wait_for_others),
-        )  # fmt: skip
+        )
         with cloud_errors(str(folder)):
             self._manager = ocp.CheckpointManager(folder if in_cloud(folder) else folder.absolute(), options=options)
 
@@ -45,7 +47,10 @@ class Checkpoints:
 
     def phase(self, step: int) -> int | None:
         """The phase that the state of a step was in; None for a checkpoint that does not say."""
-        about = lambda: (self._manager.metadata(step).custom_metadata or {}).get("phase")
+
+        def about():
+            return (self._manager.metadata(step).custom_metadata or {}).get("phase")
+
         return from_first(f"the phase of checkpoint {step}", about)
 
     def save(self, state: TrainState, phase: int = 0) -> None:
@@ -109,8 +114,13 @@ class Checkpoints:
                 target = self.folder / f"{step}.damaged"
                 remove_folder(target)  # of an earlier accident
                 (self.folder / str(step)).rename(target)
-                log.warning("checkpoint of step %d is damaged (%s): moved to %s, going on from step %d",
-                            step, reason, target.name, good)  # fmt: skip
+                log.warning(
+                    "checkpoint of step %d is damaged (%s): moved to %s, going on from step %d",
+                    step,
+                    reason,
+                    target.name,
+                    good,
+                )
 
         from_first("setting damaged checkpoints aside", rename)
         self._manager.reload()

@@ -43,10 +43,18 @@ class Journal:
         self._events = SummaryWriter(str(written.tensorboard), purge_step=step + 1)
         self.console = Console(highlight=False)
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(16), TextColumn("step"), MofNCompleteColumn(), _Rate(),
-            TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left"),
-            console=self.console, transient=True, disable=not self.console.is_terminal,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(16),
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            _Rate(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
         self._task = self._bar.add_task(TRAINING, total=total, completed=step)
         self._bar.start()
 

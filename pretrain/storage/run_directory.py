@@ -197,8 +197,10 @@ def _start(
         about = directory.read_run()
         old_init = about["init_from"]
         if init_from is not None and init_from != old_init:
-            raise UserError(f"--init-from {init_from}: {path} was started from {old_init or 'random weights'}; "
-                            "leave --init-from out to resume, or use another --workdir")  # fmt: skip
+            raise UserError(
+                f"--init-from {init_from}: {path} was started from {old_init or 'random weights'}; "
+                "leave --init-from out to resume, or use another --workdir"
+            )
         init_from, heads_anew = old_init, about.get("init_heads_anew", False)
     elif entries(directory.checkpoints):
         raise UserError(f"{path} has checkpoints but no recipe.json: it is damaged; use another --workdir")

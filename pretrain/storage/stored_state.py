@@ -68,13 +68,19 @@ def verified(state, expected: list[int], like):
     for (path, _), before, now in zip(read, expected, checksums([leaf for _, leaf in read]), strict=True):
         if before != int(now):
             raise Damaged(f"the checksum of {jax.tree_util.keystr(path)} differs")
-    cast = lambda leaf, s: leaf if leaf is NOT_READ or leaf.dtype == s.dtype else leaf.astype(s.dtype)
+
+    def cast(leaf, s):
+        return leaf if leaf is NOT_READ or leaf.dtype == s.dtype else leaf.astype(s.dtype)
+
     return jax.tree.map(cast, state, like)
 
 
 def _load(folder: Path, like):
     one = jax.ShapeDtypeStruct((), jnp.uint32, sharding=like.step.sharding)
-    wanted = lambda tree, get: jax.tree.map(lambda s: s if s is NOT_READ else get(s), tree)
+
+    def wanted(tree, get):
+        return jax.tree.map(lambda s: s if s is NOT_READ else get(s), tree)
+
     stored = wanted(like, lambda s: jax.ShapeDtypeStruct(s.shape, stored_dtype(s), sharding=s.sharding))
     item = {"state": stored, "checksums": jax.tree.leaves(wanted(like, lambda _: one))}
     arguments = ocp.args.PyTreeRestore(item, restore_args=ocp.checkpoint_utils.construct_restore_args(item))
@@ -96,8 +102,13 @@ _BROKEN_FILES = (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError, Ke
 
 def _is_damage(causes: list[BaseException]) -> bool:
     """Whether one of the causes tells of files that are lost or cut, or of a format that is broken."""
-    said = lambda error: str(error) if isinstance(error, (ValueError, AttributeError)) else ""
-    broken = lambda error: said(error).startswith(_BROKEN) and _ANSWERED not in said(error)
+
+    def said(error):
+        return str(error) if isinstance(error, (ValueError, AttributeError)) else ""
+
+    def broken(error):
+        return said(error).startswith(_BROKEN) and _ANSWERED not in said(error)
+
     return any(isinstance(error, _BROKEN_FILES) or broken(error) for error in causes)
 
 

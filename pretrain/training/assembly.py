@@ -57,13 +57,19 @@ def initial_params(assembly: Assembly) -> Params:
 def parameter_shapes(assembly: Assembly) -> Params:
     """`initial_params` and the teachers' as shapes, whatever the program, without computing anything."""
     spec, key = assembly.recipe.objective.spec(assembly.recipe.phases[0]), jax.random.key(0)
-    teach = lambda: {name: initialise(key, module, spec) for name, module in assembly.teachers.items()}
+
+    def teach():
+        return {name: initialise(key, module, spec) for name, module in assembly.teachers.items()}
+
     return jax.eval_shape(lambda: initial_params(assembly) | ({TEACHERS: teach()} if assembly.teachers else {}))
 
 
 def all_parameters(recipe: Recipe) -> list[Parameter]:
     """The tables of the model and of its teachers, by their paths in `parameter_shapes`."""
-    below = lambda name, parameter: parameter._replace(path=f"{TEACHERS}/{name}/{parameter.path}")
+
+    def below(name, parameter):
+        return parameter._replace(path=f"{TEACHERS}/{name}/{parameter.path}")
+
     of_teachers = [below(one.name, p) for one in recipe.teachers for p in family_of(one.model).parameters(one.model)]
     return family_of(recipe.model).parameters(recipe.model) + of_teachers
 
@@ -71,7 +77,10 @@ def all_parameters(recipe: Recipe) -> list[Parameter]:
 def model_flops(recipe: Recipe, phase: Phase) -> float:
     """FLOPs of a train step that the model needs: the backward pass costs two forward passes, since a product's
     gradient is two products of its size. A teacher's are one forward pass."""
-    forward = lambda config: family_of(config).flops(config, phase, recipe.objective.predictions(phase))
+
+    def forward(config):
+        return family_of(config).flops(config, phase, recipe.objective.predictions(phase))
+
     return 3 * forward(recipe.model) + sum(forward(teacher.model) for teacher in recipe.teachers)
 
 

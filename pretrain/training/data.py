@@ -99,7 +99,10 @@ def count_examples(file: Path, batches: Sequence[Examples | Mixture], say: Calla
         counted |= {key: count for part in found for key, count in part.items()}
         if is_first():
             write_whole(file, json.dumps(counted, indent=0))
-    of_parts = lambda examples: [counted[key] for key in _keys(examples)] if _has_parts(examples) else None
+
+    def of_parts(examples):
+        return [counted[key] for key in _keys(examples)] if _has_parts(examples) else None
+
     return [{name: of_parts(examples) for name, examples in sources(one).items()} for one in batches]
 
 

@@ -126,7 +126,10 @@ def _compiled(run: Run, step: int) -> Run:
     if step >= recipe.steps or not compiles_ahead(run.mesh):
         return run
     last = len(recipe.phases) - 1
-    names = lambda phase: [TRAIN, EVALUATE] if run.options.eval_every or phase == last else [TRAIN]
+
+    def names(phase):
+        return [TRAIN, EVALUATE] if run.options.eval_every or phase == last else [TRAIN]
+
     wanted = {phase: names(phase) for phase in range(phase_at(recipe, step), len(recipe.phases))}
     return run._replace(stages=compile_phases(run.stages, wanted, run.journal.say))
 

@@ -94,7 +94,10 @@ def shardings(tree: Any) -> Any:
 
 def place_parameters(params: Params, stage: Stage) -> Params:
     """Parameters that every host has whole, some of a stage's, on a mesh: a device is given only its part."""
-    place = lambda array, like: jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
+
+    def place(array, like):
+        return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
+
     everything = merge(stage.state.params, stage.frozen)
     return jax.tree.map(place, params, {name: everything[name] for name in params})
 
@@ -194,9 +197,12 @@ def _shardings(assembly: Assembly, state: TrainState, frozen: Params, mesh: Mesh
     trained, held = split_frozen(everything, assembly.recipe)
     everywhere = replicated(mesh)
     moments = optax.tree_utils.tree_map_params(
-        assembly.optimizer, lambda _, sharding: sharding, state.opt_state, trained,
+        assembly.optimizer,
+        lambda _, sharding: sharding,
+        state.opt_state,
+        trained,
         transform_non_params=lambda _: everywhere,
-    )  # fmt: skip
+    )
     return TrainState(everywhere, trained, moments, {}, everywhere), held
 
 

@@ -74,8 +74,10 @@ def warn_beyond_trained(restored: Restored, length: int) -> None:
     if longest < length <= getattr(recipe.model, "positions", 0):
         log.warning(
             "positions from %s to %s were in no row of this run, whose rows have %s tokens: nothing trained them here",
-            f"{longest:,}", f"{length - 1:,}", f"{longest:,}",
-        )  # fmt: skip
+            f"{longest:,}",
+            f"{length - 1:,}",
+            f"{longest:,}",
+        )
 
 
 def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], TrainState]) -> TrainState | None:
@@ -105,7 +107,10 @@ def phase_after(recipe: Recipe, step: int) -> int:
 def _parameters_after(placed: list[Stage], step: int) -> TrainState:
     """`state_after` without what only training needs: moments and memories may be many times the parameters."""
     state = state_after(placed, step)
-    unread = lambda tree: jax.tree.map(lambda _: NOT_READ, tree)
+
+    def unread(tree):
+        return jax.tree.map(lambda _: NOT_READ, tree)
+
     return state._replace(opt_state=unread(state.opt_state), carry=unread(state.carry))
 
 

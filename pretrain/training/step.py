@@ -81,7 +81,10 @@ def train_step(
         before, updates = dict(leaves(state.params)), dict(leaves(updates))
         still = untrained()
         params = nest({path: p if path in still else p - rate * updates[path] for path, p in before.items()})
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+        def keep(new, old):
+            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
         bad = jnp.where(finite, 0, 1)
         skipped = jnp.stack([state.skipped[0] + bad, (state.skipped[1] + 1) * bad])
         new = TrainState(
@@ -98,9 +101,13 @@ def train_step(
 
 
 def unread(
-    objective: Objective, model: nn.Module, state: TrainState, frozen: Params, batch: Batch,
+    objective: Objective,
+    model: nn.Module,
+    state: TrainState,
+    frozen: Params,
+    batch: Batch,
     teachers: Mapping[str, nn.Module] = MappingProxyType({}),
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     """Paths of the trained parameters that the loss does not depend on: no gradient ever reaches them.
 
     state, frozen, batch: shapes and dtypes; nothing is computed.

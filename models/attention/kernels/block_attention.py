@@ -188,9 +188,16 @@ def _specs(inputs: Operands, setting: Setting) -> Operands:
     """Which part of an array a turn of (row, group of heads, chunk of queries) has; None where there is none."""
     number, lanes = inputs.queries.shape[1:]
     chunk, length, once = chunk_of(number), inputs.k.shape[1], pl.Buffered(1)  # what changes with the row, or seldom
-    at = lambda shape, index, **mode: pl.BlockSpec(shape, lambda row, group, part, _: index(row, group, part), **mode)
-    of_group = lambda n, **mode: at((None, n, LANES), lambda row, group, part: (row, 0, group), **mode)
-    of_row = lambda n: at((None, n, LANES), lambda row, group, part: (row, 0, 0), pipeline_mode=once)
+
+    def at(shape, index, **mode):
+        return pl.BlockSpec(shape, lambda row, group, part, _: index(row, group, part), **mode)
+
+    def of_group(n, **mode):
+        return at((None, n, LANES), lambda row, group, part: (row, 0, group), **mode)
+
+    def of_row(n):
+        return at((None, n, LANES), lambda row, group, part: (row, 0, 0), pipeline_mode=once)
+
     near, few = inputs.near, inputs.chosen
     specs = Operands(
         q=at((None, chunk * setting.block, LANES), lambda row, group, part: (row, part, group)),
@@ -433,7 +440,10 @@ def _keys_and_values(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array]:
     """[keys, lanes] each."""
     refs, lanes = unit.refs, unit.setting.head_dim
     both = (refs.k, refs.chosen and refs.chosen.k), (refs.v, refs.chosen and refs.chosen.v)
-    read = lambda row, few, piece: _read(row, piece, lanes) if piece.starts else few[...]
+
+    def read(row, few, piece):
+        return _read(row, piece, lanes) if piece.starts else few[...]
+
     return tuple(jnp.concatenate([read(row, few, piece) for piece in pieces]) for row, few in both)
 
 

@@ -36,9 +36,15 @@ _MEMORY = {"TPU v5 lite": 128, "TPU v5": 64, "TPU v6": 128, "TPU7x": 64, "": 16}
 
 
 def attend(
-    x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise,
-    slots: Array | None = None, interpret: bool = False,
-) -> Array:  # fmt: skip
+    x: Array,
+    weights: SelfWeights,
+    mask: Mask,
+    sizes: LayerSizes,
+    program: Program,
+    noise: Noise,
+    slots: Array | None = None,
+    interpret: bool = False,
+) -> Array:
     """`plain.attend` by the kernel.   interpret: run as plain operations, on any platform."""
     heads_of = []
     for name in ("query", "key", "value"):

@@ -70,9 +70,17 @@ def reach(length: int, chosen: bool) -> int:
 
 
 def by_kernel(
-    q: Array, context: Context, biases: Biases, mask: Mask, types: Types | None, heads: int, *,
-    dropout_rate: float, noise: Noise, interpret: bool = False,
-) -> Array:  # fmt: skip
+    q: Array,
+    context: Context,
+    biases: Biases,
+    mask: Mask,
+    types: Types | None,
+    heads: int,
+    *,
+    dropout_rate: float,
+    noise: Noise,
+    interpret: bool = False,
+) -> Array:
     """`relative_attention` by the kernel, on a mesh each device with its rows and heads.   interpret: run as plain
     operations, on any platform."""
     setting = Setting(

@@ -117,9 +117,14 @@ def fits(attention: Attention) -> bool:
 
 
 def attend(
-    x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise,
+    x: Array,
+    weights: SelfWeights,
+    mask: Mask,
+    sizes: LayerSizes,
+    program: Program,
+    noise: Noise,
     interpret: bool = False,
-) -> Array:  # fmt: skip
+) -> Array:
     """`plain.attend` by the kernel, for what `fits`."""
     kernels, biases = zip(*weights[:3], strict=True)
     # One product for all three. Without the barrier XLA:TPU transposes activations to take its gradient apart.
@@ -268,7 +273,11 @@ def _forward_kernel(noise, segments, biases, products, out, spread, *, setting: 
     head_dim, (q, k, v) = setting.head_dim, _projected(products, biases, setting.head_dim)
     vt, length = v.T, len(q)
     units = _units(length, _forward_part(length, setting), setting)
-    dots = lambda unit: across(k[: unit.seen], only(q[unit.part], unit.head, head_dim))  # [keys, queries]
+
+    # [keys, queries]
+    def dots(unit):
+        return across(k[: unit.seen], only(q[unit.part], unit.head, head_dim))
+
     mixed = []
     for unit, scores in _begun(units, dots):
         visible = _visible(segments, unit, setting)

@@ -23,9 +23,14 @@ BLOCKS = (512, 256, 128)
 
 
 def attend(
-    x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise,
+    x: Array,
+    weights: SelfWeights,
+    mask: Mask,
+    sizes: LayerSizes,
+    program: Program,
+    noise: Noise,
     interpret: bool = False,
-) -> Array:  # fmt: skip
+) -> Array:
     """`plain.attend` by the kernel.   interpret: run as plain operations, on any platform."""
     if row_attention.fits(Attention(x.shape[1], sizes.width, sizes.heads, sizes.attention_dropout)):
         return row_attention.attend(x, weights, mask, sizes, program, noise, interpret)
@@ -94,9 +99,17 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
     minor = splash_kernel.QKVLayout.SEQ_MINOR
     q, kv = (next(size for size in BLOCKS if length % size == 0) for length in (queries, keys))
     return splash_kernel.BlockSizes(
-        block_q=q, block_kv=kv, block_kv_compute=kv, block_q_dkv=q, block_kv_dkv=kv, block_kv_dkv_compute=kv,
-        use_fused_bwd_kernel=True, q_layout=minor, k_layout=minor, v_layout=minor,
-    )  # fmt: skip
+        block_q=q,
+        block_kv=kv,
+        block_kv_compute=kv,
+        block_q_dkv=q,
+        block_kv_dkv=kv,
+        block_kv_dkv_compute=kv,
+        use_fused_bwd_kernel=True,
+        q_layout=minor,
+        k_layout=minor,
+        v_layout=minor,
+    )
 
 
 def _obstacles(attention: Attention) -> list[str]:
