@@ -132,12 +132,10 @@ def test_cutoffs_beyond_the_vocabulary_do_nothing():
     assert dataclasses.replace(CLUSTERED, vocab_size=10).clusters == ()
 
 
-@pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
-def test_noise_belongs_to_its_row(rate):
-    config = dataclasses.replace(CONFIG, **{rate: 0.3})
+def test_noise_belongs_to_its_row():
+    config = dataclasses.replace(CONFIG, dropout=0.3, attention_dropout=0.3)
     memory = TransformerXL(config, SCAN).empty_memory(2)
     both, _ = forward(config, TOKENS, ONES, memory, KEYS)
     assert not np.allclose(both, forward(config, TOKENS, ONES, memory, site(KEYS, 5))[0])
-    second = jax.tree.map(lambda leaf: leaf[..., 1:2, :] if leaf.ndim == 2 else leaf[:, 1:2], memory)
-    alone, _ = forward(config, TOKENS[1:], ONES[1:], second, KEYS[1:])
-    np.testing.assert_allclose(alone[0], both[1], atol=2e-5)
+    there, _ = forward(config, TOKENS[::-1], ONES, memory, KEYS[::-1])
+    np.testing.assert_allclose(there[::-1], both, atol=2e-5)
