@@ -22,6 +22,7 @@ from models.blocks.products import contraction, product
 from models.blocks.stack import _is_kept
 from models.core.noise import row_keys
 from models.core.sharding import per_row, placed_by
+from tests.models.programs import with_gradients
 from tpu.flops import flops
 from tpu.mesh import AXES
 from tpu.rules import activation_rules
@@ -34,10 +35,14 @@ TORCH_ACTIVATIONS = {
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_equal_torch(name):
+def test_activations_and_their_slopes_equal_torch(name):
     x = np.linspace(-12, 12, 4001, dtype=np.float32)
-    expected = TORCH_ACTIVATIONS[name](torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(ACTIVATIONS[name](x), expected, rtol=2e-6, atol=1e-6)
+    given = torch.tensor(x, requires_grad=True)
+    expected = TORCH_ACTIVATIONS[name](given)
+    expected.sum().backward()
+    ours, (slopes,) = with_gradients(ACTIVATIONS[name], np.ones_like(x))(x)
+    np.testing.assert_allclose(ours, expected.detach(), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(slopes, given.grad, atol=2e-5)
 
 
 @pytest.mark.parametrize(("activation", "function", "times"), [("gelu", "erf", 1), ("gelu_new", "tanh", 3)])

@@ -122,11 +122,11 @@ def test_layers_take_turns_layer_i_of_t_uses_set_i_groups_over_t_and_gradients_o
 
 
 def test_layers_are_stored_stacked_with_a_row_for_each_group_and_start_differently():
-    tower = Tower(groups=(("first", 2),))
-    layers = jax.jit(tower.init)(jax.random.key(0), X)["params"]["layers"]
-    kernels = layers["first"]["kernel"], layers["second"]["kernel"]
-    assert [kernel.shape for kernel in kernels] == [(2, 8, 8), (4, 8, 8)]
-    assert all(len(np.unique(np.asarray(kernel)[:, 0, 0])) == len(kernel) for kernel in kernels)
+    for groups in ((), (("first", 2),)):
+        layers = jax.jit(Tower(groups=groups).init)(jax.random.key(0), X)["params"]["layers"]
+        for name, sets in (("first", 2 if groups else 4), ("second", 4)):
+            assert layers[name]["kernel"].shape == (sets, 8, 8)
+            assert len(np.unique(np.asarray(layers[name]["kernel"])[:, 0, 0])) == sets
     unlike = params_of(Tower(**UNLIKE, groups=(("by", 1),)))["layers"]  # which one of the layers has
     assert unlike["0"]["first"]["kernel"].shape == (2, 8, 5) and unlike["1"]["by"].shape == (1, 8)
 
