@@ -1,6 +1,13 @@
-"""The contract's cases by implementations that no one here wrote; `frozen.py` keeps what they give."""
+"""The contract's cases by implementations that no one here wrote: loss and every gradient, one file per family.
 
+The tests read the files, and need no torch. To make them anew, or that of a new family:
+
+    python -m tests.contract.torch_reference [FAMILY ...]
+"""
+
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,7 +108,8 @@ def transformer_xl(case: Case) -> tuple[float, dict]:
             for index, layer in enumerate(layers.layer):
                 weight = dict(layer.named_parameters())[name]
                 array = ours[path] if shared else ours[f"layers/{path}"][index]
-                weight.copy_(torch.from_numpy(np.ascontiguousarray(_theirs(array, layout, weight.shape))))
+                array = array.T if layout in ("T", "out") else array  # the inverse of the parity test's layouts
+                weight.copy_(torch.from_numpy(array.reshape(weight.shape).copy()))
     mems = [torch.from_numpy(layer.swapaxes(0, 1).copy()) for layer in cases.memory(case).hidden]
     tensor = lambda array: torch.from_numpy(np.array(array)).long()
     loss, _, _ = parity.torch_loss(layers, vocabulary, config, tensor(batch["tokens"]), tensor(batch["targets"]), mems)
@@ -110,15 +118,6 @@ def transformer_xl(case: Case) -> tuple[float, dict]:
     for name in ("content_bias", "position_bias"):
         gradients[name] = gradients[name].sum(axis=0)
     return loss.item(), gradients
-
-
-def _theirs(array: np.ndarray, layout: str, shape) -> np.ndarray:
-    """The inverse of the parity test's layouts."""
-    return (array.T if layout in ("T", "out") else array).reshape(shape)
-
-
-def bigbird_etc(case: Case) -> tuple[float, dict]:
-    return etc_reference.loss_and_gradients(cases.params(case), case.model, cases.batch(case))
 
 
 def next_token(case: Case) -> tuple[float, dict]:
@@ -135,7 +134,7 @@ REFERENCES = {
     "albert": masked("sentence_order_label"),
     "bert": masked("next_sentence_label"),
     "bigbird": bigbird,
-    "bigbird-etc": bigbird_etc,
+    "bigbird-etc": lambda case: etc_reference.loss_and_gradients(cases.params(case), case.model, cases.batch(case)),
     "ctrl": next_token,
     "electra": electra,
     "gpt": next_token,
@@ -145,3 +144,10 @@ REFERENCES = {
     "transformer-xl": transformer_xl,
     "xlnet": xlnet,
 }
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or cases.CASES:
+        loss, gradients = REFERENCES[name](cases.CASES[name])
+        np.savez_compressed(Path(__file__).parent / "frozen" / f"{name}.npz", loss=np.float64(loss), **gradients)
+        print(name, loss)

@@ -1,8 +1,9 @@
-"""Parameters as shapes, without computing them."""
+"""Parameters as shapes, without computing them, and random ones: a model's own take long to compile."""
 
 import functools
 
 import jax
+import numpy as np
 
 from models.core.program import Program
 from models.families.registry import family_of
@@ -19,3 +20,9 @@ def parameter_shapes(config):
     }
     module = family.module(config, Program(dtype="float32", depth="scan"))
     return jax.eval_shape(module.init, jax.random.key(0), row)["params"]
+
+
+def random_params(config, deviation=0.3):
+    """The nested parameter dict of a config's model."""
+    draw = lambda leaf: np.random.default_rng(leaf.size).normal(0, deviation, leaf.shape).astype(np.float32)
+    return jax.tree.map(draw, parameter_shapes(config))

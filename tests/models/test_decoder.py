@@ -1,6 +1,7 @@
 """A decoder with a cache computes what it computes without."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -11,14 +12,9 @@ from models.families.registry import FAMILIES
 from pretrain.objectives.protocols import CausalDecoder
 from tests.contract import cases
 
-LENGTH, PLACES = 12, 20
+LENGTH, PLACES, PIECE = 12, 20, 4
 MODULES = {name: FAMILIES[name].module(case.model, Program(depth="scan")) for name, case in cases.CASES.items()}
 DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder)]
-
-
-@pytest.fixture(params=DECODERS)
-def decoder(request):
-    return MODULES[request.param], {"params": cases.params(cases.CASES[request.param])}
 
 
 def texts(lengths):
@@ -29,32 +25,42 @@ def texts(lengths):
     return {name: np.asarray(array, np.int32) for name, array in arrays.items()}
 
 
-def extended(model, variables, inputs, cuts):
-    """Hidden states of the rows, read piece after piece."""
-    extend = jax.jit(lambda piece, cache: model.apply(variables, piece, cache, method="extend"))
-    cache, read = model.empty_cache(len(inputs["tokens"]), PLACES), []
-    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
-        hidden, cache = extend({name: array[:, begin:end] for name, array in inputs.items()}, cache)
-        read.append(hidden)
-    assert int(cache.filled) == LENGTH
-    return np.concatenate(read, axis=1)
+@functools.cache
+def compiled(name, positions=True):
+    """(inputs, inputs) -> hidden states of the rows, read as a whole, and of others, read piece by piece."""
+    model, variables = MODULES[name], {"params": cases.params(cases.CASES[name])}
+
+    def both(inputs, in_pieces):
+        if not positions:
+            in_pieces = {field: array for field, array in in_pieces.items() if field != "positions"}
+        pieces = jax.tree.map(lambda array: array.reshape(len(array), -1, PIECE).swapaxes(0, 1), in_pieces)
+        extend = lambda cache, piece: model.apply(variables, piece, cache, method="extend")[::-1]
+        cache, read = jax.lax.scan(extend, model.empty_cache(len(inputs["tokens"]), PLACES), pieces)
+        whole = model.apply(variables, inputs, method="decode")
+        return whole, read.swapaxes(0, 1).reshape(whole.shape), cache.filled
+
+    return jax.jit(both)
 
 
-def test_pieces_after_a_cache_are_the_whole_row(decoder):
-    model, variables = decoder
+@pytest.mark.parametrize("name", DECODERS)
+def test_pieces_after_a_cache_are_the_whole_row_and_padding_before_a_text_changes_nothing(name):
     inputs = texts([LENGTH, 5])
-    whole = model.apply(variables, inputs, method="decode")
+    whole, pieces, filled = map(np.asarray, compiled(name)(inputs, inputs))
     real = inputs["segments"] > 0
-    pieces = extended(model, variables, inputs, (0, 7, 8, LENGTH))
-    np.testing.assert_allclose(pieces[real], np.asarray(whole)[real], atol=1e-5)
+    assert filled == LENGTH
+    np.testing.assert_allclose(pieces[real], whole[real], atol=1e-5)
+    first = {field: np.roll(array[1:], 5, axis=1).repeat(2, 0) for field, array in inputs.items()}  # padding after it
+    alone, _, _ = compiled(name)(first, first)
+    np.testing.assert_allclose(whole[1, -5:], alone[1, :5], atol=1e-5)
 
 
-def test_without_positions_a_piece_goes_on_where_the_cache_ends(decoder):
-    model, variables = decoder
-    inputs = texts([LENGTH])
-    del inputs["positions"]
-    whole = model.apply(variables, inputs, method="decode")
-    np.testing.assert_allclose(extended(model, variables, inputs, (0, 7, 8, LENGTH)), whole, atol=1e-5)
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_token_sees_no_later_one_and_without_positions_a_piece_goes_on_where_the_cache_ends(name):
+    inputs = texts([LENGTH, LENGTH])
+    changed = inputs | {"tokens": inputs["tokens"] * (np.arange(LENGTH) <= 6)}
+    whole, pieces, _ = map(np.asarray, compiled(name, positions=False)(changed, inputs))
+    np.testing.assert_allclose(pieces[:, :7], whole[:, :7], atol=1e-5)
+    assert np.abs(pieces - whole)[:, 7:].max() > 1e-3
 
 
 def test_a_full_cache_takes_no_more():
@@ -65,25 +71,6 @@ def test_a_full_cache_takes_no_more():
     with pytest.raises(ValueError, match="13 places has no room for 12 tokens after 12"):
         extend(cache)
     assert np.isnan(jax.jit(extend)(cache)[0]).all()
-
-
-def test_padding_before_a_text_changes_nothing(decoder):
-    model, variables = decoder
-    inputs = texts([LENGTH, 5])
-    alone = {name: array[1:, -5:] for name, array in inputs.items()}
-    padded = model.apply(variables, inputs, method="decode")[1:, -5:]
-    np.testing.assert_allclose(padded, model.apply(variables, alone, method="decode"), atol=1e-5)
-    del alone["positions"]  # which without padding are the places
-    np.testing.assert_allclose(padded, model.apply(variables, alone, method="decode"), atol=1e-5)
-
-
-def test_a_token_sees_no_later_one(decoder):
-    model, variables = decoder
-    inputs = texts([LENGTH])
-    changed = inputs | {"tokens": inputs["tokens"] * (np.arange(LENGTH) <= 6)}
-    before, after = (model.apply(variables, given, method="decode") for given in (inputs, changed))
-    np.testing.assert_array_equal(np.asarray(before)[0, :7], np.asarray(after)[0, :7])
-    assert np.abs(np.asarray(before) - np.asarray(after))[0, 7:].max() > 1e-3
 
 
 def test_gpt2_draws_what_adds_to_the_residual_stream_narrower_with_depth():

@@ -1,4 +1,4 @@
-"""BigBird-ETC: attention between long and global tokens is what its equations say pair by pair, dense and blocked."""
+"""BigBird-ETC: attention of long and global tokens in blocks is the dense one, of which the contract has parity."""
 
 import functools
 
@@ -10,25 +10,22 @@ import pytest
 from models.attention import etc
 from models.attention.etc import Operands, Sight
 from models.core.noise import row_keys
-from tests.contract.test_contract import equations
-from tests.models.programs import QUICK
+from tests.models.programs import QUICK, equations
 from tpu.flops import flops
 
 BATCH, HEADS, SIZE = 2, 2, 4
-SHAPES = {  # length, globals, block, window, clipped distance
-    "whole blocks": (24, 4, 4, 3, 2),
-    "a last block that is short": (29, 5, 4, 3, 3),
-    "a wide window": (26, 3, 3, 5, 2),
-    "distances beyond the window": (9, 2, 2, 1, 12),
-    "one block": (5, 1, 8, 3, 2),
+SHAPES = {  # length, globals, block, window, clipped distance, rate of dropout
+    "a last block that is short": (29, 5, 4, 3, 3, 0.0),
+    "a wide window": (26, 3, 3, 5, 2, 0.5),
+    "distances beyond the window": (9, 2, 2, 1, 12, 0.5),
+    "one block": (5, 1, 8, 3, 2, 0.5),
 }
-DRAWS = 4  # of each
 KINDS = ("long", "global")
 
 
 def sights(shape, seed):
     """Rows of a few documents and padding; each token belongs to a global token of its document, or to none."""
-    (length, number, block, window, _), rng = SHAPES[shape], np.random.default_rng(seed)
+    (length, number, block, window, *_), rng = SHAPES[shape], np.random.default_rng(seed)
     segments = np.sort(rng.integers(0, 3, (BATCH, length)))[:, ::-1].astype(np.int32)
     of_globals = rng.integers(0, 3, (BATCH, number)).astype(np.int32)
     global_of = rng.integers(-1, number, (BATCH, length)).astype(np.int32)
@@ -37,7 +34,7 @@ def sights(shape, seed):
 
 def operands(shape, seed, kind):
     """Random ones, and weights of outputs."""
-    length, number, _, _, clip = SHAPES[shape]
+    length, number, _, _, clip, _ = SHAPES[shape]
     n, m = (length, number) if kind == "long" else (number, length)
     rng = np.random.default_rng(seed)
     draw = lambda *size: rng.normal(size=(*size, HEADS, SIZE)).astype(np.float32)
@@ -46,9 +43,9 @@ def operands(shape, seed, kind):
 
 
 @functools.cache
-def compiled(shape, rate):
+def compiled(shape):
     """For each kind, (outputs, gradients of their weighted sum) of the dense form and of the blocked one."""
-    of_kinds = [sight[-2:] for sight in sights(shape, 0)]
+    of_kinds, rate = [sight[-2:] for sight in sights(shape, 0)], SHAPES[shape][-1]
 
     def run(of_long, of_globals, keys):
         def both(given, seen, weights, size):
@@ -64,48 +61,25 @@ def compiled(shape, rate):
     return jax.jit(run, compiler_options=QUICK)
 
 
-def results(shape, seed, rate):
+def results(shape, seed):
     """Kind -> (dense results, blocked ones) of a drawn case and its Sight; weights of padding are 0."""
     inputs, seen = [], sights(shape, seed)
     for kind, sight in zip(KINDS, seen, strict=True):
         given, weights = operands(shape, seed, kind)
         inputs.append((given, sight[:-2], weights * (np.asarray(sight.near) > 0)[..., None, None]))
-    found = compiled(shape, rate)(*inputs, row_keys(7, seed, jnp.arange(BATCH)))
+    found = compiled(shape)(*inputs, row_keys(7, seed, jnp.arange(BATCH)))
     return dict(zip(KINDS, zip(found, seen, strict=True), strict=True))
 
 
-@pytest.mark.parametrize("seed", range(DRAWS))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_blocked_equals_dense_in_outputs_and_every_gradient(shape, seed):
-    rate = 0.0 if shape == "whole blocks" else 0.5
-    for kind, (((expected, theirs), (ours, gradients)), sight) in results(shape, seed, rate).items():
+    for kind, (((expected, theirs), (ours, gradients)), sight) in results(shape, seed).items():
         assert np.isfinite(ours).all(), kind
         real = np.asarray(sight.near) > 0
         np.testing.assert_allclose(ours[real], expected[real], atol=2e-6, err_msg=kind)
         for name, ours, expected in zip(Operands._fields, gradients, theirs, strict=True):
             np.testing.assert_allclose(ours, expected, atol=1e-5, err_msg=f"{kind} {name}")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_dense_is_the_papers_equation_pair_by_pair(kind):
-    """e_ij = q_i (k_j + a_label(ij)) / sqrt(head_dim) over the keys that i sees; the output sums a softmax's values."""
-    shape = "a last block that is short"
-    (_, _, block, window, clip), index = SHAPES[shape], KINDS.index(kind)
-    given, sight = operands(shape, 0, kind)[0], sights(shape, 0)[index]
-    ours = results(shape, 0, 0.0)[kind][0][0][0]
-    expected = np.zeros_like(ours)
-    near, far, linked = (np.asarray(array) for array in sight[:3])
-    for b, i, head in np.ndindex(expected.shape[:3]):
-        within = lambda j, i=i: kind == "global" or abs(i // block - j // block) <= window // 2
-        own = [j for j in range(near.shape[1]) if within(j) and near[b, j] == near[b, i]]
-        others = [j for j in range(far.shape[1]) if far[b, j] == near[b, i]]
-        labels = [min(max(j - i, -clip), clip) + clip for j in own]
-        labels += [2 * clip + 1 if linked[b, i, j] else 2 * clip + 2 for j in others]
-        keys = np.concatenate([given.near_keys[b, own, head], given.far_keys[b, others, head]])
-        values = np.concatenate([given.near_values[b, own, head], given.far_values[b, others, head]])
-        shares = np.exp((keys + given.relative[labels, head]) @ given.q[b, i, head] / SIZE**0.5)
-        expected[b, i, head] = shares @ values / shares.sum()
-    np.testing.assert_allclose(ours[near > 0], expected[near > 0], atol=2e-6)
 
 
 def test_twice_the_length_costs_twice_as_much_and_no_array_has_all_pairs():
@@ -129,21 +103,3 @@ def test_twice_the_length_costs_twice_as_much_and_no_array_has_all_pairs():
     (cost, largest), (twice, larger) = products(256), products(512)
     assert 1.95 * cost < twice <= 2 * cost
     assert larger == 2 * largest
-
-
-def test_an_output_does_not_depend_on_a_key_that_is_hidden():
-    """Not within rounding: exactly not."""
-    shape, length = "a last block that is short", 29
-    (given, _), sight = operands(shape, 0, "long"), sights(shape, 0)[0]
-    sight = sight._replace(near=np.where(np.arange(length) < 20, 1, 2)[None].repeat(BATCH, 0), far=sight.far)
-    query = 9  # of the block 8 .. 11; sees 4 .. 15
-
-    def output(near_keys, near_values, far_keys):
-        changed = given._replace(near_keys=near_keys, near_values=near_values, far_keys=far_keys)
-        return etc.blocked(changed, sight, dropout_rate=0.0, noise=None)[:, query].sum()
-
-    of_keys, of_values, of_far = jax.jit(jax.grad(output, (0, 1, 2)), compiler_options=QUICK)(*given[1:4])
-    seen = (np.arange(length) >= 4) & (np.arange(length) < 16)
-    for gradient in (of_keys, of_values):
-        assert (np.asarray(gradient)[:, ~seen] == 0).all() and (np.asarray(gradient)[:, seen] != 0).all()
-    np.testing.assert_array_equal((np.asarray(of_far) != 0).all((2, 3)), sight.far == 1)

@@ -1,6 +1,7 @@
-"""Stacks of shared and of unlike layers compute what their layers compute one after the other, however compiled."""
+"""A stack computes what its layers compute one after the other: own, shared and unlike ones, however compiled."""
 
 import functools
+import itertools
 
 import flax.linen as nn
 import jax
@@ -13,8 +14,8 @@ from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
 from models.core.noise import bits, fold, row_keys
 from models.core.program import Program
+from tests.models.programs import equations
 
-PROGRAMS = [Program(depth="scan"), Program(depth="scan", remat="dots"), Program(depth="unroll", remat="full")]
 X = np.random.default_rng(0).normal(size=(2, 4, 8)).astype(np.float32)
 KEYS = row_keys(0, 0, jnp.arange(2))
 SLOTS = np.array([[3, 0, 3], [1, 2, 2]])
@@ -48,139 +49,116 @@ class Shift(nn.Module):
 class Tower(nn.Module):
     """A stack alone."""
 
-    program: Program
+    program: Program = Program()
     pattern: tuple = (Mixer(parent=None),)
-    depth: int = 5
+    depth: int = 4
     groups: tuple = ()
 
     @nn.compact
     def __call__(self, x, noise=None, slots=None, each=None):
-        shared = jnp.float32(0.1)
-        return stack(
-            self, self.pattern, self.depth, x, shared, noise, self.program, slots, each, groups=dict(self.groups)
-        )
+        shared, groups = jnp.float32(0.1), dict(self.groups)
+        return stack(self, self.pattern, self.depth, x, shared, noise, self.program, slots, each, groups=groups)
 
 
-def by_hand(tower, layers, noise=None, slots=None, each=None):
-    """The layers one after the other; layers: number -> its parameters."""
-    x, outputs = X, []
+def params_of(tower):
+    """Random parameters, and as shapes those that the tower has."""
+    shapes = jax.eval_shape(tower.init, jax.random.key(0), X)["params"]
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
+
+
+def by_hand(tower, params, noise=None, slots=None, each=None):
+    """The layers one after the other."""
+    x, outputs, period, groups = X, [], len(tower.pattern), dict(tower.groups)
+    turns = tower.depth // period
     for number in range(tower.depth):
-        module, last = tower.pattern[number % len(tower.pattern)], number == tower.depth - 1
+        (turn, place), last = divmod(number, period), number == tower.depth - 1
         own, own_noise = None if each is None else each[number], None if noise is None else fold(noise, number)
-        variables = {"params": layers(number)}
-        x, output = module.apply(variables, x, jnp.float32(0.1), own_noise, own, slots if last else None)
+        layers = params["layers"] if period == 1 else params["layers"][str(place)]
+        row = {name: turn * groups[name] // turns if name in groups else turn for name in layers}
+        weights = {name: jax.tree.map(lambda array, i=row[name]: array[i], tree) for name, tree in layers.items()}
+        module = tower.pattern[place]
+        x, output = module.apply({"params": weights}, x, jnp.float32(0.1), own_noise, own, slots if last else None)
         outputs.append(output)
     return x, jnp.stack(outputs)
 
 
-def rows_of(params, sets, turns, turn):
-    row = {name: turn * sets[name] // turns if name in sets else turn for name in params}
-    return {name: jax.tree.map(lambda array, i=row[name]: array[i], tree) for name, tree in params.items()}
+def results(run, params):
+    """(loss, outputs) and gradients."""
+
+    def loss(params):
+        x, outputs = run(params)
+        return jnp.sum(jnp.sin(x)) + jnp.sum(jnp.cos(outputs)), (x, outputs)
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
-SHARED = [{"first": 1, "second": 1}, {"first": 2, "second": 2}, {"second": 3}]
-EVERYTHING = {"noise": KEYS, "slots": SLOTS, "each": np.linspace(0, 1, 5, dtype=np.float32)}
+UNLIKE = {"pattern": (Mixer(5, parent=None), Shift(parent=None), Mixer(7, parent=None)), "depth": 6}
+EACH = np.linspace(0, 1, 4, dtype=np.float32)
+EVERYTHING = {"noise": KEYS, "slots": SLOTS, "each": EACH}
+TOWERS = {  # name -> (a tower, what it is given besides x)
+    "own": (Tower(), EVERYTHING),
+    "read whole": (Tower(depth=3), {"noise": KEYS}),
+    "of one layer": (Tower(depth=1), {"slots": SLOTS}),
+    "all shared": (Tower(groups=(("first", 2), ("second", 2))), EVERYTHING),
+    "one shared": (Tower(groups=(("second", 3),)), EVERYTHING),
+    "unlike, one shared": (Tower(**UNLIKE, groups=(("first", 1),)), {"noise": KEYS, "slots": SLOTS}),
+}
+PROGRAMS = [Program(depth="scan", remat="dots"), Program(depth="unroll", remat="full")]
 
 
 @functools.cache
-def expected(index):
-    tower = Tower(Program(), groups=tuple(SHARED[index].items()))
-    params = tower.init(jax.random.key(0), X)["params"]
-
-    def loss(params):
-        x, outputs = by_hand(tower, lambda i: rows_of(params["layers"], SHARED[index], 5, i), **EVERYTHING)
-        return jnp.sum(jnp.sin(x)) + jnp.sum(jnp.cos(outputs)), (x, outputs)
-
-    return tower, params, jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+def expected(name):
+    tower, given = TOWERS[name]
+    return results(lambda params: by_hand(tower, params, **given), params_of(tower))
 
 
-def check(tower, params, expected, extra):
-    def loss(params):
-        x, outputs = tower.apply({"params": params}, X, **extra)
-        return jnp.sum(jnp.sin(x)) + jnp.sum(jnp.cos(outputs)), (x, outputs)
-
-    got = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), got, expected)
-
-
-@pytest.mark.parametrize("index", range(len(SHARED)))
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: f"{program.depth}-{program.remat}")
-def test_layer_i_uses_the_set_i_groups_over_depth_and_gradients_of_a_set_add_up(program, index):
-    tower, params, wanted = expected(index)
-    check(tower.clone(program=program), params, wanted, EVERYTHING)
+@pytest.mark.parametrize("name, program", [("own", Program()), *itertools.product(TOWERS, PROGRAMS)], ids=str)
+def test_layers_take_turns_layer_i_of_t_uses_set_i_groups_over_t_and_gradients_of_a_set_add_up(name, program):
+    tower, given = TOWERS[name]
+    run = lambda params: tower.clone(program=program).apply({"params": params}, X, **given)
+    compare = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-6)
+    jax.tree.map(compare, results(run, params_of(tower)), expected(name))
 
 
-def test_shared_parameters_have_a_row_for_each_group_and_start_differently():
-    layers = Tower(Program(), groups=(("first", 2),)).init(jax.random.key(0), X)["params"]["layers"]
-    kernels = layers["first"]["kernel"], layers["second"]["kernel"]
-    assert [len(kernel) for kernel in kernels] == [2, 5]
-    assert all(len(np.unique(np.asarray(kernel)[:, 0, 0])) == len(kernel) for kernel in kernels)
-
-
-@pytest.mark.parametrize("given", [{"noise": KEYS}, {"slots": SLOTS}], ids=["noise", "slots"])
-@pytest.mark.parametrize("groups", [(), (("first", 1), ("second", 1))], ids=["own", "shared"])
-@pytest.mark.parametrize("program", PROGRAMS[::2], ids=lambda program: f"{program.depth}-{program.remat}")
-def test_unlike_layers_take_turns(program, groups, given):
-    tower = Tower(program, (Mixer(5, parent=None), Shift(parent=None), Mixer(7, parent=None)), 6, groups)
-    params = tower.init(jax.random.key(0), X)["params"]
-    assert params["layers"]["0"]["first"]["kernel"].shape == (1 if groups else 2, 8, 5)
-    assert params["layers"]["1"]["by"].shape == (2, 8)
-
-    def loss(params):
-        of_place = lambda i: params["layers"][str(i % 3)]
-        x, outputs = by_hand(tower, lambda i: rows_of(of_place(i), dict(groups), 2, i // 3), **given)
-        return jnp.sum(jnp.sin(x)) + jnp.sum(jnp.cos(outputs)), (x, outputs)
-
-    check(tower, params, jax.jit(jax.value_and_grad(loss, has_aux=True))(params), given)
-
-
-def test_the_depth_is_a_multiple_of_the_pattern():
-    with pytest.raises(ValueError, match="depth=5: is not a multiple of the pattern's 2 layers"):
-        Tower(Program(), (Mixer(parent=None), Shift(parent=None))).init(jax.random.key(0), X)
+def test_layers_are_stored_stacked_with_a_row_for_each_group_and_start_differently():
+    for groups in ((), (("first", 2),)):
+        layers = jax.jit(Tower(groups=groups).init)(jax.random.key(0), X)["params"]["layers"]
+        for name, sets in (("first", 2 if groups else 4), ("second", 4)):
+            assert layers[name]["kernel"].shape == (sets, 8, 8)
+            assert len(np.unique(np.asarray(layers[name]["kernel"])[:, 0, 0])) == sets
+    unlike = params_of(Tower(**UNLIKE, groups=(("by", 1),)))["layers"]  # which one of the layers has
+    assert unlike["0"]["first"]["kernel"].shape == (2, 8, 5) and unlike["1"]["by"].shape == (1, 8)
 
 
 @pytest.mark.parametrize(
-    ("groups", "said"),
+    ("changes", "said"),
     [
-        ({"frist": 1}, "groups of frist: the layers have first, second"),
-        ({"first": 1, "frist": 5}, "groups of frist: the layers have first, second"),  # as many as there are turns
-        ({"first": 6}, "groups=6 of 'first': must be from 1 to the pattern's 5 turns"),
-        ({"first": 0}, "groups=0 of 'first': must be from 1 to the pattern's 5 turns"),
+        ({"pattern": UNLIKE["pattern"]}, "depth=4: is not a multiple of the pattern's 3 layers"),
+        (UNLIKE | {"groups": (("bye", 1),)}, "groups of bye: the layers have by, first, second"),
+        ({"groups": (("frist", 1),)}, "groups of frist: the layers have first, second"),
+        (
+            {"groups": (("first", 1), ("frist", 4))},
+            "groups of frist: the layers have first, second",
+        ),  # as many as turns
+        ({"groups": (("first", 5),)}, "groups=5 of 'first': must be from 1 to the pattern's 4 turns"),
+        ({"groups": (("first", 0),)}, "groups=0 of 'first': must be from 1 to the pattern's 4 turns"),
     ],
 )
-def test_groups_that_share_nothing_or_that_no_layer_uses_are_errors(groups, said):
+def test_groups_that_share_nothing_or_that_no_layer_uses_are_errors(changes, said):
     with pytest.raises(ValueError, match=said):
-        jax.eval_shape(Tower(Program(), groups=tuple(groups.items())).init, jax.random.key(0), X)
-
-
-def test_groups_may_name_what_one_of_unlike_layers_has():
-    tower = Tower(Program(), (Mixer(parent=None), Shift(parent=None)), 4, (("by", 1),))
-    shapes = jax.eval_shape(tower.init, jax.random.key(0), X)["params"]["layers"]
-    assert shapes["1"]["by"].shape == (1, 8)
-    with pytest.raises(ValueError, match="groups of bye: the layers have by, first, second"):
-        jax.eval_shape(tower.clone(groups=(("bye", 1),)).init, jax.random.key(0), X)
-
-
-def shapes_in(jaxpr):
-    """Of everything that a program computes, loops' insides too."""
-    for equation in jaxpr.eqns:
-        yield from (variable.aval.shape for variable in equation.outvars)
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda node: hasattr(node, "eqns")):
-            if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
-                yield from shapes_in(getattr(inner, "jaxpr", inner))
+        params_of(Tower(**changes))
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_a_scan_over_shared_layers_holds_no_copy_of_them_for_every_layer(remat, groups):
     tower = Tower(Program(dtype="bfloat16", remat=remat), (Mixer(24, parent=None),), 6, (("first", groups),))
-    params = tower.init(jax.random.key(0), X)["params"]
-    loss = lambda params: jnp.sum(
-        tower.apply({"params": params}, jnp.asarray(X[:1], jnp.bfloat16))[0].astype(jnp.float32)
-    )
-    kernel = lambda shape: shape[-2:] == (8, 24) or shape[-2:] == (24, 8)
-    found = {shape for shape in shapes_in(jax.make_jaxpr(jax.grad(loss))(params).jaxpr) if kernel(shape)}
-    stacked = {shape for shape in found if len(shape) == 3}
+    low = jnp.asarray(X[:1], jnp.bfloat16)
+    loss = lambda params: jnp.sum(tower.apply({"params": params}, low)[0].astype(jnp.float32))
+    traced = jax.make_jaxpr(jax.grad(loss))(params_of(tower))
+    shapes = {variable.aval.shape for equation in equations(traced.jaxpr) for variable in equation.outvars}
+    stacked = {shape for shape in shapes if len(shape) == 3}
     # 'second' has a set for each layer, so its gradient is that large; of the shared 'first' nothing is.
     assert (6, 24, 8) in stacked
     assert not {shape for shape in stacked if shape[-2:] == (8, 24) and shape[0] > groups}

@@ -1,4 +1,4 @@
-"""Transformer-XL: attention is the paper's equation, memory is a longer row cut in pieces, clusters are one softmax."""
+"""Transformer-XL: a memory is a longer row cut in pieces, clusters are one softmax; the contract has parity."""
 
 import dataclasses
 import functools
@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from models.attention import relative as attention
-from models.attention.mask import Mask, remembering
-from models.attention.operands import Biases, Context
-from models.attention.relative import relative_attention, sinusoids
+from models.attention.mask import Mask
+from models.attention.operands import Biases
+from models.attention.relative import sinusoids
 from models.blocks.memory import Memory
 from models.core.noise import row_keys, site
 from models.core.program import Program
-from models.families.transformer_xl import FAMILY, TransformerXL, TransformerXLConfig, TransformerXLLayer
-from tests.models.shapes import parameter_shapes
+from models.families.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLLayer
+from tests.models.shapes import random_params
 
 CONFIG = TransformerXLConfig(
     vocab_size=60, width=16, depth=3, heads=2, feed_forward=24, dropout=0.0, memory=5, cutoffs=()
@@ -29,11 +29,6 @@ ONES = np.ones_like(TOKENS)
 KEYS = row_keys(0, 0, jnp.arange(2))
 
 
-def params_of(config):
-    draw = lambda leaf: np.random.default_rng(leaf.size).normal(0, 0.3, leaf.shape).astype(np.float32)
-    return jax.tree.map(draw, parameter_shapes(config))
-
-
 @functools.cache
 def compiled(config, program):
     module = TransformerXL(config, program)
@@ -41,7 +36,7 @@ def compiled(config, program):
 
 
 def forward(config, tokens, segments, memory, keys=None, program=SCAN):
-    return compiled(config, program)(params_of(config), {"tokens": tokens, "segments": segments}, memory, keys)
+    return compiled(config, program)(random_params(config), {"tokens": tokens, "segments": segments}, memory, keys)
 
 
 def in_pieces(config, tokens, segments, length, remembered):
@@ -55,44 +50,6 @@ def in_pieces(config, tokens, segments, length, remembered):
     return np.concatenate(hidden, axis=1)
 
 
-def softmax(x):
-    e = np.exp(x - x.max())
-    return e / e.sum()
-
-
-def test_attention_is_the_papers_equation_position_by_position():
-    """(a) + (b) + (c) + (d): E_i Wq Wk E_j + E_i Wq Wr R_(i-j) + u Wk E_j + v Wr R_(i-j), for each i and j alone."""
-    length, remembered, width, heads = 5, 3, 8, 2
-    keys, size = length + remembered, width // heads
-    hidden = RNG.normal(size=(keys, width))
-    wq, wk, wv, wr = RNG.normal(size=(4, width, heads, size))
-    u, v = RNG.normal(size=(2, heads, size))
-    expected = np.zeros((length, heads, size))
-    for head in range(heads):
-        for i in range(length):
-            scores = []
-            for j in range(remembered + i + 1):
-                distance = remembered + i - j
-                angles = [distance / 10000 ** (2 * k / width) for k in range(width // 2)]
-                encoding = np.array([*np.sin(angles), *np.cos(angles)])
-                q, k = hidden[remembered + i] @ wq[:, head], hidden[j] @ wk[:, head]
-                r = encoding @ wr[:, head]
-                scores.append((q @ k + q @ r + u[head] @ k + v[head] @ r) / size**0.5)
-            values = [hidden[j] @ wv[:, head] for j in range(remembered + i + 1)]
-            expected[i, head] = softmax(np.array(scores)) @ np.stack(values)
-
-    heads_of = lambda x, w: jnp.einsum("lw,whd->lhd", x, w).reshape(1, len(x), -1).astype(jnp.float32)
-    context = Context(heads_of(hidden, wk), heads_of(hidden, wv), heads_of(sinusoids(keys - 1, -1, width), wr))
-    ranks = jnp.arange(length)[None]
-    ones = jnp.ones((1, length), jnp.int32)
-    mask = remembering(jnp.ones((1, remembered), jnp.int32), Mask(ones, ranks, ranks + 1))
-    ours = relative_attention(
-        heads_of(hidden[remembered:], wq), context, Biases(u.reshape(-1), v.reshape(-1)), mask, None, heads,
-        dropout_rate=0.0, noise=None,
-    )  # fmt: skip
-    np.testing.assert_allclose(ours[0].reshape(expected.shape), expected, atol=2e-5)
-
-
 def test_pieces_with_a_memory_of_everything_are_the_whole_row():
     whole = in_pieces(CONFIG, TOKENS, ONES, 24, 0)
     for length in (1, 6, 24):
@@ -101,7 +58,7 @@ def test_pieces_with_a_memory_of_everything_are_the_whole_row():
 
 def test_pieces_with_a_short_memory_are_the_whole_row_under_a_band(monkeypatch):
     """A piece of 6 that remembers 8 sees up to 8 positions before its start, at every layer."""
-    ours, params = in_pieces(CONFIG, TOKENS, ONES, 6, 8), params_of(CONFIG)
+    ours, params = in_pieces(CONFIG, TOKENS, ONES, 6, 8), random_params(CONFIG)
     query, key = np.arange(24)[:, None], np.arange(24)
     band = (key <= query) & (key >= query // 6 * 6 - 8)
     module = TransformerXL(CONFIG, SCAN)
@@ -142,34 +99,16 @@ def test_memory_keeps_its_length_its_latest_tokens_and_no_gradient():
     _, new = forward(CONFIG, TOKENS[:, :3], ONES[:, :3], memory)
     np.testing.assert_array_equal(new.segments, [[7, 7, 1, 1, 1]] * 2)
     np.testing.assert_array_equal(new.hidden[:, :, :2], memory.hidden[:, :, 3:])
-    embedded = TransformerXL(CONFIG, SCAN).apply({"params": params_of(CONFIG)}, TOKENS[:, :3], method="embed")
+    embedded = TransformerXL(CONFIG, SCAN).apply({"params": random_params(CONFIG)}, TOKENS[:, :3], method="embed")
     np.testing.assert_allclose(new.hidden[0, :, 2:], embedded, rtol=1e-6)
 
     inputs = {"tokens": TOKENS[:, :3], "segments": ONES[:, :3]}
     kept = lambda params: jnp.sum(compiled(CONFIG, SCAN)(params, inputs, memory, None)[1].hidden)
-    assert not any(leaf.any() for leaf in jax.tree.leaves(jax.grad(kept)(params_of(CONFIG))))
-
-
-@pytest.mark.parametrize(("depth", "remat"), [("unroll", "none"), ("scan", "dots"), ("unroll", "full")])
-def test_scan_unroll_and_remat_compute_the_same(depth, remat):
-    config = dataclasses.replace(CONFIG, dropout=0.2, attention_dropout=0.2, shared_biases=False)
-    memory = Memory(np.ones((3, 2, 5, 16), np.float32), np.ones((2, 5), np.int32))
-    arguments = (config, TOKENS[:, :8], ONES[:, :8], memory, KEYS)
-    compare = lambda ours, expected: np.testing.assert_allclose(ours, expected, atol=2e-5)
-    jax.tree.map(compare, forward(*arguments, Program(depth=depth, remat=remat)), forward(*arguments))
-
-
-def test_bfloat16_is_near_float32():
-    memory = TransformerXL(CONFIG, Program("bfloat16")).empty_memory(2)
-    assert memory.hidden.dtype == jnp.bfloat16
-    hidden, new = forward(CONFIG, TOKENS, ONES, memory, program=Program("bfloat16"))
-    assert hidden.dtype == new.hidden.dtype == jnp.bfloat16
-    exact, _ = forward(CONFIG, TOKENS, ONES, TransformerXL(CONFIG, SCAN).empty_memory(2))
-    assert np.abs(np.asarray(hidden, np.float32) - exact).mean() < 0.05
+    assert not any(leaf.any() for leaf in jax.tree.leaves(jax.grad(kept)(random_params(CONFIG))))
 
 
 def test_clusters_embed_and_score_each_token_by_its_own_table():
-    module, params = TransformerXL(CLUSTERED, SCAN), params_of(CLUSTERED)
+    module, params = TransformerXL(CLUSTERED, SCAN), random_params(CLUSTERED)
     hidden = RNG.normal(size=(4, 16)).astype(np.float32)
     tails = module.apply({"params": params}, hidden, method="tails")
     first = module.apply({"params": params}, hidden, method="token_logits")
@@ -193,27 +132,10 @@ def test_cutoffs_beyond_the_vocabulary_do_nothing():
     assert dataclasses.replace(CLUSTERED, vocab_size=10).clusters == ()
 
 
-BAD = {"cutoffs": (30, 10), "divisor": 0, "memory": -1, "width": 15, "heads": 3, "activation": "tanh"}
-
-
-@pytest.mark.parametrize("field", BAD)
-def test_impossible_configs_are_refused_by_the_field_name(field):
-    with pytest.raises(ValueError, match=rf"model\.{field}="):
-        dataclasses.replace(CONFIG, **{field: BAD[field]})
-
-
-@pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
-def test_noise_belongs_to_its_row(rate):
-    config = dataclasses.replace(CONFIG, **{rate: 0.3})
+def test_noise_belongs_to_its_row():
+    config = dataclasses.replace(CONFIG, dropout=0.3, attention_dropout=0.3)
     memory = TransformerXL(config, SCAN).empty_memory(2)
     both, _ = forward(config, TOKENS, ONES, memory, KEYS)
     assert not np.allclose(both, forward(config, TOKENS, ONES, memory, site(KEYS, 5))[0])
-    second = jax.tree.map(lambda leaf: leaf[..., 1:2, :] if leaf.ndim == 2 else leaf[:, 1:2], memory)
-    alone, _ = forward(config, TOKENS[1:], ONES[1:], second, KEYS[1:])
-    np.testing.assert_allclose(alone[0], both[1], atol=2e-5)
-
-
-def test_base_has_the_papers_hundred_and_fifty_million_parameters():
-    """151 million, Dai et al. 2019, table 1."""
-    total = sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(FAMILY.sizes["base"])))
-    assert abs(total / 151e6 - 1) < 0.01
+    there, _ = forward(config, TOKENS[::-1], ONES, memory, KEYS[::-1])
+    np.testing.assert_allclose(there[::-1], both, atol=2e-5)

@@ -2,22 +2,19 @@
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from models.attention.mask import visible
-from models.attention.operands import Biases, Context
-from models.attention.relative import relative_attention, shift, shift_to
+from models.attention.relative import shift, shift_to
 from models.blocks.memory import Memory
 from models.core.noise import row_keys
 from models.core.program import Program
 from models.families.xlnet import FAMILY, XLNet, XLNetConfig, both_masks
-from tests.models.shapes import parameter_shapes
+from tests.models.shapes import random_params
 
 CONFIG = XLNetConfig(
     vocab_size=60, width=16, depth=3, heads=2, feed_forward=24, dropout=0.0, attention_dropout=0.0, memory=5
@@ -25,11 +22,6 @@ CONFIG = XLNetConfig(
 SCAN = Program()
 ROWS, LENGTH, SLOTS = 2, 10, 4
 KEYS = row_keys(0, 0, jnp.arange(ROWS))
-
-
-def params_of(config):
-    draw = lambda leaf: np.random.default_rng(leaf.size).normal(0, 0.3, leaf.shape).astype(np.float32)
-    return jax.tree.map(draw, parameter_shapes(config))
 
 
 @functools.cache
@@ -46,7 +38,7 @@ def compiled(config, program, reuse):
 
 def predict(batch, memory, config=CONFIG, program=SCAN, reuse=None, keys=None):
     """(logits [batch, n, vocab], memory)."""
-    logits, memory = compiled(config, program, reuse)(params_of(config), batch, memory, keys)
+    logits, memory = compiled(config, program, reuse)(random_params(config), batch, memory, keys)
     return np.asarray(logits).reshape(*batch["positions"].shape, -1)[..., : config.vocab_size], memory
 
 
@@ -84,7 +76,7 @@ def test_the_book_s_order_3_2_4_1_gives_its_two_masks():
 
 
 @pytest.mark.parametrize("remembered", [0, 5])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_token_changes_exactly_the_predictions_that_may_see_it(seed, remembered):
     batch, memory = random_batch(seed), random_memory(seed, remembered)
     before, _ = predict(batch, memory)
@@ -120,28 +112,22 @@ def test_a_prediction_that_sees_nothing_depends_on_no_token():
     assert np.isfinite(first).all()
 
 
-def test_an_empty_memory_is_none():
-    batch = random_batch(1)
-    empty = XLNet(CONFIG, SCAN).empty_memory(ROWS)
-    assert empty.hidden.shape == (3, ROWS, 5, 16)
-    np.testing.assert_allclose(predict(batch, empty)[0], predict(batch, random_memory(0, 0))[0], atol=2e-5)
-
-
-def test_memory_of_another_segment_is_not_seen():
+def test_memory_of_another_segment_or_none_is_not_seen():
     batch, memory = random_batch(1), random_memory(1, 5)
-    foreign = predict(batch, memory._replace(segments=np.full((ROWS, 5), 9, np.int32)))[0]
-    np.testing.assert_allclose(foreign, predict(batch, random_memory(0, 0))[0], atol=2e-5)
-    assert not np.allclose(foreign, predict(batch, memory)[0], atol=1e-3)
+    foreign, empty = memory._replace(segments=np.full((ROWS, 5), 9, np.int32)), XLNet(CONFIG, SCAN).empty_memory(ROWS)
+    for nothing in (foreign, empty):
+        np.testing.assert_allclose(predict(batch, nothing)[0], predict(batch, random_memory(0, 0))[0], atol=2e-5)
+    assert not np.allclose(predict(batch, foreign)[0], predict(batch, memory)[0], atol=1e-3)
 
 
 def test_the_leading_positions_are_remembered_after_what_was():
     batch, memory = random_batch(2), random_memory(2, 5)
     _, new = predict(batch, memory, reuse=3)
     np.testing.assert_array_equal(new.hidden[:, :, :2], memory.hidden[:, :, 3:])
-    tokens = params_of(CONFIG)["tokens"]
+    tokens = random_params(CONFIG)["tokens"]
     np.testing.assert_array_equal(new.hidden[0, :, 2:], tokens[batch["tokens"][:, :3]])
     kept = lambda params: jnp.sum(compiled(CONFIG, SCAN, 3)(params, batch, memory, None)[1].hidden)
-    assert not any(leaf.any() for leaf in jax.tree.leaves(jax.grad(kept)(params_of(CONFIG))))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(jax.grad(kept)(random_params(CONFIG))))
 
 
 def test_shifting_to_positions_takes_rows_of_the_whole_shift():
@@ -156,71 +142,11 @@ def test_shifting_to_positions_takes_rows_of_the_whole_shift():
         np.testing.assert_array_equal(whole[..., i, j], scores[..., i, j + 6 - i])
 
 
-def test_chosen_queries_find_the_distances_of_the_whole_row():
-    rng, memory, width = np.random.default_rng(0), 5, 16
-    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    batch, keys = random_batch(0), memory + LENGTH
-    slots = np.arange(LENGTH, dtype=np.int32)[None].repeat(ROWS, 0)
-    of_row = (batch[name] for name in ("types", "segments", "ranks", "thresholds"))
-    _, (mask, types) = both_masks(*of_row, slots, jnp.ones((ROWS, memory), jnp.int32))
-    context = Context(draw(ROWS, keys, width), draw(ROWS, keys, width), draw(ROWS, keys + LENGTH, width))
-    inputs = draw(ROWS, LENGTH, width), context, Biases(draw(width), draw(width), draw(width), draw(2, width))
-    attend = lambda mask: jax.jit(lambda: relative_attention(*inputs, mask, types, 2, dropout_rate=0.0, noise=None))()
-    np.testing.assert_allclose(attend(mask), attend(dataclasses.replace(mask, after=None)), atol=1e-5)
-
-
-@pytest.mark.parametrize(("depth", "remat"), [("unroll", "none"), ("scan", "dots"), ("unroll", "full")])
-def test_scan_unroll_and_remat_compute_the_same(depth, remat):
-    config = dataclasses.replace(CONFIG, dropout=0.2, attention_dropout=0.2)
-    arguments = {"batch": random_batch(3), "memory": random_memory(3, 5), "config": config, "keys": KEYS}
-    compare = lambda ours, expected: np.testing.assert_allclose(ours, expected, atol=5e-5)
-    jax.tree.map(compare, predict(**arguments, program=Program(depth=depth, remat=remat)), predict(**arguments))
-
-
-@pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
-def test_noise_belongs_to_its_row(rate):
-    config = dataclasses.replace(CONFIG, **{rate: 0.3})
+def test_noise_belongs_to_its_row():
+    config = dataclasses.replace(CONFIG, dropout=0.3, attention_dropout=0.3)
     batch, memory = random_batch(4), random_memory(4, 5)
     both, _ = predict(batch, memory, config, keys=KEYS)
     assert not np.allclose(both, predict(batch, memory, config, keys=row_keys(0, 1, jnp.arange(ROWS)))[0])
-    second = jax.tree.map(lambda leaf: leaf[1:], batch)
-    alone, _ = predict(second, Memory(memory.hidden[:, 1:], memory.segments[1:]), config, keys=KEYS[1:])
-    np.testing.assert_allclose(alone[0], both[1], atol=5e-5)
-
-
-def test_bfloat16_is_near_float32():
-    batch, program = random_batch(5), Program("bfloat16")
-    memory = XLNet(CONFIG, program).empty_memory(ROWS)
-    logits, new = predict(batch, memory, program=program)
-    assert new.hidden.dtype == memory.hidden.dtype == jnp.bfloat16
-    assert logits.dtype == np.float32
-    assert np.abs(logits - predict(batch, random_memory(0, 0))[0]).mean() < 0.1
-
-
-def products(jaxpr) -> float:
-    """FLOPs of the matrix products in a jaxpr; of a choice by platform, the first."""
-    total = 0.0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            sizes = [equation.invars[0].aval.shape[axis] for axis in contracted]
-            total += 2.0 * np.prod([*equation.outvars[0].aval.shape, *sizes])
-        inner = [branch.jaxpr for branch in equation.params.get("branches", ())][:1]
-        for jaxpr in inner or jaxprs_in_params(equation.params):
-            total += products(jaxpr)
-    return total
-
-
-def test_flops_are_those_of_the_products_in_the_program():
-    batch = random_batch(0)
-    run = lambda params: compiled(CONFIG, Program(depth="unroll"), None)(
-        params, batch, random_memory(0, CONFIG.memory), None
-    )
-    padded = 2.0 * ROWS * SLOTS * CONFIG.width * (128 - CONFIG.vocab_size)
-    counted = products(jax.make_jaxpr(run)(params_of(CONFIG)).jaxpr)
-    assert FAMILY.flops(CONFIG, SimpleNamespace(batch_size=ROWS, length=LENGTH), SLOTS) == counted - padded
-
-
-def test_base_has_the_published_checkpoint_s_parameters():
-    """117 million: 12 layers, 32,000 tokens."""
-    assert sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(FAMILY.sizes["base"]))) == 116_750_336
+    turned = jax.tree.map(lambda leaf: leaf[::-1], batch)
+    there, _ = predict(turned, Memory(memory.hidden[:, ::-1], memory.segments[::-1]), config, keys=KEYS[::-1])
+    np.testing.assert_allclose(there[::-1], both, atol=5e-5)
