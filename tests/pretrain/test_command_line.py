@@ -17,7 +17,6 @@ from safetensors.numpy import save_file
 from data_pipelines.command_line import as_option
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
-from models.attention.patterns.pattern import PATTERNS
 from pretrain.__main__ import COMMANDS, main
 from pretrain.commands.arguments import parse_run
 from pretrain.huggingface.config import check_same
@@ -276,58 +275,46 @@ def test_reading_what_is_no_run_is_one_line(tmp_path, capsys, nothing_compiles):
 
 
 def changed(value):
-    """Another value of the same kind, and how it is written."""
+    """Another value of the same kind."""
     if isinstance(value, bool):
-        return not value, None
+        return not value
     if isinstance(value, int):
-        return 2 * value + (not value), str(2 * value + (not value))
-    if isinstance(value, float):
-        return value / 2, repr(value / 2)
-    return f"{value}x", f"{value}x"
+        return 2 * value + (not value)
+    return value / 2 or 0.25 if isinstance(value, float) else f"{value}x"
+
+
+OTHERS = {  # of fields whose values are checked, and of those with several values
+    "model.activation": "relu", "objective.layout": "packed-sentences", "optimizer.name": "lamb",
+    "schedule.name": "cosine", "schedule.from_here": "decay", "model.pattern.name": "bigbird",
+    "model.heads": 4, "model.discriminator.heads": 4, "model.generator.heads": 4, "frozen": ("embeddings", "pooler"),
+    "model.pattern.windows": (64, 32), "model.pattern.dilations": (2,),
+}  # fmt: skip
+APART = {  # fields that do not go with those of all others -> what is given with them
+    "model.pattern.windows": {"model.pattern.name": "longformer"},
+    "model.pattern.dilations": {"model.pattern.name": "longformer"},
+    "model.pattern.stride": {"model.pattern.name": "fixed"},
+    "model.pattern.summary": {"model.pattern.name": "fixed"},
+    "objective.sentence_order": {"objective.next_sentence": False},
+}
+
+
+def fields_of(recipe):
+    phases = {f"phases.{index}": dataclasses.asdict(phase) for index, phase in enumerate(recipe.phases)}
+    return flat(dataclasses.asdict(dataclasses.replace(recipe, phases=())) | phases)
 
 
 @pytest.mark.parametrize("name", ["bert-small", "electra-tiny"])
 def test_every_field_of_a_recipe_can_be_given(name):
-    recipe = RECIPES[name]
-    unchecked = {  # fields whose values are checked, and another valid value
-        "model.activation": "relu", "objective.layout": "packed-sentences", "optimizer.name": "lamb",
-        "schedule.name": "cosine", "schedule.from_here": "decay", "model.pattern.name": "bigbird",
-    }  # fmt: skip
-    fields = flat(dataclasses.asdict(recipe))
-    assert len(fields) > 30
-    for field, value in fields.items():
-        if isinstance(value, tuple) or field.endswith("heads"):
-            continue  # phases and frozen: below; heads have to divide a width
-        if field == "model.vocab_size":
-            continue  # the corpus's
-        new, text = (unchecked[field],) * 2 if field in unchecked else changed(value)
-        option = f"--{field}".replace("_", "-")
-        if text is None:
-            path, _, last = option[2:].rpartition(".")
-            option = f"--{path}.{'' if new else 'no-'}{last}"
-        given = [] if text is None else [text]
-        instead = field in ("objective.layout", "objective.sentence_order")  # of next-sentence prediction
-        more = ["--objective.no-next-sentence"] if instead and "bert" in name else []
-        if (last := field.removeprefix("model.pattern.")) != field and last != "name":
-            more += ["--model.pattern.name", next(name for name, made in PATTERNS.items() if last in made.fields)]
-        parsed, _ = parse_run([name, "--corpus", "c", "--workdir", "w", option, *given, *more])
-        assert flat(dataclasses.asdict(parsed))[field] == new, field
-
-
-def test_the_heads_can_be_given():
-    for name, field in (("bert-small", "heads"), ("electra-small", "discriminator.heads")):
-        parsed, _ = parse_run([name, "--corpus", "c", "--workdir", "w", f"--model.{field}", "2"])
-        assert flat(dataclasses.asdict(parsed.model))[field] == 2
-
-
-def test_every_phase_and_the_frozen_part_can_be_given():
-    for index, phase in enumerate(RECIPES["bert-small"].phases):
-        for field in dataclasses.fields(phase):
-            option = f"--phases.{index}.{field.name}".replace("_", "-")
-            parsed, _ = parse_run(["bert-small", "--corpus", "c", "--workdir", "w", option, "7"])
-            assert getattr(parsed.phases[index], field.name) == 7
-    parsed, _ = parse_run(["bert-small", "--corpus", "c", "--workdir", "w", "--frozen", "embeddings", "pooler"])
-    assert parsed.frozen == ("embeddings", "pooler")
+    fields = fields_of(RECIPES[name])
+    assert len(fields) > 40
+    given = {field: changed(value) for field, value in fields.items() if type(value) is not tuple}
+    given |= {field: value for field, value in OTHERS.items() if field in fields}
+    del given["model.vocab_size"]  # the corpus's
+    apart = [{field: given.pop(field)} | APART[field] for field in APART if field in given]
+    for several in (given, *apart):
+        options = [word for field, value in several.items() for word in shlex.split(as_option(field, value))]
+        found = fields_of(parse_run([name, "--corpus", "c", "--workdir", "w", *options])[0])
+        assert {field: found[field] for field in several} == several
 
 
 def test_every_run_option_can_be_given():
