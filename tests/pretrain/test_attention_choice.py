@@ -21,14 +21,16 @@ from models.core.program import Program
 from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
 from pretrain.commands.run import run
+from pretrain.objectives.objective import Moment
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import attention_choice
-from pretrain.training.assembly import assemble
+from pretrain.training.assembly import assemble, parameter_shapes
 from pretrain.training.attention_choice import chosen_program, for_evaluation, form_of_pattern, why_plain
 from pretrain.training.placement import stages
 from tests.pretrain import tiny, toys
+from tests.pretrain.test_options import rows_and_keys
 from tpu.generations import GENERATIONS
 from tpu.mesh import AXES, row_mesh
 
@@ -281,10 +283,12 @@ def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):
     recording = lambda of: asked.add(of._replace(part="")) or []
     monkeypatch.setitem(KERNELS, kernel, KERNELS[kernel]._replace(obstacles=recording))
     monkeypatch.setattr(cudnn, "cudnn", lambda q, k, v, mask: q)  # JAX's traces on a machine with a GPU alone
-    assembly, mesh = assemble(recipe, Program(dtype="bfloat16", attention=kernel)), row_mesh(jax.devices(), [1])
-    step = stages(assembly, mesh)[0].train
+    assembly = assemble(recipe, Program(dtype="bfloat16", attention=kernel))
+    params = parameter_shapes(assembly)
     asked.clear()  # of the initialisation
-    step.run.trace(*step.arguments)
+    carry, _ = recipe.objective.carry(assembly.model, recipe.phases[0], True)
+    loss = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, carry, Moment(keys, True))
+    jax.eval_shape(loss, params, *rows_and_keys(recipe))
     length, memory = recipe.phases[0].length, recipe.objective.memory(recipe.model, train=True)
     assert asked == {of._replace(part="") for of in family.attentions(recipe.model, length, memory)}
 

@@ -22,7 +22,7 @@ from pretrain.storage.run_directory import flat
 from pretrain.training.initial_weights import load_weights
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
-from tests.pretrain.test_options import replaced
+from tests.pretrain.fields import other, replaced
 
 ON_FOUR_DEVICES = """
 import sys
@@ -89,8 +89,7 @@ def test_a_device_is_given_its_part_of_the_weights_alone(begin, corpus_path, tmp
 
 MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.etc, tiny.transformer_xl, tiny.xlnet)
 RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
-VALUES = {"activation": ("relu", "gelu"), "cutoffs": (50,), "vocab_size": 194, "sharing": "attention", "groups": 2}
-VALUES |= {"positions": 16, "pattern": Pattern("longformer", block=8, windows=(4,)), "window": 5}
+VALUES = {"vocab_size": 194, "positions": 16, "pattern": Pattern("longformer", block=8, windows=(4,))}
 FREE = {"dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window"}  # no weight depends on them
 FREE |= {"pair_head"}  # weights that are not needed are left out
 FIELDS = [
@@ -98,16 +97,6 @@ FIELDS = [
     for name, recipe in RECIPES.items()
     for path in sorted({re.sub(r"^pattern\..*", "pattern", path) for path in flat(dataclasses.asdict(recipe.model))})
 ]
-
-
-def changed(name, path):
-    """The model of a recipe with another value of a field."""
-    recipe = RECIPES[name]
-    old = flat(dataclasses.asdict(recipe.model))
-    other = VALUES.get(path) or (not old[path] if isinstance(old[path], bool) else old[path] * 2)
-    if path == "activation":
-        other = next(activation for activation in other if activation != old[path])
-    return replaced(recipe, f"model.{path}", other).model
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +116,10 @@ def sources(corpus_path, tmp_path_factory):
 
 @pytest.mark.parametrize("name, path", FIELDS)
 def test_every_field_is_free_or_refused_from_a_run_and_from_a_folder(name, path, sources, corpus_path):
-    (run, folder), model, corpus, free = sources[name], changed(name, path), Corpus(corpus_path), path in FREE
-    shapes = parameter_shapes(model if path == "pair_head" else RECIPES[name].model)
+    (run, folder), corpus, free, ours = sources[name], Corpus(corpus_path), path in FREE, RECIPES[name].model
+    value = VALUES.get(path) or other(path, flat(dataclasses.asdict(ours))[path])
+    model = replaced(ours, path, value)
+    shapes = parameter_shapes(model if path == "pair_head" else ours)
     with pytest.raises(UserError) as refused:
         load_weights("--init-from", str(run), model, shapes, corpus)
     assert (f"model.{path} is " in str(refused.value)) != free

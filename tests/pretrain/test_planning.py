@@ -16,7 +16,7 @@ from pretrain.recipes.registry import RECIPES
 from pretrain.training import placement
 from pretrain.training.assembly import model_flops
 from tests.pretrain import tiny, toys
-from tests.pretrain.test_options import replaced
+from tests.pretrain.fields import replaced
 from tpu import calibration, plan_report
 from tpu import plan as plans
 from tpu.__main__ import main

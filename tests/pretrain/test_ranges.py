@@ -12,7 +12,7 @@ from pretrain.options import Options
 from pretrain.recipe import check, to_json
 from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import flat
-from tests.pretrain.test_options import replaced
+from tests.pretrain.fields import replaced
 
 HUGE = 10**12  # a whole number beyond any size or count on a device
 # Numbers of which 0 makes sense: none of it, or the first one. Nothing else tried here does.

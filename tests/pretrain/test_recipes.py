@@ -10,6 +10,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.permutations import Permuting
+from data_pipelines.order import Order
 from models.attention.patterns.pattern import Pattern
 from models.core.program import Program, default
 from models.families.electra import Tower
@@ -24,7 +25,7 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
 from pretrain.training.placement import stages
 from tests.pretrain import tiny, toys
-from tests.pretrain.test_options import replaced
+from tests.pretrain.fields import replaced
 from tpu.mesh import MeshShape, make_mesh
 
 SMALL = {"width": 32, "depth": 2, "heads": 2, "feed_forward": 128}
@@ -124,7 +125,15 @@ def test_every_recipe_can_train_survives_json_and_is_found_by_its_name(name):
 def test_a_recipe_written_before_there_were_some_fields_is_read_as_it_was_meant():
     written = json.loads(to_json(RECIPES["bert-base"]))
     del written["objective"]["sentence_order"], written["objective"]["masking"]["ngrams"]
+    del written["model"]["pattern"], written["order"], written["mixture"]
     assert from_json(json.dumps(written)) == RECIPES["bert-base"]
+    assert (RECIPES["bert-base"].order, RECIPES["bert-base"].mixture) == (Order(1, 4), "proportional")
+
+
+def test_an_order_a_mixture_and_a_pattern_survive_json():
+    of_pattern = dataclasses.replace(tiny.BERT, pattern=Pattern("longformer", windows=(8, 16), dilations=(1,)))
+    recipe = tiny.bert(order=Order(2, 3), mixture="smoothed:0.7", model=of_pattern)
+    assert from_json(to_json(recipe)) == recipe
 
 
 def test_resolving_takes_the_vocabulary_of_the_corpus(corpus_path):
