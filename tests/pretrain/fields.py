@@ -6,8 +6,8 @@ from pretrain.storage.run_directory import flat
 
 # Field, or how its path ends -> other values, where it is not twice the number, half of it or the opposite
 OTHERS = {
-    "vocab_size": [130], "window": [5], "activation": ["relu", "gelu"], "sharing": ["attention"],
-    "pattern.name": ["longformer"], "windows": [(4,)], "dilations": [(2,)], "cutoffs": [(50, 90)],
+    "vocab_size": [130], "window": [5], "activation": ["relu", "gelu"], "sharing": ["attention"], "groups": [2],
+    "pattern.name": ["longformer"], "pattern.block": [2], "windows": [(4,)], "dilations": [(2,)], "cutoffs": [(50, 90)],
     "layout": ["packed-sentences", "segment-pairs"], "masking.random": [0.15], "ngrams": [(1.0, 0.5)],
     "permuting.reuse_len": [10], "permuting.k": [5], "permuting.context": [3], "permuting.perm_size": [4],
     "optimizer.name": ["lamb"], "schedule.name": ["cosine"], "from_here": ["decay"],

@@ -11,9 +11,9 @@ from pretrain.objectives.objective import Moment
 from pretrain.training.assembly import assemble, initial_carry, initial_params
 from tests.pretrain import tiny
 from tests.pretrain.fields import replaced
-from tests.pretrain.test_options import RECIPES as OTHERS
 
-RECIPES = OTHERS | {"gpt2": tiny.gpt2()}
+MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.etc, tiny.gpt2, tiny.transformer_xl, tiny.xlnet)
+RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,10 @@ from pretrain.training.attention_choice import chosen_program
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import fields_of, other, replaced
 
-RECIPES = {"albert": tiny.albert(), "bert": tiny.bert(), "electra": tiny.electra()}
-RECIPES |= {"bigbird-etc": tiny.etc(), "transformer-xl": tiny.transformer_xl(), "xlnet": tiny.xlnet()}
+one_layer = lambda recipe, depth="depth": replaced(recipe, f"model.{depth}", 1)  # which is traced sooner than two
+RECIPES = {"albert": tiny.albert(), "bert": one_layer(tiny.bert())}
+RECIPES |= {"electra": one_layer(tiny.electra(), "discriminator.depth"), "bigbird-etc": one_layer(tiny.etc())}
+RECIPES |= {"transformer-xl": one_layer(tiny.transformer_xl()), "xlnet": one_layer(tiny.xlnet())}
 # What is compared elsewhere, field by field
 ELSEWHERE = {
     "optimizer": "test_optimizers",
@@ -115,7 +117,7 @@ def test_every_field_of_a_recipe_matters(name, field, corpus_path):
     if of_pattern := pattern_field(field):
         pattern = next(one for one in SPARSE if of_pattern in PATTERNS[one.name].fields)
         recipe = replaced(recipe, "model.pattern", pattern)
-    if field in {"objective.layout", "model.pair_head", *LABELS} and hasattr(recipe.objective, "next_sentence"):
+    if field in {"objective.layout", "model.pair_head", *LABELS} and LABELS[0] in fields_of(recipe):
         recipe = functools.reduce(lambda so_far, label: replaced(so_far, label, False), {*LABELS} - {field}, recipe)
     if field == "objective.masking.ngrams":
         recipe = replaced(recipe, "objective.masking.whole_word", True)

@@ -28,7 +28,7 @@ from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
 from tpu.mesh import MeshShape, make_mesh
 
-SMALL = {"width": 32, "depth": 2, "heads": 2, "feed_forward": 128}
+SMALL = {"width": 32, "depth": 1, "heads": 2, "feed_forward": 128}
 # Fields of models, objectives and phases that change numbers in a step, not what is computed
 NUMBERS = {"dropout": 0.1, "attention_dropout": 0.1, "init_std": 0.02, "norm_epsilon": 1e-6, "positions": 512}
 NUMBERS |= {"memory": 32, "embedding": 32, "block": 16, "share": 1.0, "batch_size": 16, "masking": Masking()}
@@ -37,7 +37,7 @@ NUMBERS |= {"permuting": Permuting(reuse_len=32, perm_size=32)}
 
 def shrunk(recipe):
     """The recipe with a tiny model: its phases, objective and optimiser as they are."""
-    towers = {"discriminator": Tower(**SMALL), "generator": Tower(16, 2, 1, 32), "embedding": 32}
+    towers = {"discriminator": Tower(**SMALL), "generator": Tower(16, 1, 1, 32), "embedding": 32}
     sizes = towers if hasattr(recipe.model, "discriminator") else SMALL
     return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, vocab_size=300, **sizes))
 
