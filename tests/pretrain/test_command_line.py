@@ -101,6 +101,10 @@ MISTAKES = {
         ["--objective.layout", "packed-sentences", "--objective.no-next-sentence", "--objective.sentence-order"],
         "objective.layout='packed-sentences' has no pairs: use 'segment-pairs' or objective.sentence_order=False",
     ),
+    "two labels": (
+        ["--objective.sentence-order"],
+        "objective.next_sentence=True and objective.sentence_order=True: a pair has one label; set one of them",
+    ),
     "no pair head to order": (
         ["--objective.no-next-sentence", "--objective.sentence-order", "--model.no-pair-head"],
         "objective.sentence_order=True but model.pair_head=False: set both",

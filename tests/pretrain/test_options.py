@@ -59,18 +59,27 @@ def pattern_field(path):
     return name if group == "model.pattern" and name != "name" else None
 
 
+SIZES = {"positions": 40, "types": 5, "embedding": 28, "width": 36, "depth": 3, "feed_forward": 52}
+SIZES |= {"generator.width": 44, "generator.depth": 7, "generator.feed_forward": 60}  # other than the discriminator's
+
+
+def sizes_of(name):
+    """Path of each of a model's fields that is a dimension of a parameter -> another value, which no other one has."""
+    sized = {path: [end for end in SIZES if f".{path}".endswith(f".{end}")] for path in fields_of(RECIPES[name])}
+    sized |= {"model.depth": []} if name == "albert" else {}  # its layers share their parameters
+    return {path: SIZES[max(ends, key=len)] for path, ends in sized.items() if ends and path.startswith("model.")}
+
+
 def compared(name):
-    """Fields of a recipe that change the parameters or the loss (the model's), or the batches or their weights."""
+    """Other fields that change the parameters or the loss (the model's), or the batches or their weights."""
     fields = [path for path in fields_of(RECIPES[name]) if not {path, path.partition(".")[0]} & ELSEWHERE.keys()]
-    return [path for path in fields if name == "bert" or not pattern_field(path)]
+    return [path for path in fields if path not in sizes_of(name) and (name == "bert" or not pattern_field(path))]
 
 
 # Field of a model -> what shows it, where that is not the loss with the same parameters
-SEEN_IN = {"init_std": "init"} | dict.fromkeys(
-    ("positions", "types", "width", "depth", "feed_forward", "embedding", "groups", "sharing", "pair_head", "cutoffs"),
-    "shapes",
-)
-SEEN_IN |= dict.fromkeys(("shared_biases", "divisor", "distance"), "shapes")
+SEEN_IN = dict.fromkeys(
+    ("groups", "sharing", "pair_head", "cutoffs", "divisor", "shared_biases", "distance"), "shapes"
+) | {"init_std": "init"}
 
 
 @functools.cache
@@ -111,6 +120,16 @@ def first_batch(recipe, corpus):
     return arrays, recipe.objective.coefficients(0)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_size_is_a_dimension_of_the_parameters(name):
+    changed = functools.reduce(lambda recipe, field: replaced(recipe, *field), sizes_of(name).items(), RECIPES[name])
+    before, after = (
+        {size for leaf in jax.tree.leaves(traced(recipe, "shapes")) for size in leaf.shape}
+        for recipe in (RECIPES[name], changed)
+    )
+    assert len(sizes_of(name)) >= 3 and set(sizes_of(name).values()) <= after - before
+
+
 @pytest.mark.parametrize("name, field", [(name, field) for name in RECIPES for field in compared(name)])
 def test_every_field_of_a_recipe_matters(name, field, corpus_path):
     recipe = RECIPES[name]
@@ -124,7 +143,6 @@ def test_every_field_of_a_recipe_matters(name, field, corpus_path):
     changed = replaced(recipe, field, other(field, fields_of(recipe)[field]))
     if field.startswith("model."):
         what = SEEN_IN.get(field.rpartition(".")[2], "loss")
-        what = "loss" if (name, field) == ("albert", "model.depth") else what  # its layers share their parameters
         assert traced(changed, what, recipe) != traced(recipe, what, recipe)
     else:
         corpus = Corpus(corpus_path)
