@@ -20,11 +20,12 @@ from pretrain.training.assembly import assemble, initial_carry, initial_params, 
 from pretrain.training.placement import stages
 from pretrain.training.step import accumulate, train_step
 from tests.pretrain import tiny, toys
+from tests.pretrain.fields import replaced
 from tests.pretrain.reference import random_batch
 from tpu.mesh import row_mesh
 
 SCAN = Program(depth="scan")
-ELECTRA = tiny.electra()
+ELECTRA = replaced(tiny.electra(), "model.discriminator.depth", 1)
 
 
 @functools.cache
