@@ -21,7 +21,7 @@ from pretrain.state import TrainState
 from pretrain.storage import checkpoints as module
 from pretrain.storage.checkpoints import Checkpoints, checkpoint_bytes
 from pretrain.storage.run_directory import RunDirectory, disk_errors
-from pretrain.storage.stored_state import NOT_READ, checksums
+from pretrain.storage.stored_state import checksums
 from tests.pretrain import tiny, toys
 
 # Orbax leaves coroutines behind where a file does not load.
@@ -40,9 +40,13 @@ def state_at(step, size=5000):
     return TrainState(jnp.int32(step), params, optax.scale_by_adam().init(params), {}, jnp.zeros(2, jnp.int32))
 
 
-def like(step=0):
+def shapes(state):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state_at(0))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state)
+
+
+def like(step=0):
+    return shapes(state_at(0))
 
 
 def saved(folder, steps, **options):
@@ -111,13 +115,6 @@ def test_no_checkpoint_at_all_is_none(tmp_path):
     assert reopened(tmp_path).restore(like) is None
 
 
-def test_what_is_not_wanted_stays_in_the_file(first_three):
-    wanted = like()._replace(opt_state=jax.tree.map(lambda _: NOT_READ, like().opt_state))
-    state = reopened(first_three).restore(lambda _: wanted)
-    assert tiny.equal(state.params, state_at(3).params)
-    assert set(map(type, jax.tree.leaves(state.opt_state))) == {type(NOT_READ)}
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_which_is_said(damage, three, caplog):
     DAMAGES[damage](three / "3")
@@ -140,14 +137,18 @@ def test_what_is_damaged_is_written_again_and_two_damaged_ones_are_passed_over(t
     assert reopened(three).steps() == [1] and (three / "3.damaged").is_dir()
 
 
-def test_when_all_are_damaged_the_run_does_not_begin_again(corpus_path, tmp_path):
-    workdir = tmp_path / "run"
-    run(toys.recipe(steps=10), tiny.options(corpus_path, workdir))
+def test_a_run_logs_what_is_damaged_and_does_not_begin_again_when_all_are(corpus_path, tmp_path):
+    workdir, damage = tmp_path / "run", DAMAGES["all files empty"]
+    go = lambda steps: run(toys.recipe(steps=steps), tiny.options(corpus_path, workdir))
+    go(10)
+    damage(workdir / "checkpoints" / "10")
+    go(10)
+    assert (workdir / "log.txt").read_text().count("checkpoint of step 10 is damaged") == 1
     for step in (5, 10):
-        DAMAGES["all files empty"](workdir / "checkpoints" / str(step))
+        damage(workdir / "checkpoints" / str(step))
     for _ in range(2):  # nor at a second try
         with pytest.raises(UserError, match="no checkpoint in .* loads .*--workdir") as caught:
-            run(toys.recipe(steps=20), tiny.options(corpus_path, workdir))
+            go(20)
         assert "\n" not in str(caught.value)
     assert RunDirectory(workdir).checkpoint_steps() == [5, 10]
 
@@ -173,9 +174,8 @@ def test_a_state_given_away_right_after_saving_is_saved_as_it_was(tmp_path):
         for _ in range(20):
             state = overwrite(state)
     checkpoints.wait()
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     for step in (1, 2, 3):
-        assert tiny.equal(reopened(tmp_path).restore(lambda _: shapes, step), state_at(step, size))
+        assert tiny.equal(reopened(tmp_path).restore(lambda _: shapes(state), step), state_at(step, size))
 
 
 def test_a_checksum_sees_changed_and_swapped_elements():
@@ -191,8 +191,6 @@ def test_bfloat16_is_read_as_it_was_and_as_float32(tmp_path):
     half = lambda dtype: state_at(1, 30)._replace(
         params={"x": jnp.asarray([0.25, -0.5, 3e-3], jnp.bfloat16).astype(dtype)}
     )
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = lambda state: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(half(jnp.bfloat16))
     checkpoints.wait()
