@@ -378,7 +378,8 @@ def test_a_run_is_read_on_several_devices_also_where_they_do_not_divide_its_batc
     Before that, the second batch of an evaluation finds the memory as the first did, where the compiler would have laid
     it otherwise by itself.
     """
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=6", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=6"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", ON_SIX_DEVICES, uninterrupted, corpus_path, tmp_path / "six"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
