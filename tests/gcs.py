@@ -193,7 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
             made = self.storage.put(*target, self.storage.objects[source][0])
             self._send(200, {"kind": "storage#rewriteResponse", "done": True, "resource": made})
         elif found := MOVE.fullmatch(self.route):
-            content, _ = self.storage.objects.pop((found[1], unquote(found[2])))
+            source = found[1], unquote(found[2])
+            if source not in self.storage.objects:  # as a folder is not: the client then copies what is in it
+                self._error(404, "No such object")
+                return
+            content, _ = self.storage.objects.pop(source)
             self._send(200, self.storage.put(found[1], unquote(found[3]), content))
         elif found := UPLOAD.fullmatch(self.route):
             if found[1] not in self.storage.buckets:
