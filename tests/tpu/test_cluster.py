@@ -31,25 +31,24 @@ ROOT = Path(__file__).parent.parent.parent
 STEPS = 40
 
 
-def quickly():
-    """An environment in which programs compile soon."""
-    return {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"}
-
-
 def arguments(corpus, workdir, *more, recipe="transformer-xl-tiny"):
     """Of `run` for a decoder with a memory."""
-    few = ("--depth", "scan", "--steps", STEPS, "--checkpoint-every", 4)
+    few = ("--depth", "scan", "--steps", STEPS, "--checkpoint-every", 8)
     return [*map(str, tiny.memory_arguments(recipe, corpus, workdir, *few, *more))]
 
 
+PRETRAIN = ("-m", "pretrain")
+
+
 class Cluster:
-    """`python -m tpu local` around a run."""
+    """`python -m tpu local` around Python with these arguments."""
 
     def __init__(self, processes, devices, arguments):
         command = [sys.executable, "-m", "tpu", "local", "--processes", str(processes), "--devices", str(devices), "--"]
-        command += [sys.executable, "-m", "pretrain", *map(str, arguments)]
+        command += [sys.executable, *map(str, arguments)]
+        environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"}
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=quickly(), **how)
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, **how)
         self.said = ""
 
     def until(self, pattern):
@@ -86,7 +85,7 @@ def stopped(recipe, corpus_path, tmp_path_factory):
     """(work directory, what was said) of two processes of which the second got SIGTERM."""
     workdir = tmp_path_factory.mktemp("stopped") / "run"
     given = arguments(corpus_path, workdir, "--mesh", "data=2,fsdp=2", recipe=recipe)
-    cluster = Cluster(2, 2, given)
+    cluster = Cluster(2, 2, [*PRETRAIN, *given])
     cluster.until(r"train +3 ")
     os.kill(cluster.children()[1], signal.SIGTERM)
     status, said = cluster.end()
@@ -125,16 +124,27 @@ def test_one_process_goes_on_and_all_losses_are_those_of_one_device(stopped, rec
 def test_four_processes_go_on_where_two_stopped(stopped, recipe, corpus_path, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(stopped[0], workdir)
-    status, said = Cluster(4, 1, arguments(corpus_path, workdir, "--mesh", "fsdp=4", recipe=recipe)).end()
+    given = arguments(corpus_path, workdir, "--mesh", "fsdp=4", recipe=recipe)
+    status, said = Cluster(4, 1, [*PRETRAIN, *given]).end()
     assert status == 0 and "resuming from step" in said, said
     check_like_one(workdir, recipe, corpus_path, tmp_path)
 
 
-def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_path, tmp_path, monkeypatch):
+TOGETHER = """
+import jax.numpy as jnp
+from jax.experimental.multihost_utils import process_allgather
+from tpu import cluster
+cluster.join(None, None, None)
+with cluster.ending_together():
+    while True:
+        print("together:", process_allgather(jnp.ones(4)).sum())
+"""
+
+
+def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(monkeypatch):
     monkeypatch.setenv("PRETRAIN_HEARTBEAT_SECONDS", "20")
-    cluster = Cluster(2, 1, tiny.run_arguments(corpus_path, tmp_path / "run", "--depth", "scan", "--steps", 10**6))
-    while not RunDirectory(tmp_path / "run").checkpoint_steps():
-        cluster.until(r"train +\d")
+    cluster = Cluster(2, 1, ["-c", TOGETHER])
+    cluster.until("together: 8")
     os.kill(cluster.children()[0], signal.SIGKILL)
     began = time.monotonic()
     status, said = cluster.end()
@@ -142,7 +152,6 @@ def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_
     assert "process 0 was killed by SIGKILL" in said and "Start the same command again" in said
     assert said.count("another process of this run died") == 1
     assert not re.search(r"Gloo|Traceback|stack trace|@ +0x|[EF]\d{4} ", said), said
-    assert RunDirectory(tmp_path / "run").checkpoint_steps()
 
 
 AT_EXIT = """[Gloo] Rank 0 is connected to 1 peer ranks
@@ -178,7 +187,8 @@ def test_new_machines_compile_nothing_that_the_cluster_compiled_before(corpus_pa
     for name, value in settings.items():
         monkeypatch.setenv(name, str(value))
     for machines in ("first", "second"):
-        status, said = Cluster(2, 1, tiny.run_arguments(corpus_path, tmp_path / machines, "--steps", 8)).end()
+        given = tiny.run_arguments(corpus_path, tmp_path / machines, "--steps", 8)
+        status, said = Cluster(2, 1, [*PRETRAIN, *given]).end()
         assert status == 0, said
     programs = {}
     for process in "01":
@@ -228,11 +238,9 @@ def test_a_process_that_fails_ends_all_with_its_reason(fault, status, first, sec
     workdir = tmp_path / "run"
     shutil.copytree(stopped[0], workdir)
     before = RunDirectory(workdir).checkpoint_steps()
-    run = [sys.executable, "-c", WITH_A_FAULT.format(fault=fault), *arguments(corpus_path, workdir)]
-    command = [sys.executable, "-m", "tpu", "local", "--devices", "1", "--", *run]
-    done = subprocess.run(command, cwd=ROOT, env=quickly(), capture_output=True, text=True, timeout=300)
-    said = done.stdout + done.stderr
-    assert done.returncode == status, said
+    given = ["-c", WITH_A_FAULT.format(fault=fault), *arguments(corpus_path, workdir)]
+    ended, said = Cluster(2, 1, given).end(timeout=300)
+    assert ended == status, said
     assert re.search(rf"\[0\] error: {first}", said) and re.search(rf"\[1\] error: {second}", said), said
     assert RunDirectory(workdir).checkpoint_steps() == before and "Traceback" not in said
 

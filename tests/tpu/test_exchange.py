@@ -4,40 +4,39 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from models.attention import plain, sparse
+from models.attention import sparse
 from models.attention.exchange import routed
-from models.attention.kernels import pattern_kernel, relative_kernel
-from models.attention.kernels.kernel import Attention
-from models.attention.kernels.row_attention import Setting, attend_rows, fits, interleaved
-from models.attention.kernels.splash import splash
-from models.attention.kernels.table import KERNELS
 from models.attention.mask import Mask
-from models.attention.operands import Biases, Context
 from models.attention.patterns.pattern import Pattern, blocks_of, on_host
-from models.attention.relative import asked, relative_attention
-from models.attention.self_attention import attention_of
-from models.blocks.layer import LayerSizes
 from models.blocks.positions import gather_positions
-from models.core.noise import row_keys
+from models.core.parameters import decays, leaves
+from models.core.program import Program
 from models.core.sharding import placed_by
-from models.families.xlnet import both_masks
 from pretrain.objectives import blocked_softmax
+from pretrain.training import placement
+from pretrain.training.assembly import assemble
 from tests.contract.test_contract import equations
 from tests.models.test_sparse import Kind, random_case
+from tests.tpu import simulated
 from tests.tpu.simulated import mesh_of
 from tpu import hlo
 from tpu.collectives import collectives
 from tpu.mesh import AXES
 from tpu.rules import activation_rules
 
-pytestmark = pytest.mark.own_process(devices=8)
+pytestmark = pytest.mark.own_process(devices=8, JAX_ENABLE_COMPILATION_CACHE="0")  # what is compiled is dumped
 ROWS, LENGTH, WIDTH, READ, VOCAB = 8, 64, 16, 10, 128
 BIGBIRD = Pattern("bigbird", block=8)
 LONG, HEADS, HEAD_DIM = 4096, 4, 8
@@ -192,92 +191,114 @@ def test_devices_add_up_in_float32_also_what_is_bfloat16():
     assert len(sums) >= 8 and {array.aval.dtype.name for e in sums for array in e.invars} == {"float32"}
 
 
-# Kernels across a cut sequence and cut heads
+# A recipe's step: weight gradients are added up in float32, whatever the products are computed in, and each once.
 
 
-TENSOR_CUTS = "--mesh tensor=4 cuts model.heads=4 in model.width=256: its parts do not fill blocks of 128"
-SEQUENCE_CUTS = "--mesh sequence=2 cuts rows: leave sequence out"
-UNFIT = ("data=2,tensor=4", [TENSOR_CUTS]), ("data=2,sequence=2,tensor=2", [SEQUENCE_CUTS])
+SUMS = ("all-reduce", "reduce-scatter")
+BERT_WIDTH = 32  # of the two layers of the tests' BERT
 
 
-def slopes(rules, loss, *arguments):
-    """Its gradients by these arguments where these rules are in force."""
+@functools.cache
+def partitioned(name, mesh):
+    """A recipe's step in bfloat16 as XLA partitions it, before the CPU's compiler widens what it cannot add so.
 
-    def placed(*arguments):
-        with placed_by(rules):
-            return loss(*arguments)
-
-    return jax.jit(jax.grad(placed, tuple(range(len(arguments)))))(*arguments)
-
-
-def normal(*shape):
-    return jnp.asarray(np.random.default_rng(math.prod(shape)).normal(size=shape), jnp.float32)
-
-
-def test_splash_attends_across_a_cut_sequence_and_cut_heads():
-    q, k, v, w = normal(4, 2, 256, 2, 64)
-    mask = Mask(jnp.asarray(np.random.default_rng(0).integers(1, 3, (2, 256))))
-    rules, swap = rules_of("data=2,sequence=2,tensor=2"), lambda x: jnp.swapaxes(x, 1, 2)  # heads first
-    ours = lambda q, k, v: (swap(splash(swap(q), swap(k), swap(v), mask, interpret=True)) * w).sum()
-    theirs = lambda q, k, v: (plain.attention(q, k, v, mask, dropout_rate=0.0, noise=None) * w).sum()
-    check(slopes(rules, ours, q, k, v), slopes(None, theirs, q, k, v), 5e-6)
-    with placed_by(rules):
-        cut, parts = Attention(256, 256, 4, 0.0), Attention(384, 256, 4, 0.0)
-        assert KERNELS["splash"].obstacles(cut) == []
-        assert KERNELS["splash"].obstacles(parts) == [
-            "--mesh sequence=2 cuts length=384 into parts that are no multiple of 128"
-        ]
-        assert not fits(cut) and KERNELS["cudnn"].obstacles(cut) == [SEQUENCE_CUTS]
+    arrays: (kind, dtype, source, elements that each device exchanges).   size: parameter path -> scalars.
+    """
+    assembly = assemble(simulated.recipe(name), Program(dtype="bfloat16"))
+    step = placement.stages(assembly, mesh_of(mesh))[0].train
+    with tempfile.TemporaryDirectory() as folder:
+        dump = {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "spmd-partitioning"}
+        step.run.lower(*step.arguments).compile(compiler_options=dump)
+        (file,) = Path(folder).glob("*placed*.after_spmd-partitioning*.txt")
+        module = hlo.parse(file.read_text())
+    found = [collective for collective in collectives(module) if collective.group > 1]
+    arrays = [(c.kind, a.dtype, c.source, c.times * math.prod(a.dims)) for c in found for a in c.arrays]
+    size = {path: shape.size for path, shape in leaves(step.arguments[0].params)}
+    return SimpleNamespace(assembly=assembly, arrays=arrays, size=size)
 
 
-def test_attention_of_whole_rows_has_its_heads_cut():
-    x, w = normal(2, 256, 3 * 256), normal(2, 256, 256)
-    segments = jnp.asarray(np.random.default_rng(0).integers(1, 3, (2, 256)))
-
-    def loss(x):
-        flat, setting = interleaved(*jnp.split(x, 3, -1)), Setting(64, 0.2, interpret=True)
-        out, _ = attend_rows(flat, jnp.zeros(3 * 256), segments, row_keys(0, 0, jnp.arange(2)), setting)
-        return (out.reshape(w.shape) * w).sum()
-
-    rules = rules_of("data=2,tensor=2")
-    check(slopes(rules, loss, x), slopes(None, loss, x), 5e-6)
-    with placed_by(rules):
-        assert fits(Attention(256, 256, 4, 0.0))
-        assert not fits(Attention(256, 128, 2, 0.0))  # 64 lanes on each device
+def numbers(program, *kinds):
+    """Numbers that devices exchange."""
+    return sum(elements for kind, _, _, elements in program.arrays if kind in kinds)
 
 
-@pytest.mark.parametrize("stream, n, table", [(0, 128, 1), (1, 3, 2)])
-def test_relative_attention_has_its_heads_cut(stream, n, table):
-    rng = np.random.default_rng(0)
-    ranks = jnp.asarray(np.argsort(rng.random((2, 128)), axis=1).astype(np.int32))
-    ones, positions = jnp.ones_like(ranks), jnp.asarray([[3, 8, 70], [0, 5, 127]])
-    mask, types = both_masks(ones, ones, ranks, ranks, positions, jnp.ones((2, 128), jnp.int32))[stream]
-    keys, context = (
-        row_keys(0, 0, jnp.arange(2)),
-        Context(normal(2, 256, 256), normal(2, 256, 256) / 2, normal(table, 384, 256)),
-    )
-    x = normal(2, n, 256), context, Biases(normal(256), normal(256) / 2, normal(256) / 3, normal(2, 256))
-    settings = {"dropout_rate": 0.2, "noise": keys}
-    ours = lambda *x: (relative_kernel.by_kernel(*x, mask, types, 4, interpret=True, **settings) ** 2).sum()
-    theirs = lambda *x: (relative_attention(*x, mask, types, 4, **settings) ** 2).sum()
-    expected = slopes(None, theirs, *x)
-    near = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
-    jax.tree.map(near, slopes(rules_of("data=2,tensor=2"), ours, *x), expected)
-    for mesh, said in UNFIT:
-        with placed_by(rules_of(mesh)):
-            obstacles = KERNELS["relative"].obstacles(asked(x[0], context, mask, 4, 0.2))
-            assert obstacles == (said if "sequence" not in mesh or n > 3 else [])
+def slow(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
-def test_the_kernel_of_patterns_has_its_heads_cut():
-    q, k, v, w = normal(4, 2, 512, 256)
-    tables = blocks_of(Pattern("bigbird", random=1), 1, 4, 512)
-    segments, chosen = jnp.asarray(np.random.default_rng(0).integers(1, 3, (2, 512))), jnp.array([[9], [400]])
-    mask = Mask(segments, blocks=jax.tree.map(lambda x: x[0], tables), globals=chosen)
-    settings = {"dropout_rate": 0.2, "noise": row_keys(0, 0, jnp.arange(2)), "interpret": True}
-    loss = lambda *qkv: (pattern_kernel.by_kernel(*qkv, mask, 4, **settings) * w).sum()
-    check(slopes(rules_of("data=2,tensor=2"), loss, q, k, v), slopes(None, loss, q, k, v), 5e-6)
-    sizes = LayerSizes(256, 4, 16, "gelu", 0.0, 0.1, 1e-12, 0.02)
-    for mesh, said in UNFIT:
-        with placed_by(rules_of(mesh)):
-            assert KERNELS["pattern"].obstacles(attention_of(sizes, 512, blocks=tables)) == said
+OTHERS = [("electra", "data=2"), ("xlnet", "data=2"), ("adaptive", "data=2"), ("adaptive", "fsdp=2")]
+OTHERS += [("transformer-xl", "fsdp=2")]
+
+
+@pytest.mark.parametrize(
+    "name, mesh", [("bert", "data=2,fsdp=2"), *slow(("bert", "data=2"), ("bert", "fsdp=2"), *OTHERS)]
+)
+def test_gradients_are_summed_in_float32_and_kernels_are_still_gathered_in_bfloat16(name, mesh):
+    program = partitioned(name, mesh)
+    sums = [(dtype, source) for kind, dtype, source, _ in program.arrays if kind in SUMS]
+    assert any("feed_forward/up/dot_general" in source for _, source in sums)
+    assert {dtype for dtype, _ in sums} <= {"f32", "s32"}
+    gathers = [(dtype, source) for kind, dtype, source, _ in program.arrays if kind == "all-gather"]
+    kernels = {dtype for dtype, source in gathers if "Layer" in source and "dot_general" in source}
+    assert kernels == ({"bf16"} if "fsdp" in mesh else set())
+
+
+@pytest.mark.parametrize("mesh", ["data=2,fsdp=2", *slow(("data=2",), ("fsdp=2",))])
+def test_devices_exchange_no_more_than_the_mesh_implies(mesh):
+    """Each gradient is summed once, that of BERT's table for its lookups and for its logits; over data and fsdp, the
+    shares of matrices once more. Over data nothing is gathered, over fsdp each matrix for either pass."""
+    program, by_fsdp = partitioned("bert", mesh), "fsdp" in mesh
+    parameters, table = sum(program.size.values()), program.size["embeddings/tokens"]
+    matrices = sum(program.size[row.path] for row in program.assembly.table if decays(row))
+    implied = parameters + table + (matrices / 2 if mesh == "data=2,fsdp=2" else 0)
+    # A few scalars are summed beside; BERT's pooler is resharded instead.
+    assert -0.05 * parameters < numbers(program, *SUMS) - implied < 100
+    assert by_fsdp * matrices <= numbers(program, "all-gather") <= 2 * by_fsdp * matrices
+
+
+def test_over_tensor_devices_sum_a_layer_s_activations_and_nothing_else():
+    """BERT's look-ups, and of each layer attention's and feed-forward's outputs and four gradients of inputs: of
+    queries, keys, values and feed-forward; of the last layer by the positions that are read. Of the logits their
+    maximum, sum, target and the gradient of what they came from. No weight's gradient, and nothing is gathered."""
+    program = partitioned("bert", "tensor=2")
+    phase, objective = program.assembly.recipe.phases[0], program.assembly.recipe.objective
+    rows, length, predictions = phase.batch_size, phase.length, objective.predictions(phase)
+    whole, read = rows * length * BERT_WIDTH, rows * (predictions + 1) * BERT_WIDTH  # the first token, for pairs
+    first, last, logits = 6 * whole, 2 * whole + 4 * read, rows * predictions * (3 + BERT_WIDTH)
+    assert 0 <= numbers(program, *SUMS) - (whole + first + last + logits) < 100  # a few scalars
+    assert numbers(program, "all-gather", "collective-permute", "all-to-all") == 0
+
+
+# Every kind of collective in a loop of 5 turns, and a parameter gathered by the partitioner outside of it.
+
+
+def body(x, _):
+    x = jax.lax.all_gather(x, "data", tiled=True)
+    x = jax.lax.psum_scatter(x, "data", tiled=True)
+    x = jax.lax.ppermute(x, "tensor", [(0, 1), (1, 0)])
+    x = jax.lax.all_to_all(x, "data", 0, 0, tiled=True)
+    return jax.lax.psum(x, ("data", "tensor")), None
+
+
+EXPECTED = {  # per device: f32[32, 16] is 2 KiB, a device's share of its rows f32[8, 16] 512 bytes
+    ("all-gather", 4, 5): 5 * 2048,
+    ("reduce-scatter", 4, 5): 5 * 2048,
+    ("collective-permute", 2, 5): 5 * 512,
+    ("all-to-all", 4, 5): 5 * 512,
+    ("all-reduce", 8, 5): 5 * 512,
+    ("all-gather", 2, 1): 16 * 64 * 4,
+}
+
+
+def test_collectives_of_a_real_program_are_read_with_their_loop():
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    inner = lambda x: jax.lax.scan(body, x, None, length=5)[0]
+    looped = jax.shard_map(inner, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
+    whole = lambda x, w: looped(x) @ jax.lax.with_sharding_constraint(w, NamedSharding(mesh, P()))
+    place = lambda shape, spec: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+    text = compiled(whole, place((32, 16), P("data")), place((16, 64), P(None, "tensor"))).as_text()
+    assert hlo.parse(text).devices == 8
+    unnoted = re.sub(r'"known_trip_count":\{"n":"\d+"\}', "", text)  # turns that XLA did not write down
+    assert unnoted != text
+    for program in (text, unnoted):
+        assert {(c.kind, c.group, c.times): c.bytes for c in collectives(hlo.parse(program))} == EXPECTED

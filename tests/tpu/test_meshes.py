@@ -3,14 +3,30 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.attention.kernels import table
+from models.attention import plain
+from models.attention.kernels import pattern_kernel, relative_kernel
+from models.attention.kernels.kernel import Attention
+from models.attention.kernels.row_attention import Setting, attend_rows, fits, interleaved
+from models.attention.kernels.splash import splash
+from models.attention.kernels.table import KERNELS
+from models.attention.mask import Mask
+from models.attention.operands import Biases, Context
+from models.attention.patterns.pattern import Pattern, blocks_of
+from models.attention.relative import asked, relative_attention
+from models.attention.self_attention import attention_of
+from models.blocks.layer import LayerSizes
+from models.core.noise import row_keys
 from models.core.program import Program
+from models.core.sharding import placed_by
 from models.families import gpt2
+from models.families.xlnet import both_masks
 from pretrain.generation.decoding import generate
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import Moment
@@ -22,7 +38,7 @@ from tests.pretrain import tiny
 from tests.pretrain.test_options import replaced
 from tests.tpu import simulated
 from tpu.batches import host_rows, place_rows
-from tpu.rules import parameter_shardings
+from tpu.rules import activation_rules, parameter_shardings
 from tpu.xla import compiler_options
 
 pytestmark = pytest.mark.own_process(devices=8, TF_CPP_MIN_LOG_LEVEL="0")
@@ -64,27 +80,30 @@ def check_near(found, expected):
             np.testing.assert_allclose(found[path], leaf, atol=5e-6 * np.abs(leaf).max(), err_msg=path)
 
 
-SLOW = [("albert", "bert", "electra", "etc", "gpt2", "transformer-xl", "adaptive", "xlnet"), MESHES]
-SLOW = [*itertools.product(*SLOW), *itertools.product(simulated.PATTERNS, MESHES + CUT)]
+ALL = ("albert", "bert", "electra", "etc", "gpt2", "transformer-xl", "adaptive", "xlnet")
+SLOW = [*itertools.product(ALL, MESHES), *itertools.product(simulated.PATTERNS, MESHES + CUT)]
 
 
 @pytest.mark.parametrize(
-    "name, mesh, program",
+    "name, mesh, depth, remat",
     [
-        ("electra", "data=2,fsdp=2,sequence=2", Program(depth="scan")),
-        ("xlnet", "data=2,fsdp=2,tensor=2", Program(depth="scan")),
-        ("bigbird", "data=2,sequence=2,tensor=2", Program(depth="unroll", remat="full")),
-        ("etc", "fsdp=2,sequence=2,tensor=2", Program(depth="scan")),
-        ("gpt2", "slice=2,fsdp=2,sequence=2", Program(depth="unroll", remat="dots")),
-        *(pytest.param(*case, Program(depth="scan"), marks=pytest.mark.slow) for case in SLOW),
+        ("electra", "data=2,fsdp=2,sequence=2", "unroll", "none"),
+        ("xlnet", "data=2,fsdp=2,tensor=2", "unroll", "none"),
+        ("bigbird", "data=2,sequence=2,tensor=2", "unroll", "full"),
+        ("etc", "fsdp=2,sequence=2,tensor=2", "unroll", "none"),
+        ("gpt2", "slice=2,fsdp=2,sequence=2", "unroll", "dots"),
+        *(pytest.param(*case, "scan", "none", marks=pytest.mark.slow) for case in SLOW),
     ],
 )
-def test_a_family_on_a_mesh_is_that_of_one_device(name, mesh, program, capfd):
+def test_a_family_on_a_mesh_is_that_of_one_device(name, mesh, depth, remat, capfd):
+    """A layer that is not looped over is traced and compiled soonest."""
     patterned, recipe = name in simulated.PATTERNS, simulated.recipe(name)
-    program = dataclasses.replace(program, attention="blocked" if patterned else "xla")
-    loss, found = gradients(recipe, mesh, program)
+    if depth == "unroll":
+        for tower in ("discriminator.", "generator.") if name == "electra" else ("",):
+            recipe = replaced(recipe, f"model.{tower}depth", 1)
+    loss, found = gradients(recipe, mesh, Program("float32", depth, remat, "blocked" if patterned else "xla"))
     said = capfd.readouterr().err
-    expected, slopes = gradients(recipe, "one", Program(depth="scan", attention="dense" if patterned else "xla"))
+    expected, slopes = gradients(recipe, "one", Program("float32", depth, "none", "dense" if patterned else "xla"))
     assert loss == pytest.approx(expected, rel=2e-6)
     check_near(found, slopes)
     assert "nvoluntary full rematerialization" not in said  # that the compiler saw no other way than to gather an array
@@ -170,9 +189,9 @@ def smallest_cosine(ours, theirs):
     "name, kernel", [("bert", "splash"), pytest.param("xlnet", "relative", marks=pytest.mark.slow)]
 )
 def test_an_accelerators_program_on_a_mesh_is_that_of_one_device_and_near_float32(name, kernel, monkeypatch):
-    kept = table.KERNELS[kernel]
+    kept = KERNELS[kernel]
     interpreted = kept._replace(attend=functools.partial(kept.attend, interpret=True))
-    monkeypatch.setitem(table.KERNELS, kernel, interpreted)
+    monkeypatch.setitem(KERNELS, kernel, interpreted)
     fast = Program(dtype="bfloat16", depth="scan", remat="dots", attention=kernel)
     loss, ours = gradients(accelerated(name), "one", fast)
     for text, program, near, cosine in (("data=2,fsdp=2,tensor=2", fast, 1e-3, 0.999), ("one", Program(), 1e-2, 0.99)):
@@ -193,3 +212,102 @@ def test_a_mesh_writes_the_tokens_of_one_device():
     for depth, decoding, prompts in ("scan", drawn, given), ("unroll", beams, given[:1]):
         model = gpt2.FAMILY.module(config, Program(depth=depth))
         assert generate(model, placed, prompts, decoding, mesh=mesh) == generate(model, params, prompts, decoding)
+
+
+# Kernels across a cut sequence and cut heads
+
+
+TENSOR_CUTS = "--mesh tensor=4 cuts model.heads=4 in model.width=256: its parts do not fill blocks of 128"
+SEQUENCE_CUTS = "--mesh sequence=2 cuts rows: leave sequence out"
+UNFIT = ("data=2,tensor=4", [TENSOR_CUTS]), ("data=2,sequence=2,tensor=2", [SEQUENCE_CUTS])
+
+
+def rules_of(mesh):
+    return activation_rules(simulated.mesh_of(mesh))
+
+
+def check_close(found, expected, atol):
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=atol), found, expected)
+
+
+def slopes(rules, loss, *arguments):
+    """Its gradients by these arguments where these rules are in force."""
+
+    def placed(*arguments):
+        with placed_by(rules):
+            return loss(*arguments)
+
+    return jax.jit(jax.grad(placed, tuple(range(len(arguments)))))(*arguments)
+
+
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(math.prod(shape)).normal(size=shape), jnp.float32)
+
+
+def test_splash_attends_across_a_cut_sequence_and_cut_heads():
+    q, k, v, w = normal(4, 2, 256, 2, 64)
+    mask = Mask(jnp.asarray(np.random.default_rng(0).integers(1, 3, (2, 256))))
+    rules, swap = rules_of("data=2,sequence=2,tensor=2"), lambda x: jnp.swapaxes(x, 1, 2)  # heads first
+    ours = lambda q, k, v: (swap(splash(swap(q), swap(k), swap(v), mask, interpret=True)) * w).sum()
+    theirs = lambda q, k, v: (plain.attention(q, k, v, mask, dropout_rate=0.0, noise=None) * w).sum()
+    check_close(slopes(rules, ours, q, k, v), slopes(None, theirs, q, k, v), 5e-6)
+    with placed_by(rules):
+        cut, parts = Attention(256, 256, 4, 0.0), Attention(384, 256, 4, 0.0)
+        assert KERNELS["splash"].obstacles(cut) == []
+        assert KERNELS["splash"].obstacles(parts) == [
+            "--mesh sequence=2 cuts length=384 into parts that are no multiple of 128"
+        ]
+        assert not fits(cut) and KERNELS["cudnn"].obstacles(cut) == [SEQUENCE_CUTS]
+
+
+def test_attention_of_whole_rows_has_its_heads_cut():
+    x, w = normal(2, 256, 3 * 256), normal(2, 256, 256)
+    segments = jnp.asarray(np.random.default_rng(0).integers(1, 3, (2, 256)))
+
+    def loss(x):
+        flat, setting = interleaved(*jnp.split(x, 3, -1)), Setting(64, 0.2, interpret=True)
+        out, _ = attend_rows(flat, jnp.zeros(3 * 256), segments, row_keys(0, 0, jnp.arange(2)), setting)
+        return (out.reshape(w.shape) * w).sum()
+
+    rules = rules_of("data=2,tensor=2")
+    check_close(slopes(rules, loss, x), slopes(None, loss, x), 5e-6)
+    with placed_by(rules):
+        assert fits(Attention(256, 256, 4, 0.0))
+        assert not fits(Attention(256, 128, 2, 0.0))  # 64 lanes on each device
+
+
+@pytest.mark.parametrize("stream, n, table", [(0, 128, 1), (1, 3, 2)])
+def test_relative_attention_has_its_heads_cut(stream, n, table):
+    rng = np.random.default_rng(0)
+    ranks = jnp.asarray(np.argsort(rng.random((2, 128)), axis=1).astype(np.int32))
+    ones, positions = jnp.ones_like(ranks), jnp.asarray([[3, 8, 70], [0, 5, 127]])
+    mask, types = both_masks(ones, ones, ranks, ranks, positions, jnp.ones((2, 128), jnp.int32))[stream]
+    keys, context = (
+        row_keys(0, 0, jnp.arange(2)),
+        Context(normal(2, 256, 256), normal(2, 256, 256) / 2, normal(table, 384, 256)),
+    )
+    x = normal(2, n, 256), context, Biases(normal(256), normal(256) / 2, normal(256) / 3, normal(2, 256))
+    settings = {"dropout_rate": 0.2, "noise": keys}
+    ours = lambda *x: (relative_kernel.by_kernel(*x, mask, types, 4, interpret=True, **settings) ** 2).sum()
+    theirs = lambda *x: (relative_attention(*x, mask, types, 4, **settings) ** 2).sum()
+    expected = slopes(None, theirs, *x)
+    near = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
+    jax.tree.map(near, slopes(rules_of("data=2,tensor=2"), ours, *x), expected)
+    for mesh, said in UNFIT:
+        with placed_by(rules_of(mesh)):
+            obstacles = KERNELS["relative"].obstacles(asked(x[0], context, mask, 4, 0.2))
+            assert obstacles == (said if "sequence" not in mesh or n > 3 else [])
+
+
+def test_the_kernel_of_patterns_has_its_heads_cut():
+    q, k, v, w = normal(4, 2, 512, 256)
+    tables = blocks_of(Pattern("bigbird", random=1), 1, 4, 512)
+    segments, chosen = jnp.asarray(np.random.default_rng(0).integers(1, 3, (2, 512))), jnp.array([[9], [400]])
+    mask = Mask(segments, blocks=jax.tree.map(lambda x: x[0], tables), globals=chosen)
+    settings = {"dropout_rate": 0.2, "noise": row_keys(0, 0, jnp.arange(2)), "interpret": True}
+    loss = lambda *qkv: (pattern_kernel.by_kernel(*qkv, mask, 4, **settings) * w).sum()
+    check_close(slopes(rules_of("data=2,tensor=2"), loss, q, k, v), slopes(None, loss, q, k, v), 5e-6)
+    sizes = LayerSizes(256, 4, 16, "gelu", 0.0, 0.1, 1e-12, 0.02)
+    for mesh, said in UNFIT:
+        with placed_by(rules_of(mesh)):
+            assert KERNELS["pattern"].obstacles(attention_of(sizes, 512, blocks=tables)) == said

@@ -228,7 +228,7 @@ def interrupted(cell, often):
     # What a shell starts in the background ignores SIGINT, and so do its children unless they say otherwise.
     listening = "import signal, sys; signal.signal(2, signal.default_int_handler); from tpu import notebook"
     kernel = subprocess.Popen(python(f"{listening}; {cell}"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    command, sent = int(kernel.stdout.readline()), 0
+    command, sent = next(int(line) for line in kernel.stdout if line.strip().isdigit()), 0
     while kernel.poll() is None and sent < (60 if often else 1):  # on a busy machine two may become one
         time.sleep(0.5)
         kernel.send_signal(signal.SIGINT)

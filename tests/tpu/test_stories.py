@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.tpu import cloud as google
+from tests.tpu.cloud import COMPLAINTS as google
 from tests.tpu.cloud import Life
 from tests.tpu.stories import ONE, SPOT, TWO, VAIN, Story, gone, life, lives, steps
 

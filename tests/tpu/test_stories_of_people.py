@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tpu import cloud as google
+from tests.tpu.cloud import COMPLAINTS as google
 from tests.tpu.stories import NAME, ONE, SPOT, VAIN, Story, gone, interrupt, life, lives, steps
 from tpu import launch
 from tpu.__main__ import main
@@ -164,7 +164,7 @@ def test_what_was_asked_to_stop_while_it_was_away_goes_on_by_the_same_command(cl
     cloud.lives = lives(life(1, end="preempted"), life(2))
     left(*SPOT, after=200)
     cloud.drop()
-    Story(files={"bucket/b/n/launch/stop": "stop\n"}).check(cloud, end)
+    Story(files={"bucket/b/n/launch/stop": "stop\n"}, created=3).check(cloud, end)
 
 
 def test_a_login_that_expires_ends_the_watching_and_not_the_run(cloud, end):
