@@ -161,8 +161,7 @@ def named(parts, groups):
 
 
 @pytest.mark.parametrize(
-    "mesh, parts, groups",
-    [("sequence=4,tensor=2", 4, 2), pytest.param("sequence=8", 8, 1, marks=pytest.mark.slow)],
+    "mesh, parts, groups", [("sequence=4,tensor=2", 4, 2), pytest.param("sequence=8", 8, 1, marks=pytest.mark.slow)]
 )
 def test_devices_exchange_what_the_table_names_and_hardly_more(mesh, parts, groups):
     rules, shape = rules_of(mesh), (1, LONG, HEADS, HEAD_DIM)

@@ -47,8 +47,8 @@ STORIES = {
     ),
     "a request that expires is taken out of the line": Story(
         [*SPOT, "--valid-until-duration", "6h"],
-        {"wait": 40_000},
-        at={21_600: lambda cloud: cloud.requests.update(n=EXPIRED)},
+        {"wait": 8_000},
+        at={3_000: lambda cloud: cloud.requests.update(n=EXPIRED)},
         status=2,
         lines=[],
         said=("the request failed and is deleted: valid until 6h has passed",),
@@ -145,7 +145,7 @@ def test_no_capacity_after_a_preemption_is_waited_for(cloud, end):
 
 
 def test_a_long_wait_in_line(cloud, end):
-    assert Story(cloud={"wait": 40_000}).check(cloud, end).count("WAITING_FOR_RESOURCES") == 1
+    assert Story(cloud={"wait": 8_000}).check(cloud, end).count("WAITING_FOR_RESOURCES") == 1
 
 
 @pytest.mark.parametrize("complaint", [google.UNAVAILABLE, google.CRASHED, google.OFFLINE])
