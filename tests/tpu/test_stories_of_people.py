@@ -62,15 +62,11 @@ def test_left_alone_it_ends_and_costs_nothing_and_another_machine_shows_its_log(
     Story(said=("the run is done",)).check(cloud, end)
 
 
-def test_another_machine_comes_back_while_it_goes_on(cloud, end, left):
-    left(*SPOT)
-    Story(said=("this run was launched before",)).check(cloud, end)
-
-
 def test_another_machine_does_not_take_a_run_that_is_silent_for_one_that_never_spoke(cloud, end, left):
     cloud.lives = lives(life(1, end="lost"), life(2))
     left(*SPOT, after=300)
-    Story(said=("its hosts printed nothing for 9000 s: made again",), created=2).check(cloud, end)
+    said = ("this run was launched before", "its hosts printed nothing for 9000 s: made again")
+    Story(said=said, created=2).check(cloud, end)
 
 
 @pytest.mark.parametrize("other", [["--zone", "y"], ["--type", "v5e-4"]])
@@ -117,18 +113,13 @@ def test_what_is_not_as_in_the_run_that_goes_on_is_named(cloud, end, left, first
     assert ": python -m tpu stop or delete it first" in said
 
 
-def test_a_failed_run_is_launched_again_with_the_code_of_now(cloud, end, checkout):
-    cloud.lives = lives(life(1, end=1), life(2))
-    assert end(*SPOT)[0] == 1
-    Story(lines=["step 2"], created=2).check(cloud, end)
-    assert " ".join(cloud.commands).count("storage cp code.tar.gz") == 2
-
-
-def test_a_run_that_has_printed_something_waits_for_capacity_whoever_launches_it(cloud, end):
+def test_a_failed_run_is_launched_again_with_the_code_of_now_and_waits_for_capacity(cloud, end):
+    """It has printed something, whoever launched it."""
     cloud.lives = lives(life(1, end=1), life(2))
     assert end(*SPOT)[0] == 1
     said = Story(cloud={"full": [google.FULL] * 2}, lines=["step 2"], created=4).check(cloud, end)
     assert said.count("n was taken (There is no more capacity") == 2
+    assert " ".join(cloud.commands).count("storage cp code.tar.gz") == 2
 
 
 def test_another_recipe_under_the_name_of_a_run_that_ended_writes_over_nothing_of_it(cloud, end):
