@@ -60,7 +60,7 @@ for mesh in [], ["--mesh", "tensor=2"], ["--mesh", "sequence=2"]:
 
 def test_devices_of_a_mesh_write_the_steered_texts_of_one(gpt2_run, tmp_path):
     (tmp_path / "words").write_text("ba\nki\n")
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     command = [sys.executable, "-c", SHARED, gpt2_run, tmp_path / "words"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -109,7 +109,6 @@ def test_a_control_code_stands_before_each_prompt_and_is_not_printed(gpt2_run, c
 def test_where_rows_are_input_and_target_a_prompt_is_the_input_and_its_target_is_written(gpt2_run, capsys, monkeypatch):
     """After the delimiter, as in training: here what ends documents."""
     made, given = stored.load(gpt2_run / "tokenizer"), []
-
     (written,) = encode(made, ["kimo"])
     monkeypatch.setattr(commands, "restore", tiny.restored_of_pairs)
     monkeypatch.setattr(commands, "generate", lambda model, params, begun, *_, **__: given.extend(begun) or [[written]])

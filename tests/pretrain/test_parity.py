@@ -95,25 +95,19 @@ def check(case, expected, theirs=None, bounds=(1e-5, 2e-5)):
             assert np.linalg.norm(ours[path] - gradient) <= bounds[1] * np.linalg.norm(gradient) + 1e-7 * whole, path
 
 
-def changed(row):
-    """The case of a row."""
-    case = CASES[row.family]
-    return case._replace(model=dataclasses.replace(case.model, **row.model), **row.case)
-
-
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_other_options_and_rows_have_the_loss_of_the_independent_implementation(row, monkeypatch):
     given = cases.batch
     monkeypatch.setattr(cases, "batch", lambda case: given(case) | row.inputs)
-    case = changed(row)
+    model = dataclasses.replace(CASES[row.family].model, **row.model)
+    case = CASES[row.family]._replace(model=model, **row.case)
     expected, theirs = (row.reference or REFERENCES[row.family])(case)
     assert abs(expected - frozen.read(row.family)[0]) > 2e-5 * abs(expected), "this row is the contract's"
     check(case, expected, theirs if row.gradients else None)
 
 
-def adopt(model, monkeypatch):
-    """Make the blocks that a torch BigBird draws those of our pattern, from its next pass on -> a list of arrays
-    i32[heads, n - 2, r], one for each layer."""
+def adopt(monkeypatch):
+    """Make what a torch BigBird draws in its next pass our pattern -> i32[heads, n - 2, r] of each layer."""
     drawn, make_mask = [], BigBirdBlockSparseAttention._create_rand_mask_from_inputs
 
     def recorded(from_mask, to_mask, blocks, *rest):
@@ -152,7 +146,7 @@ def test_bigbird_with_the_blocks_that_transformers_draws(length, pattern, train,
     model = dataclasses.replace(CASES["bigbird"].model, positions=4096, pattern=pattern)
     case = CASES["bigbird"]._replace(model=model)
     parameter_shapes(model)  # kept: there are no such blocks for the short rows that it takes
-    drawn = adopt(model, monkeypatch)
+    drawn = adopt(monkeypatch)
     expected, _ = masked("next_sentence_label")(case, lambda torch_model: torch_model.train(train))
     assert drawn[0].any() == train
     last = -(-length // pattern.block) - 1
@@ -196,7 +190,7 @@ def test_a_published_size_has_the_loss_and_every_gradient(name, monkeypatch):
     shrunk = lambda case: nest({path: smaller(path) * leaf for path, leaf in leaves(drawn(case))})
     monkeypatch.setattr(cases, "params", shrunk)
     model = dataclasses.replace(PUBLISHED[name], dropout=0.0, attention_dropout=0.0)
-    if hasattr(model, "pattern"):
+    if "pattern" in {field.name for field in dataclasses.fields(model)}:
         model = dataclasses.replace(model, pattern=CASES[name].model.pattern)
     case = CASES[name]._replace(model=model)
     check(case, *REFERENCES[name](case), bounds=(1e-4, 5e-5))

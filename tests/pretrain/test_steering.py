@@ -39,14 +39,9 @@ def torch_gpt2(gpt2):
     return torch_reference.with_parameters(CASE, "model", gpt2[1]).eval()
 
 
-def aims():
-    rng = np.random.default_rng(0)
-    words = np.isin(np.arange(128), WORDS)
-    labels = rng.normal(size=(16, 3)).astype(np.float32), np.zeros(3, np.float32), np.int32(2)
-    return {"words": Aim(words), "discriminator": Aim(None, labels), "both": Aim(words, labels)}
-
-
-AIMS = aims()
+BAG = np.isin(np.arange(128), WORDS)
+LABEL = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32), np.zeros(3, np.float32), np.int32(2)
+AIMS = {"words": Aim(BAG), "discriminator": Aim(None, LABEL), "both": Aim(BAG, LABEL)}
 
 
 def forward(model, past, **what):
