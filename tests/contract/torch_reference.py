@@ -18,14 +18,7 @@ from models.families.registry import family_of
 from pretrain.huggingface.tensors import tensors
 from tests.contract import cases
 from tests.contract.cases import Case
-from tests.pretrain import (
-    etc_reference,
-    reference,
-    test_bigbird_parity,
-    test_electra_parity,
-    test_transformer_xl_parity,
-    test_xlnet_parity,
-)
+from tests.pretrain import etc_reference, reference, transformer_xl_reference
 
 
 def with_parameters(case: Case, part: str, params: Params | None = None) -> torch.nn.Module:
@@ -53,11 +46,13 @@ def our_gradients(case: Case, models: dict[str, torch.nn.Module]) -> dict[str, n
     return total
 
 
-def masked(label: str | None) -> Callable[[Case], tuple[float, dict]]:
+def masked(label: str | None) -> Callable[..., tuple[float, dict]]:
     """Of a model with a masked-token head and one for pairs, whose label has this name in transformers, or without."""
 
-    def reference_of(case: Case) -> tuple[float, dict]:
+    def reference_of(case: Case, prepare=lambda model: None) -> tuple[float, dict]:
+        """prepare: what is done to the torch model before."""
         batch, model = cases.batch(case), with_parameters(case, "model")
+        prepare(model)
         labels = {"labels": reference.token_labels(batch)}
         labels |= {label: reference.pair_labels(batch)} if label else {}
         loss = model(**reference.torch_inputs(batch, types=case.model.types), **labels).loss
@@ -70,54 +65,40 @@ def masked(label: str | None) -> Callable[[Case], tuple[float, dict]]:
 def bigbird(case: Case) -> tuple[float, dict]:
     """With the blocks that ours draws."""
     with pytest.MonkeyPatch.context() as patch:
-        test_bigbird_parity.give_ours(case.model, cases.LENGTH, patch)
+        reference.give_our_blocks(case.model, cases.LENGTH, patch)
         return masked("next_sentence_label")(case)
 
 
 def electra(case: Case) -> tuple[float, dict]:
     batch = cases.batch(case)
     towers = {part: with_parameters(case, part) for part in family_of(case.model).hf}
-    keys = cases.noise(cases.ROWS)
-    _, corrupted, originals = test_electra_parity.sampled(cases.params(case), case.model, batch, keys)
-    discriminator, generator = test_electra_parity.torch_losses(
-        towers, batch, np.asarray(corrupted), np.asarray(originals)
-    )
-    loss = generator.loss + 50.0 * discriminator.loss
+    made = reference.sampled(cases.params(case), case.model, batch, cases.noise(cases.ROWS))
+    loss = reference.electra_loss(towers, batch, *map(np.asarray, made))
     loss.backward()
     return loss.item(), our_gradients(case, towers)
 
 
-def xlnet(case: Case) -> tuple[float, dict]:
+def xlnet_outputs(case: Case, causal: bool = False, **settings):
+    """(the torch model, its outputs).   settings: of the torch model."""
     model = with_parameters(case, "model")
-    model.transformer.mem_len, model.transformer.reuse_len = case.memory, None
-    loss, _, _ = test_xlnet_parity.torch_outputs(model, cases.batch(case), cases.memory(case), causal=False)
-    loss.backward()
-    return loss.item(), our_gradients(case, {"model": model})
+    for name, value in ({"mem_len": case.memory or 1, "reuse_len": None} | settings).items():
+        setattr(model.transformer, name, value)
+    return model, reference.xlnet_outputs(model, cases.batch(case), cases.memory(case), causal)
+
+
+def xlnet(case: Case, **settings) -> tuple[float, dict]:
+    model, out = xlnet_outputs(case, **settings)
+    out.loss.backward()
+    return out.loss.item(), our_gradients(case, {"model": model})
 
 
 def transformer_xl(case: Case) -> tuple[float, dict]:
-    """transformers' XLNet, causal, with scaled embeddings."""
-    parity, config, batch = test_transformer_xl_parity, case.model, cases.batch(case)
-    ours = dict(leaves(cases.params(case)))
-    layers, vocabulary = parity.torch_layers(config), parity.torch_vocabulary(config)
-    with torch.no_grad():
-        for name, weight in vocabulary.items():
-            weight.copy_(torch.from_numpy(ours[name][: len(weight)]))
-        for path, (name, layout) in parity.NAMES.items():
-            shared = path in ("content_bias", "position_bias")
-            for index, layer in enumerate(layers.layer):
-                weight = dict(layer.named_parameters())[name]
-                array = ours[path] if shared else ours[f"layers/{path}"][index]
-                array = array.T if layout in ("T", "out") else array  # the inverse of the parity test's layouts
-                weight.copy_(torch.from_numpy(array.reshape(weight.shape).copy()))
-    mems = [torch.from_numpy(layer.swapaxes(0, 1).copy()) for layer in cases.memory(case).hidden]
-    tensor = lambda array: torch.from_numpy(np.array(array)).long()
-    loss, _, _ = parity.torch_loss(layers, vocabulary, config, tensor(batch["tokens"]), tensor(batch["targets"]), mems)
-    loss.backward()
-    gradients = parity.to_ours(layers, vocabulary, config, lambda array: array.grad.numpy())
-    for name in ("content_bias", "position_bias"):
-        gradients[name] = gradients[name].sum(axis=0)
-    return loss.item(), gradients
+    given = cases.params(case), case.model, cases.batch(case), cases.memory(case)
+    return transformer_xl_reference.outputs(*given)[:2]
+
+
+def bigbird_etc(case: Case) -> tuple[float, dict]:
+    return etc_reference.loss_and_gradients(cases.params(case), case.model, cases.batch(case))
 
 
 def next_token(case: Case) -> tuple[float, dict]:

@@ -9,7 +9,7 @@ from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from pretrain.commands.run import run
 from tests.pretrain import tiny
-from tests.pretrain.hugging_face_folders import configs, exported, tokenizer_path  # noqa: F401
+from tests.pretrain.hugging_face_folders import configs, exported, tokenizer_path, tokenizers  # noqa: F401
 from tests.texts import write_texts
 
 
@@ -18,6 +18,14 @@ def uninterrupted(corpus_path, tmp_path_factory):
     """The work directory of a tiny BERT after 12 steps, with a checkpoint every 4. Tests must not change it."""
     workdir = tmp_path_factory.mktemp("uninterrupted") / "run"
     run(tiny.bert(steps=12), tiny.options(corpus_path, workdir, log_every=4, checkpoint_every=4))
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def bert_run(corpus_path, tmp_path_factory):
+    """The work directory of a tiny BERT after few steps. Tests must not change it."""
+    workdir = tmp_path_factory.mktemp("bert") / "run"
+    run(tiny.bert(steps=4), tiny.options(corpus_path, workdir, log_every=4, checkpoint_every=4))
     return workdir
 
 

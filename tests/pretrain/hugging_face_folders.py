@@ -7,48 +7,91 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from data_pipelines.tokenizers import stored
+from data_pipelines.tokenizers import pieces, stored
 from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
+from models.attention.patterns.pattern import Pattern
 from models.core.parameters import leaves
 from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
+from models.families.bigbird import BigBirdConfig
+from models.families.ctrl import CTRLConfig
 from models.families.electra import ElectraConfig, Tower
+from models.families.gpt import GPTConfig
+from models.families.gpt2 import GPT2Config
+from models.families.longformer import LongformerConfig
 from models.families.registry import family_of
+from models.families.roberta import RobertaConfig
 from models.families.xlnet import XLNetConfig
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
 from tests.models.shapes import parameter_shapes
 
-TEXTS = ["the quick brown fox jumps over the lazy dog", "a corpus of small texts, for tests only", "naïve words"] * 5
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog",
+    "a corpus of small texts, for tests only",
+    "naïve words which very quickly become judgements",
+] * 5
 QUESTIONS = ["the lazy corpus", "Quick! naïve fox?", "日本 unknown"]
+TOKENIZERS = {
+    "wordpiece": ("wordpiece", Training(150)),
+    **{name: ("sentencepiece-unigram", Training(42, specials=name)) for name in pieces.FLAVOURS},
+    "roberta": ("bpe", Training(300)),
+    "ctrl": ("character-bpe", Training(300, specials="ctrl")),
+    "gpt": ("character-bpe", Training(300, specials="gpt")),
+    "gpt2": ("bpe", Training(300, specials="gpt2")),
+}
+SIZES = {"width": 16, "depth": 2, "heads": 2, "feed_forward": 24, "dropout": 0.2}
+SHORT = SIZES | {"positions": 32}
+TOWERS = {"discriminator": Tower(16, 2, 2, 24), "generator": Tower(8, 2, 1, 12)}
+BIGBIRD = BigBirdConfig(pattern=Pattern("bigbird", block=4, random=2), positions=64, **SIZES)
+LONGFORMER = LongformerConfig(pattern=Pattern("longformer", block=128, windows=(4, 8)), positions=64, **SIZES)
+DECODERS = {"ctrl": CTRLConfig, "gpt": GPTConfig, "gpt2": GPT2Config}
+MODELS = {  # kind -> (config, tokenizer)
+    "pretraining": (BertConfig(**SHORT), "wordpiece"),
+    "masked": (BertConfig(pair_head=False, **SHORT), "wordpiece"),
+    "electra": (ElectraConfig(positions=32, embedding=16, dropout=0.2, **TOWERS), "wordpiece"),
+    "albert": (AlbertConfig(embedding=8, **SHORT), "wordpiece"),
+    "albert groups": (
+        AlbertConfig(embedding=8, groups=2, sharing="attention", **SHORT | {"depth": 4}),
+        "wordpiece",
+    ),
+    "xlnet": (XLNetConfig(**SIZES), "wordpiece"),
+    "roberta": (RobertaConfig(**SHORT), "roberta"),
+    "roberta pairs": (RobertaConfig(pair_head=True, **SHORT), "roberta"),
+    "bigbird": (BIGBIRD, "wordpiece"),
+    "bigbird masked": (dataclasses.replace(BIGBIRD, pair_head=False), "wordpiece"),
+    "longformer": (LONGFORMER, "roberta"),
+    **{name: (config(**SHORT | {"feed_forward": 64}), name) for name, config in DECODERS.items()},
+}
 
 
 @pytest.fixture(scope="session")
-def tokenizer_path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus") / "tokenizer"
-    stored.save(train("wordpiece", TEXTS, Training(150)), folder)
-    return folder
+def tokenizers(tmp_path_factory):
+    """Kind of tokenizer -> its folder."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    for name, (kind, training) in TOKENIZERS.items():
+        stored.save(train(kind, TEXTS, training), folder / name)
+    return {name: folder / name for name in TOKENIZERS}
 
 
 @pytest.fixture(scope="session")
-def configs(tokenizer_path):
-    vocab_size = len((tokenizer_path / "vocab.txt").read_text("utf-8").splitlines())
-    assert vocab_size % 128, "the tests need padding rows"
-    shared = {"vocab_size": vocab_size, "positions": 32, "dropout": 0.2}
-    bert = BertConfig(width=16, depth=2, heads=2, feed_forward=24, **shared)
-    return {
-        "pretraining": bert,
-        "masked": dataclasses.replace(bert, pair_head=False),
-        "electra": ElectraConfig(
-            embedding=16, discriminator=Tower(16, 2, 2, 24), generator=Tower(8, 2, 1, 12), **shared
-        ),
-        "albert": AlbertConfig(embedding=8, width=16, depth=2, heads=2, feed_forward=24, **shared),
-        "albert groups": AlbertConfig(
-            embedding=8, width=16, depth=4, heads=2, feed_forward=24, groups=2, sharing="attention", **shared
-        ),
-        "xlnet": XLNetConfig(vocab_size=vocab_size, width=16, depth=2, heads=2, feed_forward=24, dropout=0.2),
-    }
+def tokenizer_path(tokenizers):
+    """That of most kinds of models."""
+    return tokenizers["wordpiece"]
+
+
+@pytest.fixture(scope="session")
+def configs(tokenizers):
+    """Kind of model -> its config with the size of its tokenizer's vocabulary."""
+    found = {kind: fitting(config, tokenizers[name]) for kind, (config, name) in MODELS.items()}
+    assert all(config.vocab_size % 128 for config in found.values()), "the tests need padding rows"
+    return found
+
+
+def fitting(config, tokenizer):
+    """A config with the size of a tokenizer's vocabulary."""
+    return dataclasses.replace(config, vocab_size=stored.load(tokenizer).tokenizer.get_vocab_size())
 
 
 def random_params(config, seed=0):
@@ -68,12 +111,13 @@ def load_like(source, config, tokenizer_path):
 
 
 @pytest.fixture
-def exported(configs, tokenizer_path, tmp_path):
-    """kind -> the folder of an export."""
+def exported(tokenizers, tmp_path):
+    """kind -> the folder of an export; tokenizer: another than its own.   changes: of its config."""
 
-    def write(kind):
-        folder = tmp_path / kind
-        export(random_params(configs[kind]), configs[kind], tokenizer_path, folder)
+    def write(kind, tokenizer=None, **changes):
+        folder, path = tmp_path / kind, tokenizers[tokenizer or MODELS[kind][1]]
+        config = dataclasses.replace(fitting(MODELS[kind][0], path), **changes)
+        export(random_params(config), config, path, folder)
         return folder
 
     return write

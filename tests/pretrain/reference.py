@@ -1,16 +1,19 @@
 """Hugging Face's torch models as the reference: models, batches in both forms, gradients by tensor name."""
 
-import jax
 import numpy as np
 import torch
 import transformers
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
-from models.core.parameters import leaves
+from models.attention.patterns.pattern import blocks_of
+from models.core.noise import fold
 from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.huggingface.export import config_fields
 from pretrain.huggingface.load import load
-from pretrain.huggingface.tensors import architecture, tensors
+from pretrain.huggingface.tensors import architecture
+from pretrain.objectives.inputs import inputs_of
+from pretrain.objectives.replaced_token_detection import SAMPLING_NOISE, sample, write_predictions
 from tests.models.shapes import parameter_shapes
 
 MASK, FIRST_ORDINARY = 4, 5
@@ -111,30 +114,46 @@ def torch_gradients(model):
     return {name: gradient(parameter) for name, parameter in model.named_parameters()}
 
 
-def assert_gradients_equal(ours, theirs, config, part, bound, unread=()):
-    """Every tensor's gradient to a relative norm; ours: nested dict, theirs: tensor name -> array; of `unread` it is 0.
-
-    Key biases have gradient 0 but for rounding, since softmax ignores a shift of all scores.
-    """
-    named = tensors(jax.tree.map(np.asarray, ours), config, part)
-    assert set(named) == set(theirs)
-    for name, expected in theirs.items():
-        difference = np.linalg.norm(named[name].array().astype(np.float64) - expected)
-        if name.endswith(("attention.self.key.bias", "attention.key.bias", "key_global.bias", "Wk.bias")):
-            assert max(difference, np.linalg.norm(expected)) <= 1e-6, name
-            continue
-        if name in unread:
-            assert difference == np.linalg.norm(expected) == 0, name
-            continue
-        norm = np.linalg.norm(expected.astype(np.float64))
-        assert norm >= 1e-6, f"{name}: gradient {norm:.1e} is too small to compare"
-        assert difference <= bound * norm, f"{name}: {difference / norm:.1e}"
+def sampled(params, config, batch, keys):
+    """Of an ELECTRA: the tokens that its discriminator sees and the original ones, both i32[batch, length]."""
+    model = family_of(config).module(config, FLOAT32)
+    inputs = (inputs_of(model, batch), batch["prediction_positions"])
+    logits = model.apply({"params": params}, *inputs, method="generate")
+    guesses = sample(logits, fold(keys, SAMPLING_NOISE), batch["prediction_positions"].shape)
+    originals = write_predictions(batch["tokens"], batch, batch["prediction_targets"])
+    return write_predictions(originals, batch, guesses), originals
 
 
-def assert_padding_rows_untouched(gradients, config):
-    """The vocabulary's padding rows get no gradient."""
-    table = {parameter.path: parameter for parameter in family_of(config).parameters(config)}
-    for path, gradient in leaves(gradients):
-        if "vocab" in table[path].axes:
-            rows = np.moveaxis(np.asarray(gradient), table[path].axes.index("vocab"), 0)[config.vocab_size :]
-            assert len(rows) and not rows.any(), path
+def electra_loss(towers, batch, corrupted, originals):
+    """ElectraForMaskedLM's loss and fifty times ElectraForPreTraining's, which sees the corrupted tokens."""
+    replaced = torch.from_numpy((corrupted != originals).astype(np.float32))
+    discriminator = towers["discriminator"](**torch_inputs(batch, corrupted), labels=replaced)
+    generator = towers["generator"](**torch_inputs(batch), labels=token_labels(batch))
+    return generator.loss + 50.0 * discriminator.loss
+
+
+def xlnet_outputs(model, batch, memory, causal=False):
+    """The torch model's outputs; memory: or None.   causal: its other kind of attention, which reads no mask."""
+    tensor = lambda array: torch.from_numpy(np.array(array))
+    hidden = batch["ranks"][:, None, :] >= batch["thresholds"][:, :, None]
+    chosen = batch["prediction_positions"][..., None] == np.arange(batch["tokens"].shape[1])
+    masks = {"perm_mask": tensor(hidden).float(), "attention_mask": tensor(batch["segments"] > 0).float()}
+    targets, used = batch["prediction_targets"], batch["prediction_weights"] > 0
+    chosen &= used[..., None]  # several slots at one position would be added up
+    return model(
+        input_ids=tensor(batch["tokens"]).long(),
+        token_type_ids=tensor(batch["types"]).long(),
+        target_mapping=tensor(chosen).float(),
+        mems=[tensor(layer.swapaxes(0, 1)) for layer in memory.hidden] if memory else None,
+        labels=tensor(np.where(used, targets, -100)).long(),
+        use_mems=True,
+        **({} if causal else masks),
+    )
+
+
+def give_our_blocks(config, length, monkeypatch):
+    """Make the layers of a torch BigBird read the blocks of our pattern."""
+    blocks = blocks_of(config.pattern, config.depth, config.heads, length)
+    layers = iter(list(blocks.drawn) * 2)
+    draw = lambda self, **sizes: list(np.asarray(next(layers))[:, 1:-1])
+    monkeypatch.setattr(BigBirdBlockSparseAttention, "_bigbird_block_rand_mask_with_head", draw)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import logging
+import re
 from types import SimpleNamespace
 
 import jax
@@ -15,15 +16,14 @@ from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import with_sentinels
 from models.attention.patterns.pattern import Pattern
-from models.blocks.tables import dense_parameters
-from models.core.parameters import leaves, nest
+from models.core.parameters import leaves
 from models.core.program import Program
-from models.families import bert, registry
+from models.families import registry
 from models.families.bigbird import BigBirdConfig
 from models.families.longformer import LongformerConfig
 from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
-from pretrain.commands.run import run
+from pretrain.commands import run as runs
 from pretrain.huggingface.beginning import other_pattern
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
@@ -32,46 +32,20 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference, tiny
 
 LONG = dataclasses.replace(tiny.BERT, positions=80)
-GLOBAL = "layers/attention/query_global"
-
-
-@dataclasses.dataclass(frozen=True)
-class LongConfig(bert.BertConfig):
-    """Of a family that goes on from BERT with a projection more."""
-
-    window: int = 4
-
-
-def parameters(config):
-    more = dense_parameters(GLOBAL, ("layers", "width", "heads"), {"model": "layer.{layer}.query_global"})
-    return bert.parameters(config) + more
-
-
-def shapes_of(config):
-    """Of the family's parameters."""
-    shapes = dict(leaves(parameter_shapes(bert.BertConfig(**{k: v for k, v in vars(config).items() if k != "window"}))))
-    of_query = {f"{GLOBAL}/{leaf}": shapes[f"layers/attention/query/{leaf}"] for leaf in ("kernel", "bias")}
-    return nest(shapes | of_query)
-
-
-@pytest.fixture
-def long_family(monkeypatch):
-    begins = {f"{GLOBAL}/{leaf}": f"layers/attention/query/{leaf}" for leaf in ("kernel", "bias")}
-    hugging_face = bert.FAMILY.hf["model"]._replace(constants={"model_type": "long"}, architectures={"Long": {}})
-    changes = {"config": LongConfig, "parameters": parameters, "hf": {"model": hugging_face}}
-    monkeypatch.setitem(registry.FAMILIES, "long", bert.FAMILY._replace(**changes, continues={"bert": begins}))
-    return LongConfig(**vars(LONG))
+SIZES = {"vocab_size": 40, "width": 16, "depth": 2, "heads": 2, "feed_forward": 24}
+ROBERTA = RobertaConfig(positions=16, **SIZES)
+LONGFORMER = LongformerConfig(positions=40, pattern=Pattern("longformer", block=8, windows=(64,)), **SIZES)
 
 
 @pytest.fixture(scope="module")
-def trained(uninterrupted):
-    return tiny.final_state(uninterrupted).params
+def trained(bert_run):
+    return tiny.final_state(bert_run).params
 
 
 @pytest.fixture(params=["run", "folder"])
-def read(request, uninterrupted, trained, corpus_path, tmp_path):
+def read(request, bert_run, trained, corpus_path, tmp_path):
     """(config, shapes, start, corpus) -> parameters that begin as those of the run, read from it or from its export."""
-    of_run, source = Corpus(corpus_path), uninterrupted
+    of_run, source = Corpus(corpus_path), bert_run
     if request.param == "folder":
         source = tmp_path / "export"
         export(trained, tiny.BERT, of_run.tokenizer_path, source)
@@ -92,19 +66,13 @@ def test_positions_are_copied_on_and_the_log_says_so(read, trained, caplog):
     assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
 
 
-def test_as_many_positions_are_said_nothing_of(read, caplog):
-    with caplog.at_level(logging.WARNING):
-        read(tiny.BERT, parameter_shapes(tiny.BERT))
-    assert "positions" not in caplog.text
-
-
 def test_another_sparse_pattern_is_said(read, trained, caplog):
     sparse = dataclasses.replace(tiny.BERT, pattern=Pattern("bigbird", block=4, random=1))
     with caplog.at_level(logging.WARNING):
         params = read(sparse, parameter_shapes(sparse))
     assert jax.tree.all(jax.tree.map(np.array_equal, params, trained))
     said = "its weights go on with another sparse pattern: model.pattern.name is dense there and bigbird here"
-    assert said in caplog.text
+    assert said in caplog.text and "positions" not in caplog.text
 
 
 def test_of_one_sparse_pattern_the_fields_that_differ_are_said():
@@ -158,69 +126,28 @@ def test_fewer_positions_are_refused(read):
         read(short, parameter_shapes(short))
 
 
-def test_a_family_goes_on_from_another_with_what_it_has_more(read, trained, long_family):
-    params = read(long_family, shapes_of(long_family))
-    query = trained["layers"]["attention"]["query"]
-    for leaf in ("kernel", "bias"):
-        np.testing.assert_array_equal(params["layers"]["attention"]["query_global"][leaf], query[leaf])
-        np.testing.assert_array_equal(params["layers"]["attention"]["query"][leaf], query[leaf])
-    assert params["embeddings"]["positions"].shape == (80, 32)
-    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes_of(long_family))
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory):
+    """(config, start) -> parameters that begin as those of a RoBERTa in a folder of transformers."""
+    folder = tmp_path_factory.mktemp("roberta")
+    reference.torch_model(ROBERTA, "model").save_pretrained(folder)
+    return lambda config, start=None: load(folder, config, parameter_shapes(config), folder, start)
 
 
-def test_the_fields_that_both_families_have_are_compared(read, long_family):
-    other = dataclasses.replace(long_family, norm_epsilon=1e-3)
-    with pytest.raises(UserError, match="model.norm_epsilon is 1e-12 there and 0.001 here"):
-        read(other, shapes_of(other))
-
-
-def test_a_family_that_is_not_named_is_refused(read, long_family, monkeypatch):
-    monkeypatch.setitem(registry.FAMILIES, "long", registry.FAMILIES["long"]._replace(continues={}))
-    with pytest.raises(UserError, match="'bert' and the recipe's model 'long'|it is a BertConfig"):
-        read(long_family, shapes_of(long_family))
-
-
-def test_what_has_no_counterpart_starts_anew_where_that_is_asked_for(read, trained, long_family, monkeypatch, caplog):
-    monkeypatch.setitem(registry.FAMILIES, "long", registry.FAMILIES["long"]._replace(continues={"bert": {}}))
-    with pytest.raises(UserError, match=f"has no {GLOBAL}/bias, {GLOBAL}/kernel.*--init-heads-anew"):
-        read(long_family, shapes_of(long_family))
-    start = jax.tree.map(lambda leaf: np.full(leaf.shape, 7, np.float32), shapes_of(long_family))
-    with caplog.at_level(logging.WARNING):
-        params = read(long_family, shapes_of(long_family), lambda: start)
-    assert f"these start anew: {GLOBAL}/bias, {GLOBAL}/kernel" in caplog.text
-    assert (params["layers"]["attention"]["query_global"]["kernel"] == 7).all()
-    key = lambda params: params["layers"]["attention"]["key"]["bias"]
-    np.testing.assert_array_equal(key(params), key(trained))
-
-
-def test_a_longformer_begins_as_the_roberta_that_it_goes_on_from(tmp_path, caplog):
+def test_a_longformer_begins_as_the_roberta_that_it_goes_on_from(roberta, caplog):
     """With windows of the whole row it computes the same; so do its global tokens, by projections of their own."""
-    sizes = {"vocab_size": 40, "width": 16, "depth": 2, "heads": 2, "feed_forward": 24}
-    short = RobertaConfig(positions=16, **sizes)
-    long = LongformerConfig(positions=40, pattern=Pattern("longformer", block=8, windows=(64,)), **sizes)
-    reference.torch_model(short, "model").save_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING):
-        params = {config: load(tmp_path, config, parameter_shapes(config), tmp_path) for config in (short, long)}
+        params = {config: roberta(config) for config in (ROBERTA, LONGFORMER)}
     assert "its 16 positions are copied on to 40" in caplog.text
     tokens = np.random.default_rng(0).integers(5, 40, (2, 16)).astype(np.int32)
     segments = (np.arange(16) < np.array([[16], [11]])).astype(np.int32)
     inputs = {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments}
     chosen = {"globals": np.array([[0, 7], [3, -1]], np.int32)}
-    roberta, longformer = (
+    short, long = (
         jax.jit(functools.partial(encoded, config))(params[config], given)
-        for config, given in ((short, inputs), (long, inputs | chosen))
+        for config, given in ((ROBERTA, inputs), (LONGFORMER, inputs | chosen))
     )
-    np.testing.assert_allclose(longformer[segments > 0], roberta[segments > 0], rtol=0, atol=2e-6)
-
-
-def test_a_bigbird_begins_as_a_shorter_bert(uninterrupted, trained, corpus_path):
-    sizes = {name: value for name, value in vars(tiny.BERT).items() if name != "pattern"}
-    config = BigBirdConfig(**sizes | {"positions": 80}, pattern=Pattern("bigbird", block=8))
-    params = load_weights("--init-from", str(uninterrupted), config, parameter_shapes(config), Corpus(corpus_path))
-    for path, leaf in leaves(params):
-        theirs = dict(leaves(trained))[path]
-        rows = np.arange(80) % 32 if path == "embeddings/positions" else slice(None)
-        np.testing.assert_array_equal(leaf, theirs[rows], err_msg=path)
+    np.testing.assert_allclose(long[segments > 0], short[segments > 0], rtol=0, atol=2e-6)
 
 
 def encoded(config, params, inputs):
@@ -228,9 +155,56 @@ def encoded(config, params, inputs):
     return model.apply({"params": params}, inputs, method="encode")
 
 
-def test_a_run_begins_with_a_shorter_one(uninterrupted, trained, corpus_path, tmp_path, caplog):
-    recipe = tiny.bert(model=LONG, steps=1)
-    assert run(recipe, tiny.options(corpus_path, tmp_path / "run", init_from=str(uninterrupted))) == 0
-    after = tiny.final_state(tmp_path / "run", 1).params["embeddings"]["positions"]
-    assert np.abs(after[32:64] - trained["embeddings"]["positions"]).max() < 0.01
+def test_the_fields_that_both_families_have_are_compared(roberta):
+    with pytest.raises(UserError, match="model.norm_epsilon is 1e-05 there and 0.001 here"):
+        roberta(dataclasses.replace(LONGFORMER, norm_epsilon=1e-3))
+
+
+def continuing(monkeypatch, name, continues):
+    monkeypatch.setitem(registry.FAMILIES, name, registry.FAMILIES[name]._replace(continues=continues))
+
+
+def test_a_family_that_is_not_named_is_refused(roberta, bert_run, corpus_path, monkeypatch):
+    for name in ("longformer", "bigbird"):
+        continuing(monkeypatch, name, {})
+    with pytest.raises(UserError, match="'roberta' and the recipe's model 'longformer'"):
+        roberta(LONGFORMER)
+    with pytest.raises(UserError, match="it is a BertConfig"):
+        load_weights("--init-from", str(bert_run), BIGBIRD, parameter_shapes(BIGBIRD), Corpus(corpus_path))
+
+
+def test_what_has_no_counterpart_starts_anew_where_that_is_asked_for(roberta, monkeypatch, caplog):
+    usual = roberta(LONGFORMER)["layers"]["attention"]
+    continuing(monkeypatch, "longformer", {"roberta": {}})
+    lacking = "layers/attention/global/key/bias, layers/attention/global/key/kernel, "
+    with pytest.raises(UserError, match=f"has no {lacking}.*--init-heads-anew"):
+        roberta(LONGFORMER)
+    start = jax.tree.map(lambda leaf: np.full(leaf.shape, 7, np.float32), parameter_shapes(LONGFORMER))
+    with caplog.at_level(logging.WARNING):
+        found = roberta(LONGFORMER, lambda: start)["layers"]["attention"]
+    assert re.search(f"these start anew: {lacking}", caplog.text)
+    assert all((leaf == 7).all() for leaf in jax.tree.leaves(found["global"]))
+    np.testing.assert_array_equal(found["key"]["bias"], usual["key"]["bias"])
+
+
+BIGBIRD = BigBirdConfig(**{**vars(tiny.BERT), "positions": 80, "pattern": Pattern("bigbird", block=8)})
+
+
+def test_a_bigbird_begins_as_a_shorter_bert(bert_run, trained, corpus_path):
+    params = load_weights("--init-from", str(bert_run), BIGBIRD, parameter_shapes(BIGBIRD), Corpus(corpus_path))
+    for path, leaf in leaves(params):
+        theirs = dict(leaves(trained))[path]
+        rows = np.arange(80) % 32 if path == "embeddings/positions" else slice(None)
+        np.testing.assert_array_equal(leaf, theirs[rows], err_msg=path)
+
+
+def test_a_run_begins_with_a_shorter_one(bert_run, trained, corpus_path, tmp_path, caplog, monkeypatch):
+    begun = []
+    monkeypatch.setattr(runs, "train", lambda run, state, carried: begun.append(state) or (state, 0))
+    options = tiny.options(corpus_path, tmp_path / "run", init_from=str(bert_run))
+    assert runs.run(tiny.bert(model=LONG, steps=1), options) == 0
+    table = trained["embeddings"]["positions"]
+    np.testing.assert_array_equal(
+        begun[0].params["embeddings"]["positions"], np.concatenate([table, table, table[:16]])
+    )
     assert "its 32 positions are copied on to 80" in caplog.text

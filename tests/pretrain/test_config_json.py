@@ -30,10 +30,13 @@ def test_special_tokens_are_the_tokenizer_s_whatever_their_ids():
     assert ids.items() <= config_fields(tiny.BERT, "model", ids).items()
 
 
+LACKING = object()
+
+
 def _said(tmp_path, family, **changes):
-    """A folder with the config.json of a family's tiny model, some of whose fields are others."""
+    """A folder with the config.json of a family's tiny model, some of whose fields are others or lacking."""
     fields = config_fields(FAMILIES[family].sizes["tiny"], "model", {}) | changes
-    (tmp_path / "config.json").write_text(json.dumps(fields))
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in fields.items() if v is not LACKING}))
     return tmp_path
 
 
@@ -42,13 +45,18 @@ def _said(tmp_path, family, **changes):
     [
         ("ctrl", {"layer_norm_epsilon": 0.1}, "layer_norm_epsilon=0.1, which this family does not compute"),
         ("xlnet", {"bi_data": True}, "bi_data=True, which this family does not compute"),
+        ("albert", {"inner_group_num": 2}, "config.json has inner_group_num=2, needed is 1"),
+        ("albert", {"num_hidden_groups": LACKING}, "config.json lacks num_hidden_groups; add"),  # once, for two fields
         ("albert", {"position_embedding_type": "relative_key"}, "which this family does not compute"),
         ("bigbird", {"attention_type": "other"}, "model.pattern.name='other': use one of"),
         ("bigbird", {"attention_type": ["other"]}, r"attention_type=\['other'\]"),
+        ("gpt", {"afn": "silu"}, "model.activation='silu': use one of .*; give another folder"),
+        ("gpt2", {"activation_function": "silu"}, "model.activation='silu': use one of .*; give another folder"),
         ("gpt2", {"embd_pdrop": 0.3, "resid_pdrop": 0.0}, "resid_pdrop=0.0 and 0.3 for .* model.dropout"),
         ("longformer", {"attention_window": None}, "windows.0=None: must be a whole number"),
         ("longformer", {"attention_window": 7}, r"model.pattern.windows=\[7\]: must be even"),
         ("longformer", {"attention_window": [2, 2, 2]}, "one for all layers or one for each, here 2; there are 3"),
+        ("roberta", {"pad_token_id": 0}, "config.json has pad_token_id=0, needed is 1"),
         ("roberta", {"max_position_embeddings": "long"}, "max_position_embeddings='long'"),
         ("bert", {"hidden_dropout_prob": None}, "dropout=None: must be a number"),
         ("transformer-xl", {"cutoffs": None}, "cutoffs=None"),
@@ -64,16 +72,10 @@ def _changed(value):
     """Another value of a config.json's field, None where nobody knows one."""
     if isinstance(value, bool):
         return not value
+    if isinstance(value, int | float):
+        return value + (1 if isinstance(value, int) else 0.1)
     others = {"gelu": "relu", "gelu_new": "relu", "absolute": "relative_key", "bi": "uni"}
-    return (
-        value + 1
-        if isinstance(value, int)
-        else value + 0.1
-        if isinstance(value, float)
-        else others.get(value)
-        if isinstance(value, str)
-        else None
-    )
+    return others.get(value) if isinstance(value, str) else None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import shutil
 
 import jax
@@ -22,33 +23,43 @@ from pretrain.huggingface.load import load
 from pretrain.huggingface.tensors import architecture, tensors
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
-from tests.pretrain.hugging_face_folders import QUESTIONS, load_like, random_params, rewrite, without_padding
+from tests.pretrain.hugging_face_folders import (
+    MODELS,
+    QUESTIONS,
+    TEXTS,
+    load_like,
+    random_params,
+    rewrite,
+    without_padding,
+)
 
-LOADERS = [
-    ("pretraining", "", "BertForPreTraining"),
+LOADERS = [  # kind, part, another class that loads it beside the one that it names
     ("pretraining", "", "AutoModelForPreTraining"),
-    ("masked", "", "BertForMaskedLM"),
     ("masked", "", "AutoModelForMaskedLM"),
-    ("albert", "", "AlbertForPreTraining"),
     ("albert", "", "AutoModelForPreTraining"),
-    ("albert groups", "", "AlbertForPreTraining"),
-    ("electra", "", "ElectraForPreTraining"),
+    ("albert groups", "", None),
     ("electra", "", "AutoModelForPreTraining"),
-    ("electra", "generator", "ElectraForMaskedLM"),
     ("electra", "generator", "AutoModelForMaskedLM"),
-    ("xlnet", "", "XLNetLMHeadModel"),
     ("xlnet", "", "AutoModelForPreTraining"),
     ("xlnet", "", "AutoModelForCausalLM"),
+    ("roberta", "", "AutoModelForMaskedLM"),
+    ("roberta", "", "AutoModelForPreTraining"),
+    ("bigbird", "", None),
+    ("bigbird masked", "", None),
+    ("longformer", "", None),
 ]
 
 
 @pytest.mark.parametrize(("kind", "part", "loader"), LOADERS)
-def test_exports_load_with_no_missing_and_no_unexpected_tensor(exported, kind, part, loader):
+def test_exports_load_with_no_missing_and_no_unexpected_tensor_and_run(exported, kind, part, loader):
     folder = exported(kind) / part
-    model, info = getattr(transformers, loader).from_pretrained(folder, output_loading_info=True)
-    assert not any(info.values()), info
-    assert model.dtype == torch.float32
-    assert type(model).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    text = transformers.AutoTokenizer.from_pretrained(folder)("the quick brown fox", return_tensors="pt")
+    for each in filter(None, (name, loader)):
+        model, info = getattr(transformers, each).from_pretrained(folder, output_loading_info=True)
+        assert not any(info.values()), info
+        assert model.dtype == torch.float32 and type(model).__name__ == name
+    model(**text)
 
 
 HEADS = [
@@ -56,21 +67,22 @@ HEADS = [
     ("albert", ("predictions.", "sop_classifier.")),
     ("electra", "discriminator_predictions."),
     ("xlnet", "lm_loss."),
+    ("roberta pairs", ("lm_head.", "pair.")),
 ]
 
 
 @pytest.mark.parametrize(("kind", "heads"), HEADS)
 def test_the_bare_encoder_loads_and_only_the_heads_are_left_over(exported, kind, heads):
     _, info = transformers.AutoModel.from_pretrained(exported(kind), output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["mismatched_keys"]
+    assert not info["missing_keys"] and not info["mismatched_keys"]
     assert all(name.startswith(heads) for name in info["unexpected_keys"])
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "albert", "albert groups", "electra", "xlnet"])
-def test_export_then_load_gives_the_same_bits_and_zero_padding(exported, configs, tokenizer_path, kind):
-    config = configs[kind]
-    loaded = load_like(exported(kind), config, tokenizer_path)
+@pytest.mark.parametrize("kind", MODELS)
+def test_export_then_load_gives_the_same_config_the_same_bits_and_zero_padding(exported, configs, tokenizers, kind):
+    config, folder = configs[kind], exported(kind)
+    assert config_from(folder) == config
+    loaded = load_like(folder, config, tokenizers[MODELS[kind][1]])
     before, after = without_padding(random_params(config), config), without_padding(loaded, config)
     assert before.keys() == after.keys()
     for path, leaf in before.items():
@@ -80,15 +92,17 @@ def test_export_then_load_gives_the_same_bits_and_zero_padding(exported, configs
         assert not leaf[len(before[path]) :].any()
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "albert", "electra", "xlnet"])
-def test_load_then_export_gives_the_same_bits(configs, tokenizer_path, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["pretraining", "masked", "albert", "electra", "xlnet", "roberta"])
+def test_load_then_export_gives_the_same_bits(configs, tokenizers, tmp_path, kind):
+    """Also of RoBERTa's positions that no token reads."""
     config = configs[kind]
     parts = family_of(config).hf
     models = {part: reference.torch_model(config, part) for part in parts}
     if kind == "electra":
         models["generator"].electra.embeddings.load_state_dict(models["discriminator"].electra.embeddings.state_dict())
     params = reference.to_ours(models, config, tmp_path)
-    export(params, config, tokenizer_path, tmp_path / "out")
+    assert kind == "electra" or config_from(tmp_path / "model") == config
+    export(params, config, tokenizers[MODELS[kind][1]], tmp_path / "out")
     for part, model in parts.items():
         original = load_file(tmp_path / part / "model.safetensors")
         ours = load_file(tmp_path / "out" / model.folder / "model.safetensors")
@@ -98,29 +112,32 @@ def test_load_then_export_gives_the_same_bits(configs, tokenizer_path, tmp_path,
             np.testing.assert_array_equal(tensor, ours[name], err_msg=name)
 
 
-@pytest.mark.parametrize(("kind", "part"), [("pretraining", ""), ("electra", ""), ("electra", "generator")])
-def test_the_exported_tokenizer_gives_the_corpus_ids(exported, tokenizer_path, kind, part):
-    folder = exported(kind) / part
+WITHOUT = "vocab.json and merges.txt"  # instead of tokenizer.json
+TOKENIZING = ["pretraining", "electra", "electra/generator", "roberta", f"roberta, {WITHOUT}", "ctrl", "gpt", "gpt2"]
+
+
+@pytest.mark.parametrize("of", TOKENIZING)
+def test_the_exported_tokenizer_gives_the_corpus_ids_and_the_config_names_its_own(exported, tokenizers, of):
+    kind, *part = of.removesuffix(f", {WITHOUT}").split("/")
+    folder = exported(kind).joinpath(*part)
+    if of.endswith(WITHOUT):
+        (folder / "tokenizer.json").unlink()
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    ours, special, _ = stored.load(tokenizer_path)
-    for text in QUESTIONS:
-        assert theirs(text)["input_ids"] == ours.encode(text).ids
-    pair = theirs(*QUESTIONS[:2])
-    assert pair["input_ids"] == ours.encode(*QUESTIONS[:2]).ids
-    assert pair["token_type_ids"] == ours.encode(*QUESTIONS[:2]).type_ids
-    assert theirs.mask_token_id == special["mask"]
-    assert theirs.model_max_length == 32
-    assert json.loads((folder / "config.json").read_text())["pad_token_id"] == theirs.pad_token_id == special["pad"]
-
-
-@pytest.mark.parametrize("kind", ["pretraining", "masked", "albert", "albert groups", "electra", "xlnet"])
-def test_the_config_is_read_from_the_folder(exported, configs, kind):
-    assert config_from(exported(kind)) == configs[kind]
-
-
-def test_the_config_that_transformers_wrote_is_read(configs, tmp_path):
-    reference.torch_model(configs["masked"], "model").save_pretrained(tmp_path)
-    assert config_from(tmp_path) == configs["masked"]
+    ours, special, _ = stored.load(tokenizers[MODELS[kind][1]])
+    for texts in [*([text] for text in (*TEXTS, *QUESTIONS)), *([QUESTIONS[:2]] if "mask" in special else [])]:
+        assert theirs(*texts)["input_ids"] == ours.encode(*texts).ids
+    told = transformers.AutoConfig.from_pretrained(folder)
+    assert theirs.model_max_length == 32 and told.pad_token_id == theirs.pad_token_id
+    if "mask" in special:
+        assert (theirs.mask_token_id, theirs.pad_token_id) == (special["mask"], special["pad"])
+    else:
+        assert told.pad_token_id is None and theirs.eos_token == "<|endoftext|>"
+        assert told.bos_token_id == told.eos_token_id == theirs.eos_token_id == special["eod"]
+    if kind == "pretraining":
+        assert theirs(*QUESTIONS[:2])["token_type_ids"] == ours.encode(*QUESTIONS[:2]).type_ids
+    if kind == "roberta":
+        assert isinstance(theirs, transformers.RobertaTokenizer)
+        assert (theirs.cls_token_id, theirs.pad_token_id, theirs.sep_token_id, theirs.mask_token_id) == (0, 1, 2, 4)
 
 
 def test_the_parts_may_lie_in_two_folders(exported, configs, tokenizer_path, tmp_path):
@@ -133,20 +150,32 @@ def test_the_parts_may_lie_in_two_folders(exported, configs, tokenizer_path, tmp
         np.testing.assert_array_equal(leaf, expected[path])
 
 
-OWN = {"bigbird-etc", "transformer-xl"}  # which transformers has no class for
-SIZES = [(name, size) for name in sorted(FAMILIES.keys() - OWN) for size in FAMILIES[name].sizes]
+# Millions of parameters, those that are tied counted once; None where no paper says them
+PUBLISHED = {
+    "albert base": 11.8, "albert large": 17.8, "albert xlarge": 59.0, "albert xxlarge": 223.2, "bert base": None,
+    "bigbird base": None, "ctrl base": 1638.0, "electra base": None, "gpt base": 116.5, "gpt2 small": 124.4,
+    "gpt2 xl": 1557.6, "longformer base": None, "roberta base": 124.7, "roberta large": 355.4, "xlnet base": None,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "size"), SIZES)
-def test_every_published_size_has_the_tensors_that_transformers_has(name, size):
-    config = FAMILIES[name].sizes[size]
+@pytest.mark.parametrize("of", PUBLISHED)
+def test_a_published_size_has_the_tensors_that_transformers_has(of):
+    family, size = of.split()
+    config = FAMILIES[family].sizes[size]
     zeros = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), parameter_shapes(config))
-    for part in FAMILIES[name].hf:
+    for part in FAMILIES[family].hf:
         cls = getattr(transformers, architecture(config, part))
         with torch.device("meta"):
             model = cls(cls.config_class(**config_fields(config, part, {})))
         theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         assert {name: tensor.shape for name, tensor in tensors(zeros, config, part).items()} == theirs
+        number = round(sum(map(math.prod, theirs.values())) / 1e6, 1)
+        assert PUBLISHED[of] in (number, None)
+
+
+def test_the_published_sizes_are_of_every_family_that_transformers_has():
+    own = {"bigbird-etc", "transformer-xl"}
+    assert {of.split()[0] for of in PUBLISHED} == FAMILIES.keys() - own
 
 
 def test_dropout_may_differ_from_the_folder(exported, configs, tokenizer_path):
@@ -257,23 +286,24 @@ def test_a_folder_with_other_things_in_it_is_never_replaced(exported, configs, t
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_a_folder_that_is_not_an_export_is_never_replaced(configs, tokenizer_path, tmp_path):
-    (tmp_path / "vocab.txt").write_text("mine")
-    with pytest.raises(UserError, match="export --to"):
-        export(random_params(configs["masked"]), configs["masked"], tokenizer_path, tmp_path)
-    assert (tmp_path / "vocab.txt").read_text() == "mine"
-
-
 def test_neither_another_run_s_export_nor_a_folder_that_looks_like_one_is_replaced(configs, tokenizer_path, tmp_path):
-    params, folder = random_params(configs["masked"]), tmp_path / "out"
-    export(params, configs["masked"], tokenizer_path, folder, run="one")
+    folder, others = tmp_path / "out", tmp_path / "others"
+    write = lambda run, to=folder: export(
+        random_params(configs["masked"]), configs["masked"], tokenizer_path, to, run=run
+    )
+    others.mkdir()
+    (others / "vocab.txt").write_text("mine")
+    with pytest.raises(UserError, match="export --to"):
+        write("one", others)
+    assert (others / "vocab.txt").read_text() == "mine"
+    write("one")
     before = (folder / "model.safetensors").read_bytes()
     with pytest.raises(UserError, match="out: holds another run's export; give a new folder, or remove this one"):
-        export(params, configs["masked"], tokenizer_path, folder, run="other")
-    export(params, configs["masked"], tokenizer_path, folder, run="one")
+        write("other")
+    write("one")
     (folder / "export.json").unlink()  # as what somebody downloaded
     with pytest.raises(UserError, match="out: holds config.json and no export.json, so it is no export"):
-        export(params, configs["masked"], tokenizer_path, folder, run="one")
+        write("one")
     assert (folder / "model.safetensors").read_bytes() == before
 
 

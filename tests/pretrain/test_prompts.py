@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
 from pretrain.commands import prompts
 from pretrain.commands.export import export_run
-from pretrain.objectives.next_token_prediction import INPUT_TARGET
 from pretrain.prompting import batches, figures, likelihood
 from pretrain.prompting.answers import answers
 from pretrain.prompting.examples import LONGEST_LINE, Example, read
@@ -52,6 +52,10 @@ def test_examples_are_targets_or_choices_with_an_answer(file):
     examples = read(file(*QUESTIONS[:2], b"", QUESTIONS[3] | {"other": 1}))
     assert examples[:2] == [Example(1, "Ba kilo", ("muna",), 0), Example(2, "The naïve", ("de ki", "日本", "lo"), 2)]
     assert examples[2].line == 4 and examples[2].target == "te vo"
+    with pytest.raises(UserError, match="holds no example"):
+        read(file(b"", b" "))
+    with pytest.raises(UserError, match="cannot be read .No such file"):
+        read(Path("none.jsonl"))
 
 
 MISTAKES = {
@@ -84,13 +88,6 @@ def test_a_mistake_is_one_line_naming_file_and_line(file, line, said):
     message = str(caught.value)
     assert message.startswith(f"--examples {path}, line 2: ") and said in message
     assert "\n" not in message and len(message) < 400
-
-
-def test_a_file_without_examples_or_none_at_all_is_an_error(file, tmp_path):
-    with pytest.raises(UserError, match="holds no example"):
-        read(file(b"", b" "))
-    with pytest.raises(UserError, match="cannot be read .No such file"):
-        read(tmp_path / "none.jsonl")
 
 
 def test_shots_are_drawn_by_the_seed_from_the_others_and_more_begin_with_other_ones():
@@ -140,17 +137,11 @@ def test_rows_of_input_and_target_are_asked_with_their_delimiter(file, gpt2_run,
     """As `InputTarget` makes them; greedy, too."""
     asked = []
 
-    def of_pairs(*arguments):
-        restored = restore(*arguments)
-        recipe = restored.assembly.recipe
-        recipe = dataclasses.replace(recipe, objective=dataclasses.replace(recipe.objective, layout=INPUT_TARGET))
-        return restored._replace(assembly=restored.assembly._replace(recipe=recipe))
-
     def heard(model, params, everything, *_, **__):
         asked.extend(everything)
         return [np.zeros(len(prompt.texts)) for prompt in everything] if len(asked) == 1 else [""]
 
-    monkeypatch.setattr(prompts, "restore", of_pairs)
+    monkeypatch.setattr(prompts, "restore", tiny.restored_of_pairs)
     monkeypatch.setattr(prompts, "log_likelihoods", heard)
     monkeypatch.setattr(prompts, "answers", heard)
     arguments = ["prompts", str(gpt2_run), "--examples", str(file(QUESTIONS[1]))]
@@ -206,6 +197,15 @@ def test_shots_without_room_are_left_out_whole_from_the_front_alike_for_all_choi
         prompter(file(*QUESTIONS), gpt2_run)(4, 0, True)
 
 
+@pytest.fixture(scope="module")
+def in_transformers(gpt2_run, tmp_path_factory):
+    """(model, tokenizer) of the run's export."""
+    folder = tmp_path_factory.mktemp("exports") / "gpt2"
+    export_run(gpt2_run, folder)
+    load = lambda kind: kind.from_pretrained(folder)
+    return load(transformers.AutoModelForCausalLM).eval(), load(transformers.AutoTokenizer)
+
+
 def theirs(model, tokenizer, text, place):
     """ln p of the tokens that do not end within the first `place` characters, by transformers."""
     encoded = tokenizer(text, return_offsets_mapping=True)
@@ -215,15 +215,11 @@ def theirs(model, tokenizer, text, place):
     return sum(by_token[i - 1].item() for i, (_, end) in enumerate(encoded["offset_mapping"]) if i and end > place)
 
 
-def test_likelihoods_equal_those_of_the_export_in_transformers(file, gpt2_run, tmp_path, monkeypatch):
+def test_likelihoods_equal_those_of_the_export_in_transformers(file, gpt2_run, in_transformers, monkeypatch):
     monkeypatch.setattr(batches, "SHORTEST", 8)
     monkeypatch.setattr(batches, "BATCH", 64)
     monkeypatch.setattr(likelihood, "TARGETS", 7)
-    export_run(gpt2_run, tmp_path / "hf")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    path = file(*QUESTIONS)
-    made = prompter(path, gpt2_run)
+    made = prompter(file(*QUESTIONS), gpt2_run)
     asked = made(0, 0, True) + made(2, 0, True)
     run = restore(RunDirectory(gpt2_run))
     found = np.concatenate(likelihood.log_likelihoods(run.assembly.model, run.params, asked, run.mesh))
@@ -231,7 +227,7 @@ def test_likelihoods_equal_those_of_the_export_in_transformers(file, gpt2_run, t
     for index, prompt in enumerate(asked):
         used = drawn(4, index % 4, 2, 0) if index >= 4 else []
         before = Template().prompt([made.examples[shot] for shot in used], prompt.example) or "<|endoftext|>"
-        expected += [theirs(model, tokenizer, before + choice, len(before)) for choice in prompt.example.choices]
+        expected += [theirs(*in_transformers, before + choice, len(before)) for choice in prompt.example.choices]
     assert len(found) == 16 and np.ptp(found) > 5
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -251,10 +247,8 @@ def test_figures_are_per_token_and_per_byte_and_choices_are_the_best_by_each():
     assert "accuracy by sum" not in figures.of_likelihoods(told_of[:1], found[:1])
 
 
-def test_greedy_answers_are_transformers_s_up_to_the_stop_and_match_letter_for_letter(file, gpt2_run, tmp_path):
-    export_run(gpt2_run, tmp_path / "hf")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+def test_greedy_answers_are_transformers_s_up_to_the_stop_and_match_letter_for_letter(file, gpt2_run, in_transformers):
+    model, tokenizer = in_transformers
     made, run = prompter(file(*QUESTIONS), gpt2_run, room=48), restore(RunDirectory(gpt2_run))
     asked = made(1, 0, False)
     ask = lambda stop: answers(run.assembly.model, run.params, asked, made, stop, 12, run.mesh)

@@ -8,7 +8,6 @@ import flax.linen as nn
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.numpy import load_file, save_file
 
 from data_pipelines.errors import UserError
@@ -33,7 +32,6 @@ class Config:
 
 SHAPES = {
     "positions": (4, WIDTH),
-    **{f"layers/{name}/kernel": (4, WIDTH, WIDTH) for name in ("query", "key", "value")},
     "layers/up/kernel": (4, WIDTH, 3),
     "layers/gate/kernel": (4, WIDTH, 5),
     "shared/0/scale": (2, WIDTH),
@@ -44,10 +42,6 @@ SHAPES = {
 
 def parameters(config):
     axes, place = (LAYERS, "width", "heads"), lambda *slot, **more: {"model": Slot(*slot, **more)}
-    qkv = [
-        Parameter(f"layers/{name}/kernel", axes, place("h.{layer}.c_attn.weight", axis=1))
-        for name in ("query", "key", "value")
-    ]
     fused = [
         Parameter(f"layers/{name}/kernel", axes, place("h.{layer}.Wi.weight", "T", axis=0)) for name in ("up", "gate")
     ]
@@ -58,7 +52,6 @@ def parameters(config):
     groups = place("h.{layer}.group", layers={0: 0, 1: 0, 2: 1, 3: 1})
     return [
         Parameter("positions", ("position", "embedding"), place("wpe.weight", before=2)),
-        *qkv,
         *fused,
         *turns,
         Parameter("grouped/scale", (LAYERS, "width"), groups),
@@ -120,18 +113,6 @@ def test_what_is_exported_is_loaded_again(exported, toy):
     assert loaded.keys() == before.keys()
     for path, array in before.items():
         np.testing.assert_array_equal(loaded[path], array, err_msg=path)
-
-
-def test_gpt2_s_fused_projection_is_query_key_and_value_side_by_side(exported, toy):
-    stored = load_file(exported / "model.safetensors")["h.2.c_attn.weight"]
-    module = transformers.pytorch_utils.Conv1D(3 * WIDTH, WIDTH)
-    assert stored.shape == module.weight.shape
-    x = np.random.default_rng(1).normal(size=(3, WIDTH)).astype(np.float32)
-    with torch.no_grad():
-        module.weight.copy_(torch.from_numpy(stored))
-        theirs = module(torch.from_numpy(x)).split(WIDTH, dim=1)  # as GPT2Attention.forward does
-    for name, expected in zip(("query", "key", "value"), theirs, strict=True):
-        np.testing.assert_allclose(x @ toy["layers"][name]["kernel"][2], expected, atol=1e-5)
 
 
 def test_modernbert_s_fused_projection_is_transposed_and_of_unequal_parts(exported, toy):

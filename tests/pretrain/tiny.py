@@ -1,5 +1,6 @@
 """Recipes and runs small enough to train within seconds."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from models.families.xlnet import XLNetConfig
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.masked_with_globals import GlobalPhase, MaskedWithGlobals
-from pretrain.objectives.next_token_prediction import NextTokenPrediction
+from pretrain.objectives.next_token_prediction import INPUT_TARGET, NextTokenPrediction
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.optimizers import Optimizer
@@ -31,7 +32,7 @@ from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
 from pretrain.training.placement import stages
-from pretrain.training.restore import state_after
+from pretrain.training.restore import Restored, restore, state_after
 from tpu.mesh import row_mesh
 
 BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=2, heads=2, feed_forward=64)
@@ -79,6 +80,14 @@ def transformer_xl(**changes) -> Recipe:
 
 def xlnet(**changes) -> Recipe:
     return _recipe("xlnet", XLNET, PermutationLanguageModel(Permuting(reuse_len=8, perm_size=8, k=4)), changes)
+
+
+def restored_of_pairs(*arguments) -> Restored:
+    """What `restore` gives, as if the run's rows were inputs and targets."""
+    restored = restore(*arguments)
+    recipe = restored.assembly.recipe
+    recipe = dataclasses.replace(recipe, objective=dataclasses.replace(recipe.objective, layout=INPUT_TARGET))
+    return restored._replace(assembly=restored.assembly._replace(recipe=recipe))
 
 
 def options(corpus: Path, workdir: Path, **changes) -> Options:
