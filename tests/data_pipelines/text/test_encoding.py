@@ -66,7 +66,7 @@ def made(kind: str) -> tuple[Tokenizer, Encoder, Tokenizer]:
 
 @settings(max_examples=30)
 @given(texts=st.lists(TEXT, max_size=4))
-@example(PROBES)
+@example([*PROBES, "xa.x a.", "a.a.a."])
 def test_tokens_and_places_are_those_of_the_whole_text(texts):
     for kind in MAKE:
         _, encoder, whole = made(kind)
