@@ -39,12 +39,14 @@ setup-beam: $(BEAM)/installed  ## for `prepare --runner`, in an environment of i
 $(VENV)/installed-%: requirements.txt requirements-gcs.txt constraints.txt
 	@case "$(ACCELERATOR)" in cpu|tpu|cuda) ;; *) echo "ACCELERATOR=$(ACCELERATOR): use cpu, tpu or cuda" >&2; exit 2;; esac
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make setup PYTHON=python3.12" >&2; exit 2; }
+	@echo "installing into $(VENV): some minutes, in which pip prints nothing"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(INSTALL) -r requirements.txt $(MORE) $(if $(JAX_EXTRA),"jax$(JAX_EXTRA)",)
 	touch $@
 
 $(VENV)/installed-dev: requirements-dev.txt requirements-gcs.txt constraints.txt $(VENV)/installed-$(ACCELERATOR)
+	@echo "installing PyTorch and what else the tests need: some minutes"
 	$(INSTALL) -r requirements-dev.txt
 	touch $@
 

@@ -2,7 +2,7 @@
 
 The planner counts cycles that XLA estimates before it generates code. The code itself can be dumped, a line for each
 bundle, of which a core begins one in a cycle. The compiler then takes some four times as long, so this is for looking
-into plans: `python -m benchmarks.plan_bundles`, `python -m benchmarks.plan_calibration --bundles`.
+into plans: `python -m benchmarks.plans --bundles`.
 """
 
 import os
@@ -25,7 +25,7 @@ _TURNS = re.compile(r"scmp\.ge\.s32\.totalorder %\w+, (\d+) /\* loop exit test")
 _DUMPED = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
 
 Kind = tuple[float, str]  # operations of as many estimated cycles and the same results have the same program
-Bundles = Mapping[Kind, float]
+Bundles = dict[Kind, float]
 
 
 def dump_to(folder: Path) -> None:
@@ -62,7 +62,7 @@ def executed(lines: Iterable[str]) -> int | None:
     return levels[0][0]
 
 
-def read_bundles(folder: Path, module: Module, chip: Tpu) -> dict[Kind, float]:
+def read_bundles(folder: Path, module: Module, chip: Tpu) -> Bundles:
     """Of the module's operations, from the dump of its compilation, which is removed. XLA compiles one of equals.
 
     UserError for chips whose two cores share out the turns of an operation's loops, which the dump does not tell.
@@ -75,7 +75,7 @@ def read_bundles(folder: Path, module: Module, chip: Tpu) -> dict[Kind, float]:
             with path.open() as lines:
                 dumped[match[1]] = executed(lines)
         path.unlink()
-    found = {}
+    found: Bundles = {}
     for run in runs(module):
         if dumped.get(run.instruction.name):
             found[_kind(module, run)] = dumped[run.instruction.name]
@@ -98,6 +98,11 @@ def estimate_by_bundles(planned: Plan, kernels: Mapping[str, Cost], bundles: Bun
 
     line = timeline(module, estimated._replace(work=seconds))
     return estimate(planned.costs, line, planned.flops, inside, work, topology)
+
+
+def total(module: Module, bundles: Bundles) -> float:
+    """Of all of a module's operations for which they are known."""
+    return sum(bundles.get(_kind(module, run), 0) for run in runs(module))
 
 
 def bound(bundles: float, one: Spent, chip: Tpu) -> float:

@@ -1,10 +1,10 @@
 """Tokens per second of generation on this CPU, beside Hugging Face's torch in the same run.
 
-    python -m benchmarks.generation_speed [--batches 1 8] [--prompt 64] [--tokens 128] [--beams 1]
+    python -m benchmarks.generation_speed [--size small] [--batches 1 8] [--prompt 64] [--tokens 128] [--beams 1]
 
-GPT-2 with 124M random parameters, float32, greedy (or beams), each with its cache: a prompt is read and so many tokens
-are written, none of which stops a text. Ours is `generate` with parameters that were made `ready` before, as torch's
-model was loaded before; the call's program is compiled.
+GPT-2 with random parameters, float32, greedy (or beams), each with its cache: a prompt is read and so many tokens are
+written, none of which stops a text. Ours is `generate` with parameters that were made `ready` before, as torch's model
+was loaded before; the call's program is compiled.
 """
 
 import dataclasses
@@ -59,6 +59,7 @@ def prompts(options: Options, batch: int) -> np.ndarray:
 
 def our_step(options: Options, batch: int) -> Step:
     """`generate` with the program that a CPU has by default."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
     prepare_cpu()
     import jax
 

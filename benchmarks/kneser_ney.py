@@ -1,54 +1,25 @@
-"""What counting achieves: an interpolated Kneser-Ney trigram on the tokens of WikiText-2 that decoders are trained on.
-
-    python -m benchmarks.kneser_ney --wikitext2 DIR
+"""What counting achieves: an interpolated Kneser-Ney model of the tokens that decoders are trained on.
 
 Kneser & Ney 1995 in the interpolated form of Chen & Goodman 1998 (section 3): one discount for each order,
 n1 / (n1 + 2 n2). It reads held-out documents one after the other, each with its end token, so it has its two tokens of
 context everywhere, also where a row of a decoder begins.
 """
 
-import dataclasses
-import math
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import tyro
 
-from benchmarks.wikitext2 import corpus, heldout_bytes
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.layout import Piece
 
-ORDER = 3
-VOCABULARY = 2048
 
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Count, and predict what is held out."""
-
-    wikitext2: Path
-    """Folder with train.txt and valid.txt."""
-    folder: Path = Path("runs/decoder_learning")
-    """For the corpus; a finished one is taken as it is."""
-
-
-def main(options: Options) -> None:
-    prepared = Corpus(corpus(options.wikitext2, options.folder, "sentencepiece-unigram", VOCABULARY))
-    size = heldout_bytes(prepared, options.folder)
-    print("order  nats a token  perplexity  bits per byte")
-    for order in range(1, ORDER + 1):
-        loss, tokens = held_out_loss(prepared, order)
-        print(f"{order:5}  {loss:12.4f}  {math.exp(loss):10.2f}  {loss * tokens / size / math.log(2):13.4f}")
-
-
-def held_out_loss(corpus: Corpus, order: int) -> tuple[float, int]:
-    """(nats a token, tokens) of the held-out documents with their end tokens."""
+def held_out_loss(corpus: Corpus, order: int) -> float:
+    """Nats a token of the held-out documents with their end tokens."""
     begin = np.full(order - 1, end_token(corpus))  # as before every other document
     train, held_out = (np.concatenate([begin, stream(corpus, split)]) for split in ("train", "heldout"))
     found = probabilities(fit(train, order, corpus.vocab_size), held_out, corpus.vocab_size)
-    return float(-np.log(found).mean()), len(found)
+    return float(-np.log(found).mean())
 
 
 def stream(corpus: Corpus, split: str) -> np.ndarray:
@@ -118,7 +89,3 @@ def _values(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndar
     """The values of keys (ascending), 0 where there is no such key."""
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[at] == wanted, values[at], 0)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Options))

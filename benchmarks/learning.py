@@ -1,116 +1,258 @@
-"""Do they learn? BERT-mini and an ELECTRA of its size on WikiText-2, two seeds each, against token frequencies.
+"""Do models learn? On WikiText-2, beside token frequencies, beside counting, and beside each other.
 
-    python -m benchmarks.learning --wikitext2 DIR [--out benchmarks/results/learning]
+    python -m benchmarks.learning STUDY --wikitext2 DIR [--only NAME ...] [--seeds 0 1] [--steps 4500] [--out TABLE.md]
 
 DIR holds WikiText-2's train.txt and valid.txt (word level). Each article is a document; what is held out is drawn by
-document hash. Writes OUT.md (the table) and OUT.png (the curves). Each run has one core to itself, as many run at once
-as there are cores; CPU minutes are those of the run's process, all threads.
+document hash. Each run has one core to itself, as many run at once as there are cores. Studies:
+    detection   BERT-mini and an ELECTRA of its size
+    memory      Transformer-XL with memory and without, otherwise alike, both also in rows of 2 and 4 times the length
+                that they were trained with (and with a memory of that length, or none); XLNet in random orders
+    pairs       which of two runs of text comes first, and whether they belong together: a guess reaches 50%
+    counting    GPT-2 in rows of 256, a row's first tokens without what stands before it, beside a Kneser-Ney trigram
+                on the same tokens
+The table has all held-out figures, cross-entropy in nats, where frequencies give one too that in brackets. `python -m
+pretrain plot` draws the runs' curves.
 """
 
 import dataclasses
+import functools
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import tyro
 
+from benchmarks import kneser_ney
 from benchmarks.wikitext2 import Training, cadence, corpus, train
-from pretrain.commands.plot import plot
+from data_pipelines.command_line import end_with, parse, unknown
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from pretrain.commands.platform import prepare
 
-# Short rows and small batches: in so short a training the number of updates counts most, and with fewer positions the
-# position embeddings are learned sooner. No dropout: no text is seen often enough to be learned by heart. A wider start
-# than BERT's 0.02, which suits a width of 768: these models are 256 wide. 2 million words do not fill a vocabulary of
-# more than a few thousand pieces.
+# 2 million words do not fill a vocabulary of more than a few thousand pieces.
 VOCABULARY = 2048
-SHARED = (
-    *("--phases.0.length", "32", "--phases.0.batch-size", "16", "--objective.layout", "packed-sentences"),
-    *("--schedule.peak", "5e-4", "--schedule.warmup", "0.1", "--model.dropout", "0", "--model.attention-dropout", "0"),
-    *("--model.init-std", "0.05"),
-)
-# Whole words for ELECTRA: a generator predicts the pieces of a word one by one, and what does not make a word is the
-# first thing that a discriminator learns to find.
-RUNS = {
-    "electra-mini": ("--objective.masking.whole-word",),
-    "bert-mini": ("--objective.no-next-sentence", "--model.no-pair-head", "--objective.masking.rate", "0.2"),
+# No text is seen often enough to be learned by heart: no dropout. A wider start than BERT's 0.02, which suits a width
+# of 768. Short rows and small batches below: in so short a training the number of updates counts most.
+SHARED = "--model.dropout 0 --model.attention-dropout 0 --model.init-std 0.05 "
+SLOWLY = "--schedule.peak 5e-4 --schedule.warmup 0.1 "
+
+
+class Run(NamedTuple):
+    recipe: str
+    options: str = ""
+    steps: int = 4500
+
+
+class Trained(NamedTuple):
+    """What is known of a run at its end.   held_out: the evaluator of its rows.   figures: on them.
+    evaluate: of another assembly, on so many rows."""
+
+    assembly: Any
+    held_out: Any
+    figures: dict[str, float]
+    evaluate: Callable
+
+
+class Study(NamedTuple):
+    """shared: options of all runs.   rows: held out, or all that there are.   also: further cells of a run."""
+
+    tokenizer: str
+    shared: str
+    runs: dict[str, Run]
+    also: Callable[[Trained, Corpus], dict[str, str]] = lambda run, corpus: {}
+    rows: int = 1024
+
+
+def longer_rows(run: Trained, corpus: Corpus) -> dict[str, str]:
+    """Losses in rows 2 and 4 times as long, with a memory as long as they where the model has one."""
+    recipe, found = run.assembly.recipe, {}
+    if "lm_loss" not in run.figures:
+        return {}
+    for factor in (2, 4):
+        length = recipe.phases[0].length * factor
+        memory = length if recipe.model.memory else 0
+        phase = dataclasses.replace(recipe.phases[0], length=length)
+        objective = dataclasses.replace(recipe.objective, evaluation_memory=memory)
+        longer = run.assembly._replace(recipe=dataclasses.replace(recipe, phases=(phase,), objective=objective))
+        found[f"lm_loss, {factor}x"] = f"{run.evaluate(longer, 1024 // factor)['lm_loss']:.3f}"
+    return found
+
+
+def beyond_chance(run: Trained, corpus: Corpus) -> dict[str, str]:
+    """By how many standard errors pairs are above 50%, and above what the lengths of the two segments would reach: of
+    two runs of whole sentences the last overshoots."""
+    term = next(name for name in ("sentence_order", "next_sentence") if f"{name}_accuracy" in run.figures)
+    pairs = sum((batch[term] >= 0).sum() for batch in run.held_out.batches())
+    accuracy = run.figures[f"{term}_accuracy"]
+    above = lambda chance: f"{(accuracy - chance) / math.sqrt(chance * (1 - chance) / pairs):.1f}"
+    lengths = by_lengths(run.held_out.batches(), term)
+    return {"pairs": f"{pairs}", "above 50%": above(0.5), "by lengths": f"{lengths:.1%}", "above that": above(lengths)}
+
+
+def by_lengths(batches, term: str) -> float:
+    """Accuracy of the better of two guesses: the longer segment is the first, or the second."""
+    right = total = 0.0
+    for batch in batches:
+        second = (batch["types"] > 0).sum(axis=1) - 1  # and its [SEP]
+        first = batch["segments"].sum(axis=1) - second - 3
+        labelled = batch[term] >= 0
+        guess = np.where(first == second, 0.5, first < second)  # an even guess where they are equally long
+        right += np.abs(guess - (1 - batch[term]))[labelled].sum()
+        total += labelled.sum()
+    return max(right, total - right) / total
+
+
+def below_the_trigram(run: Trained, corpus: Corpus) -> dict[str, str]:
+    """What counting reaches on the same tokens, by the order of its grams, and how far the run is below the last."""
+    losses = _counted(corpus)
+    return {
+        "Kneser-Ney, 1 to 3": ", ".join(f"{loss:.3f}" for loss in losses),
+        "nats below": f"{losses[-1] - run.figures['lm_loss']:+.3f}",
+    }
+
+
+@functools.cache
+def _counted(corpus: Corpus) -> list[float]:
+    return [kneser_ney.held_out_loss(corpus, order) for order in range(1, 4)]
+
+
+_PAIR_ROWS = "--phases.0.length 64 --phases.0.batch-size 32 --optimizer.name adamw "
+_STREAM = "--phases.0.length 32 --phases.0.batch-size 16 --model.memory "
+# A second moment that remembers longer where batches are small.
+_DECODER = "--phases.0.length 256 --phases.0.batch-size 4 --optimizer.b2 0.99 --schedule.name warmup-stable-decay "
+_DECODER += "--schedule.peak 1e-3 --schedule.warmup 0.05 --schedule.decay 0.3 "
+STUDIES = {
+    "detection": Study(
+        "wordpiece",
+        SHARED + SLOWLY + "--phases.0.length 32 --phases.0.batch-size 16 --objective.layout packed-sentences",
+        {
+            # Whole words: a generator predicts the pieces of a word one by one, and what does not make a word is the
+            # first thing that a discriminator learns to find.
+            "electra-mini": Run("electra-mini", "--objective.masking.whole-word"),
+            "bert-mini": Run(
+                "bert-mini", "--objective.no-next-sentence --model.no-pair-head --objective.masking.rate 0.2"
+            ),
+        },
+    ),
+    "memory": Study(
+        "sentencepiece-unigram",
+        SHARED,
+        {
+            "transformer-xl with memory": Run("transformer-xl-tiny", _STREAM + "32"),
+            "transformer-xl without": Run("transformer-xl-tiny", _STREAM + "0"),
+            "xlnet": Run("xlnet-tiny"),
+        },
+        longer_rows,
+    ),
+    "pairs": Study(
+        "wordpiece",
+        SHARED + SLOWLY + _PAIR_ROWS,
+        {
+            "sentence order": Run("bert-tiny", "--objective.no-next-sentence --objective.sentence-order"),
+            "next sentence": Run("bert-tiny"),
+        },
+        beyond_chance,
+        rows=8192,
+    ),
+    "counting": Study(
+        "sentencepiece-unigram",
+        SHARED + _DECODER,
+        {"gpt2-mini": Run("gpt2-mini", steps=11000), "gpt2-tiny": Run("gpt2-tiny", steps=8000)},
+        below_the_trigram,
+    ),
 }
-SEEDS = (0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Learning:
-    """Train each model with each seed and compare with guessing."""
+class Options:
+    """Train each model of a study with each seed, and write what it reached."""
 
+    study: Annotated[str, tyro.conf.Positional]
+    """detection, memory, pairs or counting."""
     wikitext2: Path
     """Folder with train.txt and valid.txt."""
-    folder: Path = Path("runs/learning")
-    """For the corpus and the runs; finished parts are not done again."""
-    out: Path = Path("benchmarks/results/learning")
-    """Where the table (.md) and the curves (.png) go."""
-    steps: int = 4500
+    only: tuple[str, ...] = ()
+    """Runs by their names; all by default."""
+    seeds: tuple[int, ...] = (0, 1)
     """Of each run."""
+    steps: int = 0
+    """Of each run; 0 for the study's."""
+    folder: Path = Path("runs/learning")
+    """For the corpora and the runs; finished parts are not done again."""
+    out: Path | None = None
+    """A file for the table."""
+
+    def __post_init__(self):
+        if self.study not in STUDIES:
+            raise UserError(unknown("no study", self.study, STUDIES))
+        for name in self.only:
+            if name not in STUDIES[self.study].runs:
+                raise UserError(unknown("--only: no run", name, STUDIES[self.study].runs))
 
 
-def main(options: Learning) -> None:
-    folder = options.folder
-    prepared = corpus(options.wikitext2, folder, "wordpiece", VOCABULARY)
-    given = (*cadence(options.steps), *SHARED)
-    runs = [
-        Training(recipe, recipe, seed, (*given, *own), folder / f"{recipe}-seed{seed}")
-        for recipe, own in RUNS.items()
-        for seed in SEEDS
-    ]
+def main(arguments: list[str]) -> int:
+    """Train, evaluate, print the table -> exit status."""
+    options = parse(Options, arguments, "python -m benchmarks.learning")
+    prepare()
+    study, folder = STUDIES[options.study], options.folder / options.study
+    prepared = corpus(options.wikitext2, folder, study.tokenizer, VOCABULARY)
+    runs = trainings(study, options, folder)
     minutes = train(runs, prepared)
-    rows = [(run.name, run.seed, spent, *_figures(run.workdir)) for run, spent in zip(runs, minutes, strict=True)]
-    rows.sort(key=lambda row: row[:2])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(_table(rows, options))
-    print(options.out.with_suffix(".md").read_text())
-    print(plot([run.workdir for run in runs], options.out.with_suffix(".png")))
+    rows = [
+        {"model": run.name, "seed": str(run.seed), "CPU min": f"{spent:.1f}"} | reached(run, study, Corpus(prepared))
+        for run, spent in zip(runs, minutes, strict=True)
+    ]
+    text = f"{time.strftime('%Y-%m-%d')}, `python -m benchmarks.learning {' '.join(arguments)}`\n\n{table(rows)}\n"
+    print(text, end="")
+    if options.out:
+        options.out.write_text(text)
+    return 0
 
 
-def _figures(workdir: Path) -> tuple[dict, dict]:
-    """(the last held-out figures, the baselines)."""
-    from pretrain.storage.journal import read_metrics
+def trainings(study: Study, options: Options, folder: Path) -> list[Training]:
+    """The runs that the options choose."""
+    found = []
+    for name, run in study.runs.items():
+        for seed in options.seeds if not options.only or name in options.only else ():
+            given = (*cadence(options.steps or run.steps), *study.shared.split(), *run.options.split())
+            found.append(Training(name, run.recipe, seed, given, folder / f"{name.replace(' ', '-')}-seed{seed}"))
+    return found
+
+
+def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:
+    """Cells of a run: its held-out figures, what frequencies reach in brackets, and the study's own."""
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.evaluate import Evaluators
+    from pretrain.training.placement import stages
     from pretrain.training.restore import restore
 
-    directory = RunDirectory(workdir)
-    restored = restore(directory)
-    evaluator = Evaluators(restored.stages[0], directory.open_corpora(), 1024)
-    return read_metrics(directory, "eval")[-1], evaluator.baselines()
+    directory = RunDirectory(run.workdir)
+    restored, corpora = restore(directory), directory.open_corpora()
+
+    def evaluators(assembly, rows: int) -> Evaluators:
+        return Evaluators(stages(assembly, restored.mesh)[0], corpora, rows)
+
+    def evaluated(those: Evaluators) -> dict[str, float]:
+        return those(restored.params, restored.frozen, restored.step)
+
+    held_out = evaluators(restored.assembly, study.rows)
+    figures, guess = evaluated(held_out), held_out.baselines()
+    again = lambda assembly, rows: evaluated(evaluators(assembly, rows))
+    (of_corpus,) = held_out.of.values()
+    found = study.also(Trained(restored.assembly, of_corpus, figures, again), prepared)
+    beside = {name: f" ({value:.3f})" for name, value in guess.items()}
+    return {name: f"{value:.3f}{beside.get(name, '')}" for name, value in figures.items()} | found
 
 
-def _table(rows: list, options: Learning) -> str:
-    lines = [
-        f"# Learning on WikiText-2, {time.strftime('%Y-%m-%d')}",
-        "",
-        f"`python -m benchmarks.learning --wikitext2 DIR --steps {options.steps}`;",
-        f"vocabulary {VOCABULARY:,}; one core a run;",
-        f"`{' '.join(SHARED)}`" + "".join(f"; {recipe}: `{' '.join(RUNS[recipe])}`" for recipe in RUNS if RUNS[recipe]),
-        "",
-        "Held-out figures of whole articles, cross-entropy in nats; CPU minutes count all threads.",
-        "",
-        "| model | seed | CPU min | masked-token loss (unigram) | accuracy (unigram) "
-        "| detection loss (base-rate entropy) | ROC-AUC | average precision (base rate) | F1 (always 'replaced') |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for recipe, seed, minutes, figures, baselines in rows:
-        term = "mlm" if "mlm_loss" in figures else "generator"
-        cells = [
-            recipe, seed, f"{minutes:.1f}",
-            f"{figures[f'{term}_loss']:.3f} ({baselines[f'{term}_loss']:.3f})",
-            f"{figures[f'{term}_accuracy']:.3f} ({baselines[f'{term}_accuracy']:.3f})",
-        ]  # fmt: skip
-        if "roc_auc" in figures:
-            cells += [
-                f"{figures['discriminator_loss']:.4f} ({figures['base_rate_entropy']:.4f})",
-                f"{figures['roc_auc']:.3f}",
-                f"{figures['average_precision']:.3f} ({figures['base_rate']:.3f})",
-                f"{figures['f1']:.3f} ({figures['always_f1']:.3f})",
-            ]
-        lines.append("| " + " | ".join(map(str, cells + [""] * (9 - len(cells)))) + " |")
-    return "\n".join(lines) + "\n"
+def table(rows: list[dict[str, str]]) -> str:
+    """Markdown, with a column for each name that any row has."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, ["---"] * len(columns), *([row.get(name, "") for name in columns] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Learning))
+    end_with(main)

@@ -1,247 +1,238 @@
-"""How fast BERT trains on this CPU, beside Hugging Face's torch model: whole steps with gradient clipping and AdamW.
+"""How fast models train on this machine's first GPU, or on its CPU, beside Hugging Face's torch models.
 
-    python -m benchmarks.train_speed [--sizes tiny mini base] [--vocab 8192 30522] [--electra-sizes tiny mini]
-                                     [--albert-sizes tiny base]
+    python -m benchmarks.train_speed                        # all of the device's rows; the table grows row by row
+    python -m benchmarks.train_speed --only bert-tiny gpt2-mini --rounds 12                             # of a CPU's
+    python -m benchmarks.train_speed --only bert-large --lengths 512 --profile traces --out gpu.md      # of a GPU's
 
-Every contestant is a process of its own on the same cores; they take turns. The same random batches, dropout 0.1,
-float32, masked-token loss without pairs:
-    scan, unroll       ours, the step that `pretrain run` takes, with the layers looped over or written out
-    torch              Hugging Face's encoder with its head on the masked positions, as ours; torch's fused attention
-    torch, all         BertForMaskedLM (AlbertForMaskedLM) as it comes, with logits at every position
-    update             what of our step is the optimiser's: the same AdamW on given gradients, and nothing else
-torch takes fused or foreach AdamW, whichever a trial finds faster, and the memory setting of
-`pretrain.commands.platform`, which helps it too. The ratios are to the faster of ours. ELECTRA has no joint model
-there to compare with.
+Whole training steps on the same random rows without padding, from the same sizes, AdamW and clipping. Ours is the step
+of `pretrain run` with the program that it takes by default. torch has scaled_dot_product_attention (flash's where it
+can) without an attention mask, fused AdamW, and logits at the predicted positions alone, as ours. No pairs of
+sentences, no memory. On a GPU torch has bfloat16 by autocast, and torch.compile; a CPU's steps are in float32.
+
+For each row both are made in new processes on the same cores, one after the other, on a GPU each with 45% of its
+memory; then they take turns of some steps, which are timed. With --lengths (on a GPU always) a row is any recipe at a
+length: it begins with as many tokens as --tokens says and halves its rows where memory is short. MFU counts the same
+model FLOPs on both sides, over the device's dense bfloat16 peak where that is known.
+A GPU takes JAX and torch with CUDA: `make setup-dev ACCELERATOR=cuda`.
 """
 
 import dataclasses
 import functools
 import os
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Mapping
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.turns import Step, milliseconds, ratio, take_turns
-from data_pipelines.command_line import end_with, parse
+from benchmarks.sides import Case, Ours, Theirs
+from benchmarks.turns import Failed, contest, in_turns, milliseconds, ratio
+from data_pipelines.command_line import end_with, parse, unknown
 from data_pipelines.errors import UserError
-from pretrain.commands.platform import keep_memory, prepare_cpu
+from pretrain.commands.platform import accelerators
 
-LENGTH, PREDICTIONS = 128, 20
-BATCH = {"tiny": 32, "mini": 32, "base": 8}
-ROUNDS = {"tiny": 30, "mini": 12, "base": 6}
-WARM_UP = {"tiny": 8, "mini": 8, "base": 3}  # steps until the heap has settled
-OURS, TORCH = ("scan", "unroll"), ("torch", "torch, all")
-# Family -> (transformers' class, its trunk, its head)
-REFERENCES = {"bert": ("BertForMaskedLM", "bert", "cls"), "albert": ("AlbertForMaskedLM", "albert", "predictions")}
+SIDES = {"ours": Ours, "torch": Theirs}
+HALVINGS = 3  # of the rows, at most
+
+
+class Shape(NamedTuple):
+    """A row of a CPU's table.   rows, length: of a batch.   rounds: timed steps.   changes: fields of the model, beside
+    a vocabulary of 8,192 and dropout 0.1."""
+
+    recipe: str
+    rows: int
+    length: int
+    rounds: int
+    changes: Mapping[str, Any] = {}
+
+
+LONG = {"depth": 4}  # of 12 layers, so that torch's has room
+NANOGPT = {"width": 128, "depth": 4, "heads": 4, "feed_forward": 512, "vocab_size": 106}
+NANOGPT |= {"dropout": 0.0, "attention_dropout": 0.0}
+SHAPES = {
+    "bert-tiny": Shape("bert-tiny", 32, 128, 30),
+    "bert-mini": Shape("bert-mini", 32, 128, 12),
+    "bert-base": Shape("bert-base", 8, 128, 6, {"vocab_size": 30522}),
+    "albert-tiny": Shape("albert-tiny", 32, 128, 30),
+    "electra-tiny": Shape("electra-tiny", 32, 128, 30),
+    "xlnet-tiny": Shape("xlnet-tiny", 32, 128, 20),
+    "gpt2-tiny": Shape("gpt2-tiny", 32, 128, 20),
+    "gpt2-mini": Shape("gpt2-mini", 16, 256, 10),
+    "gpt2-small": Shape("gpt2-small", 4, 256, 5, {"vocab_size": 50257}),
+    "nanogpt": Shape("gpt2-tiny", 12, 64, 50, NANOGPT),  # what its README trains on a CPU
+    "bert-rows-of-512": Shape("bert-base", 8, 512, 3, LONG),  # as many tokens as in the long rows
+    "bigbird-long-row": Shape("bigbird-base", 1, 4096, 3, LONG),
+    "longformer-long-row": Shape("longformer-base", 1, 4096, 3, LONG),
+}
+ON_GPU = ("bert-large", "bert-base", "electra-base", "xlnet-base", "gpt2-small")
+GPU_LENGTHS = (512, 128, 1024)
+WITHOUT = {("bert-large", 512)}  # attention dropout, too
+GPU_ROUNDS, GPU_STEPS = 6, 5
+HEAD = (
+    "| model | rows | tokens | attention dropout | ours, ms (CPU) | torch, ms (CPU) | torch / ours | ours tokens/s "
+    "| torch tokens/s | our MFU | torch's MFU | our GB | torch's GB | our program |\n" + "|---" * 14 + "|"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """sizes: of BERT.   electra_sizes: of ELECTRA.   albert_sizes: of ALBERT.   vocab: sizes of the vocabulary.
-    threads: cores for each contestant, 0 for all.   rounds: timed steps; 0 chooses by size.
+    """only: rows of the table; with lengths, recipes.   lengths, tokens: of the rows, and of a batch.   vocab: size of
+    the vocabulary, 0 for the table's.   rounds: timed turns, 0 for the table's.   steps: of a turn; 0 for 5 on a GPU,
+    else 1.   threads: cores of each side, 0 for all.   backend: of torch.compile: inductor, as on a GPU, or eager,
+    which only traces.   dtype, depth, attention, remat: of our program, as of `pretrain run`; by default what suits the
+    platform.   profile: a folder for a trace of each row; the ten longest operations are printed.   out: a file for the
+    table.
     """
 
-    sizes: tuple[str, ...] = ("tiny", "mini", "base")
-    electra_sizes: tuple[str, ...] = ()
-    albert_sizes: tuple[str, ...] = ()
-    vocab: tuple[int, ...] = (8192, 30522)
-    threads: int = 0
+    only: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    tokens: int = 32_768
+    vocab: int = 0
     rounds: int = 0
+    steps: int = 0
+    threads: int = 0
+    backend: str | None = None
+    dtype: str | None = None
+    depth: str | None = None
+    attention: str | None = None
+    remat: str | None = None
+    profile: Path | None = None
+    out: Path | None = None
 
-    def __post_init__(self):
-        for size in (*self.sizes, *self.electra_sizes, *self.albert_sizes):
-            if size not in BATCH:
-                raise UserError(f"size {size!r}: use one of {', '.join(BATCH)}")
+
+class Row(NamedTuple):
+    """name: in the table.   rounds: timed turns."""
+
+    name: str
+    case: Case
+    rounds: int
+
+
+class Measured(NamedTuple):
+    """Of the sides that could be run.   seconds: side -> those of a turn [rounds, (wall, CPU)].   about: side -> what
+    it says of itself.   failures: side -> why it could not.   longest: of our trace."""
+
+    case: Case
+    seconds: dict[str, np.ndarray]
+    about: dict[str, dict[str, Any]]
+    failures: dict[str, str]
+    longest: list[tuple[str, float]]
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print the table -> exit status."""
+    """Measure and print the table, a row as soon as it is known -> exit status."""
     options = parse(Options, arguments, "python -m benchmarks.train_speed")
-    cores = sorted(os.sched_getaffinity(0))
-    cores = cores[: options.threads or len(cores)]
-    sizes = {"bert": options.sizes, "electra": options.electra_sizes, "albert": options.albert_sizes}
-    models = [(family, size) for family, chosen in sizes.items() for size in chosen]
-    console = Console(width=110)
-    title = f"ms per training step, median of wall (CPU) time, {len(cores)} threads"
-    table = Table("model", "vocab", "batch", *OURS, "update", *TORCH, "torch / ours", "all / ours", title=title)
-    for family, size in models:
-        for vocab in options.vocab:
-            with console.status(f"{family}-{size}, vocabulary {vocab}"):
-                times = measure(family, size, vocab, cores, options.rounds)
-            table.add_row(f"{family}-{size}", f"{vocab:,}", f"{BATCH[size]}x{LENGTH}", *row(times))
-    console.print(table)
+    shown = []
+    for row in rows_of(options, bool(accelerators())):
+        measured = measure(row, options)
+        lines = [*([] if shown else [conditions(measured), HEAD]), line(row.name, measured)]
+        print(*lines, sep="\n", flush=True)
+        shown += lines
+        for operation, ms in measured.longest:
+            print(f"    {ms:8.3f} ms a step  {operation}", file=sys.stderr)
+        if options.out:
+            options.out.write_text("\n".join(shown) + "\n")
     return 0
 
 
-def row(times: dict[str, np.ndarray]) -> list[str]:
-    """Cells of a table row from side -> seconds [rounds, (wall, CPU)]."""
-    best = min(OURS, key=lambda side: np.median(times[side][:, 0]))
-    shown = [milliseconds(times[side]) if side in times else "-" for side in (*OURS, "update", *TORCH)]
-    return shown + [ratio(times[side], times[best]) if side in times else "-" for side in TORCH]
-
-
-def measure(family: str, size: str, vocab: int, cores: list[int], rounds: int) -> dict[str, np.ndarray]:
-    """Side -> seconds [rounds, (wall, CPU)] of a step."""
-    batch = random_batch(vocab, BATCH[size])
-    makers = {depth: functools.partial(our_step, depth, family, size, vocab, batch) for depth in OURS}
-    makers["update"] = functools.partial(our_update, family, size, vocab)
-    if family in REFERENCES:
-        makers |= {side: functools.partial(torch_step, side, family, size, vocab, batch) for side in TORCH}
-    return take_turns(makers, cores, rounds or ROUNDS[size], WARM_UP[size])
-
-
-def random_batch(vocab: int, rows: int, length: int = LENGTH, slots: int = PREDICTIONS) -> dict[str, np.ndarray]:
-    """Arrays of a batch in the form of `data_pipelines`: two segments, one token of padding per row."""
-    rng = np.random.default_rng(0)
-    positions = rng.permuted(np.tile(np.arange(length - 1, dtype=np.int32), (rows, 1)), axis=1)[:, :slots]
-    batch = {
-        "tokens": rng.integers(5, vocab, (rows, length), dtype=np.int32),
-        "types": np.repeat([[0, 1]], length // 2, axis=1).repeat(rows, 0).astype(np.int32),
-        "segments": np.ones((rows, length), np.int32),
-        "prediction_positions": np.sort(positions, axis=1),
-        "prediction_targets": rng.integers(5, vocab, (rows, slots), dtype=np.int32),
-        "prediction_weights": np.ones((rows, slots), np.float32),
-    }
-    batch["segments"][:, -1] = 0
-    return batch
-
-
-def our_step(depth: str, family: str, size: str, vocab: int, batch: dict) -> Step:
-    """The recipe's step, without a pair head."""
-    prepare_cpu()
-    return recipe_step(our_recipe(family, size, vocab), depth, batch)
-
-
-def our_recipe(family: str, size: str, vocab: int):
-    """As published but for dropout 0.1, AdamW and no pair head."""
-    from pretrain.optimizers import Optimizer
+def rows_of(options: Options, gpu: bool) -> list[Row]:
+    """The rows of the table, on a GPU or a CPU."""
     from pretrain.recipes.registry import find
 
-    recipe = find(f"{family}-{size}")
-    model = dataclasses.replace(recipe.model, vocab_size=vocab, dropout=0.1, attention_dropout=0.1)
-    objective = recipe.objective
-    if family in REFERENCES:
-        model = dataclasses.replace(model, pair_head=False)
-        objective = dataclasses.replace(objective, next_sentence=False, sentence_order=False)
-    return dataclasses.replace(recipe, model=model, objective=objective, optimizer=Optimizer())
+    same = {name: getattr(options, name) for name in ("backend", "dtype", "depth", "attention", "remat")}
+    same["steps"] = options.steps or (GPU_STEPS if gpu else 1)
+    words = {"vocab_size": options.vocab} if options.vocab else {}
+    found = []
+    if gpu or options.lengths:
+        for length in options.lengths or GPU_LENGTHS:
+            for name in options.only or ON_GPU:
+                find(name)
+                rows = max(options.tokens // length, 1)
+                for rate in ({}, {"attention_dropout": 0.0})[: 1 + ((name, length) in WITHOUT)]:
+                    found.append(
+                        Row(name, Case(name, rows, length, words | rate, **same), options.rounds or GPU_ROUNDS)
+                    )
+        return found
+    for name in options.only or SHAPES:
+        if name not in SHAPES:
+            raise UserError(unknown("--only: no row", name, SHAPES) + "; with --lengths any recipe")
+        recipe, rows, length, rounds, changes = SHAPES[name]
+        changes = {"vocab_size": 8192, "dropout": 0.1, "attention_dropout": 0.1, **changes, **words}
+        found.append(Row(name, Case(recipe, rows, length, changes, **same), options.rounds or rounds))
+    return found
 
 
-def our_update(family: str, size: str, vocab: int) -> Step:
-    """The optimiser's part of a step, on gradients that are the parameters themselves."""
-    prepare_cpu()
-    import jax
-
-    from models.core.program import default
-    from pretrain.training.assembly import assemble, initial_params
-
-    assembly = assemble(our_recipe(family, size, vocab), default("cpu"))
-    params = initial_params(assembly)
-
-    def update(params, moments):
-        updates, moments = assembly.optimizer.update(params, moments, params, finite=True)
-        return jax.tree.map(lambda p, u: p - 1e-4 * u, params, updates), moments
-
-    state, compiled = (params, assembly.optimizer.init(params)), jax.jit(update, donate_argnums=(0, 1))
-
-    def step() -> float:
-        nonlocal state
-        state = jax.block_until_ready(compiled(*state))
-        return 0.0
-
-    return step
+def measure(row: Row, options: Options) -> Measured:
+    """Both sides in turns, one alone where the other cannot be run; with fewer rows where memory is short."""
+    case, failures, halvings = row.case, {}, HALVINGS
+    cores = sorted(os.sched_getaffinity(0))[: options.threads or None]
+    while len(failures) < len(SIDES):
+        makers = {side: functools.partial(make, case) for side, make in SIDES.items() if side not in failures}
+        try:
+            with contest(makers, cores, warm_up=2) as sides:
+                seconds = in_turns(sides, row.rounds)
+                about = {side: contestant.ask("about") for side, contestant in sides.items()}
+                folder = options.profile and options.profile / f"{row.name}-{case.length}"
+                longest = trace(sides["ours"], folder) if "ours" in sides and folder else []
+            return Measured(case, seconds, about, failures, longest)
+        except Failed as failure:
+            if is_memory(str(failure)) and halvings and case.rows > 1:
+                case, halvings = dataclasses.replace(case, rows=case.rows // 2), halvings - 1
+            else:
+                failures[failure.side] = str(failure)
+    return Measured(case, {}, {}, failures, [])
 
 
-def recipe_step(recipe, depth: str, batch: dict) -> Step:
-    """A recipe's step on one batch again and again."""
-    prepare_cpu()
-    import jax
-
-    from models.core.program import default
-    from pretrain.training.assembly import assemble, initial_params, initial_state
-    from pretrain.training.placement import stages
-    from tpu.mesh import choose_mesh
-
-    assembly = assemble(recipe, dataclasses.replace(default("cpu"), depth=depth))
-    state, frozen = initial_state(assembly, initial_params(assembly), 0)
-    compiled = stages(assembly, choose_mesh(None, jax.devices()))[0].train.run
-    batch = jax.device_put(batch)
-
-    def step() -> float:
-        nonlocal state
-        state, metrics = compiled(state, frozen, batch)
-        return float(metrics.loss)
-
-    return step
+def is_memory(failure: str) -> bool:
+    """Whether a side failed for want of memory."""
+    return "RESOURCE_EXHAUSTED" in failure or "out of memory" in failure.lower()
 
 
-def torch_step(side: str, family: str, size: str, vocab: int, batch: dict) -> Step:
-    """Hugging Face's model with AdamW and clipping as in the recipe."""
-    keep_memory()
-    import torch
-    import transformers
-
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    cls, trunk, head = REFERENCES[family]
-    model = getattr(transformers, cls)(torch_config(family, size, vocab)).train()
-    inputs = {name: torch.from_numpy(array).long() for name, array in batch.items()}
-    rows, length = inputs["tokens"].shape
-    flat = (torch.arange(rows)[:, None] * length + inputs["prediction_positions"]).reshape(-1)
-    targets = inputs["prediction_targets"].reshape(-1)
-    labels = torch.full((rows * length,), -100).scatter(0, flat, targets).view(rows, length)
-    names = {"input_ids": "tokens", "token_type_ids": "types", "attention_mask": "segments"}
-    inputs = {theirs: inputs[ours] for theirs, ours in names.items()}
-
-    def loss():
-        if side == "torch, all":
-            return model(**inputs, labels=labels).loss
-        hidden = getattr(model, trunk)(**inputs).last_hidden_state
-        logits = getattr(model, head)(hidden.reshape(rows * length, -1)[flat])
-        return torch.nn.functional.cross_entropy(logits, targets)
-
-    return torch_adamw(model, loss)
+def trace(ours, folder: Path) -> list[tuple[str, float]]:
+    """The longest operations of our step, none where no trace could be taken; it stays in the folder."""
+    try:
+        return ours.ask("longest", folder)
+    except Failed as failure:  # what was measured stands
+        print(f"no trace: {failure}", file=sys.stderr)
+        return []
 
 
-def torch_adamw(model, loss: Callable) -> Step:
-    """A step of a torch model with clipping, by the faster of torch's two AdamWs."""
-    import torch
-
-    def step(optimizer) -> float:
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        return value.item()
-
-    adamw = lambda **how: torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-6, weight_decay=0.01, **how)
-    steps = [functools.partial(step, adamw(fused=True)), functools.partial(step, adamw(foreach=True))]
-    return min(steps, key=_seconds)
+def conditions(measured: Measured) -> str:
+    """Where, when and with what."""
+    said = [f"{side}: {about['device']}, {about['platform']}" for side, about in measured.about.items()]
+    versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "flax", "torch", "transformers"))
+    how = f"medians of turns of {measured.case.steps} steps"
+    return f"{date.today()}; {'; '.join(said) or 'neither side could be run'}; {versions}; {how}\n"
 
 
-def _seconds(step: Step) -> float:
-    """The faster of two steps, after one that allocates the optimiser's state."""
-    step()
-    return min(_wall(step) for _ in range(2))
+def line(name: str, measured: Measured) -> str:
+    """A row of the table."""
+    case, about = measured.case, measured.about
+    rate = case.changes.get("attention_dropout")
+    cells = {side: of_side(measured, side) for side in SIDES}
+    both = len(measured.seconds) == len(SIDES)
+    compared = ratio(measured.seconds["torch"], measured.seconds["ours"]) if both else "-"
+    columns = [f"{name} | {case.rows} | {case.length:,} | {'as published' if rate is None else f'{rate:g}'}"]
+    columns += [cells[side][0] for side in SIDES] + [compared]
+    columns += [cells[side][column] for column in (1, 2, 3) for side in SIDES]
+    said = [about["ours"]["program"], *about["ours"]["plain"]] if "ours" in about else []
+    return f"| {' | '.join([*columns, '; '.join(said)])} |"
 
 
-def _wall(step: Step) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
-
-
-def torch_config(family: str, size: str, vocab: int):
-    """The recipe's model as Hugging Face's config, by the family's own export."""
-    import transformers
-
-    from pretrain.huggingface.export import config_fields
-
-    fields = config_fields(our_recipe(family, size, vocab).model, "model", {"pad_token_id": 0})
-    cls = getattr(transformers, REFERENCES[family][0])
-    return cls.config_class(**fields, attn_implementation="sdpa")
+def of_side(measured: Measured, side: str) -> tuple[str, str, str, str]:
+    """Milliseconds of a step, or why there are none; tokens/s, MFU and GB."""
+    if side in measured.failures:
+        why = measured.failures[side]
+        return "out of memory" if is_memory(why) else why.splitlines()[0][:100], "-", "-", "-"
+    case, ours, memory = measured.case, measured.about.get("ours", {}), measured.about[side]["memory"]
+    each = measured.seconds[side] / case.steps
+    seconds = np.median(each[:, 0])
+    mfu = f"{ours['flops'] / seconds / ours['peak']:.1%}" if ours.get("peak") else "-"
+    size = f"{memory / 1e9:.1f}" if memory else "-"
+    return milliseconds(each), f"{case.rows * case.length / seconds:,.0f}", mfu, size
 
 
 if __name__ == "__main__":

@@ -8,14 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
-
-from data_pipelines.corpus import Corpus
-from data_pipelines.examples.chunks import document_starts
-from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import stored
 
 
 class Training(NamedTuple):
@@ -26,6 +20,11 @@ class Training(NamedTuple):
     seed: int
     options: tuple[str, ...]
     workdir: Path
+
+    def arguments(self, corpus: Path) -> list[str]:
+        """Of `pretrain run`."""
+        places = ("--corpus", str(corpus), "--workdir", str(self.workdir))
+        return [self.recipe, *places, "--seed", str(self.seed), *self.options]
 
 
 def corpus(wikitext2: Path, folder: Path, tokenizer: str, vocab_size: int) -> Path:
@@ -46,21 +45,6 @@ def _articles(wikitext2: Path, folder: Path) -> Path:
     return path
 
 
-def heldout_bytes(corpus: Corpus, folder: Path) -> int:
-    """Bytes of the articles, in UTF-8, that the corpus of this folder holds out."""
-    held_out = set()
-    for part in corpus.parts:
-        tokens = part.array("heldout", "tokens")
-        bounds = document_starts(part.sentences("heldout"), part.documents("heldout"))
-        held_out |= {tuple(tokens[begin:end].tolist()) for begin, end in pairwise(bounds)}
-    texts = [json.loads(line)["text"] for line in (folder / "articles.jsonl").read_text().splitlines()]
-    encoded = Encoder(stored.load(corpus.tokenizer_path).tokenizer).tokenizer.encode_batch(texts)
-    found = [text for text, of in zip(texts, encoded, strict=True) if tuple(of.ids) in held_out]
-    if len(found) != corpus.size("heldout")["documents"]:
-        raise SystemExit(f"{folder}: articles.jsonl is not what the corpus was made of; remove both")
-    return sum(len(text.encode()) for text in found)
-
-
 def train(runs: Sequence[Training], corpus: Path) -> list[float]:
     """Train all -> CPU minutes of each; finished runs are not trained again."""
     cores: queue.Queue[int] = queue.Queue()
@@ -76,10 +60,7 @@ def _train(run: Training, corpus: Path, cores: queue.Queue) -> float:
     if spent.is_file():
         return float(spent.read_text())
     core = cores.get()
-    command = [
-        *(sys.executable, "-m", "pretrain", "run", run.recipe, "--corpus", str(corpus)),
-        *("--workdir", str(run.workdir), "--seed", str(run.seed), *run.options),
-    ]
+    command = [sys.executable, "-m", "pretrain", "run", *run.arguments(corpus)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
     _, status, usage = os.wait4(process.pid, 0)
     cores.put(core)

@@ -63,6 +63,8 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     console.print(_histogram("tokens per sentence, train", sentences))
     order = np.argsort(-frequency, kind="stable")[: min(FREQUENT, used)]
     listed = "  ".join(f"{tokenizer.id_to_token(int(index))} {frequency[index]:,}" for index in order)
+    if tokenizer.token_to_id("Ġ") is not None:
+        console.print("tokens are of bytes: Ġ is a space, Ċ the end of a line; a letter that is not ASCII has several")
     console.print("most frequent tokens:", style="bold")
     console.print(listed, markup=False)
     show_problems(manifest["counts"], console)

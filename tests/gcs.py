@@ -27,7 +27,7 @@ class Storage:
 
     objects: (bucket, name) -> (content, generation).   reads: names of the objects whose content was read, in order.
     refuse: (status, message) that answers every request, or None; or a function that gives it of (method, route).
-    delay: seconds that a read of content takes.
+    delay: seconds that a read of content takes.   served: bytes of the ranges that were read.
     """
 
     def __init__(self, *buckets: str):
@@ -40,8 +40,7 @@ class Storage:
 
     def reset(self):
         """Empty the buckets, and behave."""
-        self.objects, self.uploads = {}, {}
-        self.reads, self.refuse, self.delay = [], None, 0.0
+        self.objects, self.uploads, self.reads, self.served, self.refuse, self.delay = {}, {}, [], 0, None, 0.0
 
     def close(self):
         self.server.shutdown()
@@ -85,8 +84,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads, request_queue_size = True, 100
 
     def handle_error(self, *_):
-        """Clients that are killed or lose interest are no news."""
-        if not isinstance(sys.exception(), ConnectionError):
+        if not isinstance(sys.exception(), ConnectionError):  # clients that are killed or lose interest are no news
             super().handle_error(*_)
 
 
@@ -99,11 +97,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self._handle(self._get)
 
+    do_HEAD = do_GET
+
     def do_POST(self):
         self._handle(self._post)
 
-    def do_PUT(self):
-        self._handle(self._post)
+    do_PUT = do_POST
 
     def do_DELETE(self):
         self._handle(self._delete)
@@ -161,6 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             headers["Content-Range"], status = f"bytes {start}-{end - 1}/{len(content)}", 206
             content = content[start:end]
+            self.storage.served += len(content)
         self._send(status, content, headers)
 
     def _list(self, bucket):
@@ -193,7 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
             made = self.storage.put(*target, self.storage.objects[source][0])
             self._send(200, {"kind": "storage#rewriteResponse", "done": True, "resource": made})
         elif found := MOVE.fullmatch(self.route):
-            content, _ = self.storage.objects.pop((found[1], unquote(found[2])))
+            source = found[1], unquote(found[2])
+            if source not in self.storage.objects:  # as a folder is not: the client then copies what is in it
+                self._error(404, "No such object")
+                return
+            content, _ = self.storage.objects.pop(source)
             self._send(200, self.storage.put(found[1], unquote(found[3]), content))
         elif found := UPLOAD.fullmatch(self.route):
             if found[1] not in self.storage.buckets:
@@ -266,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
         if status not in (204, 304):
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content if self.command != "HEAD" else b"")
 
 
 def _after_headers(part: bytes) -> bytes:

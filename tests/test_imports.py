@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("pretrain", "models", "data_pipelines", "tpu")
 FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+FAMILIES = sorted((ROOT / "models" / "families").glob("[a-z]*.py"))
 # What the files of a package never import; a package's __main__.py may import pretrain, in the function that needs it.
 FORBIDDEN = {
     "models": {"pretrain", "data_pipelines", "tpu"},
@@ -42,9 +43,10 @@ def violations(package, name, source):
     return imported(tree) & (NEVER | forbidden)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_a_file_imports_only_what_its_package_may(file):
-    assert not violations(file.relative_to(ROOT).parts[0], file.name, file.read_text())
+def test_a_file_imports_only_what_its_package_may():
+    assert len(FILES) > 50 and {file.relative_to(ROOT).parts[0] for file in FILES} == set(PACKAGES)
+    found = {file: violations(file.relative_to(ROOT).parts[0], file.name, file.read_text()) for file in FILES}
+    assert {file: names for file, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(
@@ -92,23 +94,23 @@ def upward(package, module, source):
     return found
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.relative_to(ROOT).parts[0] in ROOMS], ids=str)
-def test_a_room_imports_from_those_below_it(file):
-    path = file.relative_to(ROOT)
-    assert not upward(path.parts[0], ".".join(path.with_suffix("").parts), file.read_text())
+def test_a_room_imports_from_those_below_it():
+    paths = [path for path in (file.relative_to(ROOT) for file in FILES) if path.parts[0] in ROOMS]
+    read = lambda path: (path.parts[0], ".".join(path.with_suffix("").parts), (ROOT / path).read_text())
+    assert {path: names for path in paths if (names := upward(*read(path)))} == {}
 
 
 def families_imported(source):
     """The family files that another file's source imports."""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names} | {node.module for node in nodes}
-    return names & {f"models.families.{file.stem}" for file in (ROOT / "models" / "families").glob("[a-z]*.py")}
+    return names & {f"models.families.{file.stem}" for file in FAMILIES}
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "models" / "families").glob("[a-z]*.py")), ids=lambda file: file.stem)
-def test_a_family_imports_no_other(file):
-    found = families_imported(file.read_text())
-    assert bool(found) == (file.stem == "registry")
+def test_a_family_imports_no_other():
+    assert [file.stem for file in FAMILIES if families_imported(file.read_text())] == ["registry"]
+    assert families_imported("from models.families.bert import Bert") == {"models.families.bert"}
+    assert families_imported("from models.families import bert") == {"models.families.bert"}
 
 
 def blocks_of_ten(source):
@@ -122,15 +124,10 @@ def blocks_of_ten(source):
 
 
 def test_two_families_share_no_ten_lines():
-    blocks = [blocks_of_ten(file.read_text()) for file in sorted((ROOT / "models" / "families").glob("[a-z]*.py"))]
+    blocks = [blocks_of_ten(file.read_text()) for file in FAMILIES]
     assert all(not (one & other) for one, other in itertools.combinations(blocks, 2))
     ten = "\n".join(f"line_{number} = {number}" for number in range(10))
     assert blocks_of_ten(f"from a import b\n\n{ten}") == blocks_of_ten(ten) != set()
-
-
-def test_the_rule_of_families_itself():
-    assert families_imported("from models.families.bert import Bert") == {"models.families.bert"}
-    assert families_imported("from models.families import bert") == {"models.families.bert"}
 
 
 def test_the_rule_of_the_rooms_itself():
@@ -140,8 +137,3 @@ def test_the_rule_of_the_rooms_itself():
     assert upward("pretrain", "pretrain.recipe", "from pretrain.commands.run import run") == {"pretrain.commands.run"}
     assert not upward("pretrain", "pretrain.training.loop", "from pretrain.storage.journal import Journal")
     assert not upward("pretrain", "pretrain.__main__", "from pretrain.commands.run import run")
-
-
-def test_there_are_files_to_check():
-    assert all(any(file.relative_to(ROOT).parts[0] == package for file in FILES) for package in PACKAGES)
-    assert len(FILES) > 50

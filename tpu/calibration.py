@@ -1,7 +1,7 @@
 """How far estimates are from what was measured, where somebody published that."""
 
-# Generation, and estimated by measured share of the peak; `python -m benchmarks.plan_calibration` makes them, and
-# benchmarks/results/plans.md says of what.
+# Generation, and estimated by measured share of the peak; `python -m benchmarks.plans calibration` makes
+# them, and benchmarks/results/plans.md says of what.
 RATIOS = {
     "layers of MaxText's 32B on 64 chips": ("v5p", 1.10),
     "layers of Llama2-70B on 64 chips": ("v5p", 1.03),

@@ -110,7 +110,7 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
             _work(placed[index], target.microbatches),
             (
                 f"{recipe.name} on {where} ({topology.cloud}: {counted}), mesh {mesh_shape(mesh)}, "
-                f"phase {index + 1} of {len(recipe.phases)}: {phase.batch_size} rows of {phase.length} tokens; "
+                f"phase {index + 1} of {len(recipe.phases)}: {phase}; "
                 f"{load.parameters / 1e6:.1f}M parameters, {program.dtype}, layers {program.depth}, "
                 f"remat {program.remat}, attention {program.attention}"
             ),

@@ -17,6 +17,9 @@ class GlobalPhase(Phase):
 
     globals: int = 256  # global tokens beside each row
 
+    def __str__(self) -> str:
+        return f"{super().__str__()} and {self.globals} global ones"
+
 
 @dataclasses.dataclass(frozen=True)
 class MaskedWithGlobals(MaskedLanguageModel):

@@ -14,3 +14,6 @@ class Phase:
     share: float  # of the run's steps
     length: int  # tokens per row
     batch_size: int  # rows per step, over all devices
+
+    def __str__(self) -> str:
+        return f"{self.batch_size} rows of {self.length} tokens"

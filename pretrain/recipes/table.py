@@ -47,9 +47,10 @@ def row(recipe) -> dict[str, str]:
     import jax
 
     from models.core.parameters import count, leaves, nest
+    from models.core.program import Program
     from pretrain.training.assembly import assemble, initial_params
 
-    assembly = assemble(recipe)
+    assembly = assemble(recipe, Program())  # traced fastest, however deep it is
     params = jax.eval_shape(lambda: initial_params(assembly))
     of_vocabulary = {parameter.path for parameter in assembly.table if OF_VOCABULARY & {*parameter.axes}}
     body = nest({path: leaf for path, leaf in leaves(params) if path not in of_vocabulary})

@@ -73,10 +73,10 @@ def warn_beyond_trained(restored: Restored, length: int) -> None:
     longest = max(phase.length for phase in phases)
     if longest < length <= getattr(recipe.model, "positions", 0):
         log.warning(
-            "positions from %s to %s were in no row of this run, whose rows have %s tokens: nothing trained them here",
+            "rows of this run have %s tokens: it has not trained the model's positions from %s to %s, for longer texts",
+            f"{longest:,}",
             f"{longest:,}",
             f"{length - 1:,}",
-            f"{longest:,}",
         )
 
 

@@ -6,6 +6,7 @@ from itertools import count
 
 import numpy as np
 
+from data_pipelines.batches import make_examples
 from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.layout import Piece
 from data_pipelines.formats.source import Source
@@ -115,6 +116,11 @@ def whole_stream(corpus, split, epoch=0):
 def epoch(examples, number=0):
     """All examples as they look in an epoch."""
     return examples.build(number, np.arange(examples.number))
+
+
+def rows_of(layout, corpus, seed=0, number=0):
+    """All rows of the training split as they look in an epoch."""
+    return epoch(make_examples(layout, corpus, "train", 4, seed), number)
 
 
 def equal(batch, other):

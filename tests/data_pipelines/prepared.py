@@ -1,12 +1,14 @@
 """Prepare small corpora in tests, with a tokenizer that loses no ASCII: a token per character."""
 
 import io
+import json
 import string
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
+from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
 from data_pipelines.manifest import total
 from data_pipelines.prepare.command import prepare
@@ -29,6 +31,16 @@ def run(out: Path, *source: str, **options) -> tuple[dict, str]:
     screen = io.StringIO()
     console = Console(file=screen, width=300)
     return prepare(Prepare(source=source, out=out, **settings), console), screen.getvalue()
+
+
+def command(out: Path, *given: str, lines: tuple[dict, ...] | list[dict] = ()) -> int:
+    """The status of the command, run here. lines: records of a source of JSON lines."""
+    told = ["prepare", "--processes=1", "--out", str(out), *given]
+    if lines:
+        file = out.parent / f"{len([*out.parent.glob('*.jsonl')])}.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        told += ["--source", f"jsonl:{file}"]
+    return main(told)
 
 
 def splits(manifest: dict) -> dict[str, dict[str, int]]:

@@ -8,12 +8,13 @@ import pytest
 from rich.console import Console
 
 from data_pipelines.download import File, copy_file
-from data_pipelines.durable import put
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.store import files
 from pretrain.storage import run_directory
 from tests.texts import write_texts
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
 
 
 @pytest.fixture
@@ -40,7 +41,6 @@ def downloaded(path, content):
     copy_file("memory://corpus", "tokens.npy", File(len(content), None), path, ".partial")
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
 @pytest.mark.parametrize(
     ("write", "name", "suffix"),
     [
@@ -55,18 +55,6 @@ def test_a_file_is_on_disk_before_it_is_named_and_its_name_after(tmp_path, order
     assert order == [("sync", new), ("name", new, place), ("sync", str(tmp_path))]
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
-def test_a_folder_is_on_disk_with_all_that_is_in_it(tmp_path, order):
-    (tmp_path / "new" / "in").mkdir(parents=True)
-    (tmp_path / "new" / "in" / "file").write_text("text")
-    put(tmp_path / "new", tmp_path / "place")
-    *before, named, after = order
-    new = str(tmp_path / "new")
-    assert {path for _, path in before} == {new, f"{new}/in", f"{new}/in/file"}
-    assert (named, after) == (("name", new, str(tmp_path / "place")), ("sync", str(tmp_path)))
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
 def test_all_of_a_corpus_is_on_disk_before_its_manifest(tmp_path, order):
     source, out = write_texts(tmp_path / "texts", documents=20, seed=0), tmp_path / "corpus"
     prepare(Prepare((f"text:{source}",), out, vocab_size=200, heldout=0.2, processes=1), Console(file=io.StringIO()))

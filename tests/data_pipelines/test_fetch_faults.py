@@ -3,6 +3,7 @@
 import builtins
 import errno
 import os
+import re
 import types
 
 import aiohttp
@@ -79,13 +80,6 @@ def test_what_passes_is_tried_again_and_said_once(bucket, capsys, fault, name):
     assert capsys.readouterr().err.count("cannot be read for now") == 1
 
 
-@pytest.mark.parametrize("fault", ["cut", "nothing"])
-def test_a_download_that_ends_early_is_noticed_and_tried_again(bucket, fault):
-    bucket.faults[TOKENS] = [PASSING[fault]]
-    assert read() == arrays_of_part(0)["train/tokens.npy"]
-    assert bucket.paused == [1]
-
-
 @pytest.mark.parametrize("fault", PASSING)
 def test_what_does_not_pass_ends_in_a_line_that_says_how_to_go_on(bucket, fault):
     bucket.faults[TOKENS] = [PASSING[fault]] * 100
@@ -112,11 +106,63 @@ def test_what_is_refused_is_not_asked_for_again(bucket, fault):
     assert bucket.paused == [] and bucket.reads[TOKENS] == 1
 
 
-@pytest.mark.parametrize("changed", [b"1" * 1000, b"1" * 999, b""])
-def test_an_object_that_has_changed_is_to_be_copied_to_the_bucket_again(bucket, changed):
-    bucket.objects[TOKENS] = changed
-    assert "copy the corpus to the bucket again" in refusal()
+FLIPPED = lambda content: content[:-1] + bytes([content[-1] ^ 1])
+MANIFEST, TOKENIZER = "manifest.json", "tokenizer/tokenizer.json"
+WRONG = [  # what is wrong with which object, what the line says
+    (TOKENS, FLIPPED, "train/tokens.npy is not what prepare wrote .*; copy the corpus to the bucket again"),
+    (TOKENIZER, FLIPPED, "tokenizer.json is not what prepare wrote"),
+    (TOKENS, lambda content: content[:-2], r"tokens.npy has \d+ bytes, the manifest"),
+    (TOKENS, lambda content: b"", r"tokens.npy has \d+ bytes, the manifest"),
+    (TOKENS, None, "train/tokens.npy is missing; copy"),
+    (MANIFEST, None, "no such bucket or object"),
+    (MANIFEST, lambda content: content.replace(b'"version": 2', b'"version": 9'), "has format version 9"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "said"), WRONG)
+def test_what_is_wrong_in_the_bucket_is_one_line_and_stays_so(bucket, name, change, said):
+    content = bucket.objects.pop(name)
+    if change:
+        bucket.objects[name] = change(content)
+    for _ in range(2):  # the second time too
+        with pytest.raises(UserError, match=f"{SOURCE}.*{said}") as raised:
+            read()
+        assert "\n" not in str(raised.value)
     assert bucket.paused == []
+
+
+def test_what_an_earlier_copy_left_is_completed(bucket):
+    copy = fetch.open_copy(SOURCE)
+    names = "train/tokens.npy", "train/sentences.npy", "heldout/tokens.npy"
+    for name in names:
+        read(name=name)
+    tokens, sentences, _ = (copy.path(0, name) for name in names)
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    sentences.unlink()
+    sentences.with_name("sentences.npy.partial").write_bytes(b"half")
+    assert [read(name=name) for name in names] == [arrays_of_part(0)[name] for name in names]
+    assert [bucket.reads[f"parts/000000/{name}"] for name in names] == [2, 2, 1]
+    assert not list(sentences.parent.glob("*.partial"))
+
+
+def test_another_tokenizer_of_the_same_tokens_stands_beside_the_copy_s(bucket):
+    before = fetch.open_copy(SOURCE)
+    read()
+    bucket.write([arrays_of_part(0)], tokenizer=b"[]")
+    after = fetch.open_copy(SOURCE)
+    assert (after.folder / TOKENIZER).read_bytes() == b"[]"
+    assert (before.folder / TOKENIZER).read_bytes() == b"{}"  # a job that reads it goes on with what it opened
+    assert read() == arrays_of_part(0)["train/tokens.npy"] and bucket.reads[TOKENS] == 1
+
+
+def test_a_disk_that_is_too_small_and_a_cache_that_cannot_be_written_are_said(bucket, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(fetch.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=20))
+        assert re.search("cannot be copied.*are to be copied.*are free.*free space.*XDG_CACHE_HOME", refusal())
+        assert bucket.reads[TOKENS] == 0
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert re.search("cannot be copied to .*XDG_CACHE_HOME", refusal())
 
 
 # What the disk answers -> what the line says
@@ -153,12 +199,3 @@ def test_a_scheme_that_nothing_reads_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(UserError, match="nowhere://bucket/corpus.*nowhere:// cannot be read"):
         fetch.open_copy("nowhere://bucket/corpus")
-
-
-def test_any_file_system_of_fsspec_will_do(bucket, monkeypatch):
-    monkeypatch.setattr(download, "filesystem", cloud.filesystem)
-    memory = cloud.filesystem("memory://corpus")
-    for name, content in bucket.objects.items():
-        memory.pipe_file(f"/corpus/{name}", content)
-    with fetch.open_copy("memory://corpus").file(0, "train/tokens.npy") as path:
-        assert path.read_bytes() == arrays_of_part(0)["train/tokens.npy"]

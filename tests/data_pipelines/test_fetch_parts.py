@@ -1,20 +1,24 @@
-"""A corpus in a bucket is copied part by part, a window ahead, and what is done makes room for what comes."""
+"""A corpus in a bucket is copied part by part, a window ahead, by each host its own; what is done makes room."""
 
 import errno
 import fcntl
 import pickle
-import subprocess
-import sys
 import threading
 import time
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_pipelines import fetch
+from data_pipelines.batches import KEPT, make_examples
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.order import Order, deal
 from tests.data_pipelines.buckets import SOURCE, Bucket, arrays_of_part, use
+from tests.data_pipelines.corpora import equal, random_documents, write_corpus
 
 ROOT = Path(__file__).parent.parent.parent
 PARTS = 6
@@ -119,14 +123,6 @@ def test_an_error_in_the_background_is_raised_where_the_part_is_read(bucket):
     assert read(copy, 1) == lost
 
 
-def test_what_is_done_is_kept_where_the_disk_has_room_for_the_corpus(bucket):
-    copy = fetch.open_copy(SOURCE)
-    assert copy.keeps
-    read(copy, 0)
-    copy.release("train", [0])
-    assert there(copy, 0)
-
-
 def test_what_is_done_is_dropped_where_it_has_not_and_copied_again_when_read(bucket, monkeypatch):
     small_disk(monkeypatch, free=4 * 1000 * PARTS)
     copy = fetch.open_copy(SOURCE)
@@ -138,19 +134,6 @@ def test_what_is_done_is_dropped_where_it_has_not_and_copied_again_when_read(buc
     assert there(copy, 0, "train/token_counts.npy") and there(copy, 0, "heldout/tokens.npy")
     assert read(copy, 0) == arrays_of_part(0)["train/tokens.npy"]
     assert bucket.reads["parts/000000/train/tokens.npy"] == 2
-
-
-def test_a_corpus_many_times_the_disk_is_read_through(bucket, monkeypatch):
-    small_disk(monkeypatch, free=4000)
-    copy = fetch.open_copy(SOURCE)
-    for _epoch in range(2):
-        for number in range(PARTS):
-            copy.want("train", [number, (number + 1) % PARTS])
-            for name in ("train/tokens.npy", "train/sentences.npy"):
-                assert read(copy, number, name) == arrays_of_part(number)[name]
-            copy.release("train", [number])
-    held = sum(file.stat().st_size for file in fetch.cache().glob("*/*/*.npy"))
-    assert held <= 4000
 
 
 def test_what_a_killed_run_left_makes_room(bucket, monkeypatch):
@@ -180,31 +163,6 @@ def test_what_another_process_reads_is_not_dropped(bucket, monkeypatch):
     copy.release("train", [0])
     assert there(copy, 0)
     another.release("train", [0])
-    assert not there(copy, 0)
-
-
-def test_a_process_that_was_killed_lets_go(bucket, monkeypatch):
-    small_disk(monkeypatch, free=10_000)
-    copy = fetch.open_copy(SOURCE)
-    read(copy, 0)
-    used, lock = (str(copy.path(0, f"train.{kind}")) for kind in ("used", "lock"))
-    hold = (
-        f"import fcntl, time; used, lock = open({used!r}, 'a+'), open({lock!r}, 'a+')\n"
-        "fcntl.flock(used, fcntl.LOCK_SH), fcntl.flock(lock, fcntl.LOCK_EX), print('held', flush=True), time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    copy.release("train", [0])
-    assert there(copy, 0)
-    waiting = threading.Thread(target=read, args=(copy, 0, "train/sentences.npy"))
-    waiting.start()
-    time.sleep(0.1)
-    assert waiting.is_alive() and not there(copy, 0, "train/sentences.npy")
-    process.kill()
-    waiting.join(10)
-    process.wait()
-    assert there(copy, 0, "train/sentences.npy")
-    copy.release("train", [0])
     assert not there(copy, 0)
 
 
@@ -241,3 +199,64 @@ def test_a_copy_goes_to_worker_processes(bucket, monkeypatch):
     again = pickle.loads(pickle.dumps(copy))
     assert (again.source, again.folder, again.keeps) == (copy.source, copy.folder, copy.keeps)
     assert read(again, 0) == arrays_of_part(0)["train/tokens.npy"]
+
+
+HOSTS, MANY, BATCH, SEED, HOST = 4, 20, 8, 3, 1
+LAYOUT, ORDER = PackedSentences(32), Order(lanes=HOSTS, window=2)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lanes")
+    return Corpus(write_corpus(folder / "corpus", random_documents(0, 160, sentences=6), parts=MANY))
+
+
+@pytest.fixture
+def bucket_of_lanes(local, monkeypatch, tmp_path):
+    bucket_of_lanes = Bucket()
+    files = [file for file in local.path.rglob("*") if file.is_file()]
+    bucket_of_lanes.objects = {file.relative_to(local.path).as_posix(): file.read_bytes() for file in files}
+    use(bucket_of_lanes, monkeypatch, tmp_path)
+    return bucket_of_lanes
+
+
+def read_an_epoch(local):
+    """Build a host's rows of all steps of an epoch, each as from the local corpus, and of the next epoch's first; the
+    corpus, and the parts of each window that they were of."""
+    whole = make_examples(LAYOUT, local, "train", BATCH, SEED, ORDER)
+    here = make_examples(LAYOUT, Corpus(SOURCE), "train", BATCH, SEED, ORDER, whole.sizes)
+    rows = np.arange(BATCH // HOSTS) + HOST * (BATCH // HOSTS)
+    for step in range(-(-whole.number // BATCH) + KEPT + 2):
+        assert equal(here.batch(step, rows), whole.batch(step, rows))
+        wait_for(here.corpus)
+    first, second = (deal(SEED, epoch, np.array(whole.sizes), ORDER, HOST) for epoch in (0, 1))
+    return here.corpus, [window.parts.tolist() for window in (*first, *second[:2])]  # one is fetched ahead
+
+
+def wait_for(corpus):
+    while corpus.copy._thread is not None:
+        time.sleep(0.001)
+
+
+def train_parts(bucket):
+    """How often each part's tokens were read."""
+    return {int(name.split("/")[1]): count for name, count in bucket.reads.items() if name.endswith("train/tokens.npy")}
+
+
+def test_a_host_fetches_the_parts_of_its_lane_once(bucket_of_lanes, local):
+    corpus, windows = read_an_epoch(local)
+    assert corpus.copy.keeps
+    assert train_parts(bucket_of_lanes) == dict.fromkeys(sum(windows, []), 1)
+    first_epoch = sum(windows[:-2], [])
+    assert len(first_epoch) <= MANY / HOSTS + 2
+
+
+def test_a_host_whose_disk_is_small_holds_three_windows_at_most(bucket_of_lanes, local, monkeypatch):
+    monkeypatch.setattr(fetch, "ROOM", 0)
+    corpus, windows = read_an_epoch(local)
+    assert not corpus.copy.keeps
+    there = {number for number in range(MANY) if corpus.copy.path(number, "train/tokens.npy").exists()}
+    assert there == set(sum(windows[-2:], []))
+    read = train_parts(bucket_of_lanes)
+    assert read.keys() == set(sum(windows, []))
+    assert all(count <= sum(part in window for window in windows) for part, count in read.items())

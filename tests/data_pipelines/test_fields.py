@@ -4,12 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.document import Annotation, AnnotationField, Document, Segment, plain
 from data_pipelines.errors import UserError
-from data_pipelines.formats import cutting
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse, plan
@@ -24,6 +23,7 @@ from data_pipelines.text.steps import STEPS, Step
 from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import documents, run
+from tests.data_pipelines.tokenizers.trained import make
 
 BY_DOCUMENT = AnnotationField("uint16", per="document")
 SOURCES = (Source("text", "tests", None),)
@@ -36,27 +36,14 @@ ADDED = {
 }
 
 
-def byte_level():
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 20, trainer)
-    return tokenizer
-
-
-def wordpiece():
-    letters = sorted(set("".join(WORDS).lower()) | set(".,"))
-    tokens = ["[UNK]", *letters, *(f"##{letter}" for letter in letters), "##ha", "##amma"]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return tokenizer
+def trained(*kind):
+    """A tokenizer whose offsets have the white space too."""
+    return Tokenizer.from_str(json.dumps(json.loads(make(*kind).tokenizer.to_str()) | {"post_processor": None}))
 
 
 MAKE = {
-    "wordpiece": wordpiece,
-    "byte-level": byte_level,
+    "wordpiece": lambda: trained("wordpiece"),
+    "byte-level": lambda: trained("bpe"),
     "character-bpe": lambda: train("character-bpe", [" ".join(WORDS).lower()] * 20, Training(80)).tokenizer,
 }
 KEPT = dict.fromkeys(MAKE, BY_TOKEN) | {"character-bpe": BY_TOKEN_BEFORE}
@@ -159,7 +146,7 @@ def test_segments_and_annotations_are_where_a_plain_loop_puts_them(tmp_path, kin
 
 def test_a_stretch_of_a_field_with_a_shape_is_read_at_both_ends(tmp_path):
     notes = tuple(Annotation("boxes", 0, at, at + 1, (at, at, at, 7)) for at in range(5))
-    (part,) = write(tmp_path / "c", [[[Document((Segment("source", "qqqqq"),), notes)]]], byte_level()).parts
+    (part,) = write(tmp_path / "c", [[[Document((Segment("source", "qqqqq"),), notes)]]], trained("bpe")).parts
     rows = part.read("train", "boxes", np.array([-2, 1, 3]), 4)
     assert rows[0, 2:].tolist() == [[0, 0, 0, 7], [1, 1, 1, 7]]
     assert rows[1, :, 0].tolist() == [1, 2, 3, 4]
@@ -181,7 +168,7 @@ def test_more_labels_than_a_number_holds_are_an_error(tmp_path):
     notes = tuple(Annotation("entities", 0, at, at + 1, str(at)) for at in range(300))
     fields = ADDED | {"entities": Field("uint8", values=())}
     with pytest.raises(UserError, match="field 'entities' has more than 256 different values in a part"):
-        write(tmp_path / "c", [[[Document((Segment("source", text),), notes)]]], byte_level(), fields=fields)
+        write(tmp_path / "c", [[[Document((Segment("source", text),), notes)]]], trained("bpe"), fields=fields)
 
 
 def labelled(labels):
@@ -190,26 +177,15 @@ def labelled(labels):
     ))  # fmt: skip
 
 
-def test_parts_may_have_more_labels_together_than_each(tmp_path):
-    few = ADDED | {"entities": Field("uint8", values=())}
-    made = [[f"{part} {at}" for at in range(200)] for part in range(2)]
-    corpus = write(tmp_path / "c", [[[labelled(labels)]] for labels in made], byte_level(), fields=few)
-    for part, labels in zip(corpus.parts, made, strict=True):
-        size = part.sizes["train"]["tokens"]
-        numbers = part.read("train", "entities", np.array([0]), size)[0].tolist()
-        found = [corpus.fields["entities"].values[number] for number in numbers]
-        assert [label for label in dict.fromkeys(found) if label] == labels
-
-
 def test_units_with_more_labels_together_than_a_part_can_have_are_an_error(tmp_path):
     few = ADDED | {"entities": Field("uint8", values=())}
     made = [[labelled([f"{unit} {at}" for at in range(200)])] for unit in range(2)]
     with pytest.raises(UserError, match="field 'entities' has more than 256 different values in a part"):
-        write(tmp_path / "c", [made], byte_level(), fields=few)
+        write(tmp_path / "c", [made], trained("bpe"), fields=few)
 
 
 def test_a_text_of_white_space_is_no_document_and_loses_no_other(tmp_path):
-    corpus = write(tmp_path / "c", [[[plain(" \n "), plain("x"), plain("\n")]]], byte_level(), fields={})
+    corpus = write(tmp_path / "c", [[[plain(" \n "), plain("x"), plain("\n")]]], trained("bpe"), fields={})
     assert corpus.size("train") == {"documents": 1, "sentences": 1, "tokens": 1}
     assert corpus.manifest["counts"]["empty documents"]["count"] == 2
 
@@ -246,7 +222,7 @@ def test_formats_bring_their_fields_through_prepare(tmp_path):
 
 @pytest.mark.parametrize(("paths", "documents"), [(["one", "one"], 1), (["one", "two"], 2)])
 def test_in_a_unit_only_the_rest_of_the_same_file_goes_on(tmp_path, paths, documents):
-    tokenizer = byte_level()
+    tokenizer = trained("bpe")
     job = Job(SOURCES, tokenizer.get_vocab_size(), planned(SOURCES, tokenizer.get_vocab_size(), BY_TOKEN), 0.0)
     with units.UnitFiles(tmp_path / "unit", job) as files:
         written = batches.Batches(files, Encoder(tokenizer), job.fields)
@@ -258,24 +234,6 @@ def test_in_a_unit_only_the_rest_of_the_same_file_goes_on(tmp_path, paths, docum
     assert summary["splits"]["train"] == {"documents": documents, "sentences": 3, "tokens": 4}
 
 
-def test_a_long_field_of_several_is_cut_as_it_is_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(cutting, "WINDOW", 1000)
-    record = {"question": "Why?", "context": " ".join(f"Sentence {number} is here." for number in range(500))}
-    (tmp_path / "a.jsonl").write_text(json.dumps(record))
-    run(tmp_path / "both", f"jsonl:{tmp_path}/a.jsonl", field=("question", "context"))
-    run(tmp_path / "one", f"jsonl:{tmp_path}/a.jsonl", field=("context",))
-    both, one = Corpus(tmp_path / "both"), Corpus(tmp_path / "one")
-    assert both.size("train")["documents"] == 1
-    question = part_tokens(both)[: -len(part_tokens(one))]
-    assert part_tokens(both) == [*question, *part_tokens(one)] and 0 < len(question) < 9
-    roles = [both.fields["segments"].values[at] for at in both.parts[0].column("train", "segments")]
-    assert roles == ["question"] + ["context"] * one.size("train")["sentences"]
-
-
-def part_tokens(corpus):
-    return corpus.parts[0].array("train", "tokens").tolist()
-
-
 def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, monkeypatch):
     mark = lambda document: document._replace(
         annotations=tuple(
@@ -284,7 +242,7 @@ def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, m
     )
     monkeypatch.setitem(STEPS, "marks", Step(1, annotate=mark, fields={"marks": AnnotationField("uint8")}))
     (tmp_path / "a.txt").write_text("q<b>q</b>qq")
-    source, tokenizer = parse(f"text:{tmp_path}/a.txt"), byte_level()
+    source, tokenizer = parse(f"text:{tmp_path}/a.txt"), trained("bpe")
     encoder, steps = Encoder(tokenizer), ("tags", "marks")
     fields = planned([source], tokenizer.get_vocab_size(), BY_TOKEN, steps)
     job = Job((source,), tokenizer.get_vocab_size(), fields, 0.0, steps=steps)

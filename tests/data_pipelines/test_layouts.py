@@ -1,11 +1,98 @@
-"""What models may count on in rows of every layout."""
+"""Every way to make rows: what models may count on in all, and a hash of each that tells when its batches change.
+
+A change of a hash makes other batches of the same corpus, recipe and seed: a run that goes on is another run. After a
+change that is meant, put what this prints in place of the hashes:
+
+    python -m tests.data_pipelines.test_layouts
+"""
+
+import hashlib
+import pickle
+import tempfile
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from data_pipelines import noise
 from data_pipelines.batches import make_examples
-from tests.data_pipelines.corpora import epoch
-from tests.data_pipelines.layouts import LAYOUTS, written
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.evaluation import evaluation_batches
+from data_pipelines.examples.global_tokens import GlobalTokens
+from data_pipelines.examples.input_target import InputTarget
+from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.packed_documents import PackedDocuments
+from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.permutations import PermutedSpans, Permuting
+from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs
+from data_pipelines.examples.sentence_globals import SentenceGlobals
+from data_pipelines.examples.sentence_pairs import SentencePairs
+from data_pipelines.examples.streams import ContiguousStreams
+from data_pipelines.examples.strided_documents import StridedDocuments
+from data_pipelines.order import Order
+from tests.data_pipelines.corpora import (
+    FIRST,
+    SPECIAL,
+    epoch,
+    equal,
+    in_format_1,
+    numbered,
+    random_documents,
+    unmasked,
+    write_corpus,
+)
+
+ALBERT, ONE_WAY = (1, 1 / 2, 1 / 3), {"spans": False, "bidirectional": False}
+LAYOUTS = {
+    "pairs, next sentence": (SegmentPairs(32), "9980de8e40aa0781"),
+    "pairs, sentence order": (SegmentPairs(32, label=SENTENCE_ORDER), "54afb31a4926a3e9"),
+    "pairs, no label": (SegmentPairs(32, label=None), "a060c012ffe3d553"),
+    "pairs, whole words": (SegmentPairs(32, Masking(whole_word=True)), "fe9a1826e40ccfec"),
+    "pairs, masked as ELECTRA's": (SegmentPairs(32, Masking(0.25, 0.85, 0.0), label=None), "ae16c0668180f179"),
+    "pairs, n-grams as ALBERT's": (SegmentPairs(32, Masking(whole_word=True, ngrams=ALBERT)), "4bce5446e9c11199"),
+    "pairs of sentences": (SentencePairs(32), "a929273923fbae48"),
+    "packed": (PackedSentences(32), "8c16f1d578064a42"),
+    "packed, whole words": (PackedSentences(32, Masking(whole_word=True)), "a2e339332e06a4f3"),
+    "packed, n-grams": (
+        PackedSentences(32, Masking(whole_word=True, ngrams=(0.4, 0.3, 0.2, 0.1))),
+        "cfceb8478f7417d4",
+    ),
+    "packed across documents": (PackedSentences(32, cross_document_attention=True), "ab3e30038d0a25a5"),
+    "packed, of one document": (PackedSentences(32, one_document=True), "a1972e0b3455ed10"),
+    "packed, two fixed copies": (PackedSentences(32, Masking(copies=2)), "47905a31eec31a33"),
+    "packed, with global tokens": (SentenceGlobals(32, globals=3), "e492820617f778b0"),
+    "pairs, which name global tokens": (GlobalTokens(32, SegmentPairs(32), 2), "9f6d14c102b57935"),
+    "documents": (PackedDocuments(32), "f7865c58abc5027f"),
+    "documents, apart": (PackedDocuments(32, separate=True, restart=True), "17735a3cba09decb"),
+    "stream": (ContiguousStreams(32), "f2a5ce2dda034efb"),
+    "stream, reset": (ContiguousStreams(32, reset=True), "692dc52fbe19f20d"),
+    "permuted spans": (PermutedSpans(32, Permuting(reuse_len=14, perm_size=8)), "5e52697bd7201d7f"),
+    "permuted tokens, one way": (PermutedSpans(32, Permuting(0, k=4, perm_size=32, **ONE_WAY)), "d3812268a78ee418"),
+}
+NOISY = [name for name in LAYOUTS if not name.startswith(("documents", "stream"))]  # these draw nothing
+PADDED = [name for name in LAYOUTS if not name.startswith(("stream", "permuted"))]
+ROWS = np.array([6, 0, 3, 7])  # as a host builds them: some, in any order
+
+
+def written(path: Path) -> Corpus:
+    """Documents of 1 to 6 sentences of 1 to 40 tokens, some longer than a row; every token is another one."""
+    lengths = lambda document: [1 + (7 * document + 11 * sentence) % 40 for sentence in range(1 + document % 6)]
+    train, heldout = numbered(map(lengths, range(25))), numbered(map(lengths, range(25, 37)))
+    return Corpus(write_corpus(path, train, 2500, heldout, special=SPECIAL | {"eod": 2499}))
+
+
+def digest(layout, corpus: Corpus) -> str:
+    """Of two epochs' steps, some rows of each in another order than theirs, and of an evaluation."""
+    train = make_examples(layout, corpus, "train", 8, seed=7)
+    batches = [train.batch(step, ROWS) for step in range(2 * train.number // 8 + 1)]
+    batches += evaluation_batches(make_examples(layout, corpus, "heldout", 8, seed=7), limit=12)
+    found = hashlib.sha256()
+    for batch in batches:
+        for name, array in sorted(batch.items()):
+            found.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
 
 
 @pytest.fixture(scope="module")
@@ -13,8 +100,203 @@ def corpus(tmp_path_factory):
     return written(tmp_path_factory.mktemp("corpus") / "c")
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if not name.startswith(("stream", "permuted"))])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_batches_are_what_they_were(name, corpus):
+    layout, golden = LAYOUTS[name]
+    assert digest(layout, corpus) == golden
+
+
+@pytest.mark.parametrize("name", ["pairs, whole words", "stream", "permuted spans"])
+def test_a_corpus_of_before_there_were_parts_gives_the_same_batches(name, corpus, tmp_path):
+    layout, golden = LAYOUTS[name]
+    assert digest(layout, Corpus(in_format_1(corpus, tmp_path / "old"))) == golden
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rows_built_together_are_those_built_apart_and_as_the_spec_says(name, corpus):
+    layout, _ = LAYOUTS[name]
+    examples = make_examples(layout, corpus, "train", 8, seed=5)
+    last = getattr(examples, "steps", examples.number // 8) - 1
+    for step in (0, last):  # the rows from 8 on are those of the next step, which may be in the next epoch
+        whole = examples.batch(step, np.arange(16))
+        assert {name: (array.shape[1:], array.dtype) for name, array in whole.items()} == layout.spec
+        for rows in (np.array([0]), np.arange(3, 12), np.array([15, 2, 7])):
+            assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
+        other = pickle.loads(pickle.dumps(examples))  # as it goes to a worker
+        assert equal(other.batch(step + 1, np.arange(8)), {name: array[8:] for name, array in whole.items()})
+
+
+@pytest.mark.parametrize("name", PADDED)
 def test_padding_is_at_the_end_so_that_a_token_s_place_in_the_row_is_its_position(name, corpus):
-    real = epoch(make_examples(LAYOUTS[name], corpus, "train", 8, seed=0))["segments"] > 0
+    real = epoch(make_examples(LAYOUTS[name][0], corpus, "train", 8, seed=0))["segments"] > 0
     assert not real.all() and real[:, 0].all()
     assert not (np.diff(real.astype(int), axis=1) > 0).any()
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """(keys u64[n], counters u32[n, m]) of every draw from keys of rows, which differ; a plan's is the same for all."""
+    draws, bits = [], noise.bits
+
+    def recorded(keys, counters):
+        if not isinstance(keys, int) and len(set(keys.tolist())) > 1:
+            draws.append((keys, np.broadcast_to(counters, (len(keys), counters.shape[-1]))))
+        return bits(keys, counters)
+
+    monkeypatch.setattr(noise, "bits", recorded)
+    return draws
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_keys_are_of_the_seed_the_epoch_and_the_example_and_no_two_uses_share_a_number(name, corpus, drawn):
+    found = []
+    for seed, number in ((0, 0), (0, 1), (1, 0)):
+        drawn.clear()
+        make_examples(LAYOUTS[name][0], corpus, "train", 8, seed).build(number, ROWS)
+        keys = drawn[0][0]
+        assert all(np.array_equal(keys, others) for others, _ in drawn)
+        found += keys.tolist()
+        for row in range(len(ROWS)):
+            uses = [set(counters[row].tolist()) for _, counters in drawn]  # in one use, a word's tokens share theirs
+            assert len(uses) >= 2 and sum(map(len, uses)) == len(set.union(*uses))
+    assert len(set(found)) == 3 * len(ROWS)
+
+
+# Static masks: a row is made in so many fixed ways, which epochs take in turn
+
+MASKED = {
+    "pairs": SegmentPairs,
+    "packed": PackedSentences,
+    "with global tokens": lambda length, **masked: GlobalTokens(length, PackedSentences(length, **masked), 1),
+}
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["one part", "three parts"])
+def of_parts(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "c"
+    return Corpus(write_corpus(path, random_documents(0, 60), parts=request.param))
+
+
+@pytest.mark.parametrize("layout", MASKED.values(), ids=MASKED)
+def test_epochs_repeat_exactly_after_as_many_as_there_are_copies(of_parts, layout):
+    examples = make_examples(layout(32, masks=Masking(copies=3)), of_parts, "train", 4, seed=7)
+    found = [epoch(examples, number) for number in range(6)]
+    for number in range(3):
+        assert equal(found[number], found[number + 3])
+        assert not np.array_equal(found[number]["tokens"], found[(number + 1) % 3]["tokens"])
+    anew = make_examples(layout(32), of_parts, "train", 4, seed=7)
+    assert equal(epoch(anew, 2), found[2]), "the copies are those of the first epochs"
+    assert not np.array_equal(epoch(anew, 3)["tokens"], found[0]["tokens"])
+    assert np.array_equal(unmasked(epoch(anew, 3)), unmasked(found[0])) or layout is SegmentPairs
+    other = make_examples(layout(32), of_parts, "train", 4, seed=8)
+    assert not np.array_equal(epoch(other, 0)["tokens"], found[0]["tokens"])
+
+
+def test_copies_come_in_another_order_in_every_epoch(of_parts):
+    examples = make_examples(PackedSentences(32, Masking(copies=1)), of_parts, "train", 2, 7, Order(2, 1))
+    steps = -(-examples.number // 2)
+    rows = [[bytes(row) for row in examples.batch(step, np.arange(2))["tokens"]] for step in range(2 * steps + 2)]
+    first, second = ([row for pair in rows[begin : begin + steps] for row in pair] for begin in (0, steps))
+    assert first != second
+    shared = Counter(first) & Counter(second)
+    assert sum(shared.values()) >= examples.number - 4  # lanes' epochs do not end at the same step
+
+
+# What cannot be is an error before any step
+
+ERRORS = [
+    (lambda: PackedSentences(2), "length 2 leaves no room"),
+    (lambda: SegmentPairs(4), "length 4 leaves no room"),
+    (lambda: ContiguousStreams(0), "length 0 leaves no room"),
+    (lambda: PermutedSpans(256), "length 256 leaves no room .* reuse_len 256 .* use at most reuse_len 128"),
+    (lambda: InputTarget(8), "has documents of text, where rows of input and target need two segments"),
+    (lambda: ContiguousStreams(900), "tokens, too few for a batch of 4 rows of"),
+    (lambda: PackedDocuments(0), "length 0 leaves no room"),
+    (lambda: StridedDocuments(8, 9), "--stride 9: give a number from 1 to the length of the rows, 8"),
+    (lambda: Permuting(k=0), "permuting.k=0: must be at least 1"),
+    (lambda: GlobalTokens(32, PackedSentences(32), -1), "^globals=-1: must be from 0, for none, to the row's length"),
+    (lambda: GlobalTokens(32, PackedSentences(32), 33), "^globals=33: must be from 0"),
+    (lambda: SentenceGlobals(48, globals=0), "globals=0 with length=48: must be from 1 to 48"),
+    (lambda: SentenceGlobals(48, globals=49), "globals=49 with length=48: must be from 1 to 48"),
+    (lambda: Masking(rate=0), "must be"),
+    (lambda: Masking(rate=1.1), "must be"),
+    (lambda: Masking(mask=-0.1), "must be"),
+    (lambda: Masking(mask=0.8, random=0.3), "must be"),
+    (lambda: Masking(copies=-1), "objective.masking.copies=-1: must be at least 0"),
+    (lambda: Masking(whole_word=True, ngrams=(-1.0, 2.0)), "masking.ngrams=.*: must be weights of at least 0"),
+    (lambda: Masking(whole_word=True, ngrams=(0.0, 0.0)), "must be weights of at least 0"),
+    (lambda: Masking(whole_word=True, ngrams=(float("nan"), 1.0)), "must be weights of at least 0"),
+    (lambda: Masking(whole_word=True, ngrams=(float("inf"),)), "must be weights of at least 0"),
+    (lambda: Masking(ngrams=ALBERT), "masking.ngrams=.* but objective.masking.whole_word=False: n-grams are"),
+]
+LACKING = [
+    (SegmentPairs(32), "has no .*mask token"),
+    (PackedDocuments(5), "no eod and no sep token"),
+    (ContiguousStreams(5), "no eod and no sep token"),
+    (PermutedSpans(512), "has no .*cls"),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), ERRORS)
+def test_what_cannot_be_is_said(corpus, make, said):
+    with pytest.raises(UserError, match=said):
+        make_examples(make(), corpus, "train", 4, seed=0).batch(0, ROWS)
+
+
+def test_rows_that_do_not_fit_the_two_ways_or_the_text_are_said(corpus):
+    for rows, said in ((3, "3 rows are odd"), (4000, "has .* tokens, too few for a batch of 4000 rows of 512")):
+        with pytest.raises(UserError, match=said):
+            make_examples(PermutedSpans(512), corpus, "train", rows, seed=0).batch(0, ROWS)
+
+
+@pytest.mark.parametrize(("layout", "said"), LACKING)
+def test_a_tokenizer_without_the_tokens_of_a_layout_is_said(tmp_path, layout, said):
+    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[9]]), special={"unk": 1}))
+    with pytest.raises(UserError, match=said):
+        make_examples(layout, corpus, "train", 4, seed=0)
+
+
+@pytest.fixture(scope="module")
+def heldout(tmp_path_factory):
+    path = tmp_path_factory.mktemp("heldout") / "c"
+    return Corpus(write_corpus(path, [], heldout=random_documents(1, 40)))
+
+
+def test_every_held_out_token_counts_once(heldout):
+    examples = make_examples(PackedSentences(32), heldout, "heldout", 16, seed=0)
+    batches = list(evaluation_batches(examples, limit=10**6))
+    assert {batch["tokens"].shape for batch in batches} == {(16, 32)}
+    texts = np.concatenate([unmasked(batch)[batch["segments"] > 0] for batch in batches])
+    everything = heldout.parts[0].read("heldout", "tokens", np.array([0]), heldout.parts[0].lengths("heldout").sum())[0]
+    assert sorted(texts[texts >= FIRST]) == sorted(everything)
+
+
+@pytest.mark.parametrize("label", [NEXT_SENTENCE, SENTENCE_ORDER])
+@pytest.mark.parametrize("limit", [1, 16, 21])
+def test_the_limit_is_kept_and_the_last_batch_is_filled_with_rows_that_count_nowhere(heldout, limit, label):
+    batches = list(
+        evaluation_batches(make_examples(SegmentPairs(16, label=label), heldout, "heldout", 8, seed=0), limit)
+    )
+    assert len(batches) == -(-limit // 8)
+    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    assert (whole["segments"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
+    assert (whole["prediction_weights"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
+    assert (whole[label][limit:] == -1).all() and (whole[label][:limit] >= 0).any()
+
+
+def test_the_set_is_the_same_every_time_and_spread_over_the_split(heldout):
+    examples = make_examples(SegmentPairs(16), heldout, "heldout", 8, seed=0)
+    first, again = (list(evaluation_batches(examples, 40)) for _ in range(2))
+    assert all(map(equal, first, again))
+    assert all(equal(batch, examples.build(0, rows)) for batch, rows in zip(first, examples.fixed(40), strict=True))
+    some = np.concatenate([unmasked(batch) for batch in first])
+    everything = np.concatenate([unmasked(batch) for batch in evaluation_batches(examples, 10**6)])
+    places = [np.flatnonzero((everything == row).all(axis=1))[0] for row in some]
+    assert max(places) > 0.9 * examples.number and len(set(places)) == 40
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = written(Path(folder) / "c")
+        for name, (layout, _) in LAYOUTS.items():
+            print(f"{name}: {digest(layout, corpus)}")

@@ -1,5 +1,10 @@
-"""The loader yields what the examples would, in order, whoever prepares it."""
+"""The loader yields what the examples would, in order, whoever prepares it, and leaves no process behind."""
 
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,6 +18,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.loader import Loader
+from data_pipelines.workers import Workers
 from tests.data_pipelines.corpora import equal, random_documents, write_corpus
 
 ROWS = np.array([1, 4, 6])  # one host's rows of a batch of 8
@@ -78,6 +84,109 @@ def test_leaving_the_loader_early_stops_its_threads(examples):
     assert threading.active_count() <= before
 
 
-def test_no_steps_are_no_batches(examples):
-    with Loader(examples, 5, 5, ROWS) as loader:
-        assert list(loader) == []
+READER = """
+import multiprocessing, os, sys
+from functools import partial
+from data_pipelines.workers import Workers
+if __name__ == "__main__":
+    things = iter(Workers(bytes, 10**9, int(sys.argv[1])))
+    for _ in range(3):
+        next(things)
+    print(len(multiprocessing.active_children()), flush=True)
+    exec(sys.argv[2])
+"""
+KILLED = 3, "os.kill(os.getpid(), 9)", -9
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    """Processes of tests before these may still be ending."""
+    for child in multiprocessing.active_children():
+        child.join(60)
+
+
+def square(index):
+    return index * index
+
+
+def end_at_two(index):
+    if index == 2:
+        os._exit(9)
+    return index
+
+
+@pytest.mark.parametrize("processes", [1, 3, 6])
+def test_things_come_in_order_and_the_processes_end(processes):
+    workers = Workers(square, 5, processes)
+    assert list(workers) == [0, 1, 4, 9, 16]
+    workers.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_leaving_early_ends_processes_that_have_more_to_say():
+    workers = Workers(bytes, 10**9, 2)  # hours of work
+    assert next(iter(workers)) == b""
+    begin = time.monotonic()
+    workers.close()
+    assert multiprocessing.active_children() == [] and time.monotonic() - begin < 60
+
+
+def test_signals_to_the_whole_group_are_the_readers_alone():
+    workers = Workers(square, 2000, 2)
+    children = multiprocessing.active_children()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for child in children:  # while they start
+            os.kill(child.pid, number)
+    assert len(list(workers)) == 2000
+    workers.close()
+    assert len(children) == 2 and [child.exitcode for child in children] == [0, 0]
+
+
+def test_signals_that_come_while_they_start_are_not_lost(monkeypatch):
+    seen = []
+    monkeypatch.setattr("data_pipelines.workers._start", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: seen.append("SIGTERM"))
+    try:
+        Workers(square, 1, 1)._workers.clear()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == ["SIGTERM"]
+
+
+def test_a_process_that_dies_is_an_error_that_says_what_to_do():
+    workers = Workers(end_at_two, 5, 2)
+    with pytest.raises(UserError, match="^--workers 2: .* ended with status 9, .*use fewer"):
+        list(workers)
+    workers.close()
+
+
+def more_than_a_pipe_holds(index):
+    return bytes(10**6)
+
+
+def test_a_process_that_is_killed_in_the_middle_of_a_message_is_the_same_error():
+    workers = Workers(more_than_a_pipe_holds, 5, 1)
+    process, pipe = workers._workers[0]
+    assert pipe.poll(60)
+    process.kill()
+    with pytest.raises(UserError, match="^--workers 1: .* ended with status -9, "):
+        list(workers)
+    workers.close()
+
+
+@pytest.mark.parametrize(
+    ("processes", "end", "status"),
+    [(1, "pass", 0), (2, "pass", 0), (3, "pass", 0), (2, "sys.exit(3)", 3), (1, "1 / 0", 1), KILLED],
+)
+def test_nothing_is_left_however_the_reader_ends(tmp_path, processes, end, status):
+    script = tmp_path / "reader.py"
+    script.write_text(READER)
+    shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, script, str(processes), end], env=environment, capture_output=True, text=True, timeout=300
+    )  # its workers share its output: it comes to an end when they have
+    assert (done.returncode, done.stdout) == (status, f"{processes}\n")
+    assert "ZeroDivisionError" in done.stderr if end == "1 / 0" else done.stderr == ""
+    assert "leaked" not in done.stderr
+    assert not shared or not {name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("psm_")}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines import batches, noise
+from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.packed_sentences import PackedSentences
@@ -37,13 +37,6 @@ def test_counts_add_up_never_fall_and_stay_near_their_rates(weights, rows, more)
     assert all(abs(n - Fraction(w, sum(weights)) * rows) <= bound for n, w in zip(found, weights, strict=True))
 
 
-def test_a_rate_of_one_in_ten_thousand_is_not_starved():
-    weights = (9999, 1)
-    blocks = [counts(weights, BLOCK * block)[1] for block in range(2000)]
-    assert blocks[-1] == round(1999 * BLOCK / 10_000)
-    assert max(np.diff(np.flatnonzero(np.diff(blocks)))) <= 5  # one in every fifth block or so
-
-
 @pytest.mark.parametrize(
     "text, rates",
     [
@@ -56,6 +49,7 @@ def test_a_rate_of_one_in_ten_thousand_is_not_starved():
 )
 def test_rates(text, rates):
     assert parse_rates(text, SIZES) == pytest.approx(rates)
+    assert parse_rates("smoothed:1000", SIZES) == (1, 0, 0)  # no overflow
 
 
 @pytest.mark.parametrize(
@@ -72,20 +66,8 @@ def test_rates(text, rates):
 def test_what_is_no_mixture_is_said(text, said):
     with pytest.raises(UserError, match=said):
         parse_rates(text, SIZES)
-
-
-def test_a_corpus_without_text_is_an_error():
     with pytest.raises(UserError, match="--corpus zh=: has no text"):
         parse_rates("proportional", {"en": 5, "zh": 0})
-
-
-def test_a_large_power_is_no_overflow():
-    assert parse_rates("smoothed:1000", SIZES) == (1, 0, 0)
-
-
-def test_the_smallest_rate_has_a_weight():
-    corpora = {name: Sizes([9]) for name in "ab"}
-    assert make_mixture(dict.fromkeys("ab", Counted(1)), corpora, (1e-300, 1.0), 8, 0).weights[0] == 1
 
 
 def mixed(sizes, rates, batch_size, lanes=1, window=2, seed=5):
@@ -137,7 +119,7 @@ def test_every_block_has_its_exact_counts_shuffled_inside_and_every_epoch_every_
             assert sum(key[:2] == (source, epoch) for key in seen) == sum(sizes)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.lists(st.lists(st.integers(4, 40), min_size=1, max_size=5), min_size=1, max_size=4),
     st.sampled_from([1, 2, 4]), st.integers(0, 900), st.integers(1, 9),
@@ -169,7 +151,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("workers", [{"threads": 0}, {"threads": 1}, {"threads": 3}])
+@pytest.mark.parametrize("workers", [{"threads": 0}, {"threads": 3}])
 def test_batches_do_not_depend_on_who_prepares_them(corpora, name, workers):
     mixture = make_mixture(LAYOUTS[name], corpora, (0.5, 0.3, 0.2), 24, 3, Order(lanes=2))
     rows = np.arange(24)
@@ -181,19 +163,6 @@ def test_batches_do_not_depend_on_who_prepares_them(corpora, name, workers):
             for step, batch in loader:
                 if step in whole:
                     assert equal(batch, {key: array[mine] for key, array in whole[step].items()})
-
-
-@pytest.mark.parametrize("processes", [0, 1, 3])
-def test_worker_processes_read_the_same_across_epochs_of_a_mixture(corpora, processes, monkeypatch):
-    monkeypatch.setattr(batches, "ROWS", 10)
-    monkeypatch.setattr(batches, "TOKENS", 1)
-    mixture = make_mixture(LAYOUTS["pairs and packed"], corpora, (0.5, 0.3, 0.2), 24, 3, Order(lanes=2, window=2))
-    rows = np.arange(24)
-    with Loader(mixture, 0, 150, rows, threads=1, processes=processes) as loader:
-        assert loader._group < 6
-        for step, batch in loader:
-            if step % 30 == 7:
-                assert equal(batch, mixture.batch(step, rows))
 
 
 def test_rows_of_streams_keep_their_corpus_and_go_on(corpora):

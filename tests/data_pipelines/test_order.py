@@ -1,13 +1,17 @@
-"""Every epoch is a permutation of its own, found by index."""
+"""Noise is a hash of counters, epochs are permutations, and parts are dealt to lanes: each example comes once."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipelines import noise
+from data_pipelines.batches import HELD_OUT, KEPT
 from data_pipelines.errors import UserError
-from data_pipelines.order import permute, permute_each
-from tests.data_pipelines.counted import counted
+from data_pipelines.order import Order, deal, permute, permute_each
+from tests.data_pipelines.counted import SEED, counted
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 10**9))
@@ -55,27 +59,177 @@ def test_the_network_s_halves_do_not_show():
     assert chi_square < 99 + 5 * np.sqrt(2 * 99)
 
 
-def test_steps_run_through_epoch_after_epoch_without_a_gap():
-    seen = {epoch: [] for epoch in range(4)}
-    for step in range(7):
-        batch = counted([10], batch_size=4).batch(step, np.arange(4))
-        for epoch, example in zip(batch["epoch"].tolist(), batch["example"].tolist(), strict=True):
-            seen[epoch].append(example)
-    assert [sorted(order) for order in seen.values()] == [list(range(10))] * 2 + [sorted(seen[2]), []]
-    assert len(set(seen[2])) == 8
-    assert seen[0] != seen[1]
-
-
-def test_rows_beyond_the_batch_are_those_of_later_steps():
-    some = counted([7], batch_size=4)
-    together = some.batch(2, np.arange(12))
-    for later in range(3):
-        alone = some.batch(2 + later, np.arange(4))
-        assert {name: array[4 * later : 4 * later + 4].tolist() for name, array in together.items()} == {
-            name: array.tolist() for name, array in alone.items()
-        }
-
-
 def test_an_empty_split_is_an_error_that_names_it():
     with pytest.raises(UserError, match="split 'train' of corpus corpora/none is empty"):
         counted([0], batch_size=4).batch(0, np.arange(4))
+
+
+ONE, OTHER = "masked tokens", "what masked tokens become"
+KEYS = noise.key(1, 0, np.arange(2000))
+DRAWS = noise.bits(KEYS, noise.counters(ONE, 500))  # uint32 [2000, 500]
+
+
+def test_an_int_and_an_array_are_hashed_alike():
+    rows = np.arange(5)
+    expected = [noise.key(7, 3, row) for row in range(5)]
+    assert noise.key(7, 3, rows).tolist() == expected
+    assert noise.key(7, np.full(5, 3), rows).tolist() == expected
+    counters = noise.counters(ONE, 4)
+    assert noise.bits(noise.key(7, 3, rows), counters)[1].tolist() == noise.bits(expected[1], counters).tolist()
+
+
+def test_every_number_in_a_key_counts():
+    keys = [noise.key(*numbers) for numbers in ((1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (2, 1, 3), (1, 2), (-1, 2))]
+    assert len(set(keys)) == len(keys)
+
+
+def test_all_256_values_of_every_byte_are_equally_frequent():
+    for shift in (0, 8, 16, 24):
+        counts = np.bincount(((DRAWS >> shift) & 255).ravel(), minlength=256)
+        expected = DRAWS.size / 256
+        chi_square = ((counts - expected) ** 2 / expected).sum()  # 255 degrees of freedom: deviation 22.6
+        assert 255 - 5 * 22.6 < chi_square < 255 + 5 * 22.6
+
+
+@pytest.mark.parametrize("neighbour", ["next counter", "next row", "next epoch", "next seed", "next stream"])
+def test_neighbours_are_independent(neighbour):
+    rows = np.arange(2000)
+    other = {
+        "next counter": lambda: np.roll(DRAWS, 1, axis=1),
+        "next row": lambda: np.roll(DRAWS, 1, axis=0),
+        "next epoch": lambda: noise.bits(noise.key(1, 1, rows), noise.counters(ONE, 500)),
+        "next seed": lambda: noise.bits(noise.key(2, 0, rows), noise.counters(ONE, 500)),
+        "next stream": lambda: noise.bits(KEYS, noise.counters(OTHER, 500)),
+    }[neighbour]()
+    correlation = np.corrcoef(DRAWS.ravel(), other.ravel())[0, 1]
+    assert abs(correlation) < 5 / np.sqrt(DRAWS.size)
+    differing = np.bitwise_count(DRAWS ^ other).mean()  # 16 of 32 bits; deviation of the mean sqrt(8 / draws)
+    assert abs(differing - 16) < 5 * np.sqrt(8 / DRAWS.size)
+
+
+def test_below_is_uniform_and_stays_below():
+    for bound in (1, 2, 7, 1000):
+        counts = np.bincount(noise.below(DRAWS, bound).ravel(), minlength=bound)
+        assert len(counts) == bound
+        assert np.abs(counts - DRAWS.size / bound).max() < 6 * np.sqrt(DRAWS.size / bound)
+
+
+UNEQUAL = [13, 40, 7, 1, 90, 22, 35, 5, 61, 18]
+
+
+def seen(examples, steps):
+    """epoch -> how often each example comes in it, over all rows of some steps."""
+    epochs = {}
+    for step in steps:
+        batch = examples.batch(step, np.arange(examples.batch_size))
+        for epoch, example in zip(batch["epoch"].tolist(), batch["example"].tolist(), strict=True):
+            epochs.setdefault(epoch, Counter())[example] += 1
+    return epochs
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) >= 8),
+    st.sampled_from([1, 2, 4, 8]), st.integers(1, 5), st.integers(1, 3),
+)  # fmt: skip
+def test_every_example_comes_once_in_every_epoch(sizes, lanes, window, rows):
+    examples = counted(sizes, lanes * rows, lanes, window)
+    epochs = seen(examples, range(2 * -(-sum(sizes) // (lanes * rows)) + lanes))
+    for epoch in (0, 1):
+        assert epochs[epoch] == Counter(range(sum(sizes)))
+
+
+def test_one_lane_with_one_window_is_a_shuffle_of_the_whole_split_whatever_its_parts():
+    batches = [
+        counted(sizes, 16, window=10).batch(step, np.arange(16)) for sizes in (UNEQUAL, [292]) for step in (0, 20)
+    ]
+    for of_parts, whole in zip(batches[:2], batches[2:], strict=True):
+        assert of_parts["example"].tolist() == whole["example"].tolist()
+        assert of_parts["epoch"].tolist() == whole["epoch"].tolist()
+    assert batches[0]["example"].tolist() == permute(SEED, 0, 292, np.arange(16)).tolist()
+
+
+def test_a_lane_reads_the_parts_of_its_window_alone_and_shuffles_them():
+    sizes = [50] * 12
+    examples = counted(sizes, 4, lanes=2, window=3)
+    for lane in range(2):
+        rows = np.arange(2) + 2 * lane
+        parts = np.concatenate([examples.batch(step, rows)["part"] for step in range(150)])
+        first, second = set(parts[:150].tolist()), set(parts[150:].tolist())
+        assert len(first) == len(second) == 3 and not first & second
+        assert set(parts[:30].tolist()) == first
+
+
+def test_no_two_windows_are_shuffled_alike():
+    examples = counted([50] * 8, 100, lanes=2, window=2)
+    batches = [examples.batch(step, np.arange(100)) for step in range(2)]
+    batches = [{name: array[at : at + 50] for name, array in batch.items()} for batch in batches for at in (0, 50)]
+    places = [50 * (batch["part"] == batch["part"].max()) + batch["example"] % 50 for batch in batches]
+    assert len({place.tobytes() for place in places}) == 4
+
+
+def test_every_epoch_deals_the_parts_anew():
+    dealt = [
+        [window.parts.tolist() for window in deal(3, epoch, np.full(12, 50), Order(2, 3), 0)] for epoch in range(4)
+    ]
+    assert len({str(parts) for parts in dealt}) == 4
+    assert dealt[0] != [window.parts.tolist() for window in deal(4, 0, np.full(12, 50), Order(2, 3), 0)]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(lambda sizes: sum(sizes) >= 8),
+    st.sampled_from([1, 8]), st.integers(1, 3), st.integers(0, 200),
+)  # fmt: skip
+def test_hosts_together_build_the_global_batch_and_any_step_alone(sizes, lanes, window, step):
+    whole = counted(sizes, 8, lanes, window).batch(step, np.arange(16))  # with the next step's
+    for hosts in (1, 2, 4, 8):
+        for rows in np.split(np.arange(8), hosts):
+            batch = counted(sizes, 8, lanes, window).batch(step, rows)
+            assert all(batch[name].tolist() == whole[name][rows].tolist() for name in whole)
+
+
+def test_what_comes_next_is_wanted_and_what_is_done_released():
+    examples = counted([50] * 12, 2, lanes=1, window=3)
+    corpus = examples.examples.corpus
+    corpus.released.clear()  # what was counted
+    windows = [window.parts.tolist() for window in deal(SEED, 0, np.full(12, 50), Order(1, 3), 0)]
+    examples.batch(0, np.arange(2))
+    assert [sorted(parts) for parts in corpus.wanted] == [sorted(windows[0] + windows[1])]
+    examples.batch(75, np.arange(2))
+    assert sorted(corpus.wanted[-1]) == sorted(windows[1] + windows[2]) and not corpus.released
+    for step in range(76, 76 + KEPT):
+        examples.batch(step, np.arange(2))
+    assert sorted(corpus.released) == windows[0] and len(corpus.wanted) == 2
+
+
+def test_a_window_is_kept_however_seldom_its_lane_has_a_row():
+    examples = counted([50] * 12, 2, lanes=2, window=3)
+    corpus = examples.examples.corpus
+    corpus.released.clear()
+    examples.batch(0, np.arange(2))
+    for step in range(1, 4 * KEPT):
+        examples.batch(step, np.array([0]))  # the first lane's row
+    assert not corpus.released
+
+
+def test_counting_keeps_no_part():
+    examples = counted([50] * 12, 2)
+    assert examples.examples.corpus.released == list(range(12))
+
+
+def test_an_evaluation_reads_evenly_spaced_parts():
+    examples = counted([10] * 40, 16, lanes=8, split="heldout").examples
+    assert [part.index for part in examples.parts] == list(range(0, 40, 5)) and len(examples.parts) == HELD_OUT
+    assert examples.number == 80
+    parts = np.concatenate([examples.build(0, chosen)["part"] for chosen in examples.fixed(40)])
+    assert np.bincount(parts, minlength=40)[::5].tolist() == [5] * 8
+
+
+def test_lanes_that_do_not_fit_are_errors():
+    with pytest.raises(UserError, match="batch size=12 is not a multiple of order.lanes=8"):
+        counted([10], 12, lanes=8)
+    with pytest.raises(UserError, match="has 7 examples for 8 lanes; lower order.lanes or prepare more text"):
+        counted([3, 4], 8, lanes=8).batch(0, np.arange(8))
+    with pytest.raises(UserError, match="order.window=0: must be at least 1"):
+        Order(window=0)

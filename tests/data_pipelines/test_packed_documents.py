@@ -1,22 +1,22 @@
-"""Packed documents: every token once in an epoch, rows as a plain loop cuts them, documents told apart if asked."""
-
-import json
+"""Rows of next tokens: documents packed, with a stride, or an input and its target; as a plain loop cuts them."""
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.__main__ import main
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import code_tokens
+from data_pipelines.examples.input_target import InputTarget
 from data_pipelines.examples.packed_documents import PackedDocuments
+from data_pipelines.examples.strided_documents import StridedDocuments
 from data_pipelines.order import permute
+from data_pipelines.tokenizers import stored
 from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
+from tests.data_pipelines.prepared import command
 
 EOD, VOCAB = 4999, 5000
 SHAPES = st.lists(st.lists(st.integers(0, 20), max_size=4), min_size=1, max_size=9)
@@ -48,7 +48,7 @@ def slowly(documents, length, separate, restart):
     return rows
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(shape=SHAPES, length=st.integers(1, 30), separate=st.booleans(), restart=st.booleans())
 def test_rows_are_what_a_loop_cuts_out(tmp_path_factory, shape, length, separate, restart):
     documents = numbered([document for document in shape if any(document)] or [[1]])  # `prepare` stores no others
@@ -78,17 +78,13 @@ def test_every_token_of_every_part_is_a_target_once_in_an_epoch_but_a_parts_firs
         assert np.array_equal(rows["weights"] > 0, rows["segments"] > 0)
 
 
-def coded(tmp_path, lines, *more):
-    """A corpus of lines {"domain", "text"} whose domains are codes, cut into bytes."""
-    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["prepare", "--source", f"jsonl:{tmp_path}/lines.jsonl", "--tokenizer", "bytes", "--heldout", "0"]
-    return main([*command, "--out", str(tmp_path / "c"), "--code-field", "domain", *more])
+CODED = ("--tokenizer", "bytes", "--heldout", "0", "--code", "Food", "--code", "Law", "--code-field", "domain")
 
 
 @pytest.mark.parametrize("length", [4, 7, 64])
 def test_every_document_and_every_row_begins_with_its_code_and_every_other_token_is_a_target_once(tmp_path, length):
     lines = [{"domain": ("Law", "Food")[number % 2], "text": f"{number}" * (1 + 3 * number)} for number in range(9)]
-    assert coded(tmp_path, lines, "--code", "Food", "--code", "Law") == 0
+    assert command(tmp_path / "c", *CODED, lines=lines) == 0
     corpus = Corpus(tmp_path / "c")
     food, law, end = (corpus.special[role] for role in ("code_Food", "code_Law", "sep"))
     rows = epoch(make_examples(PackedDocuments(length, separate=True), corpus, "train", 1, seed=0))
@@ -112,41 +108,146 @@ def test_every_document_and_every_row_begins_with_its_code_and_every_other_token
                 assert code == (law if line["domain"] == "Law" else food)
 
 
-def test_an_unknown_code_is_one_line_with_the_nearest(tmp_path, capsys):
-    assert coded(tmp_path, [{"domain": "Horor", "text": "x"}], "--code", "Horror", "--code", "Links") == 2
-    assert "its domain is 'Horor', which no --code names; the nearest is 'Horror'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_records_that_name_no_code_are_one_line_and_those_that_do_are_read_alike(tmp_path, capsys, kind):
     lines = [{"domain": ("Law", "Food")[number % 2], "text": f"{number}"} for number in range(4)]
+    source = {"lines": lines}
+    told = (*CODED,)
     if kind == "parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "lines.parquet")
-    else:
-        (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["prepare", "--source", f"{kind}:{tmp_path}/lines.{kind}", "--tokenizer", "bytes", "--heldout", "0"]
-    command += ["--out", str(tmp_path / "c"), "--code", "Food", "--code", "Law"]
-    assert main([*command, "--code-field", "none"]) == 2
+        source, told = {}, (*CODED, "--source", f"parquet:{tmp_path}/lines.parquet")
+    assert command(tmp_path / "c", *told, "--code-field", "none", **source) == 2
     said = capsys.readouterr().err
     assert "--code-field none: " in said and "; it has domain, text" in said and said.count("\n") == 1
-    assert main([*command, "--code-field", "domain"]) == 0
+    assert command(tmp_path / "c", *told, **source) == 0
     corpus = Corpus(tmp_path / "c")
     tokens = code_tokens(corpus.parts[0], "train")
     assert tokens.tolist() == [corpus.special[f"code_{line['domain']}"] for line in lines]
+    assert command(tmp_path / "d", *CODED, lines=[{"domain": "Foot", "text": "x"}]) == 2
+    assert "its domain is 'Foot', which no --code names; the nearest is 'Food'" in capsys.readouterr().err
 
 
-def test_a_corpus_smaller_than_a_row_is_one_row_and_one_token_is_none(tmp_path):
-    rows = epoch(make_examples(PackedDocuments(64, separate=True), written(tmp_path, numbered([[3]])), "train", 1, 0))
-    assert rows["tokens"].tolist() == [[5, 6, 7] + [0] * 61] and rows["targets"][0, :4].tolist() == [6, 7, EOD, 0]
-    assert rows["weights"].sum() == 3
-    bare = written(tmp_path / "bare", numbered([[]]))
-    with pytest.raises(UserError):
-        make_examples(PackedDocuments(64), bare, "train", 1, 0).batch(0, np.arange(1))
+EOD = 4999
 
 
-def test_a_corpus_without_an_end_token_and_a_length_of_none_are_errors(tmp_path):
-    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[9]]), special={"unk": 1}))
-    with pytest.raises(UserError, match="no eod and no sep token"):
-        make_examples(PackedDocuments(5), corpus, "train", 4, seed=0)
-    with pytest.raises(UserError, match="length 0 leaves no room"):
-        PackedDocuments(0)
+def strided(text, length, stride):
+    """The loop of https://huggingface.co/docs/transformers/perplexity over a text and the end tokens around it:
+    (tokens, targets, which of these are scored) of each row."""
+    tokens, done = [EOD, *text, EOD], 0
+    for begin in range(0, len(tokens) - 1, stride):
+        end = min(begin + length, len(tokens) - 1)
+        yield tokens[begin:end], tokens[begin + 1 : end + 1], [place >= done for place in range(begin, end)]
+        done = end
+        if end == len(tokens) - 1:
+            return
+
+
+@settings(max_examples=40)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), length=st.integers(1, 12), data=st.data())
+def test_rows_with_a_stride_are_the_loops(tmp_path_factory, sizes, length, data):
+    stride = data.draw(st.integers(1, length))
+    documents = numbered([[size] for size in sizes])
+    folder = write_corpus(tmp_path_factory.mktemp("c") / "c", documents, 5000, special=SPECIAL | {"eod": EOD}, parts=2)
+    found = epoch(make_examples(StridedDocuments(length, stride), Corpus(folder), "train", 1, seed=0))
+    expected = [row for (text,) in documents for row in strided(text, length, stride)]
+    assert len(found["tokens"]) == len(expected)
+    for number, (tokens, targets, scored) in enumerate(expected):
+        padding = [0] * (length - len(tokens))
+        for name, values in {"tokens": tokens, "targets": targets, "weights": scored}.items():
+            assert found[name][number].tolist() == [*values, *padding], (number, name)
+        assert found["segments"][number].tolist() == [1] * len(tokens) + padding
+    assert found["weights"].sum() == sum(sizes) + len(sizes)
+
+
+@settings(max_examples=20)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3), separate=st.booleans(), restart=st.booleans())
+def test_the_end_token_before_a_document_is_of_another_one(tmp_path_factory, sizes, separate, restart):
+    documents = numbered([[size] for size in sizes])
+    corpus = Corpus(write_corpus(tmp_path_factory.mktemp("c") / "c", documents, 5000, special=SPECIAL | {"eod": EOD}))
+    layout = StridedDocuments(8, 3, separate, restart)
+    found = epoch(make_examples(layout, corpus, "train", 1, seed=0))
+    assert {name: (array.shape[1:], array.dtype) for name, array in found.items()} == layout.spec
+    for number, tokens in enumerate(found["tokens"]):
+        first, size = tokens[0] == EOD, (tokens > 0).sum()
+        segments = [1] + [1 + (first and separate)] * (size - 1) + [0] * (8 - size)
+        assert found["segments"][number].tolist() == segments
+        if restart:
+            assert found["positions"][number].tolist() == ([0, *range(7)] if first else [*range(8)])
+
+
+def test_every_row_begins_with_its_documents_code(tmp_path):
+    lines = [{"domain": "Law", "text": "abcdefghijk"}, {"domain": "Food", "text": "xyz"}]
+    told = ("--tokenizer", "bytes", "--heldout", "0", "--code-field", "domain", "--code", "Law", "--code", "Food")
+    assert command(tmp_path / "c", *told, lines=lines) == 0
+    corpus = Corpus(tmp_path / "c")
+    law, food, end = (corpus.special[role] for role in ("code_Law", "code_Food", "sep"))
+    encode = lambda text: stored.load(corpus.tokenizer_path).tokenizer.encode(text, add_special_tokens=False).ids
+    found = epoch(make_examples(StridedDocuments(6, 4, separate=True, restart=True), corpus, "train", 1, seed=0))
+    assert found["tokens"].tolist() == [
+        [law, *encode("abcde")],
+        [law, *encode("efghi")],
+        [law, *encode("ijk"), 0, 0],
+        [food, *encode("xyz"), 0, 0],
+    ]
+    assert found["targets"].tolist() == [
+        encode("abcdef"),
+        encode("efghij"),
+        [*encode("ijk"), end, 0, 0],
+        [*encode("xyz"), end, 0, 0],
+    ]
+    assert found["weights"].tolist() == [[1] * 6, [0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0]]
+    assert found["segments"].max() == 1 and (found["positions"] == range(6)).all()
+
+
+PAIRS = [("abcdef", "xy"), ("g", "uvw"), ("hijklmnop" * 3, "z"), ("q. r. s.", "t" * 30)]
+
+
+ROBERTA = ("--tokenizer", "bpe", "--specials", "roberta", "--vocab-size", "300", "--heldout", "0")
+
+
+@pytest.fixture(scope="module", params=[(), ("Law", "Food")], ids=["plain", "with codes"])
+def of_pairs(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp("c") / "c"
+    lines = [{"a": source, "b": target, "d": ("Law", "Food")[len(target) % 2]} for source, target in PAIRS]
+    named = [word for code in request.param for word in ("--code", code)]
+    field = ["--code-field", "d"] if named else []
+    assert command(out, *ROBERTA, "--field", "a", "--field", "b", *named, *field, lines=lines) == 0
+    return Corpus(out)
+
+
+def row_of(of_pairs, source, target, length):
+    """(the row and the token after it; for each next token whether it is of the target)."""
+    encode = lambda text: stored.load(of_pairs.tokenizer_path).tokenizer.encode(text, add_special_tokens=False).ids
+    code = ("Law", "Food")[len(target) % 2]
+    source, target, end = encode(source), encode(target), of_pairs.special["sep"]
+    lead = [of_pairs.special[f"code_{code}"]] if "codes" in of_pairs.fields else []
+    source = source[: max(length + 1 - len(lead) - len(target) - 2, 0)]
+    row = [*lead, *source, end, *target, end][: length + 1]
+    return row, [place > len(lead) + len(source) for place in range(1, len(row))]
+
+
+@pytest.mark.parametrize("length", [4, 12, 64])
+@pytest.mark.parametrize("alone", [False, True])
+def test_rows_of_input_and_target_are_the_loops(of_pairs, length, alone):
+    layout = InputTarget(length, alone, auxiliary=alone)
+    rows = epoch(make_examples(layout, of_pairs, "train", 1, seed=0))
+    assert {name: (array.shape[1:], array.dtype) for name, array in rows.items()} == layout.spec
+    for number, (source, target) in enumerate(PAIRS):
+        row, of_target = row_of(of_pairs, source, target, length)
+        padding = [0] * (length + 1 - len(row))
+        assert rows["tokens"][number].tolist() == row[:-1] + padding
+        assert rows["targets"][number].tolist() == row[1:] + padding
+        assert rows["segments"][number].tolist() == [1] * (len(row) - 1) + padding
+        expected = np.array(of_target if alone else [1] * len(of_target), float)
+        assert rows["weights"][number].tolist() == [*expected, *padding]
+        if alone:
+            assert rows["auxiliary_weights"][number].tolist() == [*(1 - expected), *padding]
+
+
+def test_texts_added_with_the_fields_the_other_way_round_keep_their_input_and_target(tmp_path):
+    lines = [{"a": source, "b": target} for source, target in PAIRS]
+    assert command(tmp_path / "c", *ROBERTA, "--field", "a", "--field", "b", lines=lines) == 0
+    assert command(tmp_path / "c", "--append", "--field", "b", "--field", "a", lines=lines) == 0
+    rows = epoch(make_examples(InputTarget(24, target_alone=True), Corpus(tmp_path / "c"), "train", 1, seed=0))
+    for array in rows.values():
+        np.testing.assert_array_equal(array[: len(PAIRS)], array[len(PAIRS) :])

@@ -1,19 +1,19 @@
-"""Segment pairs are BERT's: contiguous runs of sentences, half of the Bs from elsewhere, cut like its loop cuts."""
+"""Pairs are BERT's: runs of sentences or two sentences, half of the Bs from elsewhere, cut like its loop cuts."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipelines import noise
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, truncated
-from tests.data_pipelines.corpora import epoch, equal, numbered, unmasked, write_corpus
+from data_pipelines.examples.sentence_pairs import SentencePairs
+from tests.data_pipelines.corpora import epoch, numbered, rows_of, unmasked, write_corpus
 
 CLS, SEP, PAD, FIRST = 2, 3, 0, 5
 SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=6), min_size=1, max_size=8)
@@ -57,15 +57,17 @@ def document_of(corpus, offsets):
     return first
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@pytest.mark.parametrize("kind", [SegmentPairs, SentencePairs])
+@settings(max_examples=30)
 @given(shape=SHAPES, length=st.sampled_from([5, 6, 16, 33]), label=st.sampled_from(LABELS), seed=st.integers(0, 9))
-def test_odd_corpora_make_proper_pairs(tmp_path_factory, shape, length, label, seed):
+def test_odd_corpora_make_proper_pairs(tmp_path_factory, kind, shape, length, label, seed):
     corpus = corpus_of(tmp_path_factory, shape)
-    examples = make_examples(SegmentPairs(length, label=label), corpus, "train", 4, seed=seed)
+    examples = make_examples(kind(length, label=label), corpus, "train", 4, seed=seed)
     documents = np.count_nonzero(corpus.parts[0].lengths("train"))
     assert (examples.number == 0) == (documents == 0)
-    for index, (a, b) in enumerate(segments_of(epoch(examples)) if documents else []):
-        value = epoch(examples)[label][index] if label else 0 if len(b) else -1
+    batch = epoch(examples) if documents else {}
+    for index, (a, b) in enumerate(segments_of(batch) if documents else []):
+        value = batch[label][index] if label else 0 if len(b) else -1
         assert (value == -1) == (len(b) == 0)
         if len(b):
             apart = document_of(corpus, a) != document_of(corpus, b)
@@ -88,7 +90,7 @@ def test_segments_are_whole_sentences_wherever_nothing_was_cut(corpus):
 
 
 def test_without_next_sentence_the_text_runs_through_the_rows_in_order(corpus):
-    rows = segments_of(epoch(make_examples(SegmentPairs(64, label=None), corpus, "train", 4, seed=1)))
+    rows = segments_of(rows_of(SegmentPairs(64, label=None), corpus, 1))
     rows = [np.concatenate(pair) for pair in rows]
     assert rows[0][0] == 0 or len(rows[0]) == 61
     for row, following in pairwise(rows):
@@ -101,7 +103,7 @@ def test_a_chunk_ends_where_its_target_is_reached(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[1] * 50_000])
     pairs = []
     for seed in range(4):
-        pairs += segments_of(epoch(make_examples(SegmentPairs(23, label=None), corpus, "train", 4, seed=seed)))[:-1]
+        pairs += segments_of(rows_of(SegmentPairs(23, label=None), corpus, seed))[:-1]
     lengths = [len(a) + len(b) for a, b in pairs]
     counts = np.bincount(lengths, minlength=21)
     rows = len(lengths)
@@ -115,7 +117,7 @@ def test_a_chunk_ends_where_its_target_is_reached(tmp_path_factory):
 
 def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[4] * 40] * 200)
-    batches = [epoch(make_examples(SegmentPairs(32), corpus, "train", 4, seed=3), number) for number in range(4)]
+    batches = [rows_of(SegmentPairs(32), corpus, 3, number=number) for number in range(4)]
     labels = np.concatenate([batch["next_sentence"] for batch in batches])
     assert set(labels) == {0, 1}
     assert abs(labels.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(labels)) + 0.01  # a document's last sentence may be alone
@@ -133,7 +135,7 @@ def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_fact
 
 
 def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
-    batch = epoch(make_examples(SegmentPairs(23), corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 4, seed=3))
+    batch = rows_of(SegmentPairs(23), corpus_of(tmp_path_factory, [[1] * 1000] * 20), 3)
     lengths = [len(a) + len(b) for a, b in segments_of(batch)]
     for label in (0, 1):
         full = np.array(lengths)[batch["next_sentence"] == label] == 20
@@ -142,26 +144,21 @@ def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
 
 @pytest.mark.parametrize("label", [NEXT_SENTENCE, SENTENCE_ORDER])
 def test_where_a_run_is_split_says_nothing_of_the_label(tmp_path_factory, label):
-    batch = epoch(
-        make_examples(SegmentPairs(23, label=label), corpus_of(tmp_path_factory, [[1] * 1000] * 20), "train", 4, seed=3)
-    )
+    batch = rows_of(SegmentPairs(23, label=label), corpus_of(tmp_path_factory, [[1] * 1000] * 20), 3)
     sizes = np.array([len(a) for a, _ in segments_of(batch)])
     means = [sizes[batch[label] == value].mean() for value in (0, 1)]
     assert abs(means[0] - means[1]) < 5 * sizes.std() * 2 / np.sqrt(len(sizes))
 
 
 def test_the_share_that_is_predicted_is_of_the_text_without_special_tokens(corpus):
-    batch = epoch(make_examples(SegmentPairs(64, masks=Masking(rate=0.4)), corpus, "train", 4, seed=1))
+    batch = rows_of(SegmentPairs(64, masks=Masking(rate=0.4)), corpus, 1)
     text = np.array([len(a) + len(b) for a, b in segments_of(batch)])
     assert batch["prediction_weights"].sum(axis=1).tolist() == np.maximum(np.rint(0.4 * text), 1).tolist()
 
 
 def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[5, 9, 2, 14, 7, 3] * 30] * 30)
-    batches = [
-        epoch(make_examples(SegmentPairs(32, label=SENTENCE_ORDER), corpus, "train", 4, seed=3), number)
-        for number in range(4)
-    ]
+    batches = [rows_of(SegmentPairs(32, label=SENTENCE_ORDER), corpus, 3, number=number) for number in range(4)]
     labels = np.concatenate([batch[SENTENCE_ORDER] for batch in batches])
     pairs = [pair for batch in batches for pair in segments_of(batch)]
     assert [int(b[0] < a[0]) if len(b) else -1 for a, b in pairs] == labels.tolist()
@@ -171,11 +168,7 @@ def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
 
 def test_pairs_are_cut_after_they_are_exchanged(tmp_path_factory):
     """The cut leaves A a token more where B is as long: were it made before, that would tell the order."""
-    batch = epoch(
-        make_examples(
-            SegmentPairs(32, label=SENTENCE_ORDER), corpus_of(tmp_path_factory, [[20] * 400]), "train", 4, seed=3
-        )
-    )
+    batch = rows_of(SegmentPairs(32, label=SENTENCE_ORDER), corpus_of(tmp_path_factory, [[20] * 400]), 3)
     sizes = [(len(a), len(b)) for a, b in segments_of(batch)]
     for label in (0, 1):
         assert {size for size, value in zip(sizes, batch[SENTENCE_ORDER], strict=True) if value == label} == {(15, 14)}
@@ -197,7 +190,7 @@ def test_whole_words_are_masked_whole_and_end_with_their_segment(tmp_path):
     shape = [[17, 33, 9, 26, 14, 5, 31] * 3] * 30
     starts = {"word_starts": lambda token: token % 4 == 0}
     corpus = Corpus(write_corpus(tmp_path / "corpus", numbered(shape), vocab_size=VOCAB, **starts))
-    batch = epoch(make_examples(SegmentPairs(64, masks=Masking(rate=0.5, whole_word=True)), corpus, "train", 4, seed=1))
+    batch = rows_of(SegmentPairs(64, masks=Masking(rate=0.5, whole_word=True)), corpus, 1)
     text = unmasked(batch)
     chosen = np.zeros(text.shape, bool)
     row, slot = np.nonzero(batch["prediction_weights"])
@@ -220,7 +213,7 @@ def test_halves_and_random_segments_are_drawn_again_in_every_epoch(corpus):
 
 def test_random_segments_are_others_for_every_seed(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[9]] * 300)  # a chunk each, whatever the seed
-    one, other = (segments_of(epoch(make_examples(SegmentPairs(64), corpus, "train", 4, seed=seed))) for seed in (0, 1))
+    one, other = (segments_of(rows_of(SegmentPairs(64), corpus, seed)) for seed in (0, 1))
     assert np.mean([b[0] == c[0] for (_, b), (_, c) in zip(one, other, strict=True)]) < 0.1
 
 
@@ -263,28 +256,51 @@ def test_a_sentence_that_just_fits_the_row_is_not_cut(tmp_path_factory):
     assert (len(a), len(b)) == (30, 0)
 
 
-def test_rows_built_together_are_those_built_apart(corpus):
-    examples = make_examples(SegmentPairs(32, masks=Masking(whole_word=True)), corpus, "train", 64, seed=5)
-    last = examples.number // 64  # crosses an epoch's end
-    for step in (0, last):
-        whole = examples.batch(step, np.arange(64))
-        for rows in (np.array([0]), np.arange(20, 50), np.array([63, 2, 17])):
-            assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
+@pytest.fixture(scope="module")
+def short_corpus(tmp_path_factory):
+    generator = np.random.default_rng(0)
+    shape = [generator.integers(1, 15, generator.integers(1, 30)).tolist() for _ in range(150)]
+    return corpus_of(tmp_path_factory, shape)
 
 
-@pytest.mark.parametrize("label", LABELS)
-def test_the_spec_is_known_without_data(corpus, label):
-    batch = make_examples(SegmentPairs(64, label=label), corpus, "train", 4, seed=0).batch(0, np.arange(3))
-    found = {name: (array.shape[1:], array.dtype) for name, array in batch.items()}
-    assert found == SegmentPairs(64, label=label).spec
+def pairs_slowly(documents, length):
+    """The (A, B) of each row as offsets without labels, by a loop; every sentence fits half a row."""
+    pairs, offset = [], 0
+    for document in documents:
+        sentences = []
+        for size in filter(None, document):
+            sentences.append(list(range(offset, offset + size)))
+            offset += size
+        for first in range(0, len(sentences), 2):
+            pairs.append((sentences[first], sentences[first + 1] if first + 1 < len(sentences) else []))
+    return pairs
 
 
-def test_a_row_too_short_for_pairs_is_an_error(corpus):
-    with pytest.raises(UserError, match="length 4 leaves no room"):
-        make_examples(SegmentPairs(4), corpus, "train", 4, seed=0)
+SHORT = st.lists(st.lists(st.integers(0, 14), max_size=6), min_size=1, max_size=8)
 
 
-def test_a_tokenizer_without_mask_is_an_error(corpus, monkeypatch):
-    monkeypatch.delitem(corpus.special, "mask")
-    with pytest.raises(UserError, match="has no mask token"):
-        make_examples(SegmentPairs(32), corpus, "train", 4, seed=0)
+@settings(max_examples=40)
+@given(shape=SHORT)
+def test_without_a_label_each_sentence_is_in_a_row_with_its_neighbour(tmp_path_factory, shape):
+    examples = make_examples(SentencePairs(32, label=None), corpus_of(tmp_path_factory, shape), "train", 4, seed=0)
+    expected = pairs_slowly(shape, 32)
+    assert examples.number == len(expected)
+    if expected:
+        assert [(a.tolist(), b.tolist()) for a, b in segments_of(epoch(examples))] == expected
+
+
+def test_both_segments_are_one_whole_sentence_and_half_of_the_bs_are_from_elsewhere(short_corpus):
+    borders = short_corpus.parts[0].sentences("train")
+    examples = make_examples(SentencePairs(32), short_corpus, "train", 4, seed=1)
+    batch = epoch(examples)
+    sentence = lambda offsets: np.searchsorted(borders, offsets[0], "right") - 1
+    for (a, b), label in zip(segments_of(batch), batch[NEXT_SENTENCE], strict=True):
+        for segment in (a, b):
+            first = sentence(segment)
+            assert [segment[0], segment[-1] + 1] == borders[first : first + 2].tolist()
+        assert (sentence(b) == sentence(a) + 1) == (label == 0)
+    starts = short_corpus.parts[0].documents("train")
+    odd = np.count_nonzero(np.diff(starts) % 2)  # documents whose last sentence has none after it
+    assert examples.number == (len(borders) - 1 + odd) / 2
+    expected = (examples.number - odd) / 2 + odd
+    assert abs(batch[NEXT_SENTENCE].sum() - expected) < 5 * np.sqrt(examples.number / 4)

@@ -1,15 +1,17 @@
-"""Each sentence of a packed row has a global token: what a plain loop says, documents apart."""
+"""Global tokens: one for each sentence of a packed row, documents apart; or those of the row that are named so."""
 
 import numpy as np
 import pytest
 
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import UserError
 from data_pipelines.examples import sentence_globals
+from data_pipelines.examples.global_tokens import GlobalTokens
+from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.examples.sentence_globals import SentenceGlobals
-from tests.data_pipelines.corpora import epoch, equal, numbered, unmasked, write_corpus
+from tests.data_pipelines.corpora import equal, numbered, rows_of, unmasked, write_corpus
 
 CLS, SEP = 2, 3
 LENGTH = 48
@@ -31,7 +33,7 @@ def sentence_of_tokens():
 @pytest.mark.parametrize("across", [False, True])
 def test_each_sentence_of_a_row_is_one_global_token_and_what_is_left_over_has_none(corpus, across, number):
     layout = SentenceGlobals(LENGTH, cross_document_attention=across, globals=number)
-    batch, sentences = epoch(make_examples(layout, corpus, "train", 4, seed=0)), sentence_of_tokens()
+    batch, sentences = rows_of(layout, corpus), sentence_of_tokens()
     over = 0
     for tokens, segments, of, of_globals in zip(
         unmasked(batch), batch["segments"], batch["global_of"], batch["global_segments"], strict=True
@@ -58,15 +60,20 @@ def test_text_without_sentences_is_cut_into_pieces(tmp_path):
 
 
 def test_the_rest_of_a_row_is_that_of_packed_sentences(corpus):
-    ours, theirs = (
-        epoch(make_examples(layout, corpus, "train", 4, seed=3))
-        for layout in (SentenceGlobals(LENGTH, globals=4), PackedSentences(LENGTH))
-    )
+    layouts = SentenceGlobals(LENGTH, globals=4), PackedSentences(LENGTH)
+    ours, theirs = (rows_of(layout, corpus, 3) for layout in layouts)
     assert equal({name: ours[name] for name in theirs}, theirs)
-    assert {name: (array.shape[1:], array.dtype) for name, array in ours.items()} == SentenceGlobals(48, globals=4).spec
 
 
-@pytest.mark.parametrize("number", [0, LENGTH + 1])
-def test_no_global_tokens_or_more_than_tokens_are_an_error(number):
-    with pytest.raises(UserError, match=f"globals={number} with length={LENGTH}: must be from 1 to {LENGTH}"):
-        SentenceGlobals(LENGTH, globals=number)
+RANDOM = Masking(0.5, 0.0, 1.0)  # what is masked becomes a random token, which is never a separator
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 24])
+@pytest.mark.parametrize("below", [PackedSentences(24, RANDOM), SegmentPairs(24, RANDOM, label=None)])
+def test_the_first_token_and_then_the_separators_are_global_where_a_layout_names_them(corpus, below, number):
+    layouts = GlobalTokens(24, below, number), below
+    ours, theirs = (rows_of(layout, corpus) for layout in layouts)
+    assert equal({name: ours[name] for name in theirs}, theirs)
+    for row, named in zip(theirs["tokens"], ours["globals"], strict=True):
+        places = [0, *(place for place, token in enumerate(row) if token == SEP)]
+        assert named.tolist() == (places + [-1] * number)[:number]

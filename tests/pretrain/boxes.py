@@ -92,4 +92,4 @@ def register(monkeypatch) -> None:
 
 def recipe(layout="boxes", **changes):
     objective = MaskedLanguageModel(layout=layout, next_sentence=False)
-    return toys.recipe(model=BoxedConfig(), objective=objective, **changes)
+    return toys.recipe(**{"model": BoxedConfig(), "objective": objective} | changes)

@@ -21,14 +21,16 @@ from models.core.program import Program
 from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
 from pretrain.commands.run import run
+from pretrain.objectives.objective import Moment
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import attention_choice
-from pretrain.training.assembly import assemble
+from pretrain.training.assembly import assemble, parameter_shapes
 from pretrain.training.attention_choice import chosen_program, for_evaluation, form_of_pattern, why_plain
 from pretrain.training.placement import stages
 from tests.pretrain import tiny, toys
+from tests.pretrain.test_options import rows_and_keys
 from tpu.generations import GENERATIONS
 from tpu.mesh import AXES, row_mesh
 
@@ -119,18 +121,25 @@ def test_a_kernel_is_taken_by_itself_where_it_can_run_else_the_run_says_why(reci
             chosen_program(recipe, dataclasses.replace(options, attention=kernel), platform=platform)
 
 
+NO_PATTERN = r"has no sparse pattern \(model.pattern.name\); use xla or"
+
+
 @pytest.mark.parametrize(
-    "recipe, platform, said",
+    "recipe, platform, named, said",
     [
-        (bert(), "cpu", "--attention {}: not for bert on cpu; use xla$"),
-        (bert(), "gpu", "--attention {}: not for bert on gpu; use xla or cudnn"),
-        (transformer_xl(), "tpu", "--attention {}: not for transformer-xl on tpu; use xla or relative"),
-        (transformer_xl(), "gpu", "--attention {}: not for transformer-xl on gpu; use xla$"),
+        (bert(), "cpu", "splash", "not for bert on cpu; use xla$"),
+        (bert(), "gpu", "splash", "not for bert on gpu; use xla or cudnn"),
+        (transformer_xl(), "tpu", "splash", "not for transformer-xl on tpu; use xla or relative"),
+        (transformer_xl(), "gpu", "splash", "not for transformer-xl on gpu; use xla$"),
+        (sparse(), "tpu", "splash", "not for bert on tpu; use xla or pattern"),
+        (bert(), "tpu", "pattern", "not for bert on tpu; use xla or splash"),
+        (bert(), "tpu", "dense", f"bert {NO_PATTERN}"),
+        (transformer_xl(), "tpu", "blocked", f"transformer-xl {NO_PATTERN}"),
     ],
 )
-def test_a_kernel_of_another_platform_or_model_is_an_error(recipe, platform, said, tmp_path):
-    with pytest.raises(UserError, match=said.format("splash")):
-        chosen_program(recipe, tiny.options(tmp_path, tmp_path, attention="splash"), platform=platform)
+def test_what_is_for_another_platform_model_or_pattern_is_an_error(recipe, platform, named, said, tmp_path):
+    with pytest.raises(UserError, match=f"--attention {named}: {said}"):
+        chosen_program(recipe, tiny.options(tmp_path, tmp_path, attention=named), platform=platform)
 
 
 def test_where_no_kernel_compiles_the_run_says_so(tmp_path, monkeypatch):
@@ -143,30 +152,14 @@ def test_where_no_kernel_compiles_the_run_says_so(tmp_path, monkeypatch):
         chosen_program(recipe, dataclasses.replace(options, attention="splash"), mesh, "tpu")
 
 
-def test_what_asks_for_xla_gets_it_in_silence(tmp_path):
-    options = tiny.options(tmp_path, tmp_path, attention="xla")
-    program = chosen_program(transformer_xl(), options, platform="tpu")
-    assert program.attention == "xla"
-    assert why_plain(assemble(transformer_xl(64), program), options, platform="tpu") == []
+@pytest.mark.parametrize("recipe, form", [(transformer_xl(64), "xla"), (sparse(), "dense"), (sparse(), "blocked")])
+def test_what_asks_for_plain_operations_gets_them_in_silence(recipe, form, tmp_path):
+    options = tiny.options(tmp_path, tmp_path, attention=form)
+    program = chosen_program(recipe, options, platform="tpu")
+    assert program.attention == form and why_plain(assemble(recipe, program), options, platform="tpu") == []
 
 
-def test_the_plain_form_of_a_sparse_pattern_may_be_named(tmp_path):
-    for form in ("dense", "blocked"):
-        options = tiny.options(tmp_path, tmp_path, attention=form)
-        program = chosen_program(sparse(), options, platform="tpu")
-        assert program.attention == form and why_plain(assemble(sparse(), program), options, platform="tpu") == []
-        for recipe in (bert(), transformer_xl()):
-            said = rf"--attention {form}: {recipe.name} has no sparse pattern \(model.pattern.name\); use xla or"
-            with pytest.raises(UserError, match=said):
-                chosen_program(recipe, options, platform="tpu")
-
-
-def test_kernels_are_of_sparse_patterns_or_of_queries_that_see_all(tmp_path):
-    named = lambda kernel: tiny.options(tmp_path, tmp_path, attention=kernel)
-    with pytest.raises(UserError, match="--attention splash: not for bert on tpu; use xla or pattern"):
-        chosen_program(sparse(), named("splash"), platform="tpu")
-    with pytest.raises(UserError, match="--attention pattern: not for bert on tpu; use xla or splash"):
-        chosen_program(bert(), named("pattern"), platform="tpu")
+def test_kernels_are_of_sparse_patterns_or_of_queries_that_see_all():
     of_all, (blocks,) = Attention(128, 128, 2, 0.0), set(family_of(sparse().model).attentions(sparse().model, 128, 0))
     assert "model.pattern is dense: it computes sparse patterns alone" in KERNELS["pattern"].obstacles(of_all)
     for kernel in ("splash", "cudnn"):
@@ -281,10 +274,12 @@ def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):
     recording = lambda of: asked.add(of._replace(part="")) or []
     monkeypatch.setitem(KERNELS, kernel, KERNELS[kernel]._replace(obstacles=recording))
     monkeypatch.setattr(cudnn, "cudnn", lambda q, k, v, mask: q)  # JAX's traces on a machine with a GPU alone
-    assembly, mesh = assemble(recipe, Program(dtype="bfloat16", attention=kernel)), row_mesh(jax.devices(), [1])
-    step = stages(assembly, mesh)[0].train
+    assembly = assemble(recipe, Program(dtype="bfloat16", attention=kernel))
+    params = parameter_shapes(assembly)
     asked.clear()  # of the initialisation
-    step.run.trace(*step.arguments)
+    carry, _ = recipe.objective.carry(assembly.model, recipe.phases[0], True)
+    loss = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, carry, Moment(keys, True))
+    jax.eval_shape(loss, params, *rows_and_keys(recipe))
     length, memory = recipe.phases[0].length, recipe.objective.memory(recipe.model, train=True)
     assert asked == {of._replace(part="") for of in family.attentions(recipe.model, length, memory)}
 

@@ -3,8 +3,6 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -23,7 +21,7 @@ from pretrain.state import TrainState
 from pretrain.storage import checkpoints as module
 from pretrain.storage.checkpoints import Checkpoints, checkpoint_bytes
 from pretrain.storage.run_directory import RunDirectory, disk_errors
-from pretrain.storage.stored_state import NOT_READ, checksums
+from pretrain.storage.stored_state import checksums
 from tests.pretrain import tiny, toys
 
 # Orbax leaves coroutines behind where a file does not load.
@@ -42,9 +40,13 @@ def state_at(step, size=5000):
     return TrainState(jnp.int32(step), params, optax.scale_by_adam().init(params), {}, jnp.zeros(2, jnp.int32))
 
 
-def like(step=0):
+def shapes(state):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state_at(0))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state)
+
+
+def like(step=0):
+    return shapes(state_at(0))
 
 
 def saved(folder, steps, **options):
@@ -57,6 +59,20 @@ def saved(folder, steps, **options):
 
 def reopened(folder):
     return Checkpoints(folder)
+
+
+@pytest.fixture(scope="module")
+def first_three(tmp_path_factory):
+    """A folder of the steps 1, 2 and 3. Tests must not change it."""
+    folder = tmp_path_factory.mktemp("three")
+    saved(folder, [1, 2, 3])
+    return folder
+
+
+@pytest.fixture
+def three(first_three, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(first_three, tmp_path / "three")
 
 
 def data_files(folder):
@@ -81,95 +97,85 @@ DAMAGES = {
 }
 
 
-def test_a_state_comes_back_bit_for_bit(tmp_path):
-    saved(tmp_path, [3])
-    assert tiny.equal(reopened(tmp_path).restore(like), state_at(3))
+def test_a_state_comes_back_bit_for_bit_from_the_step_that_is_asked_for_or_not_at_all(first_three):
+    checkpoints = reopened(first_three)
+    assert tiny.equal(checkpoints.restore(like), state_at(3))
+    assert tiny.equal(checkpoints.restore(like, 2), state_at(2))
+    with pytest.raises(UserError, match=r"no checkpoint of step 5: there are \[1, 2, 3\]"):
+        checkpoints.restore(like, 5)
 
 
 def test_the_last_n_and_every_mth_stay(tmp_path):
-    saved(tmp_path, range(1, 11), keep=2, keep_every=4)
-    assert reopened(tmp_path).steps() == [4, 8, 9, 10]
-    assert tiny.equal(reopened(tmp_path).restore(like, 4), state_at(4))
-
-
-def test_a_step_that_is_not_there_is_named_beside_those_that_are(tmp_path):
-    saved(tmp_path, [1, 2])
-    with pytest.raises(UserError, match=r"no checkpoint of step 5: there are \[1, 2\]"):
-        reopened(tmp_path).restore(like, 5)
+    saved(tmp_path, range(1, 8), keep=2, keep_every=3)
+    assert reopened(tmp_path).steps() == [3, 6, 7]
+    assert tiny.equal(reopened(tmp_path).restore(like, 3), state_at(3))
 
 
 def test_no_checkpoint_at_all_is_none(tmp_path):
     assert reopened(tmp_path).restore(like) is None
 
 
-def test_what_is_not_wanted_stays_in_the_file(tmp_path):
-    saved(tmp_path, [4])
-    wanted = like()._replace(opt_state=jax.tree.map(lambda _: NOT_READ, like().opt_state))
-    checkpoints = reopened(tmp_path)
-    state = checkpoints.restore(lambda _: wanted)
-    assert tiny.equal(state.params, state_at(4).params)
-    assert set(map(type, jax.tree.leaves(state.opt_state))) == {type(NOT_READ)}
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_which_is_said(damage, tmp_path, caplog):
-    saved(tmp_path, [1, 2, 3])
-    DAMAGES[damage](tmp_path / "3")
-    checkpoints = reopened(tmp_path)
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_which_is_said(damage, three, caplog):
+    DAMAGES[damage](three / "3")
+    checkpoints = reopened(three)
     assert tiny.equal(checkpoints.restore(like), state_at(2))
     assert "checkpoint of step 3 is damaged" in caplog.text and "going on from step 2" in caplog.text
-    assert (tmp_path / "3.damaged").is_dir() and checkpoints.steps() == [1, 2]
+    assert (three / "3.damaged").is_dir() and checkpoints.steps() == [1, 2]
+
+
+def test_what_is_damaged_is_written_again_and_two_damaged_ones_are_passed_over(three):
+    flip(data_files(three / "3")[0])
+    checkpoints = reopened(three)
+    checkpoints.restore(like)
     checkpoints.save(state_at(3))  # training reaches that step again
     checkpoints.wait()
     checkpoints.close()
-    DAMAGES[damage](tmp_path / "3")  # and the disk strikes again
-    assert tiny.equal(reopened(tmp_path).restore(like), state_at(2))
+    for step in ("2", "3"):  # and the disk strikes again
+        flip(data_files(three / step)[0])
+    assert tiny.equal(reopened(three).restore(like), state_at(1))
+    assert reopened(three).steps() == [1] and (three / "3.damaged").is_dir()
 
 
-def test_two_damaged_ones_are_passed_over(tmp_path):
-    saved(tmp_path, [1, 2, 3])
-    flip(data_files(tmp_path / "3")[0])
-    flip(data_files(tmp_path / "2")[0])
-    assert tiny.equal(reopened(tmp_path).restore(like), state_at(1))
-
-
-def test_when_all_are_damaged_the_run_does_not_begin_again(corpus_path, tmp_path):
-    workdir = tmp_path / "run"
-    run(toys.recipe(steps=10), tiny.options(corpus_path, workdir))
+def test_a_run_logs_what_is_damaged_and_does_not_begin_again_when_all_are(corpus_path, tmp_path):
+    workdir, damage = tmp_path / "run", DAMAGES["all files empty"]
+    go = lambda steps: run(toys.recipe(steps=steps), tiny.options(corpus_path, workdir))
+    go(10)
+    damage(workdir / "checkpoints" / "10")
+    go(10)
+    assert (workdir / "log.txt").read_text().count("checkpoint of step 10 is damaged") == 1
     for step in (5, 10):
-        DAMAGES["all files empty"](workdir / "checkpoints" / str(step))
+        damage(workdir / "checkpoints" / str(step))
     for _ in range(2):  # nor at a second try
         with pytest.raises(UserError, match="no checkpoint in .* loads .*--workdir") as caught:
-            run(toys.recipe(steps=20), tiny.options(corpus_path, workdir))
+            go(20)
         assert "\n" not in str(caught.value)
     assert RunDirectory(workdir).checkpoint_steps() == [5, 10]
 
 
-def test_a_half_written_checkpoint_does_not_count(tmp_path):
-    saved(tmp_path, [1])
-    for name in ("2.orbax-checkpoint-tmp", "2.orbax-checkpoint-tmp-1234567"):
-        (tmp_path / name / "default").mkdir(parents=True)
-    checkpoints = reopened(tmp_path)
-    assert checkpoints.steps() == [1]
-    assert tiny.equal(checkpoints.restore(like), state_at(1))
-    checkpoints.save(state_at(2))
+def test_a_half_written_checkpoint_does_not_count(three):
+    for name in ("4.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-1234567"):
+        (three / name / "default").mkdir(parents=True)
+    checkpoints = reopened(three)
+    assert checkpoints.steps() == [1, 2, 3]
+    assert tiny.equal(checkpoints.restore(like), state_at(3))
+    checkpoints.save(state_at(4))
     checkpoints.wait()
-    assert tiny.equal(reopened(tmp_path).restore(like), state_at(2))
+    assert tiny.equal(reopened(three).restore(like), state_at(4))
 
 
 def test_a_state_given_away_right_after_saving_is_saved_as_it_was(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=20)
+    checkpoints = Checkpoints(tmp_path, keep=3)
     overwrite = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
     size = 500_000
-    for step in range(1, 6):
+    for step in (1, 2, 3):
         state = jax.tree.map(jnp.copy, state_at(step, size))
         checkpoints.save(state)
         for _ in range(20):
             state = overwrite(state)
     checkpoints.wait()
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-    for step in range(1, 6):
-        assert tiny.equal(reopened(tmp_path).restore(lambda _: shapes, step), state_at(step, size))
+    for step in (1, 2, 3):
+        assert tiny.equal(reopened(tmp_path).restore(lambda _: shapes(state), step), state_at(step, size))
 
 
 def test_a_checksum_sees_changed_and_swapped_elements():
@@ -185,8 +191,6 @@ def test_bfloat16_is_read_as_it_was_and_as_float32(tmp_path):
     half = lambda dtype: state_at(1, 30)._replace(
         params={"x": jnp.asarray([0.25, -0.5, 3e-3], jnp.bfloat16).astype(dtype)}
     )
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = lambda state: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(half(jnp.bfloat16))
     checkpoints.wait()
@@ -196,7 +200,8 @@ def test_bfloat16_is_read_as_it_was_and_as_float32(tmp_path):
 
 def test_any_error_of_the_disk_is_one_line_and_no_other_error_is(tmp_path):
     directory = RunDirectory(tmp_path)
-    saved(directory.checkpoints, [1, 2])
+    for step in "1", "2":
+        (directory.checkpoints / step).mkdir(parents=True)
     said = r"--workdir .*cannot write.*safe: 1, 2\..*Free space"
     for error in (OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), ValueError("No space left on device")):
         with pytest.raises(UserError, match=said), disk_errors(directory):
@@ -226,37 +231,39 @@ def test_a_process_whose_save_fails_does_not_wait_for_those_that_wait_for_it(tmp
     assert failed.is_set() and time.monotonic() - begin < 100
 
 
-def test_a_checkpoint_for_which_there_is_no_room_is_not_begun(corpus_path, tmp_path, monkeypatch):
+# Sets a limit on the size of files, in which the writers see an error of the same kind as on a full disk: above what a
+# run's other files reach, below a checkpoint's metadata. Its arrays are no measure: the time at which they arrive
+# decides over how many files they are spread.
+WITHOUT_ROOM = """
+import resource, sys
+import pytest
+from pretrain.__main__ import main
+from tests.pretrain import toys
+resource.setrlimit(resource.RLIMIT_FSIZE, (7_000, 7_000))
+toys.register(pytest.MonkeyPatch())
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_run_that_cannot_write_its_checkpoint_ends_with_2_and_keeps_the_one_before(
+    corpus_path, tmp_path, monkeypatch
+):
     workdir = tmp_path / "run"
-    run(toys.recipe(steps=5), tiny.options(corpus_path, workdir))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=10_000))
-    said = "No space left on device: a checkpoint takes 0.0 MB, 0.0 MB are free.*safe: 5. Free space"
-    with pytest.raises(UserError, match=said):
-        run(toys.recipe(steps=20), tiny.options(corpus_path, workdir))
-    assert [folder.name for folder in (workdir / "checkpoints").iterdir()] == ["5"]
-    assert tiny.final_state(workdir).step == 5
-
-
-# Bytes of a file: above what a run's other files reach, below a checkpoint's metadata. Its arrays are no measure: the
-# time at which they arrive decides over how many files they are spread.
-LIMIT = 50_000
-
-
-def test_a_real_run_that_cannot_write_its_checkpoint_ends_with_2_and_keeps_the_one_before(corpus_path, tmp_path):
-    """A limit on the size of files: the writers see an error of the same kind as on a full disk."""
-    arguments = tiny.run_arguments(corpus_path, tmp_path / "run", "--keep", 9)
-    assert tiny.run_command(*arguments, "--steps", 4)[0] == 0
-    code = (
-        f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT})); "
-        "runpy.run_module('pretrain', run_name='__main__')"
-    )
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 2, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    run(toys.recipe(steps=4), tiny.options(corpus_path, workdir))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=10_000))
+        said = "No space left on device: a checkpoint takes 0.0 MB, 0.0 MB are free.*safe: 4. Free space"
+        with pytest.raises(UserError, match=said):
+            run(toys.recipe(steps=8), tiny.options(corpus_path, workdir))
+    assert [folder.name for folder in (workdir / "checkpoints").iterdir()] == ["4"]  # it is not even begun
+    arguments = ["run", "--recipe", workdir / "recipe.json", "--corpus", corpus_path, "--workdir", workdir]
+    process = tiny.start(*arguments, program=("-c", WITHOUT_ROOM))
+    _, err = process.communicate(timeout=400)
+    assert process.returncode == 2, err
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
     assert "cannot write there" in line and "File too large" in line and "safe: 4." in line
-    assert "Traceback" not in done.stderr
-    assert tiny.final_state(tmp_path / "run").step == 4
+    assert "Traceback" not in err
+    assert tiny.final_state(workdir).step == 4
 
 
 def test_only_what_changes_its_dtype_is_copied_but_on_a_cpu(tmp_path, monkeypatch):

@@ -6,8 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -17,15 +15,14 @@ from safetensors.numpy import save_file
 from data_pipelines.command_line import as_option
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
-from models.attention.patterns.pattern import PATTERNS
 from pretrain.__main__ import COMMANDS, main
 from pretrain.commands.arguments import parse_run
 from pretrain.huggingface.config import check_same
 from pretrain.options import Options
 from pretrain.recipes.registry import RECIPES
-from pretrain.storage.run_directory import flat
 from tests.data_pipelines.corpora import random_documents, write_corpus
 from tests.pretrain import tiny
+from tests.pretrain.fields import fields_of, other
 
 
 def mistake(capsys, *arguments) -> str:
@@ -71,33 +68,24 @@ BIGBIRD = ["--model.pattern.name", "bigbird", "--model.pattern.block", 8]
 LONGFORMER = ["--model.pattern.name", "longformer"]
 MISTAKES = {
     "random blocks": ([*BIGBIRD, "--model.pattern.random", 12], "phases.0.length=128: model.pattern.random=12: a row"),
-    "even window": ([*BIGBIRD, "--model.pattern.window", 4], "length=128: model.pattern.window=4: must be odd"),
-    "all global": ([*BIGBIRD, "--model.pattern.global-blocks", 16], "global_blocks=16: a row has 16 blocks"),
-    "odd window": ([*LONGFORMER, "--model.pattern.windows", 33], "128: model.pattern.windows=[33]: must be even"),
     "another's field": ([*BIGBIRD, "--model.pattern.windows", 64], "=[64]: has no effect with model.pattern.name=bigb"),
     "a dense field": (["--model.pattern.block", 32], "block=32: has no effect with model.pattern.name=dense, it"),
-    "dilations": ([*LONGFORMER, "--model.pattern.dilations", 1, 1, 1], "=[1, 1, 1]: must be one for all heads"),
     "unknown field": (["--model.dept", 3], "unknown option --model.dept; did you mean --model.depth"),
     "unknown option": (["--keep-evry", 3], "unknown option --keep-evry; did you mean --keep-every"),
     "no number": (["--steps", "many"], "--steps"),
     "steps": (["--steps", 0], "steps=0: must be at least 1"),
-    "seed": (["--seed", -1], "seed=-1: must be at least 0"),
     "positions": (["--model.positions", 64], "phases.0.length=128 is longer than model.positions=64: lower the one"),
     "length": (["--phases.0.length", 4], "phases.0.length=4: must be at least 8"),
     "shares": (["--phases.0.share", 0.5], "phases: the shares are [0.5], they must add up to 1"),
     "batch": (["--microbatches", 3], "batch_size=32 is not a multiple of --microbatches 3 x the 1 parts of the mesh"),
     "peak": (["--schedule.peak", -1], "schedule.peak=-1.0: must be at least 0"),
-    "no peak": (["--schedule.peak", "nan"], "schedule.peak=nan: must be at least 0"),
     "beyond float32": (["--optimizer.decay", "1e300"], "optimizer.decay=1e+300: must be at least 0 and below 3.4e+38"),
     "no value": (["--mesh", ""], "--mesh: is given no value; give one, or leave the option out"),
     "no value =": (["--init-from="], "--init-from: is given no value"),
     "workers without end": (["--workers", 1000000], "--workers 1000000: must be at least 0 and at most 256"),
-    "clip": (["--optimizer.clip", -1], "optimizer.clip=-1.0: must be at least 0"),
     "vocabulary": (["--model.vocab-size", 100], "--model.vocab-size 100: the vocabulary is the corpus's; leave"),
     "vocabulary =": (["--model.vocab_size=100"], "--model.vocab_size=100: the vocabulary is the corpus's"),
     "process": (["--processes", 2, "--process", 2], "--process 2: must be below --processes 2"),
-    "microbatches": (["--microbatches", 0], "--microbatches 0: must be at least 1"),
-    "workers": (["--workers", -1], "--workers -1: must be at least 0"),
     "dtype": (["--dtype", "float16"], "--dtype='float16': use one of float32, bfloat16"),
     "depth": (["--depth", "loop"], "--depth='loop': use one of scan, unroll"),
     "attention": (["--attention", "xls"], "--attention: there is no xls; did you mean xla"),
@@ -105,11 +93,8 @@ MISTAKES = {
     "dilation": ([*LONGFORMER, "--model.pattern.dilations", 128], "=[128]: 128 tokens away a row of 128 has none"),
     "remat": (["--remat", "all"], "--remat='all': use one of none, dots, full"),
     "heads": (["--model.heads", 3], "model.width=128 is not a multiple of model.heads=3"),
-    "dropout": (["--model.dropout", 1.0], "model.dropout=1.0: must be in [0, 1)"),
     "activation": (["--model.activation", "swish"], "model.activation='swish': use one of gelu"),
     "optimizer": (["--optimizer.name", "sgd"], "optimizer.name='sgd': use one of adamw, lamb, adagrad"),
-    "schedule": (["--schedule.name", "step"], "schedule.name='step': use one of linear"),
-    "masking": (["--objective.masking.rate", 0], "masking.rate=0.0: must be above 0"),
     "layout": (["--objective.layout", "lines"], "objective.layout='lines': use one of segment-pairs"),
     "pairs": (["--objective.layout", "packed-sentences"], "objective.layout='packed-sentences' has no pairs"),
     "pairs in order": (
@@ -157,37 +142,19 @@ def test_unknown_names_are_answered_with_known_ones(corpus_path, tmp_path, capsy
     assert "unknown command 'trian': use one of recipes, run" in mistake(capsys, "trian")
 
 
-def test_a_missing_option_is_named(corpus_path, capsys):
+def test_what_is_missing_is_named(corpus_path, tmp_path, capsys):
     assert "--workdir" in mistake(capsys, "run", "bert-tiny", "--corpus", corpus_path)
     assert "--to" in mistake(capsys, "export", "somewhere")
     assert "--out" in mistake(capsys, "plot", "somewhere")
-
-
-def test_a_demo_of_no_steps_is_one_line_before_it_begins(tmp_path, capsys):
-    assert "--steps 0: must be at least 1" in mistake(capsys, "demo", "--folder", tmp_path / "demo", "--steps", 0)
-    assert not (tmp_path / "demo").exists()
-
-
-def test_a_missing_run_is_asked_for(tmp_path, capsys):
     assert "name the --workdir of a run or several" in mistake(capsys, "plot", "--out", tmp_path / "x.png")
     assert "run" in mistake(capsys, "eval").lower()
     assert "run" in mistake(capsys, "export", "--to", tmp_path).lower()
     assert not list(tmp_path.iterdir())
 
 
-def loaded_by(*arguments) -> set[str]:
-    """The packages that a command has imported when it ends."""
-    script = "import sys; from pretrain.__main__ import main; main(sys.argv[1:]); print(*sys.modules)"
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=400).stdout
-    return {name.split(".")[0] for name in out.splitlines()[-1].split()}
-
-
-def test_what_needs_no_model_imports_none(tmp_path):
-    """The recipes are listed in less than a second, a mistaken option or path is answered within two."""
-    assert not {"jax", "flax"} & loaded_by("recipes")
-    slow = {"orbax", "tensorboardX"}
-    assert not slow & loaded_by("run", "bert-tiny", "--corpus", tmp_path / "no", "--workdir", tmp_path / "run")
+def test_a_demo_of_no_steps_is_one_line_before_it_begins(tmp_path, capsys):
+    assert "--steps 0: must be at least 1" in mistake(capsys, "demo", "--folder", tmp_path / "demo", "--steps", 0)
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_saved_recipe_is_trained_with_what_is_given_after_it(tmp_path, capsys):
@@ -275,59 +242,28 @@ def test_reading_what_is_no_run_is_one_line(tmp_path, capsys, nothing_compiles):
     assert "--examples 0: must be at least 1" in mistake(capsys, "eval", tmp_path, "--examples", 0)
 
 
-def changed(value):
-    """Another value of the same kind, and how it is written."""
-    if isinstance(value, bool):
-        return not value, None
-    if isinstance(value, int):
-        return 2 * value + (not value), str(2 * value + (not value))
-    if isinstance(value, float):
-        return value / 2, repr(value / 2)
-    return f"{value}x", f"{value}x"
+GIVEN_WITH = {  # fields that do not go with those of all others -> what is given with them
+    "model.pattern.windows": {"model.pattern.name": "longformer"},
+    "model.pattern.dilations": {"model.pattern.name": "longformer"},
+    "model.pattern.stride": {"model.pattern.name": "fixed"},
+    "model.pattern.summary": {"model.pattern.name": "fixed"},
+    "objective.sentence_order": {"objective.next_sentence": False},
+    "objective.masking.ngrams": {"objective.masking.whole_word": True},
+}
 
 
 @pytest.mark.parametrize("name", ["bert-small", "electra-tiny"])
 def test_every_field_of_a_recipe_can_be_given(name):
-    recipe = RECIPES[name]
-    unchecked = {  # fields whose values are checked, and another valid value
-        "model.activation": "relu", "objective.layout": "packed-sentences", "optimizer.name": "lamb",
-        "schedule.name": "cosine", "schedule.from_here": "decay", "model.pattern.name": "bigbird",
-    }  # fmt: skip
-    fields = flat(dataclasses.asdict(recipe))
-    assert len(fields) > 30
-    for field, value in fields.items():
-        if isinstance(value, tuple) or field.endswith("heads"):
-            continue  # phases and frozen: below; heads have to divide a width
-        if field == "model.vocab_size":
-            continue  # the corpus's
-        new, text = (unchecked[field],) * 2 if field in unchecked else changed(value)
-        option = f"--{field}".replace("_", "-")
-        if text is None:
-            path, _, last = option[2:].rpartition(".")
-            option = f"--{path}.{'' if new else 'no-'}{last}"
-        given = [] if text is None else [text]
-        instead = field in ("objective.layout", "objective.sentence_order")  # of next-sentence prediction
-        more = ["--objective.no-next-sentence"] if instead and "bert" in name else []
-        if (last := field.removeprefix("model.pattern.")) != field and last != "name":
-            more += ["--model.pattern.name", next(name for name, made in PATTERNS.items() if last in made.fields)]
-        parsed, _ = parse_run([name, "--corpus", "c", "--workdir", "w", option, *given, *more])
-        assert flat(dataclasses.asdict(parsed))[field] == new, field
-
-
-def test_the_heads_can_be_given():
-    for name, field in (("bert-small", "heads"), ("electra-small", "discriminator.heads")):
-        parsed, _ = parse_run([name, "--corpus", "c", "--workdir", "w", f"--model.{field}", "2"])
-        assert flat(dataclasses.asdict(parsed.model))[field] == 2
-
-
-def test_every_phase_and_the_frozen_part_can_be_given():
-    for index, phase in enumerate(RECIPES["bert-small"].phases):
-        for field in dataclasses.fields(phase):
-            option = f"--phases.{index}.{field.name}".replace("_", "-")
-            parsed, _ = parse_run(["bert-small", "--corpus", "c", "--workdir", "w", option, "7"])
-            assert getattr(parsed.phases[index], field.name) == 7
-    parsed, _ = parse_run(["bert-small", "--corpus", "c", "--workdir", "w", "--frozen", "embeddings", "pooler"])
-    assert parsed.frozen == ("embeddings", "pooler")
+    fields = fields_of(RECIPES[name])
+    assert len(fields) > 40
+    for path in ("model.vocab_size", "schedule.stretches", "teachers"):  # the corpus's; in --recipe FILE.json alone
+        del fields[path]
+    given = {path: other(path, value) for path, value in fields.items()} | {"model.pattern.name": "bigbird"}
+    apart = [{path: given.pop(path)} | GIVEN_WITH[path] for path in GIVEN_WITH if path in given]
+    for several in (given, *apart):
+        options = [word for path, value in several.items() for word in shlex.split(as_option(path, value))]
+        found = fields_of(parse_run([name, "--corpus", "c", "--workdir", "w", *options])[0])
+        assert {path: found[path] for path in several} == several
 
 
 def test_every_run_option_can_be_given():
@@ -355,52 +291,45 @@ def test_help_says_what_there_is(capsys):
     assert "--keep-every" in said and "--model.attention-dropout" in said
 
 
-WITHOUT_JAX = """
-import sys
-from {package}.__main__ import COMMANDS, main
-for arguments in [[command, "--help"] for command in COMMANDS] + {refused}:
-    try:
-        done = main(arguments)
-    except SystemExit as left:
-        done = left.code or 0
-    assert done == (0 if "--help" in arguments else 2), (arguments, done)
-    assert "jax" not in sys.modules, arguments
-"""
-REFUSED = {
-    "pretrain": [
-        ["run", "--steps", "3"], ["generate", "RUN", "--top-q", "3"], ["generate", "RUN", "--top-k", "3"],
-        ["generate", "RUN"], ["prompts", "RUN", "--examples", "FILE", "--shots", "-1"],
-        ["discriminator", "RUN", "--examples", "FILE", "--out", "DIR", "--heldout", "2"],
-        ["eval", "RUN", "--step", "3"],
-    ],
-    "tpu": [["local", "--process", "2"]],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("package", REFUSED)
-def test_help_and_wrong_options_need_no_jax_which_takes_seconds_to_import(package):
-    code = WITHOUT_JAX.format(package=package, refused=REFUSED[package])
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[2])
-
-
-ON_A_TERMINAL = """
+IN_A_NEW_PROCESS = """
 import io, sys
-from pretrain.__main__ import main
-said = []
+from data_pipelines.progress import IMPORTING
+from pretrain.__main__ import COMMANDS, main
+from tpu.__main__ import COMMANDS as OF_TPU, main as tpu
+
 class Terminal(io.StringIO):
     isatty = lambda self: True
     write = lambda self, text: said.append((text, "jax" in sys.modules))
-sys.stderr = Terminal()
-assert main({arguments}) == 2
-assert said[0] == ("importing JAX and the models ...", False), said
-assert "jax" in sys.modules
+
+for call, commands, refused in ((main, COMMANDS, {refused}), (tpu, OF_TPU, [["local", "--process", "2"]])):
+    for arguments in [[command, "--help"] for command in commands] + refused:
+        try:
+            done = call(arguments)
+        except SystemExit as left:
+            done = left.code or 0
+        assert done == (0 if "--help" in arguments else 2), (arguments, done)
+        assert "jax" not in sys.modules, arguments
+assert main(["recipes"]) == 0 and not {{"jax", "flax"}} & sys.modules.keys()
+said, sys.stderr = [], Terminal()
+assert main(["run", "bert-tiny", "--corpus", "no/such", "--workdir", "no/run"]) == 2
+assert said[0] == (f"{{IMPORTING}} ...", False), said
+assert "jax" in sys.modules and not {{"orbax", "tensorboardX"}} & sys.modules.keys()
+said.clear()
+assert main(["generate", "no-run", "--prompt", "the"]) == 2 and said[0][0] == f"{{IMPORTING}} ...", said
 """
+REFUSED = [
+    ["run", "--steps", "3"], ["generate", "RUN", "--top-q", "3"], ["generate", "RUN", "--top-k", "3"],
+    ["generate", "RUN"], ["prompts", "RUN", "--examples", "FILE", "--shots", "-1"],
+    ["discriminator", "RUN", "--examples", "FILE", "--out", "DIR", "--heldout", "2"],
+    ["eval", "RUN", "--step", "3"],
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", (["run", "bert-tony"], ["generate", "no-run", "--prompt", "the"]))
-def test_what_takes_seconds_is_said_on_a_terminal_before_it_begins(arguments):
-    code = ON_A_TERMINAL.format(arguments=arguments)
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[2])
+def test_what_needs_no_model_imports_none_and_what_takes_seconds_is_said_on_a_terminal_before_it_begins():
+    """Help, wrong options and recipes come without JAX, a mistaken path without what writes checkpoints."""
+    process = tiny.start(program=("-c", IN_A_NEW_PROCESS.format(refused=REFUSED)))
+    _, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
 
 
 def test_what_is_done_is_said_on_a_terminal_alone(capsys):

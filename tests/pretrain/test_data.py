@@ -13,7 +13,7 @@ from data_pipelines.order import Order
 from pretrain.__main__ import main
 from pretrain.commands import plot
 from pretrain.commands.run import run
-from pretrain.recipe import Phase, check, from_json, to_json
+from pretrain.recipe import Phase, check
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import data
@@ -47,14 +47,6 @@ def text(folder):
 
 def in_lanes(recipe, **order):
     return recipe(order=Order(**order), phases=(Phase(0.5, 32, 8), Phase(0.5, 16, 16)))
-
-
-def test_a_recipe_of_before_has_one_lane_and_no_mixture(folder):
-    recipe = tiny.bert(order=Order(2, 3), mixture="smoothed:0.7")
-    assert from_json(to_json(recipe)) == recipe
-    written = json.loads(to_json(tiny.bert()))
-    del written["order"], written["mixture"]
-    assert from_json(json.dumps(written)) == tiny.bert(order=Order(1, 4), mixture="proportional")
 
 
 def test_order_and_mixture_decide_the_batches(folder):

@@ -38,14 +38,13 @@ def test_what_differs_is_one_line():
 
 def test_a_run_that_goes_on_with_other_versions_says_so(corpus_path, tmp_path, monkeypatch):
     toys.register(monkeypatch)
-    options = tiny.options(corpus_path, tmp_path / "run")
-    assert run(toys.recipe(), options) == 0
+    go = lambda: run(toys.recipe(steps=1), tiny.options(corpus_path, tmp_path / "run"))
+    assert go() == go() == 0
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["versions"] == versions()
-    assert run(toys.recipe(), options) == 0
     log = tmp_path / "run" / "log.txt"
     assert "since the last start" not in log.read_text()
     about["versions"]["jax"] = "0.0.1"
     (tmp_path / "run" / "run.json").write_text(json.dumps(about))
-    assert run(toys.recipe(), options) == 0
+    assert go() == 0
     assert f"since the last start: jax 0.0.1 -> {jax.__version__}; " in log.read_text()

@@ -24,8 +24,8 @@ def registered(monkeypatch):
 
 
 def test_the_masked_objective_trains_a_family_with_boxes(corpus_path, tmp_path):
-    recipe = boxes.recipe(steps=200)
-    assert run(recipe, tiny.options(corpus_path, tmp_path / "run")) == 0
+    recipe = boxes.recipe(steps=100)
+    assert run(recipe, tiny.options(corpus_path, tmp_path / "run", checkpoint_every=100)) == 0
     (figures,) = read_metrics(RunDirectory(tmp_path / "run"), "eval")
     examples = recipe.objective.examples(Corpus(corpus_path), "heldout", recipe.phases[0], 0)
     baseline = recipe.objective.baselines([examples.build(0, np.arange(8))], Corpus(corpus_path))

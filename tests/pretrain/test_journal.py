@@ -12,7 +12,6 @@ from pretrain.storage import journal
 from pretrain.storage.journal import Journal
 from pretrain.storage.run_directory import RunDirectory
 from tests.pretrain import tiny, toys
-from tests.pretrain.test_checkpoints import DAMAGES
 
 
 @pytest.fixture
@@ -30,15 +29,6 @@ def shown(monkeypatch, tmp_path):
     yield open_journal
     for one in opened:
         one.close()
-
-
-def test_what_a_run_warns_of_as_it_begins_is_in_its_log(corpus_path, tmp_path, monkeypatch):
-    toys.register(monkeypatch)
-    options = tiny.options(corpus_path, tmp_path / "run")
-    run(toys.recipe(steps=10), options)
-    DAMAGES["all files empty"](tmp_path / "run" / "checkpoints" / "10")
-    run(toys.recipe(steps=10), options)
-    assert (tmp_path / "run" / "log.txt").read_text().count("checkpoint of step 10 is damaged") == 1
 
 
 def shows(screen, *texts) -> bool:

@@ -1,15 +1,54 @@
-"""A run that is killed anywhere and started again ends with the parameters of one that was never killed."""
+"""A run that is stopped or killed anywhere and started again ends as one that was left alone."""
 
 import json
+import os
 import random
+import signal
 import time
 
 import pytest
 
+from pretrain.recipe import to_json
 from pretrain.storage.run_directory import RunDirectory
-from tests.pretrain import tiny
+from pretrain.training.signals import EXIT_STOPPED
+from tests.pretrain import tiny, toys
 
-STEPS = 40
+STEPS = 24
+
+# `python -m pretrain` for one command after the other, so slow that a signal finds it at work. Last it prints what it
+# has imported of the cloud's libraries.
+SLOWLY = """
+import json, sys, time
+import pytest
+from pretrain.__main__ import main
+from pretrain.training import loop
+from tests.pretrain import toys
+
+def place_rows(*given, at_once=loop.place_rows):
+    time.sleep(0.1)
+    return at_once(*given)
+
+toys.register(pytest.MonkeyPatch())
+loop.place_rows = place_rows
+status = max(main(command) for command in json.loads(sys.argv[1]))
+print({name.split(".")[0] for name in sys.modules} & {"gcsfs", "aiohttp"} or "of the cloud: nothing")
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def begin(corpus_path, tmp_path, monkeypatch):
+    """(work directories, more options) -> a process that trains the toy in each of them, one after the other."""
+    toys.register(monkeypatch)
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(to_json(toys.recipe(steps=STEPS)))
+
+    def start(workdirs, *more):
+        options = ["--checkpoint-every", 4, "--log-every", 1, "--eval-examples", 16, *more]
+        command = ["run", "--recipe", recipe, "--corpus", corpus_path, *options, "--workdir"]
+        return tiny.start(json.dumps([[*map(str, command), str(one)] for one in workdirs]), program=("-c", SLOWLY))
+
+    return start
 
 
 def reached(workdir, step) -> bool:
@@ -19,53 +58,51 @@ def reached(workdir, step) -> bool:
     return any(line.endswith("\n") and json.loads(line)["step"] >= step for line in lines)
 
 
-def kill_at(step, arguments, workdir, delay=0.0) -> None:
-    """Start the run, wait for a step and a moment more, kill it."""
-    process = tiny.start(*arguments)
+def interrupted(process, workdir, number, step, delay=0.0):
+    """Send a signal to the process group, as a terminal does, a moment after a step -> (status, output, errors)."""
     deadline = time.monotonic() + 400
     while not reached(workdir, step) and process.poll() is None:
         assert time.monotonic() < deadline, "the run does not get on"
-        time.sleep(0.002)
+        time.sleep(0.01)
     time.sleep(delay)
-    process.kill()
-    process.communicate()
+    os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
 
 
 def figures(workdir):
-    """(kind, step) -> loss, of every measurement."""
+    """(kind, step, loss) of every measurement."""
     entries = map(json.loads, RunDirectory(workdir).metrics.read_text().splitlines())
     return [(entry["kind"], entry["step"], entry["loss"]) for entry in entries]
 
 
-def check(corpus_path, workdir, kills, uninterrupted):
-    """kills: (step, seconds after it, more arguments), one after the other; then the run goes on to its end."""
-    for step, delay, more in kills:
-        kill_at(step, tiny.run_arguments(corpus_path, workdir, *more), workdir, delay)
-    status, out, err = tiny.run_command(*tiny.run_arguments(corpus_path, workdir))
-    assert status == 0, err
-    assert "resuming from step" in out
-    assert tiny.equal(tiny.final_state(workdir), tiny.final_state(uninterrupted))
-    assert figures(workdir) == figures(uninterrupted)  # as if nothing had happened
+def check_the_end(begin, workdir, whole):
+    """The run goes on to its end, where another that is left alone comes, too."""
+    process = begin([workdir, whole])
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    assert out.count("resuming from step") == 1
+    assert tiny.equal(tiny.final_state(workdir), tiny.final_state(whole))
+    assert figures(workdir) == figures(whole)
 
 
-def test_two_kills_one_of_them_with_worker_processes(corpus_path, tmp_path, uninterrupted):
-    check(corpus_path, tmp_path / "run", [(6, 0.0, ()), (19, 0.0, ("--workers", 2))], uninterrupted)
-
-
-def test_a_decoder_that_is_killed_ends_as_if_it_had_not_been(corpus_path, tmp_path):
-    arguments = lambda name: tiny.run_arguments(corpus_path, tmp_path / name, "--steps", 24, recipe="gpt2-tiny")
-    kill_at(18, arguments("killed"), tmp_path / "killed")
-    for name in ("whole", "killed"):
-        status, out, err = tiny.run_command(*arguments(name))
-        assert status == 0, err
-    assert "resuming from step" in out
-    assert tiny.equal(*(tiny.final_state(tmp_path / name) for name in ("whole", "killed")))
-    assert figures(tmp_path / "whole") == figures(tmp_path / "killed")
+def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(begin, tmp_path):
+    workdir = tmp_path / "run"
+    process = begin([workdir], "--checkpoint-every", 1000, "--workers", 1)
+    status, out, err = interrupted(process, workdir, signal.SIGINT, step=3)
+    assert status == EXIT_STOPPED == 75 and "Traceback" not in err, err
+    stopped = int(tiny.final_state(workdir).step)
+    assert 3 <= stopped < STEPS - 8 and f"SIGINT: saved step {stopped}" in out
+    assert out.endswith("of the cloud: nothing\n")
+    status, *_ = interrupted(begin([workdir]), workdir, signal.SIGKILL, step=stopped + 5)
+    assert status == -signal.SIGKILL
+    check_the_end(begin, workdir, tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_five_kills_at_random_with_0_to_3_worker_processes(corpus_path, tmp_path, uninterrupted):
+def test_five_kills_at_random_with_0_to_3_worker_processes(begin, tmp_path):
     rng = random.Random(0)
-    steps = sorted(rng.sample(range(5, STEPS - 2), 5))
-    kills = [(step, rng.random() * 0.02, ("--workers", index % 4)) for index, step in enumerate(steps)]
-    check(corpus_path, tmp_path / "run", kills, uninterrupted)
+    for index, step in enumerate(sorted(rng.sample(range(5, STEPS - 2), 5))):
+        process = begin([tmp_path / "run"], "--workers", index % 4)
+        interrupted(process, tmp_path / "run", signal.SIGKILL, step, delay=rng.random() * 0.1)
+    check_the_end(begin, tmp_path / "run", tmp_path / "whole")

@@ -43,13 +43,10 @@ def test_labelled_pairs_are_classified_under_the_label_s_name(label):
     assert objective.report(counts) == pytest.approx({"mlm_accuracy": 2 / 3, f"{label}_accuracy": 2 / 3})
 
 
-def test_of_no_labelled_pair_there_is_no_accuracy():
-    objective = MaskedLanguageModel()
-    counts = objective.loss(Model(), {}, BATCH | {"next_sentence": LABELS * 0 - 1}, {}, Moment(None, True))[2]
-    assert objective.report(counts).keys() == {"mlm_accuracy"}
-
-
-def test_without_a_label_only_tokens_are_predicted():
+def test_without_labelled_pairs_only_tokens_are_predicted():
+    unlabelled = MaskedLanguageModel()
+    counts = unlabelled.loss(Model(), {}, BATCH | {"next_sentence": LABELS * 0 - 1}, {}, Moment(None, True))[2]
+    assert unlabelled.report(counts).keys() == {"mlm_accuracy"}
     objective = MaskedLanguageModel(next_sentence=False)
     sums, _, counts = objective.loss(Model(), {}, BATCH, {}, Moment(None, True))
     assert sums.keys() == objective.coefficients(0).keys() == objective.weights(BATCH).keys() == {"mlm"}

@@ -9,16 +9,27 @@ from models.core import noise
 from models.core.program import Program
 from pretrain.objectives.objective import Moment
 from pretrain.training.assembly import assemble, initial_carry, initial_params
-from tests.pretrain.test_options import replaced
-from tests.tpu import simulated
+from tests.pretrain import tiny
+from tests.pretrain.fields import replaced
+
+MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.etc, tiny.gpt2, tiny.transformer_xl, tiny.xlnet)
+RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
 
 
 @pytest.mark.parametrize(
     ("name", "places"),
-    [("bert", 7), ("albert", 7), ("electra", 12), ("etc", 14), ("gpt2", 7), ("transformer-xl", 11), ("xlnet", 16)],
+    [
+        ("bert", 7),
+        ("albert", 7),
+        ("electra", 12),
+        ("bigbird-etc", 14),
+        ("gpt2", 7),
+        ("transformer-xl", 11),
+        ("xlnet", 16),
+    ],
 )
 def test_every_place_has_keys_of_its_own(name, places, monkeypatch):
-    recipe = replaced(replaced(simulated.recipe(name), "model.dropout", 0.1), "model.attention_dropout", 0.1)
+    recipe = replaced(replaced(RECIPES[name], "model.dropout", 0.1), "model.attention_dropout", 0.1)
     assembly = assemble(recipe, Program(depth="unroll"))
     carry, _ = initial_carry(assembly, 0)
     bits, drawn = noise.bits, []
@@ -28,8 +39,9 @@ def test_every_place_has_keys_of_its_own(name, places, monkeypatch):
         recipe.objective.loss(assembly.model, params, batch, carry, Moment(keys, True))
         return jnp.stack(drawn)
 
+    rows, spec = recipe.phases[0].batch_size, recipe.objective.spec(recipe.phases[0])
+    batch = {name: np.zeros((rows, *shape), dtype) for name, (shape, dtype) in spec.items()}
     params = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(lambda: initial_params(assembly)))
-    keys = noise.row_keys(0, 0, jnp.arange(simulated.ROWS))
-    found = np.asarray(jax.jit(keys_of_places)(params, simulated.rows_of(simulated.recipe(name), 0), keys))
+    found = np.asarray(jax.jit(keys_of_places)(params, batch, noise.row_keys(0, 0, jnp.arange(rows))))
     assert len(found) == places
-    assert len(np.unique(found.reshape(-1, 2), axis=0)) == places * simulated.ROWS
+    assert len(np.unique(found.reshape(-1, 2), axis=0)) == places * rows

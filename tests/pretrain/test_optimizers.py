@@ -14,6 +14,7 @@ from models.families.electra import FAMILY as ELECTRA
 from pretrain.optimizers import NAMES, Optimizer, clip, transformation
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
+from tests.pretrain.fields import other, replaced
 
 # An embedding, stacked matrices, biases and norms
 TABLE = [p for p in BERT.parameters(tiny.BERT) if p.path.startswith(("embeddings/t", "layers/feed_forward", "pair/"))]
@@ -93,17 +94,6 @@ def test_lamb_on_stacked_layers_is_lamb_on_each_layer():
     assert_close(unstacked(ours), trained_by_optax(theirs, params))
 
 
-def test_lamb_of_optax_on_the_stacks_themselves_would_differ():
-    params = random_tree(99)
-    ours = trained(transformation(Optimizer("lamb", decay=0.3, epsilon=1e-3), TABLE), params)
-    adam = optax.scale_by_adam(0.9, 0.999, 1e-3)
-    decayed = optax.add_decayed_weights(0.3, lambda tree: nest({p.path: decays(p) for p in TABLE}))
-    mask = nest({parameter.path: decays(parameter) for parameter in TABLE})
-    mixed = trained(optax.chain(adam, decayed, optax.masked(optax.scale_by_trust_ratio(), mask)), params)
-    with pytest.raises(AssertionError):
-        assert_close(ours, mixed)
-
-
 def test_lamb_keeps_a_matrix_of_zeros_moving():
     params = jax.tree.map(np.zeros_like, random_tree(0))
     moved = trained(transformation(Optimizer("lamb"), TABLE), params)
@@ -126,14 +116,6 @@ def test_gradients_are_scaled_to_the_limit_and_only_when_above_it():
         assert tiny.equal(clip(gradients, norm, limit), gradients)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"name": "adam"}, {"b1": 1.0}, {"b2": -0.1}, {"epsilon": 0.0}, {"decay": -1.0}, {"clip": -1.0}]
-)
-def test_a_field_out_of_range_is_refused_by_name(changes):
-    with pytest.raises(ValueError, match=f"optimizer.*{next(iter(changes))}"):
-        Optimizer(**changes)
-
-
 def update_of(optimizer):
     params, gradients = random_tree(1), random_tree(2)
     chain = transformation(optimizer, TABLE)
@@ -144,15 +126,12 @@ def update_of(optimizer):
     return updates
 
 
-CHANGES = {"name": "lamb", "b1": 0.5, "b2": 0.9, "epsilon": 0.1, "decay": 0.5}
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Optimizer) if field.name != "clip"])
+def test_every_field_changes_the_update(field):  # but clip, above
+    start = Optimizer(epsilon=0.1, decay=0.5)
+    changed = replaced(start, field, other(f"optimizer.{field}", getattr(start, field)))
+    assert not tiny.equal(update_of(start), update_of(changed))
 
 
-@pytest.mark.parametrize("field", CHANGES)
-def test_every_field_changes_the_update(field):
-    changed = dataclasses.replace(Optimizer(), **{field: CHANGES[field]})
-    assert not tiny.equal(update_of(Optimizer()), update_of(changed))
-
-
-def test_no_field_is_without_such_a_test():
-    assert {field.name for field in dataclasses.fields(Optimizer)} == {*CHANGES, "clip"}  # clip: above
+def test_no_optimizer_is_without_a_test():
     assert set(NAMES) == {"adamw", "lamb", "adagrad"}  # each compared with optax above

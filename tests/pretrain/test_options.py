@@ -1,10 +1,10 @@
-"""Every field does something: changing it changes what is said here, and no field is without such a line."""
+"""Every field does something: another value of it shows in the parameters, the loss or the batches."""
 
 import dataclasses
 import functools
-import hashlib
-import json
+import re
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
-from models.attention.patterns.pattern import Pattern
+from models.attention.patterns.pattern import PATTERNS, Pattern
 from models.core.parameters import decays, leaves
 from models.core.program import Program
 from pretrain.commands.run import run
@@ -21,68 +21,17 @@ from pretrain.options import Options
 from pretrain.recipe import resolve
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
-from pretrain.storage.run_directory import RunDirectory, flat
+from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import ahead, loop
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.attention_choice import chosen_program
 from tests.pretrain import tiny, toys
+from tests.pretrain.fields import fields_of, other, replaced
 
-# Field of the recipe -> another value. The model's change the compiled initialisation or loss, the objective's and the
-# phases' the batches or the weights of the losses.
-MODEL = {"vocab_size": 130, "positions": 64, "types": 3, "activation": "relu", "dropout": 0.3}
-MODEL |= {"attention_dropout": 0.3, "norm_epsilon": 1e-3, "init_std": 0.5}
-SIZES = {"width": 64, "depth": 3, "heads": 4, "feed_forward": 48}
-MASKING = {"rate": 0.3, "mask": 0.3, "random": 0.15, "whole_word": True, "ngrams": (1.0, 0.5)}
-PHASE = {"length": 16, "batch_size": 4}
-
-CHANGES = {
-    "bert": {f"model.{name}": value for name, value in (MODEL | SIZES).items()}
-    | {"model.pair_head": False, "objective.layout": "packed-sentences", "objective.next_sentence": False}
-    | {"objective.sentence_order": True, "objective.globals": 2},
-    "electra": {f"model.{name}": value for name, value in MODEL.items()}
-    | {f"model.{tower}.{name}": value for tower in ("discriminator", "generator") for name, value in SIZES.items()}
-    | {"model.embedding": 48, "objective.layout": "packed-sentences", "objective.discriminator_weight": 7.0},
-}
-CHANGES["albert"] = {f"model.{name}": value for name, value in (MODEL | SIZES).items()} | {
-    "model.embedding": 48, "model.groups": 2, "model.sharing": "attention", "model.pair_head": False,
-    "objective.layout": "packed-sentences", "objective.sentence_order": False, "objective.next_sentence": True,
-    "objective.globals": 2,
-}  # fmt: skip
-# Field of a pattern -> another value, in rows of the pattern of that name
-SPARSE = {"bigbird": Pattern("bigbird", block=4, random=1), "longformer": Pattern("longformer", block=4, windows=(8,))}
-SPARSE |= {"fixed": Pattern("fixed", block=4, stride=3)}
-PATTERN = {
-    "dense": {"name": "longformer"},
-    "bigbird": {"block": 2, "window": 5, "random": 2, "global_blocks": 1, "seed": 1},
-    "longformer": {"windows.0": 4, "dilations.0": 2},
-    "fixed": {"stride": 2, "summary": 2},
-}
-PATTERN_OF = {f"model.pattern.{field}": name for name, fields in PATTERN.items() for field in fields}
-for changes in CHANGES.values():
-    changes |= {f"model.pattern.{field}": value for fields in PATTERN.values() for field, value in fields.items()}
-for changes in CHANGES.values():
-    changes |= {f"objective.masking.{name}": value for name, value in MASKING.items()}
-NOT_REMEMBERING = ("positions", "types", "activation")
-CHANGES["transformer-xl"] = (
-    {f"model.{name}": value for name, value in (MODEL | SIZES).items() if name not in NOT_REMEMBERING}
-    | {"model.activation": "gelu", "model.memory": 24, "model.cutoffs": (50, 90), "model.divisor": 2}
-    | {"model.shared_biases": False, "objective.reset": True}
-)
-PERMUTING = {"reuse_len": 10, "k": 5, "spans": False, "context": 3, "perm_size": 4, "bidirectional": False}
-CHANGES["xlnet"] = (
-    {f"model.{name}": value for name, value in (MODEL | SIZES).items() if name not in ("positions", "types")}
-    | {"model.memory": 24}
-    | {f"objective.permuting.{name}": value for name, value in PERMUTING.items()}
-)
-CHANGES["bigbird-etc"] = {
-    **{f"model.{name}": value for name, value in (MODEL | SIZES).items() if name not in ("positions", "types")},
-    "model.block": 8, "model.window": 5, "model.distance": 2,
-    "objective.layout": "packed-sentences", "phases.0.globals": 3,
-    **{f"objective.masking.{name}": value for name, value in MASKING.items()},
-}  # fmt: skip
-for changes in CHANGES.values():
-    changes |= {f"phases.0.{name}": value for name, value in PHASE.items()} | {"seed": 3}
-
+one_layer = lambda recipe, depth="depth": replaced(recipe, f"model.{depth}", 1)  # which is traced sooner than two
+RECIPES = {"albert": tiny.albert(), "bert": one_layer(tiny.bert())}
+RECIPES |= {"electra": one_layer(tiny.electra(), "discriminator.depth"), "bigbird-etc": one_layer(tiny.etc())}
+RECIPES |= {"transformer-xl": one_layer(tiny.transformer_xl()), "xlnet": one_layer(tiny.xlnet())}
 # What is compared elsewhere, field by field
 ELSEWHERE = {
     "optimizer": "test_optimizers",
@@ -91,126 +40,156 @@ ELSEWHERE = {
     "source": "test_run_directory",
     "steps": "test_schedules",
     "frozen": "test_step",
+    "teachers": "test_teachers",
     "phases.0.share": "test_recipes",
     "order": "test_data",
     "mixture": "test_data",
     "objective.evaluation_memory": "test_memory",
-    "objective.masking.copies": "test_copies",
+    "objective.masking.copies": "test_layouts",
 }
+# Patterns, for the fields that they read; `models/attention/patterns` reads them for all families
+SPARSE = [Pattern("bigbird", block=4, random=1), Pattern("longformer", block=4, windows=(8,), dilations=(1,))]
+SPARSE += [Pattern("fixed", block=4, stride=3)]
+LABELS = ("objective.next_sentence", "objective.sentence_order")  # of which a recipe has one at most
 
 
-def replaced(value, path, new):
-    """A frozen dataclass (or a tuple) with the field at a dotted path changed."""
-    if not path:
-        return new
-    name, _, rest = path.partition(".")
-    if isinstance(value, tuple):
-        return tuple(replaced(item, rest, new) if str(index) == name else item for index, item in enumerate(value))
-    return dataclasses.replace(value, **{name: replaced(getattr(value, name), rest, new)})
+def pattern_field(path):
+    """The name of a pattern's field, of which all patterns have not one."""
+    group, _, name = path.rpartition(".")
+    return name if group == "model.pattern" and name != "name" else None
 
 
-def observed(recipe, corpus, part):
-    """A digest of what a recipe makes: its initialisation and loss as programs, or its first batch."""
-    phase = recipe.phases[0]
-    if part == "batch":
-        batch = recipe.objective.examples(corpus, "train", phase, recipe.seed)
-        arrays = batch.batch(0, np.arange(phase.batch_size))
-        shown = [(name, array.shape, array.tobytes()) for name, array in arrays.items()]
-        return hashlib.sha256(repr((shown, recipe.objective.coefficients(0))).encode()).hexdigest()
+SIZES = {"positions": 40, "types": 5, "embedding": 28, "width": 36, "depth": 3, "feed_forward": 52}
+SIZES |= {"generator.width": 44, "generator.depth": 7, "generator.feed_forward": 60}  # other than the discriminator's
+
+
+def sizes_of(name):
+    """Path of each of a model's fields that is a dimension of a parameter -> another value, which no other one has."""
+    sized = {path: [end for end in SIZES if f".{path}".endswith(f".{end}")] for path in fields_of(RECIPES[name])}
+    sized |= {"model.depth": []} if name == "albert" else {}  # its layers share their parameters
+    return {path: SIZES[max(ends, key=len)] for path, ends in sized.items() if ends and path.startswith("model.")}
+
+
+def compared(name):
+    """Other fields that change the parameters or the loss (the model's), or the batches or their weights."""
+    fields = [path for path in fields_of(RECIPES[name]) if not {path, path.partition(".")[0]} & ELSEWHERE.keys()]
+    return [path for path in fields if path not in sizes_of(name) and (name == "bert" or not pattern_field(path))]
+
+
+# Field of a model -> what shows it, where that is not the loss with the same parameters
+SEEN_IN = dict.fromkeys(
+    ("groups", "sharing", "pair_head", "cutoffs", "divisor", "shared_biases", "distance"), "shapes"
+) | {"init_std": "init"}
+
+
+@functools.cache
+def traced(recipe, what, like=None):
+    """The 'shapes' of the initial parameters; how they are made ('init') or a 'loss' in training, as jaxprs.
+
+    like: the recipe whose parameters the loss is given, by default the same.
+    """
     assembly = assemble(recipe, Program())
-    spec = recipe.objective.spec(phase)
-    batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
-    params, keys = jax.eval_shape(lambda: initial_params(assembly)), jax.ShapeDtypeStruct((8, 2), np.uint32)
-    carry, _ = recipe.objective.carry(assembly.model, phase, True)
+    if what == "shapes":
+        return jax.eval_shape(lambda: initial_params(assembly))
+    if what == "init":
+        return told(lambda: initial_params(assembly))
+    carry, _ = recipe.objective.carry(assembly.model, recipe.phases[0], True)
     of_model = functools.partial(recipe.objective.loss, assembly.model)
     loss = lambda params, batch, keys: of_model(params, batch, carry, Moment(keys, True))[0]
-    init = lambda: initial_params(assembly)
-    texts = [jax.jit(init).lower().as_text(), jax.jit(loss).lower(params, batch, keys).as_text()]
-    return hashlib.sha256("".join(texts).encode()).hexdigest()
+    return told(loss, traced(like or recipe, "shapes"), *rows_and_keys(recipe))
 
 
-@pytest.fixture(scope="module")
-def observe(corpus_path):
-    """observed, remembered for the recipes that no field is changed in."""
-    corpus, known = Corpus(corpus_path), {}
-
-    def look(recipe, part):
-        if (recipe, part) not in known:
-            known[recipe, part] = observed(recipe, corpus, part)
-        return known[recipe, part]
-
-    return look
+def told(function, *arguments):
+    """A function's jaxpr, without the addresses of objects in it, and its constants."""
+    closed = jax.make_jaxpr(function)(*arguments)
+    return re.sub("0x[0-9a-f]+", "", str(closed)), [np.asarray(constant).tobytes() for constant in closed.consts]
 
 
-LABELS = ("objective.next_sentence", "objective.sentence_order")  # of which a recipe has one at most
-RECIPES = {"albert": tiny.albert(), "bert": tiny.bert(), "electra": tiny.electra()}
-RECIPES |= {"bigbird-etc": tiny.etc(), "transformer-xl": tiny.transformer_xl(), "xlnet": tiny.xlnet()}
+def rows_and_keys(recipe):
+    """Arguments of a loss besides the parameters, as shapes."""
+    spec = recipe.objective.spec(recipe.phases[0])
+    batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
+    return batch, jax.ShapeDtypeStruct((8, 2), np.uint32)
 
 
-@pytest.mark.parametrize("name, field", [(name, field) for name, changes in CHANGES.items() for field in changes])
-def test_every_field_of_a_recipe_matters(name, field, observe):
-    recipe = RECIPES[name]
-    part = "program" if field.startswith("model.") else "batch"
-    label = {"albert": "objective.sentence_order", "bert": "objective.next_sentence"}.get(name)
-    if PATTERN_OF.get(field) in SPARSE:
-        recipe = replaced(recipe, "model.pattern", SPARSE[PATTERN_OF[field]])
-    if label and field in {"objective.layout", "model.pair_head", *LABELS} - {label}:
-        recipe = replaced(recipe, label, False)
-    if field == "objective.masking.ngrams":
-        recipe = replaced(recipe, "objective.masking.whole_word", True)
-    changed = replaced(recipe, field, CHANGES[name][field])
-    assert observe(changed, part) != observe(recipe, part)
-
-
-def test_the_seed_changes_the_initialisation_too(observe):
-    assert observe(tiny.bert(seed=3), "program") != observe(tiny.bert(), "program")
+def first_batch(recipe, corpus):
+    """What a batch is, and how its losses are weighted."""
+    phase = recipe.phases[0]
+    batch = recipe.objective.examples(corpus, "train", phase, recipe.seed).batch(0, np.arange(phase.batch_size))
+    arrays = [(name, array.shape, array.tobytes()) for name, array in batch.items()]
+    return arrays, recipe.objective.coefficients(0)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_matrix_is_drawn_with_init_std(name):
+def test_every_size_is_a_dimension_of_the_parameters(name):
+    changed = functools.reduce(lambda recipe, field: replaced(recipe, *field), sizes_of(name).items(), RECIPES[name])
+    before, after = (
+        {size for leaf in jax.tree.leaves(traced(recipe, "shapes")) for size in leaf.shape}
+        for recipe in (RECIPES[name], changed)
+    )
+    assert len(sizes_of(name)) >= 3 and set(sizes_of(name).values()) <= after - before
+
+
+@pytest.mark.parametrize("name, field", [(name, field) for name in RECIPES for field in compared(name)])
+def test_every_field_of_a_recipe_matters(name, field, corpus_path):
+    recipe = RECIPES[name]
+    if of_pattern := pattern_field(field):
+        pattern = next(one for one in SPARSE if of_pattern in PATTERNS[one.name].fields)
+        recipe = replaced(recipe, "model.pattern", pattern)
+    if field in {"objective.layout", "model.pair_head", *LABELS} and LABELS[0] in fields_of(recipe):
+        recipe = functools.reduce(lambda so_far, label: replaced(so_far, label, False), {*LABELS} - {field}, recipe)
+    if field == "objective.masking.ngrams":
+        recipe = replaced(recipe, "objective.masking.whole_word", True)
+    changed = replaced(recipe, field, other(field, fields_of(recipe)[field]))
+    if field.startswith("model."):
+        what = SEEN_IN.get(field.rpartition(".")[2], "loss")
+        assert traced(changed, what, recipe) != traced(recipe, what, recipe)
+    else:
+        corpus = Corpus(corpus_path)
+        assert first_batch(changed, corpus) != first_batch(recipe, corpus)
+
+
+def test_the_seed_changes_the_initialisation_too():
+    assert traced(tiny.bert(seed=3), "init") != traced(tiny.bert(), "init")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_matrix_is_drawn_with_init_std(name, monkeypatch):
+    monkeypatch.setattr(nn.initializers, "normal", nn.initializers.constant)
     recipe = replaced(RECIPES[name], "model.init_std", 0.5)
     params = dict(leaves(jax.jit(lambda: initial_params(assemble(recipe, Program())))()))
     drawn = [parameter.path for parameter in assemble(recipe).table if decays(parameter)]
     assert len(drawn) >= 8
     for path in drawn:
         values = params[path][params[path].any(axis=-1)]  # without the vocabulary's padding rows
-        std, size = float(np.std(values)), values.size
-        assert abs(std / 0.5 - 1) < 5 / np.sqrt(2 * size), path  # five standard errors
-
-
-def test_what_is_observed_depends_on_nothing_else(corpus_path):
-    corpus = Corpus(corpus_path)
-    for part in ("program", "batch"):
-        same = [observed(tiny.electra(name=name), corpus, part) for name in ("a", "b")]
-        assert same[0] == same[1]
+        assert values.size and (values == 0.5).all(), path
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_no_field_of_a_recipe_is_without_a_test(name):
-    fields = {*flat(json.loads(json.dumps(dataclasses.asdict(RECIPES[name])))), "frozen"}
-    fields |= {f"model.{field}" for field, value in vars(RECIPES[name].model).items() if value == ()}
-    fields |= {"objective.masking.ngrams"} if hasattr(RECIPES[name].objective, "masking") else set()
-    elsewhere = {field for field in fields if field in ELSEWHERE or field.split(".")[0] in ELSEWHERE}
-    assert fields - elsewhere == set(CHANGES[name])
+def test_what_is_observed_depends_on_nothing_else(name, corpus_path):
+    corpus, recipe = Corpus(corpus_path), RECIPES[name]
+    again = dataclasses.replace(recipe, name="another")
+    assert traced(again, "loss", recipe) == traced(recipe, "loss", recipe)
+    assert first_batch(again, corpus) == first_batch(recipe, corpus)
+
+
+def test_nor_does_how_parameters_are_made():
+    assert traced(tiny.bert(name="another"), "init") == traced(tiny.bert(), "init")
+
+
+@functools.cache
+def gradient(program):
+    recipe = tiny.bert()
+    of_model = functools.partial(recipe.objective.loss, assemble(recipe, program).model)
+    loss = lambda params, batch, keys: of_model(params, batch, {}, Moment(keys, True))[0]["mlm"]
+    return told(jax.grad(loss), traced(recipe, "shapes"), *rows_and_keys(recipe))
 
 
 @pytest.mark.parametrize(
     "field, value", [("dtype", "bfloat16"), ("depth", "unroll"), ("remat", "dots"), ("remat", "full")]
 )
 def test_every_field_of_a_program_changes_what_is_compiled(field, value):
-    recipe = tiny.bert()
-
-    def text(program):
-        assembly = assemble(recipe, program)
-        spec = recipe.objective.spec(recipe.phases[0])
-        batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
-        of_model = functools.partial(recipe.objective.loss, assembly.model)
-        loss = lambda params, batch, keys: of_model(params, batch, {}, Moment(keys, True))[0]["mlm"]
-        params = jax.eval_shape(lambda: initial_params(assembly))
-        keys = jax.ShapeDtypeStruct((8, 2), np.uint32)
-        return jax.jit(jax.grad(loss)).lower(params, batch, keys).as_text()
-
-    assert text(Program(**{field: value})) != text(Program())
+    assert gradient(Program(**{field: value})) != gradient(Program())
     assert {one.name for one in dataclasses.fields(Program)} == {"dtype", "depth", "remat", "attention"}
 
 
@@ -233,28 +212,31 @@ def steps_of(directory, kind):
     return [entry["step"] for entry in read_metrics(directory, kind)]
 
 
-def test_log_every(toy_run):
-    assert steps_of(toy_run(log_every=8), "train") == [1, 8, 16, 20]
+def test_options_of_a_run(toy_run, monkeypatch):
+    sizes, evaluator, parts, stages, seen = [], loop.Evaluators, [], ahead.stages, []
 
+    def recorded(*rest, processes, **more):
+        seen.append(processes)
+        return Loader(*rest, processes=0, **more)  # what several processes do is seen by test_kills
 
-def test_eval_every_and_eval_examples(toy_run, monkeypatch):
-    sizes, evaluator = [], loop.Evaluators
     monkeypatch.setattr(loop, "Evaluators", lambda *rest: sizes.append(rest[2]) or evaluator(*rest))
-    assert steps_of(toy_run(eval_every=7, eval_examples=24), "eval") == [7, 14, 20]
-    assert sizes == [24]
-
-
-def test_eval_every_0_evaluates_at_the_end_alone(toy_run):
-    assert steps_of(toy_run(eval_every=0), "eval") == [20]
-
-
-def test_checkpoint_every_keep_and_keep_every(toy_run):
-    directory = toy_run(checkpoint_every=3, keep=2, keep_every=6)
+    monkeypatch.setattr(ahead, "stages", lambda *rest: parts.append(rest[2]) or stages(*rest))
+    monkeypatch.setattr(loop, "Loader", recorded)
+    options = {"log_every": 8, "eval_every": 7, "eval_examples": 24, "checkpoint_every": 3, "keep": 2, "keep_every": 6}
+    directory = toy_run(**options, microbatches=4, workers=2, profile=True, mesh="data=1")
+    assert steps_of(directory, "train") == [1, 8, 16, 20]
+    assert steps_of(directory, "eval") == [7, 14, 20] and sizes == [24]
     assert directory.checkpoint_steps() == [6, 12, 18, 20]
+    assert parts == [4] and seen == [2]
+    assert list((directory.path / "profile").rglob("*.xplane.pb"))
+    assert "as data=1" in directory.log.read_text()
 
 
-def test_keep(toy_run):
-    assert toy_run(checkpoint_every=4, keep=4).checkpoint_steps() == [8, 12, 16, 20]
+def test_other_options_of_a_run(toy_run):
+    directory = toy_run(eval_every=0, checkpoint_every=4, keep=4)
+    assert steps_of(directory, "eval") == [20]
+    assert directory.checkpoint_steps() == [8, 12, 16, 20]
+    assert not (directory.path / "profile").exists()
 
 
 def test_max_skipped(corpus_path, tmp_path, monkeypatch, toy_run):
@@ -274,39 +256,11 @@ def test_max_skipped(corpus_path, tmp_path, monkeypatch, toy_run):
         run(recipe, dataclasses.replace(options, max_skipped=5))
 
 
-def test_microbatches(toy_run, monkeypatch):
-    parts, stages = [], ahead.stages
-    monkeypatch.setattr(ahead, "stages", lambda *rest: parts.append(rest[2]) or stages(*rest))
-    toy_run(microbatches=4)
-    assert parts == [4]
-
-
-def test_workers(toy_run, monkeypatch):
-    seen = []
-
-    def recorded(*rest, processes, **more):
-        seen.append(processes)
-        return Loader(*rest, processes=0, **more)  # what several processes do is seen by test_kills
-
-    monkeypatch.setattr(loop, "Loader", recorded)
-    toy_run(workers=2)
-    assert seen == [2]
-
-
-def test_profile(toy_run):
-    directory = toy_run(profile=True)
-    assert list((directory.path / "profile").rglob("*.xplane.pb"))
-
-
-def test_without_profile_there_is_no_trace(toy_run):
-    assert not (toy_run().path / "profile").exists()
-
-
-def test_mesh(toy_run, corpus_path, tmp_path):
-    assert "as data=1" in toy_run(mesh="data=1").log.read_text()
+def test_a_mesh_of_more_devices_than_there_are(corpus_path, tmp_path, monkeypatch):
+    toys.register(monkeypatch)
     with pytest.raises(UserError, match="--mesh data=2: it takes 2 devices, there are 1"):
-        run(toys.recipe(), tiny.options(corpus_path, tmp_path / "other", mesh="data=2"))
-    assert not (tmp_path / "other").exists()
+        run(toys.recipe(), tiny.options(corpus_path, tmp_path / "run", mesh="data=2"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_init_from(toy_run, corpus_path, tmp_path):

@@ -1,22 +1,18 @@
 """Sparse patterns in recipes: said in one line where they cannot be, before anything is compiled."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 from matplotlib import pyplot
 
-from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
 from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW
 from pretrain.__main__ import main
 from pretrain.commands.pattern import COLORS, NOTHING, canvas_of
-from pretrain.recipe import check, from_json, to_json
-from pretrain.recipes.registry import RECIPES
-from pretrain.storage import run_directory
+from pretrain.recipe import check
 from tests.pretrain import tiny
 
 BIGBIRD = Pattern("bigbird", block=4, random=1)
@@ -39,14 +35,6 @@ def test_each_of_electra_s_two_encoders_is_checked():
     pattern = Pattern("longformer", block=8, windows=(8,), dilations=(1, 2))
     with pytest.raises(UserError, match=r"^phases\.0\.length=32 \(model\.generator\): model\.pattern\.dilations="):
         check(sparse(tiny.electra, pattern))
-
-
-def test_recipes_with_a_pattern_survive_json_and_older_ones_are_dense():
-    recipe = sparse(tiny.electra, Pattern("longformer", windows=(8, 16), dilations=(1,)))
-    assert from_json(to_json(recipe)) == recipe
-    written = json.loads(to_json(RECIPES["bert-base"]))
-    del written["model"]["pattern"]
-    assert from_json(json.dumps(written)) == RECIPES["bert-base"]
 
 
 def shown(capsys, *arguments) -> str:
@@ -134,22 +122,3 @@ def test_what_cannot_be_drawn_is_said_in_one_line(options, said, tmp_path, monke
     error = capsys.readouterr().err
     assert error.startswith(f"error: {said}") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_a_work_directory_keeps_its_pattern(corpus_path, tmp_path):
-    corpora = {"": Corpus(corpus_path)}
-    recipe = sparse(tiny.bert)
-    directory, _ = run_directory.start(tmp_path / "run", recipe, corpora, None)
-    other = sparse(tiny.bert, dataclasses.replace(BIGBIRD, seed=5))
-    with pytest.raises(UserError, match=r"model\.pattern\.seed: 0 -> 5"):
-        run_directory.start(directory.path, other, corpora, None)
-    assert run_directory.start(directory.path, recipe, corpora, None)[1] == recipe
-
-
-def test_a_run_of_before_there_were_patterns_goes_on(corpus_path, tmp_path):
-    corpora = {"": Corpus(corpus_path)}
-    directory, _ = run_directory.start(tmp_path / "run", tiny.bert(), corpora, None)
-    written = json.loads(directory.recipe.read_text())
-    del written["model"]["pattern"]
-    directory.recipe.write_text(json.dumps(written))
-    assert run_directory.start(directory.path, tiny.bert(), corpora, None)[1] == tiny.bert()

@@ -16,7 +16,7 @@ from pretrain.recipes.registry import RECIPES
 from pretrain.training import placement
 from pretrain.training.assembly import model_flops
 from tests.pretrain import tiny, toys
-from tests.pretrain.test_options import replaced
+from tests.pretrain.fields import replaced
 from tpu import calibration, plan_report
 from tpu import plan as plans
 from tpu.__main__ import main
@@ -97,6 +97,8 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(plans, "compile_for_tpu", answer)
     monkeypatch.setattr(planning, "devices", lambda topology, slices=1: jax.devices()[:1])
     monkeypatch.setattr(planning, "prepare", lambda: None)
+    toys.register(monkeypatch)
+    monkeypatch.setitem(RECIPES, "toy", toys.recipe())
     return asked
 
 
@@ -105,7 +107,7 @@ def target(**changes):
 
 
 def test_sizes_are_those_of_the_arguments(on_cpu, tmp_path):
-    work, title = next(works(tiny.electra(), target(), V5E))
+    work, title = next(works(toys.recipe(), target(), V5E))
     planned = plan(work, V5E, {}, tmp_path)
     state, _, batch = work.arguments
     floats = sum(leaf.size for leaf in jax.tree.leaves(state.params))
@@ -114,14 +116,14 @@ def test_sizes_are_those_of_the_arguments(on_cpu, tmp_path):
     assert planned.parts["batch"] == shard_bytes(batch) > 0
     compiled = work.step.lower(*work.arguments).compile(compiler_options={"xla_backend_optimization_level": 0})
     assert sum(planned.parts.values()) == pytest.approx(compiled.memory_analysis().argument_size_in_bytes, rel=0.02)
-    assert "electra on v5e:1x1 (v5litepod-1: 1 chips)" in title
+    assert "toy on v5e:1x1 (v5litepod-1: 1 chips)" in title
 
 
 def test_the_compilers_answers_are_kept_by_the_options_that_programs_were_jitted_with(on_cpu, monkeypatch, tmp_path):
     asked, given, report = [], {"xla_backend_optimization_level": 0}, Report(2.0, 0, 0, 0, 0, 0, "")
     monkeypatch.setattr(placement, "small_product_options", lambda mesh, looped: given)
     monkeypatch.setattr(plans, "compile_for_tpu", lambda lowered, options, *_: asked.append(options) or report)
-    work, _ = next(works(tiny.bert(), target(microbatches=2), V5E))
+    work, _ = next(works(toys.recipe(), target(microbatches=2), V5E))
     plan(work, V5E, {}, tmp_path)
     assert asked == [given, given]  # of the step and of the evaluation
 
@@ -162,7 +164,7 @@ def test_the_kernel_of_relative_attention_counts_by_arithmetic(on_cpu):
 
 
 def test_microbatches_reach_the_step(on_cpu):
-    one, four = (next(works(tiny.bert(), target(microbatches=n), V5E))[0] for n in (1, 4))
+    one, four = (next(works(toys.recipe(), target(microbatches=n), V5E))[0] for n in (1, 4))
     scans = lambda work: str(work.step.trace(*work.arguments).jaxpr).count("scan[")
     assert scans(four) > scans(one) and (one.rows_multiple, four.rows_multiple) == (1, 4)
 
@@ -174,7 +176,7 @@ def test_a_batch_that_the_mesh_does_not_divide(on_cpu):
 
 
 def test_a_plan_is_printed_for_every_phase(on_cpu, capsys, tmp_path):
-    arguments = "bert-tiny --topology v5e:1x1 --model.vocab-size 300 --batch-size 8 --sequence-length 16"
+    arguments = "toy --topology v5e:1x1 --model.vocab-size 300 --batch-size 8 --sequence-length 16"
     assert plan_command([*arguments.split(), "--dtype", "float32", "--cache", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for words in ("phase 1 of 1: 8 rows of 16 tokens", "parameters", "optimizer", "fits", "model FLOPs per chip"):
@@ -182,7 +184,7 @@ def test_a_plan_is_printed_for_every_phase(on_cpu, capsys, tmp_path):
     assert "6 ms" in printed  # 9 million cycles at 1.5 GHz
     # 97% of 15.75 GiB hold as many rows of 1 MiB, and of 9 batches that wait, as are tried last; the parameters are not
     # in the stand-in's answer.
-    assert "largest batch that fits: 15613 rows of 16" in printed and on_cpu[0] == 8 and on_cpu[-1] == 15613
+    assert "largest batch that fits: 15635 rows of 16" in printed and on_cpu[0] == 8 and on_cpu[-1] == 15635
 
 
 @pytest.mark.parametrize(
@@ -236,9 +238,9 @@ def test_where_no_table_can_be_written_nothing_is_planned(on_cpu, tmp_path):
 
 
 def test_all_writes_a_table_and_a_picture(on_cpu, tmp_path):
-    arguments = ["--all", "--topologies", "v5e:1x1", "--recipes", "electra-tiny", "--out", str(tmp_path / "plans")]
+    arguments = ["--all", "--topologies", "v5e:1x1", "--recipes", "toy", "--out", str(tmp_path / "plans")]
     assert plan_command([*arguments, "--cache", str(tmp_path)]) == 0
     table = (tmp_path / "plans" / "plans.md").read_text().splitlines()
-    assert table[2].startswith("| electra-tiny | v5e:1x1 (v5litepod-1) | data=1 | 16 x 32 |")
+    assert table[2].startswith("| toy | v5e:1x1 (v5litepod-1) | data=1 | 8 x 16 |")
     assert "estimates of XLA's TPU compiler, not measurements" in table[-1]
     assert (tmp_path / "plans" / "plans.png").stat().st_size > 5000

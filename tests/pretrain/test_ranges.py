@@ -12,7 +12,7 @@ from pretrain.options import Options
 from pretrain.recipe import check, to_json
 from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import flat
-from tests.pretrain.test_options import replaced
+from tests.pretrain.fields import replaced
 
 HUGE = 10**12  # a whole number beyond any size or count on a device
 # Numbers of which 0 makes sense: none of it, or the first one. Nothing else tried here does.
@@ -79,3 +79,7 @@ def test_every_number_of_the_options_is_checked():
 def test_no_range_holds_nan_or_infinity(allowed):
     assert allowed.holds(0.5 if allowed in (RATE, SHARE) else 1)
     assert not any(map(allowed.holds, (math.nan, math.inf, -math.inf, -1)))
+
+
+def test_a_rate_is_below_one_and_a_share_may_be_all():
+    assert not RATE.holds(1.0) and SHARE.holds(1.0)

@@ -2,17 +2,17 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from pretrain.__main__ import main
-from pretrain.commands.run import run
+from pretrain.commands.run import _longer_or_shorter, run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import from_json, to_json
+from pretrain.recipe import Phase
 from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
 from pretrain.storage.environment import versions
@@ -62,49 +62,37 @@ def test_the_directory_holds_all_that_the_run_was(started):
         assert (directory.tokenizer / name).read_bytes() == (corpus.tokenizer_path / name).read_bytes()
 
 
-def test_another_recipe_is_refused_listing_old_and_new_values(started):
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"seed": 7, "optimizer": Optimizer(decay=0.5)}, "(optimizer.decay: 0.01 -> 0.5; seed: 0 -> 7)"),
+        (
+            {"objective": MaskedLanguageModel(layout="packed-sentences", next_sentence=False)},
+            "(objective.layout: segment-pairs -> packed-sentences; objective.next_sentence: True -> False)",
+        ),
+        ({"phases": (Phase(0.5, 32, 8), Phase(0.5, 32, 8))}, "phases.0.share: 1.0 -> 0.5; phases.1.batch_size: None"),
+        ({"frozen": ("embeddings",)}, "frozen.0: None -> embeddings)"),
+        ({"name": "other"}, "(name: bert -> other)"),
+    ],
+)
+def test_another_recipe_is_refused_listing_old_and_new_values(started, changes, said):
     workdir, recipe, corpus = started
-    other = dataclasses.replace(
-        recipe,
-        seed=7,
-        optimizer=Optimizer(decay=0.5),
-        objective=MaskedLanguageModel(layout="packed-sentences", next_sentence=False),
-    )
-    message = refusal(workdir, other, corpus, None)
-    for said in ("seed: 0 -> 7", "optimizer.decay: 0.01 -> 0.5", "objective.layout: segment-pairs -> packed-sentences"):
-        assert said in message
-    assert "peak" not in message and "--workdir" in message
+    message = refusal(workdir, dataclasses.replace(recipe, **changes), corpus, None)
+    assert said in message and "--workdir" in message
     assert RunDirectory(workdir).read_recipe() == recipe  # and nothing has been written
-
-
-@pytest.mark.parametrize("field, value", [("phases", ()), ("frozen", ("embeddings",)), ("name", "other")])
-def test_fields_that_are_lists_or_text_count_too(started, field, value):
-    workdir, recipe, corpus = started
-    phase = dataclasses.replace(recipe.phases[0], share=0.5)
-    other = dataclasses.replace(recipe, **{field: value or (phase, phase)})
-    assert field in refusal(workdir, other, corpus, None)
-
-
-def test_more_steps_are_welcome(started):
-    workdir, recipe, corpus = started
-    longer = dataclasses.replace(recipe, steps=1000)
+    longer = dataclasses.replace(recipe, steps=1000)  # which is welcome
     _, before = start(workdir, longer, corpus, None)
     assert before == recipe and RunDirectory(workdir).read_recipe() == longer
 
 
-def another_corpus(corpus_path, folder):
-    """The same texts with another fingerprint."""
-    shutil.copytree(corpus_path, folder)
+def test_another_corpus_or_other_initial_weights_are_refused(started, tmp_path):
+    workdir, recipe, corpus = started
+    folder = shutil.copytree(corpus.path, tmp_path / "other")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"fingerprint": "f" * 64}))
-    return Corpus(folder)
-
-
-def test_another_corpus_is_refused_by_its_fingerprint(started, tmp_path):
-    workdir, recipe, corpus = started
-    other = another_corpus(corpus.path, tmp_path / "other")
-    message = refusal(workdir, recipe, other, None)
+    message = refusal(workdir, recipe, Corpus(folder), None)
     assert "f" * 12 in message and corpus.fingerprint[:12] in message and "--workdir" in message
+    assert "was started from random weights" in refusal(workdir, recipe, corpus, "hf/base")
 
 
 def test_a_corpus_that_moved_is_found_through_the_option(started, corpus_path, tmp_path):
@@ -131,84 +119,63 @@ def test_checkpoints_without_a_recipe_are_no_place_to_start(started):
     assert "no recipe.json" in refusal(workdir, recipe, corpus, None)
 
 
+NO_CORPUS = "run.json does not name the run's corpus"
+
+
 @pytest.mark.parametrize(
-    "damage",
+    "name, old, new, said",
     [
-        lambda fields: fields["model"].update(family="XLNetConfig"),
-        lambda fields: fields["objective"].update(kind="Permutations"),
-        lambda fields: fields["optimizer"].update(beta3=0.5),
-        lambda fields: fields.pop("schedule"),
-        lambda fields: fields["schedule"].update(name="exponential"),
+        ("recipe.json", '"family": "bert"', '"family": "XLNetConfig"', "recipe.json"),
+        ("recipe.json", '"masked-language-model"', '"Permutations"', "recipe.json"),
+        ("recipe.json", '"b1":', '"beta3": 0.5, "b1":', "recipe.json"),
+        ("recipe.json", '"schedule":', '"timetable":', "recipe.json"),
+        ("recipe.json", '"linear"', '"exponential"', "recipe.json"),
+        ("recipe.json", '"schedule".*', "", "recipe.json"),  # cut in half
+        ("run.json", '"init_from".*', "", "run.json"),
+        ("run.json", ".+", "[]", NO_CORPUS),
+        ("run.json", ".+", "{}", NO_CORPUS),
+        ("run.json", ".+", "null", NO_CORPUS),
+        ("run.json", ".+", '{"corpus": 5, "fingerprint": "x"}', NO_CORPUS),
     ],
 )
-def test_a_recipe_of_another_version_is_one_line(started, damage):
+def test_a_file_of_another_version_or_form_is_one_line(started, name, old, new, said):
     workdir, recipe, corpus = started
-    fields = json.loads(to_json(recipe))
-    damage(fields)
-    (workdir / "recipe.json").write_text(json.dumps(fields))
-    assert "recipe.json" in refusal(workdir, recipe, corpus, None)
+    damaged, places = re.subn(old, new, (workdir / name).read_text(), count=1, flags=re.DOTALL)
+    assert places == 1
+    (workdir / name).write_text(damaged)
+    assert said in refusal(workdir, recipe, corpus, None)
 
 
-@pytest.mark.parametrize("name", ["recipe.json", "run.json"])
-def test_a_file_cut_in_half_is_one_line(started, name):
-    workdir, recipe, corpus = started
-    whole = (workdir / name).read_text()
-    (workdir / name).write_text(whole[: len(whole) // 2])
-    assert name in refusal(workdir, recipe, corpus, None)
-
-
-def test_a_folder_that_is_no_run_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="no recipe.json"):
-        RunDirectory(tmp_path).read_recipe()
-
-
-def test_other_initial_weights_are_refused_on_resume(started):
-    workdir, recipe, corpus = started
-    assert "was started from random weights" in refusal(workdir, recipe, corpus, "hf/base")
+@pytest.mark.parametrize("line", ["{bad", '{"step": 1}', "[1]", "null", '{"kind": "eval", "step": "x"}'])
+def test_a_line_that_is_no_measurement_is_named(line, tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.metrics.write_text(f'{{"kind": "eval", "step": 5, "loss": 1.0}}\n{line}\n')
+    with pytest.raises(UserError, match="metrics.jsonl: line 2 is no measurement"):
+        read_metrics(directory, "eval")
 
 
 def test_initial_weights_are_remembered_when_the_run_dies_before_its_first_checkpoint(corpus_path, tmp_path):
     source = tmp_path / "source"
-    run(toys.recipe(steps=20), tiny.options(corpus_path, source))
+    run(toys.recipe(steps=5), tiny.options(corpus_path, source))
     recipe = toys.recipe(name="continued", steps=1, schedule=Schedule("constant", peak=0.0, warmup=0.0))
     start(tmp_path / "run", recipe, Corpus(corpus_path), str(source))
     run(recipe, tiny.options(corpus_path, tmp_path / "run"))  # without --init-from, as the message advises
     assert tiny.equal(tiny.final_state(tmp_path / "run").params, tiny.final_state(source).params)
 
 
-def test_weights_of_a_run_with_another_model_are_refused(corpus_path, tmp_path):
-    start(tmp_path / "run", tiny.bert(), Corpus(corpus_path), None)
-    corpus, run_path = Corpus(corpus_path), str(tmp_path / "run")
-    with pytest.raises(UserError, match="--init-from .* it is a BertConfig, the recipe has a ElectraConfig"):
-        load_weights("--init-from", run_path, tiny.ELECTRA, {}, corpus)
-    with pytest.raises(UserError, match="--init-from .* model.width is 32 there and 64 here"):
-        load_weights("--init-from", run_path, dataclasses.replace(tiny.BERT, width=64), {}, corpus)
-
-
-def test_an_error_about_a_teacher_names_its_source_and_only_cures_that_it_has(corpus_path, tmp_path):
-    without = dataclasses.replace(tiny.BERT, pair_head=False)
-    start(tmp_path / "run", tiny.bert(model=without), Corpus(corpus_path), None)
-    for setting, cure in {"--init-from": ", or --init-heads-anew", "teachers.0.source": ""}.items():
-        with pytest.raises(UserError, match=f"^{setting} .*; give the recipe the heads that it has{cure}$"):
-            load_weights(setting, str(tmp_path / "run"), tiny.BERT, {}, Corpus(corpus_path))
-
-
-def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, capsys):
-    for steps in (10, 10, 20):
-        run(toys.recipe(steps=steps, schedule=Schedule(peak=0.1)), tiny.options(corpus_path, tmp_path / "linear"))
-        said = "steps: 10 -> 20; the linear schedule is evaluated for the new total: rate 0 -> 0.0474"
-        assert (said in capsys.readouterr().out) == (steps == 20)
-    rates = [entry["learning_rate"] for entry in read_metrics(RunDirectory(tmp_path / "linear"), "train")]
-    assert rates[-1] == 0 and 0.04 < rates[rates.index(0.0) + 1] < 0.05
-    for steps in (10, 20):
-        run(toys.recipe(steps=steps), tiny.options(corpus_path, tmp_path / "constant"))
-    said = capsys.readouterr().out
-    assert "steps: 10 -> 20\n" in said  # nothing else changes
-
-
-def onward(kind, steps=20, **changes):
-    schedule = Schedule("warmup-stable-decay", peak=0.1, final=0.5, from_here=kind)
-    return toys.recipe(steps=steps, schedule=schedule, **changes)
+def test_weights_of_a_run_with_another_model_are_refused_by_the_setting_and_with_cures_that_it_has(started):
+    workdir, _, corpus = started
+    wide, headless = (dataclasses.replace(tiny.BERT, **of) for of in ({"width": 64}, {"pair_head": False}))
+    start(workdir.parent / "headless", tiny.bert(model=headless), corpus, None)
+    more = "; give the recipe the heads that it has"
+    for setting, source, model, said in [
+        ("--init-from", workdir, tiny.ELECTRA, " it is a BertConfig, the recipe has a ElectraConfig"),
+        ("--init-from", workdir, wide, " model.width is 32 there and 64 here"),
+        ("--init-from", workdir.parent / "headless", tiny.BERT, f"{more}, or --init-heads-anew$"),
+        ("teachers.0.source", workdir.parent / "headless", tiny.BERT, f"{more}$"),
+    ]:
+        with pytest.raises(UserError, match=f"^{setting} .*{said}"):
+            load_weights(setting, str(source), model, {}, corpus)
 
 
 def rates(workdir):
@@ -216,26 +183,40 @@ def rates(workdir):
     return {entry["step"]: entry["learning_rate"] for entry in read_metrics(RunDirectory(workdir), "train")}
 
 
+def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    for steps in (10, 20):
+        run(toys.recipe(steps=steps, schedule=Schedule(peak=0.1)), tiny.options(corpus_path, workdir))
+        said = "steps: 10 -> 20; the linear schedule is evaluated for the new total: rate 0 -> 0.0474"
+        assert (said in capsys.readouterr().out) == (steps == 20)
+    found = rates(workdir)
+    assert found[20] == 0 and 0.04 < found[11] < 0.05
+    assert _longer_or_shorter(toys.recipe(steps=10), toys.recipe(steps=20), 10) == "steps: 10 -> 20"  # nothing else
+
+
 def test_a_run_made_longer_goes_on_from_its_rate_however_often_it_is_killed_and_anew_in_another_place(
     corpus_path, tmp_path, capsys
 ):
     workdir = tmp_path / "run"
+    stable = Schedule("warmup-stable-decay", peak=0.1, final=0.5)
+    onward = lambda kind, steps: toys.recipe(steps=steps, schedule=dataclasses.replace(stable, from_here=kind))
     go = lambda recipe, folder=workdir: run(recipe, tiny.options(corpus_path, folder, keep=9))
     go(onward(None, 10))
-    go(onward("constant"))
+    go(onward("constant", 20))
     assert "steps: 10 -> 20; from here constant: rate 0.05 -> 0.05" in capsys.readouterr().out
     found = rates(workdir)
     assert found[10] == found[11] == found[15] == found[20] == pytest.approx(0.05)
     whole = tiny.final_state(workdir)
     for gone in ("20", "15"):  # as if killed before these were written
         shutil.rmtree(workdir / "checkpoints" / gone)
-    go(onward("constant"))
+    go(onward("constant", 20))
     assert tiny.equal(tiny.final_state(workdir), whole)
     go(RunDirectory(workdir).read_recipe(), tmp_path / "anew")
     assert tiny.equal(tiny.final_state(tmp_path / "anew"), whole)
-    go(onward("decay", 30))
-    assert rates(workdir)[15] == rates(workdir)[20] == pytest.approx(0.05)
-    assert [one.since for one in RunDirectory(workdir).read_recipe().schedule.stretches] == [10, 20]
+    recipes = [(folder / "recipe.json").read_bytes() for folder in (workdir, tmp_path / "anew")]
+    assert recipes[0] == recipes[1]
+    longer = run_directory.extended(workdir, onward("decay", 30))
+    assert [one.since for one in longer.schedule.stretches] == [10, 20]
 
 
 def test_how_a_schedule_goes_on_is_chosen_together_with_more_steps(started):
@@ -248,25 +229,16 @@ def test_how_a_schedule_goes_on_is_chosen_together_with_more_steps(started):
         run_directory.extended(workdir.parent / "new", longer)
 
 
-def contents(folder):
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
 def test_fewer_steps_than_are_done_are_refused_and_nothing_is_written(started):
     workdir, recipe, corpus = started
     for step in (5, 10):
         (workdir / "checkpoints" / str(step)).mkdir(parents=True)
-    before = contents(workdir)
+    contents = lambda: {file: file.read_bytes() for file in workdir.rglob("*") if file.is_file()}
+    before = contents()
     said = refusal(workdir, dataclasses.replace(recipe, steps=9), corpus, None)
     assert "--steps 9: " in said and "has done 10 already: give 10 or more" in said
-    assert contents(workdir) == before
+    assert contents() == before
     start(workdir, dataclasses.replace(recipe, steps=10), corpus, None)  # all of them are done
-
-
-def test_as_many_steps_as_are_done_are_done(corpus_path, tmp_path, capsys):
-    for _ in range(2):
-        assert run(toys.recipe(steps=10), tiny.options(corpus_path, tmp_path / "run")) == 0
-    assert capsys.readouterr().out.count("done: 10 steps") == 2
 
 
 def test_half_a_line_of_figures_is_dropped_and_later_ones_go_with_their_steps(corpus_path, tmp_path):
@@ -281,27 +253,21 @@ def test_half_a_line_of_figures_is_dropped_and_later_ones_go_with_their_steps(co
     assert steps == [1, 5, 10, 10, 11, 15, 20, 20]  # each train step once; evaluations at both ends
 
 
-def test_a_run_stopped_after_its_last_step_is_evaluated_when_it_is_started_again(corpus_path, tmp_path):
+def test_a_run_that_has_done_its_steps_is_done_again_at_once_but_for_an_evaluation_that_it_lacks(
+    corpus_path, tmp_path, capsys
+):
     workdir, directory = tmp_path / "run", RunDirectory(tmp_path / "run")
     for _ in range(2):
-        run(toys.recipe(steps=10), tiny.options(corpus_path, workdir))
-        assert [entry["step"] for entry in read_metrics(directory, "eval")] == [10]
+        assert run(toys.recipe(steps=5), tiny.options(corpus_path, workdir)) == 0
+        assert [entry["step"] for entry in read_metrics(directory, "eval")] == [5]
         lines = directory.metrics.read_text().splitlines(keepends=True)
         directory.metrics.write_text("".join(line for line in lines if '"eval"' not in line))
-
-
-def test_its_recipe_alone_makes_the_same_run_again(corpus_path, tmp_path):
-    first, again = tmp_path / "first", tmp_path / "again"
-    run(toys.recipe(steps=10, seed=3), tiny.options(corpus_path, first))
-    recipe = str(first / "recipe.json")
-    assert main(["run", "--recipe", recipe, "--corpus", str(corpus_path), "--workdir", str(again)]) == 0
-    assert (again / "recipe.json").read_bytes() == (first / "recipe.json").read_bytes()
-    assert tiny.equal(tiny.final_state(again).params, tiny.final_state(first).params)
-
-
-def test_a_recipe_survives_json():
-    for recipe in (tiny.bert(frozen=("embeddings",)), tiny.electra()):
-        assert from_json(to_json(recipe)) == recipe
+    assert capsys.readouterr().out.count("done: 5 steps") == 2
+    figures = directory.metrics.read_text()
+    shutil.rmtree(workdir / "checkpoints")
+    with pytest.raises(UserError, match="its checkpoints/ was removed; restore it, or use another --workdir"):
+        run(toys.recipe(steps=5), tiny.options(corpus_path, workdir))
+    assert directory.metrics.read_text() == figures
 
 
 def test_an_evaluation_that_a_kill_cuts_off_after_its_checkpoint_is_made_up_for(corpus_path, tmp_path, monkeypatch):
@@ -360,28 +326,3 @@ def test_a_corpus_is_no_work_directory(corpus_path, tmp_path):
     with pytest.raises(UserError, match="--workdir .*is a corpus"):
         run(toys.recipe(), tiny.options(tmp_path / "corpus", tmp_path / "corpus"))
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"corpus": 5, "fingerprint": "x"}'])
-def test_a_run_json_of_another_form_is_one_line(content, started):
-    workdir, recipe, corpus = started
-    RunDirectory(workdir).run.write_text(content)
-    assert "run.json does not name the run's corpus" in refusal(workdir, recipe, corpus, None)
-
-
-@pytest.mark.parametrize("line", ["{bad", '{"step": 1}', "[1]", "null", '{"kind": "eval", "step": "x"}'])
-def test_a_line_that_is_no_measurement_is_named(line, started):
-    directory = RunDirectory(started[0])
-    directory.metrics.write_text(f'{{"kind": "eval", "step": 5, "loss": 1.0}}\n{line}\n')
-    with pytest.raises(UserError, match="metrics.jsonl: line 2 is no measurement"):
-        read_metrics(directory, "eval")
-
-
-def test_a_run_whose_checkpoints_are_removed_does_not_begin_again_by_itself(corpus_path, tmp_path):
-    arguments = toys.recipe(steps=5), tiny.options(corpus_path, tmp_path / "run")
-    run(*arguments)
-    figures = RunDirectory(tmp_path / "run").metrics.read_text()
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(UserError, match="its checkpoints/ was removed; restore it, or use another --workdir"):
-        run(*arguments)
-    assert RunDirectory(tmp_path / "run").metrics.read_text() == figures

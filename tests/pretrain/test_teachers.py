@@ -19,10 +19,11 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import model_flops
 from pretrain.training.restore import restore
-from tests.pretrain import tiny
+from tests.pretrain import boxes, tiny
 
 STUDENT = dataclasses.replace(tiny.BERT, pair_head=False)
 TEACHER = dataclasses.replace(STUDENT, width=48, depth=1)
+WIDE = boxes.BoxedConfig(width=24)
 PLAIN = MaskedLanguageModel(next_sentence=False)
 
 
@@ -54,38 +55,41 @@ class Distillation(MaskedLanguageModel):
         return sums | {"soft": jnp.sum(nats * batch["prediction_weights"].reshape(-1))}, carry, counts
 
 
-def recipe(source, model=TEACHER, **changes):
-    teachers = (Teacher("teacher", str(source), model),)
+def recipe(source, teacher=TEACHER, **changes):
     constant = Schedule("constant", peak=1e-3, warmup=0.0)
-    return tiny.bert(model=STUDENT, objective=Distillation(), teachers=teachers, schedule=constant, **changes)
+    teachers = (Teacher("teacher", str(source), teacher),)
+    fields = {"model": STUDENT, "objective": Distillation(), "teachers": teachers, "schedule": constant}
+    return tiny.bert(**fields | changes)
+
+
+def of_boxes(source, teacher=WIDE, **changes):
+    """A recipe that trains within a second."""
+    return recipe(source, teacher, model=boxes.BoxedConfig(), objective=Distillation(layout="boxes"), **changes)
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "distillation", Distillation)
+    boxes.register(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def source(corpus_path, tmp_path_factory):
+@pytest.fixture
+def source(registered, corpus_path, tmp_path):
     """A run of the teacher."""
-    workdir = tmp_path_factory.mktemp("teacher") / "run"
-    run(tiny.bert(model=TEACHER, objective=PLAIN, steps=1), tiny.options(corpus_path, workdir))
-    return workdir
+    run(boxes.recipe(model=WIDE, steps=1), tiny.options(corpus_path, tmp_path / "teacher"))
+    return tmp_path / "teacher"
 
 
 def test_a_student_learns_from_a_run_and_goes_on_without_it_bit_for_bit(corpus_path, source, tmp_path):
-    run(recipe(source, steps=6), tiny.options(corpus_path, tmp_path / "once"))
-    run(recipe(source, steps=3), tiny.options(corpus_path, tmp_path / "twice"))
+    run(of_boxes(source, steps=6), tiny.options(corpus_path, tmp_path / "once"))
+    run(of_boxes(source, steps=3), tiny.options(corpus_path, tmp_path / "twice"))
     moved = source.rename(source.with_name("elsewhere"))
-    try:
-        assert run(recipe(source, steps=6), tiny.options(corpus_path, tmp_path / "twice")) == 0
-    finally:
-        moved.rename(source)
+    assert run(of_boxes(source, steps=6), tiny.options(corpus_path, tmp_path / "twice")) == 0
     once = tiny.final_state(tmp_path / "once", 6)
     assert tiny.equal(once.params, tiny.final_state(tmp_path / "twice", 6).params)
     assert TEACHERS not in once.params and TEACHERS not in once.opt_state[0].mu
     restored = restore(RunDirectory(tmp_path / "twice"))
-    assert tiny.equal(restored.frozen[TEACHERS]["teacher"], restore(RunDirectory(source)).params)
+    assert tiny.equal(restored.frozen[TEACHERS]["teacher"], restore(RunDirectory(moved)).params)
     figures = read_metrics(RunDirectory(tmp_path / "twice"), "eval")[-1]
     assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["soft_loss"], rel=1e-5)
     assert figures["soft_loss"] > 0
@@ -96,13 +100,13 @@ def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, t
     with pytest.raises(UserError, match="teachers: the recipe has none, Distillation asks for teacher; give each"):
         check(tiny.bert(model=STUDENT, objective=Distillation()))
     with pytest.raises(UserError, match="teachers: the recipe has teacher, MaskedLanguageModel asks for none"):
-        check(dataclasses.replace(recipe(source), objective=PLAIN))
+        check(recipe(source, objective=PLAIN))
     with pytest.raises(UserError, match="objective Distillation: asks for Encoder, which TransformerXLConfig has not"):
         check(recipe(source, tiny.TRANSFORMER_XL))
-    with pytest.raises(UserError, match=r"^teachers.0.source .*: model.width is 48 there and 32 here; .*another run$"):
-        run(recipe(source, dataclasses.replace(TEACHER, width=32)), options)
+    with pytest.raises(UserError, match=r"^teachers.0.source .*: model.width is 24 there and 32 here; .*another run$"):
+        run(of_boxes(source, boxes.BoxedConfig(width=32)), options)
     with pytest.raises(UserError, match=r"^teachers.0.source .*nowhere"):
-        run(recipe(tmp_path / "nowhere"), options)
+        run(of_boxes(tmp_path / "nowhere"), options)
     assert not options.workdir.exists()
 
 

@@ -1,6 +1,5 @@
 """Recipes and runs small enough to train within seconds."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -46,48 +45,40 @@ TRANSFORMER_XL = TransformerXLConfig(
 )
 ETC = EtcConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, block=4, distance=3, init_std=0.1)
 XLNET = XLNetConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, init_std=0.1)
-_COMMON = {
-    "source": "test",
-    "optimizer": Optimizer(),
-    "schedule": Schedule(peak=1e-3, warmup=0.1),
-    "phases": (Phase(1.0, 32, 8),),
-    "steps": 20,
-}
+
+
+def _recipe(name, model, objective, changes) -> Recipe:
+    schedule, phases = Schedule(peak=1e-3, warmup=0.1), (Phase(1.0, 32, 8),)
+    fields = {"optimizer": Optimizer(), "schedule": schedule, "phases": phases, "steps": 20} | changes
+    return Recipe(**{"name": name, "source": "test", "model": model, "objective": objective} | fields)
 
 
 def bert(**changes) -> Recipe:
-    return dataclasses.replace(Recipe(name="bert", model=BERT, objective=MaskedLanguageModel(), **_COMMON), **changes)
+    return _recipe("bert", BERT, MaskedLanguageModel(), changes)
 
 
 def albert(**changes) -> Recipe:
-    objective = MaskedLanguageModel(next_sentence=False, sentence_order=True)
-    return dataclasses.replace(Recipe(name="albert", model=ALBERT, objective=objective, **_COMMON), **changes)
+    return _recipe("albert", ALBERT, MaskedLanguageModel(next_sentence=False, sentence_order=True), changes)
 
 
 def etc(**changes) -> Recipe:
-    phases = (GlobalPhase(1.0, 32, 8, globals=4),)
-    recipe = Recipe(name="bigbird-etc", model=ETC, objective=MaskedWithGlobals(), **_COMMON | {"phases": phases})
-    return dataclasses.replace(recipe, **changes)
+    return _recipe("bigbird-etc", ETC, MaskedWithGlobals(), {"phases": (GlobalPhase(1.0, 32, 8, globals=4),)} | changes)
 
 
 def electra(**changes) -> Recipe:
-    recipe = Recipe(name="electra", model=ELECTRA, objective=ReplacedTokenDetection(), **_COMMON)
-    return dataclasses.replace(recipe, **changes)
+    return _recipe("electra", ELECTRA, ReplacedTokenDetection(), changes)
 
 
 def gpt2(**changes) -> Recipe:
-    recipe = Recipe(name="gpt2", model=GPT2, objective=NextTokenPrediction(), **_COMMON)
-    return dataclasses.replace(recipe, **changes)
+    return _recipe("gpt2", GPT2, NextTokenPrediction(), changes)
 
 
 def transformer_xl(**changes) -> Recipe:
-    recipe = Recipe(name="transformer-xl", model=TRANSFORMER_XL, objective=CausalLanguageModel(), **_COMMON)
-    return dataclasses.replace(recipe, **changes)
+    return _recipe("transformer-xl", TRANSFORMER_XL, CausalLanguageModel(), changes)
 
 
 def xlnet(**changes) -> Recipe:
-    objective = PermutationLanguageModel(Permuting(reuse_len=8, perm_size=8, k=4))
-    return dataclasses.replace(Recipe(name="xlnet", model=XLNET, objective=objective, **_COMMON), **changes)
+    return _recipe("xlnet", XLNET, PermutationLanguageModel(Permuting(reuse_len=8, perm_size=8, k=4)), changes)
 
 
 def options(corpus: Path, workdir: Path, **changes) -> Options:

@@ -1,8 +1,7 @@
 """A Google Cloud that is not there: slices, requests in line, a bucket, and hosts that run the real tpu/vm.sh.
 
-The launcher's gcloud commands are answered here, in Python; the hosts find programs of the same names, in sh. Time is
-what the launcher would have slept. What it says when it fails is what gcloud printed (528.0, against a server that
-answers so) or what users quote in their reports.
+The launcher's gcloud commands are answered here, in Python; the hosts find the programs of `host`. Time is what the
+launcher would have slept. When it fails it says what is in `complaints.toml`.
 """
 
 import contextlib
@@ -13,113 +12,15 @@ import shlex
 import signal
 import subprocess
 import threading
+import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 NODES = "projects/p/locations/z/nodes"
-UNAVAILABLE = (
-    "ERROR: (gcloud.compute.tpus.tpu-vm.list) HttpError accessing <https://tpu.googleapis.com/v2/projects/p/locations/z/"
-    "nodes?alt=json>: response: <{'content-type': 'application/json', 'status': 503}>, content <{\"error\":{\"code\":"
-    '503,"message":"The service is currently unavailable.","status":"UNAVAILABLE"}}>\nThis may be due to network '
-    "connectivity issues. Please check your network settings, and the status of the service you are trying to reach.\n"
-)
-CRASHED = (
-    "ERROR: gcloud crashed (ConnectionError): HTTPSConnectionPool(host='tpu.googleapis.com', port=443): Max retries "
-    "exceeded with url: /v2/projects/p/locations/z/nodes?alt=json (Caused by NewConnectionError('<urllib3.connection."
-    "HTTPSConnection object at 0x7fd2>: Failed to establish a new connection: [Errno 111] Connection refused'))\n\n"
-    "If you would like to report this issue, please run the following command:\n  gcloud feedback\n"
-)
-OFFLINE = (
-    "ERROR: (gcloud.storage.objects.list) There was a problem refreshing your current auth tokens: HTTPSConnectionPool("
-    "host='oauth2.googleapis.com', port=443): Max retries exceeded with url: /token (Caused by NameResolutionError("
-    "\"<urllib3.connection.HTTPSConnection object at 0x7f0d>: Failed to resolve 'oauth2.googleapis.com' ([Errno -3] "
-    'Try again)"))\nPlease run:\n\n  $ gcloud auth login\n\nto obtain new credentials.\n'
-)
-NO_LOGIN = (
-    "ERROR: (gcloud.storage.ls) You do not currently have an active account selected.\nPlease run:\n\n  $ gcloud auth "
-    "login\n\nto obtain new credentials.\n"
-)
-EXPIRED = (
-    "ERROR: (gcloud.compute.tpus.tpu-vm.list) There was a problem refreshing your current auth tokens: "
-    "Reauthentication failed. cannot prompt during non-interactive execution.\nPlease run:\n\n  $ gcloud auth login\n"
-)
-FULL = (
-    'There is no more capacity in the zone "z"; you can try in another zone where Cloud TPU Nodes are offered (see '
-    "https://cloud.google.com/tpu/docs/regions) [EID: 0x9f48947a7d57c8d]"
-)
-QUOTA = (
-    "ERROR: (gcloud.compute.tpus.queued-resources.create) RESOURCE_EXHAUSTED: Quota limit "
-    "'TPUV5sPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone z.\n"
-)
-EXISTS = (
-    "ERROR: (gcloud.compute.tpus.queued-resources.create) ALREADY_EXISTS: Resource 'projects/p/locations/z/"
-    "queuedResources/n' already exists\n"
-)
-RACED = "Copying file://settings.sh to gs://b/n/launch/settings.sh\n\nERROR: HTTPError 412: conditionNotMet\n"
-NO_BUCKET = "ERROR: (gcloud.storage.ls) One or more URLs matched no objects.\n"
-DENIED = (
-    "ERROR: (gcloud.compute.tpus.queued-resources.delete) PERMISSION_DENIED: Permission 'tpu.nodes.delete' denied on "
-    "'projects/p/locations/z/nodes/n'\n"
-)
-
-REFUSED = (
-    "ERROR: (gcloud.storage.cp) [tpu@p.iam.gserviceaccount.com] does not have permission to access b instance [b] (or "
-    "it may not exist): tpu@p.iam.gserviceaccount.com does not have storage.objects.get access to the Google Cloud "
-    "Storage object. Permission 'storage.objects.get' denied on resource (or it may not exist).\n"
-)
-BUSY = (
-    "ERROR: (gcloud.compute.tpus.queued-resources.delete) FAILED_PRECONDITION: The queued resource is in the state "
-    "PROVISIONING\n"
-)
-
-# On a host: what it finds in the place of gcloud, of the metadata server, of Python ...
-PROGRAMS = {
-    "gcloud": """#!/bin/sh
-echo "$*" >> {folder}/host-calls
-mkdir -p "${{CLOUDSDK_CONFIG:-$HOME/.config/gcloud}}" || exit
-read -r fault 2> /dev/null < {folder}/faults && case "$*" in *"$fault"*)
-  sed -i 1d {folder}/faults; cat {folder}/unavailable >&2; exit 1;; esac
-path() {{ case "$1" in gs://*) echo "{folder}/bucket/${{1#gs://}}";; *) echo "$1";; esac; }}
-case "$*" in
-  "storage cp "*)
-    shift 2
-    for to; do :; done
-    to=$(path "$to")
-    mkdir -p "${{to%/*}}"
-    while [ $# -gt 1 ]; do cp "$(path "$1")" "$to" || exit; shift; done;;
-  "storage ls "*) ls -d "$(path "$3")"*/ 2> /dev/null | sed "s,^{folder}/bucket/,gs://,";;
-  "storage objects list "*) cd "{folder}/bucket" && find . -type f | sed 's,^./[^/]*/,,' | sort
-    case "$*" in *"--filter=-noncurrent_time>1970 "*) ;; *) cat {folder}/removed;; esac;;
-  *" delete "*)
-    if [ -e {folder}/denied ]; then
-      cat {folder}/denied >&2
-      exit 1
-    fi
-    case "$*" in *no-such-slice*) echo "ERROR: (gcloud) NOT_FOUND: Resource was not found" >&2; exit 1;; esac
-    touch {folder}/deleted;;
-  *) echo "stand-in for gcloud: $*" >&2; exit 99;;
-esac
-""",
-    "curl": """#!/bin/sh
-for last; do :; done
-cat "{folder}/metadata/$HOSTNAME/${{last##*/}}"
-""",
-    "uv": '#!/bin/sh\necho "$*" >> {folder}/uv\n[ "$2" != find ] || echo /new/python\n',
-    "make": '#!/bin/sh\necho "$*" >> {folder}/made\nfor last; do :; done\nmkdir -p "${{last#VENV=}}/bin"\n'
-    '[ ! -e {folder}/no-setup ] || {{ echo "make: *** no space left on device"; exit 2; }}\n'
-    'cp {folder}/bin/pretrain "${{last#VENV=}}/bin/python"\n',
-    "pretrain": """#!/usr/bin/env bash
-echo "$@" > {folder}/arguments
-printf '<%s>' "$@" > {folder}/argument-list
-life={folder}/lives/$HOSTNAME
-next=$(ls "$life" | sort -n | head -n 1)
-mv "$life/$next" "$life.$next"
-. "$life.$next"
-""",
-    "sleep": "#!/bin/sh\necho $1 >> {folder}/slept\ncase $1 in 60 | 300) kill -9 $PPID;; esac\n/bin/sleep 0.02\n",
-    "systemd-run": '#!/bin/sh\nprintf "%s\\n" "$@" > {folder}/unit\n',
-}
+HERE = Path(__file__).parent
+COMPLAINTS = SimpleNamespace(**tomllib.loads((HERE / "complaints.toml").read_text()))
 INSTALLING = "installing Python and JAX: some minutes\n"  # what a host says before its first start
 # The host is gone, some time after it shared its log.
 KILLED = 'until grep -rqs "^$last$" {folder}/bucket/b/n/launch/log; do /bin/sleep 0.02; done; kill -9 $PPID; exit 1'
@@ -168,10 +69,10 @@ class Cloud:
         self.requests, self.vms, self.created, self.waiting = {}, {}, 0, {}
         for name in ("bin", "lives", "metadata", "bucket/b/corpus"):
             (folder / name).mkdir(parents=True)
-        for name, text in PROGRAMS.items():
-            (folder / "bin" / name).write_text(text.format(folder=folder))
-            (folder / "bin" / name).chmod(0o755)
-        (folder / "unavailable").write_text(UNAVAILABLE)
+        for program in (HERE / "host").iterdir():  # what a host finds for gcloud, the metadata server, Python ...
+            (folder / "bin" / program.name).write_text(program.read_text().replace("$CLOUD", str(folder)))
+            (folder / "bin" / program.name).chmod(0o755)
+        (folder / "unavailable").write_text(COMPLAINTS.UNAVAILABLE)
         (folder / "removed").touch()
         (folder / "bucket/b/corpus/manifest.json").write_text("{}")
 
@@ -309,7 +210,7 @@ class Cloud:
             slices, kind = int(flags.get("node-count", 1)), flags["accelerator-type"]
             hosts = next(int(line[6:]) for line in metadata["pretrain-settings"].splitlines() if "HOSTS=" in line)
             if name[0] in self.requests or name[0] in self.vms:
-                return 1, "", EXISTS
+                return 1, "", COMPLAINTS.EXISTS
             self.create(name[0], slices, hosts // slices, kind, metadata)
         elif verb == "delete":
             if not (self.vms or self.requests):
@@ -333,7 +234,7 @@ class Cloud:
             for file in files:
                 target = path(to) / file if to.endswith("/") else path(to)
                 if flags.get("if-generation-match", generation(target)) != generation(target):
-                    return 1, "", RACED
+                    return 1, "", COMPLAINTS.RACED
                 target.write_bytes(path(file).read_bytes())
             return 0, "", ""
         if verb == "objects":
@@ -347,7 +248,7 @@ class Cloud:
                 named += [{"name": name, "size": 1} for name in self.file("removed").splitlines()]
             return 0, json.dumps(named), ""
         if not all(path(url).exists() for url in urls):
-            return 1, "", NO_BUCKET
+            return 1, "", COMPLAINTS.NO_BUCKET
         if verb == "rm":
             for url in urls:
                 path(url).unlink()

@@ -1,12 +1,16 @@
-"""A cloud that is not there, and time that does not pass."""
+"""A cloud that is not there, and time that does not pass; tests that need a process of their own."""
 
+import os
 import subprocess
 
 import pytest
 
 from tests.tpu.cloud import INSTALLING, Cloud
+from tests.tpu.own_process import REPORTS, Reporting, Started
 from tpu import gcloud, launch
 from tpu.__main__ import main
+
+STARTED = pytest.StashKey[dict]()
 
 
 @pytest.fixture
@@ -46,3 +50,25 @@ def end(cloud, capsys):
         return status, printed.out + printed.err, lines
 
     return launched
+
+
+def pytest_configure(config):
+    does = "one started process runs the tests of this file, with simulated devices and an environment of its own"
+    config.addinivalue_line("markers", f"own_process(devices, **environment): {does}")
+    if REPORTS in os.environ:
+        config.pluginmanager.register(Reporting(config, os.fdopen(int(os.environ[REPORTS]), "w")))
+
+
+def pytest_runtest_protocol(item):
+    mark = item.get_closest_marker("own_process")
+    if mark is None or REPORTS in os.environ:
+        return None
+    started = item.session.stash.setdefault(STARTED, {})
+    if item.path not in started:
+        items = [one for one in item.session.items if one.path == item.path]
+        started[item.path] = Started(items, **mark.kwargs)
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in started[item.path].reports(item):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True

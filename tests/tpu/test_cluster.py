@@ -1,6 +1,5 @@
 """Real clusters on this machine: processes that train together, stop together, and whose run others go on with."""
 
-import functools
 import os
 import re
 import shutil
@@ -16,10 +15,13 @@ import numpy as np
 import pytest
 
 from data_pipelines.errors import PassingError, UserError
+from pretrain.__main__ import main
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.signals import EXIT_STOPPED
 from tests.pretrain import tiny
+from tests.tpu.own_process import QUICK
+from tpu import __main__ as of_tpu
 from tpu import chatter
 from tpu import cluster as clusters
 from tpu import local as module
@@ -29,14 +31,24 @@ ROOT = Path(__file__).parent.parent.parent
 STEPS = 40
 
 
-class Cluster:
-    """`python -m tpu local` around a run of the tiny BERT, or one with other arguments."""
+def arguments(corpus, workdir, *more, recipe="transformer-xl-tiny"):
+    """Of `run` for a decoder with a memory."""
+    few = ("--depth", "scan", "--steps", STEPS, "--checkpoint-every", 8, "--eval-every", 2)
+    return [*map(str, tiny.memory_arguments(recipe, corpus, workdir, *few, *more))]
 
-    def __init__(self, corpus, workdir, processes, devices, *more, arguments=tiny.run_arguments):
-        run = [sys.executable, "-m", "pretrain", *arguments(corpus, workdir, "--depth", "scan", *more)]
-        command = [sys.executable, "-m", "tpu", "local", "--processes", processes, "--devices", devices, "--", *run]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        self.process = subprocess.Popen([*map(str, command)], cwd=ROOT, start_new_session=True, **pipes)
+
+PRETRAIN = ("-m", "pretrain")
+
+
+class Cluster:
+    """`python -m tpu local` around Python with these arguments."""
+
+    def __init__(self, processes, devices, arguments):
+        command = [sys.executable, "-m", "tpu", "local", "--processes", str(processes), "--devices", str(devices), "--"]
+        command += [sys.executable, *map(str, arguments)]
+        environment = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"}
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, **how)
         self.said = ""
 
     def until(self, pattern):
@@ -59,24 +71,21 @@ class Cluster:
         return [int(one) for one in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
 
 
-def losses(workdir):
-    return {entry["step"]: entry["loss"] for entry in read_metrics(RunDirectory(workdir), "train")}
+def losses(workdir, kind="train"):
+    return {entry["step"]: entry["loss"] for entry in read_metrics(RunDirectory(workdir), kind)}
+
+
+@pytest.fixture(scope="module", params=["transformer-xl-tiny", pytest.param("xlnet-tiny", marks=pytest.mark.slow)])
+def recipe(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def alone(corpus_path, tmp_path_factory):
-    """The losses of one process with one device."""
-    workdir = tmp_path_factory.mktemp("alone") / "run"
-    status, _, error = tiny.run_command(*tiny.run_arguments(corpus_path, workdir, "--depth", "scan"))
-    assert status == 0, error
-    return losses(workdir)
-
-
-@pytest.fixture(scope="module")
-def stopped(corpus_path, tmp_path_factory):
+def stopped(recipe, corpus_path, tmp_path_factory):
     """(work directory, what was said) of two processes of which the second got SIGTERM."""
     workdir = tmp_path_factory.mktemp("stopped") / "run"
-    cluster = Cluster(corpus_path, workdir, 2, 2, "--mesh", "data=2,fsdp=2")
+    given = arguments(corpus_path, workdir, "--mesh", "data=2,fsdp=2", recipe=recipe)
+    cluster = Cluster(2, 2, [*PRETRAIN, *given])
     cluster.until(r"train +3 ")
     os.kill(cluster.children()[1], signal.SIGTERM)
     status, said = cluster.end()
@@ -91,21 +100,50 @@ def test_sigterm_to_one_process_stops_all_at_the_same_step(stopped):
     assert max(RunDirectory(workdir).checkpoint_steps()) == step == max(losses(workdir))
 
 
-def test_one_process_goes_on_and_all_losses_are_those_of_one_device(stopped, alone, corpus_path):
-    workdir, _ = stopped
-    status, out, error = tiny.run_command(*tiny.run_arguments(corpus_path, workdir, "--depth", "scan"))
-    assert status == 0, error
-    assert "resuming from step" in out
-    found = losses(workdir)
-    assert sorted(found) == sorted(alone) == list(range(1, STEPS + 1))
-    np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
+def check_like_one(workdir, recipe, corpus, folder):
+    """All losses, evaluations and the memory at the end are those of one process with one device."""
+    assert main(arguments(corpus, folder / "one", recipe=recipe)) == 0
+    for kind, every in ("train", 1), ("eval", 2):
+        found, alone = losses(workdir, kind), losses(folder / "one", kind)
+        assert sorted(found) == sorted(alone) == list(range(every, STEPS + 1, every))
+        np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
+    saved = [tiny.final_state(run).carry["hidden"] for run in (workdir, folder / "one")]
+    np.testing.assert_allclose(*saved, atol=1e-4)
 
 
-def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_path, tmp_path, monkeypatch):
+def test_one_process_goes_on_and_all_losses_are_those_of_one_device(stopped, recipe, corpus_path, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    shutil.copytree(stopped[0], workdir)
+    assert main(arguments(corpus_path, workdir, recipe=recipe)) == 0
+    assert "resuming from step" in capsys.readouterr().out
+    check_like_one(workdir, recipe, corpus_path, tmp_path)
+
+
+@pytest.mark.slow
+def test_four_processes_go_on_where_two_stopped(stopped, recipe, corpus_path, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(stopped[0], workdir)
+    given = arguments(corpus_path, workdir, "--mesh", "fsdp=4", recipe=recipe)
+    status, said = Cluster(4, 1, [*PRETRAIN, *given]).end()
+    assert status == 0 and "resuming from step" in said, said
+    check_like_one(workdir, recipe, corpus_path, tmp_path)
+
+
+TOGETHER = """
+import jax.numpy as jnp
+from jax.experimental.multihost_utils import process_allgather
+from tpu import cluster
+cluster.join(None, None, None)
+with cluster.ending_together():
+    while True:
+        print("together:", process_allgather(jnp.ones(4)).sum())
+"""
+
+
+def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(monkeypatch):
     monkeypatch.setenv("PRETRAIN_HEARTBEAT_SECONDS", "20")
-    cluster = Cluster(corpus_path, tmp_path / "run", 2, 1, "--steps", 10**6)
-    while not RunDirectory(tmp_path / "run").checkpoint_steps():
-        cluster.until(r"train +\d")
+    cluster = Cluster(2, 1, ["-c", TOGETHER])
+    cluster.until("together: 8")
     os.kill(cluster.children()[0], signal.SIGKILL)
     began = time.monotonic()
     status, said = cluster.end()
@@ -113,7 +151,6 @@ def test_when_a_process_is_killed_the_other_ends_and_the_cure_is_printed(corpus_
     assert "process 0 was killed by SIGKILL" in said and "Start the same command again" in said
     assert said.count("another process of this run died") == 1
     assert not re.search(r"Gloo|Traceback|stack trace|@ +0x|[EF]\d{4} ", said), said
-    assert RunDirectory(tmp_path / "run").checkpoint_steps()
 
 
 AT_EXIT = """[Gloo] Rank 0 is connected to 1 peer ranks
@@ -149,7 +186,8 @@ def test_new_machines_compile_nothing_that_the_cluster_compiled_before(corpus_pa
     for name, value in settings.items():
         monkeypatch.setenv(name, str(value))
     for machines in ("first", "second"):
-        status, said = Cluster(corpus_path, tmp_path / machines, 2, 1, "--steps", 8).end()
+        given = tiny.run_arguments(corpus_path, tmp_path / machines, "--steps", 8)
+        status, said = Cluster(2, 1, [*PRETRAIN, *given]).end()
         assert status == 0, said
     programs = {}
     for process in "01":
@@ -169,40 +207,41 @@ if os.environ["JAX_PROCESS_ID"] == "1":
 sys.argv = ["pretrain", *sys.argv[1:]]
 runpy.run_module("pretrain", run_name="__main__")
 """
-
-
-def faulty(corpus, workdir, fault, *more):
-    """(status, output, seconds) of a run of two processes of which the second has this fault."""
-    run = [sys.executable, "-c", WITH_A_FAULT.format(fault=fault), *tiny.run_arguments(corpus, workdir, *more)]
-    command = [sys.executable, "-m", "tpu", "local", "--devices", 1, "--", *run]
-    began = time.monotonic()
-    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=400)
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - began
-
-
 CANNOT_READ = """
     import pretrain.storage.stored_state as stored
     def fail(*_): raise ConnectionError("no route to the bucket")
     stored.PAUSES, stored._load = (), fail
 """
-
-
-def test_a_process_that_cannot_read_the_checkpoint_ends_all_and_nothing_is_set_aside(stopped, corpus_path, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(stopped[0], workdir)
-    before = RunDirectory(workdir).checkpoint_steps()
-    status, said, seconds = faulty(corpus_path, workdir, CANNOT_READ)
-    assert status == PassingError.status and seconds < 300, said
-    assert re.search(r"\[1\] error: checkpoint .* cannot be read now \(no route to the bucket\)", said)
-    assert re.search(r"\[0\] error: process 1: checkpoint .* cannot be read now", said)
-    assert RunDirectory(workdir).checkpoint_steps() == before and "Traceback" not in said
-
-
 CANNOT_BUILD = """
     import pretrain.training.loop as loop
     def fail(*_): raise OSError(5, "Input/output error")
     loop.place_rows = fail
 """
+CANNOT_SAVE = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+"""
+
+
+@pytest.mark.parametrize(
+    "fault, status, first, second",
+    [
+        (CANNOT_READ, PassingError.status, "process 1: checkpoint .* cannot be read now", "checkpoint .* route to the"),
+        pytest.param(CANNOT_BUILD, 2, ".*process 1", ".*Input/output error", marks=pytest.mark.slow),
+        pytest.param(CANNOT_SAVE, 2, "process 1 ended", ".*cannot write there", marks=pytest.mark.slow),
+    ],
+    ids=["reads nothing", "builds nothing", "saves nothing"],
+)
+def test_a_process_that_fails_ends_all_with_its_reason(fault, status, first, second, stopped, corpus_path, tmp_path):
+    """Nobody waits for it, and no checkpoint is set aside."""
+    workdir = tmp_path / "run"
+    shutil.copytree(stopped[0], workdir)
+    before = RunDirectory(workdir).checkpoint_steps()
+    given = ["-c", WITH_A_FAULT.format(fault=fault), *arguments(corpus_path, workdir)]
+    ended, said = Cluster(2, 1, given).end(timeout=300)
+    assert ended == status, said
+    assert re.search(rf"\[0\] error: {first}", said) and re.search(rf"\[1\] error: {second}", said), said
+    assert RunDirectory(workdir).checkpoint_steps() == before and "Traceback" not in said
 
 
 def test_an_error_that_nobody_can_be_told_of_any_more_is_one_line(monkeypatch, capfd):
@@ -217,66 +256,6 @@ def test_an_error_that_nobody_can_be_told_of_any_more_is_one_line(monkeypatch, c
         raise PassingError("busy")
     assert ended.value.code == PassingError.status
     assert capfd.readouterr().err == "error: busy\n"
-
-
-@pytest.mark.slow
-def test_a_process_that_fails_while_the_others_compute_ends_them_too_with_its_reason(corpus_path, tmp_path):
-    status, said, seconds = faulty(corpus_path, tmp_path / "run", CANNOT_BUILD)
-    assert status == 2 and seconds < 300, said
-    assert "Input/output error" in said and re.search(r"\[0\] error: .*process 1", said)
-
-
-CANNOT_SAVE = """
-    import resource
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
-"""
-
-
-@pytest.mark.slow
-def test_a_process_whose_disk_is_full_ends_all_with_its_reason_and_nobody_waits_for_it(corpus_path, tmp_path):
-    status, said, seconds = faulty(corpus_path, tmp_path / "run", CANNOT_SAVE)
-    assert status == 2 and seconds < 300, said
-    assert re.search(r"\[1\] error: .*cannot write there", said) and re.search(r"\[0\] error: process 1 ended", said)
-    assert "Traceback" not in said
-
-
-@pytest.mark.slow
-def test_four_processes_go_on_where_two_stopped(corpus_path, tmp_path, alone):
-    cluster = Cluster(corpus_path, tmp_path / "run", 2, 2)
-    cluster.until(r"train +3 ")
-    os.kill(cluster.children()[0], signal.SIGTERM)
-    assert cluster.end()[0] == EXIT_STOPPED
-    status, said = Cluster(corpus_path, tmp_path / "run", 4, 1, "--mesh", "fsdp=4").end()
-    assert status == 0 and "resuming from step" in said, said
-    found = losses(tmp_path / "run")
-    np.testing.assert_allclose([found[step] for step in alone], list(alone.values()), rtol=1e-5)
-
-
-def test_two_processes_train_a_decoder_like_one_device(corpus_path, tmp_path):
-    arguments = functools.partial(tiny.run_arguments, recipe="gpt2-tiny")
-    few = ("--steps", "12")
-    status, said = Cluster(corpus_path, tmp_path / "two", 2, 1, "--mesh", "fsdp=2", *few, arguments=arguments).end()
-    assert status == 0, said
-    status, _, error = tiny.run_command(*arguments(corpus_path, tmp_path / "one", "--depth", "scan", *few))
-    assert status == 0, error
-    two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
-    np.testing.assert_allclose([two[step] for step in one], list(one.values()), rtol=1e-5)
-
-
-@pytest.mark.parametrize("recipe", ["transformer-xl-tiny", pytest.param("xlnet-tiny", marks=pytest.mark.slow)])
-def test_a_memory_is_shared_out_over_processes(recipe, corpus_path, tmp_path):
-    arguments = functools.partial(tiny.memory_arguments, recipe)
-    cluster = Cluster(corpus_path, tmp_path / "two", 2, 2, "--mesh", "data=2,fsdp=2", arguments=arguments)
-    status, said = cluster.end()
-    assert status == 0, said
-    status, _, error = tiny.run_command(*arguments(corpus_path, tmp_path / "one", "--depth", "scan"))
-    assert status == 0, error
-    two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
-    np.testing.assert_allclose([two[step] for step in one], list(one.values()), rtol=1e-5)
-    evaluated = [read_metrics(RunDirectory(tmp_path / name), "eval")[-1]["loss"] for name in ("two", "one")]
-    np.testing.assert_allclose(*evaluated, rtol=1e-5)
-    saved = [tiny.final_state(tmp_path / name).carry["hidden"] for name in ("two", "one")]
-    np.testing.assert_allclose(*saved, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -388,6 +367,7 @@ def test_of_others_that_still_run_it_is_said_that_they_end(monkeypatch, capsys):
         (("local", "--", "no/such/program"), "local: no/such/program cannot be started"),
     ],
 )
-def test_wrong_commands_are_one_line(arguments, said):
-    done = subprocess.run([sys.executable, "-m", "tpu", *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+def test_wrong_commands_are_one_line(arguments, said, capsys):
+    assert of_tpu.main([*arguments]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed and printed.count("\n") == 1

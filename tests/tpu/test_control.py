@@ -5,22 +5,16 @@ import re
 import pytest
 
 from tests.tpu.cloud import INSTALLING, Life
+from tests.tpu.stories import NAME, ONE, TWO, interrupt
 from tpu.__main__ import main
 from tpu.gcloud import Slice
-
-NAME = ["--name", "n", "--bucket", "gs://b"]
-LAUNCH = ["launch", "bert-tiny", *NAME, "--zone", "z", "--project", "p"]
 
 
 @pytest.fixture
 def waiting(cloud, capsys):
     """A run whose slice waits in line, and nobody watches."""
-
-    def press():
-        raise KeyboardInterrupt
-
-    cloud.at.append([30, press])
-    assert main([*LAUNCH, "--type", "v4-16"]) == 130
+    interrupt(cloud, 30)
+    assert main(TWO) == 130
     capsys.readouterr()
     return cloud
 
@@ -51,16 +45,12 @@ def test_a_run_whose_settings_name_no_project_is_looked_for_in_gclouds_own(waiti
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "stop", "delete"])
-def test_a_run_that_was_never_launched(cloud, capsys, command):
-    assert main([command, *NAME]) == 2
-    assert capsys.readouterr().err == "error: --name n: launch has no run of that name in gs://b\n"
-
-
-@pytest.mark.parametrize("command", ["status", "logs", "stop", "delete"])
-def test_a_bucket_that_is_none_is_said_before_gcloud_is_asked(cloud, capsys, command):
+def test_a_run_that_was_never_launched_and_a_bucket_that_is_none(cloud, capsys, command):
     assert main([command, "--name", "n", "--bucket", "b"]) == 2
     assert capsys.readouterr().err == "error: --bucket b: must be a Cloud Storage path such as gs://my-bucket\n"
     assert cloud.commands == []
+    assert main([command, *NAME]) == 2
+    assert capsys.readouterr().err == "error: --name n: launch has no run of that name in gs://b\n"
 
 
 def test_logs_are_those_of_a_host_over_all_its_starts(waiting, capsys):
@@ -69,10 +59,7 @@ def test_logs_are_those_of_a_host_over_all_its_starts(waiting, capsys):
     waiting.lives["n-w-0"] = [Life("step 1\nstep 2", 134), Life("step 3", 0)]
     waiting.lives["n-w-1"] = [Life("other 1", 134), Life("other 2", 0)]
     waiting.sleep(200)
-    for words, printed in (
-        ([], "step 1\nstep 2\nstep 3\n"),
-        (["--host", "n-w-1"], "other 1\nother 2\n"),
-    ):
+    for words, printed in ([], "step 1\nstep 2\nstep 3\n"), (["--host", "n-w-1"], "other 1\nother 2\n"):
         assert main(["logs", *NAME, *words]) == 0
         assert capsys.readouterr().out.replace(INSTALLING, "") == printed
     assert main(["logs", *NAME, "--host", "n-w-7"]) == 2
@@ -89,11 +76,8 @@ def test_stop_waits_until_the_run_has_ended(waiting, capsys):
 
 @pytest.mark.parametrize("way, there", [(["--spot"], True), ([], False)])
 def test_stop_says_nothing_of_costs_where_nothing_is_left_to_delete(cloud, capsys, way, there):
-    def press():
-        raise KeyboardInterrupt
-
-    cloud.at.append([30, press])
-    assert main([*LAUNCH, "--type", "v5e-8", *way]) == 130
+    interrupt(cloud, 30)
+    assert main([*ONE, *way]) == 130
     (cloud.folder / "bucket/b/n/launch/ended").mkdir()
     (cloud.folder / "bucket/b/n/launch/ended/n-w-0").write_text("75 stopped\n")
     if not there:

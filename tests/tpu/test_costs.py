@@ -1,5 +1,7 @@
 """Cycles and memory traffic, on programs small enough to add up by hand."""
 
+from pathlib import Path
+
 import pytest
 
 from tpu import hlo
@@ -8,57 +10,7 @@ from tpu.costs import Lookups, costs
 CYCLES = 'backend_config={"window_config":{"estimated_cycles":"%d"}}'
 # A loop of 10 turns: each slices a layer [128, 128] out of a stack of 10 in HBM, in a fusion inside of a fusion, and
 # writes its result into another stack. `fast` is in the chip's own memory, S(1).
-LOOP = f"""HloModule step, num_partitions=1
-
-%inner (q: f32[10,128,128], i.2: s32[]) -> f32[1,128,128] {{
-  %q = f32[10,128,128]{{2,1,0}} parameter(0)
-  %i.2 = s32[] parameter(1)
-  ROOT %slice = f32[1,128,128]{{2,1,0}} dynamic-slice(%q, %i.2), dynamic_slice_sizes={{1,128,128}}
-}}
-
-%layer (w: f32[10,128,128], i.1: s32[], fast: f32[128,128], o: f32[10,128,128]) -> f32[10,128,128] {{
-  %w = f32[10,128,128]{{2,1,0}} parameter(0)
-  %i.1 = s32[] parameter(1)
-  %fast = f32[128,128]{{1,0:S(1)}} parameter(2)
-  %o = f32[10,128,128]{{2,1,0}} parameter(3)
-  %cut = f32[1,128,128]{{2,1,0}} fusion(%w, %i.1), kind=kLoop, calls=%inner
-  %product = f32[1,128,128]{{2,1,0}} convolution(%cut, %fast), dim_labels=bf_io->bf
-  ROOT %put = f32[10,128,128]{{2,1,0}} dynamic-update-slice(%o, %product, %i.1)
-}}
-
-%body (p: (s32[], f32[10,128,128], f32[128,128], f32[10,128,128])) -> (s32[], f32[], f32[], f32[]) {{
-  %p = (s32[], f32[10,128,128]{{2,1,0}}, f32[128,128]{{1,0:S(1)}}, f32[10,128,128]{{2,1,0}}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %ws = f32[10,128,128]{{2,1,0}} get-tuple-element(%p), index=1
-  %x = f32[128,128]{{1,0:S(1)}} get-tuple-element(%p), index=2
-  %os = f32[10,128,128]{{2,1,0}} get-tuple-element(%p), index=3
-  %one = s32[]{{:S(6)}} constant(1)
-  %next = s32[]{{:S(6)}} add(%i, %one)
-  %f = f32[10,128,128]{{2,1,0}} fusion(%ws, %i, %x, %os), kind=kOutput, calls=%layer, \
-metadata={{op_name="jit(step)/transpose(jvp(Bert))/Bert.encode/while/body/Layer/up/dot_general"}}, {CYCLES % 300}
-  ROOT %t = (s32[], f32[10,128,128], f32[128,128]{{1,0:S(1)}}, f32[10,128,128]) tuple(%next, %ws, %x, %f)
-}}
-
-%condition (p.1: (s32[], f32[], f32[], f32[])) -> pred[] {{
-  %p.1 = (s32[], f32[10,128,128]{{2,1,0}}, f32[128,128]{{1,0:S(1)}}, f32[10,128,128]{{2,1,0}}) parameter(0)
-  %j = s32[] get-tuple-element(%p.1), index=0
-  %n = s32[] constant(10)
-  ROOT %lt = pred[]{{:S(6)}} compare(%j, %n), direction=LT
-}}
-
-ENTRY %main (a: f32[10,128,128], b: f32[128,128], c: f32[10,128,128]) -> f32[10,128,128] {{
-  %a = f32[10,128,128]{{2,1,0}} parameter(0)
-  %b = f32[128,128]{{1,0:S(1)}} parameter(1)
-  %c = f32[10,128,128]{{2,1,0}} parameter(2)
-  %zero = s32[] constant(0)
-  %start = (s32[], f32[10,128,128], f32[128,128]{{1,0:S(1)}}, f32[10,128,128]) tuple(%zero, %a, %b, %c)
-  %loop = (s32[], f32[10,128,128], f32[128,128]{{1,0:S(1)}}, f32[10,128,128]) while(%start), condition=%condition, \
-body=%body
-  %space = f32[10,128,128]{{2,1,0}} custom-call(), custom_call_target="AllocateBuffer"
-  %out = f32[10,128,128]{{2,1,0}} get-tuple-element(%loop), index=3
-  ROOT %n.2 = f32[10,128,128]{{2,1,0}} negate(%out), {CYCLES % 50}
-}}
-"""
+LOOP = (Path(__file__).parent / "dumps" / "loop.hlo").read_text()
 LAYER, STACK = 128 * 128 * 4, 10 * 128 * 128 * 4
 
 

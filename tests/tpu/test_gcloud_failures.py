@@ -2,13 +2,12 @@
 
 import pytest
 
-from tests.tpu import cloud as google
+from tests.tpu.cloud import COMPLAINTS as google
+from tests.tpu.stories import NAME, ONE
 from tpu.__main__ import main
 from tpu.gcloud import Gcloud, GcloudError, Slice
 
 HERE = Slice("n", "gs://b", "z", "p")
-NAME = ["--name", "n", "--bucket", "gs://b"]
-LAUNCH = ["launch", "bert-tiny", *NAME, "--zone", "z", "--type", "v5e-16"]
 CREATE = "ERROR: (gcloud.compute.tpus.tpu-vm.create) "
 
 
@@ -68,13 +67,6 @@ def test_a_command_runs_in_its_folder_with_its_arguments_and_no_input(program, t
     assert cloud.call(["gcloud", "a b", "*"]) == f"{tmp_path}\n<a b><*>"
 
 
-def test_one_that_fails_is_an_error_with_its_kind(program, tmp_path):
-    (tmp_path / "quota").write_text(google.QUOTA)
-    with pytest.raises(GcloudError, match="more than your project's quota") as caught:
-        program("cat quota >&2; exit 1").call(["gcloud"])
-    assert caught.value.kind == "quota"
-
-
 def test_what_google_did_not_answer_is_asked_again(program, tmp_path, monkeypatch):
     (tmp_path / "unavailable").write_text(google.UNAVAILABLE)
     naps = []
@@ -84,12 +76,13 @@ def test_what_google_did_not_answer_is_asked_again(program, tmp_path, monkeypatc
     assert naps == [5, 10]
 
 
-def test_a_failure_may_be_fine(program, tmp_path):
+def test_a_failure_is_an_error_with_its_kind_or_fine(program, tmp_path):
     (tmp_path / "exists").write_text(google.EXISTS)
     cloud = program("cat exists >&2; exit 1")
     assert cloud.call(["gcloud"], fine="exists") == ""
-    with pytest.raises(GcloudError):
+    with pytest.raises(GcloudError, match="somebody else makes it now") as caught:
         cloud.call(["gcloud"], fine="gone")
+    assert caught.value.kind == "exists"
 
 
 def test_one_that_hangs_is_as_good_as_no_answer(program, monkeypatch):
@@ -98,7 +91,7 @@ def test_one_that_hangs_is_as_good_as_no_answer(program, monkeypatch):
     assert status and GcloudError(complaints, "z").kind == "transient"
 
 
-@pytest.mark.parametrize("command", [LAUNCH, *([one, *NAME] for one in ("status", "logs", "stop", "delete"))])
+@pytest.mark.parametrize("command", [ONE, *([one, *NAME] for one in ("status", "logs", "stop", "delete"))])
 def test_a_missing_gcloud(command, tmp_path, monkeypatch, checkout, capsys):
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert main(command) == 2

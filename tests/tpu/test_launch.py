@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from data_pipelines.errors import UserError
-from tests.tpu import cloud as google
+from tests.tpu import stories
+from tests.tpu.cloud import COMPLAINTS as google
 from tpu import launch
 from tpu.__main__ import main
 from tpu.gcloud import Slice
 
-ON = ["--name", "n", "--zone", "z", "--project", "p", "--bucket", "gs://b"]
-LAUNCH = ["launch", "bert-tiny", *ON, "--type", "v5e-16"]
+LAUNCH = [*stories.LAUNCH, "--type", "v5e-16"]
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 TYPES = ("v4-32", "v5litepod-16", "v5p-8", "v6e-16", "tpu7x-8")
 WAYS = {"spot": ["--spot", "--valid-until-duration=6h"], "queued": []}

@@ -16,7 +16,6 @@ from models.families.bert import FAMILY
 from models.families.registry import FAMILIES
 from tpu import mesh as meshes
 from tpu import xla
-from tpu.batches import host_rows, place_rows
 from tpu.generations import GENERATIONS, tpu_of
 from tpu.mesh import (
     AXES,
@@ -27,7 +26,6 @@ from tpu.mesh import (
     choose_mesh,
     estimated,
     load_on,
-    make_mesh,
     mesh_shape,
     parse_mesh,
     reading_mesh,
@@ -228,13 +226,6 @@ def test_one_device_is_a_mesh_without_rules():
     mesh = choose_mesh(None, jax.devices()[:1])
     assert mesh_shape(mesh) == MeshShape() and str(mesh_shape(mesh)) == "data=1"
     assert activation_rules(mesh) is None
-
-
-def test_rows_of_the_host_and_their_placement():
-    mesh = make_mesh(MeshShape(), jax.devices()[:1])
-    assert list(host_rows(mesh, 4)) == [0, 1, 2, 3]
-    placed = place_rows({"tokens": np.arange(8).reshape(4, 2)}, host_rows(mesh, 4), 4, mesh)
-    assert np.array_equal(placed["tokens"], np.arange(8).reshape(4, 2))
 
 
 def shapes_of(size):

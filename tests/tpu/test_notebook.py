@@ -1,5 +1,6 @@
 """tpu/colab.ipynb, executed from the set-up to a filled mask with an interrupt in between, and tpu/notebook.py."""
 
+import importlib
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 from IPython.display import Image
 from nbclient import NotebookClient
 
@@ -21,7 +23,6 @@ from tpu import notebook
 ROOT = Path(__file__).parent.parent.parent
 CELLS = nbformat.read(ROOT / "tpu" / "colab.ipynb", as_version=4).cells
 CODE = {cell.id: cell for cell in CELLS if cell.cell_type == "code"}
-STEPS = 300
 TINY = (
     "--model.width 32 --model.heads 2 --model.feed-forward 64 --model.positions 32 --phases.0.length 32 "
     "--phases.0.batch-size 8 --log-every 1 --eval-examples 16"
@@ -47,100 +48,93 @@ def test_every_parameter_is_explained():
     assert all(re.search(rf"\b{name}\b", elsewhere) for name in parameters)
 
 
-class Session:
-    """A kernel that executes the notebook's cells."""
+def given(folder, steps):
+    """Values of the first cell."""
+    texts = str(write_texts(folder / "texts", documents=200, seed=0))
+    name = str(folder / "first")
+    return {"TEXT": texts, "SENTENCE": "Ba [MASK] deki.", "NAME": name, "STEPS": steps, "OPTIONS": TINY}
 
-    def __init__(self, client: NotebookClient):
-        self.client = client
 
-    def execute(self, source: str) -> list:
-        """The cell's outputs."""
-        cell = nbformat.v4.new_code_cell(source)
-        self.client.nb.cells.append(cell)
-        self.client.execute_cell(cell, len(self.client.nb.cells) - 1)
-        return cell.outputs
+def check_guesses(said):
+    guesses = said.splitlines()
+    assert len(guesses) == 5
+    assert all(re.fullmatch(r"0\.\d{3}  ba.* deki\.", guess) for guess in guesses), guesses
 
-    def interrupt_when(self, condition) -> None:
-        """As Jupyter does: SIGINT to the kernel's process group."""
 
-        def wait() -> None:
-            while not condition():
-                time.sleep(0.01)
-            os.killpg(self.client.km.provisioner.pgid, signal.SIGINT)
+def test_its_cells_train_a_model_that_fills_the_mask(tmp_path, monkeypatch, capsys):
+    """Their commands are called here, where the notebook starts a process for each."""
 
-        threading.Thread(target=wait, daemon=True).start()
+    def command(python, option, package, *arguments, metrics=None):
+        assert (python, option) == (sys.executable, "-m")
+        assert importlib.import_module(f"{package}.__main__").main([*map(str, arguments)]) == 0
+        assert metrics is None or metrics.exists()
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names = {}
+    for name, values in (
+        ("parameters", given(tmp_path, 4)),
+        ("set-up", {"run": command, "train": command, "DEVICE": "cpu"}),
+        ("corpus", {}),
+        ("train", {}),
+        ("export", {}),
+    ):
+        exec(TransformerManager().transform_cell(CODE[name].source), names)
+        names |= values
+    export = tmp_path / "first" / "export"
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in export.iterdir()}
+    assert export.with_suffix(".zip").is_file()
+    capsys.readouterr()
+    exec(CODE["fill"].source, names)
+    check_guesses(capsys.readouterr().out)
 
 
 def text(outputs: list) -> str:
-    return "".join(output.get("text", "") for output in outputs)
+    return "".join(output.get("text", "") for output in outputs if output.get("name") != "stderr")
 
 
 def pictures(outputs: list) -> list:
     return [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    """What the cells put out; training is interrupted when it has begun, and its cell executed again."""
-    folder = tmp_path_factory.mktemp("notebook")
-    workdir, export = folder / "first" / "bert-tiny", folder / "first" / "export"
-    given = {
-        "TEXT": str(write_texts(folder / "texts", documents=200, seed=0)),
-        "SENTENCE": "Ba [MASK] deki.",
-        "NAME": str(folder / "first"),
-        "STEPS": STEPS,
-        "OPTIONS": TINY,
-    }
+@pytest.mark.slow
+def test_in_jupyter_an_interrupted_training_goes_on_when_its_cell_is_run_again(tmp_path, monkeypatch):
+    workdir, steps = tmp_path / "first" / "bert-tiny", 300
+    metrics = workdir / "metrics.jsonl"
     client = NotebookClient(nbformat.v4.new_notebook(), timeout=300, resources={"metadata": {"path": str(ROOT)}})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_PLATFORMS", "cpu")
-        with client.setup_kernel():
-            session, outputs = Session(client), {}
-            session.execute(CODE["parameters"].source)
-            session.execute("\n".join(f"{name} = {value!r}" for name, value in given.items()))
-            for name in ("set-up", "corpus"):
-                outputs[name] = session.execute(CODE[name].source)
-            session.interrupt_when(lambda: len(notebook.read(workdir / "metrics.jsonl")) > 3)
-            outputs["interrupted"] = session.execute(CODE["train"].source)
-            outputs["stopped at"] = RunDirectory(workdir).checkpoint_steps()
-            outputs["train"] = session.execute(CODE["train"].source)
-            outputs["steps"] = [entry["step"] for entry in notebook.read(workdir / "metrics.jsonl")]
-            outputs["jax"] = session.execute("print('jax' in sys.modules)")
-            for name in ("export", "fill"):
-                outputs[name] = session.execute(CODE[name].source)
-    outputs["exported"] = sorted(path.name for path in export.iterdir()), export.with_suffix(".zip").is_file()
-    return outputs
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
 
+    def execute(source):
+        cell = nbformat.v4.new_code_cell(source)
+        client.nb.cells.append(cell)
+        client.execute_cell(cell, len(client.nb.cells) - 1)
+        return cell.outputs
 
-def test_interrupting_the_training_cell_stops_the_run_with_a_checkpoint(executed):
-    (step,) = executed["stopped at"]
-    assert 3 < step < STEPS
-    assert f"SIGINT: saved step {step}" in text(executed["interrupted"])
-    assert "Stopped with a checkpoint" in text(executed["interrupted"])
-    assert len(pictures(executed["interrupted"])) == 1
+    def interrupt():
+        """As Jupyter does: SIGINT to the kernel's process group."""
+        while len(notebook.read(metrics)) <= 3:
+            time.sleep(0.01)
+        os.killpg(client.km.provisioner.pgid, signal.SIGINT)
 
-
-def test_the_training_cell_goes_on_when_it_is_run_again(executed):
-    (step,) = executed["stopped at"]
-    assert f"resuming from step {step}" in text(executed["train"])
-    assert f"done: {STEPS} steps" in text(executed["train"])
-    assert executed["steps"][:-1] == list(range(1, STEPS + 1))  # the last is the evaluation
-    assert "loss" not in text(executed["train"])  # the curves show it
-    assert "\x1b" not in text(executed["train"])  # what terminals understand
-    (drawn,) = pictures(executed["train"])
-    assert drawn != pictures(executed["interrupted"])[0]
-
-
-def test_the_kernel_leaves_the_accelerator_to_the_run(executed):
-    assert text(executed["jax"]) == "False\n"
-
-
-def test_the_exported_model_fills_the_mask(executed):
-    files, zipped = executed["exported"]
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files) and zipped
-    guesses = text([output for output in executed["fill"] if output.get("name") == "stdout"]).splitlines()
-    assert len(guesses) == 5
-    assert all(re.fullmatch(r"0\.\d{3}  ba.* deki\.", guess) for guess in guesses), guesses
+    with client.setup_kernel():
+        execute(CODE["parameters"].source)
+        execute("\n".join(f"{name} = {value!r}" for name, value in given(tmp_path, steps).items()))
+        for name in ("set-up", "corpus"):
+            execute(CODE[name].source)
+        threading.Thread(target=interrupt, daemon=True).start()
+        interrupted = execute(CODE["train"].source)
+        (step,) = RunDirectory(workdir).checkpoint_steps()
+        assert 3 < step < steps
+        assert f"SIGINT: saved step {step}" in text(interrupted) and "Stopped with a checkpoint" in text(interrupted)
+        whole = execute(CODE["train"].source)
+        assert f"resuming from step {step}" in text(whole) and f"done: {steps} steps" in text(whole)
+        logged = [entry["step"] for entry in notebook.read(metrics)]
+        assert logged[:-1] == list(range(1, steps + 1))  # the last is the evaluation
+        assert "loss" not in text(whole)  # the curves show it
+        assert "\x1b" not in text(whole)  # what terminals understand
+        (before,), (after,) = pictures(interrupted), pictures(whole)
+        assert before != after
+        execute(CODE["export"].source)
+        check_guesses(text(execute(CODE["fill"].source)))
 
 
 # Colab: commands that record how they were called, in place of those that need a network.
@@ -172,7 +166,8 @@ def test_the_set_up_installs_what_the_device_needs_in_an_environment_of_its_own(
         (tmp_path / "bin" / name).write_text(STAND_IN)
         (tmp_path / "bin" / name).chmod(0o755)
     parameters = CODE["parameters"].source.replace('REPOSITORY = ""', 'REPOSITORY = "https://example.org/it"')
-    cells = [COLAB.format(device=device), parameters, CODE["set-up"].source, "print(DEVICE, PYTHON, os.getcwd())"]
+    cells = [COLAB.format(device=device), parameters, CODE["set-up"].source]
+    cells += ["print(DEVICE, PYTHON, os.getcwd(), 'jax' in sys.modules)"]  # it leaves the accelerator to the run
     (tmp_path / "colab.ipy").write_text("\n".join(cells))
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # `make test` itself
     environment = outside | {
@@ -182,7 +177,7 @@ def test_the_set_up_installs_what_the_device_needs_in_an_environment_of_its_own(
     }  # fmt: skip
     command = [sys.executable, "-m", "IPython", "--colors=NoColor", "colab.ipy"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1:] == [f"{found} .venv/bin/python {tmp_path / 'pretraining'}"], done
+    assert done.stdout.splitlines()[-1:] == [f"{found} .venv/bin/python {tmp_path / 'pretraining'} False"], done
     assert (tmp_path / "calls").read_text().splitlines() == [
         "git clone --quiet --depth 1 https://example.org/it pretraining",
         "pip install --quiet virtualenv",
@@ -225,21 +220,35 @@ print("phase 2")
     assert capsys.readouterr().out == "phase 2\n"
 
 
-def test_a_second_interrupt_kills_a_command_that_does_not_end():
-    stubborn = "import os, signal, time; signal.signal(2, signal.SIG_IGN); print(os.getpid()); time.sleep(60)"
+def interrupted(cell, often):
+    """(what a process said that runs this cell, times that it was interrupted, whether a command is left).
+
+    The cell's command prints its number first. often: until it ends, not once.
+    """
     # What a shell starts in the background ignores SIGINT, and so do its children unless they say otherwise.
-    listening = "import signal, sys; signal.signal(2, signal.default_int_handler)"
-    cell = f"{listening}; from tpu import notebook; notebook.run(sys.executable, '-c', {stubborn!r})"
-    kernel = subprocess.Popen(python(cell), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    command = int(kernel.stdout.readline())
-    sent = 0
-    while kernel.poll() is None and sent < 60:  # on a busy machine two signals may become one interrupt
+    listening = "import signal, sys; signal.signal(2, signal.default_int_handler); from tpu import notebook"
+    kernel = subprocess.Popen(python(f"{listening}; {cell}"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    command, sent = next(int(line) for line in kernel.stdout if line.strip().isdigit()), 0
+    while kernel.poll() is None and sent < (60 if often else 1):  # on a busy machine two may become one
         time.sleep(0.5)
         kernel.send_signal(signal.SIGINT)
         sent += 1
-    kernel.communicate(timeout=20)
-    assert 2 <= sent < 60
-    assert not Path(f"/proc/{command}").exists()
+    said, _ = kernel.communicate(timeout=60)
+    return said, sent, Path(f"/proc/{command}").exists()
+
+
+def test_a_second_interrupt_kills_a_command_that_does_not_end():
+    stubborn = "import os, signal, time; signal.signal(2, signal.SIG_IGN); print(os.getpid()); time.sleep(60)"
+    _, sent, there = interrupted(f"notebook.run(sys.executable, '-c', {stubborn!r})", often=True)
+    assert 2 <= sent < 60 and not there
+
+
+def test_an_interrupt_stops_a_run_with_a_checkpoint_and_is_no_error(tmp_path):
+    stops = "import os, signal, time; signal.signal(2, lambda *_: os._exit(75)); print(os.getpid()); time.sleep(60)"
+    files = f"from pathlib import Path; metrics = Path({str(tmp_path)!r}) / 'metrics.jsonl'"
+    training = f"{files}; notebook.train(sys.executable, '-c', {stops!r}, metrics=metrics)"
+    said, _, there = interrupted(training, often=False)
+    assert "Stopped with a checkpoint. Run this cell again to go on" in said and not there
 
 
 def test_half_a_line_is_not_read(tmp_path):

@@ -1,295 +1,261 @@
 """Plans by the real compiler; skipped without libtpu (`make setup-plan`). The published sizes are slow."""
 
+import functools
 import importlib.util
-import json
+import itertools
 import math
-import os
-import sys
+import tempfile
+import time
 from pathlib import Path
-from subprocess import run
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import SingleDeviceSharding
 
-from tpu.generations import GENERATIONS
+from models.attention.kernels import pattern_kernel, relative_kernel
+from models.attention.kernels.row_attention import Setting, attend_rows
+from models.attention.kernels.splash import splash
+from models.attention.kernels.table import costs
+from models.attention.mask import Mask
+from models.attention.operands import Biases, Context
+from models.attention.patterns.pattern import Pattern, blocks_of
+from models.families.xlnet import both_masks
+from pretrain.commands.planning import parse_plan, works
+from tpu import compiler
+from tpu.generations import GENERATIONS, GIB, generation_of
+from tpu.plan import plan
+from tpu.topologies import parse_topology
 
-ROOT = Path(__file__).parent.parent.parent
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu: make setup-plan")
+pytestmark = [
+    pytest.mark.own_process(devices=1),  # libtpu's settings are those of a process
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu: make setup-plan"),
+]
 
 
-def environment():
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+@pytest.fixture(scope="module", autouse=True)
+def prepared():
+    compiler.prepare()
 
 
+@functools.cache
 def planned(arguments):
-    """A plan for each phase of a recipe."""
-    command = [sys.executable, "-m", "tests.tpu.planned", *arguments.split()]
-    done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    (found,) = planned("bert-tiny --topology v5e:2x2 --mesh data=2,fsdp=2 --batch-size 16 --sequence-length 32")
-    return found
+    """(work, its plan, recipe) of each phase."""
+    recipe, target = parse_plan(arguments.split())
+    topology = parse_topology(target.topology)
+    with tempfile.TemporaryDirectory() as cache:
+        return [
+            (work, plan(work, topology, costs(), Path(cache)), recipe) for work, _ in works(recipe, target, topology)
+        ]
 
 
 def check_sizes(found):
-    sizes = {name: size for name, size in found["parts"].items() if name != "other state"}
-    assert sum(sizes.values()) == pytest.approx(found["report"]["arguments"], rel=0.02)
+    sizes = {name: size for name, size in found.parts.items() if name != "other state"}
+    assert sum(sizes.values()) == pytest.approx(found.report.arguments, rel=0.02)
 
 
-def test_sizes_are_the_compilers(tiny):
-    assert tiny["fits"] and (tiny["devices"], tiny["mesh"]) == (4, "data=2,fsdp=2")
-    check_sizes(tiny)
+SMALL = "--model.depth 1 --batch-size 16 --sequence-length 32"
 
 
-@pytest.mark.parametrize("cut", ["v5p:2x2x1 --mesh fsdp=4", "v5e:2x2 --mesh fsdp=4"])
+def test_a_plan_has_the_compilers_sizes_and_an_estimate_below_the_peak():
+    """A table of 128 x 239 rows is cut into parts with a large prime factor."""
+    ((work, found, _),) = planned(f"bert-tiny --topology v5e:2x2 --mesh fsdp=4 {SMALL}")
+    assert found.fits and (work.devices, work.mesh) == (4, "fsdp=4")
+    check_sizes(found)
+    assert found.estimate.why_not == "" and 0 < found.mfu < 1 and found.costs.cycles > 10_000
+    collectives = [timed.collective for timed in found.collectives]
+    kinds = {collective.kind for collective in collectives}
+    assert "all-gather" in kinds and kinds & {"reduce-scatter", "all-reduce"}
+    assert {collective.group for collective in collectives} <= {2, 4}
+    sums = [collective for collective in collectives if collective.kind in ("reduce-scatter", "all-reduce")]
+    assert {array.dtype for collective in sums for array in collective.arrays} == {"f32", "s32"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["v5p:2x2x1 --mesh fsdp=4", "v5e:2x2 --mesh data=2,fsdp=2"])
 def test_the_compiler_takes_a_table_whose_parts_have_a_large_prime_factor(cut):
-    (found,) = planned(f"bert-tiny --topology {cut} --batch-size 16 --sequence-length 32")  # 128 x 239 rows
-    assert found["estimate"]["why_not"] == ""
+    ((_, found, _),) = planned(f"bert-tiny --topology {cut} {SMALL}")
+    check_sizes(found)
+    assert found.estimate.why_not == ""
 
 
-def test_the_same_program_is_not_compiled_again(tiny):
-    assert tiny["cached"] == [False, True]
+def test_the_same_program_is_not_compiled_again(tmp_path):
+    topology = parse_topology("v5e:2x2")
+    lowered = jax.jit(lambda x: 2 * x).lower(on(topology, shape(128, 128)))
+    assert [compiler.compile_for_tpu(lowered, {}, topology, tmp_path).cached for _ in range(2)] == [False, True]
 
 
 KERNEL = """
 import jax
-import jax.numpy as jnp
 from jax.experimental import pallas as pl
-
-from tpu import compiler
-from tpu.topologies import parse_topology
-
-compiler.prepare()
-slice_ = parse_topology("v5e:2x2")
-place = jax.sharding.SingleDeviceSharding(compiler.devices(slice_)[0])
-given = jax.ShapeDtypeStruct((128, 128), jnp.float32, sharding=place)
 
 
 def doubled(x, out):
     out[...] = 2 * x[...]
 
 
-lowered = jax.jit(pl.pallas_call(doubled, out_shape=jax.typeof(given))).lower(given)
-print(compiler.program_hash(lowered, {}, slice_))
+double = jax.jit(pl.pallas_call(doubled, out_shape=jax.typeof(given)))
 """
 
 
 def test_another_checkout_has_the_same_answer_for_a_kernel(tmp_path):
+    topology = parse_topology("v5e:2x2")
+
     def key(place, source):
-        place.mkdir()
-        (place / "kernel.py").write_text(source)
-        command = [sys.executable, place / "kernel.py"]
-        return run(command, env=environment(), check=True, capture_output=True, text=True).stdout
+        names = {"given": on(topology, shape(128, 128, dtype=jnp.float32))}
+        exec(compile(source, str(tmp_path / place / "kernel.py"), "exec"), names)
+        return compiler.program_hash(names["double"].lower(names["given"]), {}, topology)
 
-    first = key(tmp_path / "one", KERNEL)
-    assert key(tmp_path / "another", KERNEL) == first
-    assert key(tmp_path / "changed", KERNEL.replace("2 * x", "3 * x")) != first
-
-
-def test_there_is_an_estimate_and_it_is_below_the_peak(tiny):
-    assert tiny["estimate"]["why_not"] == "" and 0 < tiny["mfu"] < 1
-    assert tiny["cycles"] > 10_000
-
-
-def test_parameters_are_gathered_and_gradients_reduced(tiny):
-    kinds = {collective["kind"] for collective in tiny["collectives"]}
-    assert "all-gather" in kinds and kinds & {"reduce-scatter", "all-reduce"}
-    assert {collective["group"] for collective in tiny["collectives"]} <= {2, 4}
-    sums = [collective for collective in tiny["collectives"] if collective["kind"] in ("reduce-scatter", "all-reduce")]
-    assert {dtype for collective in sums for dtype, _ in collective["arrays"]} == {"f32", "s32"}
+    first = key("one", KERNEL)
+    assert key("another", "\n" + KERNEL) == first
+    assert key("changed", KERNEL.replace("2 * x", "3 * x")) != first
 
 
 def test_a_sparse_pattern_is_planned_with_its_kernel():
-    sizes = "--model.width 128 --model.heads 2 --model.positions 1024 --sequence-length 1024 --batch-size 4"
-    (found,) = planned(f"bert-tiny --topology v5p:2x2x1 --model.pattern.name bigbird {sizes}")
-    assert found["kernels"] == ["block_attention_forward", "block_attention_backward"]
-    assert found["estimate"]["why_not"] == "" and found["estimate"]["kernels"] > 0
+    sizes = "--model.width 128 --model.heads 2 --model.depth 1 --model.positions 1024 --model.vocab-size 1024"
+    settings = f"--topology v5e:1x1 --model.pattern.name bigbird {sizes} --sequence-length 1024 --batch-size 4"
+    ((_, found, _),) = planned(f"bert-tiny {settings}")
+    kernels = [name for name in costs() if name in found.report.hlo]
+    assert kernels == ["block_attention_forward", "block_attention_backward"]
+    assert found.estimate.why_not == "" and found.estimate.kernels > 0
 
 
-FACTS = """
-import jax, jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
-from tpu.compiler import devices, prepare
-from tpu.generations import GENERATIONS, GIB, generation_of
-from tpu.topologies import parse_topology
-
-prepare()
-for name, facts in GENERATIONS.items():
-    chips, shape = next(iter(facts.shapes.items()))
-    found = devices(parse_topology(f"{name}:{shape}"))
-    assert len(found) == chips * facts.device.per_chip and generation_of(found[0].device_kind) == facts, name
-    place = SingleDeviceSharding(found[0])
-    try:
-        jax.jit(jnp.exp).lower(jax.ShapeDtypeStruct((2**20, 2**18), jnp.float32, sharding=place)).compile()
-    except jax.errors.JaxRuntimeError as error:
-        assert f"({facts.device.hbm / GIB:.2f}G)" in str(error), (name, str(error)[:300])
-        print(name)
-"""
-
-
-def test_a_generations_devices_and_memory_are_the_compilers():
-    done = run([sys.executable, "-c", FACTS], env=environment(), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == list(GENERATIONS)
+@pytest.mark.parametrize("name, facts", GENERATIONS.items(), ids=GENERATIONS)
+def test_a_generations_devices_and_memory_are_the_compilers(name, facts):
+    chips, sides = next(iter(facts.shapes.items()))
+    topology = parse_topology(f"{name}:{sides}")
+    found = compiler.devices(topology)
+    assert len(found) == chips * facts.device.per_chip and generation_of(found[0].device_kind) == facts
+    too_large = on(topology, shape(2**20, 2**18, dtype=jnp.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError) as refused:
+        jax.jit(jnp.exp).lower(too_large).compile()
+    assert f"({facts.device.hbm / GIB:.2f}G)" in str(refused.value)
 
 
 @pytest.mark.slow
 def test_several_slices_exchange_through_their_hosts():
-    (found,) = planned("bert-tiny --topology v5e:2x2 --mesh slice=2 --batch-size 16 --sequence-length 32")
-    assert (found["devices"], found["mesh"]) == (8, "slice=2,data=4")
-    sent = [collective for collective in found["collectives"] if collective["kind"] == "send"]
-    assert sent and sum(c["exposed"] for c in sent) > 0 and found["estimate"]["why_not"] == "" and found["mfu"] > 0
+    ((work, found, _),) = planned(f"bert-tiny --topology v5e:2x2 --mesh slice=2 {SMALL}")
+    assert (work.devices, work.mesh) == (8, "slice=2,data=4")
+    sent = [timed for timed in found.collectives if timed.collective.kind == "send"]
+    assert sum(timed.exposed for timed in sent) > 0 and found.estimate.why_not == "" and found.mfu > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v4:2x2x4", "v6e:8x8", "tpu7x:2x2x2"])
 @pytest.mark.parametrize("recipe", ["bert-large --depth scan", "electra-base"])
 def test_published_sizes_on_every_generation(recipe, topology):
-    for found in planned(f"{recipe} --topology {topology}"):
-        if found["report"]["needed"] is not None:
+    for work, found, made in planned(f"{recipe} --topology {topology}"):
+        if found.report.needed is not None:
             continue  # 256 rows of 512 tokens are too many for a small slice
         check_sizes(found)
-        assert found["estimate"]["why_not"] == "" and 0 < found["mfu"] < 1
-        assert not [c for c in found["collectives"] if carries_activations(c, found)]
-        if "fsdp" in found["mesh"]:
-            assert gathered(found) <= 2 * 4 * found["floats"]
-            assert not [c for c in found["collectives"] if reduces_whole_matrices(c, found)]
+        assert found.estimate.why_not == "" and 0 < found.mfu < 1
+        collectives = [timed.collective for timed in found.collectives]
+        assert not [c for c in collectives if carries_activations(c, work, made.model)]
+        if "fsdp" in work.mesh:
+            floats = sum(leaf.size for leaf in jax.tree.leaves(work.arguments[0].params))
+            assert sum(c.bytes for c in collectives if c.kind == "all-gather") <= 2 * 4 * floats
+            assert not [c for c in collectives if reduces_whole_matrices(c, made.model)]
 
 
-COMPILED = """
-import time
-from pretrain.commands.planning import parse_plan, works
-from tpu.compiler import prepare
-from tpu.topologies import parse_topology
+def carries_activations(collective, work, model):
+    """Whether a collective moves [batch, length, ...] or logits, in whole or a chip's share of it.
 
-prepare()
-for name in ("bert-tiny", "bert-base", "bert-large"):  # the first starts the compiler
-    settings = "--topology v5e:4x4 --mesh data=4,fsdp=4 --batch-size 256 --sequence-length 128 --depth scan"
-    recipe, target = parse_plan([name, *settings.split()])
-    work, _ = next(works(recipe, target, parse_topology(target.topology)))
-    lowered = work.step.trace(*work.arguments).lower()
-    began = time.process_time()
-    lowered.compile()
-    print(time.process_time() - began)
-"""
+    One row on a chip looks like one layer of a stack, and is left out.
+    """
+    vocab, rows = math.ceil(model.vocab_size / 128) * 128, {work.rows, work.rows // work.rows_multiple} - {1}
+    shapes = [array.dims for array in collective.arrays if len(array.dims) >= 2]
+    return any((dims[0] in rows and dims[1] == work.length) or dims[1] == vocab for dims in shapes)
+
+
+def reduces_whole_matrices(collective, model):
+    """Whether each chip ends with the gradients of whole matrices of the layers, of which it keeps a share."""
+    towers = [model] if hasattr(model, "width") else [model.discriminator, model.generator]
+    sizes = {tower.width * side for tower in towers for side in (tower.width, tower.feed_forward)}
+    whole = any(math.prod(array.dims) in sizes for array in collective.arrays)
+    return collective.kind == "all-reduce" and collective.times > 1 and whole
 
 
 @pytest.mark.slow
 def test_twice_the_layers_of_a_loop_do_not_compile_twice_as_long():
     """In seconds of all cores, which other work on the machine hardly changes."""
-    done = run([sys.executable, "-c", COMPILED], env=environment(), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    _, base, large = map(float, done.stdout.split())
-    assert large < 2 * base, f"bert-base {base:.1f} s, bert-large {large:.1f} s"
-
-
-COMMON = """
-import sys
-import jax, jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
-from tpu.compiler import devices, prepare
-from tpu.topologies import parse_topology
-
-prepare()
-
-def compile(loss, *shapes, static=()):
-    for topology in sys.argv[1:]:
-        place = SingleDeviceSharding(devices(parse_topology(topology))[0])
-        placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-        numbers = tuple(range(len(shapes), len(shapes) + len(static)))
-        lowered = jax.jit(jax.grad(loss), static_argnums=numbers).lower(*jax.tree.map(placed, shapes), *static)
+    seconds = {}
+    for name in ("bert-tiny", "bert-base", "bert-large"):  # the first starts the compiler
+        settings = "--topology v5e:4x4 --mesh data=4,fsdp=4 --batch-size 256 --sequence-length 128 --depth scan"
+        recipe, target = parse_plan([name, *settings.split()])
+        work, _ = next(works(recipe, target, parse_topology(target.topology)))
+        lowered = work.step.trace(*work.arguments).lower()
+        began = time.process_time()
         lowered.compile()
-        print(topology, lowered.as_text().count("tpu_custom_call"))
+        seconds[name] = time.process_time() - began
+    assert seconds["bert-large"] < 2 * seconds["bert-base"], seconds
 
-def array(*shape, dtype=jnp.bfloat16):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
-batch, length, memory, width = 2, 512, 384, 128
-integers = lambda *shape: array(batch, *shape, dtype=jnp.int32)
-"""
+def shape(*dims, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def on(topology, shapes):
+    """These shapes on one device of a slice."""
+    place = SingleDeviceSharding(compiler.devices(topology)[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
+
+
+BATCH, LENGTH, MEMORY, WIDTH = 2, 512, 384, 128
+integers = functools.partial(shape, BATCH, dtype=jnp.int32)
+NOISE = shape(BATCH, 2, dtype=jnp.uint32)
+
+
+def of_rows(rows, length, setting):
+    loss = lambda *given: attend_rows(*given, setting)[0]
+    x, segments = shape(rows, length, 3 * WIDTH), shape(rows, length, dtype=jnp.int32)
+    return loss, x, shape(3 * WIDTH, dtype=jnp.float32), segments, shape(rows, 2, dtype=jnp.uint32)
+
+
+def of_splash(causal):
+    loss = lambda q, k, v, segments: splash(q, k, v, Mask(segments, causal=causal))
+    return loss, *[shape(BATCH, 2, 2 * LENGTH, 64)] * 3, integers(2 * LENGTH)
+
+
+def of_pattern(name, length, chosen):
+    def loss(q, k, v, segments, globals, noise, blocks):
+        mask = Mask(segments, blocks=blocks, globals=globals)
+        return pattern_kernel.by_kernel(q, k, v, mask, 2, dropout_rate=0.1, noise=noise)
+
+    blocks = jax.tree.map(lambda x: shape(*x.shape[1:], dtype=x.dtype), blocks_of(Pattern(name), 1, 2, length))
+    return loss, *[shape(BATCH, length, WIDTH)] * 3, integers(length), chosen, NOISE, blocks
+
+
+def of_relative(stream, n):
+    def loss(x, row, slots, memory, noise):
+        mask, types = both_masks(*row, slots, memory)[stream]
+        return relative_kernel.by_kernel(*x, mask, types, 2, dropout_rate=0.1, noise=noise)
+
+    sizes = (MEMORY + LENGTH, MEMORY + LENGTH, MEMORY + 2 * LENGTH)
+    context = Context(*(shape(BATCH, size, WIDTH) for size in sizes))
+    x = shape(BATCH, n, WIDTH), context, Biases(*[shape(WIDTH)] * 3, shape(2, WIDTH))
+    return loss, x, [integers(LENGTH)] * 4, integers(86), integers(MEMORY), NOISE
+
+
 KERNELS = {
-    "row_attention": """
-from models.attention.kernels.row_attention import Setting, attend_rows
-
-loss = lambda *given: attend_rows(*given)[0].astype(jnp.float32).sum()
-for rows, length, setting in ((4096, 128, Setting(64, 0.1)), (2, 1024, Setting(128, 0.1, causal=True))):
-    x, segments = array(rows, length, 3 * width), array(rows, length, dtype=jnp.int32)
-    noise = array(rows, 2, dtype=jnp.uint32)
-    compile(loss, x, array(3 * width, dtype=jnp.float32), segments, noise, static=(setting,))
-""",
-    "splash": """
-from models.attention.kernels.splash import splash
-from models.attention.mask import Mask
-
-for causal in (False, True):
-    loss = lambda q, k, v, segments: splash(q, k, v, Mask(segments, causal=causal)).astype(jnp.float32).sum()
-    compile(loss, *[array(batch, 2, 2 * length, 64)] * 3, integers(2 * length))
-""",
-    "pattern": """
-from models.attention.kernels.pattern_kernel import by_kernel
-from models.attention.mask import Mask
-from models.attention.patterns.pattern import Pattern, blocks_of
-
-def loss(q, k, v, segments, globals, noise, blocks):
-    mask = Mask(segments, blocks=blocks, globals=globals)
-    return by_kernel(q, k, v, mask, 2, dropout_rate=0.1, noise=noise).astype(jnp.float32).sum()
-
-for name, length in (("bigbird", 4096), ("longformer", 1000)):
-    blocks = jax.tree.map(lambda x: array(*x.shape[1:], dtype=x.dtype), blocks_of(Pattern(name), 1, 2, length))
-    x, chosen = [array(batch, length, width)] * 3, None if name == "bigbird" else integers(3)
-    compile(loss, *x, integers(length), chosen, array(batch, 2, dtype=jnp.uint32), blocks)
-""",
-    "relative": """
-from models.attention.kernels.relative_kernel import by_kernel
-from models.attention.operands import Biases, Context
-from models.families.xlnet import both_masks
-
-def loss(x, row, slots, memory, noise, number):
-    mask, types = both_masks(*row, slots, memory)[number]
-    return by_kernel(*x, mask, types, 2, dropout_rate=0.1, noise=noise).astype(jnp.float32).sum()
-
-context = Context(*(array(batch, size, width) for size in (memory + length, memory + length, memory + 2 * length)))
-biases = Biases(*[array(width)] * 3, array(2, width))
-for number, n in enumerate((length, 86)):
-    x, noise = (array(batch, n, width), context, biases), array(batch, 2, dtype=jnp.uint32)
-    compile(loss, x, [integers(length)] * 4, integers(86), integers(memory), noise, static=(number,))
-""",
+    "rows": lambda: of_rows(4096, 128, Setting(64, 0.1)),
+    "long rows": lambda: of_rows(2, 1024, Setting(128, 0.1, causal=True)),
+    "splash": lambda: of_splash(False),
+    "causal splash": lambda: of_splash(True),
+    "bigbird": lambda: of_pattern("bigbird", 4096, None),
+    "longformer": lambda: of_pattern("longformer", 1000, integers(3)),
+    "relative content": lambda: of_relative(0, LENGTH),
+    "relative query": lambda: of_relative(1, 86),
 }
+TOPOLOGIES = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]
+# The two forms of a kernel for one generation each; the other pairs are slow.
+ALWAYS = [(name, TOPOLOGIES[number % 5]) for number, name in enumerate(KERNELS)]
+SLOW = [pair for pair in itertools.product(KERNELS, TOPOLOGIES) if pair not in ALWAYS]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_and_its_gradient_compile_for_every_generation(kernel):
-    topologies = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]
-    command = [sys.executable, "-c", COMMON + KERNELS[kernel], *topologies]
-    done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == [f"{topology} 2" for topology in topologies] * 2
-
-
-def carries_activations(collective, found):
-    """Whether a collective moves [batch, length, ...] or logits, in whole or a chip's share of it.
-
-    One row on a chip looks like one layer of a stack, and is left out.
-    """
-    vocab = math.ceil(found["model"]["vocab_size"] / 128) * 128
-    shapes = [dims for _, dims in collective["arrays"] if len(dims) >= 2]
-    positions = [dims for dims in shapes if dims[0] > 1 and dims[0] in found["rows"] and dims[1] == found["length"]]
-    logits = [dims for dims in shapes if dims[1] == vocab]
-    return bool(positions or logits)
-
-
-def gathered(found):
-    """Bytes of parameters that a step gathers."""
-    return sum(c["bytes"] for c in found["collectives"] if c["kind"] == "all-gather")
-
-
-def reduces_whole_matrices(collective, found):
-    """Whether each chip ends with the gradients of whole matrices of the layers, of which it keeps a share."""
-    model = found["model"]
-    towers = [model] if "width" in model else [model["discriminator"], model["generator"]]
-    sizes = {tower["width"] * side for tower in towers for side in (tower["width"], tower["feed_forward"])}
-    whole = [dims for _, dims in collective["arrays"] if math.prod(dims) in sizes]
-    return collective["kind"] == "all-reduce" and collective["times"] > 1 and bool(whole)
+@pytest.mark.parametrize("kernel, topology", [*ALWAYS, *(pytest.param(*p, marks=pytest.mark.slow) for p in SLOW)])
+def test_a_kernel_and_its_gradient_compile_for_every_generation(kernel, topology):
+    loss, *arguments = KERNELS[kernel]()
+    summed = lambda *given: loss(*given).astype(jnp.float32).sum()
+    lowered = jax.jit(jax.grad(summed)).lower(*on(parse_topology(topology), arguments))
+    lowered.compile()
+    assert lowered.as_text().count("tpu_custom_call") == 2

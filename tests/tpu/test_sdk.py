@@ -12,10 +12,7 @@ from tests.gcs import Storage
 from tpu.gcloud import Gcloud, GcloudError, Slice
 from tpu.watch import CUT, news, read_reports
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("gcloud") is None, reason="no Google Cloud SDK here"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("gcloud") is None, reason="no Google Cloud SDK here")]
 NODES = ["nodes/n", "nodes/n-1", "nodes/run-n", "nodes/n-x"]
 READY = {
     "state": "READY",

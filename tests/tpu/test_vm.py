@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -17,21 +18,45 @@ SETTINGS = "STATE=gs://b/n/launch\nHOSTS=1\nFIRST=n-w-0\nRUN=(a --corpus 'b c' -
 DELETING = SETTINGS.replace("DELETE=()", "DELETE=(gcloud compute tpus queued-resources delete n --quiet)")
 
 
+SCRIPT = (launch.ROOT / "tpu" / "vm.sh").read_text()
+
+
 @pytest.fixture
 def host(cloud):
-    """A host of a slice that is there."""
-    script = (launch.ROOT / "tpu" / "vm.sh").read_text()
-    (cloud.folder / "bucket/b/n/launch").mkdir(parents=True)
-    (cloud.folder / "bucket/b/n/launch/settings.sh").write_text(SETTINGS)
-    launch.pack(launch.ROOT, cloud.folder / "bucket/b/n/launch/code.tar.gz")
+    """Starts a host of a slice that is there; `later`: as far as the run's first start, which a test gives."""
+    launched = cloud.folder / "bucket/b/n/launch"
+    launched.mkdir(parents=True)
+    (launched / "settings.sh").write_text(SETTINGS)
+    launch.pack(launch.ROOT, launched / "code.tar.gz")
     cloud.vms["n"] = {"state": "READY"}
-    return lambda: cloud.boot("n", 0, {"startup-script": script, "pretrain-settings": SETTINGS})
+
+    def start(settings=SETTINGS, later=False):
+        if later:
+            cloud.lives["n-w-0"] = [Life("step 1")]
+            cloud.work = lambda *_: None
+        cloud.boot("n", 0, {"startup-script": SCRIPT, "pretrain-settings": settings})
+
+    return start
 
 
 def work(cloud, life):
     """The run's first start on the host is this script."""
     (cloud.folder / "lives/n-w-0/0").write_text(life)
     Cloud.work(cloud, "n", 0, "n-w-0", cloud.folder / "disk-0-n-w-0", {})
+
+
+def ended(cloud):
+    """The host's report."""
+    return cloud.file("bucket/b/n/launch/ended/n-w-0")
+
+
+def program(cloud, name, text):
+    """A program that the host finds."""
+    (cloud.folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+    (cloud.folder / "bin" / name).chmod(0o755)
+
+
+GAVE_UP = "134 error: n-w-0 gave up after 6"
 
 
 def test_systemd_starts_it_again_until_it_says_that_it_has_ended(cloud, host):
@@ -81,9 +106,7 @@ def test_its_python_is_one_that_uv_brings_which_is_fetched_where_there_is_none(c
 def test_switching_off_lets_the_run_write_its_checkpoint_and_shares_its_last_lines(cloud, host):
     """SIGTERM, as systemd sends it when a slice is preempted; it is no end of the run."""
     end = "until [ $told ]; do /bin/sleep 0.01; done; echo checkpoint; exit 75"
-    cloud.lives["n-w-0"] = [Life("step 1")]
-    cloud.work = lambda *_: None
-    host()
+    host(later=True)
     life = cloud.folder / "lives/n-w-0/0"
     life.write_text(life.read_text().replace("exit 0", end))
     disk = cloud.folder / "disk-0-n-w-0"
@@ -103,88 +126,73 @@ def test_switching_off_lets_the_run_write_its_checkpoint_and_shares_its_last_lin
 
 
 def test_a_log_that_ends_within_a_line_is_whole_all_the_same(cloud, host):
-    cloud.lives["n-w-0"] = [Life("step 1\nno end")]
-    cloud.work = lambda *_: None
-    host()
+    host(later=True)
     work(cloud, "printf 'step 1\\n1%%\\rno end'; exit 2\n")
     assert cloud.log("n-w-0") == "step 1\n1%\nno end\n"  # \r, as Python reads it
-    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_bytes() == b"2 1% no end\n"  # a report is one line
+    assert ended(cloud) == "2 1% no end\n"  # a report is one line
 
 
 def test_starts_without_a_new_checkpoint_are_counted_and_given_up(cloud, host):
     cloud.lives["n-w-0"] = [Life(f"step {number}", 134) for number in range(9)]
     host()
     assert cloud.log("n-w-0") == "".join(f"step {number}\n" for number in range(6))
-    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("134 error: n-w-0 gave up after 6")
+    assert ended(cloud).startswith(GAVE_UP)
     assert [one for one in cloud.file("slept").split() if one not in ("20", "60")] == ["40", "80", "160", "320", "640"]
 
 
 def test_a_run_that_moves_on_between_its_aborts_starts_as_often_as_it_takes(cloud, host):
     ends = [*range(8), *(f"8.orbax-checkpoint-tmp-{number}" for number in range(9))]
-    cloud.lives["n-w-0"] = [Life(f"step {number}") for number in range(len(ends))]
-    cloud.work = lambda *_: None
-    host()
+    host(later=True)
+    cloud.lives["n-w-0"] *= len(ends)
     for number, name in enumerate(ends):
         life = f"echo start {number}; mkdir -p {cloud.folder}/bucket/b/n/checkpoints/{name}; exit 134\n"
         (cloud.folder / f"lives/n-w-0/{number}").write_text(life)
     work(cloud, (cloud.folder / "lives/n-w-0/0").read_text())
     assert cloud.log("n-w-0") == "".join(f"start {number}\n" for number in range(14))  # 8, and 6 that saved nothing
-    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("134 error: n-w-0 gave up after 6")
+    assert ended(cloud).startswith(GAVE_UP)
 
 
 def test_a_bucket_that_does_not_always_answer_does_not_hide_that_nothing_is_saved(cloud, host):
     (cloud.folder / "bucket/b/n/checkpoints/8").mkdir(parents=True)
-    gcloud, asked = cloud.folder / "bin/gcloud", cloud.folder / "asked"
-    gcloud.rename(cloud.folder / "bin/answering")
+    answering, asked = cloud.folder / "bin/answering", cloud.folder / "asked"
+    (cloud.folder / "bin/gcloud").rename(answering)
     every_second = f"echo >> {asked}; [ $(($(wc -l < {asked}) % 2)) -eq 1 ] || {{ echo HTTPError 503 >&2; exit 1; }};;"
-    gcloud.write_text(
-        f'#!/bin/sh\ncase "$*" in *checkpoints/) {every_second} esac\nexec {cloud.folder}/bin/answering "$@"\n'
-    )
-    gcloud.chmod(0o755)
+    program(cloud, "gcloud", f'case "$*" in *checkpoints/) {every_second} esac\nexec {answering} "$@"')
     cloud.lives["n-w-0"] = [Life(f"step {number}", 134) for number in range(9)]
     host()
     assert cloud.log("n-w-0") == "".join(f"step {number}\n" for number in range(6))
 
 
-@pytest.mark.usefixtures("host")
-def test_a_work_directory_may_end_with_a_slash(cloud):
-    settings = cloud.folder / "bucket/b/n/launch/settings.sh"
-    settings.write_text(SETTINGS.replace("gs://b/n ", "gs://b/n/ "))
-    script = (launch.ROOT / "tpu" / "vm.sh").read_text()
-    cloud.boot("n", 0, {"startup-script": script, "pretrain-settings": settings.read_text()})
+def test_a_work_directory_may_end_with_a_slash(cloud, host):
+    settings = SETTINGS.replace("gs://b/n ", "gs://b/n/ ")
+    (cloud.folder / "bucket/b/n/launch/settings.sh").write_text(settings)
+    host(settings)
     assert "storage ls gs://b/n/checkpoints/\n" in cloud.file("host-calls")
     assert "//checkpoints" not in cloud.file("host-calls")
 
 
-@pytest.mark.usefixtures("host")
-def test_a_folder_of_the_bucket_may_be_called_as_one_of_launchs(cloud):
-    settings = SETTINGS.replace("gs://b/n/launch", "gs://b/my/ended/launch")
-    (cloud.folder / "bucket/b/n").rename(cloud.folder / "bucket/b/my")
-    (cloud.folder / "bucket/b/my/launch").rename(cloud.folder / "launch")
-    (cloud.folder / "bucket/b/my/ended").mkdir()
-    (cloud.folder / "launch").rename(cloud.folder / "bucket/b/my/ended/launch")
-    (cloud.folder / "bucket/b/my/ended/launch/settings.sh").write_text(settings)
+def test_a_folder_of_the_bucket_may_be_called_as_one_of_launchs(cloud, host):
+    settings, launched = SETTINGS.replace("gs://b/n/", "gs://b/my/ended/"), cloud.folder / "bucket/b/my/ended/launch"
+    shutil.copytree(cloud.folder / "bucket/b/n/launch", launched)
+    (launched / "settings.sh").write_text(settings)
     cloud.lives["n-w-0"] = [Life("step 1", 134), Life("step 2", 3)]
-    script = (launch.ROOT / "tpu" / "vm.sh").read_text()
-    cloud.boot("n", 0, {"startup-script": script, "pretrain-settings": settings})
-    assert (cloud.folder / "bucket/b/my/ended/launch/ended/n-w-0").read_text() == "3 step 2\n"
+    host(settings)
+    assert (launched / "ended/n-w-0").read_text() == "3 step 2\n"
 
 
 def test_a_request_to_stop_that_was_removed_is_none_though_the_bucket_keeps_versions(cloud, host):
     (cloud.folder / "removed").write_text("n/launch/stop\n")
     cloud.lives["n-w-0"] = [Life("step 1", 134), Life("step 2", 3)]
     host()
-    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "3 step 2\n"
+    assert ended(cloud) == "3 step 2\n"
 
 
 def test_settings_that_the_metadata_server_does_not_give_at_once_are_waited_for(cloud, host):
-    (cloud.folder / "bin/curl").write_text(
-        f'#!/bin/sh\n[ -e {cloud.folder}/slept ] || exit 22\nfor last; do :; done\n'
-        f'cat "{cloud.folder}/metadata/$HOSTNAME/${{last##*/}}"\n'
-    )  # fmt: skip
+    answer = f'for last; do :; done\ncat "{cloud.folder}/metadata/$HOSTNAME/${{last##*/}}"'
+    program(cloud, "curl", f"[ -e {cloud.folder}/slept ] || exit 22\n{answer}")
     host()
     assert cloud.file("slept").startswith("10\n")
-    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "0 step 2\n"
+    assert ended(cloud) == "0 step 2\n"
 
 
 def test_a_run_that_hangs_is_killed_and_started_again_and_that_not_for_ever(cloud, host):
@@ -192,22 +200,18 @@ def test_a_run_that_hangs_is_killed_and_started_again_and_that_not_for_ever(clou
     host()
     log = cloud.log("n-w-0")
     assert log.count("error: n-w-0 printed nothing for 7200 seconds and was killed\n") == 6 and "step 5\n" in log
-    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("134 error: n-w-0 gave up after 6")
+    assert ended(cloud).startswith(GAVE_UP)
 
 
 def test_a_host_that_is_not_the_first_prints_nothing_for_hours(cloud, host):
     (cloud.folder / "bucket/b/n/launch/settings.sh").write_text(SETTINGS.replace("FIRST=n-w-0", "FIRST=n-w-1"))
-    life = 'touch -d "3 hours ago" "$(readlink /proc/$$/fd/1)"; /bin/sleep 1; exit 3\n'
-    cloud.lives["n-w-0"] = [Life("step 1")]
-    cloud.work = lambda *_: None
-    host()
-    work(cloud, life)
-    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text().startswith("3 ")
+    host(later=True)
+    work(cloud, 'touch -d "3 hours ago" "$(readlink /proc/$$/fd/1)"; /bin/sleep 1; exit 3\n')
+    assert ended(cloud).startswith("3 ")
 
 
 def test_a_gcloud_that_hangs_is_ended(cloud, host):
-    (cloud.folder / "bin/timeout").write_text(f'#!/bin/sh\necho "$*" >> {cloud.folder}/limited\nshift 3\nexec "$@"\n')
-    (cloud.folder / "bin/timeout").chmod(0o755)
+    program(cloud, "timeout", f'echo "$*" >> {cloud.folder}/limited\nshift 3\nexec "$@"')
     host()
     limited = cloud.file("limited").splitlines()
     assert [line.removeprefix("-k 10 600 gcloud ") for line in limited] == cloud.file("host-calls").splitlines()
@@ -221,24 +225,18 @@ FULL = "rm var/lib/pretrain/vain; mkdir var/lib/pretrain/vain"
 @pytest.mark.parametrize("fails", [READ_ONLY, NO_INODES, FULL])
 def test_a_host_whose_disk_fails_says_so_and_deletes_its_slice(cloud, host, fails):
     (cloud.folder / "bucket/b/n/launch/settings.sh").write_text(DELETING)
-    cloud.lives["n-w-0"] = [Life("step 1")]
-    cloud.work = lambda *_: None
-    host()
+    host(later=True)
     work(cloud, f"cd {cloud.folder}/disk-0-n-w-0; {fails}; exit 134\n")
-    said = (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text()
-    assert said == "134 error: n-w-0 cannot write to its disk\n" and not cloud.vms
+    assert ended(cloud) == "134 error: n-w-0 cannot write to its disk\n" and not cloud.vms
 
 
 @pytest.mark.parametrize("settings, there", [(DELETING, {}), (SETTINGS, {"n": {"state": "READY"}})])
 def test_a_host_whose_name_another_zones_slice_has_taken_writes_nothing_and_leaves(cloud, host, settings, there):
     (cloud.folder / "bucket/b/n/launch/settings.sh").write_text("# in another zone\n" + DELETING.replace("n ", "n-2 "))
-    boot, cloud.boot = cloud.boot, lambda vm, worker, data: boot(vm, worker, data | {"pretrain-settings": settings})
-    host()
+    host(settings)
     assert cloud.vms == there and cloud.log("n-w-0") == ""
-    assert sorted(file.name for file in (cloud.folder / "bucket/b/n/launch").iterdir()) == [
-        "code.tar.gz",
-        "settings.sh",
-    ]
+    files = sorted(file.name for file in (cloud.folder / "bucket/b/n/launch").iterdir())
+    assert files == ["code.tar.gz", "settings.sh"]
     deletions = [call for call in cloud.file("host-calls").splitlines() if " delete " in call]
     assert deletions == ([] if there else ["compute tpus queued-resources delete n --quiet"])
 
@@ -252,11 +250,9 @@ def test_a_host_without_gcloud_installs_one_until_that_succeeds(cloud, host):
         if one.name != "gcloud":
             (programs / one.name).symlink_to(one)
     gcloud.rename(programs / "later")
-    snap = f"#!/bin/sh\necho $* >> {installed}\n[ $(wc -l < {installed}) -lt 3 ] || cp {programs}/later {gcloud}\n"
-    (cloud.folder / "bin/snap").write_text(snap)
-    (cloud.folder / "bin/snap").chmod(0o755)
+    program(cloud, "snap", f"echo $* >> {installed}\n[ $(wc -l < {installed}) -lt 3 ] || cp {programs}/later {gcloud}")
     disk = cloud.folder / "disk-0-n-w-0"
     environment = {"PATH": f"{cloud.folder / 'bin'}:{programs}", "ROOT": str(disk), "HOSTNAME": "n-w-0"}
     subprocess.run(["/bin/bash", disk / "run/pretrain/vm.sh", "work"], env=environment, timeout=60)
     assert installed.read_text() == "install google-cloud-cli --classic\n" * 3
-    assert (cloud.folder / "bucket/b/n/launch/ended/n-w-0").read_text() == "0 step 2\n"
+    assert ended(cloud) == "0 step 2\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tpu import cloud as google
+from tests.tpu.cloud import COMPLAINTS as google
 from tests.tpu.stories import ONE, gone
 from tpu.gcloud import Gcloud, Slice
 from tpu.watch import CUT, news, outcome, read_reports, stage

@@ -1,9 +1,5 @@
 """`conll:` tokens are text again, and their labels lie on the characters that they are of."""
 
-import os
-import re
-from pathlib import Path
-
 import pytest
 
 from data_pipelines.document import AnnotationField
@@ -134,10 +130,3 @@ def test_cutting_a_file_changes_no_document(tmp_path, monkeypatch, text):
     spec = write(tmp_path, text * 20)
     assert len(ranges(table.parse(spec))) > 10
     assert read(spec) == whole
-
-
-@pytest.mark.skipif("CONLLU" not in os.environ, reason="CONLLU names no file of Universal Dependencies")
-def test_sentences_of_a_real_treebank_are_its_texts():
-    comments = re.findall("^# text = (.*)$", Path(os.environ["CONLLU"]).read_text("utf-8"), re.M)
-    found = [line for text in texts(f"conll:{os.environ['CONLLU']}")[0] for line in text.split("\n") if line]
-    assert found == [comment.replace("\xa0", " ") for comment in comments]

@@ -1,10 +1,7 @@
 """`fasta:` sequences are documents without headers, line ends and gaps, whole however they are cut."""
 
 import gzip
-import os
 import random
-import re
-from pathlib import Path
 
 import pytest
 
@@ -74,10 +71,3 @@ def test_what_has_no_header_is_no_fasta(tmp_path, text):
     (tmp_path / "a.fa").write_text(text)
     with pytest.raises(UserError, match="a.fa does not begin with '>', so it is no FASTA"):
         texts(f"fasta:{tmp_path}/a.fa")
-
-
-@pytest.mark.skipif("GENOME" not in os.environ, reason="GENOME names no FASTA file of one sequence")
-def test_a_real_genome_is_read_whole():
-    header, *lines = Path(os.environ["GENOME"]).read_text().splitlines()
-    stretches = re.split("N{10,}", "".join(lines).upper().strip("N"))
-    assert texts(f"fasta:{os.environ['GENOME']}") == (stretches, {})

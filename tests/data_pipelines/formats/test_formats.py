@@ -1,19 +1,22 @@
-"""Every kind of source gives its documents, whole and in order, plain or compressed, cut into shards or not."""
+"""Every kind of source gives its documents, whole and in order, plain or compressed, cut or not; a new one, too."""
 
 import bz2
 import gzip
 import json
 import lzma
+from dataclasses import dataclass
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
 
+from data_pipelines.document import Annotation, AnnotationField, Document, Segment
 from data_pipelines.errors import UserError
-from data_pipelines.formats import builtin, cutting, files, source, table
+from data_pipelines.formats import builtin, files, source, table
 from data_pipelines.formats.problems import EMPTY, NO_FIELD, REPLACED, SKIPPED, Problems
-from tests.data_pipelines.formats.reading import texts
+from data_pipelines.formats.source import Format, Range
+from tests.data_pipelines.formats.reading import read, texts
 from tests.data_pipelines.prepared import documents, run
 from tests.data_pipelines.tiny_texts import TEXTS, TinyTexts
 
@@ -27,6 +30,26 @@ COMPRESS = {
 TWO = [["First text .", "Two sentences ."], ["Another text ."]]
 
 
+PLAIN = {
+    "text": ({"documents": "blank-line"}, "\n\nFirst text.\nTwo sentences.\r\n \t\r\nAnother text & <more>."),
+    "jsonl": ({"field": ("body",)}, '{"body": "First text. Two sentences."}\n\n{"body": "Another text & <more>."}'),
+    "wikiextractor": (
+        {},
+        '<doc id="1" title="A">\nFirst text.\n\nTwo sentences.\n</doc>\n'
+        '<doc id="2">\nAnother text &amp; &lt;more&gt;.\n</doc>\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("kind", PLAIN)
+def test_records_are_documents_plain_or_compressed(tmp_path, kind, suffix):
+    options, text = PLAIN[kind]
+    (tmp_path / f"a_0{suffix}").write_bytes(COMPRESS[suffix](text.encode()))
+    run(tmp_path / "out", f"{kind}:{tmp_path}/a_*", **options)
+    assert documents(tmp_path / "out") == [TWO[0], ["Another text & < more > ."]]
+
+
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_text_file_is_a_document(tmp_path, suffix):
     (tmp_path / "in" / "sub").mkdir(parents=True)
@@ -36,22 +59,6 @@ def test_a_text_file_is_a_document(tmp_path, suffix):
     (tmp_path / "in" / f"a.txt{suffix}").write_bytes(COMPRESS[suffix](b"First text. Two\nsentences.\n"))
     run(tmp_path / "out", f"text:{tmp_path}/in")
     assert documents(tmp_path / "out") == [*TWO, ["Third ."]]
-
-
-@pytest.mark.parametrize("suffix", COMPRESS)
-def test_blank_lines_separate_documents(tmp_path, suffix):
-    text = b"\n\nFirst text.\nTwo sentences.\r\n \t\r\nAnother text."
-    (tmp_path / f"a.txt{suffix}").write_bytes(COMPRESS[suffix](text))
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt*", documents="blank-line")
-    assert documents(tmp_path / "out") == TWO
-
-
-@pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_json_line_is_a_document(tmp_path, suffix):
-    lines = [json.dumps({"body": text}) for text in ("First text. Two sentences.", "Another text.")]
-    (tmp_path / f"a.jsonl{suffix}").write_bytes(COMPRESS[suffix]("\n\n".join(lines).encode()))
-    run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl*", field=("body",))
-    assert documents(tmp_path / "out") == TWO
 
 
 @pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.binary()])
@@ -83,19 +90,6 @@ def test_a_string_that_is_no_utf_8_costs_no_other_row(tmp_path, kind, undecodabl
         assert {name: said["count"] for name, said in problems.items()} == {problem: 1, EMPTY: 1}
 
 
-@pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_wikiextractor_block_is_a_document(tmp_path, suffix):
-    text = '<doc id="1" title="A">\nFirst text.\n\nTwo sentences.\n</doc>\n<doc id="2">\nAnother text.\n</doc>\n'
-    (tmp_path / f"wiki_00{suffix}").write_bytes(COMPRESS[suffix](text.encode()))
-    run(tmp_path / "out", f"wikiextractor:{tmp_path}/wiki_*")
-    assert documents(tmp_path / "out") == TWO
-
-
-def test_wikiextractor_text_is_unescaped(tmp_path):
-    (tmp_path / "wiki_00").write_text("<doc>\nA &lt;b&gt; &amp; c.\n</doc>\n")
-    assert texts(f"wikiextractor:{tmp_path}/wiki_00")[0] == ["A <b> & c."]
-
-
 def test_a_tfds_example_is_a_document(tmp_path, monkeypatch):
     TinyTexts(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
     options = {"tfds_dir": str(tmp_path / "tfds"), "field": ("body",)}
@@ -122,13 +116,6 @@ def test_the_builtin_source_is_two_megabytes_of_documentation():
     assert sum(path.stat().st_size for path in found) > 8e6  # source code, of which a sixth is docstrings
 
 
-def test_several_sources_follow_one_another(tmp_path):
-    (tmp_path / "a.txt").write_text("First text. Two sentences.")
-    (tmp_path / "b.jsonl").write_text('{"text": "Another text."}')
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt", f"jsonl:{tmp_path}/b.jsonl")
-    assert documents(tmp_path / "out") == TWO
-
-
 @pytest.mark.parametrize("shard", [50, 777, 5000, 1 << 20])
 @pytest.mark.parametrize("kind", ["file", "blank-line", "jsonl", "wikiextractor"])
 def test_cutting_a_file_into_shards_changes_no_document(tmp_path, monkeypatch, kind, shard):
@@ -149,16 +136,6 @@ def test_a_shard_holds_many_small_files(tmp_path):
     assert len(table.plan([table.parse(f"text:{tmp_path}")], Problems())) == 1
 
 
-@pytest.mark.parametrize("suffix", COMPRESS)
-@pytest.mark.parametrize("separator", ["\n", " ", ""])
-def test_a_document_larger_than_a_block_is_whole(tmp_path, monkeypatch, suffix, separator):
-    monkeypatch.setattr(cutting, "WINDOW", 1024)
-    text = separator.join(f"Wörd{number}." for number in range(2000))
-    (tmp_path / f"a{suffix}").write_bytes(COMPRESS[suffix](text.encode()))
-    for undecodable in ("replace", "skip"):
-        assert texts(f"text:{tmp_path}", undecodable=undecodable) == ([text], {})
-
-
 def test_a_record_too_long_for_memory_is_counted_and_its_neighbours_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BLOCK", 64)
     monkeypatch.setattr(files, "LARGEST_RECORD", 500)
@@ -177,50 +154,62 @@ def test_a_record_too_long_for_memory_is_counted_and_its_neighbours_kept(tmp_pat
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("pdf:a", "unknown kind 'pdf'; use one of text, jsonl"),
-        ("text", "write text:DIR_OR_PATTERN"),
-        ("builtin:a", "builtin takes no location"),
-        ("tfds:imdb", "write tfds:NAME:SPLIT"),
+        ("pdf:a", "--source pdf:a: .*unknown kind 'pdf'; use one of text, jsonl"),
+        ("text", "--source text: .*write text:DIR_OR_PATTERN"),
+        ("builtin:a", "--source builtin:a: .*builtin takes no location"),
+        ("tfds:imdb", "--source tfds:imdb: .*write tfds:NAME:SPLIT"),
+        ("tfds:no_such_set:train", "--source tfds:no_such_set:train cannot be opened: .*no_such_set"),
+        ("text:nothing*.txt", "does not exist, and as a pattern matches no file"),
+        ("text:folder", "has no files"),
+        ("text:empty", "all 1 files are empty"),
+        ("text:links", r"--source: cannot read .*a.txt \(No such file or directory\)"),
+        ("parquet:a.parquet", "--field text: .*a.parquet has no such column; it has body"),
+        ("jsonl:a.jsonl", "--field text: .*a.jsonl has no such field; it has body, id"),
     ],
 )
-def test_a_source_of_no_known_form_is_an_error(spec, said):
-    with pytest.raises(UserError, match=f"--source {spec}: .*{said}"):
-        table.parse(spec)
-
-
-def test_an_unknown_tfds_data_set_is_an_error(tmp_path):
-    one = table.parse("tfds:no_such_set:train", tfds_dir=str(tmp_path))
-    with pytest.raises(UserError, match="--source tfds:no_such_set:train cannot be opened: .*no_such_set"):
-        table.plan([one], Problems())
-
-
-def test_missing_and_empty_sources_are_errors(tmp_path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match="does not exist, and as a pattern matches no file"):
-        table.plan([table.parse(f"text:{tmp_path}/nothing*.txt")], Problems())
-    with pytest.raises(UserError, match="has no files"):
-        table.plan([table.parse(f"text:{tmp_path}/folder")], Problems())
-    (tmp_path / "folder" / "a").write_text("")
-    with pytest.raises(UserError, match="all 1 files are empty"):
-        table.plan([table.parse(f"text:{tmp_path}/folder")], Problems())
-
-
-def test_a_source_that_cannot_be_read_is_an_error(tmp_path):
-    (tmp_path / "a.txt").symlink_to(tmp_path / "gone.txt")
-    (tmp_path / "b.txt").write_text("Text.")
-    with pytest.raises(UserError, match=r"--source: cannot read .*a.txt \(No such file or directory\)"):
-        table.plan([table.parse(f"text:{tmp_path}")], Problems())
-
-
-def test_a_parquet_file_without_the_column_is_an_error(tmp_path):
+def test_a_source_that_cannot_be_is_an_error(tmp_path, monkeypatch, spec, said):
+    for name in ("folder", "empty", "links"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "empty" / "a").write_text("")
+    (tmp_path / "links" / "a.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "links" / "b.txt").write_text("Text.")
     pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="--field text: .*a.parquet has no such column; it has body"):
-        table.plan([table.parse(f"parquet:{tmp_path}/a.parquet")], Problems())
+    (tmp_path / "a.jsonl").write_text('not json\n{"body": "a", "id": 1}\n')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        table.plan([table.parse(spec, tfds_dir=str(tmp_path))], Problems())
 
 
 def test_json_lines_without_the_field_name_those_that_there_are(tmp_path):
-    (tmp_path / "a.jsonl").write_text('not json\n{"body": "a", "id": 1}\n')
-    with pytest.raises(UserError, match="--field text: .*a.jsonl has no such field; it has body, id"):
-        table.plan([table.parse(f"jsonl:{tmp_path}/a.jsonl")], Problems())
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"body": "b", "id": 1}\n')
     assert texts(f"jsonl:{tmp_path}/a.jsonl")[1][NO_FIELD]["first"].endswith("line 2: it has no text but body, id")
+
+
+@dataclass(frozen=True)
+class Options:
+    undecodable: str = "replace"
+
+
+def _ranges(index, source, problems, exclude):
+    return [Range(index, source.location, number, number + 1, 10) for number in range(3)]
+
+
+def _read(source, part, problems):
+    yield Document((Segment("word", f"{part.path} {part.start}."),), (Annotation("kind", 0, 0, 3, "toy"),))
+
+
+TOY = Format(
+    Options, _ranges, _read, "WORD", lambda options: ("word",), lambda options: {"kind": AnnotationField("label")}
+)
+
+
+def test_a_format_that_is_registered_is_read_and_prepared(tmp_path, monkeypatch):
+    monkeypatch.setitem(table.FORMATS, "toy", TOY)
+    assert texts("toy:one", fields=("not", "its"))[0] == ["one 0.", "one 1.", "one 2."]
+    assert read("toy:one", undecodable="skip")[0][0].annotations == (("kind", 0, 0, 3, "toy"),)
+    one = table.parse("toy:one", undecodable="skip")
+    assert one.options == Options("skip")
+    assert table.segments(one) == ("word",)
+    assert table.annotations(one) == {"kind": AnnotationField("label")}
+    run(tmp_path / "out", "toy:two")
+    assert documents(tmp_path / "out") == [["two 0 ."], ["two 1 ."], ["two 2 ."]]

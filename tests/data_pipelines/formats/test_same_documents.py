@@ -1,19 +1,29 @@
-"""The same text gives the same documents, piece by piece, whatever the format and wherever its file is cut."""
+"""The same text gives the same documents and the same corpus, whatever the format and wherever it is cut."""
 
 import gzip
 import json
+import random
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from data_pipelines.formats import cutting, source
+from data_pipelines.batches import make_examples
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.formats import cutting, source, table
 from data_pipelines.formats.cutting import pieces
-from tests.data_pipelines.formats.reading import read
+from data_pipelines.formats.problems import EMPTY, UNREADABLE
+from tests.data_pipelines.corpora import epoch, unmasked
+from tests.data_pipelines.formats.reading import ranges, read, texts
+from tests.data_pipelines.prepared import run, stored
 
 CHUNKS = ["a", "b ", "é" * 21, "中" * 33, "😀" * 9, "\n", "\t", "word word ", "x" * 31, "y" * 70, "line\n"]
 LETTERS = st.lists(st.sampled_from(CHUNKS), min_size=1, max_size=40).map("".join)
@@ -39,7 +49,7 @@ def write(folder: Path, texts: list[str]) -> list[tuple[str, dict]]:
     return [name.replace(":", f":{folder}/") for name in names]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30)
 @given(st.lists(LETTERS, min_size=1, max_size=4))
 def test_text_jsonl_and_parquet_of_the_same_documents_are_the_same(small, texts):
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +62,7 @@ def test_text_jsonl_and_parquet_of_the_same_documents_are_the_same(small, texts)
     assert all(len(one.segments[0].text.encode()) <= 64 for one in found[0][0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LETTERS, st.integers(1, 50))
 def test_pieces_depend_neither_on_blocks_nor_on_where_the_reader_began(text, block):
     with pytest.MonkeyPatch.context() as patch:
@@ -97,3 +107,93 @@ def test_long_segments_come_in_pieces_of_one_document(small, tmp_path):
     for name, text in long.items():
         assert "".join(found for segment, found in pieces_of_it if segment == name) == text
     assert [name for name, _ in pieces_of_it] == sorted((name for name, _ in pieces_of_it), reverse=True)
+
+
+PARTS = ["alpha", "Beta.", "gamma\n", "\n\ndelta", "naïve", "中文。", "It  rains", "x" * 40]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "wordpiece"])
+def test_text_jsonl_parquet_and_arrow_of_the_same_documents_give_the_same_corpus(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr(cutting, "WINDOW", 1000)
+    choose = random.Random(0)
+    texts = [" ".join(choose.choices(PARTS, k=length)) for length in (1, 20, 2000, 300)]
+    (tmp_path / "in").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "in" / f"{number}.txt").write_text(text)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    save(tmp_path / "set", texts)
+    specs = f"text:{tmp_path}/in", f"jsonl:{tmp_path}/a.jsonl", f"parquet:{tmp_path}/a.parquet", f"arrow:{tmp_path}/set"
+    made = [tmp_path / f"out-{number}" for number in range(len(specs))]
+    for spec, out in zip(specs, made, strict=True):
+        run(out, spec, tokenizer=tokenizer, vocab_size=300)
+    for name in ("tokens", "sentences", "documents"):
+        found = [stored(out, name) for out in made]
+        assert all(np.array_equal(found[0], other) for other in found[1:]), name
+    assert len(stored(made[0], "documents")) == len(texts) + 1
+
+
+@pytest.mark.parametrize("vocab_size", [261, 400], ids=["of bytes", "of merges"])
+def test_a_genome_makes_rows_with_masks_of_which_no_token_is_unknown(tmp_path, vocab_size):
+    """Byte-level BPE has all special tokens that masking wants; 261 tokens are the bytes and these alone."""
+    genome = "".join(random.Random(0).choices("ACGT", k=20_000)) + "N" * 50 + "ACGT" * 3000
+    (tmp_path / "a.fa").write_text(f">one\n{genome.lower()}\n")
+    run(tmp_path / "out", f"fasta:{tmp_path}/a.fa", tokenizer="bpe", vocab_size=vocab_size, heldout=0.0)
+    corpus = Corpus(tmp_path / "out")
+    examples = make_examples(PackedSentences(4096), corpus, "train", 1, seed=0)
+    rows = unmasked(epoch(examples))
+    tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
+    assert "".join(map(tokenizer.decode, rows.tolist())) == genome.replace("N", "")
+    assert corpus.vocab_size == vocab_size and corpus.special["unk"] not in rows
+    assert len(stored(tmp_path / "out", "documents")) == 3
+
+
+ROWS = [f"Text {number}. " + "word " * number for number in range(60)]
+
+
+def save(folder, texts, files=2, rows=5, kind=None):
+    """As save_to_disk does: state.json, dataset_info.json and streams of batches of rows."""
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05}-of-{files:05}.arrow" for number in range(files)]
+    for number, name in enumerate(names):
+        part = texts[len(texts) * number // files : len(texts) * (number + 1) // files]
+        table = pyarrow.table({"id": list(range(len(part))), "text": pyarrow.array(part, kind or pyarrow.string())})
+        with pyarrow.ipc.new_stream(folder / name, table.schema) as stream:
+            stream.write_table(table, max_chunksize=rows)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+@pytest.mark.parametrize("shard", [1, 3000, 1 << 20])
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.binary()])
+def test_a_row_is_a_document(tmp_path, monkeypatch, kind, shard):
+    monkeypatch.setattr(source, "SHARD", shard)
+    save(tmp_path / "set", [*ROWS, None], kind=kind)
+    found, problems = texts(f"arrow:{tmp_path}/set")
+    assert found == ROWS
+    assert list(problems) == [EMPTY]
+    parts = ranges(table.parse(f"arrow:{tmp_path}/set/"))
+    assert len(parts) == {1: 13, 1 << 20: 2}.get(shard, len(parts))
+    assert all(part.version for part in parts)
+
+
+def test_a_folder_of_splits_or_of_something_else_is_an_error(tmp_path):
+    save(tmp_path / "sets" / "train", ROWS)
+    (tmp_path / "sets" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(UserError, match="holds the splits train, test; name one, as in arrow:.*sets/train"):
+        read(f"arrow:{tmp_path}/sets")
+    with pytest.raises(UserError, match="has no state.json; give a folder that a data set's save_to_disk wrote"):
+        read(f"arrow:{tmp_path}")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9])
+def test_a_file_that_is_cut_short_is_counted_and_gives_what_is_whole(tmp_path, share):
+    save(tmp_path / "set", ROWS)
+    file = sorted((tmp_path / "set").glob("*.arrow"))[0]
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * share)])
+    found, problems = texts(f"arrow:{tmp_path}/set")
+    assert found[-30:] == ROWS[30:]
+    assert found[:-30] == ROWS[: len(found) - 30]
+    assert len(found) > 35 or share < 0.9
+    assert problems[UNREADABLE]["count"] == 1

@@ -1,9 +1,5 @@
 """Sources in a bucket and on a web server are read where they are."""
 
-import functools
-import http.server
-import pathlib
-import re
 import threading
 
 import pytest
@@ -15,53 +11,6 @@ from data_pipelines.formats.problems import Problems
 from tests.data_pipelines.formats.reading import ranges, texts
 
 LINES = "".join(f"Line {number}.\n" for number in range(2000))
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves ranges of files, as web servers and buckets do, and counts the bytes."""
-
-    served = 0
-
-    def do_GET(self):
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        file = pathlib.Path(self.translate_path(self.path))
-        if asked is None or not file.is_file():
-            super().do_GET()
-            return
-        first, last = map(int, asked.groups())
-        data = file.read_bytes()
-        part = data[first : last + 1]
-        self.send_response(206)
-        self.send_header("Content-Length", str(len(part)))
-        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(data)}")
-        self.send_header("Accept-Ranges", "bytes")
-        self.end_headers()
-        Handler.served += len(part)
-        self.wfile.write(part)
-
-    def do_HEAD(self):
-        file = pathlib.Path(self.translate_path(self.path))
-        if not file.is_file():
-            super().do_HEAD()
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(file.stat().st_size))
-        self.send_header("Accept-Ranges", "bytes")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def web(tmp_path):
-    """The address of a server of the files below tmp_path."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
 
 
 def test_a_bucket_is_read_and_an_edit_is_another_version(storage, monkeypatch):
@@ -76,9 +25,6 @@ def test_a_bucket_is_read_and_an_edit_is_another_version(storage, monkeypatch):
     storage.put("bucket", "in/sub/b.txt", b"Tent.")
     assert table.changed(part) == part.path
     assert ranges(one) != [part]
-
-
-def test_a_bucket_that_is_not_there_or_refuses_is_an_error(storage):
     with pytest.raises(UserError, match="--source text:gs://bucket/none does not exist"):
         texts("text:gs://bucket/none")
     storage.refuse = 403, "no rights"
@@ -101,28 +47,22 @@ def test_a_bucket_that_fails_for_now_is_read_later_and_never_taken_for_damage(st
     assert [document.segments[0].text for document in table.read(one, part, problems)] == ["Text."]
 
 
-def test_a_web_server_is_read(web, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK", 1000)
-    (tmp_path / "a.txt").write_text(LINES)
-    assert texts(f"text:{web}/a.txt") == ([LINES], {})
-    with pytest.raises(UserError, match=f"--source text:{web}/none.txt does not exist"):
-        texts(f"text:{web}/none.txt")
-
-
-def test_long_files_of_a_web_server_are_cut_at_lines_of_which_little_is_read(web, tmp_path, monkeypatch):
+def test_long_files_of_a_web_server_are_cut_at_lines_of_which_little_is_read(storage, monkeypatch):
     monkeypatch.setattr(source, "SHARD", 1 << 20)
     monkeypatch.setattr(files, "BLOCK", 1 << 16)
-    written = [f"Document {number}. " + "word " * (number % 400) for number in range(6000)]
-    (tmp_path / "a.txt").write_text("\n\n".join(written))
-    size = (tmp_path / "a.txt").stat().st_size
-    one = table.parse(f"text:{web}/a.txt", documents="blank-line")
-    monkeypatch.setattr(Handler, "served", 0)
+    written = [f"Document {number}. " + "word " * (number % 400) for number in range(8000)]
+    content = "\n\n".join(written).encode()
+    storage.put("bucket", "a.txt", content)
+    web = f"text:{storage.url}/download/storage/v1/b/bucket/o"
+    one = table.parse(f"{web}/a.txt?alt=media", documents="blank-line")
     parts = ranges(one)
     assert len(parts) > 4
-    assert Handler.served < 0.2 * size
+    assert storage.served < 0.2 * len(content)
     read = [document.segments[0].text for part in parts for document in table.read(one, part, Problems())]
     assert read == written
-    assert Handler.served < 1.5 * size
+    assert storage.served < 1.5 * len(content)
+    with pytest.raises(UserError, match="--source text:http://.*none.txt?.* does not exist"):
+        ranges(table.parse(f"{web}/none.txt?alt=media"))
 
 
 def test_files_of_a_store_are_looked_at_together_and_come_in_order():

@@ -1,4 +1,4 @@
-"""`prepare` with small units and parts, as a program and its arguments; and `prepare --append`."""
+"""`prepare` with small units and parts, its arguments; and `prepare --append`."""
 
 import io
 
@@ -16,12 +16,12 @@ from data_pipelines.prepare import plan
 
 if __name__ == "__main__":
     source.SHARD, plan.MIB = {UNIT}, {MIB}
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(["prepare", *sys.argv[1:]]))
 """
 
 
 def arguments(text, out) -> list[str]:
-    given = ["prepare", "--source", f"text:{text}", "--out", str(out), "--vocab-size=200", "--part-size=1"]
+    given = ["--source", f"text:{text}", "--out", str(out), "--vocab-size=200", "--part-size=1"]
     return [*given, "--heldout=0.1", "--cased", "--processes=1"]
 
 

@@ -29,12 +29,18 @@ def run(*given):
     return printed
 
 
-@pytest.mark.parametrize("tokenizer", ["wordpiece", "wordlevel", "sentencepiece-unigram"])
-def test_a_pipeline_in_this_process_makes_the_same_bytes(text, tmp_path, tokenizer):
+THREADS = "--direct_num_workers=4", "--direct_running_mode=multi_threading"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "options"),
+    [("wordpiece", ()), ("wordpiece", THREADS), ("wordlevel", ()), ("sentencepiece-unigram", ())],
+)
+def test_a_pipeline_in_this_process_makes_the_same_bytes(text, tmp_path, tokenizer, options):
     alone, by_beam = tmp_path / "alone", tmp_path / "beam"
     choice = f"--tokenizer={tokenizer}", f"--vocab-size={46 if tokenizer == 'sentencepiece-unigram' else 200}"
     run(sys.executable, text, alone, *choice)
-    run(PYTHON, text, by_beam, *choice, "--runner=direct")
+    run(PYTHON, text, by_beam, *choice, "--runner=direct", "--", *options)
     assert content(by_beam) == content(alone)
 
 
@@ -53,14 +59,6 @@ def test_a_pipeline_with_worker_processes_that_is_killed_goes_on(text, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
-def test_threads_of_one_process_make_the_same_bytes(text, tmp_path):
-    alone, by_beam = tmp_path / "alone", tmp_path / "beam"
-    run(sys.executable, text, alone)
-    options = "--runner=direct", "--", "--direct_num_workers=4", "--direct_running_mode=multi_threading"
-    run(PYTHON, text, by_beam, *options)
-    assert content(by_beam) == content(alone)
-
-
 def test_what_a_worker_cannot_do_is_one_line(text, tmp_path):
     run(PYTHON, text, tmp_path / "out", "--part=0/6")
     (tmp_path / "out" / "parts" / "000001").write_text("in the way")
@@ -68,12 +66,3 @@ def test_what_a_worker_cannot_do_is_one_line(text, tmp_path):
     _, errors = process.communicate()
     assert process.returncode == 2
     assert "error: --runner direct: " in errors and "the same command goes on" in errors
-
-
-def test_without_beam_the_error_names_its_set_up(text, tmp_path):
-    if importlib.util.find_spec("apache_beam"):
-        pytest.skip("this Python has Apache Beam")
-    process = start(sys.executable, text, tmp_path / "out", "--runner=direct")
-    _, errors = process.communicate()
-    assert process.returncode == 2
-    assert errors.startswith("error: --runner needs Apache Beam: make setup-beam")

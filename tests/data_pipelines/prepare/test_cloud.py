@@ -2,28 +2,21 @@
 
 import io
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
 
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
-from data_pipelines.formats import source
-from data_pipelines.prepare import plan
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
-from data_pipelines.prepare.parts import open_work
-from tests.data_pipelines.prepare.small import MIB, UNIT
 from tests.data_pipelines.prepared import content
 
 OUT = "gs://bucket/some/corpus"
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch, tmp_path):
-    monkeypatch.setattr(source, "SHARD", UNIT)
-    monkeypatch.setattr(plan, "MIB", MIB)
+def scratch(small, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
 
@@ -68,15 +61,13 @@ def test_a_part_is_there_when_its_summary_is(storage, text, monkeypatch):
             raise TimeoutError("timed out")
         real(file, to)
 
-    monkeypatch.setattr(cloud, "upload_file", failing)
-    monkeypatch.setattr(cloud, "PAUSES", ())
-    with pytest.raises(UserError, match="may pass; the same command goes on"):
-        make(OUT, text)
+    with monkeypatch.context() as patched:
+        patched.setattr(cloud, "upload_file", failing)
+        patched.setattr(cloud, "PAUSES", ())
+        with pytest.raises(UserError, match="may pass; the same command goes on"):
+            make(OUT, text)
     assert sum(name.endswith("summary.json") for name in stored(storage)) == 1
     assert sum(name.endswith("train/tokens.npy") for name in stored(storage)) == 2
-    monkeypatch.undo()
-    monkeypatch.setattr(source, "SHARD", UNIT)
-    monkeypatch.setattr(plan, "MIB", MIB)
     make(OUT, text)
     assert sum(name.endswith("summary.json") for name in stored(storage)) == 6
 
@@ -94,21 +85,3 @@ def test_an_upload_that_fails_for_now_is_tried_again(storage, text, monkeypatch)
     monkeypatch.setattr(cloud, "PAUSES", (0,))
     make(OUT, text)
     assert sum(name.endswith("summary.json") for name in stored(storage)) == 6
-
-
-def test_scratch_is_of_all_settings_and_is_opened_by_threads(storage, text, monkeypatch):
-    opened = []
-
-    def kept(out, state, plan, sources):
-        with ThreadPoolExecutor(4) as threads:
-            works = list(threads.map(lambda _: open_work(out, state, plan, sources), range(4)))
-        opened.append(works[0].scratch)
-        assert {work.scratch for work in works} == {works[0].scratch}
-        raise UserError("stop")
-
-    monkeypatch.setattr("data_pipelines.prepare.command.open_work", kept)
-    for steps in ((), ("nfc",)):
-        storage.objects.clear()
-        with pytest.raises(UserError, match="stop"):
-            make(OUT, text, tokenizer="bytes", steps=steps)
-    assert opened[0] != opened[1]

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -11,32 +12,52 @@ from transformers import AutoTokenizer
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import end_token
-from data_pipelines.prepare import sample, training
+from data_pipelines.prepare import command, options, plan, sample, training
 from tests.data_pipelines.prepared import documents, run, splits
-
-CONLL = "-DOCSTART- O\n\nAnna B-PER\nsang O\n. O\n"
 
 
 @pytest.mark.parametrize(
-    "kind, options, said",
+    "told, said",
     [
-        ("text", {"field": ("body",)}, "--field body: --source text:.*a.txt does not read it; leave it out"),
-        ("text", {"label_column": 0}, "--label-column 0: --source text:.* does not read it"),
-        ("jsonl", {"documents": "blank-line"}, "--documents blank-line: --source jsonl:.* does not read it"),
-        ("text", {"tfds_dir": "x"}, "--tfds-dir x: --source text:.* does not read it"),
+        ({"field": ("body",)}, "--field body: --source text:.* does not read it; leave it out"),
+        ({"label_column": 0}, "--label-column 0: --source text:.* does not read it"),
+        ({"kind": "jsonl", "documents": "blank-line"}, "--documents blank-line: --source jsonl:.* does not read it"),
+        ({"tfds_dir": "x"}, "--tfds-dir x: --source text:.* does not read it"),
+        ({"heldout": float("nan")}, "--heldout nan: give a share"),
+        ({"heldout": -1}, "--heldout -1: give a share"),
+        ({"heldout": 0.9}, "--heldout 0.9: give a share"),
+        ({"processes": 0}, "--processes 0: give at least 1"),
+        ({"vocab_size": 10**12}, f"--vocab-size {10**12}: use a number"),
+        ({"vocab_size": 0}, "--vocab-size 0: use a number from 1"),
+        ({"sentinels": -1}, "--sentinels -1: give a number from 0"),
+        ({"part_size": 0}, "--part-size 0: give a number of MiB"),
+        ({"steps": ("tag",)}, "--steps tag: there is no such step"),
+        ({"tokenizer": "wordpiece", "specials": "albert"}, "--specials albert: --tokenizer wordpiece does not choose"),
+        ({"tokenizer": "bpe", "specials": "albert"}, "--specials albert: .*bpe has roberta and gpt2"),
+        *(
+            ({"part": share}, f"--part {share}: give I/N with I from 0 to N - 1")
+            for share in ("3", "3/3", "-1/3", "1/0", "a/b")
+        ),
     ],
 )
-def test_an_option_that_no_source_reads_is_refused(tmp_path, kind, options, said):
-    (tmp_path / "a.txt").write_text('{"text": "Some text."}')
+def test_an_option_that_cannot_be_is_refused_by_name_before_a_source_is_looked_at(tmp_path, told, said):
     with pytest.raises(UserError, match=said):
-        run(tmp_path / "out", f"{kind}:{tmp_path}/a.txt", **options)
+        run(tmp_path / "out", f"{told.pop('kind', 'text')}:{tmp_path}/nothing", **told)
+    with pytest.raises(UserError, match="--source is missing"):
+        run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
-def test_an_option_that_one_of_the_sources_reads_is_taken(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_an_option_that_one_of_the_sources_reads_is_taken(a_txt, tmp_path):
     (tmp_path / "b.jsonl").write_text('{"body": "Another text."}')
     run(tmp_path / "out", f"text:{tmp_path}/a.txt", f"jsonl:{tmp_path}/b.jsonl", field=("body",))
     assert len(documents(tmp_path / "out")) == 2
+
+
+def test_without_beam_the_error_names_its_set_up(a_txt, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    with pytest.raises(UserError, match="^--runner needs Apache Beam: make setup-beam"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt", runner="direct")
 
 
 @pytest.mark.parametrize("again", ["*.txt", "a.txt", "link.txt"])
@@ -61,38 +82,24 @@ def test_each_source_may_have_its_language(tmp_path):
         run(tmp_path / "other", *specs, language=("de", "en", "no"))
 
 
-def test_several_fields_are_segments_of_their_names(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"title": "A title", "body": "Its text."}) + "\n")
-    manifest, _ = run(tmp_path / "out", f"jsonl:{tmp_path}/a.jsonl", field=("title", "body"))
-    assert manifest["fields"]["segments"]["values"] == ["title", "body"]
-    assert documents(tmp_path / "out") == [["A title", "Its text ."]]
-
-
-@pytest.mark.parametrize("columns, labels", [({}, True), ({"label_column": 0}, False)])
+@pytest.mark.parametrize(
+    "columns, labels", [({}, True), ({"label_column": 0}, False), ({"token_column": 2, "label_column": 0}, False)]
+)
 def test_columns_of_conll_may_be_told(tmp_path, columns, labels):
-    (tmp_path / "a.conll").write_text(CONLL)
+    (tmp_path / "a.conll").write_text("-DOCSTART- O\n\nAnna B-PER\nsang O\n. O\n")
     manifest, _ = run(tmp_path / "out", f"conll:{tmp_path}/a.conll", **columns)
-    assert ("labels" in manifest["fields"]) == labels
-    assert documents(tmp_path / "out") == [["Anna sang ."]]
-
-
-def test_the_column_of_tokens_may_be_told(tmp_path):
-    (tmp_path / "a.conll").write_text("1 Anna\n2 sang\n")
-    run(tmp_path / "out", f"conll:{tmp_path}/a.conll", token_column=2, label_column=0)
-    assert documents(tmp_path / "out") == [["Anna sang"]]
+    assert ("labels" in manifest["fields"]) == ("label_column" not in columns)
+    assert documents(tmp_path / "out") == [["B - PER O O" if "token_column" in columns else "Anna sang ."]]
 
 
 @pytest.mark.parametrize("tokenizer", [{}, {"tokenizer": "wordpiece", "vocab_size": 70}])
-def test_sentinels_are_put_after_the_vocabulary_of_any_tokenizer(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_sentinels_are_put_after_the_vocabulary_of_any_tokenizer(a_txt, tmp_path, tokenizer):
     plain, _ = run(tmp_path / "plain", f"text:{tmp_path}/a.txt", **tokenizer)
     manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/a.txt", sentinels=3, **tokenizer)
     size = plain["vocab_size"]
     assert manifest["vocab_size"] == size + 3
     assert [manifest["special"][f"sentinel_{number}"] for number in range(3)] == [size + 2, size + 1, size]
     assert documents(tmp_path / "out") == documents(tmp_path / "plain")
-    with pytest.raises(UserError, match="--sentinels -1: give a number from 0"):
-        run(tmp_path / "other", f"text:{tmp_path}/a.txt", sentinels=-1)
 
 
 @pytest.mark.parametrize("model_type", ["openai-gpt", "ctrl"])
@@ -117,8 +124,7 @@ def test_a_published_vocabulary_gets_a_token_that_ends_documents(tmp_path, model
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_second_token_that_ends_documents_is_refused(tmp_path, trained):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_a_second_token_that_ends_documents_is_refused(a_txt, tmp_path, trained):
     bpe = {"tokenizer": "bpe", "specials": "gpt2", "vocab_size": 260}
     if not trained:
         run(tmp_path / "gpt2", f"text:{tmp_path}/a.txt", **bpe)
@@ -130,9 +136,9 @@ def test_a_second_token_that_ends_documents_is_refused(tmp_path, trained):
 
 def test_a_small_language_is_not_left_out_of_the_vocabulary(tmp_path, monkeypatch):
     """Beside a hundred times as much English, and where the sample is smaller than either."""
-    (tmp_path / "en.text").write_text("all of these words are English words\n" * 30_000)
-    (tmp_path / "zh.text").write_text("".join(chr(0x4E00 + number % 300) for number in range(4_000)))
-    monkeypatch.setattr(training, "SAMPLE", 5_000)
+    (tmp_path / "en.text").write_text("all of these words are English words\n" * 10_000)
+    (tmp_path / "zh.text").write_text("".join(chr(0x4E00 + number % 300) for number in range(1_500)))
+    monkeypatch.setattr(training, "SAMPLE", 2_000)
     specs, learnt = (f"text:{tmp_path}/en.text", f"text:{tmp_path}/zh.text"), []
     for name, exponent in (("smoothed", sample.EXPONENT), ("by size", sample.Decimal(1))):
         monkeypatch.setattr(sample, "EXPONENT", exponent)
@@ -143,20 +149,21 @@ def test_a_small_language_is_not_left_out_of_the_vocabulary(tmp_path, monkeypatc
     assert smoothed > 3 * by_size
 
 
-def test_parts_have_the_size_that_is_told_also_where_units_are_larger(tmp_path):
+@pytest.fixture
+def small(monkeypatch):
+    """A MiB is 10 kB, and a unit larger."""
+    for module in (options, plan, command):
+        monkeypatch.setattr(module, "MIB", 10_000)
+
+
+def test_parts_have_the_size_that_is_told_also_where_units_are_larger(tmp_path, small):
     for name in "ab":
-        (tmp_path / f"{name}.text").write_text("One line of text.\n\n" * 80_000)  # 1.5 MB
+        (tmp_path / f"{name}.text").write_text("One line of text.\n\n" * 763)  # 14.5 kB
     specs = f"text:{tmp_path}/a.text", f"text:{tmp_path}/b.text"
     for size, parts in ((1, 3), (2, 1), (1024, 1)):
         manifest, _ = run(tmp_path / f"{size}", *specs, documents="blank-line", part_size=size)
         assert len(manifest["parts"]) == parts
-        assert splits(manifest)["train"]["documents"] == 160_000
-
-
-def test_a_part_has_a_size(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
-    with pytest.raises(UserError, match="--part-size 0: give a number of MiB"):
-        run(tmp_path / "out", f"text:{tmp_path}/a.txt", part_size=0)
+        assert splits(manifest)["train"]["documents"] == 2 * 763
 
 
 def test_steps_change_the_text_of_the_corpus_and_of_its_tokenizer(tmp_path):
@@ -167,13 +174,11 @@ def test_steps_change_the_text_of_the_corpus_and_of_its_tokenizer(tmp_path):
     run(tmp_path / "words", f"text:{tmp_path}/a.txt", steps=("tags",), tokenizer="wordlevel", vocab_size=100)
     vocabulary = json.loads((tmp_path / "words" / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
     assert [*vocabulary][-3:] == ["A", "bold", "word."]
-    with pytest.raises(UserError, match="--steps tag: there is no such step"):
-        run(tmp_path / "other", f"text:{tmp_path}/a.txt", steps=("tag",))
 
 
-def test_a_file_that_cannot_be_cut_and_is_larger_than_parts_is_said(tmp_path):
+def test_a_file_that_cannot_be_cut_and_is_larger_than_parts_is_said(tmp_path, small):
     with gzip.open(tmp_path / "a.txt.gz", "wb") as file:
-        file.write(np.random.default_rng(0).choice(list(b"abcdefgh \n"), 2_000_000).astype(np.uint8).tobytes())
+        file.write(np.random.default_rng(0).choice(list(b"abcdefgh \n"), 19_000).astype(np.uint8).tobytes())
     _, printed = run(tmp_path / "out", f"text:{tmp_path}/a.txt.gz", part_size=1)
     assert re.search(r"a part has \d MiB of text, in a file that cannot be cut.* smaller files give smaller", printed)
     _, printed = run(tmp_path / "two", f"text:{tmp_path}/a.txt.gz", part_size=2)

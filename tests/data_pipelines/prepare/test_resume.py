@@ -1,41 +1,39 @@
-"""What an unfinished corpus was begun with is what it goes on with, or an error says what has changed and the cure."""
+"""What an unfinished corpus was begun with it goes on with, or an error says what has changed, and the cure."""
 
 import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
-import subprocess
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
 from data_pipelines.prepare import command, parts, pool, versions
+from data_pipelines.prepare.faults import explain, faults
 from data_pipelines.text.steps import STEPS
 from tests.data_pipelines.prepare.small import append
 from tests.data_pipelines.prepared import documents, run, write_character_vocabulary
 
 
 @pytest.fixture
-def unfinished(tmp_path, monkeypatch):
+def unfinished(a_txt, tmp_path, monkeypatch):
     """A corpus whose making was interrupted, of the text in a.txt."""
-    (tmp_path / "a.txt").write_text("Some text.")
     with monkeypatch.context() as patched:
         patched.setattr(parts, "write_part", None)
         with pytest.raises(TypeError):
-            run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+            run(tmp_path / "out", f"text:{tmp_path}/a.txt", steps=("tags",))
     return tmp_path / "out"
 
 
-def again(out):
-    return run(out, f"text:{out.parent}/a.txt")
+def again(out, **options):
+    return run(out, f"text:{out.parent}/a.txt", **{"steps": ("tags",)} | options)
 
 
 def _flip(file):
@@ -65,8 +63,7 @@ def test_what_was_written_down_and_is_damaged_is_named_and_beginning_anew_cures(
 
 
 @pytest.mark.parametrize("damage", [os.remove, DAMAGE["cut"]])
-def test_a_folder_without_a_summary_is_no_part_and_is_made_again(tmp_path, damage):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_a_folder_without_a_summary_is_no_part_and_is_made_again(a_txt, tmp_path, damage):
     (tmp_path / "b.txt").write_text("Some text.")
     run(tmp_path / "out", f"text:{tmp_path}/?.txt", part="0/1")
     damage(tmp_path / "out" / "parts" / "000000" / "summary.json")
@@ -76,7 +73,9 @@ def test_a_folder_without_a_summary_is_no_part_and_is_made_again(tmp_path, damag
     Corpus(tmp_path / "out").verify()
 
 
-def test_an_edit_of_the_same_size_is_noticed(unfinished):
+def test_other_settings_and_an_edit_of_the_same_size_are_noticed(unfinished):
+    with pytest.raises(UserError, match="heldout was 0.0 and is 0.5"):
+        again(unfinished, heldout=0.5)
     (unfinished.parent / "a.txt").write_text("Same size!")
     with pytest.raises(UserError, match=r"sources have changed since it began \(\S+a.txt has changed\): restore"):
         again(unfinished)
@@ -95,80 +94,41 @@ def test_another_version_of_a_library_is_named_with_the_one_to_install(unfinishe
     assert documents(unfinished) == [["Some text ."]]
 
 
-def test_another_version_of_a_step_is_named(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("Some text.")
-    with monkeypatch.context() as patched:
-        patched.setattr(parts, "write_part", None)
-        with pytest.raises(TypeError):
-            run(tmp_path / "out", f"text:{tmp_path}/a.txt", steps=("tags",))
-    monkeypatch.setitem(STEPS, "tags", STEPS["tags"]._replace(version=2))
+def test_another_version_of_a_step_is_named(unfinished, monkeypatch):
+    step = STEPS["tags"]
+    monkeypatch.setitem(STEPS, "tags", step._replace(version=2))
     with pytest.raises(UserError, match="step tags was 1 and is 2: use the Python and the commit of then"):
-        run(tmp_path / "out", f"text:{tmp_path}/a.txt", steps=("tags",))
-
-
-def test_nothing_is_added_by_another_version_of_a_step(tmp_path, monkeypatch):
-    for name in "ab":
-        (tmp_path / f"{name}.txt").write_text("Some text.")
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt", steps=("tags",))
-    append(tmp_path / "out", tmp_path / "b.txt")
-    monkeypatch.setitem(STEPS, "tags", STEPS["tags"]._replace(version=2))
+        again(unfinished)
+    monkeypatch.setitem(STEPS, "tags", step)
+    again(unfinished)
+    (unfinished.parent / "b.txt").write_text("Some text.")
+    monkeypatch.setitem(STEPS, "tags", step._replace(version=2))
     with pytest.raises(UserError, match="--append: step tags was 1 and is 2: use the commit of then"):
-        append(tmp_path / "out", tmp_path / "b.txt")
+        append(unfinished, unfinished.parent / "b.txt")
 
 
-def test_a_file_name_that_is_not_utf_8_reaches_the_report(tmp_path, capsysbinary):
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    (folder / "good.txt").write_text("Good.")
-    with open(os.fsencode(folder) + b"/b\xffd.txt", "wb") as file:
-        file.write(b"Bad \xff bytes.")
-    manifest, printed = run(tmp_path / "out", f"text:{folder}")
-    assert "1 documents with undecodable bytes replaced; the first: " in printed
-    assert "b\\xffd.txt" in printed
-    (problem,) = Corpus(tmp_path / "out").manifest["counts"].values()
-    assert problem == {"count": 1, "first": f"{folder}/b\\xffd.txt"}
-
-
-def test_the_name_of_a_source_may_be_no_utf_8_either(tmp_path):
+def test_the_name_of_a_source_may_be_no_utf_8(tmp_path, capfdbinary):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/f\xff")
     os.mkdir(folder)
-    write_character_vocabulary(tmp_path / "vocab.txt")
+    vocabulary = write_character_vocabulary(tmp_path / "vocab.txt")
     (Path(folder) / "a.txt").write_text("Some text.")
-    command = [sys.executable, "-m", "data_pipelines", "prepare", "--source", f"text:{folder}", "--out"]
-    command += [f"{tmp_path}/out", "--tokenizer", str(tmp_path / "vocab.txt"), "--cased", "--processes=1"]
+    given = ["prepare", "--source", f"text:{folder}", "--out", f"{tmp_path}/out", "--tokenizer", str(vocabulary)]
     for said in (b"out/train: 1 documents", b"already finished"):
-        done = subprocess.run(command, capture_output=True)
-        assert done.returncode == 0, done.stderr
-        assert said in done.stdout
-    assert subprocess.run([*command[:3], "show", f"{tmp_path}/out"], capture_output=True).returncode == 0
+        assert main([*given, "--cased", "--processes=1"]) == 0
+        assert said in capfdbinary.readouterr().out
+    assert main(["show", f"{tmp_path}/out"]) == 0
 
 
-def test_a_file_system_that_cannot_lock_is_no_obstacle(tmp_path, monkeypatch):
+def test_a_file_system_that_cannot_lock_is_no_obstacle(a_txt, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    (tmp_path / "a.txt").write_text("Some text.")
     monkeypatch.setattr(fcntl, "flock", refuse)
     for number in (errno.ENOLCK, errno.EOPNOTSUPP):
         run(tmp_path / f"{number}", f"text:{tmp_path}/a.txt")
     number = errno.EIO
     with pytest.raises(UserError, match="may pass"):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt")
-
-
-def test_a_fault_that_may_pass_is_no_loss(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("Some text.")
-    real = parts.write_unit
-
-    def failing(*given):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), f"{tmp_path}/a.txt")
-
-    monkeypatch.setattr(parts, "write_unit", failing)
-    with pytest.raises(UserError, match=r"a.txt: reading or writing failed .*may pass; the same command goes on"):
-        run(tmp_path / "out", f"text:{tmp_path}/a.txt")
-    monkeypatch.setattr(parts, "write_unit", real)
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt")
-    assert documents(tmp_path / "out") == [["Some text ."]]
 
 
 def _die():
@@ -179,24 +139,6 @@ def test_a_worker_that_is_killed_is_said_with_its_likely_reason():
     said = "--processes 2: a worker process was killed, as .* memory runs out; use fewer"
     with pytest.raises(UserError, match=said), pool.pool(2) as workers:
         workers.submit(_die).result()
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_vocabulary_of_nothing_is_refused_before_the_sources_are_looked_at(tmp_path, size):
-    with pytest.raises(UserError, match=f"--vocab-size {size}: use a number from 1"):
-        run(tmp_path / "out", f"text:{tmp_path}/nothing", tokenizer="wordpiece", vocab_size=size)
-
-
-def test_a_corpus_inside_its_own_source_is_no_part_of_it(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
-    out = tmp_path / "out"
-    vocabulary = tmp_path.parent / "vocab.txt"
-    vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nSome\ntext\n.\n")
-    run(out, f"text:{tmp_path}", tokenizer=str(vocabulary))
-    assert documents(out) == [["Some text ."]]
-    (tmp_path / "b.txt").write_text("text.")
-    append(out, tmp_path)
-    assert documents(out) == [["Some text ."], ["text ."]]
 
 
 def test_a_file_that_changes_while_others_are_read_is_no_part_of_the_corpus(tmp_path, monkeypatch):
@@ -214,29 +156,8 @@ def test_a_file_that_changes_while_others_are_read_is_no_part_of_the_corpus(tmp_
         run(tmp_path / "out", f"text:{tmp_path}/?.txt")
 
 
-def test_readers_find_a_whole_manifest_while_parts_are_added(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt")
-    done, seen = threading.Event(), set()
-
-    def read():
-        while not done.is_set():
-            seen.add(len(Corpus(tmp_path / "out").parts))
-
-    with ThreadPoolExecutor(1) as pool_:
-        reader = pool_.submit(read)
-        for name in "bcd":
-            (tmp_path / f"{name}.txt").write_text("More text.")
-            append(tmp_path / "out", tmp_path / f"{name}.txt")
-        done.set()
-        reader.result()
-    assert seen <= {1, 2, 3, 4}
-    assert len(Corpus(tmp_path / "out").parts) == 4
-
-
 @pytest.mark.parametrize("change, said", [({"version": 1}, "earlier format"), ({"stages": None}, "not made by")])
-def test_a_corpus_that_cannot_grow_is_left_alone(tmp_path, change, said):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_a_corpus_that_cannot_grow_is_left_alone(a_txt, tmp_path, change, said):
     run(tmp_path / "out", f"text:{tmp_path}/a.txt")
     file = tmp_path / "out" / "manifest.json"
     manifest = json.loads(file.read_text()) | change
@@ -247,7 +168,53 @@ def test_a_corpus_that_cannot_grow_is_left_alone(tmp_path, change, said):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt")
 
 
-def test_the_source_is_no_place_for_the_corpus(tmp_path):
-    (tmp_path / "a.txt").write_text("Some text.")
+def test_the_source_is_no_place_for_the_corpus(a_txt, tmp_path):
     with pytest.raises(UserError, match=f"--out {tmp_path} is what --source text:{tmp_path}/ reads; use another"):
         run(tmp_path, f"text:{tmp_path}/")
+
+
+def test_a_corpus_made_before_there_were_some_options_is_finished(a_txt, tmp_path):
+    run(tmp_path / "out", f"text:{tmp_path}/a.txt")
+    file = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["settings"]["keep_accents"], manifest["settings"]["specials"]
+    file.write_text(json.dumps(manifest))
+    assert "already finished" in run(tmp_path / "out", f"text:{tmp_path}/a.txt")[1]
+    with pytest.raises(UserError, match="keep_accents was False and is True"):
+        run(tmp_path / "out", f"text:{tmp_path}/a.txt", keep_accents=True)
+
+
+PLACE = Path("/data/corpus")
+
+
+@pytest.mark.parametrize(
+    "code, path, said",
+    [
+        (errno.ENOSPC, None, "--out /data/corpus: cannot write there .*free space"),
+        (errno.EDQUOT, "/data/corpus/x", "--out /data/corpus: cannot write there .*free space"),
+        (errno.EACCES, "/texts/a.txt", "--source: cannot read /texts/a.txt .*make it readable or leave it out"),
+        (errno.EACCES, "/data/corpus/x", "--out /data/corpus: cannot write there .*choose another directory"),
+        (errno.EACCES, "/data", "--out /data/corpus: cannot write there .*choose another directory"),
+        (errno.ENOENT, "/texts/a.txt", "--source: cannot read /texts/a.txt .*leave it out"),
+        (errno.ENOENT, "/data/corpus/x", "/data/corpus/x: .*if another process makes the same, wait for it; the same"),
+        (errno.ENOTEMPTY, "part.27", "part.27: .*if another process makes the same, wait for it; the same"),
+        (errno.EIO, "/texts/a.txt", "/texts/a.txt: reading or writing failed .*may pass; the same command goes on"),
+        (errno.ETIMEDOUT, None, "/data/corpus: reading or writing failed .*may pass; the same command goes on"),
+        (errno.ESTALE, "/data/corpus/x", "/data/corpus/x: reading or writing failed .*the same command goes on"),
+    ],
+)
+def test_a_fault_has_its_own_cure(code, path, said):
+    error = OSError(code, os.strerror(code), path)
+    with pytest.raises(UserError, match=f"^{said}") as raised, faults(PLACE, 2):
+        raise error
+    assert (raised.value.status == 134) == bool(re.search("may pass|wait for it", str(raised.value)))
+    assert ("free space" in str(raised.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
+
+
+def test_memory_that_runs_out_is_said():
+    with pytest.raises(UserError, match="--processes 2: memory ran out; use fewer"), faults(PLACE, 2):
+        raise MemoryError
+
+
+def test_a_time_out_without_a_number_may_pass():
+    assert "may pass" in str(explain(TimeoutError("timed out"), PLACE))

@@ -1,4 +1,4 @@
-"""Parts made by several processes, added later or interrupted are the bytes that one process makes at once."""
+"""Parts made by several processes or threads, added or interrupted, are those that one process makes at once."""
 
 import fcntl
 import io
@@ -6,43 +6,50 @@ import json
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from data_pipelines.corpus import Corpus
+from data_pipelines.durable import ours
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source, table
 from data_pipelines.prepare import ending, parts, plan
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
-from tests.data_pipelines.prepare.small import MIB, PROGRAM, UNIT, append, arguments
-from tests.data_pipelines.prepared import content, documents, run
+from data_pipelines.prepare.parts import read_encoder
+from data_pipelines.text.encoding import Encoder
+from data_pipelines.tokenizers import stored
+from tests.data_pipelines.prepare import forks
+from tests.data_pipelines.prepare.forks import Fork
+from tests.data_pipelines.prepare.small import MIB, UNIT, append, arguments
+from tests.data_pipelines.prepared import content, documents, run, write_character_vocabulary
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr(source, "SHARD", UNIT)
-    monkeypatch.setattr(plan, "MIB", MIB)
-
-
+pytestmark = pytest.mark.usefixtures("small")
 OPTIONS = {"tokenizer": "wordpiece", "vocab_size": 200, "part_size": 1, "heldout": 0.1}
 
 
+@pytest.fixture(scope="module")
+def made(text, tmp_path_factory):
+    """The corpus, made by one process at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "SHARD", UNIT)
+        patch.setattr(plan, "MIB", MIB)
+        out = tmp_path_factory.mktemp("made") / "whole"
+        run(out, f"text:{text}", **OPTIONS)
+    assert len(Corpus(out).parts) == 6
+    return out
+
+
 @pytest.fixture
-def whole(text, tmp_path):
-    """The bytes of the corpus, made by one process at once."""
-    run(tmp_path / "whole", f"text:{text}", **OPTIONS)
-    assert len(Corpus(tmp_path / "whole").parts) == 6
-    return content(tmp_path / "whole")
-
-
-def start(text, out, *more):
-    command = [sys.executable, "-c", PROGRAM, *arguments(text, out), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def whole(made, tmp_path):
+    """Its bytes; a copy of it is in tmp_path."""
+    return content(shutil.copytree(made, tmp_path / "whole"))
 
 
 def write(folder, sentence):
@@ -72,28 +79,22 @@ def test_every_process_makes_its_share_and_finish_writes_the_manifest(text, whol
 def test_four_processes_killed_at_any_moment_make_the_bytes_that_one_makes(text, whole, tmp_path):
     out, chance = tmp_path / "out", random.Random(1)
     waiting = [f"--part={number}/4" for number in range(4)]
+    start = lambda *more: Fork(forks.prepare, [*arguments(text, out), *more], UNIT, MIB)
     rounds = 0
     while waiting:
-        running = {share: start(text, out, share) for share in waiting}
+        running = {share: start(share) for share in waiting}
         if rounds < 2:
-            time.sleep(chance.uniform(0.8, 2.5))
-            for process in running.values():
+            time.sleep(chance.uniform(0.1, 0.4))
+            for one in running.values():
                 if chance.random() < 0.8:
-                    process.kill()
-        ended = {share: process.communicate() and process.returncode for share, process in running.items()}
+                    one.process.kill()
+        ended = {share: one.wait()[0] for share, one in running.items()}
         assert set(ended.values()) <= {0, -signal.SIGKILL}
         waiting = [share for share, status in ended.items() if status]
         rounds += 1
-    process = start(text, out, "--finish")
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
+    status, _, errors = start("--finish").wait()
+    assert status == 0, errors
     assert content(out) == whole
-
-
-@pytest.mark.parametrize("share", ["3", "3/3", "-1/3", "1/0", "a/b"])
-def test_a_share_that_is_none_is_refused(share, text, tmp_path):
-    with pytest.raises(UserError, match=f"--part {share}: give I/N with I from 0 to N - 1"):
-        run(tmp_path / "out", f"text:{text}", part=share)
 
 
 def test_another_process_with_other_settings_or_sources_is_refused(text, tmp_path):
@@ -241,10 +242,46 @@ def test_the_same_files_read_otherwise_are_other_text(tmp_path):
     assert documents(out) == [["A text ."], ["Its title"]]
 
 
-def test_a_share_is_made_by_one_process_at_a_time(text, tmp_path):
+def test_a_corpus_and_a_share_are_made_by_one_process_at_a_time(text, tmp_path):
     (tmp_path / "out" / ".partial").mkdir(parents=True)
     with open(tmp_path / "out" / ".partial" / "lock-1-of-3", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="--part 1/3: another process makes it; wait"):
             run(tmp_path / "out", f"text:{text}", part="1/3", **OPTIONS)
         run(tmp_path / "out", f"text:{text}", part="2/3", **OPTIONS)
+    with open(tmp_path / "out" / ".partial" / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another prepare is writing there"):
+            run(tmp_path / "out", f"text:{text}")
+
+
+@pytest.fixture
+def tokenizer(tmp_path) -> Path:
+    stored.save(stored.load(str(write_character_vocabulary(tmp_path / "vocab.txt")), True, True), tmp_path / "made")
+    return tmp_path / "made" / "tokenizer.json"
+
+
+@pytest.fixture
+def eager_threads():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_encode_what_one_encodes(tokenizer, eager_threads):
+    texts = [[f"w{thread}x{word} common{word}" for word in range(300)] for thread in range(4)]
+    alone = Encoder(stored.load(tokenizer.parent).tokenizer)
+    wanted = [alone.tokens(some) for some in texts]
+
+    def encode(some):
+        return [read_encoder(tokenizer).tokens([text])[0] for text in some]
+
+    with ThreadPoolExecutor(4) as threads:
+        for got, right in zip(threads.map(encode, texts), wanted, strict=True):
+            assert all(map(np.array_equal, got, right))
+
+
+def test_threads_write_under_names_of_their_own():
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(ours).result() != ours()

@@ -1,4 +1,4 @@
-"""Sentences: split where they end, never lost, in time linear in the text."""
+"""Sentences are split where they end, steps do what their rules say, and both take linear time."""
 
 import time
 
@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipelines.document import Annotation, Document, Segment, plain
 from data_pipelines.errors import UserError
 from data_pipelines.text.sentences import WINDOW, check_language, starts
+from data_pipelines.text.steps import STEPS, check_steps, run
 
 
 def split(text: str, language: str = "en") -> list[str]:
@@ -37,7 +39,7 @@ def test_a_language_that_is_not_known_is_an_error_that_names_the_nearest():
             check_language(language)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["A word. ", "x", *" \n。\x0b", "\n\n", "Dr. ", "! ", "\r\n"]) | st.text(max_size=9)))
 def test_sentences_begin_with_no_space_and_before_them_is_nothing_else(parts):
     text = "".join(parts)
@@ -62,3 +64,58 @@ def test_a_long_paragraph_takes_time_linear_in_its_length(unit):
     assert np.diff(found).max() <= WINDOW
     if unit.strip()[-1] in ".。":
         assert set(np.diff(found)) == {len(unit)}
+
+
+CHINESE = ["control-characters", "tags", "empty-pairs"]
+
+
+def text_after(names, text: str) -> str:
+    return run(names, plain(text)).segments[0].text
+
+
+def test_the_rules_for_wiki_text():
+    text = "数学（ ）是《》一[（【】）]门<b class='x'>学科</b>。\x00\x07 1 < 2 and 3 > 2\tx\n"
+    assert text_after(CHINESE, text) == "数学是一门学科。 1 < 2 and 3 > 2\tx\n"
+    assert text_after(CHINESE, "one page\x0cNext\x0band\x85last\rold\r\nend") == "one page\nNext\nand\nlast\nold\nend"
+    lines = '<doc id="13" title="数学">\n数学<br />\n</doc>\n'
+    assert text_after(CHINESE, lines) == '<doc id="13" title="数学">\n数学\n</doc>\n'
+
+
+def test_unicode_is_normalised():
+    assert text_after(["nfc"], "e\u0301ﬁ") == "éﬁ"
+    assert text_after(["nfkc"], "e\u0301ﬁ１") == "éfi1"
+
+
+NAMES = st.lists(st.sampled_from(sorted(STEPS)), max_size=3)
+PARTS = st.sampled_from(["()", "（", "）", "<b>", "</b>", "\x00", "e\u0301", "ﬁ", "中", " ", "a"])
+TEXT = st.lists(PARTS, min_size=1, max_size=12)
+
+
+@settings(max_examples=30)
+@given(NAMES, TEXT, TEXT, TEXT)
+def test_an_annotation_keeps_its_characters(names, before, inside, after):
+    before, inside, after = ("".join(part) for part in (before, inside, after))
+    note = Annotation("label", 1, len(before), len(before + inside), "LOC")
+    segments = (Segment("title", "()x"), Segment("text", before + inside + after))
+    found = run(names, Document(segments, (note,)))
+    assert [segment.text for segment in found.segments][0] == text_after(names, "()x")
+    if expected := text_after(names, inside):
+        (moved,) = found.annotations
+        assert found.segments[1].text[moved.start : moved.end] == expected
+        assert found.segments[1].text == text_after(names, before) + expected + text_after(names, after)
+        assert moved._replace(start=0, end=0) == note._replace(start=0, end=0)
+    else:
+        assert not found.annotations
+
+
+def test_a_corpus_lists_names_and_versions_and_unknown_ones_are_an_error():
+    assert check_steps(["nfc", "tags"]) == [("nfc", 1), ("tags", 1)]
+    with pytest.raises(UserError, match="--steps nfd: there is no such step; there are nfc, nfkc"):
+        check_steps(["nfd"])
+
+
+@pytest.mark.parametrize("unit", ["(", "<", "<!--", "( ", "<a ", "()", "\n<doc id", "(" * 50 + ")" * 50])
+@pytest.mark.timeout(60)  # quadratic, a million characters take hours
+def test_hostile_text_takes_linear_time(unit):
+    text = unit * (1_000_000 // len(unit))
+    assert len(text_after(CHINESE, text)) <= len(text)

@@ -1,7 +1,5 @@
 """A control code is one token in a corpus's vocabulary, for a text that follows it, and for Hugging Face."""
 
-import json
-
 import pytest
 from transformers import AutoTokenizer
 
@@ -9,16 +7,17 @@ from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import codes, stored
+from tests.data_pipelines.prepared import command
 
 TEXT = "the horror of the links and the laws of the land\n" * 20
 
 
 def prepared(folder, name, *more, sources=1):
-    command = ["prepare", "--out", str(folder / name), "--vocab-size", "300", "--heldout", "0"]
+    told = ["--vocab-size", "300", "--heldout", "0"]
     for number in range(sources):
         (folder / f"{number}.txt").write_text(TEXT + str(number))
-        command += ["--source", f"text:{folder}/{number}.txt"]
-    return main([*command, *more])
+        told += ["--source", f"text:{folder}/{number}.txt"]
+    return command(folder / name, *told, *more)
 
 
 @pytest.mark.parametrize("kind", [("bpe", "gpt2"), ("character-bpe", "ctrl")])
@@ -72,52 +71,47 @@ def test_a_code_takes_no_token_from_texts(tmp_path, capsys, tokenizer):
     assert corpus.special["unk"] not in corpus.parts[0].array("train", "tokens")
 
 
-@pytest.mark.parametrize("code", [" ", "a\nb"])
-def test_a_code_that_cannot_be_read_is_an_error_before_anything_is(tmp_path, capsys, code):
-    assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--specials", "gpt2", "--code", code) == 2
-    said = capsys.readouterr()
-    assert f"--code {code!r}: is blank or has control characters" in said.err
-    assert "training" not in said.out
-
-
-def test_codes_that_do_not_fit_the_sources_are_errors(tmp_path, capsys):
-    assert prepared(tmp_path, "c", "--code", "A", "--code", "B") == 2
-    assert "--code A --code B: 2 for 1 sources; give one, or one for each" in capsys.readouterr().err
-    assert prepared(tmp_path, "c", "--code-field", "domain") == 2
-    assert "--code-field domain: give --code for each code that there is" in capsys.readouterr().err
-    assert prepared(tmp_path, "c", "--code-field", "domain", "--code", "A") == 2
-    assert "has no fields; give --code alone" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--code", " "], "--code ' ': is blank or has control characters"),
+        (["--code", "a\nb"], "--code 'a\\nb': is blank or has control characters"),
+        (["--code", "A", "--code", "B"], "--code A --code B: 2 for 1 sources; give one, or one for each"),
+        (["--code-field", "domain"], "--code-field domain: give --code for each code that there is"),
+        (["--code-field", "domain", "--code", "A"], "has no fields; give --code alone"),
+    ],
+)
+def test_codes_that_cannot_be_are_errors_before_anything_is_read(tmp_path, capsys, more, said):
+    assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--specials", "gpt2", *more) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and "training" not in printed.out
 
 
 def test_what_is_added_to_a_corpus_has_one_of_its_codes(tmp_path, capsys):
     assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--code", "Horror") == 0
     (tmp_path / "more.txt").write_text("the land of links")
-    added = ["prepare", "--append", "--out", str(tmp_path / "c"), "--source", f"text:{tmp_path}/more.txt"]
-    assert main([*added, "--code", "Horor"]) == 2
+    add = lambda *more: command(tmp_path / "c", "--append", "--source", f"text:{tmp_path}/more.txt", *more)
+    assert add("--code", "Horor") == 2
     assert "--code Horor: no code of the corpus" in capsys.readouterr().err
-    assert main(added) == 2
+    assert add() == 2
     assert "the corpus has control codes; give --code too, as in --code Horror" in capsys.readouterr().err
-    assert main([*added, "--code", "Horror"]) == 0
-    assert main([*added, "--code", "Horror"]) == 0  # there is nothing to do
+    assert add("--code", "Horror") == add("--code", "Horror") == 0  # the second time there is nothing to do
 
 
 def test_what_is_in_a_corpus_gets_no_other_code(tmp_path, capsys):
     codes = ["--code", "[A]", "--code", "[B]"]
     assert prepared(tmp_path, "c", "--tokenizer", "bpe", *codes, sources=2) == 0
-    added = ["prepare", "--append", "--out", str(tmp_path / "c"), "--source", f"text:{tmp_path}/0.txt"]
+    add = lambda *more: command(tmp_path / "c", "--append", *more)
     for more, said in ((codes[2:], "--code [B]"), ([], "no --code")):
-        assert main([*added, *more]) == 2
+        assert add("--source", f"text:{tmp_path}/0.txt", *more) == 2
         assert f"0.txt is in already, with --code [A] and not with {said}; leave it out" in capsys.readouterr().err
-
-
-def test_a_record_that_is_in_a_corpus_gets_no_other_code(tmp_path, capsys):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": TEXT, "domain": "[B]"}))
-    source = ["--source", f"jsonl:{tmp_path}/a.jsonl", "--out", str(tmp_path / "c"), "--code", "[A]", "--code", "[B]"]
-    kind = ["--tokenizer", "bpe", "--vocab-size", "300", "--heldout", "0"]
-    assert main(["prepare", *source, *kind, "--code-field", "domain"]) == 0
-    assert main(["prepare", "--append", *source[:-2]]) == 2
-    assert "a.jsonl is in already, with --code-field domain and not with --code [A];" in capsys.readouterr().err
-    assert main(["prepare", "--append", *source[:-2], "--code-field", "domain"]) == 0  # there is nothing to do
+    lines = [{"text": TEXT, "domain": "[B]"}]
+    told = ["--tokenizer", "bpe", "--vocab-size", "300", "--heldout", "0", *codes, "--code-field", "domain"]
+    assert command(tmp_path / "d", *told, lines=lines) == 0
+    source = ["--append", "--source", f"jsonl:{tmp_path}/0.jsonl", "--code", "[A]"]
+    assert command(tmp_path / "d", *source) == 2
+    assert "0.jsonl is in already, with --code-field domain and not with --code [A];" in capsys.readouterr().err
+    assert command(tmp_path / "d", *source, "--code", "[B]", "--code-field", "domain") == 0  # there is nothing to do
 
 
 def test_one_code_is_that_of_all_sources(tmp_path):

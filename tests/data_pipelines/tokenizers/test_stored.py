@@ -1,147 +1,58 @@
-"""A trained or taken tokenizer gives the same ids here and in Hugging Face, and the encoder gives what it gives."""
+"""A tokenizer that is taken gives the ids that it gave, whatever the form of its files."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, BertTokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
 
 from data_pipelines.errors import UserError
+from data_pipelines.text.token_bytes import token_bytes
 from data_pipelines.tokenizers import stored as tokenizers
-from data_pipelines.tokenizers.made import ROLES, Made, vocabulary
-from data_pipelines.tokenizers.table import train
-from data_pipelines.tokenizers.training import Training
-from tests.data_pipelines.prepared import documents, run, stored, write_character_vocabulary
+from data_pipelines.tokenizers.made import ROLES
+from tests.data_pipelines.prepared import run, stored, write_character_vocabulary
+from tests.data_pipelines.tokenizers.trained import TEXTS, make
 
-TEXTS = [
-    "The Café's naïve owner, Dr. Müller, sang — loudly!  \t He won 3,141 prizes; didn't he?",
-    "ΑΣ Straße İstanbul 日本語 テスト 中文分词 e\u0301te\u0301 \u200b zero\u00a0width\x1cfile\x0bsep \u2028line",
-    "unaffable " * 3 + "x" * 120 + " ##ing # ## [UNK ] <unk> 🤗🤗 \ufffd",
-    *(f"The word{number} of the café is Number{number}." for number in range(50)),
-]
+TEXTS = TEXTS[:10]
 IDS = dict(zip(("pad", "unk", "cls", "sep", "mask"), range(5), strict=True))
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return {cased: train("wordpiece", TEXTS, Training(250, cased)).tokenizer for cased in (False, True)}
-
-
-def byte_level() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=350, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    return tokenizer
-
-
-@pytest.mark.parametrize("cased", [False, True])
-def test_hugging_face_loads_the_trained_tokenizer_and_gives_the_same_ids(tmp_path, trained, cased):
-    tokenizers.save(Made(trained[cased], IDS, {}), tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert isinstance(theirs, BertTokenizer)
-    assert (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id) == (0, 1, 2)
-    assert (theirs.sep_token_id, theirs.mask_token_id) == (3, 4)
-    for text in TEXTS:
-        assert theirs(text)["input_ids"] == trained[cased].encode(text).ids
-        pair = trained[cased].encode(text, "And more.")
-        assert theirs(text, "And more.")["token_type_ids"] == pair.type_ids
-    (ids,) = (theirs("Café", add_special_tokens=False)["input_ids"],)
-    assert theirs.decode(ids) == ("Café" if cased else "cafe")
-
-
-@pytest.mark.parametrize("cased", [False, True])
-def test_the_stored_tokens_are_hugging_faces_ids(tmp_path, cased):
-    (tmp_path / "a.txt").write_text("\n".join(TEXTS), "utf-8")
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt", tokenizer="wordpiece", vocab_size=300, cased=cased)
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
-    found = stored(tmp_path / "out")
-    whole = theirs("\n".join(TEXTS), add_special_tokens=False)["input_ids"]
-    assert found.tolist() == whole
-    assert cased == ("The" in theirs.get_vocab())
-
-
-def test_accents_are_kept_without_case_where_that_is_asked_for(tmp_path):
-    (tmp_path / "a.txt").write_text("\n".join(TEXTS), "utf-8")
-    options = {"vocab_size": 300, "cased": False, "keep_accents": True}
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt", tokenizer="wordpiece", **options)
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
-    assert theirs.decode(theirs("Café", add_special_tokens=False)["input_ids"]) == "café"
-    bare = tokenizers.load(tmp_path / "out" / "tokenizer" / "vocab.txt", cased=False, keep_accents=True)
-    (tmp_path / "out" / "tokenizer" / "tokenizer.json").unlink()
-    folder = tokenizers.load(tmp_path / "out" / "tokenizer")
-    for text in TEXTS:
-        assert bare.tokenizer.encode(text).ids == folder.tokenizer.encode(text).ids == theirs(text)["input_ids"]
-
-
-def test_training_again_in_another_process_gives_the_same_vocabulary(trained):
-    program = (
-        "import json, sys; from data_pipelines.tokenizers.table import Training, train;"
-        "print(json.dumps(train('wordpiece', json.load(sys.stdin), Training(250)).tokenizer.get_vocab()))"
-    )
-    arguments = [sys.executable, "-c", program]
-    done = subprocess.run(arguments, input=json.dumps(TEXTS), capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == trained[False].get_vocab()
-
-
-def test_the_vocabulary_has_the_size_asked_for_and_specials_first(trained):
-    tokens = vocabulary(trained[False])
-    assert len(tokens) == 250
-    assert tokens[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    assert len(set(tokens)) == 250
-    with pytest.raises(UserError, match="--vocab-size 20: use at least 64"):
-        train("wordpiece", TEXTS, Training(20))
-
-
-def test_rare_characters_leave_room_for_words():
-    words = " ".join(f"common{number:04}" for number in range(3000))
-    texts = [words] * 10 + ["".join(map(chr, range(0x4E00, 0x4E00 + 5000)))]
-    tokens = vocabulary(train("wordpiece", texts, Training(2000)).tokenizer)
-    assert "common" in tokens
-    assert sum(0x4E00 <= ord(token[-1]) < 0x7000 for token in tokens) <= 500
-
-
 @pytest.mark.parametrize("kind", ["vocab.txt", "tokenizer.json", "folder", "folder with vocab.txt"])
-@pytest.mark.parametrize("cased", [False, True])
-def test_a_taken_tokenizer_gives_the_ids_it_gave(tmp_path, trained, kind, cased):
-    tokenizers.save(Made(trained[cased], IDS, {}), tmp_path / "given")
+@pytest.mark.parametrize(("cased", "keep"), [(False, False), (False, True), (True, True)])
+def test_a_taken_tokenizer_gives_the_ids_it_gave(tmp_path, kind, cased, keep):
+    given = make("wordpiece", None, cased, keep)
+    tokenizers.save(given, tmp_path / "given")
     if kind == "folder with vocab.txt":
         (tmp_path / "given" / "tokenizer.json").unlink()
     path = tmp_path / "given" / ("" if kind.startswith("folder") else kind)
-    made = tokenizers.load(path, cased if kind == "vocab.txt" else not cased)
+    told = (cased, keep) if kind == "vocab.txt" else (not cased, not keep)  # the others say it themselves
+    made = tokenizers.load(path, *told)
     assert made.special == IDS
     tokenizers.save(made, tmp_path / "saved")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
     for text in TEXTS:
-        assert made.tokenizer.encode(text).ids == theirs(text)["input_ids"] == trained[cased].encode(text).ids
+        assert made.tokenizer.encode(text).ids == theirs(text)["input_ids"] == given.tokenizer.encode(text).ids
+        pair = made.tokenizer.encode(text, "And more.")
+        assert theirs(text, "And more.")["token_type_ids"] == pair.type_ids
 
 
 def test_a_byte_level_tokenizer_is_taken_as_it_is(tmp_path):
-    given = byte_level()
+    given = Tokenizer.from_str(make("bpe").tokenizer.to_str())
     given.enable_truncation(4)  # these belong to a model, not to a corpus
     given.enable_padding(length=64)
     given.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "a.txt").write_text("\n".join(TEXTS).replace("<unk>", ""), "utf-8")
+    text = "\n".join(TEXTS).replace("<unk>", "")
+    (tmp_path / "a.txt").write_text(text, "utf-8")
     manifest, _ = run(tmp_path / "out", f"text:{tmp_path}/a.txt", tokenizer=str(tmp_path / "tokenizer.json"))
     assert manifest["special"] == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos": 2}
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
     assert theirs.mask_token_id == 4
     found = stored(tmp_path / "out")
-    bounds = stored(tmp_path / "out", "sentences")
-    word_starts = np.load(tmp_path / "out" / "tables" / "word_starts.npy")[stored(tmp_path / "out")]
-    text = (tmp_path / "a.txt").read_text("utf-8")
-    assert found.tolist() == theirs(text)["input_ids"]
+    assert found.tolist() == theirs(text, add_special_tokens=False)["input_ids"]
     assert theirs.decode(found, clean_up_tokenization_spaces=False) == text
-    assert np.diff(bounds).max() > 4
-    assert 1 not in found
+    assert np.diff(stored(tmp_path / "out", "sentences")).max() > 4 and 1 not in found
+    word_starts = np.load(tmp_path / "out" / "tables" / "word_starts.npy")[found]
     pieces = theirs.convert_ids_to_tokens(found)
     assert all(start for piece, start in zip(pieces, word_starts, strict=True) if piece.startswith("Ġ"))
     assert 0.2 < word_starts.mean() < 0.8
@@ -181,8 +92,15 @@ def test_a_tokenizer_that_cannot_be_read_is_an_error(tmp_path):
         tokenizers.load(tmp_path)
 
 
-def test_a_special_token_written_in_the_text_is_text(tmp_path):
-    (tmp_path / "a.txt").write_text("A [MASK] b.")
-    run(tmp_path / "out", f"text:{tmp_path}/a.txt")
-    assert documents(tmp_path / "out") == [["A [ MASK ] b ."]]
-    assert stored(tmp_path / "out").min() > 4
+@pytest.mark.parametrize("kind", [("bpe", "gpt2"), ("bpe", "roberta"), ("bytes", None)])
+def test_the_bytes_of_a_text_are_those_of_its_tokens(tmp_path, kind):
+    made, text = make(*kind), "Two cafés, 東京 and\n\tsome  white space. "
+    tokenizers.save(made, tmp_path / "t")
+    widths = token_bytes(tmp_path / "t")
+    assert widths[made.tokenizer.encode(text, add_special_tokens=False).ids].sum() == len(text.encode())
+    assert not widths[list(made.special.values())].any()
+
+
+def test_the_bytes_of_other_tokens_are_not_known(tmp_path):
+    tokenizers.save(make("wordpiece"), tmp_path / "t")
+    assert token_bytes(tmp_path / "t") is None
