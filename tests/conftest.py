@@ -32,6 +32,12 @@ def pytest_configure(config):
     write_whole()
 
 
+def pytest_runtest_teardown(item, nextitem):
+    """After a file, let go of what it compiled: all files' programs together take several GB."""
+    if nextitem is None or nextitem.path != item.path:
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def corpus_path(tmp_path_factory) -> Path:
     """A corpus as `prepare` writes it: 200 small documents, 195 tokens in its vocabulary. Tests must not change it."""

@@ -59,7 +59,7 @@ def pytest_configure(config):
         config.pluginmanager.register(Reporting(config, os.fdopen(int(os.environ[REPORTS]), "w")))
 
 
-def pytest_runtest_protocol(item):
+def pytest_runtest_protocol(item, nextitem):
     mark = item.get_closest_marker("own_process")
     if mark is None or REPORTS in os.environ:
         return None
@@ -71,4 +71,5 @@ def pytest_runtest_protocol(item):
     for report in started[item.path].reports(item):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    item.session._setupstate.teardown_exact(nextitem)  # folders of the test before, which the next one is not in
     return True
