@@ -48,7 +48,6 @@ KILLS = [
     ("parts.read_unit", 9),  # while counting held-out documents
     ("parts.read_unit", 20),  # while joining
     ("parts.describe_files", 1),
-    ("parts.put", 1),
     ("partial.put", 2),  # the part's place
     ("finish.fingerprint", 1),
     ("ending.write_json", 1),  # everything is in place but the manifest
