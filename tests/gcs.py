@@ -10,15 +10,13 @@ import re
 import sys
 import threading
 import time
-import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)")
-MOVE = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/moveTo/o/([^/]+)")
-COPY = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/(?:rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)")
+COPY = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/(moveTo|rewriteTo|copyTo)(?:/b/([^/]+))?/o/([^/]+)")
 LISTING = re.compile(r"/storage/v1/b/([^/]+)/o/?")
-BUCKET = re.compile(r"/storage/v1/b/([^/]+)/?")
+BUCKET = re.compile(r".*/storage/v1/b/([^/]+)/?")
 UPLOAD = re.compile(r"(?:/resumable)?/upload/storage/v1/b/([^/]+)/o/?")
 
 
@@ -91,23 +89,9 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    log_message = lambda *_: None
 
-    def log_message(self, *_): ...
-
-    def do_GET(self):
-        self._handle(self._get)
-
-    do_HEAD = do_GET
-
-    def do_POST(self):
-        self._handle(self._post)
-
-    do_PUT = do_POST
-
-    def do_DELETE(self):
-        self._handle(self._delete)
-
-    def _handle(self, answer):
+    def _handle(self):
         self.storage = self.server.storage
         parts = urlsplit(self.path)
         self.route = re.sub("//+", "/", parts.path)
@@ -119,8 +103,15 @@ class _Handler(BaseHTTPRequestHandler):
         if refused := refuse(self.command, self.route) if callable(refuse) else refuse:
             self._error(*refused)
             return
+        where = BUCKET.match(self.route)
         with self.storage.lock:
-            answer()
+            if where and where[1] in self.storage.buckets:
+                answers = {"DELETE": self._delete, "POST": self._post, "PUT": self._post}
+                answers.get(self.command, self._get)()
+            else:
+                self._error(404, "The specified bucket does not exist.")
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _handle
 
     def _chunk(self):
         content = self.rfile.read(int(self.rfile.readline(), 16))
@@ -139,10 +130,10 @@ class _Handler(BaseHTTPRequestHandler):
                     self._send(200, self.storage.describe(*key))
         elif found := LISTING.fullmatch(self.route):
             self._list(found[1])
-        elif (found := BUCKET.fullmatch(self.route)) and found[1] in self.storage.buckets:
+        elif found := BUCKET.fullmatch(self.route):
             self._send(200, {"kind": "storage#bucket", "name": found[1], "id": found[1], "location": "US"})
         else:
-            self._error(404, "The specified bucket does not exist.")
+            self._error(404, f"unknown: {self.route}")
 
     def _content(self, key):
         content, generation = self.storage.objects[key]
@@ -164,69 +155,55 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, content, headers)
 
     def _list(self, bucket):
-        if bucket not in self.storage.buckets:
-            self._error(404, "The specified bucket does not exist.")
-            return
         prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter")
+        first, end = self.query.get("startOffset", ""), self.query.get("endOffset", chr(sys.maxunicode))
         entries = {}  # name or common prefix -> object, None for a prefix
         for name in self.storage.names(bucket):
-            if not name.startswith(prefix) or name < self.query.get("startOffset", ""):
-                continue
-            if "endOffset" in self.query and name >= self.query["endOffset"]:
-                continue
-            cut = name.find(delimiter, len(prefix)) if delimiter else -1
-            entries[name if cut < 0 else name[: cut + 1]] = None if cut >= 0 else self.storage.describe(bucket, name)
+            if name.startswith(prefix) and first <= name < end:
+                cut = name.find(delimiter, len(prefix)) if delimiter else -1
+                entries[name[: cut + 1] or name] = None if cut >= 0 else self.storage.describe(bucket, name)
         wanted = [name for name in entries if name > self.query.get("pageToken", "")]
         page = wanted[: int(self.query.get("maxResults", 1000))]
-        answer = {"kind": "storage#objects", "items": [entries[name] for name in page if entries[name]]}
-        answer["prefixes"] = [name for name in page if entries[name] is None]
+        items, prefixes = filter(None, map(entries.get, page)), [name for name in page if entries[name] is None]
+        answer = {"kind": "storage#objects", "items": [*items], "prefixes": prefixes}
         if len(page) < len(wanted):
             answer["nextPageToken"] = page[-1]
         self._send(200, answer)
 
     def _post(self):
         if found := COPY.fullmatch(self.route):
-            source, target = (found[1], unquote(found[2])), (found[3], unquote(found[4]))
-            if source not in self.storage.objects:
-                self._error(404, "No such object")
-                return
-            made = self.storage.put(*target, self.storage.objects[source][0])
-            self._send(200, {"kind": "storage#rewriteResponse", "done": True, "resource": made})
-        elif found := MOVE.fullmatch(self.route):
-            source = found[1], unquote(found[2])
+            source, target = (found[1], unquote(found[2])), (found[4] or found[1], unquote(found[5]))
             if source not in self.storage.objects:  # as a folder is not: the client then copies what is in it
                 self._error(404, "No such object")
                 return
-            content, _ = self.storage.objects.pop(source)
-            self._send(200, self.storage.put(found[1], unquote(found[3]), content))
+            answer = self.storage.put(*target, self.storage.objects[source][0])
+            if found[3] == "moveTo":
+                del self.storage.objects[source]
+            else:
+                answer = {"kind": "storage#rewriteResponse", "done": True, "resource": answer}
+            self._send(200, answer)
         elif found := UPLOAD.fullmatch(self.route):
-            if found[1] not in self.storage.buckets:
-                self._error(404, "The specified bucket does not exist.")
-                return
             self._upload(found[1])
         else:
             self._error(404, f"unknown: {self.route}")
 
     def _upload(self, bucket):
-        kind = self.query.get("uploadType")
         if "upload_id" in self.query:
-            self._resume(bucket, self.query["upload_id"])
-        elif kind == "resumable":
+            self._resume(bucket, *self.storage.uploads[self.query["upload_id"]])
+        elif self.query.get("uploadType") == "resumable":
             name = self.query.get("name") or json.loads(self.body)["name"]
-            session = uuid.uuid4().hex
+            session = str(len(self.storage.uploads))
             self.storage.uploads[session] = name, bytearray()
-            place = f"{self.storage.url}/upload/storage/v1/b/{bucket}/o?upload_id={session}"
-            self._send(200, b"", {"Location": place})
-        elif kind == "multipart":
+            self._send(200, b"", {"Location": f"{self.storage.url}/upload/storage/v1/b/{bucket}/o?upload_id={session}"})
+        elif self.query.get("uploadType") == "multipart":
             boundary = re.search(r"boundary=\"?'?([^\"';]+)", self.headers["Content-Type"])[1].encode()
-            _, description, content, *_ = re.split(rb"(?:\r?\n)?--" + re.escape(boundary), self.body)
-            name = json.loads(_after_headers(description))["name"]
-            self._store(bucket, name, _after_headers(content))
+            parts = re.split(rb"(?:\r?\n)?--" + re.escape(boundary), self.body)
+            description, content = (re.split(rb"\r?\n\r?\n", part, maxsplit=1)[1] for part in parts[1:3])
+            self._store(bucket, json.loads(description)["name"], content)
         else:
             self._store(bucket, self.query["name"], self.body)
 
-    def _resume(self, bucket, session):
-        name, content = self.storage.uploads[session]
+    def _resume(self, bucket, name, content):
         content += self.body
         total = self.headers["Content-Range"].rpartition("/")[2]
         if total != "*" and len(content) == int(total):
@@ -271,7 +248,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content if self.command != "HEAD" else b"")
-
-
-def _after_headers(part: bytes) -> bytes:
-    return re.split(rb"\r?\n\r?\n", part, maxsplit=1)[1]

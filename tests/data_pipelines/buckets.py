@@ -59,13 +59,6 @@ class Bucket:
         }
         self.objects["manifest.json"] = json.dumps(manifest).encode()
 
-    def write_old(self, files):
-        """A corpus of format 1, whose files lie beside the manifest: {name: content}."""
-        self.objects |= files
-        digests = {name: _described(content) for name, content in files.items()}
-        manifest = {"version": 1, "fingerprint": _sha(b"old"), "fields": {}, "files": digests, "splits": {}}
-        self.objects["manifest.json"] = json.dumps(manifest | {"tokenizer": {}}).encode()
-
 
 def arrays_of_part(number, size=1000):
     """{name: content} of a part; all files of all parts differ."""

@@ -11,7 +11,7 @@ from data_pipelines import checks
 from data_pipelines.batches import make_examples
 from data_pipelines.checks import sound
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import PassingError, UserError
+from data_pipelines.errors import UserError
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.loader import Loader
 from tests.data_pipelines.corpora import random_documents, write_corpus
@@ -113,21 +113,6 @@ def test_a_copy_that_was_dropped_before_its_turn_is_checked_when_it_is_read_agai
         checking.add((0, "train/tokens.npy"))
         checking.wait()
     assert asked == [(0, "train/tokens.npy")] * 2
-
-
-def test_a_file_that_is_gone_is_passed_over_only_of_a_copy_and_a_part(storage, path):
-    storage.upload_folder(path, "bucket", "corpus")
-    for corpus, lost in ((Corpus(path), PassingError), (Corpus("gs://bucket/corpus"), FileNotFoundError)):
-        corpus.token_counts()
-        corpus.checks.wait()
-        for file in corpus.path.rglob("*.npy"):
-            file.unlink()
-        for file in (path.parent / "cache").rglob("*.npy") if corpus.copy else ():
-            file.unlink()
-        with pytest.raises(lost):
-            corpus._check_read(0, "train/token_counts.npy")
-        with pytest.raises(PassingError, match="word_starts.npy cannot be read"):
-            corpus.table("word_starts")
 
 
 def test_a_damaged_table_is_an_error_where_it_is_read(path):

@@ -1,17 +1,14 @@
 """Mistakes on the command line: one line with the cure, exit status 2."""
 
-import dataclasses
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from data_pipelines import __main__ as program
-from data_pipelines.command_line import end_with, parse
+from data_pipelines.command_line import end_with
 from data_pipelines.errors import PassingError, UserError
-from data_pipelines.prepare.options import Prepare
 
 OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
 
@@ -69,34 +66,6 @@ def test_a_reader_that_leaves_early_sees_no_traceback(command):
     ended = subprocess.run([sys.executable, "-m", *command.split(), "--help"], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, b"")
-
-
-def test_another_pipe_that_breaks_is_an_error_as_before():
-    def main(arguments):
-        raise BrokenPipeError("a connection's")
-
-    with pytest.raises(BrokenPipeError, match="a connection's"):
-        end_with(main)
-
-
-TOLD = {"documents": "blank-line", "undecodable": "skip", "runner": "spark", "specials": "ctrl"}
-TOLD |= {"out": Path("c"), "heldout": 0.2}
-OF_KIND = {"bool": True, "int": 7, "tuple": ("x", "y"), "str": "x"}
-
-
-def test_every_option_arrives():
-    told, given = {}, []
-    for field in dataclasses.fields(Prepare):
-        kind = next((value for name, value in OF_KIND.items() if name in str(field.type)), None)
-        told[field.name] = value = TOLD.get(field.name, kind)
-        assert value != field.default
-        option = f"--{field.name.replace('_', '-')}"
-        if field.name == "steps":
-            given += [option, *value]
-        else:
-            for one in value if isinstance(value, tuple) else (value,):
-                given += [option] + [str(one)] * (one is not True)
-    assert vars(parse(Prepare, given, "prepare")) == told
 
 
 def test_an_interrupt_says_how_to_continue(capsys, monkeypatch):

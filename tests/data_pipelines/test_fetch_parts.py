@@ -6,7 +6,6 @@ import pickle
 import threading
 import time
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from data_pipelines.order import Order, deal
 from tests.data_pipelines.buckets import SOURCE, Bucket, arrays_of_part, use
 from tests.data_pipelines.corpora import equal, random_documents, write_corpus
 
-ROOT = Path(__file__).parent.parent.parent
 PARTS = 6
 
 
@@ -89,17 +87,6 @@ def test_a_corpus_that_grew_copies_its_new_parts_alone(bucket):
     assert read(before, 0) == arrays_of_part(0)["train/tokens.npy"]
 
 
-def test_a_corpus_of_before_there_were_parts_is_copied_as_one(bucket):
-    bucket.objects.clear()
-    bucket.write_old(arrays_of_part(0))
-    copy = fetch.open_copy(SOURCE)
-    for name, content in arrays_of_part(0).items():
-        assert read(copy, 0, name) == content
-    bucket.reads.clear()
-    copy.want("train", [0])
-    assert eventually(lambda: copy._thread is None) and not bucket.reads
-
-
 def test_what_is_wanted_is_copied_in_the_background_without_its_counts(bucket):
     copy = fetch.open_copy(SOURCE)
     copy.want("train", [2, 4])
@@ -148,14 +135,6 @@ def test_what_a_killed_run_left_makes_room(bucket, monkeypatch):
     assert there(copy, 1) and not there(copy, 0)
 
 
-def test_a_disk_that_is_full_of_what_is_read_says_so(bucket, monkeypatch):
-    small_disk(monkeypatch, free=2500)
-    copy = fetch.open_copy(SOURCE)
-    read(copy, 0), read(copy, 1)
-    with pytest.raises(UserError, match=r"cannot be copied .*are free\); free space, or set XDG_CACHE_HOME"):
-        read(copy, 2)
-
-
 def test_what_another_process_reads_is_not_dropped(bucket, monkeypatch):
     small_disk(monkeypatch, free=10_000)
     copy, another = fetch.open_copy(SOURCE), fetch.open_copy(SOURCE)  # locks belong to open files, not to processes
@@ -163,15 +142,6 @@ def test_what_another_process_reads_is_not_dropped(bucket, monkeypatch):
     copy.release("train", [0])
     assert there(copy, 0)
     another.release("train", [0])
-    assert not there(copy, 0)
-
-
-def test_what_is_released_while_it_is_read_is_dropped_after(bucket, monkeypatch):
-    small_disk(monkeypatch, free=10_000)
-    copy = fetch.open_copy(SOURCE)
-    with copy.file(0, "train/tokens.npy") as path:
-        copy.release("train", [0])
-        assert path.read_bytes() == arrays_of_part(0)["train/tokens.npy"]
     assert not there(copy, 0)
 
 

@@ -25,7 +25,6 @@ from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import documents, run
 from tests.data_pipelines.tokenizers.trained import make
 
-BY_DOCUMENT = AnnotationField("uint16", per="document")
 SOURCES = (Source("text", "tests", None),)
 WORDS = ["Alpha", "beta", "gamma", "unaffable", "naïve", "Zürich", "3,141", "x"]
 ADDED = {
@@ -163,23 +162,16 @@ def test_the_first_token_begins_a_word_though_none_is_before_it(tmp_path):
         assert got[max(-start, 0) :].tolist() == found
 
 
-def test_more_labels_than_a_number_holds_are_an_error(tmp_path):
-    text = "x " * 300
-    notes = tuple(Annotation("entities", 0, at, at + 1, str(at)) for at in range(300))
-    fields = ADDED | {"entities": Field("uint8", values=())}
-    with pytest.raises(UserError, match="field 'entities' has more than 256 different values in a part"):
-        write(tmp_path / "c", [[[Document((Segment("source", text),), notes)]]], trained("bpe"), fields=fields)
-
-
 def labelled(labels):
     return Document((Segment("source", "x " * len(labels)),), tuple(
         Annotation("entities", 0, 2 * at, 2 * at + 1, label) for at, label in enumerate(labels)
     ))  # fmt: skip
 
 
-def test_units_with_more_labels_together_than_a_part_can_have_are_an_error(tmp_path):
+@pytest.mark.parametrize(("units_of_part", "labels"), [(1, 300), (2, 200)])
+def test_more_labels_than_a_part_can_have_are_an_error(tmp_path, units_of_part, labels):
     few = ADDED | {"entities": Field("uint8", values=())}
-    made = [[labelled([f"{unit} {at}" for at in range(200)])] for unit in range(2)]
+    made = [[labelled([f"{unit} {at}" for at in range(labels)])] for unit in range(units_of_part)]
     with pytest.raises(UserError, match="field 'entities' has more than 256 different values in a part"):
         write(tmp_path / "c", [made], trained("bpe"), fields=few)
 
@@ -251,12 +243,3 @@ def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, m
     write_part(tmp_path / "part", [tmp_path / "unit"], job)
     stored = {name: np.load(tmp_path / "part" / "train" / f"{name}.npy").tolist() for name in ("tokens", "marks")}
     assert stored == {"tokens": tokenizer.encode("qqqq").ids, "marks": [3, 0, 3, 0]}
-    monkeypatch.setitem(STEPS, "marks", Step(1, annotate=mark, fields={"tokens": AnnotationField("uint8")}))
-    with pytest.raises(UserError, match="--steps marks: field 'tokens' is another elsewhere"):
-        planned([source], 9, BY_TOKEN, steps)
-
-
-def test_a_field_that_annotations_cannot_fill_is_refused(monkeypatch):
-    monkeypatch.setitem(STEPS, "years", Step(1, annotate=lambda document: document, fields={"years": BY_DOCUMENT}))
-    with pytest.raises(UserError, match="--steps years: field 'years' is of a document; annotations are of token or"):
-        planned(SOURCES, 9, BY_TOKEN, ("years",))

@@ -89,16 +89,6 @@ def test_random_tokens_come_from_the_whole_vocabulary_alike_but_the_special():
     assert abs(chi_square - 994) < 5 * 44.6
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_every_position_is_chosen_equally_often(whole_word):
-    tokens = np.full((20_000, 34), 9, np.int32)
-    maskable = np.ones(tokens.shape, bool)
-    maskable[:, [0, 33]] = False
-    batch = masked(Masking(whole_word=whole_word), tokens, maskable, np.ones(tokens.shape, bool))
-    share = chosen(batch)[:, 1:33].mean(axis=0)
-    assert np.abs(share - 5 / 32).max() < 5 * np.sqrt(5 / 32 * 27 / 32 / 20_000)
-
-
 def drawn(key, stream, number):
     """The random bits of one counter of a row's stream, as a Python integer."""
     return int(noise.bits(key, np.array([noise.STREAMS[stream] * noise.STREAM + number], np.uint32))[0])
@@ -147,18 +137,6 @@ def test_words_and_n_grams_are_those_of_a_plain_loop(length, starts, specials, r
     for row, where in enumerate(chosen(batch)):
         key = int(noise.key(seed, 0, np.arange(3))[row])
         assert np.flatnonzero(where).tolist() == chosen_slowly(masking, key, maskable[row], word_starts[row])
-
-
-def test_words_of_very_long_rows_have_hashes_of_their_own():
-    length = 65_536
-    tokens, maskable, word_starts = rows(1, length)
-    maskable[:, 1:-1] = word_starts[:, 1:-1] = True  # words of one token
-    found = np.flatnonzero(chosen(masked(Masking(whole_word=True), tokens, maskable, word_starts))[0])
-    number = np.cumsum(word_starts[0], dtype=np.uint32)
-    hashes = noise.bits(noise.key(0, 0, 0), number)
-    order = np.lexsort((np.arange(length), hashes))
-    assert len(found) == round(0.15 * (length - 2))
-    assert sorted(order[maskable[0, order]][: len(found)]) == found.tolist()  # not those of the highest bits alone
 
 
 def test_a_row_without_text_predicts_nothing():

@@ -53,42 +53,14 @@ def test_where_an_example_lands_is_uniform_and_neighbours_part():
     assert abs(np.abs(distances).mean() / 100_000 - 1 / 3) < 0.01
 
 
-def test_the_network_s_halves_do_not_show():
-    steps = np.diff(permute(5, 0, 10_000, np.arange(10_000))) % 100  # both halves have 100 values
-    chi_square = ((np.bincount(steps, minlength=100) - 100) ** 2 / 100).sum()  # 99 degrees of freedom
-    assert chi_square < 99 + 5 * np.sqrt(2 * 99)
-
-
-def test_an_empty_split_is_an_error_that_names_it():
-    with pytest.raises(UserError, match="split 'train' of corpus corpora/none is empty"):
-        counted([0], batch_size=4).batch(0, np.arange(4))
-
-
 ONE, OTHER = "masked tokens", "what masked tokens become"
 KEYS = noise.key(1, 0, np.arange(2000))
 DRAWS = noise.bits(KEYS, noise.counters(ONE, 500))  # uint32 [2000, 500]
 
 
-def test_an_int_and_an_array_are_hashed_alike():
-    rows = np.arange(5)
-    expected = [noise.key(7, 3, row) for row in range(5)]
-    assert noise.key(7, 3, rows).tolist() == expected
-    assert noise.key(7, np.full(5, 3), rows).tolist() == expected
-    counters = noise.counters(ONE, 4)
-    assert noise.bits(noise.key(7, 3, rows), counters)[1].tolist() == noise.bits(expected[1], counters).tolist()
-
-
 def test_every_number_in_a_key_counts():
     keys = [noise.key(*numbers) for numbers in ((1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (2, 1, 3), (1, 2), (-1, 2))]
     assert len(set(keys)) == len(keys)
-
-
-def test_all_256_values_of_every_byte_are_equally_frequent():
-    for shift in (0, 8, 16, 24):
-        counts = np.bincount(((DRAWS >> shift) & 255).ravel(), minlength=256)
-        expected = DRAWS.size / 256
-        chi_square = ((counts - expected) ** 2 / expected).sum()  # 255 degrees of freedom: deviation 22.6
-        assert 255 - 5 * 22.6 < chi_square < 255 + 5 * 22.6
 
 
 @pytest.mark.parametrize("neighbour", ["next counter", "next row", "next epoch", "next seed", "next stream"])
@@ -201,16 +173,6 @@ def test_what_comes_next_is_wanted_and_what_is_done_released():
     for step in range(76, 76 + KEPT):
         examples.batch(step, np.arange(2))
     assert sorted(corpus.released) == windows[0] and len(corpus.wanted) == 2
-
-
-def test_a_window_is_kept_however_seldom_its_lane_has_a_row():
-    examples = counted([50] * 12, 2, lanes=2, window=3)
-    corpus = examples.examples.corpus
-    corpus.released.clear()
-    examples.batch(0, np.arange(2))
-    for step in range(1, 4 * KEPT):
-        examples.batch(step, np.array([0]))  # the first lane's row
-    assert not corpus.released
 
 
 def test_counting_keeps_no_part():

@@ -18,12 +18,12 @@ from data_pipelines.tokenizers import stored
 from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
 from tests.data_pipelines.prepared import command
 
-EOD, VOCAB = 4999, 5000
+EOD = 4999
 SHAPES = st.lists(st.lists(st.integers(0, 20), max_size=4), min_size=1, max_size=9)
 
 
 def written(folder, documents, parts=1):
-    return Corpus(write_corpus(folder / "c", documents, VOCAB, special=SPECIAL | {"eod": EOD}, parts=parts))
+    return Corpus(write_corpus(folder / "c", documents, 5000, special=SPECIAL | {"eod": EOD}, parts=parts))
 
 
 def slowly(documents, length, separate, restart):
@@ -127,9 +127,6 @@ def test_records_that_name_no_code_are_one_line_and_those_that_do_are_read_alike
     assert "its domain is 'Foot', which no --code names; the nearest is 'Food'" in capsys.readouterr().err
 
 
-EOD = 4999
-
-
 def strided(text, length, stride):
     """The loop of https://huggingface.co/docs/transformers/perplexity over a text and the end tokens around it:
     (tokens, targets, which of these are scored) of each row."""
@@ -147,8 +144,8 @@ def strided(text, length, stride):
 def test_rows_with_a_stride_are_the_loops(tmp_path_factory, sizes, length, data):
     stride = data.draw(st.integers(1, length))
     documents = numbered([[size] for size in sizes])
-    folder = write_corpus(tmp_path_factory.mktemp("c") / "c", documents, 5000, special=SPECIAL | {"eod": EOD}, parts=2)
-    found = epoch(make_examples(StridedDocuments(length, stride), Corpus(folder), "train", 1, seed=0))
+    corpus = written(tmp_path_factory.mktemp("c"), documents, parts=2)
+    found = epoch(make_examples(StridedDocuments(length, stride), corpus, "train", 1, seed=0))
     expected = [row for (text,) in documents for row in strided(text, length, stride)]
     assert len(found["tokens"]) == len(expected)
     for number, (tokens, targets, scored) in enumerate(expected):
@@ -163,7 +160,7 @@ def test_rows_with_a_stride_are_the_loops(tmp_path_factory, sizes, length, data)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3), separate=st.booleans(), restart=st.booleans())
 def test_the_end_token_before_a_document_is_of_another_one(tmp_path_factory, sizes, separate, restart):
     documents = numbered([[size] for size in sizes])
-    corpus = Corpus(write_corpus(tmp_path_factory.mktemp("c") / "c", documents, 5000, special=SPECIAL | {"eod": EOD}))
+    corpus = written(tmp_path_factory.mktemp("c"), documents)
     layout = StridedDocuments(8, 3, separate, restart)
     found = epoch(make_examples(layout, corpus, "train", 1, seed=0))
     assert {name: (array.shape[1:], array.dtype) for name, array in found.items()} == layout.spec
@@ -177,8 +174,7 @@ def test_the_end_token_before_a_document_is_of_another_one(tmp_path_factory, siz
 
 def test_every_row_begins_with_its_documents_code(tmp_path):
     lines = [{"domain": "Law", "text": "abcdefghijk"}, {"domain": "Food", "text": "xyz"}]
-    told = ("--tokenizer", "bytes", "--heldout", "0", "--code-field", "domain", "--code", "Law", "--code", "Food")
-    assert command(tmp_path / "c", *told, lines=lines) == 0
+    assert command(tmp_path / "c", *CODED, lines=lines) == 0
     corpus = Corpus(tmp_path / "c")
     law, food, end = (corpus.special[role] for role in ("code_Law", "code_Food", "sep"))
     encode = lambda text: stored.load(corpus.tokenizer_path).tokenizer.encode(text, add_special_tokens=False).ids

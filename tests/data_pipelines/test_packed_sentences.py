@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
 from tests.data_pipelines.corpora import epoch, numbered, random_documents, rows_of, unmasked, write_corpus
 
@@ -62,12 +61,6 @@ def test_rows_are_those_of_a_plain_loop(tmp_path_factory, shape, length, one_doc
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", random_documents(0, 60), heldout=[]))
-
-
-def test_the_share_that_is_predicted_is_of_the_text_without_special_tokens(corpus):
-    batch = rows_of(PackedSentences(64, masks=Masking(rate=0.4)), corpus)
-    text = (unmasked(batch) >= 5).sum(axis=1)
-    assert batch["prediction_weights"].sum(axis=1).tolist() == np.maximum(np.rint(0.4 * text), 1).tolist()
 
 
 @pytest.mark.parametrize("across", [False, True])

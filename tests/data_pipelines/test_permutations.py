@@ -13,7 +13,6 @@ from data_pipelines.order import permute
 from tests.data_pipelines.corpora import SPECIAL, numbered, random_documents, whole_stream, write_corpus
 
 SEP, CLS, EOD = SPECIAL["sep"], SPECIAL["cls"], 4999
-ONE_WAY = Permuting(bidirectional=False)
 
 
 def written(folder, documents, heldout=()):
@@ -197,39 +196,3 @@ def test_spans_have_one_to_five_tokens_as_often_as_they_should_and_a_context_of_
     whole = starts[np.bincount(row, minlength=20_000)[row[starts]] == 5]
     longest = place[whole][place[whole + 4] == place[whole] + 4]  # those of five tokens at once
     assert len(longest) > 1500 and abs(longest.mean() - 14.5) < 5 * 8.7 / np.sqrt(len(longest))
-
-
-def test_the_context_spreads_the_spans(corpus):
-    reach = {}
-    for context in (1, 6):
-        examples = make_examples(PermutedSpans(512, Permuting(context=context)), corpus, "train", 4, 0)
-        positions = examples.build(0, np.arange(examples.number))["prediction_positions"]
-        reach[context] = positions[:, :43].max(axis=1).mean()  # those in the reused part
-    assert reach[1] == pytest.approx(2 * 43, abs=5) and reach[6] > 230
-
-
-def test_where_b_begins_elsewhere_is_anywhere(tmp_path):
-    """Not only where the coin that sends it there falls."""
-    corpus = written(tmp_path, numbered([[4] * 10] * 100))
-    examples = make_examples(PermutedSpans(64, Permuting(reuse_len=32, bidirectional=False)), corpus, "train", 4, 0)
-    places = []
-    for epoch in range(8):
-        stream = whole_stream(examples.corpus, "train", epoch)
-        text, _ = stream.read(np.array([0]), np.array([stream.total]))
-        at = np.argsort(text)
-        for row in examples.build(epoch, np.arange(examples.number))["tokens"]:
-            separator = np.flatnonzero(row == SEP)[0]
-            before, begin = at[np.searchsorted(text, row[[separator - 1, separator + 1]], sorter=at)]
-            if EOD not in row[[separator - 1, separator + 1]] and begin != before + 1:
-                places.append(begin / stream.total)
-    assert len(places) > 300 and abs(np.mean(places) - 0.5) < 5 * np.sqrt(1 / 12 / len(places)) + 0.01
-    assert min(places) < 0.05 and max(places) > 0.95
-
-
-def test_the_same_text_is_permuted_and_predicted_anew_in_every_epoch(tmp_path):
-    one_document = written(tmp_path, numbered([[20] * 30]))  # whose stream is the same in all epochs
-    examples = make_examples(PermutedSpans(64, Permuting(reuse_len=32)), one_document, "train", 8, 0)
-    one, other = (examples.build(epoch, np.arange(8)) for epoch in (0, 1))
-    np.testing.assert_array_equal(one["tokens"][:, :32], other["tokens"][:, :32])
-    for name in ("ranks", "prediction_positions"):
-        assert not np.array_equal(one[name][:, :32], other[name][:, :32])

@@ -134,28 +134,6 @@ def test_half_of_the_pairs_continue_and_random_ones_begin_anywhere(tmp_path_fact
         assert abs(chi_square - values) < 5 * np.sqrt(2 * values)
 
 
-def test_a_random_segment_fills_what_the_first_leaves(tmp_path_factory):
-    batch = rows_of(SegmentPairs(23), corpus_of(tmp_path_factory, [[1] * 1000] * 20), 3)
-    lengths = [len(a) + len(b) for a, b in segments_of(batch)]
-    for label in (0, 1):
-        full = np.array(lengths)[batch["next_sentence"] == label] == 20
-        assert abs(full.mean() - 0.9) < 5 * np.sqrt(0.09 / len(full)) + 0.03  # at a document's end less is left
-
-
-@pytest.mark.parametrize("label", [NEXT_SENTENCE, SENTENCE_ORDER])
-def test_where_a_run_is_split_says_nothing_of_the_label(tmp_path_factory, label):
-    batch = rows_of(SegmentPairs(23, label=label), corpus_of(tmp_path_factory, [[1] * 1000] * 20), 3)
-    sizes = np.array([len(a) for a, _ in segments_of(batch)])
-    means = [sizes[batch[label] == value].mean() for value in (0, 1)]
-    assert abs(means[0] - means[1]) < 5 * sizes.std() * 2 / np.sqrt(len(sizes))
-
-
-def test_the_share_that_is_predicted_is_of_the_text_without_special_tokens(corpus):
-    batch = rows_of(SegmentPairs(64, masks=Masking(rate=0.4)), corpus, 1)
-    text = np.array([len(a) + len(b) for a, b in segments_of(batch)])
-    assert batch["prediction_weights"].sum(axis=1).tolist() == np.maximum(np.rint(0.4 * text), 1).tolist()
-
-
 def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
     corpus = corpus_of(tmp_path_factory, [[5, 9, 2, 14, 7, 3] * 30] * 30)
     batches = [rows_of(SegmentPairs(32, label=SENTENCE_ORDER), corpus, 3, number=number) for number in range(4)]
@@ -164,26 +142,6 @@ def test_half_of_the_pairs_are_exchanged_and_labelled_so(tmp_path_factory):
     assert [int(b[0] < a[0]) if len(b) else -1 for a, b in pairs] == labels.tolist()
     both = labels[labels >= 0]
     assert len(both) > 3000 and abs(both.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(both))
-
-
-def test_pairs_are_cut_after_they_are_exchanged(tmp_path_factory):
-    """The cut leaves A a token more where B is as long: were it made before, that would tell the order."""
-    batch = rows_of(SegmentPairs(32, label=SENTENCE_ORDER), corpus_of(tmp_path_factory, [[20] * 400]), 3)
-    sizes = [(len(a), len(b)) for a, b in segments_of(batch)]
-    for label in (0, 1):
-        assert {size for size, value in zip(sizes, batch[SENTENCE_ORDER], strict=True) if value == label} == {(15, 14)}
-
-
-def test_pairs_are_exchanged_anew_in_every_epoch_and_nothing_else_is(corpus):
-    ordered, plain = (
-        make_examples(SegmentPairs(128, label=label), corpus, "train", 4, seed=4) for label in (SENTENCE_ORDER, None)
-    )
-    labels = [epoch(ordered, number)[SENTENCE_ORDER] for number in (0, 1)]
-    assert 0.2 < (labels[0] != labels[1]).mean() < 0.8
-    for (a, b), (first, second), label in zip(*map(segments_of, map(epoch, (ordered, plain))), labels[0], strict=True):
-        if sum(map(len, (a, b))) < 125:  # nothing was cut
-            exchanged = (second, first) if label == 1 else (first, second)
-            assert [a.tolist(), b.tolist()] == [segment.tolist() for segment in exchanged]
 
 
 def test_whole_words_are_masked_whole_and_end_with_their_segment(tmp_path):
@@ -201,20 +159,6 @@ def test_whole_words_are_masked_whole_and_end_with_their_segment(tmp_path):
     assert np.array_equal(chosen[:, 1:][inside], chosen[:, :-1][inside])
     apart = chosen[:, 2:][across] != chosen[:, :-2][across]  # the rest of a cut word, and the last word of A
     assert len(apart) > 100 and abs(apart.mean() - 0.5) < 5 * np.sqrt(0.25 / len(apart))
-
-
-def test_halves_and_random_segments_are_drawn_again_in_every_epoch(corpus):
-    examples = make_examples(SegmentPairs(64), corpus, "train", 4, seed=4)
-    labels = [epoch(examples, number)["next_sentence"] for number in (0, 1)]
-    assert 0.2 < (labels[0] != labels[1]).mean() < 0.8
-    other = make_examples(SegmentPairs(64), corpus, "train", 4, seed=5)
-    assert not np.array_equal(unmasked(epoch(examples))[:50], unmasked(epoch(other))[:50])
-
-
-def test_random_segments_are_others_for_every_seed(tmp_path_factory):
-    corpus = corpus_of(tmp_path_factory, [[9]] * 300)  # a chunk each, whatever the seed
-    one, other = (segments_of(rows_of(SegmentPairs(64), corpus, seed)) for seed in (0, 1))
-    assert np.mean([b[0] == c[0] for (_, b), (_, c) in zip(one, other, strict=True)]) < 0.1
 
 
 def truncated_slowly(a, b, room, front):
@@ -243,50 +187,11 @@ def test_the_cut_is_at_either_end_by_a_coin_per_token():
     assert abs(np.corrcoef(start.T)[0, 1]) < 0.08
 
 
-def test_a_sentence_longer_than_the_row_is_cut_into_pairs(tmp_path_factory):
-    examples = make_examples(SegmentPairs(33, label=None), corpus_of(tmp_path_factory, [[1000]]), "train", 4, seed=0)
-    pairs = segments_of(epoch(examples))
-    assert len(pairs) >= 33
-    assert np.mean([len(a) == len(b) == 15 for a, b in pairs]) > 0.7  # the others are short on purpose
-
-
-def test_a_sentence_that_just_fits_the_row_is_not_cut(tmp_path_factory):
-    examples = make_examples(SegmentPairs(33), corpus_of(tmp_path_factory, [[30]]), "train", 4, seed=0)
-    ((a, b),) = segments_of(epoch(examples))
-    assert (len(a), len(b)) == (30, 0)
-
-
 @pytest.fixture(scope="module")
 def short_corpus(tmp_path_factory):
     generator = np.random.default_rng(0)
     shape = [generator.integers(1, 15, generator.integers(1, 30)).tolist() for _ in range(150)]
     return corpus_of(tmp_path_factory, shape)
-
-
-def pairs_slowly(documents, length):
-    """The (A, B) of each row as offsets without labels, by a loop; every sentence fits half a row."""
-    pairs, offset = [], 0
-    for document in documents:
-        sentences = []
-        for size in filter(None, document):
-            sentences.append(list(range(offset, offset + size)))
-            offset += size
-        for first in range(0, len(sentences), 2):
-            pairs.append((sentences[first], sentences[first + 1] if first + 1 < len(sentences) else []))
-    return pairs
-
-
-SHORT = st.lists(st.lists(st.integers(0, 14), max_size=6), min_size=1, max_size=8)
-
-
-@settings(max_examples=40)
-@given(shape=SHORT)
-def test_without_a_label_each_sentence_is_in_a_row_with_its_neighbour(tmp_path_factory, shape):
-    examples = make_examples(SentencePairs(32, label=None), corpus_of(tmp_path_factory, shape), "train", 4, seed=0)
-    expected = pairs_slowly(shape, 32)
-    assert examples.number == len(expected)
-    if expected:
-        assert [(a.tolist(), b.tolist()) for a, b in segments_of(epoch(examples))] == expected
 
 
 def test_both_segments_are_one_whole_sentence_and_half_of_the_bs_are_from_elsewhere(short_corpus):

@@ -1,6 +1,5 @@
 """Units of work become parts and parts a corpus: documents whole, damage noticed, what differs told apart."""
 
-import errno
 import itertools
 import json
 import pickle
@@ -21,7 +20,7 @@ from data_pipelines.store.finish import check_added, finish
 from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import CUT, part_name, read_summary, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
-from tests.data_pipelines.corpora import SPECIAL, in_format_1, numbered, write_corpus
+from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
 
 SOURCES = (Source("text", "tests", None),)
 JOB = Job(SOURCES, 1000, planned(SOURCES, 1000, BY_TOKEN), heldout=0.0)
@@ -57,17 +56,6 @@ def test_a_document_goes_on_over_units_and_only_its_own_text_joins_it(tmp_path):
     summary = write_part(tmp_path / "part", units, JOB)
     assert shapes(tmp_path / "part") == [[3], [2, 4, 5, 1], [6], [8]]
     assert summary["counts"] == {EMPTY: {"count": 1, "first": "file"}}
-
-
-def test_the_rest_of_a_file_whose_beginning_could_not_be_read_joins_no_other_file(tmp_path):
-    units = [
-        write_unit(tmp_path / "a", [[3]], path="one"),
-        write_unit(tmp_path / "b", [], path="two"),
-        write_unit(tmp_path / "c", [[5], [6]], continues=True, path="two"),
-        write_unit(tmp_path / "d", [[7]], continues=True, path="two"),
-    ]
-    write_part(tmp_path / "part", units, JOB)
-    assert shapes(tmp_path / "part") == [[3], [5], [6, 7]]
 
 
 def test_a_document_that_goes_on_in_another_part_is_cut_there_and_counted(tmp_path):
@@ -229,15 +217,6 @@ def test_a_corpus_of_many_parts_may_have_their_files_open(tmp_path, monkeypatch)
     assert set_to == [(1030, 1030)]
 
 
-def test_too_many_open_files_are_said_as_that(tmp_path, monkeypatch):
-    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]])))
-    monkeypatch.setattr(
-        np, "load", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files"))
-    )
-    with pytest.raises(UserError, match="Too many open files.; allow more with `ulimit -n`, or take fewer order.lanes"):
-        corpus.parts[0].lengths("train")
-
-
 def test_corpora_of_the_same_arrays_and_another_meaning_have_other_fingerprints(tmp_path):
     path = write_corpus(tmp_path / "c", numbered([[3]]))
     manifest = json.loads((path / "manifest.json").read_text())
@@ -270,28 +249,3 @@ def test_names_of_a_manifest_that_lead_elsewhere_are_refused(tmp_path, where):
             manifest[where][name] = manifest["fields"]["tokens"]
         with pytest.raises(UserError, match="corpus here: manifest.json: .*rerun prepare"):
             parse_manifest("here", json.dumps(manifest).encode())
-
-
-@pytest.mark.parametrize("file", [{"bytes": 1}, {"bytes": "1", "sha256": "0" * 64}, {"bytes": 1, "sha256": "x"}, 3])
-def test_a_file_without_size_or_hash_is_one_error(tmp_path, file):
-    path = write_corpus(tmp_path / "c", numbered([[3]]))
-    change_manifest(path, lambda manifest: manifest["parts"][0]["files"].update({"train/x.npy": file}))
-    with pytest.raises(UserError, match="corpus .*manifest.json.*rerun prepare"):
-        Corpus(path)
-
-
-def test_what_no_tokenizer_has_is_one_error_with_its_cure(tmp_path):
-    corpus = Corpus(write_corpus(tmp_path / "c", numbered([[3]]), special={"cls": 2, "pad": 0}))
-    assert corpus.require("pad", "cls") == (0, 2)
-    with pytest.raises(UserError, match="has no sep or mask token, which .*; prepare it with a tokenizer"):
-        corpus.require("cls", "sep", "mask")
-
-
-def test_a_corpus_of_before_there_were_parts_is_read_as_one(tmp_path):
-    new = Corpus(write_corpus(tmp_path / "c", numbered([[3, 4], [5]]), heldout=numbered([[2]])))
-    old = Corpus(in_format_1(new, tmp_path / "old"))
-    old.verify()
-    assert old.fingerprint == "1" * 64 and old.size("train") == new.size("train")
-    for field in ("tokens", "word_starts"):
-        (one,), (other,) = (corpus.parts[0].read("train", field, np.array([0]), 12) for corpus in (old, new))
-        assert one.tolist() == other.tolist()

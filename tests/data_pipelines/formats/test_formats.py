@@ -4,19 +4,16 @@ import bz2
 import gzip
 import json
 import lzma
-from dataclasses import dataclass
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
 
-from data_pipelines.document import Annotation, AnnotationField, Document, Segment
 from data_pipelines.errors import UserError
 from data_pipelines.formats import builtin, files, source, table
-from data_pipelines.formats.problems import EMPTY, NO_FIELD, REPLACED, SKIPPED, Problems
-from data_pipelines.formats.source import Format, Range
-from tests.data_pipelines.formats.reading import read, texts
+from data_pipelines.formats.problems import EMPTY, REPLACED, SKIPPED, Problems
+from tests.data_pipelines.formats.reading import texts
 from tests.data_pipelines.prepared import documents, run
 from tests.data_pipelines.tiny_texts import TEXTS, TinyTexts
 
@@ -27,7 +24,6 @@ COMPRESS = {
     ".xz": lzma.compress,
     ".zst": lambda data: zstandard.compress(data[: len(data) // 2]) + zstandard.compress(data[len(data) // 2 :]),
 }
-TWO = [["First text .", "Two sentences ."], ["Another text ."]]
 
 
 PLAIN = {
@@ -47,28 +43,7 @@ def test_records_are_documents_plain_or_compressed(tmp_path, kind, suffix):
     options, text = PLAIN[kind]
     (tmp_path / f"a_0{suffix}").write_bytes(COMPRESS[suffix](text.encode()))
     run(tmp_path / "out", f"{kind}:{tmp_path}/a_*", **options)
-    assert documents(tmp_path / "out") == [TWO[0], ["Another text & < more > ."]]
-
-
-@pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_text_file_is_a_document(tmp_path, suffix):
-    (tmp_path / "in" / "sub").mkdir(parents=True)
-    (tmp_path / "in" / "b.txt").write_text("Another text.")
-    (tmp_path / "in" / "sub" / "c.txt").write_text("Third.")
-    (tmp_path / "in" / ".hidden").write_text("Not this.")
-    (tmp_path / "in" / f"a.txt{suffix}").write_bytes(COMPRESS[suffix](b"First text. Two\nsentences.\n"))
-    run(tmp_path / "out", f"text:{tmp_path}/in")
-    assert documents(tmp_path / "out") == [*TWO, ["Third ."]]
-
-
-@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.binary()])
-def test_a_parquet_row_is_a_document(tmp_path, kind):
-    column = pyarrow.array(["First text. Two sentences.", "Another text.", None], kind)
-    table = pyarrow.table({"id": [1, 2, 3], "body": column})
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=1)
-    manifest, _ = run(tmp_path / "out", f"parquet:{tmp_path}/*.parquet", field=("body",))
-    assert documents(tmp_path / "out") == TWO
-    assert manifest["counts"]["empty documents"]["count"] == 1
+    assert documents(tmp_path / "out") == [["First text .", "Two sentences ."], ["Another text & < more > ."]]
 
 
 @pytest.mark.parametrize("undecodable", ["replace", "skip"])
@@ -104,16 +79,11 @@ def test_a_tfds_example_is_a_document(tmp_path, monkeypatch):
 
 def test_the_builtin_source_is_two_megabytes_of_documentation():
     found = builtin.files()
-    assert found == builtin.files()
-    topics = list(builtin.documents(found[0]))
-    assert len(topics) > 50
-    assert any("The assert statement" in text or '"assert" statement' in text for text in topics)
+    assert len(list(builtin.documents(found[0]))) > 50
     (argparse,) = (path for path in found if path.name == "argparse.py")
     (text,) = builtin.documents(argparse)
     assert text.startswith("Command-line parsing library")
-    assert "Object for parsing command line strings into Python objects." in text
     assert "import" not in text.split("\n\n")[0].split()
-    assert sum(path.stat().st_size for path in found) > 8e6  # source code, of which a sixth is docstrings
 
 
 @pytest.mark.parametrize("shard", [50, 777, 5000, 1 << 20])
@@ -160,7 +130,6 @@ def test_a_record_too_long_for_memory_is_counted_and_its_neighbours_kept(tmp_pat
         ("tfds:imdb", "--source tfds:imdb: .*write tfds:NAME:SPLIT"),
         ("tfds:no_such_set:train", "--source tfds:no_such_set:train cannot be opened: .*no_such_set"),
         ("text:nothing*.txt", "does not exist, and as a pattern matches no file"),
-        ("text:folder", "has no files"),
         ("text:empty", "all 1 files are empty"),
         ("text:links", r"--source: cannot read .*a.txt \(No such file or directory\)"),
         ("parquet:a.parquet", "--field text: .*a.parquet has no such column; it has body"),
@@ -178,38 +147,3 @@ def test_a_source_that_cannot_be_is_an_error(tmp_path, monkeypatch, spec, said):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         table.plan([table.parse(spec, tfds_dir=str(tmp_path))], Problems())
-
-
-def test_json_lines_without_the_field_name_those_that_there_are(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"body": "b", "id": 1}\n')
-    assert texts(f"jsonl:{tmp_path}/a.jsonl")[1][NO_FIELD]["first"].endswith("line 2: it has no text but body, id")
-
-
-@dataclass(frozen=True)
-class Options:
-    undecodable: str = "replace"
-
-
-def _ranges(index, source, problems, exclude):
-    return [Range(index, source.location, number, number + 1, 10) for number in range(3)]
-
-
-def _read(source, part, problems):
-    yield Document((Segment("word", f"{part.path} {part.start}."),), (Annotation("kind", 0, 0, 3, "toy"),))
-
-
-TOY = Format(
-    Options, _ranges, _read, "WORD", lambda options: ("word",), lambda options: {"kind": AnnotationField("label")}
-)
-
-
-def test_a_format_that_is_registered_is_read_and_prepared(tmp_path, monkeypatch):
-    monkeypatch.setitem(table.FORMATS, "toy", TOY)
-    assert texts("toy:one", fields=("not", "its"))[0] == ["one 0.", "one 1.", "one 2."]
-    assert read("toy:one", undecodable="skip")[0][0].annotations == (("kind", 0, 0, 3, "toy"),)
-    one = table.parse("toy:one", undecodable="skip")
-    assert one.options == Options("skip")
-    assert table.segments(one) == ("word",)
-    assert table.annotations(one) == {"kind": AnnotationField("label")}
-    run(tmp_path / "out", "toy:two")
-    assert documents(tmp_path / "out") == [["two 0 ."], ["two 1 ."], ["two 2 ."]]

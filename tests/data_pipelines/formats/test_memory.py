@@ -7,8 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.data_pipelines.prepare.forks import Fork, peak_of_prepare, peak_of_reading
-from tests.data_pipelines.prepared import write_character_vocabulary
+from tests.data_pipelines.prepare.forks import Fork, peak_of_reading
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 LINE = 'word and "word".\n'
@@ -44,13 +43,3 @@ def test_memory_does_not_grow_with_a_text_file_or_a_row_group(tmp_path):
         file = tmp_path / f"{compression}.parquet"
         pyarrow.parquet.write_table(rows, file, compression=compression, use_dictionary=False)
         assert peak(f"parquet:{file}") < 3.4 * SIZE, compression
-
-
-def test_a_long_line_of_json_is_prepared_in_a_few_bytes_a_byte(tmp_path):
-    peaks, vocabulary = [], write_character_vocabulary(tmp_path / "vocab.txt")
-    for size in (SIZE // 12, SIZE // 2):
-        (tmp_path / "a.jsonl").write_text(json.dumps({"text": LINE.replace("\n", " ") * (size // len(LINE))}))
-        given = ["--source", f"jsonl:{tmp_path}/a.jsonl", "--out", str(tmp_path / f"out-{size}")]
-        _, printed, _ = Fork(peak_of_prepare, [*given, "--tokenizer", str(vocabulary)]).wait()
-        peaks.append(int(printed.splitlines()[-1]))
-    assert peaks[1] - peaks[0] < 8 * SIZE // 2

@@ -2,28 +2,20 @@
 
 import gzip
 import json
-import random
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
-from data_pipelines.batches import make_examples
-from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.formats import cutting, source, table
 from data_pipelines.formats.cutting import pieces
 from data_pipelines.formats.problems import EMPTY, UNREADABLE
-from tests.data_pipelines.corpora import epoch, unmasked
 from tests.data_pipelines.formats.reading import ranges, read, texts
-from tests.data_pipelines.prepared import run, stored
 
 CHUNKS = ["a", "b ", "é" * 21, "中" * 33, "😀" * 9, "\n", "\t", "word word ", "x" * 31, "y" * 70, "line\n"]
 LETTERS = st.lists(st.sampled_from(CHUNKS), min_size=1, max_size=40).map("".join)
@@ -107,45 +99,6 @@ def test_long_segments_come_in_pieces_of_one_document(small, tmp_path):
     for name, text in long.items():
         assert "".join(found for segment, found in pieces_of_it if segment == name) == text
     assert [name for name, _ in pieces_of_it] == sorted((name for name, _ in pieces_of_it), reverse=True)
-
-
-PARTS = ["alpha", "Beta.", "gamma\n", "\n\ndelta", "naïve", "中文。", "It  rains", "x" * 40]
-
-
-@pytest.mark.parametrize("tokenizer", ["bytes", "wordpiece"])
-def test_text_jsonl_parquet_and_arrow_of_the_same_documents_give_the_same_corpus(tmp_path, monkeypatch, tokenizer):
-    monkeypatch.setattr(cutting, "WINDOW", 1000)
-    choose = random.Random(0)
-    texts = [" ".join(choose.choices(PARTS, k=length)) for length in (1, 20, 2000, 300)]
-    (tmp_path / "in").mkdir()
-    for number, text in enumerate(texts):
-        (tmp_path / "in" / f"{number}.txt").write_text(text)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
-    save(tmp_path / "set", texts)
-    specs = f"text:{tmp_path}/in", f"jsonl:{tmp_path}/a.jsonl", f"parquet:{tmp_path}/a.parquet", f"arrow:{tmp_path}/set"
-    made = [tmp_path / f"out-{number}" for number in range(len(specs))]
-    for spec, out in zip(specs, made, strict=True):
-        run(out, spec, tokenizer=tokenizer, vocab_size=300)
-    for name in ("tokens", "sentences", "documents"):
-        found = [stored(out, name) for out in made]
-        assert all(np.array_equal(found[0], other) for other in found[1:]), name
-    assert len(stored(made[0], "documents")) == len(texts) + 1
-
-
-@pytest.mark.parametrize("vocab_size", [261, 400], ids=["of bytes", "of merges"])
-def test_a_genome_makes_rows_with_masks_of_which_no_token_is_unknown(tmp_path, vocab_size):
-    """Byte-level BPE has all special tokens that masking wants; 261 tokens are the bytes and these alone."""
-    genome = "".join(random.Random(0).choices("ACGT", k=20_000)) + "N" * 50 + "ACGT" * 3000
-    (tmp_path / "a.fa").write_text(f">one\n{genome.lower()}\n")
-    run(tmp_path / "out", f"fasta:{tmp_path}/a.fa", tokenizer="bpe", vocab_size=vocab_size, heldout=0.0)
-    corpus = Corpus(tmp_path / "out")
-    examples = make_examples(PackedSentences(4096), corpus, "train", 1, seed=0)
-    rows = unmasked(epoch(examples))
-    tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path / "tokenizer.json"))
-    assert "".join(map(tokenizer.decode, rows.tolist())) == genome.replace("N", "")
-    assert corpus.vocab_size == vocab_size and corpus.special["unk"] not in rows
-    assert len(stored(tmp_path / "out", "documents")) == 3
 
 
 ROWS = [f"Text {number}. " + "word " * number for number in range(60)]

@@ -70,18 +70,3 @@ def test_a_part_is_there_when_its_summary_is(storage, text, monkeypatch):
     assert sum(name.endswith("train/tokens.npy") for name in stored(storage)) == 2
     make(OUT, text)
     assert sum(name.endswith("summary.json") for name in stored(storage)) == 6
-
-
-def test_an_upload_that_fails_for_now_is_tried_again(storage, text, monkeypatch):
-    real, tried = cloud.upload_file, []
-
-    def busy(file, to):
-        tried.append(str(to))
-        if tried.count(str(to)) < 2:
-            raise TimeoutError("timed out")
-        real(file, to)
-
-    monkeypatch.setattr(cloud, "upload_file", busy)
-    monkeypatch.setattr(cloud, "PAUSES", (0,))
-    make(OUT, text)
-    assert sum(name.endswith("summary.json") for name in stored(storage)) == 6

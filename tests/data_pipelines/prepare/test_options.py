@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import end_token
-from data_pipelines.prepare import command, options, plan, sample, training
+from data_pipelines.prepare import command, options, plan
 from tests.data_pipelines.prepared import documents, run, splits
 
 
@@ -82,16 +82,6 @@ def test_each_source_may_have_its_language(tmp_path):
         run(tmp_path / "other", *specs, language=("de", "en", "no"))
 
 
-@pytest.mark.parametrize(
-    "columns, labels", [({}, True), ({"label_column": 0}, False), ({"token_column": 2, "label_column": 0}, False)]
-)
-def test_columns_of_conll_may_be_told(tmp_path, columns, labels):
-    (tmp_path / "a.conll").write_text("-DOCSTART- O\n\nAnna B-PER\nsang O\n. O\n")
-    manifest, _ = run(tmp_path / "out", f"conll:{tmp_path}/a.conll", **columns)
-    assert ("labels" in manifest["fields"]) == ("label_column" not in columns)
-    assert documents(tmp_path / "out") == [["B - PER O O" if "token_column" in columns else "Anna sang ."]]
-
-
 @pytest.mark.parametrize("tokenizer", [{}, {"tokenizer": "wordpiece", "vocab_size": 70}])
 def test_sentinels_are_put_after_the_vocabulary_of_any_tokenizer(a_txt, tmp_path, tokenizer):
     plain, _ = run(tmp_path / "plain", f"text:{tmp_path}/a.txt", **tokenizer)
@@ -132,21 +122,6 @@ def test_a_second_token_that_ends_documents_is_refused(a_txt, tmp_path, trained)
     said = "a trained bpe tokenizer ends documents already" if trained else r"the tokenizer has <\|endoftext\|>"
     with pytest.raises(UserError, match=f"--end-of-text: {said}.*; leave it out"):
         run(tmp_path / "out", f"text:{tmp_path}/a.txt", **bpe, end_of_text=True)
-
-
-def test_a_small_language_is_not_left_out_of_the_vocabulary(tmp_path, monkeypatch):
-    """Beside a hundred times as much English, and where the sample is smaller than either."""
-    (tmp_path / "en.text").write_text("all of these words are English words\n" * 10_000)
-    (tmp_path / "zh.text").write_text("".join(chr(0x4E00 + number % 300) for number in range(1_500)))
-    monkeypatch.setattr(training, "SAMPLE", 2_000)
-    specs, learnt = (f"text:{tmp_path}/en.text", f"text:{tmp_path}/zh.text"), []
-    for name, exponent in (("smoothed", sample.EXPONENT), ("by size", sample.Decimal(1))):
-        monkeypatch.setattr(sample, "EXPONENT", exponent)
-        run(tmp_path / name, *specs, tokenizer="wordpiece", vocab_size=2000)
-        vocabulary = (tmp_path / name / "tokenizer" / "vocab.txt").read_text("utf-8").split("\n")
-        learnt.append(sum(len(token) == 1 and token >= "\u4e00" for token in vocabulary))
-    smoothed, by_size = learnt
-    assert smoothed > 3 * by_size
 
 
 @pytest.fixture

@@ -1,34 +1,22 @@
 """Parts made by several processes or threads, added or interrupted, are those that one process makes at once."""
 
 import fcntl
-import io
 import json
 import random
 import shutil
 import signal
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import numpy as np
 import pytest
-from rich.console import Console
 
 from data_pipelines.corpus import Corpus
-from data_pipelines.durable import ours
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source, table
 from data_pipelines.prepare import ending, parts, plan
-from data_pipelines.prepare.command import prepare
-from data_pipelines.prepare.options import Prepare
-from data_pipelines.prepare.parts import read_encoder
-from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import stored
 from tests.data_pipelines.prepare import forks
 from tests.data_pipelines.prepare.forks import Fork
 from tests.data_pipelines.prepare.small import MIB, UNIT, append, arguments
-from tests.data_pipelines.prepared import content, documents, run, write_character_vocabulary
+from tests.data_pipelines.prepared import content, documents, run
 
 pytestmark = pytest.mark.usefixtures("small")
 OPTIONS = {"tokenizer": "wordpiece", "vocab_size": 200, "part_size": 1, "heldout": 0.1}
@@ -97,29 +85,14 @@ def test_four_processes_killed_at_any_moment_make_the_bytes_that_one_makes(text,
     assert content(out) == whole
 
 
-def test_another_process_with_other_settings_or_sources_is_refused(text, tmp_path):
-    copy = shutil.copytree(text, tmp_path / "text")
-    run(tmp_path / "out", f"text:{copy}", part="0/3", **OPTIONS)
-    with pytest.raises(UserError, match="vocab_size was 200 and is 300"):
-        run(tmp_path / "out", f"text:{copy}", part="1/3", **OPTIONS | {"vocab_size": 300})
-    (copy / "05.txt").unlink()
-    with pytest.raises(UserError, match="its sources have changed since it began .*05.txt is gone"):
-        run(tmp_path / "out", f"text:{copy}", finish=True, **OPTIONS)
-
-
 def test_sources_are_listed_by_the_first_process_and_its_plan_holds_for_the_others(text, whole, tmp_path, monkeypatch):
-    copy, listed, plan_all = shutil.copytree(text, tmp_path / "text"), [], table.plan
+    listed, plan_all = [], table.plan
     monkeypatch.setattr(table, "plan", lambda *given: listed.append(given) or plan_all(*given))
     for number in range(6):
         run(tmp_path / "out", f"text:{text}", part=f"{number}/6", **OPTIONS)
     assert len(listed) == 1
     run(tmp_path / "out", f"text:{text}", finish=True, **OPTIONS)
     assert content(tmp_path / "out") == whole
-    run(tmp_path / "other", f"text:{copy}", part="0/2", **OPTIONS)
-    for file in copy.iterdir():
-        file.write_text(file.read_text()[:-1] + "!")
-    with pytest.raises(UserError, match="txt has changed since this began"):
-        run(tmp_path / "other", f"text:{copy}", part="1/2", **OPTIONS)
 
 
 def test_units_are_removed_as_soon_as_their_part_is_there(text, tmp_path, monkeypatch):
@@ -233,15 +206,6 @@ def test_only_the_new_files_of_a_folder_that_has_grown_are_added(text, whole, tm
         append(out, folder)
 
 
-def test_the_same_files_read_otherwise_are_other_text(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "A text.", "title": "Its title"}\n')
-    out = tmp_path / "out"
-    run(out, f"jsonl:{tmp_path}/a.jsonl", language=("de",))
-    given = Prepare((f"jsonl:{tmp_path}/a.jsonl",), out, append=True, processes=1, field=("title",), language=("de",))
-    prepare(given, Console(file=io.StringIO()))
-    assert documents(out) == [["A text ."], ["Its title"]]
-
-
 def test_a_corpus_and_a_share_are_made_by_one_process_at_a_time(text, tmp_path):
     (tmp_path / "out" / ".partial").mkdir(parents=True)
     with open(tmp_path / "out" / ".partial" / "lock-1-of-3", "w") as lock:
@@ -253,35 +217,3 @@ def test_a_corpus_and_a_share_are_made_by_one_process_at_a_time(text, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another prepare is writing there"):
             run(tmp_path / "out", f"text:{text}")
-
-
-@pytest.fixture
-def tokenizer(tmp_path) -> Path:
-    stored.save(stored.load(str(write_character_vocabulary(tmp_path / "vocab.txt")), True, True), tmp_path / "made")
-    return tmp_path / "made" / "tokenizer.json"
-
-
-@pytest.fixture
-def eager_threads():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def test_threads_encode_what_one_encodes(tokenizer, eager_threads):
-    texts = [[f"w{thread}x{word} common{word}" for word in range(300)] for thread in range(4)]
-    alone = Encoder(stored.load(tokenizer.parent).tokenizer)
-    wanted = [alone.tokens(some) for some in texts]
-
-    def encode(some):
-        return [read_encoder(tokenizer).tokens([text])[0] for text in some]
-
-    with ThreadPoolExecutor(4) as threads:
-        for got, right in zip(threads.map(encode, texts), wanted, strict=True):
-            assert all(map(np.array_equal, got, right))
-
-
-def test_threads_write_under_names_of_their_own():
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(ours).result() != ours()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data_pipelines.document import Annotation, Document, Segment, plain
 from data_pipelines.errors import UserError
 from data_pipelines.text.sentences import WINDOW, check_language, starts
-from data_pipelines.text.steps import STEPS, check_steps, run
+from data_pipelines.text.steps import STEPS, run
 
 
 def split(text: str, language: str = "en") -> list[str]:
@@ -106,12 +106,6 @@ def test_an_annotation_keeps_its_characters(names, before, inside, after):
         assert moved._replace(start=0, end=0) == note._replace(start=0, end=0)
     else:
         assert not found.annotations
-
-
-def test_a_corpus_lists_names_and_versions_and_unknown_ones_are_an_error():
-    assert check_steps(["nfc", "tags"]) == [("nfc", 1), ("tags", 1)]
-    with pytest.raises(UserError, match="--steps nfd: there is no such step; there are nfc, nfkc"):
-        check_steps(["nfd"])
 
 
 @pytest.mark.parametrize("unit", ["(", "<", "<!--", "( ", "<a ", "()", "\n<doc id", "(" * 50 + ")" * 50])

@@ -105,13 +105,6 @@ def test_what_is_in_a_corpus_gets_no_other_code(tmp_path, capsys):
     for more, said in ((codes[2:], "--code [B]"), ([], "no --code")):
         assert add("--source", f"text:{tmp_path}/0.txt", *more) == 2
         assert f"0.txt is in already, with --code [A] and not with {said}; leave it out" in capsys.readouterr().err
-    lines = [{"text": TEXT, "domain": "[B]"}]
-    told = ["--tokenizer", "bpe", "--vocab-size", "300", "--heldout", "0", *codes, "--code-field", "domain"]
-    assert command(tmp_path / "d", *told, lines=lines) == 0
-    source = ["--append", "--source", f"jsonl:{tmp_path}/0.jsonl", "--code", "[A]"]
-    assert command(tmp_path / "d", *source) == 2
-    assert "0.jsonl is in already, with --code-field domain and not with --code [A];" in capsys.readouterr().err
-    assert command(tmp_path / "d", *source, "--code", "[B]", "--code-field", "domain") == 0  # there is nothing to do
 
 
 def test_one_code_is_that_of_all_sources(tmp_path):

