@@ -19,7 +19,7 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import data
 from pretrain.training.data import check_data, mixture_rates, phase_batches, training_batches
 from tests.data_pipelines.corpora import equal, random_documents, write_corpus
-from tests.pretrain import boxes, tiny, toys
+from tests.pretrain import tiny, toys
 
 ROWS = np.arange(8)
 
@@ -159,13 +159,6 @@ def test_a_run_on_a_mixture_goes_on_as_if_never_interrupted_with_figures_of_each
     monkeypatch.setattr(plot, "_draw", lambda panel, name, sources, curves: drawn.append((name, tuple(sources))))
     plot.plot([whole], tmp_path / "curves.png")
     assert len(drawn) == len(dict(drawn)) and {of for _, of in drawn} == {("", "a", "b")}
-
-
-def test_masked_rows_of_a_mixture_train_in_lanes(folder, tmp_path, monkeypatch):
-    boxes.register(monkeypatch)
-    assert run(boxes.recipe(steps=4, order=Order(4, 1)), tiny.options(text(folder), tmp_path / "run")) == 0
-    assert len(json.loads((tmp_path / "run" / "examples.json").read_text())) == 4 + 3
-    assert read_metrics(RunDirectory(tmp_path / "run"), "eval")[-1].keys() >= {"a/mlm_loss", "b/mlm_loss"}
 
 
 def test_a_run_goes_on_with_the_parts_that_its_corpus_began_with(

@@ -8,7 +8,7 @@ import jax
 
 from pretrain.commands.run import run
 from pretrain.storage import environment
-from pretrain.storage.environment import changed, versions
+from pretrain.storage.environment import versions
 from tests.pretrain import tiny, toys
 
 
@@ -27,13 +27,6 @@ def test_an_installed_package_knows_its_requirements_by_its_metadata(tmp_path, m
     found = versions()
     assert found["code"] is None and {"jax", "optax"} < set(found)
     assert not {"pytest", "no-such", "flax"} & set(found)
-
-
-def test_what_differs_is_one_line():
-    before = {"code": "a", "jax": "1", "optax": "2"}
-    assert changed(before, before) is None
-    said = changed(before, {"code": "b", "optax": "2", "grain": "3"})
-    assert said.startswith("since the last start: code a -> b, grain None -> 3, jax 1 -> None; ")
 
 
 def test_a_run_that_goes_on_with_other_versions_says_so(corpus_path, tmp_path, monkeypatch):

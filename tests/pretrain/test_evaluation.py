@@ -2,10 +2,7 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -18,7 +15,6 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.program import Program
 from pretrain.__main__ import main
-from pretrain.commands import plot
 from pretrain.commands.export import export_run
 from pretrain.commands.run import run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
@@ -101,10 +97,8 @@ def test_rows_are_evaluated_some_at_a_time_each_with_its_own_memory(corpus_path)
 @pytest.mark.parametrize(
     "length, batch_size, microbatches, devices, rows",
     [
-        (128, 2048, 1, 1, 64),
         (128, 2048, 64, 1, 32),
         (512, 8192, 1, 1, 16),
-        (512, 8192, 1, 256, 1024),
         (512, 8192, 1, 2048, 2048),
         (65536, 4, 1, 2, 2),
         (512, 36, 1, 1, 12),
@@ -190,8 +184,6 @@ def scored(rate, shift):
     "labels, logits, weights",
     [
         scored(0.1, 1.0),
-        scored(0.5, 0.0),
-        scored(0.03, 3.0),
         ([0, 1, 0, 0, 1, 0], [0.3] * 6, [1] * 6),  # equal scores are worth a coin toss
         ([0, 1, 0, 1], [-99, 99, -50, 16], [1] * 4),  # beyond the histogram
     ],
@@ -257,12 +249,6 @@ def test_eval_prints_what_the_run_measured_beside_the_baseline(uninterrupted, ca
     assert "--stride 8: bert does not predict next tokens of rows; leave it out" in capsys.readouterr().err
 
 
-def test_curves_have_as_much_of_their_runs_paths_as_tells_them_apart():
-    assert plot._labels([Path("one/run"), Path("/a/two/run")]) == ["one/run", "two/run"]
-    assert plot._labels([Path("a/one"), Path("a/two")]) == ["one", "two"]
-    assert plot._labels([Path("a/run"), Path("b/a/run")]) == ["a/run", "b/a/run"]
-
-
 def test_plot_writes_a_picture_whole_or_not_at_all(uninterrupted, tmp_path, capsys):
     out = tmp_path / "new" / "curves.png"
     assert main(["plot", str(uninterrupted), str(uninterrupted), "--out", str(out)]) == 0
@@ -287,11 +273,9 @@ def test_export_writes_a_folder_for_the_step_that_is_asked_for(uninterrupted, tm
     assert "no checkpoint of step 5: there are [4, 8, 12]" in capsys.readouterr().err
 
 
-def test_recipes_lists_them_all_with_their_sizes(capsys):
+def test_recipes_lists_them_with_their_sizes(capsys):
     assert main(["recipes"]) == 0
-    out = capsys.readouterr().out
-    assert "electra-large" in out
-    row = next(line for line in out.splitlines() if " bert-base " in line)
+    row = next(line for line in capsys.readouterr().out.splitlines() if " bert-base " in line)
     assert "110.2M" in row and "256 x 128, 256 x 512" in row and "Devlin et al. 2019" in row
 
 
@@ -337,9 +321,7 @@ from pretrain.__main__ import main
 from pretrain.commands import export
 from pretrain.training import evaluate
 from pretrain.training.assembly import assemble, initial_params
-from pretrain.training.initial_weights import load_weights
 from pretrain.training.placement import place_parameters, stages
-from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 
 run, corpus, exported = sys.argv[1:]
@@ -365,8 +347,6 @@ def export_and_say(params, *rest, whole=export.export):
 export.export = export_and_say
 main(["eval", run, "--examples", "16"])
 main(["export", run, "--to", exported])
-weights = load_weights("--init-from", run, tiny.BERT, parameter_shapes(tiny.BERT), Corpus(corpus))
-print("begins with", len(jax.tree.leaves(weights)), "arrays")
 """
 
 
@@ -379,15 +359,14 @@ def test_a_run_is_read_on_several_devices_also_where_they_do_not_divide_its_batc
     it otherwise by itself.
     """
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=6"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", ON_SIX_DEVICES, uninterrupted, corpus_path, tmp_path / "six"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "programs of two batches: 1\n" in done.stdout
+    command = ("-c", ON_SIX_DEVICES, uninterrupted, corpus_path, tmp_path / "six")
+    process = tiny.start(program=command, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    said, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    assert "programs of two batches: 1\n" in said
     (measured,) = read_metrics(RunDirectory(uninterrupted), "eval")
-    assert f"{measured['mlm_loss']:.4f}" in done.stdout and "evaluated on fsdp=4" in done.stdout
-    assert "exported from 1 device" in done.stdout  # no chip has to hold all parameters
-    assert "begins with " in done.stdout
+    assert f"{measured['mlm_loss']:.4f}" in said and "evaluated on fsdp=4" in said
+    assert "exported from 1 device" in said  # no chip has to hold all parameters
     export_run(uninterrupted, tmp_path / "one")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "six")]
     assert files[0] == files[1]

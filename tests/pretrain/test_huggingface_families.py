@@ -20,9 +20,6 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
-from data_pipelines.tokenizers import stored
-from data_pipelines.tokenizers.table import train
-from data_pipelines.tokenizers.training import Training
 from models.attention.patterns.pattern import Pattern
 from pretrain.huggingface import shards
 from pretrain.huggingface.export import export
@@ -119,22 +116,6 @@ def test_of_a_roberta_with_the_pair_head_all_else_loads_and_the_export_says_so(e
     assert all(name.startswith(("pair.", "roberta.pooler.")) for name in info["unexpected_keys"])
 
 
-def test_a_roberta_fills_masks_also_in_padded_batches(exported):
-    pipeline = transformers.pipeline("fill-mask", model=str(exported("roberta")), device=-1)
-    answers = pipeline(["the<mask> fox", "a corpus of small<mask> for the lazy dog"], batch_size=2)
-    alone = pipeline("the<mask> fox")
-    assert [answer["token"] for answer in answers[0]] == [answer["token"] for answer in alone]
-
-
-def test_a_folder_with_another_vocabulary_in_two_files_is_refused(exported, configs, tokenizers, tmp_path):
-    folder, other, config = exported("roberta"), tmp_path / "other", configs["roberta"]
-    stored.save(train("bpe", ["quite another text"] * 3, Training(config.vocab_size)), other)
-    (folder / "tokenizer.json").unlink()
-    load_like(folder, config, tokenizers["roberta"])
-    with pytest.raises(UserError, match="prepare the corpus with --tokenizer"):
-        load_like(folder, config, other)
-
-
 def test_a_corpus_whose_padding_has_another_id_is_refused_before_training(corpus_path, tmp_path):
     recipe = RECIPES["roberta-tiny"]
     of_pairs = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, types=2))
@@ -148,7 +129,7 @@ def test_a_corpus_whose_padding_has_another_id_is_refused_before_training(corpus
 
 
 def test_positions_of_a_bare_roberta_are_those_behind_the_two_that_no_token_reads(configs, tokenizers, tmp_path):
-    """Its head starts anew where that is asked for; where the model has more positions, they are copied on."""
+    """Its head starts anew where that is asked for."""
     config, tokenizer_path = configs["roberta"], tokenizers["roberta"]
     theirs, start = reference.torch_model(config, "model"), random_params(config, seed=1)
     theirs.roberta.save_pretrained(tmp_path / "bare")
@@ -158,10 +139,3 @@ def test_positions_of_a_bare_roberta_are_those_behind_the_two_that_no_token_read
     np.testing.assert_array_equal(loaded["predictions"]["bias"], start["predictions"]["bias"])
     positions = theirs.roberta.embeddings.position_embeddings.weight.detach().numpy()[2:]
     np.testing.assert_array_equal(loaded["embeddings"]["positions"], positions)
-
-    longer = dataclasses.replace(config, positions=72)
-    export(reference.to_ours({"model": theirs}, longer, tmp_path), longer, tokenizer_path, tmp_path / "out")
-    stored_positions = load_file(tmp_path / "out" / shards.WHOLE)["roberta.embeddings.position_embeddings.weight"]
-    np.testing.assert_array_equal(stored_positions[2:], np.concatenate([positions, positions, positions[:8]]))
-    loaded = transformers.AutoModel.from_pretrained(tmp_path / "out")
-    assert loaded.config.max_position_embeddings == 74

@@ -72,11 +72,8 @@ FIT = {"tokens": ((8,), np.int32), "boxes": ((8, 4), np.float32), "other": ((3,)
     "changes, said",
     [
         ({}, []),
-        ({"hint": ((), np.int32)}, []),
         ({"boxes": ((8, 5), np.float32)}, ["boxes is float32[8, 5] in place of float32['length', 4]"]),
-        ({"boxes": ((9, 4), np.float32)}, ["boxes is float32[9, 4] in place of float32['length', 4]"]),
         ({"boxes": ((8, 4), np.int32)}, ["boxes is int32[8, 4] in place of float32['length', 4]"]),
-        ({"hint": ((1,), np.int32)}, ["hint is int32[1] in place of int32[]"]),
     ],
     ids=str,
 )
