@@ -5,8 +5,6 @@ The storage is a stand-in that speaks HTTP; gcsfs, Orbax and TensorStore's drive
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +28,6 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_kills import figures
 
-ROOT = Path(__file__).parent.parent.parent
 CORPUS, WORKDIR, EXPORT = (place(f"gs://bucket/{name}") for name in ("corpus", "runs/a", "hf/a"))
 # Orbax leaves coroutines behind where a file does not load.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -283,16 +280,3 @@ def test_access_lost_while_training_is_one_line(bucket, monkeypatch):
     monkeypatch.setattr(loop.Checkpoints, "save", lose)
     with pytest.raises(UserError, match="--workdir gs://bucket/runs/a: .*the key has expired"):
         train(5)
-
-
-@pytest.mark.slow
-def test_two_processes_write_one_run(bucket, corpus_path, tmp_path):
-    run_one = [sys.executable, "-m", "pretrain", *tiny.run_arguments(CORPUS, WORKDIR, "--depth", "scan")]
-    command = [sys.executable, "-m", "tpu", "local", "--processes", "2", "--devices", "2", "--", *map(str, run_one)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall("copying gs://bucket/corpus", done.stdout + done.stderr)) == 1
-    assert sorted(losses(WORKDIR)) == list(range(1, 41))
-    assert tiny.run_command(*tiny.run_arguments(corpus_path, tmp_path / "run"))[0] == 0
-    assert losses(WORKDIR) == pytest.approx(losses(tmp_path / "run"), rel=1e-4)
-    assert tiny.final_state(WORKDIR).step == 40

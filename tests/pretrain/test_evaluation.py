@@ -63,16 +63,6 @@ def test_the_same_parameters_get_the_same_figures_whatever_the_seed_of_the_run(c
     assert figures["loss"] == pytest.approx(figures["generator_loss"] + 50 * figures["discriminator_loss"], rel=1e-6)
 
 
-def test_the_batch_size_changes_only_how_the_set_is_cut(corpus_path):
-    recipe = tiny.bert(model=BERT)
-    params = initial_params(assemble(recipe, Program()))
-    figures = [
-        evaluator(dataclasses.replace(recipe, phases=(Phase(1.0, 32, size),)), corpus_path)(params, {}, 0)
-        for size in (8, 16)  # 20 rows do not fill the last batch of either
-    ]
-    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
-
-
 def calls_by_rows(recipe, params, corpus_path):
     """(how often the program is called that evaluates a fourth of a batch, the figures)."""
     of_rows = evaluator(recipe, corpus_path, microbatches=4)
@@ -205,11 +195,6 @@ def test_detection_figures_are_those_of_sklearn(labels, logits, weights):
     assert report == pytest.approx(expected, abs=2e-3 if len(true) > 6 else 1e-5)
 
 
-def test_without_either_label_there_is_nothing_to_rank():
-    counts = jax.device_get(score_histograms(np.zeros(4, np.float32), np.zeros(4), np.ones(4)))
-    assert detection_report(counts) == {}
-
-
 def test_each_batch_of_the_set_finds_the_memory_that_the_one_before_left(corpus_path):
     carries, one = [], np.float32(1)
 
@@ -253,8 +238,6 @@ def test_plot_writes_a_picture_whole_or_not_at_all(uninterrupted, tmp_path, caps
     out = tmp_path / "new" / "curves.png"
     assert main(["plot", str(uninterrupted), str(uninterrupted), "--out", str(out)]) == 0
     assert out.read_bytes().startswith(b"\x89PNG") and list(out.parent.iterdir()) == [out]
-    assert main(["plot", str(uninterrupted), "--out", str(tmp_path / "curves.doc")]) == 2
-    assert "use .png, .pdf or .svg" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["plot", str(uninterrupted), "--out", str(tmp_path / "file" / "x.png")]) == 2
     assert "cannot write there" in capsys.readouterr().err
@@ -271,12 +254,6 @@ def test_export_writes_a_folder_for_the_step_that_is_asked_for(uninterrupted, tm
     assert (tmp_path / "newest" / "config.json").is_file() and (tmp_path / "newest" / "tokenizer.json").is_file()
     assert main(["export", str(uninterrupted), "--to", str(tmp_path / "none"), "--step", "5"]) == 2
     assert "no checkpoint of step 5: there are [4, 8, 12]" in capsys.readouterr().err
-
-
-def test_recipes_lists_them_with_their_sizes(capsys):
-    assert main(["recipes"]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if " bert-base " in line)
-    assert "110.2M" in row and "256 x 128, 256 x 512" in row and "Devlin et al. 2019" in row
 
 
 def test_a_run_compiles_nothing_after_its_first_evaluation(corpus_path, tmp_path, monkeypatch):
@@ -312,26 +289,14 @@ def test_what_a_model_remembers_comes_back_as_it_went_in_so_that_nothing_is_comp
 
 
 ON_SIX_DEVICES = """
-import dataclasses, sys
+import sys
 import jax
 import tpu.mesh
-from data_pipelines.corpus import Corpus
-from models.core.program import Program
 from pretrain.__main__ import main
 from pretrain.commands import export
 from pretrain.training import evaluate
-from pretrain.training.assembly import assemble, initial_params
-from pretrain.training.placement import place_parameters, stages
-from tests.pretrain import tiny
 
-run, corpus, exported = sys.argv[1:]
-remembering = tiny.transformer_xl(model=dataclasses.replace(tiny.TRANSFORMER_XL, depth=1))
-mesh = tpu.mesh.choose_mesh("data=2,sequence=2", jax.devices()[:4])
-(stage,) = stages(assemble(remembering, Program()), mesh)
-params = place_parameters(initial_params(stage.assembly), stage)
-evaluate.Evaluator(stage, Corpus(corpus), 16)(params, {}, 0)
-print("programs of two batches:", stage.evaluate.run._cache_size())
-
+run, exported = sys.argv[1:]
 tpu.mesh._fits = lambda *_: False  # as on chips too small for all parameters
 
 def place_and_say(*of, place=evaluate.place_rows):
@@ -350,20 +315,13 @@ main(["export", run, "--to", exported])
 """
 
 
-def test_a_run_is_read_on_several_devices_also_where_they_do_not_divide_its_batches(
-    uninterrupted, corpus_path, tmp_path
-):
-    """Batches of 8 rows, 6 devices.
-
-    Before that, the second batch of an evaluation finds the memory as the first did, where the compiler would have laid
-    it otherwise by itself.
-    """
+def test_a_run_is_read_on_several_devices_also_where_they_do_not_divide_its_batches(uninterrupted, tmp_path):
+    """Batches of 8 rows, 6 devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=6"
-    command = ("-c", ON_SIX_DEVICES, uninterrupted, corpus_path, tmp_path / "six")
+    command = ("-c", ON_SIX_DEVICES, uninterrupted, tmp_path / "six")
     process = tiny.start(program=command, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     said, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
-    assert "programs of two batches: 1\n" in said
     (measured,) = read_metrics(RunDirectory(uninterrupted), "eval")
     assert f"{measured['mlm_loss']:.4f}" in said and "evaluated on fsdp=4" in said
     assert "exported from 1 device" in said  # no chip has to hold all parameters

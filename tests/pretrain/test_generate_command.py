@@ -3,8 +3,6 @@
 import dataclasses
 import os
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -56,13 +54,12 @@ for mesh in [], ["--mesh", "tensor=2"], ["--mesh", "sequence=2"]:
 def test_devices_of_a_mesh_write_the_steered_texts_of_one(gpt2_run, tmp_path):
     (tmp_path / "words").write_text("ba\nki\n")
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    command = [sys.executable, "-c", SHARED, gpt2_run, tmp_path / "words"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    alone, cut, sequence, _ = done.stdout.split("#\n")
+    process = tiny.start(program=("-c", SHARED, gpt2_run, tmp_path / "words"), JAX_PLATFORMS="cpu", XLA_FLAGS=flags)
+    out, err = process.communicate(timeout=400)
+    alone, cut, sequence, _ = out.split("#\n")
     assert alone.startswith("== prompt 1") and alone == cut and sequence == ""
     said = "sequence cuts rows, texts grow token by token; use data, fsdp or tensor"
-    assert done.stderr == f"error: --mesh sequence=2: {said}\n"
+    assert err == f"error: --mesh sequence=2: {said}\n"
 
 
 def test_a_text_ends_before_what_stops_it(gpt2_run, capsys):
@@ -70,12 +67,6 @@ def test_a_text_ends_before_what_stops_it(gpt2_run, capsys):
     whole = printed(capsys, *given).removesuffix("\n")
     inside = whole[len("the") + 2 :][:2]
     assert printed(capsys, *given, "--stop", inside).removesuffix("\n") == whole[: whole.index(inside, len("the"))]
-
-
-def test_what_stops_a_text_is_written_as_for_prompts(gpt2_run, capsys, monkeypatch):
-    made = stored.load(gpt2_run / "tokenizer")
-    monkeypatch.setattr(commands, "generate", lambda *of: [encode(made, [" ba\nki"])])
-    assert printed(capsys, gpt2_run, "--prompt", "ki", "--stop", "\\n") == "ki ba\n"
 
 
 def test_a_prompt_that_spells_a_special_token_is_plain_text_as_in_a_corpus(bytes_path):

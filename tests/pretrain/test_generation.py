@@ -145,18 +145,6 @@ def test_the_likeliest_that_are_drawn_from_are_transformers_(top_k, top_p):
     np.testing.assert_array_equal(likeliest(logits, top_k, top_p), scores)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"stop": (100,)}, "stop=100: must be a token of the vocabulary, from 0 to 99"),
-        ({"top_p": 0.0}, "--top-p=0.0: must be above 0"),
-    ],
-)
-def test_what_cannot_be_is_an_error_of_one_line(gpt2, settings, words):
-    with pytest.raises(UserError, match=words):
-        generate(*gpt2, [list(range(9))], Decoding(**settings))
-
-
 def test_a_prompt_has_tokens_and_a_model_that_reads_both_sides_continues_none(gpt2):
     with pytest.raises(UserError, match="prompt 2: has no tokens"):
         generate(*gpt2, [[5], []], GREEDY)

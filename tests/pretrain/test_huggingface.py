@@ -136,17 +136,26 @@ def test_a_published_size_has_the_tensors_that_transformers_has(of):
         assert PUBLISHED[of] in (number, None)
 
 
-def test_legacy_norm_names_load(exported, configs, tokenizer_path):
-    def rename(tensors):
-        for name in list(tensors):
-            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-            tensors[old] = tensors.pop(name)
+def with_old_norms(tensors):
+    for name in list(tensors):
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        tensors[old] = tensors.pop(name)
 
-    folder = exported("pretraining")
-    before = load_like(folder, configs["pretraining"], tokenizer_path)
-    rewrite(folder, rename)
-    after = load_like(folder, configs["pretraining"], tokenizer_path)
-    jax.tree.map(np.testing.assert_array_equal, before, after)
+
+TABLE, DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
+WRITTEN_OTHERWISE = {
+    "legacy names of norms": with_old_norms,
+    "a tied tensor twice": lambda tensors: tensors.update({DECODER: tensors[TABLE]}),
+    "a tied tensor under its other name": lambda tensors: tensors.update({DECODER: tensors.pop(TABLE)}),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN_OTHERWISE)
+def test_weights_that_are_written_otherwise_load(exported, configs, tokenizer_path, how):
+    folder, config = exported("masked"), configs["masked"]
+    before = load_like(folder, config, tokenizer_path)
+    rewrite(folder, WRITTEN_OTHERWISE[how])
+    jax.tree.map(np.testing.assert_array_equal, before, load_like(folder, config, tokenizer_path))
 
 
 def test_half_precision_weights_load_as_float32(configs, tokenizer_path, tmp_path):
@@ -156,16 +165,6 @@ def test_half_precision_weights_load_as_float32(configs, tokenizer_path, tmp_pat
     expected = model.bert.embeddings.position_embeddings.weight.detach().float().numpy()
     assert loaded["embeddings"]["positions"].dtype == np.float32
     np.testing.assert_array_equal(loaded["embeddings"]["positions"], expected)
-
-
-def test_a_tied_tensor_stored_twice_or_only_under_its_other_name_loads(exported, configs, tokenizer_path):
-    folder, config = exported("masked"), configs["masked"]
-    table, decoder = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
-    before = load_like(folder, config, tokenizer_path)
-    rewrite(folder, lambda tensors: tensors.update({decoder: tensors[table]}))
-    jax.tree.map(np.testing.assert_array_equal, before, load_like(folder, config, tokenizer_path))
-    rewrite(folder, lambda tensors: tensors.pop(table))
-    jax.tree.map(np.testing.assert_array_equal, before, load_like(folder, config, tokenizer_path))
 
 
 def test_a_bare_trunk_starts_its_heads_anew_only_where_that_is_asked_for(configs, tokenizer_path, tmp_path, caplog):
