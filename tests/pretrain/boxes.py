@@ -38,8 +38,6 @@ class Boxed(nn.Module):
 
     def encode(self, inputs, noise=None, slots=None):
         x = self.words[inputs["tokens"]].mean(axis=1, keepdims=True) + inputs["boxes"] @ self.boxes
-        if "confidence" in inputs:
-            x = x * inputs["confidence"][..., None]
         return x if slots is None else gather_positions(x, slots)
 
     def token_logits(self, hidden):
@@ -55,7 +53,6 @@ FAMILY = Family(
     inputs={
         "tokens": Input(("length",)),
         "boxes": Input(("length", 4), "float32"),
-        "confidence": Input(("length",), "float32", required=False),
     },
     module=Boxed,
     parameters=lambda config: [

@@ -106,16 +106,6 @@ def test_what_finds_no_memory_in_its_first_step_says_what_makes_it_smaller(corpu
         run(toys.recipe(), tiny.options(corpus_path, tmp_path / "run"))
 
 
-def test_an_evaluation_that_finds_no_memory_is_not_called_a_train_step():
-    def evaluator(*_):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-    journal = SimpleNamespace(doing=lambda _: None)
-    of_run = SimpleNamespace(journal=journal, assembly=SimpleNamespace(recipe=tiny.bert(phases=PHASES)), frozen={})
-    with pytest.raises(UserError, match=r"phase 2: its evaluation does not fit .* phases\.1\.batch_size"):
-        loop._evaluate(of_run, SimpleNamespace(step=tiny.bert().steps, params={}), evaluator)
-
-
 @pytest.mark.parametrize("name, names", [(TRAIN, [TRAIN]), (EVALUATE, [EVALUATE]), ("checkpoint", [])])
 def test_a_device_needs_room_for_the_state_beside_whatever_is_done(name, names):
     mesh = choose_mesh(None, jax.devices())

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import logging
-import re
 from types import SimpleNamespace
 
 import jax
@@ -23,8 +22,6 @@ from models.families.bigbird import BigBirdConfig
 from models.families.longformer import LongformerConfig
 from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
-from pretrain.commands import run as runs
-from pretrain.huggingface.beginning import other_pattern
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
 from pretrain.training.initial_weights import load_weights
@@ -73,15 +70,6 @@ def test_another_sparse_pattern_is_said(read, trained, caplog):
     assert jax.tree.all(jax.tree.map(np.array_equal, params, trained))
     said = "its weights go on with another sparse pattern: model.pattern.name is dense there and bigbird here"
     assert said in caplog.text and "positions" not in caplog.text
-
-
-def test_of_one_sparse_pattern_the_fields_that_differ_are_said():
-    with_pattern = lambda name, **fields: dataclasses.replace(tiny.BERT, pattern=Pattern(name, **fields))
-    before, after = with_pattern("bigbird"), with_pattern("bigbird", block=4, seed=4)
-    said = "model.pattern.block is 64 there and 4 here, model.pattern.seed is 0 there and 4 here"
-    assert other_pattern(before, after) == said and other_pattern(before, before) == ""
-    assert other_pattern(with_pattern("dense"), with_pattern("dense", seed=4)) == ""  # which changes nothing
-    assert other_pattern(with_pattern("longformer"), with_pattern("longformer", seed=4)) == ""
 
 
 @pytest.fixture
@@ -173,20 +161,6 @@ def test_a_family_that_is_not_named_is_refused(roberta, bert_run, corpus_path, m
         load_weights("--init-from", str(bert_run), BIGBIRD, parameter_shapes(BIGBIRD), Corpus(corpus_path))
 
 
-def test_what_has_no_counterpart_starts_anew_where_that_is_asked_for(roberta, monkeypatch, caplog):
-    usual = roberta(LONGFORMER)["layers"]["attention"]
-    continuing(monkeypatch, "longformer", {"roberta": {}})
-    lacking = "layers/attention/global/key/bias, layers/attention/global/key/kernel, "
-    with pytest.raises(UserError, match=f"has no {lacking}.*--init-heads-anew"):
-        roberta(LONGFORMER)
-    start = jax.tree.map(lambda leaf: np.full(leaf.shape, 7, np.float32), parameter_shapes(LONGFORMER))
-    with caplog.at_level(logging.WARNING):
-        found = roberta(LONGFORMER, lambda: start)["layers"]["attention"]
-    assert re.search(f"these start anew: {lacking}", caplog.text)
-    assert all((leaf == 7).all() for leaf in jax.tree.leaves(found["global"]))
-    np.testing.assert_array_equal(found["key"]["bias"], usual["key"]["bias"])
-
-
 BIGBIRD = BigBirdConfig(**{**vars(tiny.BERT), "positions": 80, "pattern": Pattern("bigbird", block=8)})
 
 
@@ -196,15 +170,3 @@ def test_a_bigbird_begins_as_a_shorter_bert(bert_run, trained, corpus_path):
         theirs = dict(leaves(trained))[path]
         rows = np.arange(80) % 32 if path == "embeddings/positions" else slice(None)
         np.testing.assert_array_equal(leaf, theirs[rows], err_msg=path)
-
-
-def test_a_run_begins_with_a_shorter_one(bert_run, trained, corpus_path, tmp_path, caplog, monkeypatch):
-    begun = []
-    monkeypatch.setattr(runs, "train", lambda run, state, carried: begun.append(state) or (state, 0))
-    options = tiny.options(corpus_path, tmp_path / "run", init_from=str(bert_run))
-    assert runs.run(tiny.bert(model=LONG, steps=1), options) == 0
-    table = trained["embeddings"]["positions"]
-    np.testing.assert_array_equal(
-        begun[0].params["embeddings"]["positions"], np.concatenate([table, table, table[:16]])
-    )
-    assert "its 32 positions are copied on to 80" in caplog.text

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from data_pipelines.errors import UserError
 from pretrain.commands.run import run
 from pretrain.state import TrainState
 from pretrain.storage import checkpoints as module
-from pretrain.storage.checkpoints import Checkpoints, checkpoint_bytes
+from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.run_directory import RunDirectory, disk_errors
 from pretrain.storage.stored_state import checksums
 from tests.pretrain import tiny, toys
@@ -111,10 +112,6 @@ def test_the_last_n_and_every_mth_stay(tmp_path):
     assert tiny.equal(reopened(tmp_path).restore(like, 3), state_at(3))
 
 
-def test_no_checkpoint_at_all_is_none(tmp_path):
-    assert reopened(tmp_path).restore(like) is None
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_which_is_said(damage, three, caplog):
     DAMAGES[damage](three / "3")
@@ -122,19 +119,6 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_which_is_said(d
     assert tiny.equal(checkpoints.restore(like), state_at(2))
     assert "checkpoint of step 3 is damaged" in caplog.text and "going on from step 2" in caplog.text
     assert (three / "3.damaged").is_dir() and checkpoints.steps() == [1, 2]
-
-
-def test_what_is_damaged_is_written_again_and_two_damaged_ones_are_passed_over(three):
-    flip(data_files(three / "3")[0])
-    checkpoints = reopened(three)
-    checkpoints.restore(like)
-    checkpoints.save(state_at(3))  # training reaches that step again
-    checkpoints.wait()
-    checkpoints.close()
-    for step in ("2", "3"):  # and the disk strikes again
-        flip(data_files(three / step)[0])
-    assert tiny.equal(reopened(three).restore(like), state_at(1))
-    assert reopened(three).steps() == [1] and (three / "3.damaged").is_dir()
 
 
 def test_a_run_logs_what_is_damaged_and_does_not_begin_again_when_all_are(corpus_path, tmp_path):
@@ -151,17 +135,6 @@ def test_a_run_logs_what_is_damaged_and_does_not_begin_again_when_all_are(corpus
             go(20)
         assert "\n" not in str(caught.value)
     assert RunDirectory(workdir).checkpoint_steps() == [5, 10]
-
-
-def test_a_half_written_checkpoint_does_not_count(three):
-    for name in ("4.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-1234567"):
-        (three / name / "default").mkdir(parents=True)
-    checkpoints = reopened(three)
-    assert checkpoints.steps() == [1, 2, 3]
-    assert tiny.equal(checkpoints.restore(like), state_at(3))
-    checkpoints.save(state_at(4))
-    checkpoints.wait()
-    assert tiny.equal(reopened(three).restore(like), state_at(4))
 
 
 def test_a_state_given_away_right_after_saving_is_saved_as_it_was(tmp_path):
@@ -231,23 +204,7 @@ def test_a_process_whose_save_fails_does_not_wait_for_those_that_wait_for_it(tmp
     assert failed.is_set() and time.monotonic() - begin < 100
 
 
-# Sets a limit on the size of files, in which the writers see an error of the same kind as on a full disk: above what a
-# run's other files reach, below a checkpoint's metadata. Its arrays are no measure: the time at which they arrive
-# decides over how many files they are spread.
-WITHOUT_ROOM = """
-import resource, sys
-import pytest
-from pretrain.__main__ import main
-from tests.pretrain import toys
-resource.setrlimit(resource.RLIMIT_FSIZE, (7_000, 7_000))
-toys.register(pytest.MonkeyPatch())
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_a_run_that_cannot_write_its_checkpoint_ends_with_2_and_keeps_the_one_before(
-    corpus_path, tmp_path, monkeypatch
-):
+def test_a_run_that_cannot_write_its_checkpoint_keeps_the_one_before(corpus_path, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     run(toys.recipe(steps=4), tiny.options(corpus_path, workdir))
     with monkeypatch.context() as patch:
@@ -256,13 +213,12 @@ def test_a_run_that_cannot_write_its_checkpoint_ends_with_2_and_keeps_the_one_be
         with pytest.raises(UserError, match=said):
             run(toys.recipe(steps=8), tiny.options(corpus_path, workdir))
     assert [folder.name for folder in (workdir / "checkpoints").iterdir()] == ["4"]  # it is not even begun
-    arguments = ["run", "--recipe", workdir / "recipe.json", "--corpus", corpus_path, "--workdir", workdir]
-    process = tiny.start(*arguments, program=("-c", WITHOUT_ROOM))
-    _, err = process.communicate(timeout=400)
-    assert process.returncode == 2, err
-    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
-    assert "cannot write there" in line and "File too large" in line and "safe: 4." in line
-    assert "Traceback" not in err
+    with monkeypatch.context() as patch:
+        full = mock.Mock(side_effect=OSError(errno.EFBIG, "File too large"))
+        patch.setattr(os, "rename", full)  # Orbax's last step
+        with pytest.raises(UserError, match="cannot write there .*File too large.*safe: 4.") as refused:
+            run(toys.recipe(steps=8), tiny.options(corpus_path, workdir))
+    assert refused.value.status == 2
     assert tiny.final_state(workdir).step == 4
 
 
@@ -278,21 +234,3 @@ def test_only_what_changes_its_dtype_is_copied_but_on_a_cpu(tmp_path, monkeypatc
     copied, kept = (jax.tree.map(lambda a, b: place(a) != place(b), stored, state) for stored in handed)
     assert all(jax.tree.leaves(copied))
     assert kept.carry and sum(jax.tree.leaves(kept)) == 1 and handed[1].carry.dtype == jnp.float32
-
-
-@pytest.mark.parametrize(
-    "platform, dtype, cut, extra",
-    [
-        ("cpu", jnp.float32, (2, 4), 32),
-        ("tpu", jnp.float32, (2, 4), 0),
-        ("tpu", jnp.bfloat16, (2, 4), 32),  # stored in float32
-        ("tpu", jnp.float32, (8, 4), 32),  # each of the four devices hands over a quarter
-        ("tpu", jnp.float32, (4, 4), 32),
-        ("tpu", jnp.bfloat16, (8, 4), 128 + 32),
-    ],
-)
-def test_what_a_checkpoint_takes_on_a_device(platform, dtype, cut, extra):
-    devices = [types.SimpleNamespace(platform=platform)] * 4
-    sharding = types.SimpleNamespace(device_set=devices, shard_shape=lambda shape: cut)
-    array = types.SimpleNamespace(shape=(8, 4), size=32, dtype=jnp.dtype(dtype), sharding=sharding)
-    assert checkpoint_bytes({"array": array}) == extra

@@ -5,8 +5,6 @@ The storage is a stand-in that speaks HTTP; gcsfs, Orbax and TensorStore's drive
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +28,6 @@ from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_kills import figures
 
-ROOT = Path(__file__).parent.parent.parent
 CORPUS, WORKDIR, EXPORT = (place(f"gs://bucket/{name}") for name in ("corpus", "runs/a", "hf/a"))
 # Orbax leaves coroutines behind where a file does not load.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -118,16 +115,11 @@ def test_killed_as_a_checkpoint_is_whole_and_started_again_it_ends_as_a_local_ru
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
-def test_every_file_of_a_work_directory_is_in_the_bucket_and_none_beside_it(bucket, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_every_file_of_a_work_directory_is_in_the_bucket(bucket):
     assert train(15, keep=1, profile=True) == 0
-    names = {name.split("/")[2] for name in bucket.names("bucket") if name.startswith("runs/a/")}
-    files = {"recipe.json", "run.json", "metrics.jsonl", "log.txt"}
-    assert names == files | {"tokenizer", "checkpoints", "tensorboard", "profile"}
     assert any(name.endswith(".xplane.pb") for name in bucket.names("bucket") if "runs/a/profile/" in name)
     assert json.loads(text(bucket, "run.json"))["corpus"] == "gs://bucket/corpus"
-    assert RunDirectory(WORKDIR).checkpoint_steps() == [15]
-    assert not (tmp_path / "gs:").exists()
+    assert RunDirectory(WORKDIR).checkpoint_steps() == [15] and not Path("gs:").exists()
 
 
 @pytest.mark.slow
@@ -288,20 +280,3 @@ def test_access_lost_while_training_is_one_line(bucket, monkeypatch):
     monkeypatch.setattr(loop.Checkpoints, "save", lose)
     with pytest.raises(UserError, match="--workdir gs://bucket/runs/a: .*the key has expired"):
         train(5)
-
-
-@pytest.mark.slow
-def test_two_processes_write_one_run(bucket, corpus_path, tmp_path):
-    run_one = [sys.executable, "-m", "pretrain", *tiny.run_arguments(CORPUS, WORKDIR, "--depth", "scan")]
-    command = [sys.executable, "-m", "tpu", "local", "--processes", "2", "--devices", "2", "--", *map(str, run_one)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall("copying gs://bucket/corpus", done.stdout + done.stderr)) == 1
-    assert sorted(losses(WORKDIR)) == list(range(1, 41))
-    assert tiny.run_command(*tiny.run_arguments(corpus_path, tmp_path / "run"))[0] == 0
-    assert losses(WORKDIR) == pytest.approx(losses(tmp_path / "run"), rel=1e-4)
-    assert tiny.final_state(WORKDIR).step == 40
-
-
-def test_the_cure_names_roles_that_the_page_names():
-    assert all(role in (ROOT / "docs/cloud.md").read_text() for role in (cloud.OBJECT_ROLE, cloud.BUCKET_ROLE))

@@ -67,24 +67,9 @@ def test_one_of_another_model_or_damaged_is_refused(trained, gpt2_run, tmp_path)
         discriminator.load(tmp_path, params)
 
 
-def test_the_fit_is_where_the_penalised_likelihood_has_no_gradient():
-    rng = np.random.default_rng(0)
-    labels = rng.integers(3, size=200)
-    states = (rng.normal(size=(200, 5)) * [1, 30, 0.1, 1, 1] + 7 + labels[:, None]).astype(np.float32)
-    kernel, bias = discriminator.fit(states, labels, 3)
-    scores = states @ kernel + bias
-    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    spread = states.std(0)
-    gradient = (states / spread).T @ (shares - np.eye(3)[labels]) / 200
-    np.testing.assert_allclose(gradient, -discriminator.PENALTY * kernel * spread[:, None], atol=3e-4)
-    np.testing.assert_allclose((shares - np.eye(3)[labels]).mean(0), 0, atol=3e-5)
-    assert discriminator.hits(states, labels, kernel, bias).mean() > 0.6
-
-
 MISTAKES = {
     "one label": ([{"text": "a", "label": "x"}] * 9, "give at least two labels"),
     "no label": ([{"text": "a"}], "line 1: has no 'label' but 'text'"),
-    "no text": ([{"text": " ", "label": "x"}], "line 1: 'text' is empty"),
     "a number": ([{"text": "a", "label": 1}], "line 1: 'label' is 1; give text"),
 }
 
@@ -102,8 +87,6 @@ def test_the_step_is_the_one_that_is_asked_for(trained, gpt2_run, tmp_path, caps
     arguments = ["discriminator", str(gpt2_run), "--examples", str(trained[1].parent / "lines.jsonl")]
     assert main([*arguments, "--out", str(tmp_path / "made"), "--step", "3"]) == 2
     assert "has no checkpoint of step 3" in capsys.readouterr().err and not (tmp_path / "made").exists()
-    assert main([*arguments, "--out", "s3://bucket/made"]) == 2
-    assert "--out s3://bucket/made: give a local path" in capsys.readouterr().err
 
 
 def test_a_folder_with_anything_else_is_not_written_into(trained, gpt2_run, tmp_path, capsys):
@@ -112,12 +95,6 @@ def test_a_folder_with_anything_else_is_not_written_into(trained, gpt2_run, tmp_
     assert f"--out {gpt2_run}: holds checkpoints, so it is no discriminator" in capsys.readouterr().err
     assert main([*arguments, str(trained[1])]) == 2  # but into an earlier one
     assert "none: cannot be read" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--seed=-1", "--seed=4294967296", "--heldout=1"])
-def test_a_number_out_of_its_range_is_told_before_anything_is_read(option, tmp_path, capsys):
-    assert main(["discriminator", str(tmp_path), "--examples", "none", "--out", str(tmp_path / "made"), option]) == 2
-    assert f"error: {option}" in capsys.readouterr().err
 
 
 def test_a_bag_has_its_words_of_one_token_as_they_stand_in_a_text(gpt2_run, tmp_path):
@@ -130,8 +107,6 @@ def test_a_bag_has_its_words_of_one_token_as_they_stand_in_a_text(gpt2_run, tmp_
     (tmp_path / "none.txt").write_text("qqqq\n")
     with pytest.raises(UserError, match="none of its 1 words is one token of this model"):
         bag(tmp_path / "none.txt", Encoder(tokenizer), 384)
-    with pytest.raises(UserError, match="cannot be read as text"):
-        bag(tmp_path / "missing.txt", Encoder(tokenizer), 384)
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(UserError, match="empty.txt: holds no word; write one on each line"):
         bag(tmp_path / "empty.txt", Encoder(tokenizer), 384)
@@ -152,7 +127,6 @@ def test_generate_takes_words_a_label_and_strengths(trained, gpt2_run, tmp_path,
         ("--label", "te"): "--discriminator and --label: give both",
         ("--discriminator", str(trained[1]), "--label", "tte"): "has no label tte; did you mean te?",
         ("--steering.window", "3"): "--steering: has no effect without --words or --discriminator",
-        ("--steering.gamma", "-1"): "--steering.gamma=-1.0: must be at least 0 and at most 2",
         (*options, "--beams", "2"): "--beams 2: a steered text is drawn or greedy",
     }
     monkeypatch.undo()

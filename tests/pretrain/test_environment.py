@@ -2,13 +2,12 @@
 
 import json
 import re
-from importlib import metadata
 
 import jax
 
 from pretrain.commands.run import run
 from pretrain.storage import environment
-from pretrain.storage.environment import changed, versions
+from pretrain.storage.environment import versions
 from tests.pretrain import tiny, toys
 
 
@@ -18,22 +17,6 @@ def test_versions_of_all_that_requirements_name():
     lines = (environment.ROOT / "requirements.txt").read_text().splitlines()
     names = {re.split(r"[=>;\[]", line)[0] for line in lines if line and not line.startswith("#")}
     assert len(names) > 15 and names < set(found)
-
-
-def test_an_installed_package_knows_its_requirements_by_its_metadata(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    required = ['jax==0.10.2; python_version < "3.12"', "optax>=0.2.8", 'pytest>=9; extra == "dev"', "no-such>=1"]
-    monkeypatch.setattr(metadata, "requires", lambda name: required if name == "pretrain" else None)
-    found = versions()
-    assert found["code"] is None and {"jax", "optax"} < set(found)
-    assert not {"pytest", "no-such", "flax"} & set(found)
-
-
-def test_what_differs_is_one_line():
-    before = {"code": "a", "jax": "1", "optax": "2"}
-    assert changed(before, before) is None
-    said = changed(before, {"code": "b", "optax": "2", "grain": "3"})
-    assert said.startswith("since the last start: code a -> b, grain None -> 3, jax 1 -> None; ")
 
 
 def test_a_run_that_goes_on_with_other_versions_says_so(corpus_path, tmp_path, monkeypatch):

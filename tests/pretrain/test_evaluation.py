@@ -2,10 +2,7 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -18,7 +15,6 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.program import Program
 from pretrain.__main__ import main
-from pretrain.commands import plot
 from pretrain.commands.export import export_run
 from pretrain.commands.run import run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
@@ -67,16 +63,6 @@ def test_the_same_parameters_get_the_same_figures_whatever_the_seed_of_the_run(c
     assert figures["loss"] == pytest.approx(figures["generator_loss"] + 50 * figures["discriminator_loss"], rel=1e-6)
 
 
-def test_the_batch_size_changes_only_how_the_set_is_cut(corpus_path):
-    recipe = tiny.bert(model=BERT)
-    params = initial_params(assemble(recipe, Program()))
-    figures = [
-        evaluator(dataclasses.replace(recipe, phases=(Phase(1.0, 32, size),)), corpus_path)(params, {}, 0)
-        for size in (8, 16)  # 20 rows do not fill the last batch of either
-    ]
-    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
-
-
 def calls_by_rows(recipe, params, corpus_path):
     """(how often the program is called that evaluates a fourth of a batch, the figures)."""
     of_rows = evaluator(recipe, corpus_path, microbatches=4)
@@ -101,10 +87,8 @@ def test_rows_are_evaluated_some_at_a_time_each_with_its_own_memory(corpus_path)
 @pytest.mark.parametrize(
     "length, batch_size, microbatches, devices, rows",
     [
-        (128, 2048, 1, 1, 64),
         (128, 2048, 64, 1, 32),
         (512, 8192, 1, 1, 16),
-        (512, 8192, 1, 256, 1024),
         (512, 8192, 1, 2048, 2048),
         (65536, 4, 1, 2, 2),
         (512, 36, 1, 1, 12),
@@ -190,8 +174,6 @@ def scored(rate, shift):
     "labels, logits, weights",
     [
         scored(0.1, 1.0),
-        scored(0.5, 0.0),
-        scored(0.03, 3.0),
         ([0, 1, 0, 0, 1, 0], [0.3] * 6, [1] * 6),  # equal scores are worth a coin toss
         ([0, 1, 0, 1], [-99, 99, -50, 16], [1] * 4),  # beyond the histogram
     ],
@@ -211,11 +193,6 @@ def test_detection_figures_are_those_of_sklearn(labels, logits, weights):
         "base_rate_entropy": -true.mean() * np.log(true.mean()) - (1 - true.mean()) * np.log(1 - true.mean()),
     }
     assert report == pytest.approx(expected, abs=2e-3 if len(true) > 6 else 1e-5)
-
-
-def test_without_either_label_there_is_nothing_to_rank():
-    counts = jax.device_get(score_histograms(np.zeros(4, np.float32), np.zeros(4), np.ones(4)))
-    assert detection_report(counts) == {}
 
 
 def test_each_batch_of_the_set_finds_the_memory_that_the_one_before_left(corpus_path):
@@ -257,18 +234,10 @@ def test_eval_prints_what_the_run_measured_beside_the_baseline(uninterrupted, ca
     assert "--stride 8: bert does not predict next tokens of rows; leave it out" in capsys.readouterr().err
 
 
-def test_curves_have_as_much_of_their_runs_paths_as_tells_them_apart():
-    assert plot._labels([Path("one/run"), Path("/a/two/run")]) == ["one/run", "two/run"]
-    assert plot._labels([Path("a/one"), Path("a/two")]) == ["one", "two"]
-    assert plot._labels([Path("a/run"), Path("b/a/run")]) == ["a/run", "b/a/run"]
-
-
 def test_plot_writes_a_picture_whole_or_not_at_all(uninterrupted, tmp_path, capsys):
     out = tmp_path / "new" / "curves.png"
     assert main(["plot", str(uninterrupted), str(uninterrupted), "--out", str(out)]) == 0
     assert out.read_bytes().startswith(b"\x89PNG") and list(out.parent.iterdir()) == [out]
-    assert main(["plot", str(uninterrupted), "--out", str(tmp_path / "curves.doc")]) == 2
-    assert "use .png, .pdf or .svg" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["plot", str(uninterrupted), "--out", str(tmp_path / "file" / "x.png")]) == 2
     assert "cannot write there" in capsys.readouterr().err
@@ -285,14 +254,6 @@ def test_export_writes_a_folder_for_the_step_that_is_asked_for(uninterrupted, tm
     assert (tmp_path / "newest" / "config.json").is_file() and (tmp_path / "newest" / "tokenizer.json").is_file()
     assert main(["export", str(uninterrupted), "--to", str(tmp_path / "none"), "--step", "5"]) == 2
     assert "no checkpoint of step 5: there are [4, 8, 12]" in capsys.readouterr().err
-
-
-def test_recipes_lists_them_all_with_their_sizes(capsys):
-    assert main(["recipes"]) == 0
-    out = capsys.readouterr().out
-    assert "electra-large" in out
-    row = next(line for line in out.splitlines() if " bert-base " in line)
-    assert "110.2M" in row and "256 x 128, 256 x 512" in row and "Devlin et al. 2019" in row
 
 
 def test_a_run_compiles_nothing_after_its_first_evaluation(corpus_path, tmp_path, monkeypatch):
@@ -328,28 +289,14 @@ def test_what_a_model_remembers_comes_back_as_it_went_in_so_that_nothing_is_comp
 
 
 ON_SIX_DEVICES = """
-import dataclasses, sys
+import sys
 import jax
 import tpu.mesh
-from data_pipelines.corpus import Corpus
-from models.core.program import Program
 from pretrain.__main__ import main
 from pretrain.commands import export
 from pretrain.training import evaluate
-from pretrain.training.assembly import assemble, initial_params
-from pretrain.training.initial_weights import load_weights
-from pretrain.training.placement import place_parameters, stages
-from tests.models.shapes import parameter_shapes
-from tests.pretrain import tiny
 
-run, corpus, exported = sys.argv[1:]
-remembering = tiny.transformer_xl(model=dataclasses.replace(tiny.TRANSFORMER_XL, depth=1))
-mesh = tpu.mesh.choose_mesh("data=2,sequence=2", jax.devices()[:4])
-(stage,) = stages(assemble(remembering, Program()), mesh)
-params = place_parameters(initial_params(stage.assembly), stage)
-evaluate.Evaluator(stage, Corpus(corpus), 16)(params, {}, 0)
-print("programs of two batches:", stage.evaluate.run._cache_size())
-
+run, exported = sys.argv[1:]
 tpu.mesh._fits = lambda *_: False  # as on chips too small for all parameters
 
 def place_and_say(*of, place=evaluate.place_rows):
@@ -365,29 +312,19 @@ def export_and_say(params, *rest, whole=export.export):
 export.export = export_and_say
 main(["eval", run, "--examples", "16"])
 main(["export", run, "--to", exported])
-weights = load_weights("--init-from", run, tiny.BERT, parameter_shapes(tiny.BERT), Corpus(corpus))
-print("begins with", len(jax.tree.leaves(weights)), "arrays")
 """
 
 
-def test_a_run_is_read_on_several_devices_also_where_they_do_not_divide_its_batches(
-    uninterrupted, corpus_path, tmp_path
-):
-    """Batches of 8 rows, 6 devices.
-
-    Before that, the second batch of an evaluation finds the memory as the first did, where the compiler would have laid
-    it otherwise by itself.
-    """
+def test_a_run_is_read_on_several_devices_also_where_they_do_not_divide_its_batches(uninterrupted, tmp_path):
+    """Batches of 8 rows, 6 devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=6"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", ON_SIX_DEVICES, uninterrupted, corpus_path, tmp_path / "six"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "programs of two batches: 1\n" in done.stdout
+    command = ("-c", ON_SIX_DEVICES, uninterrupted, tmp_path / "six")
+    process = tiny.start(program=command, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    said, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
     (measured,) = read_metrics(RunDirectory(uninterrupted), "eval")
-    assert f"{measured['mlm_loss']:.4f}" in done.stdout and "evaluated on fsdp=4" in done.stdout
-    assert "exported from 1 device" in done.stdout  # no chip has to hold all parameters
-    assert "begins with " in done.stdout
+    assert f"{measured['mlm_loss']:.4f}" in said and "evaluated on fsdp=4" in said
+    assert "exported from 1 device" in said  # no chip has to hold all parameters
     export_run(uninterrupted, tmp_path / "one")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "six")]
     assert files[0] == files[1]

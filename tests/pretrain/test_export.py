@@ -4,12 +4,9 @@ import dataclasses
 import io
 import logging
 import os
-import resource
-import signal
 import stat
 from pathlib import Path
 
-import numpy as np
 import pytest
 import transformers
 from rich.console import Console
@@ -18,11 +15,9 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
-from data_pipelines.tokenizers import stored
 from models.families.registry import family_of
 from pretrain.commands import run as runs
 from pretrain.huggingface.export import check_replaceable
-from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.recipe import resolve
 from pretrain.storage.run_directory import RunDirectory
 from tests.pretrain import tiny
@@ -78,27 +73,6 @@ def expected_of(kind):
     return next(iter(family_of(MODELS[kind][0]).hf.values()))
 
 
-@pytest.mark.parametrize("tokenizer", ["wordpiece", "albert"])
-def test_an_exported_bert_fills_masks_also_in_padded_pairs(exported, tokenizer):
-    pipeline = transformers.pipeline(
-        "fill-mask", model=str(exported("pretraining", tokenizer, positions=64)), device=-1
-    )
-    mask = pipeline.tokenizer.mask_token
-    answers = pipeline([f"the {mask} fox", f"a corpus of small {mask} for the lazy dog"], batch_size=2)
-    alone = pipeline(f"the {mask} fox")
-    assert [answer["token"] for answer in answers[0]] == [answer["token"] for answer in alone]
-    np.testing.assert_allclose([a["score"] for a in answers[0]], [a["score"] for a in alone], rtol=1e-4)
-
-
-@pytest.mark.parametrize("tokenizer", ["xlnet", "albert", "wordpiece"])
-def test_an_exported_xlnet_generates_until_its_own_end(exported, tokenizer):
-    pipeline = transformers.pipeline("text-generation", model=str(exported("xlnet", tokenizer)), device=-1)
-    told, tokens = pipeline.model.generation_config, pipeline.tokenizer
-    named = (told.bos_token_id, told.eos_token_id, told.pad_token_id)
-    assert named == (tokens.bos_token_id, tokens.eos_token_id, tokens.pad_token_id)
-    assert pipeline("the quick", max_new_tokens=2, do_sample=False)[0]["generated_text"].startswith("the quick")
-
-
 def test_a_tokenizer_with_more_token_types_than_the_model_is_refused_before_it_trains(tmp_path):
     source = write_texts(tmp_path / "texts", documents=40, seed=0)
     options = {"tokenizer": "sentencepiece-unigram", "vocab_size": 60, "heldout": 0.1, "processes": 1}
@@ -112,38 +86,12 @@ def test_a_tokenizer_with_more_token_types_than_the_model_is_refused_before_it_t
     resolve(tiny.xlnet(), corpus)
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(exported, tmp_path):
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, unlimited[1]))  # config.json has room, the weights have none
-    try:
-        with pytest.raises(UserError, match=r"export --to .*: cannot be written \(.*too large"):
-            exported("pretraining")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-        signal.signal(signal.SIGXFSZ, ignored)
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_folder_that_one_is_in_is_not_replaced(tmp_path, monkeypatch):
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
     for folder in (".", "..", tmp_path / "inside"):
         with pytest.raises(UserError, match="export --to .*: you are in this folder"):
             check_replaceable(Path(folder), "run")
-
-
-@pytest.mark.parametrize("kind", ["pretraining", "electra"])
-def test_nor_is_such_a_model_exported(exported, tmp_path, kind):
-    with pytest.raises(UserError, match="export --to .*: its tokenizer gives token types up to 2, which model.types=2"):
-        exported(kind, "xlnet")
-    assert not any(tmp_path.iterdir())
-
-
-def test_what_the_options_that_are_named_make_fits(configs, tokenizers):
-    for kind in KINDS:
-        *_, flavour = expected_of(kind).prepare.split()
-        assert misfits(configs[kind], stored.load(tokenizers[flavour])) == []
 
 
 def test_a_run_says_at_its_start_that_its_export_will_not_fit(corpus_path, tmp_path, monkeypatch):

@@ -3,27 +3,20 @@
 import dataclasses
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from data_pipelines.tokenizers import stored
-from data_pipelines.tokenizers.table import train
-from data_pipelines.tokenizers.training import Training
 from pretrain.__main__ import main
 from pretrain.commands import generate as commands
 from pretrain.commands.generate import encode
 from pretrain.commands.options import Generate
-from pretrain.generation.fillings import Filling
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.inputs import inputs_of
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import assemble
-from pretrain.training.restore import Restored, restore
+from pretrain.training.restore import restore
 from tests.pretrain import tiny
 
 
@@ -61,13 +54,12 @@ for mesh in [], ["--mesh", "tensor=2"], ["--mesh", "sequence=2"]:
 def test_devices_of_a_mesh_write_the_steered_texts_of_one(gpt2_run, tmp_path):
     (tmp_path / "words").write_text("ba\nki\n")
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    command = [sys.executable, "-c", SHARED, gpt2_run, tmp_path / "words"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    alone, cut, sequence, _ = done.stdout.split("#\n")
+    process = tiny.start(program=("-c", SHARED, gpt2_run, tmp_path / "words"), JAX_PLATFORMS="cpu", XLA_FLAGS=flags)
+    out, err = process.communicate(timeout=400)
+    alone, cut, sequence, _ = out.split("#\n")
     assert alone.startswith("== prompt 1") and alone == cut and sequence == ""
     said = "sequence cuts rows, texts grow token by token; use data, fsdp or tensor"
-    assert done.stderr == f"error: --mesh sequence=2: {said}\n"
+    assert err == f"error: --mesh sequence=2: {said}\n"
 
 
 def test_a_text_ends_before_what_stops_it(gpt2_run, capsys):
@@ -75,12 +67,6 @@ def test_a_text_ends_before_what_stops_it(gpt2_run, capsys):
     whole = printed(capsys, *given).removesuffix("\n")
     inside = whole[len("the") + 2 :][:2]
     assert printed(capsys, *given, "--stop", inside).removesuffix("\n") == whole[: whole.index(inside, len("the"))]
-
-
-def test_what_stops_a_text_is_written_as_for_prompts(gpt2_run, capsys, monkeypatch):
-    made = stored.load(gpt2_run / "tokenizer")
-    monkeypatch.setattr(commands, "generate", lambda *of: [encode(made, [" ba\nki"])])
-    assert printed(capsys, gpt2_run, "--prompt", "ki", "--stop", "\\n") == "ki ba\n"
 
 
 def test_a_prompt_that_spells_a_special_token_is_plain_text_as_in_a_corpus(bytes_path):
@@ -146,12 +132,9 @@ MISTAKES = [  # arguments, what is said, whether before the run is read
     (["--number", 2], "--number 2: there are not so many texts", False),
     (["--max-tokens", 1000], "--max-tokens 1000 are more than the", False),
     (["--beams", 1000], "--beams 1000: the vocabulary has", False),
-    (["--seed", -1], "--seed=-1: must be at least 0 and below 2**32", True),
     (["--seed", 2**32], "--seed=4294967296: must be at least 0 and below 2**32", True),
     (["--stop", ""], "--stop: is given no value", True),
     (["--stop", "a", "\udcff"], "--stop '\\udcff': is not UTF-8", True),
-    (["--number", 0], "--number=0: must be at least 1", True),
-    (["--max-tokens", 0], "--max-tokens=0: must be at least 1", True),
     (["--length-penalty", 2], "--length-penalty 2: has no effect without --beams", True),
 ]
 
@@ -184,13 +167,3 @@ def test_a_masked_model_needs_a_mask_and_names_the_options_that_write_texts(bert
     named = "--sample, --temperature, --repetition-penalty, --stop, --words, --seed, --steering.step-size: no effect on"
     assert said.startswith(f"error: {named} a model that fills masks")
     assert "write [MASK] where a word is missing" in mistake(capsys, bert_run, "--prompt", "the")
-
-
-def test_a_filling_of_bytes_is_printed_as_text(monkeypatch, capsys):
-    texts = ["the quick brown fox jumps over the lazy dog"] * 5
-    made = train("bpe", texts, Training(320, specials="roberta"))
-    (token,) = encode(made, [" the"])[0]
-    monkeypatch.setattr(commands, "fill", lambda *_: [[Filling(token, 0.5)]])
-    restored = Restored(assemble(tiny.bert()), 0, {}, {}, None, [])
-    commands._print_fillings(Generate(Path()), restored, made, ["[MASK] dog"])
-    assert capsys.readouterr().out.splitlines()[1] == "  0.5000   the"

@@ -1,8 +1,6 @@
 """Prompts are continued as transformers' `generate` continues them."""
 
 import dataclasses
-import functools
-import re
 
 import jax
 import numpy as np
@@ -20,7 +18,7 @@ from pretrain.generation import loop
 from pretrain.generation.choice import choose, likeliest
 from pretrain.generation.decoding import generate
 from pretrain.generation.fillings import fill
-from pretrain.generation.loop import program, ready
+from pretrain.generation.loop import ready
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.recipe import Phase
@@ -28,7 +26,6 @@ from pretrain.training.assembly import assemble
 from pretrain.training.restore import Restored, warn_beyond_trained
 from tests.contract import cases, torch_reference
 from tests.pretrain import tiny
-from tpu.mesh import row_mesh
 
 MODULES = {name: FAMILIES[name].module(case.model, Program(depth="scan")) for name, case in cases.CASES.items()}
 DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder)]
@@ -101,32 +98,6 @@ def test_a_penalty_for_repetition_is_transformers_(gpt2, torch_gpt2):
     assert found == theirs(torch_gpt2, same, repetition_penalty=1.3) != theirs(torch_gpt2, same)
 
 
-def test_on_a_cpu_weights_and_cache_lie_as_products_read_them(gpt2):
-    """No token has a matrix cut, copied or turned, and none a cache copied; where weights are ready, no call has."""
-    model, params = MODULES["gpt2"].clone(program=Program(depth="unroll")), gpt2[1]
-    kernels = {frozenset(leaf.shape[1:]) for path, leaf in leaves(params["layers"]) if path.endswith("kernel")}
-    for rows, given in (3, params), (1, jax.eval_shape(functools.partial(ready, model), params)):
-        tokens = jax.ShapeDtypeStruct((rows, 64), np.int32)  # an axis of no matrix
-        write = program(model, GREEDY, row_mesh(jax.devices()[:1], [1]))
-        text = write.lower(given, tokens, tokens, row_keys(0, 0, np.arange(rows))).compile().as_text()
-        name = re.search(r" while\(.*body=(%[\w.]+)", text)[1]
-        (loop,) = re.findall(rf"^{re.escape(name)} .*?^}}", text, re.DOTALL | re.MULTILINE)
-        of_weights = {how for axes, how in made(loop if rows > 1 else text) if len(axes) == 2 and {*axes} in kernels}
-        assert of_weights <= {"parameter", "get-tuple-element"} and "get-tuple-element" in of_weights
-        of = r"dot\(.*lhs_contracting_dims={(\d)}, rhs_contracting_dims={(\d)}"
-        dots = re.findall(rf"= f32\[(\d+),(\d+)\]\S* {of}", text)
-        of_rows = {(n, *over) for out, n, *over in dots if "3" in (out, n)}
-        assert of_rows == ({("3", "1", "1")} if rows == 3 else set())  # products of weights as [out, in]
-        of_cache = {how for axes, how in made(loop) if axes[-2:-1] == (64 + NEW,) and axes[-1] > 1}
-        assert "get-tuple-element" in of_cache and "copy" not in of_cache
-
-
-def made(text):
-    """(axes, what makes it) of each f32 array in a compiled program."""
-    found = re.findall(r"= f32\[([\d,]+)\]\S* ([\w-]+)\(", text)
-    return {(tuple(map(int, axes.split(","))), how) for axes, how in found}
-
-
 def test_the_loop_is_compiled_by_the_options_for_few_rows(gpt2, monkeypatch):
     monkeypatch.setattr(loop, "small_product_options", lambda mesh: {"xla_of_few_rows": True})
     with pytest.raises(Exception, match="No such compile option: 'xla_of_few_rows'"):
@@ -174,27 +145,9 @@ def test_the_likeliest_that_are_drawn_from_are_transformers_(top_k, top_p):
     np.testing.assert_array_equal(likeliest(logits, top_k, top_p), scores)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"max_tokens": 30}, "prompt 1: 9 tokens and --max-tokens 30 are more than the 32 positions"),
-        ({"beams": 101}, "--beams 101: the vocabulary has 100 tokens"),
-        ({"stop": (100,)}, "stop=100: must be a token of the vocabulary, from 0 to 99"),
-        ({"top_k": 5}, "--top-k 5: has no effect without --sample"),
-        ({"beams": 2, "temperature": 0.5}, "--beams 2: takes the likeliest"),
-        ({"top_p": 0.0}, "--top-p=0.0: must be above 0"),
-    ],
-)
-def test_what_cannot_be_is_an_error_of_one_line(gpt2, settings, words):
-    with pytest.raises(UserError, match=words):
-        generate(*gpt2, [list(range(9))], Decoding(**settings))
-
-
 def test_a_prompt_has_tokens_and_a_model_that_reads_both_sides_continues_none(gpt2):
     with pytest.raises(UserError, match="prompt 2: has no tokens"):
         generate(*gpt2, [[5], []], GREEDY)
-    with pytest.raises(UserError, match="--number 2: there are not so many texts"):
-        generate(*gpt2, [[5]], GREEDY, number=2)
     with pytest.raises(UserError, match="a model of bert cannot continue texts; those of .*gpt2 can"):
         generate(MODULES["bert"], cases.params(cases.CASES["bert"]), [[5]], GREEDY)
 

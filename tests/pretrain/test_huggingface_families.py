@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +19,12 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
-from data_pipelines.tokenizers import stored
-from data_pipelines.tokenizers.table import train
-from data_pipelines.tokenizers.training import Training
 from models.attention.patterns.pattern import Pattern
 from pretrain.huggingface import shards
 from pretrain.huggingface.export import export
-from pretrain.huggingface.load import load
 from pretrain.huggingface.tensors import architecture, tensors
 from pretrain.recipe import resolve
 from pretrain.recipes.registry import RECIPES
-from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 from tests.pretrain.hugging_face_folders import BIGBIRD, LONGFORMER, load_like, random_params, rewrite
 from tests.texts import write_texts
@@ -71,20 +65,6 @@ def test_a_folder_as_it_was_published_loads(configs, tokenizers, tmp_path, kind)
     jax.tree.map(np.testing.assert_array_equal, *ours)
 
 
-def test_no_more_than_one_file_s_tensors_are_copied_at_a_time(configs, tmp_path):
-    """In bfloat16, where all are."""
-    config = dataclasses.replace(configs["gpt2"], width=64, feed_forward=256, depth=8)
-    stored_tensors = tensors(random_params(config), config, "model")
-    said = tmp_path / "config.json"
-    said.write_text("{}")
-    total = sum(tensor.array().nbytes for tensor in stored_tensors.values()) // 2
-    tracemalloc.start()
-    shards.write(stored_tensors, tmp_path, jnp.dtype("bfloat16"), said, total // 10)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(list(tmp_path.glob("model-*"))) >= 10 and peak < 1.7 * total / 10, peak / total
-
-
 FEW = BIGBIRD.pattern
 DILATED = dataclasses.replace(LONGFORMER.pattern, dilations=(1, 2))
 
@@ -119,22 +99,6 @@ def test_of_a_roberta_with_the_pair_head_all_else_loads_and_the_export_says_so(e
     assert all(name.startswith(("pair.", "roberta.pooler.")) for name in info["unexpected_keys"])
 
 
-def test_a_roberta_fills_masks_also_in_padded_batches(exported):
-    pipeline = transformers.pipeline("fill-mask", model=str(exported("roberta")), device=-1)
-    answers = pipeline(["the<mask> fox", "a corpus of small<mask> for the lazy dog"], batch_size=2)
-    alone = pipeline("the<mask> fox")
-    assert [answer["token"] for answer in answers[0]] == [answer["token"] for answer in alone]
-
-
-def test_a_folder_with_another_vocabulary_in_two_files_is_refused(exported, configs, tokenizers, tmp_path):
-    folder, other, config = exported("roberta"), tmp_path / "other", configs["roberta"]
-    stored.save(train("bpe", ["quite another text"] * 3, Training(config.vocab_size)), other)
-    (folder / "tokenizer.json").unlink()
-    load_like(folder, config, tokenizers["roberta"])
-    with pytest.raises(UserError, match="prepare the corpus with --tokenizer"):
-        load_like(folder, config, other)
-
-
 def test_a_corpus_whose_padding_has_another_id_is_refused_before_training(corpus_path, tmp_path):
     recipe = RECIPES["roberta-tiny"]
     of_pairs = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, types=2))
@@ -145,23 +109,3 @@ def test_a_corpus_whose_padding_has_another_id_is_refused_before_training(corpus
     options = Prepare((f"text:{source}",), tmp_path / "corpus", tokenizer="bpe", vocab_size=300, processes=1)
     prepare(options, Console(file=io.StringIO()))
     assert resolve(recipe, Corpus(tmp_path / "corpus")).model.types == 1
-
-
-def test_positions_of_a_bare_roberta_are_those_behind_the_two_that_no_token_reads(configs, tokenizers, tmp_path):
-    """Its head starts anew where that is asked for; where the model has more positions, they are copied on."""
-    config, tokenizer_path = configs["roberta"], tokenizers["roberta"]
-    theirs, start = reference.torch_model(config, "model"), random_params(config, seed=1)
-    theirs.roberta.save_pretrained(tmp_path / "bare")
-    with pytest.raises(UserError, match=r"has no lm_head\..* start them anew with --init-heads-anew"):
-        load_like(tmp_path / "bare", config, tokenizer_path)
-    loaded = load(tmp_path / "bare", config, parameter_shapes(config), tokenizer_path, start=lambda: start)
-    np.testing.assert_array_equal(loaded["predictions"]["bias"], start["predictions"]["bias"])
-    positions = theirs.roberta.embeddings.position_embeddings.weight.detach().numpy()[2:]
-    np.testing.assert_array_equal(loaded["embeddings"]["positions"], positions)
-
-    longer = dataclasses.replace(config, positions=72)
-    export(reference.to_ours({"model": theirs}, longer, tmp_path), longer, tokenizer_path, tmp_path / "out")
-    stored_positions = load_file(tmp_path / "out" / shards.WHOLE)["roberta.embeddings.position_embeddings.weight"]
-    np.testing.assert_array_equal(stored_positions[2:], np.concatenate([positions, positions, positions[:8]]))
-    loaded = transformers.AutoModel.from_pretrained(tmp_path / "out")
-    assert loaded.config.max_position_embeddings == 74

@@ -1,14 +1,54 @@
-"""The softmax in blocks has the plain one's sums and gradients, and never holds the logits of all tokens."""
+"""The adaptive softmax's losses are torch's, however many blocks it takes; the softmax in blocks has the plain one's
+sums and gradients, and never holds the logits of all tokens."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
-from pretrain.objectives import blocked_softmax
+from pretrain.objectives import adaptive_softmax, blocked_softmax
+from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
 from pretrain.objectives.blocked_softmax import softmax_sums
 
-ROWS, LENGTH, WIDTH, VOCAB, REAL = 3, 11, 8, 40, 37
+VOCABULARY, CUTOFFS, WIDTH = 23, (6, 11, 17), 8
+
+
+def arrays(theirs, read):
+    """torch's (head, ((projection, table), ...)) as arrays: of its weights, or of their gradients."""
+    weights = [read(layer.weight).numpy() for layer in theirs.tail.modules() if hasattr(layer, "weight")]
+    return read(theirs.head.weight).numpy(), tuple(zip(weights[::2], weights[1::2], strict=True))
+
+
+def loss(weights, hidden, targets):
+    head, tails = weights
+    pieces = [(hidden @ down.T, table, jnp.zeros(len(table))) for down, table in tails]
+    return adaptive_cross_entropy(hidden @ head.T, pieces, targets, CUTOFFS)
+
+
+@pytest.mark.parametrize("block", [3, 256])
+@pytest.mark.parametrize("highest", [VOCABULARY, 8], ids=["all clusters", "two clusters without targets"])
+def test_losses_and_gradients_are_torchs(block, highest, monkeypatch):
+    monkeypatch.setattr(adaptive_softmax, "BLOCK", block)
+    torch.manual_seed(0)
+    theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(WIDTH, VOCABULARY, CUTOFFS, div_value=2.0)
+    hidden = torch.randn(40, WIDTH, requires_grad=True)
+    targets, factors = torch.randint(0, highest, (40,)), torch.rand(40)
+    for parameter in theirs.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    losses = -theirs(hidden, targets).output
+    (losses * factors).sum().backward()
+
+    weights = arrays(theirs, lambda w: w.detach())
+    inputs = (jnp.asarray(hidden.detach().numpy()), jnp.asarray(targets.numpy()))
+    np.testing.assert_allclose(loss(weights, *inputs), losses.detach().numpy(), atol=2e-6)
+    weighted = jax.jit(jax.grad(lambda w, x: (loss(w, x, inputs[1]) * factors.numpy()).sum(), argnums=(0, 1)))
+    ours = weighted(weights, inputs[0])
+    expected = (arrays(theirs, lambda w: w.grad), hidden.grad.numpy())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), ours, expected)
+
+
+ROWS, LENGTH, VOCAB, REAL = 3, 11, 40, 37
 RNG = np.random.default_rng(0)
 FACTORS = np.array([0.3, -0.7], np.float32)  # of the two sets of weights
 BIAS = np.where(np.arange(VOCAB) < REAL, RNG.normal(size=VOCAB), -np.inf).astype(np.float32)
