@@ -8,13 +8,6 @@ import sys
 import pytest
 
 REPORTS = "PYTEST_REPORTS"  # in a started process: the file descriptor that it writes its reports to
-QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"  # to compile
-
-
-def xla_flags():
-    """For a started process: this one's and, where that compiles quickly, what makes it quicker still."""
-    given = os.environ.get("XLA_FLAGS", "")
-    return f"{given} {QUICK}" if given else ""
 
 
 class Reporting:
@@ -33,7 +26,7 @@ class Started:
 
     def __init__(self, items, devices=1, **environment):
         self.config, (read, write) = items[0].config, os.pipe()
-        flags = f"{xla_flags()} --xla_force_host_platform_device_count={devices}"
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         environment = {**os.environ, "XLA_FLAGS": flags, REPORTS: str(write), **environment}
         options = ["-q", "--tb=no", "-m", "", "-o", f"cache_dir={self.config.getini('cache_dir')}"]
         command = [sys.executable, "-m", "pytest", *options, *(item.nodeid for item in items)]

@@ -20,7 +20,6 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.signals import EXIT_STOPPED
 from tests.pretrain import tiny
-from tests.tpu.own_process import xla_flags
 from tpu import __main__ as of_tpu
 from tpu import chatter
 from tpu import cluster as clusters
@@ -46,9 +45,8 @@ class Cluster:
     def __init__(self, processes, devices, arguments):
         command = [sys.executable, "-m", "tpu", "local", "--processes", str(processes), "--devices", str(devices), "--"]
         command += [sys.executable, *map(str, arguments)]
-        environment = {**os.environ, "XLA_FLAGS": xla_flags()}
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, **how)
+        self.process = subprocess.Popen(command, cwd=ROOT, **how)
         self.said = ""
 
     def until(self, pattern):
