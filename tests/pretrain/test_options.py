@@ -17,7 +17,6 @@ from models.core.parameters import decays, leaves
 from models.core.program import Program
 from pretrain.commands.run import run
 from pretrain.objectives.objective import Moment
-from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import ahead, loop
@@ -242,14 +241,6 @@ def test_max_skipped(corpus_path, tmp_path, monkeypatch, toy_run):
         run(recipe, options)  # the count goes on where the checkpoint left it
     with pytest.raises(UserError, match="not finite in the last 5 updates up to step 15"):
         run(recipe, dataclasses.replace(options, max_skipped=5))
-
-
-def test_init_from(toy_run, corpus_path, tmp_path):
-    source = toy_run()
-    still = toys.recipe(name="other", steps=1, schedule=Schedule("constant", peak=0.0, warmup=0.0))
-    run(still, tiny.options(corpus_path, tmp_path / "next", init_from=str(source.path)))
-    assert tiny.equal(tiny.final_state(tmp_path / "next").params, tiny.final_state(source.path).params)
-    assert RunDirectory(tmp_path / "next").read_run()["init_from"] == str(source.path)
 
 
 @pytest.mark.parametrize("field, value", [("dtype", "bfloat16"), ("depth", "scan"), ("remat", "full")])
