@@ -63,12 +63,6 @@ def test_a_stopped_run_goes_on_with_its_memory_bit_for_bit(whole, corpus_path, t
     assert not np.array_equal(halfway.carry["hidden"], state.carry["hidden"])
 
 
-def test_without_memory_nothing_is_carried():
-    of = stage(recipe(memory=0))
-    assert of.state.carry == {}
-    of.train.run.trace(*of.train.arguments)
-
-
 def test_evaluation_remembers_as_much_as_it_is_told_and_no_longer_than_a_document_where_memory_is_reset(corpus_path):
     params = initial_params(assemble(recipe(), Program()))
 

@@ -75,10 +75,6 @@ def test_a_field_out_of_range_is_refused_by_name(fields):
         Schedule(**fields)
 
 
-def test_decay_is_read_by_the_schedule_that_decays_alone():
-    assert Schedule("constant", warmup=0.95).warmup == 0.95
-
-
 def onward(kind, since, before, **fields):
     """A schedule, made longer after `since` of its `before` steps."""
     return extend(Schedule(**{"peak": PEAK, "warmup": 0.1} | fields, from_here=kind), since, before)
