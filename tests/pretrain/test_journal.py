@@ -6,7 +6,6 @@ import time
 import pytest
 from rich.console import Console
 
-from data_pipelines.progress import busy
 from pretrain.commands.run import run
 from pretrain.storage import journal
 from pretrain.storage.journal import Journal
@@ -63,21 +62,10 @@ def test_a_pipe_gets_no_bar(shown):
     assert screen.getvalue() == "a line\n"
 
 
-def test_a_run_tells_every_step_when_it_is_handed_to_the_devices_and_what_comes_between(
-    corpus_path, tmp_path, monkeypatch
-):
+def test_a_run_tells_of_every_step_and_of_what_comes_between(corpus_path, tmp_path, monkeypatch):
     told = []
     toys.register(monkeypatch)
     monkeypatch.setattr(Journal, "doing", lambda self, what: told.append(what))
     monkeypatch.setattr(Journal, "progress", lambda self, step: told.append(step))
     run(toys.recipe(steps=4), tiny.options(corpus_path, tmp_path / "run", log_every=4, eval_every=2))
     assert told == ["compiling phase 1", 1, 2, "evaluating", 3, 4, "evaluating"]
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_busy_shows_a_line_that_goes_away_on_a_terminal_alone(terminal):
-    screen = io.StringIO()
-    with busy("training a tokenizer", Console(file=screen, force_terminal=terminal)):
-        time.sleep(0.3)
-    assert ("training a tokenizer" in screen.getvalue()) == terminal
-    assert not terminal or screen.getvalue().endswith("\x1b[2K")  # erased

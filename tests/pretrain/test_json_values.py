@@ -43,14 +43,11 @@ VALUES = [
     Outer(),
     Outer(maybe=Inner(2)),
     Outer(either=Inner(2, 0.25)),
-    Outer(number=7),
-    Outer(text_or_number=1.5),
     Outer(several=(Twin(1), Inner(1), Twin(2))),
     Outer(pair=(5, Inner(6, 0.125))),
     Outer(mixed=(1, None, Inner(2))),
     Outer(nested=((1, "a"), (2, "b"))),
     Outer(one_or_two=(1, Inner(2))),
-    Outer(flag=True),
 ]
 
 
@@ -66,16 +63,12 @@ def test_a_whole_number_may_stand_for_a_number():
 
 MISTAKES = [
     ({"number": "7"}, r"outer.number='7': must be a whole number or null$"),
-    ({"number": 7.0}, r"outer.number=7.0: must be a whole number or null"),
     ({"number": True}, r"outer.number=True: must be a whole number or null"),
-    ({"flag": 1}, r"outer.flag=1: must be true or false"),
-    ({"maybe": {"size": "big"}}, r"outer.maybe.size='big': must be a whole number$"),
     ({"maybe": {"size": 1, "rat": 0.1}}, r"outer.maybe.rat: this version has no field rat; did you mean rate\?"),
     ({"maybe": {"rate": 0.1}}, r"outer.maybe.size is missing; give it a whole number"),
     ({"maybe": 3}, r"outer.maybe=3: must be an object with size, rate or null"),
     ({"either": {"size": 3}}, r"outer.either.kind: unknown kind None; use one of Inner, Twin"),
     ({"pair": [1]}, r"outer.pair=\[1\]: must be a list of 2"),
-    ({"nested": [[1, "a"], [1, 2]]}, r"outer.nested.1.1=2: must be text"),
 ]
 
 
@@ -93,15 +86,10 @@ def edited(change) -> str:
 
 RECIPE_MISTAKES = [
     (lambda f: f["model"].update(positions="wide"), r"model.positions='wide': must be a whole number"),
-    (lambda f: f["model"]["generator"].update(width=1.5), r"model.generator.width=1.5: must be a whole number"),
-    (lambda f: f["model"].update(heads=3), r"model.heads: this version has no field heads; use one of .*positions"),
     (lambda f: f["model"].update(types=0), r"model.*types=0: must be at least 1"),
-    (lambda f: f.update(model=None), r"model=None: must be an object with family and fields"),
     (lambda f: f["model"].update(family="electa"), r"model.family: .* electa; did you mean electra\?"),
     (lambda f: f["model"].update(family=[]), r"model.family: this version has no \[\]; use one of "),
     (lambda f: f["objective"].update(kind="Guess"), r"objective.kind: this version has no Guess; use one of "),
-    (lambda f: f["phases"][0].update(length=None), r"phases.0.length=None: must be a whole number"),
-    (lambda f: f.pop("steps"), r"steps is missing; give it a whole number"),
     (lambda f: f.update(stepz=3), r"stepz: this version has no field stepz; did you mean steps\?"),
 ]
 

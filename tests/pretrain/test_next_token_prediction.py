@@ -15,7 +15,6 @@ from data_pipelines.__main__ import main as prepare
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import end_token
 from data_pipelines.examples.strided_documents import StridedDocuments
 from data_pipelines.text.token_bytes import token_bytes
 from models.attention.mask import Mask
@@ -132,17 +131,6 @@ def test_what_does_not_go_together_is_said(fields, said):
         NextTokenPrediction(**fields)
 
 
-@pytest.fixture(scope="module")
-def coded(tmp_path_factory):
-    """A corpus of documents with control codes, of fewer tokens than the model knows."""
-    folder, command = tmp_path_factory.mktemp("coded"), ["prepare", "--heldout", "0", "--tokenizer", "wordlevel"]
-    for name, words in {"Law": "the laws of the land bind the links of the land", "Food": "food of the land"}.items():
-        (folder / f"{name}.txt").write_text(words)
-        command += ["--source", f"text:{folder}/{name}.txt", "--code", f"[{name}]"]
-    assert prepare([*command, "--processes", "1", "--out", str(folder / "c")]) == 0
-    return Corpus(folder / "c")
-
-
 LENGTH, STRIDE = 8, 3
 
 
@@ -153,14 +141,12 @@ def log_probabilities(tokens):
     return jax.nn.log_softmax(MODEL.apply(VARIABLES, hidden, method="token_logits"))
 
 
-def plain_loop(document, end, code=None):
-    """Nats of a document's tokens and of the end token behind; what stands before is an end token or, in each row, the
-    code."""
+def plain_loop(document, end):
+    """Nats of a document's tokens and of the end token behind; what stands before is an end token."""
     text, nats, done, begin = [end, *document, end], 0.0, 0, 0
     while done < len(text) - 1:
         stop = min(begin + LENGTH, len(text) - 1)
         row = np.pad(text[begin:stop], (0, LENGTH - (stop - begin)))  # which no token before sees
-        row[0] = row[0] if code is None else code
         log = log_probabilities(jnp.asarray(row, jnp.int32))
         nats -= sum(float(log[place - begin, text[place + 1]]) for place in range(done, stop))
         done, begin = stop, begin + STRIDE
@@ -180,15 +166,6 @@ def test_the_perplexity_of_whole_documents_is_that_of_a_plain_loop(corpus):
     nats, tokens = strided(corpus)
     np.testing.assert_allclose(nats, sum(plain_loop(text, 99) for text in texts), rtol=1e-5)
     assert tokens == sum(len(text) + 1 for text in texts)
-
-
-def test_so_is_that_of_documents_with_codes(coded):
-    (part,) = coded.parts
-    law, food = np.split(part.array("train", "tokens").tolist(), [11])
-    end, codes = end_token(coded), [coded.special["code_[Law]"], coded.special["code_[Food]"]]
-    nats, tokens = strided(coded)
-    np.testing.assert_allclose(nats, plain_loop(law, end, codes[0]) + plain_loop(food, end, codes[1]), rtol=1e-5)
-    assert tokens == 12 + 5
 
 
 BASELINES = {  # objective -> how often each document's end token is predicted, and whether its code is
@@ -240,8 +217,3 @@ def test_eval_with_a_stride_reads_every_token_of_whole_documents(gpt2_run, capsy
     for more in (["--stride", "16"], [], ["--stride", "16", "--examples", "5"]):
         assert main(["eval", str(gpt2_run), *more]) == 0
     assert read == [sys.maxsize, 1024, 5]
-
-
-def test_a_stride_that_does_not_fit_the_rows_is_refused(gpt2_run, capsys):
-    assert main(["eval", str(gpt2_run), "--stride", "1000"]) == 2
-    assert "--stride 1000: give a number from 1 to the length of the rows" in capsys.readouterr().err

@@ -14,21 +14,11 @@ from tests.pretrain.fields import replaced
 
 MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.etc, tiny.gpt2, tiny.transformer_xl, tiny.xlnet)
 RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
+PLACES = {"bert": 7, "albert": 7, "electra": 12, "bigbird-etc": 14, "gpt2": 7, "transformer-xl": 11, "xlnet": 16}
 
 
-@pytest.mark.parametrize(
-    ("name", "places"),
-    [
-        ("bert", 7),
-        ("albert", 7),
-        ("electra", 12),
-        ("bigbird-etc", 14),
-        ("gpt2", 7),
-        ("transformer-xl", 11),
-        ("xlnet", 16),
-    ],
-)
-def test_every_place_has_keys_of_its_own(name, places, monkeypatch):
+@pytest.mark.parametrize("name", PLACES)
+def test_every_place_has_keys_of_its_own(name, monkeypatch):
     recipe = replaced(replaced(RECIPES[name], "model.dropout", 0.1), "model.attention_dropout", 0.1)
     assembly = assemble(recipe, Program(depth="unroll"))
     carry, _ = initial_carry(assembly, 0)
@@ -43,5 +33,5 @@ def test_every_place_has_keys_of_its_own(name, places, monkeypatch):
     batch = {name: np.zeros((rows, *shape), dtype) for name, (shape, dtype) in spec.items()}
     params = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(lambda: initial_params(assembly)))
     found = np.asarray(jax.jit(keys_of_places)(params, batch, noise.row_keys(0, 0, jnp.arange(rows))))
-    assert len(found) == places
-    assert len(np.unique(found.reshape(-1, 2), axis=0)) == places * rows
+    assert len(found) == PLACES[name]
+    assert len(np.unique(found.reshape(-1, 2), axis=0)) == PLACES[name] * rows

@@ -11,7 +11,7 @@ import pytest
 from models.core.parameters import LAYERS, decays, leaves, nest
 from models.families.bert import FAMILY as BERT
 from models.families.electra import FAMILY as ELECTRA
-from pretrain.optimizers import NAMES, Optimizer, clip, transformation
+from pretrain.optimizers import Optimizer, clip, transformation
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 from tests.pretrain.fields import other, replaced
@@ -131,7 +131,3 @@ def test_every_field_changes_the_update(field):  # but clip, above
     start = Optimizer(epsilon=0.1, decay=0.5)
     changed = replaced(start, field, other(f"optimizer.{field}", getattr(start, field)))
     assert not tiny.equal(update_of(start), update_of(changed))
-
-
-def test_no_optimizer_is_without_a_test():
-    assert set(NAMES) == {"adamw", "lamb", "adagrad"}  # each compared with optax above

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from data_pipelines.errors import UserError
 from models.attention.kernels.table import costs
 from pretrain.commands import planning
 from pretrain.commands.options import Target
-from pretrain.commands.planning import parse_plan, plan_command, shaped, works
+from pretrain.commands.planning import plan_command, shaped, works
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from pretrain.training import placement
@@ -21,20 +20,12 @@ from tpu import calibration, plan_report
 from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
-from tpu.estimate import Estimate
 from tpu.mesh import choose_mesh
 from tpu.plan import plan
 from tpu.rules import shard_bytes
 from tpu.topologies import parse_topology
 
 V5E = parse_topology("v5e:1x1")
-
-
-def test_fields_of_the_recipe_and_shapes_are_options():
-    arguments = "bert-base --topology v4-32 --model.depth 3 --batch-size 64 --mesh fsdp=4 --remat full"
-    recipe, target = parse_plan(arguments.split())
-    assert recipe.model.depth == 3 and {phase.batch_size for phase in recipe.phases} == {64}
-    assert (target.topology, target.mesh, target.remat, target.largest) == ("v4-32", "fsdp=4", "full", True)
 
 
 def test_the_mesh_follows_the_mean_of_the_phases_by_their_steps(on_cpu, monkeypatch):
@@ -57,17 +48,12 @@ def test_phases_that_become_equal_are_planned_once():
     [
         ("bert-base", "tpu plan: --topology is missing; name a slice, as in --topology v5e:4x4"),
         ("bert-base --topology v5e:4x4 --mesh fsdp=3", "--mesh fsdp=3: it takes 3 devices, there are 16"),
-        ("bert-base --topology v5e:4x4 --mesh slice=2,data=32", "--mesh slice=2,data=32: it takes 64 .* are 32"),
         ("bert-base --topology v5e:4x4 --mesh data=16 --batch-size 8", "batch_size=8 is not a multiple of"),
-        ("bert-bose --topology v5e:4x4", "did you mean bert-base"),
-        ("bert-base --topology v5e:3x3", r"v5e has .*v5e:4x4 \(v5litepod-16\)"),
-        ("bert-base --topology v5e:4x4 --remat some", "--remat='some': use one of none, dots, full"),
         ("bert-base --topology v5e:4x4 --attention splash --model.heads 16", "set model.attention_dropout=0.1 to 0"),
         ("bert-base --topology v5e:4x4 --sequence-length 4096", "longer than model.positions=512"),
         ("bert-base --topology v5e:4x4 --model.pattern.name bigbird", r"phases.0.length=128: .* at least 512 tokens"),
-        ("bert-base --topology v5e:4x4 --bach-size 3", "did you mean --batch-size"),
         ("", "name a recipe first"),
-        ("--all --topologies v9:2x2", "no TPU topology"),
+        ("--all --topologies", "--topologies: name at least one"),
     ],
 )
 def test_mistakes_are_one_line(arguments, says, capsys):
@@ -169,12 +155,6 @@ def test_microbatches_reach_the_step(on_cpu):
     assert scans(four) > scans(one) and (one.rows_multiple, four.rows_multiple) == (1, 4)
 
 
-def test_a_batch_that_the_mesh_does_not_divide(on_cpu):
-    recipe = tiny.bert(phases=(Phase(1.0, 32, 6),))
-    with pytest.raises(UserError, match=r"phases.0.batch_size=6 .* --microbatches 4 .* --batch-size a multiple of 4"):
-        list(works(recipe, target(microbatches=4), V5E))
-
-
 def test_a_plan_is_printed_for_every_phase(on_cpu, capsys, tmp_path):
     arguments = "toy --topology v5e:1x1 --model.vocab-size 300 --batch-size 8 --sequence-length 16"
     assert plan_command([*arguments.split(), "--dtype", "float32", "--cache", str(tmp_path)]) == 0
@@ -192,7 +172,6 @@ def test_a_plan_is_printed_for_every_phase(on_cpu, capsys, tmp_path):
     [
         (0.4, (0.8, 0.9), "40.0% (up to 50,"),
         (0.4, (0.8, 1.25), "40.0% (32 to 50,"),
-        (0.4, (1.1, 1.25), "40.0% (down to 32,"),
         (0.004, (0.8, 1.25), "0.4% (0.3 to 0.5,"),
     ],
 )
@@ -203,38 +182,6 @@ def test_a_range_ends_where_a_measurement_lay_to_that_side_of_its_estimate(mfu, 
         estimate=estimate, tokens_per_second=1.0, mfu=mfu, topology=SimpleNamespace(generation="v5p")
     )
     assert plan_report.figures(planned)["estimated MFU"].startswith(said)
-
-
-def test_a_row_of_the_table_says_what_limits_a_step():
-    step = Estimate(0.147, compute=0.142, kernels=0.0127, memory=0.0541, collectives=0.03, exposed=0.0052)
-    column = plan_report._COLUMNS["cores (of it kernels), HBM, waits, ms"]
-    assert column(SimpleNamespace(mfu=0.5, estimate=step)) == "142 (12.7), 54.1, 5.2"
-    assert column(SimpleNamespace(mfu=None, estimate=None)) == "no estimate"
-
-
-def test_the_largest_batch_of_a_phase_has_all_its_other_fields(monkeypatch):
-    phases = tuple(toys.TwoLengths(0.5, 16, 8, target_length=length) for length in (4, 12))
-    recipe, seen = toys.recipe(objective=toys.WhatFollows(), phases=phases), []
-    monkeypatch.setattr(planning, "works", lambda alone, *_: seen.extend(alone.phases) or iter([(None, "")]))
-    monkeypatch.setattr(planning, "plan", lambda *_: SimpleNamespace(needed=0))
-    monkeypatch.setattr(planning, "largest_batch", lambda total, *_: total(32))
-    work = SimpleNamespace(length=16, rows=8, rows_multiple=1, mesh="data=1")
-    planned = SimpleNamespace(work=work, parts={}, room=1)
-    planning._largest(recipe, 1, target(), V5E, planned)
-    assert seen == [toys.TwoLengths(1.0, 16, 32, target_length=12)]
-
-
-@pytest.mark.parametrize("empty", ["topologies", "recipes"])
-def test_a_table_of_nothing_is_refused(empty, tmp_path):
-    with pytest.raises(UserError, match=f"--{empty}: name at least one"):
-        plan_command(["--all", f"--{empty}", "--out", str(tmp_path)])
-
-
-def test_where_no_table_can_be_written_nothing_is_planned(on_cpu, tmp_path):
-    (tmp_path / "plans").touch()
-    with pytest.raises(UserError, match="--out .*plans: cannot write there .it is a file.; choose another folder"):
-        plan_command(["--all", "--topologies", "v5e:1x1", "--out", str(tmp_path / "plans")])
-    assert on_cpu == []
 
 
 def test_all_writes_a_table_and_a_picture(on_cpu, tmp_path):

@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import jax
 import pytest
 
 from pretrain.commands import platform
@@ -92,34 +90,3 @@ def test_compiled_programs_are_kept_on_accelerators_alone(monkeypatch, tmp_path)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
     platform.prepare()
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "mine"
-
-
-def test_compiled_programs_go_with_a_work_directory_in_a_bucket_unless_the_user_says_where(monkeypatch, tmp_path):
-    settings = {}
-    monkeypatch.setattr(jax.config, "update", settings.__setitem__)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    here, there = str(tmp_path / "pretrain" / "xla"), "gs://bucket/runs/a"
-    for cache, workdir in ((None, there), ("mine", there), (here, "runs/a")):
-        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-        if cache:
-            monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", cache)
-        platform.keep_compiled_with(workdir)
-        assert settings == {}
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", here)
-    platform.keep_compiled_with(there)
-    assert settings == {
-        "jax_compilation_cache_dir": f"{there}/compiled", "jax_persistent_cache_enable_xla_caches": "none",
-    }  # fmt: skip
-
-
-def test_programs_that_nobody_read_for_long_are_forgotten(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    cache = tmp_path / "pretrain" / "xla"
-    cache.mkdir(parents=True)
-    for name, age in (("old", 1.1), ("new", 0.9)):
-        (cache / f"jit_{name}-cache").touch()
-        then = time.time() - age * platform.KEPT_SECONDS
-        os.utime(cache / f"jit_{name}-cache", (then, then))
-    platform.keep_compiled()
-    assert [file.name for file in cache.iterdir()] == ["jit_new-cache"]

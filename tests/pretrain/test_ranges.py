@@ -7,7 +7,6 @@ import re
 import pytest
 
 from data_pipelines.errors import UserError
-from models.core.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, RATE, SHARE
 from pretrain.options import Options
 from pretrain.recipe import check, to_json
 from pretrain.recipes.registry import RECIPES
@@ -73,13 +72,3 @@ def test_every_number_of_the_options_is_checked():
     for field, value in found.items():
         for other in tried(value):
             assert_checked(field, other, refusal(lambda: Options(**given | {field: other})))  # noqa: B023
-
-
-@pytest.mark.parametrize("allowed", [COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, RATE, SHARE])
-def test_no_range_holds_nan_or_infinity(allowed):
-    assert allowed.holds(0.5 if allowed in (RATE, SHARE) else 1)
-    assert not any(map(allowed.holds, (math.nan, math.inf, -math.inf, -1)))
-
-
-def test_a_rate_is_below_one_and_a_share_may_be_all():
-    assert not RATE.holds(1.0) and SHARE.holds(1.0)

@@ -79,20 +79,11 @@ def test_nothing_is_allocated_to_place_a_memory_that_fits_on_no_single_device():
     assert state.carry["hidden"].shape == (24, 8192, 384, 1024)  # 309 GB
 
 
-@pytest.mark.parametrize(
-    "name, towers",
-    [
-        ("bert-tiny", [""]),
-        pytest.param("electra-tiny", ["discriminator.", "generator."], marks=pytest.mark.slow),
-    ],
-)
-def test_the_program_of_an_accelerator_does_not_grow_with_depth(name, towers):
+def test_the_program_of_an_accelerator_does_not_grow_with_depth():
     """So that a deep model compiles as quickly as a shallow one."""
 
     def lines(depth, program):
-        recipe = shrunk(RECIPES[name])
-        for tower in towers:
-            recipe = replaced(recipe, f"model.{tower}depth", depth)
+        recipe = replaced(shrunk(RECIPES["bert-tiny"]), "model.depth", depth)
         step = stages(assemble(recipe, program), make_mesh(MeshShape(), jax.devices()[:1]))[0].train
         return str(step.run.trace(*step.arguments).jaxpr).count("\n")
 
@@ -129,12 +120,6 @@ def test_a_recipe_written_before_there_were_some_fields_is_read_as_it_was_meant(
     assert (RECIPES["bert-base"].order, RECIPES["bert-base"].mixture) == (Order(1, 4), "proportional")
 
 
-def test_an_order_a_mixture_and_a_pattern_survive_json():
-    of_pattern = dataclasses.replace(tiny.BERT, pattern=Pattern("longformer", windows=(8, 16), dilations=(1,)))
-    recipe = tiny.bert(order=Order(2, 3), mixture="smoothed:0.7", model=of_pattern)
-    assert from_json(to_json(recipe)) == recipe
-
-
 def test_resolving_takes_the_vocabulary_of_the_corpus(corpus_path):
     recipe = dataclasses.replace(tiny.bert(), model=dataclasses.replace(tiny.BERT, vocab_size=30522))
     resolved = resolve(recipe, Corpus(corpus_path))
@@ -150,9 +135,7 @@ def test_phases_end_at_their_shares_of_the_steps_and_the_last_at_the_total():
     assert [phase_at(thirds, step) for step in range(11)] == [0] * 3 + [1] * 4 + [2] * 4
 
 
-def test_a_run_trains_through_both_phases_with_one_optimiser_state_also_when_cut_off_inside_the_second(
-    corpus_path, tmp_path, monkeypatch, capsys
-):
+def test_both_phases_share_one_optimiser_state_also_when_cut_off(corpus_path, tmp_path, monkeypatch, capsys):
     toys.register(monkeypatch)
     recipe = toys.recipe(phases=(Phase(0.6, 16, 8), Phase(0.4, 32, 16)), steps=20)
     workdir = tmp_path / "run"

@@ -71,8 +71,6 @@ def test_the_directory_holds_all_that_the_run_was(started):
             "(objective.layout: segment-pairs -> packed-sentences; objective.next_sentence: True -> False)",
         ),
         ({"phases": (Phase(0.5, 32, 8), Phase(0.5, 32, 8))}, "phases.0.share: 1.0 -> 0.5; phases.1.batch_size: None"),
-        ({"frozen": ("embeddings",)}, "frozen.0: None -> embeddings)"),
-        ({"name": "other"}, "(name: bert -> other)"),
     ],
 )
 def test_another_recipe_is_refused_listing_old_and_new_values(started, changes, said):
@@ -126,15 +124,10 @@ NO_CORPUS = "run.json does not name the run's corpus"
     "name, old, new, said",
     [
         ("recipe.json", '"family": "bert"', '"family": "XLNetConfig"', "recipe.json"),
-        ("recipe.json", '"masked-language-model"', '"Permutations"', "recipe.json"),
-        ("recipe.json", '"b1":', '"beta3": 0.5, "b1":', "recipe.json"),
         ("recipe.json", '"schedule":', '"timetable":', "recipe.json"),
-        ("recipe.json", '"linear"', '"exponential"', "recipe.json"),
         ("recipe.json", '"schedule".*', "", "recipe.json"),  # cut in half
         ("run.json", '"init_from".*', "", "run.json"),
         ("run.json", ".+", "[]", NO_CORPUS),
-        ("run.json", ".+", "{}", NO_CORPUS),
-        ("run.json", ".+", "null", NO_CORPUS),
         ("run.json", ".+", '{"corpus": 5, "fingerprint": "x"}', NO_CORPUS),
     ],
 )
@@ -146,7 +139,7 @@ def test_a_file_of_another_version_or_form_is_one_line(started, name, old, new, 
     assert said in refusal(workdir, recipe, corpus, None)
 
 
-@pytest.mark.parametrize("line", ["{bad", '{"step": 1}', "[1]", "null", '{"kind": "eval", "step": "x"}'])
+@pytest.mark.parametrize("line", ["{bad", '{"step": 1}', "[1]"])
 def test_a_line_that_is_no_measurement_is_named(line, tmp_path):
     directory = RunDirectory(tmp_path)
     directory.metrics.write_text(f'{{"kind": "eval", "step": 5, "loss": 1.0}}\n{line}\n')
@@ -194,9 +187,7 @@ def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, ca
     assert _longer_or_shorter(toys.recipe(steps=10), toys.recipe(steps=20), 10) == "steps: 10 -> 20"  # nothing else
 
 
-def test_a_run_made_longer_goes_on_from_its_rate_however_often_it_is_killed_and_anew_in_another_place(
-    corpus_path, tmp_path, capsys
-):
+def test_a_run_made_longer_goes_on_from_its_rate_also_when_killed(corpus_path, tmp_path, capsys):
     workdir = tmp_path / "run"
     stable = Schedule("warmup-stable-decay", peak=0.1, final=0.5)
     onward = lambda kind, steps: toys.recipe(steps=steps, schedule=dataclasses.replace(stable, from_here=kind))
@@ -253,9 +244,7 @@ def test_half_a_line_of_figures_is_dropped_and_later_ones_go_with_their_steps(co
     assert steps == [1, 5, 10, 10, 11, 15, 20, 20]  # each train step once; evaluations at both ends
 
 
-def test_a_run_that_has_done_its_steps_is_done_again_at_once_but_for_an_evaluation_that_it_lacks(
-    corpus_path, tmp_path, capsys
-):
+def test_a_run_that_has_done_its_steps_makes_up_for_a_lost_evaluation_alone(corpus_path, tmp_path, capsys):
     workdir, directory = tmp_path / "run", RunDirectory(tmp_path / "run")
     for _ in range(2):
         assert run(toys.recipe(steps=5), tiny.options(corpus_path, workdir)) == 0
@@ -268,31 +257,6 @@ def test_a_run_that_has_done_its_steps_is_done_again_at_once_but_for_an_evaluati
     with pytest.raises(UserError, match="its checkpoints/ was removed; restore it, or use another --workdir"):
         run(toys.recipe(steps=5), tiny.options(corpus_path, workdir))
     assert directory.metrics.read_text() == figures
-
-
-def test_an_evaluation_that_a_kill_cuts_off_after_its_checkpoint_is_made_up_for(corpus_path, tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def killed(run, state, evaluator):
-        run.checkpoints.wait()
-        raise Killed
-
-    settings = {"eval_every": 5, "checkpoint_every": 5}
-    recipe = toys.recipe(steps=15)
-    run(recipe, tiny.options(corpus_path, tmp_path / "whole", **settings))
-    for step in (5, 10, 15):
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(loop, "_evaluate", killed)
-            run(recipe, tiny.options(corpus_path, tmp_path / "run", **settings))
-        assert RunDirectory(tmp_path / "run").checkpoint_steps()[-1] == step
-        if step < 15:  # makes up for it, and is killed in the next
-            with monkeypatch.context() as patch, pytest.raises(Killed):
-                patch.setattr(loop, "_train_phase", lambda *_: killed(_[0], None, None))
-                run(recipe, tiny.options(corpus_path, tmp_path / "run", **settings))
-    run(recipe, tiny.options(corpus_path, tmp_path / "run", **settings))
-    evaluations = lambda name: read_metrics(RunDirectory(tmp_path / name), "eval")
-    assert evaluations("run") == evaluations("whole") and len(evaluations("whole")) == 3
 
 
 def test_a_work_directory_that_this_host_does_not_share_is_an_error(corpus_path, tmp_path, monkeypatch):

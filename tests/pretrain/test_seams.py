@@ -7,14 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.noise import row_keys
 from models.core.program import Program
-from pretrain.commands.arguments import parse_run
 from pretrain.commands.run import run
 from pretrain.objectives.objective import Moment
-from pretrain.recipe import Phase, from_json, resolve, to_json
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
@@ -57,27 +54,6 @@ def test_microbatches_cut_a_carry_with_rows_join_it_again_and_pass_on_one_withou
     assert abs(float(first_step(1)[1].loss / metrics.loss) - 1) > 1e-4  # the feedback is felt
 
 
-def test_a_toy_trains_evaluates_and_learns_through_the_real_loop(corpus_path, tmp_path):
-    recipe = toys.recipe(steps=60)
-    assert run(recipe, tiny.options(corpus_path, tmp_path / "run")) == 0
-    losses = [entry["loss"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")]
-    assert losses[-1] < losses[0] - 0.5
-    (figures,) = read_metrics(RunDirectory(tmp_path / "run"), "eval")
-    assert figures["loss"] == pytest.approx(figures["next_loss"] + 0.5 * figures["rare_loss"], rel=1e-5)
-    assert 0 <= figures["accuracy"] <= 1
-
-
-def test_a_carry_is_saved_and_goes_on_where_it_stopped(corpus_path, tmp_path):
-    for steps in (10, 20):
-        run(toys.recipe(steps=steps), tiny.options(corpus_path, tmp_path / "twice"))
-    run(toys.recipe(steps=20), tiny.options(corpus_path, tmp_path / "once"))
-    once, twice = tiny.final_state(tmp_path / "once"), tiny.final_state(tmp_path / "twice")
-    assert tiny.equal(once, twice)
-    assert once.carry["seen"][1] == 20 * 8 and once.carry["memory"].any()
-    halfway = tiny.final_state(tmp_path / "once", step=10).carry
-    assert halfway["seen"][1] == 10 * 8 and not tiny.equal(halfway, once.carry)
-
-
 def test_a_carry_begins_anew_where_a_phase_changes_its_shape(corpus_path, tmp_path):
     one = toys.recipe().phases[0]
     phases = (dataclasses.replace(one, share=0.5), dataclasses.replace(one, share=0.5, batch_size=16))
@@ -116,17 +92,6 @@ def test_a_phase_has_the_lengths_that_its_objective_needs(corpus_path, tmp_path,
     assert losses[-1] < losses[0]
 
 
-def test_a_field_of_such_a_phase_is_an_option_and_an_error_names_it(tmp_path):
-    file = tmp_path / "recipe.json"
-    file.write_text(to_json(toys.recipe(objective=toys.WhatFollows(), phases=TWO_LENGTHS)))
-    where = ("--recipe", str(file), "--corpus", "a", "--workdir", "b")
-    recipe, _ = parse_run([*where, "--phases.1.target-length", "5"])
-    assert [phase.target_length for phase in recipe.phases] == [4, 5]
-    file.write_text(file.read_text().replace('"target_length": 4', '"target_length": "x"'))
-    with pytest.raises(UserError, match=r"phases.0.target_length='x': must be a whole number"):
-        parse_run(where)
-
-
 def test_a_loss_between_rows_trains_knows_its_step_and_gives_figures_of_each_example(corpus_path, tmp_path):
     phases = (toys.TwoLengths(1.0, 16, 8, target_length=8),)
     recipe = toys.recipe(objective=toys.InBatch(), phases=phases, steps=3)
@@ -138,44 +103,3 @@ def test_a_loss_between_rows_trains_knows_its_step_and_gives_figures_of_each_exa
     (figures,) = read_metrics(RunDirectory(tmp_path / "run"), "eval")
     assert figures["at_step"] == 3 and figures["ranked"] == 16  # of the two whole batches
     assert 0 < figures["mean_rank"] < 7
-
-
-def test_a_toy_recipe_survives_json(corpus_path):
-    recipe = resolve(toys.recipe(frozen=("words",)), Corpus(corpus_path))
-    assert from_json(to_json(recipe)) == recipe
-
-
-def carry_at_the_start(monkeypatch, *arguments):
-    """Run up to the first step -> the carry that the state then holds."""
-    seen = []
-
-    def stopped(run, state, *_):
-        seen.append(jax.device_get(state.carry))
-        raise UserError("stopped")
-
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="stopped"):
-        patch.setattr(loop, "_train_phase", stopped)
-        run(*arguments)
-    return seen[0]
-
-
-def test_more_steps_that_move_a_checkpoint_into_another_phase_of_the_same_shape_begin_its_carry_anew(
-    corpus_path, tmp_path, monkeypatch
-):
-    phases = (Phase(0.5, 16, 8), Phase(0.5, 16, 8))
-    arguments = lambda steps: (toys.recipe(steps=steps, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
-    run(*arguments(10))
-    assert carry_at_the_start(monkeypatch, *arguments(12))["seen"][1] == 5 * 8  # still in the second phase
-    assert carry_at_the_start(monkeypatch, *arguments(40))["seen"][1] == 0  # now in the first
-
-
-def test_a_run_made_longer_and_killed_before_its_next_checkpoint_finds_the_carry_as_it_was_written(
-    corpus_path, tmp_path, monkeypatch, capsys
-):
-    phases = (Phase(0.5, 16, 8), Phase(0.5, 16, 4))
-    arguments = lambda steps: (toys.recipe(steps=steps, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
-    run(*arguments(10))
-    for _ in range(2):  # recipe.json has the new number of steps from the first time on
-        assert carry_at_the_start(monkeypatch, *arguments(40))["memory"].shape == (8, 8)
-        assert "resuming from step 10" in capsys.readouterr().out
-    assert RunDirectory(tmp_path / "run").checkpoint_steps() == [5, 10]

@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -27,21 +26,6 @@ def test_a_signal_stops_before_the_next_step_and_the_old_handlers_come_back(numb
             time.sleep(0.01)
         assert stop.signal == number.name and stop.reached(4)
     assert signal.getsignal(number) == before
-
-
-def test_a_signal_that_comes_as_soon_as_it_is_caught_is_heard(monkeypatch):
-    take, settled = signal.signal, threading.Event()
-
-    def taken(number, handler):
-        old = take(number, handler)
-        if number == signal.SIGTERM and callable(handler):
-            signal.raise_signal(number)
-        return old
-
-    monkeypatch.setattr(signal, "signal", taken)
-    monkeypatch.setattr(StopRequest, "settle", lambda stop, name: settled.set())
-    with stop_request():
-        assert settled.wait(60)
 
 
 def test_a_signal_to_all_is_no_second_one_where_another_process_heard_it_long_before(monkeypatch):

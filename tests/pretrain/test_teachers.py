@@ -103,16 +103,13 @@ def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, t
         check(recipe(source, objective=PLAIN))
     with pytest.raises(UserError, match="objective Distillation: asks for Encoder, which TransformerXLConfig has not"):
         check(recipe(source, tiny.TRANSFORMER_XL))
+    with pytest.raises(UserError, match=r"phases.0.length=32 is longer than teachers.0.model.positions=16: lower"):
+        check(recipe("runs/teacher", dataclasses.replace(TEACHER, positions=16)))
     with pytest.raises(UserError, match=r"^teachers.0.source .*: model.width is 24 there and 32 here; .*another run$"):
         run(of_boxes(source, boxes.BoxedConfig(width=32)), options)
     with pytest.raises(UserError, match=r"^teachers.0.source .*nowhere"):
         run(of_boxes(tmp_path / "nowhere"), options)
     assert not options.workdir.exists()
-
-
-def test_rows_that_are_longer_than_a_teacher_s_positions_are_an_error():
-    with pytest.raises(UserError, match=r"phases.0.length=32 is longer than teachers.0.model.positions=16: lower"):
-        check(recipe("runs/teacher", dataclasses.replace(TEACHER, positions=16)))
 
 
 def test_a_recipe_with_a_teacher_survives_json_and_one_without_says_nothing_of_them():

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import spread
 from data_pipelines.examples.layout import StreamLayout
 from models.core.family import Family, Input
@@ -149,10 +148,6 @@ class WhatFollows(Objective):
     """Predict all words that follow a window of `length` tokens, `target_length` of them, in any order."""
 
     phase = TwoLengths
-
-    def check_phase(self, phase):
-        if phase.target_length < 1:
-            raise UserError(f"target_length={phase.target_length}: must be at least 1")
 
     def rows(self, phase):
         return TwoWindows(phase.length, phase.target_length)
