@@ -1,7 +1,5 @@
 """`benchmarks.train_speed` gives each row what could be measured of it, and both of its sides compute the same loss."""
 
-import gzip
-import json
 import os
 
 import numpy as np
@@ -9,9 +7,7 @@ import pytest
 
 from benchmarks import train_speed
 from benchmarks.sides import Case, batch_of, recipe_of, torch_loss
-from benchmarks.trace import longest
-from benchmarks.train_speed import Measured, Options, rows_of
-from data_pipelines.errors import UserError
+from benchmarks.train_speed import Measured
 
 ROOM = 4  # rows that the stand-ins have memory for
 ABOUT = {"device": "a GPU", "platform": "", "memory": 2e9}
@@ -80,43 +76,6 @@ def test_mfu_counts_the_same_flops_on_both_sides():
     assert train_speed.of_side(measured, "torch") == ("4 (4)", "32,000", "12.5%", "2.0")
     failed = measured._replace(failures={"torch": "torch: OutOfMemoryError: CUDA out of memory"})
     assert train_speed.of_side(failed, "torch") == ("out of memory", "-", "-", "-")
-
-
-def test_a_gpu_has_large_models_at_some_lengths_and_bert_large_also_without_attention_dropout():
-    rows = rows_of(Options(lengths=(512,), rounds=3), gpu=True)
-    changed = [row.case.changes for row in rows if row.name == "bert-large"]
-    assert changed == [{}, {"attention_dropout": 0.0}] and len(rows) == len(train_speed.ON_GPU) + 1
-    assert {(row.case.rows, row.case.steps, row.rounds) for row in rows} == {(64, 5, 3)}
-    assert len(rows_of(Options(), gpu=True)) == 3 * len(train_speed.ON_GPU) + 1
-
-
-def test_a_cpu_has_its_own_shapes_and_says_which():
-    (row,) = rows_of(Options(only=("gpt2-mini",), vocab=99), gpu=False)
-    assert (row.case.recipe, row.case.rows, row.case.length, row.rounds) == ("gpt2-mini", 16, 256, 10)
-    assert row.case.changes == {"vocab_size": 99, "dropout": 0.1, "attention_dropout": 0.1}
-    assert all(recipe_of(row.case).phases[0].length == row.case.length for row in rows_of(Options(), gpu=False))
-    with pytest.raises(UserError, match="--only: no row bert-large.*with --lengths any recipe"):
-        rows_of(Options(only=("bert-large",)), gpu=False)
-
-
-@pytest.mark.parametrize(
-    "process, thread, expected",
-    [
-        ("/device:GPU:0", "Stream #14(Compute)", [("dot", 1.5), ("memcpy", 0.5)]),
-        ("/host:CPU", "tf_XLAEigen", [("dot", 1.5), ("call", 0.25)]),
-    ],
-)
-def test_the_longest_operations_of_a_trace(tmp_path, process, thread, expected):
-    """On a GPU what its streams ran, named by an operation or not, and no line that repeats it."""
-    said = lambda name, what, tid: {"ph": "M", "pid": 1, "tid": tid, "name": name, "args": {"name": what}}
-    ran = lambda name, ms, tid, **args: {"ph": "X", "pid": 1, "tid": tid, "name": name, "dur": 1e3 * ms, "args": args}
-    events = [said("process_name", process, 0), said("thread_name", thread, 2), said("thread_name", "XLA Ops", 3)]
-    events += [ran("kernel", 1, 2, hlo_op="dot.1"), ran("kernel", 2, 2, hlo_op="dot.12"), ran("memcpy", 1, 2)]
-    events += [ran("call", 0.5, 3, hlo_op="call")]
-    folder = tmp_path / "plugins" / "profile" / "now"
-    folder.mkdir(parents=True)
-    (folder / "host.trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-    assert longest(tmp_path, steps=2) == expected
 
 
 SIZES = {"width": 32, "heads": 2, "feed_forward": 64, "depth": 1, "vocab_size": 99}

@@ -6,7 +6,6 @@ launcher would have slept. When it fails it says what is in `complaints.toml`.
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import signal
@@ -272,11 +271,6 @@ class Cloud:
         whole = "".join(text for name, text in self.objects().items() if name.startswith(f"log/{host}/"))
         return whole.replace(INSTALLING, "")
 
-    def story(self):
-        """A word for each command of the launcher that changes something."""
-        changing = (" create ", " delete ", " cp ", " rm ")
-        return [word.strip() for command in self.commands for word in changing if word in command]
-
     def file(self, name):
         file = self.folder / name
         return file.read_text() if file.exists() else ""
@@ -290,7 +284,3 @@ def matches(terms, name):
 
 def generation(file):
     return str(file.stat().st_mtime_ns) if file.exists() else "0"
-
-
-def path_with(folder):
-    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"

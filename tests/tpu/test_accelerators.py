@@ -13,12 +13,8 @@ from tpu.topologies import parse_topology
     [
         ("v3-32", "v3-32", "v3", 16, 4, "4x4"),
         ("v4-128", "v4-128", "v4", 64, 16, "4x4x4"),
-        ("v4-384", "v4-384", "v4", 192, 48, ""),
-        ("v5litepod-1", "v5litepod-1", "v5e", 1, 1, "1x1"),
-        ("v5litepod-8", "v5litepod-8", "v5e", 8, 1, "2x4"),
         ("v5e-16", "v5litepod-16", "v5e", 16, 4, "4x4"),
         ("v5p-12288", "v5p-12288", "v5p", 6144, 1536, "16x16x24"),
-        ("v6e-8", "v6e-8", "v6e", 8, 1, "2x4"),
         ("tpu7x-8", "tpu7x-8", "v7x", 4, 1, "2x2x1"),
         ("v7x-32", "tpu7x-32", "v7x", 16, 4, "2x2x4"),
     ],
@@ -33,31 +29,11 @@ def test_jax_counts_the_halves_of_some_chips():
 
 
 @pytest.mark.parametrize(
-    "name, runtime",
-    [
-        ("v3-8", "tpu-ubuntu2204-base"),
-        ("v4-8", "tpu-ubuntu2204-base"),
-        ("v5e-4", "v2-alpha-tpuv5-lite"),
-        ("v5p-8", "v2-alpha-tpuv5"),
-        ("v6e-4", "v2-alpha-tpuv6e"),
-        ("tpu7x-8", "v2-alpha-tpu7-ubuntu2404"),
-    ],
-)
-def test_each_generation_has_its_image(name, runtime):
-    assert parse_accelerator(name).runtime == runtime
-
-
-@pytest.mark.parametrize(
     "name, said",
     [
         ("v5lite-16", "not the name of a TPU slice; did you mean v5litepod-16?"),
         ("V5E-16", "not the name of a TPU slice; did you mean v5e-16?"),
-        ("h100", "not the name of a TPU slice: use one such as v4-32"),
         ("v5e-12", "v5e has no slice of 12 (the number counts chips): use 1, 4, 8, 16"),
-        ("v4-9", "v4 has no slice of 9 (the number counts TensorCores, two to a chip): use 8, 16, 32"),
-        ("v4-12", "v4 has no slice of 12"),
-        ("v5p-0", "v5p has no slice of 0"),
-        ("v2-16", "v2 has no slice of 16"),
     ],
 )
 def test_what_does_not_exist_is_refused_before_gcloud_is_asked(name, said):
@@ -69,13 +45,9 @@ def test_what_does_not_exist_is_refused_before_gcloud_is_asked(name, said):
 @pytest.mark.parametrize(
     "name, topology, chips, cloud",
     [
-        ("v5e:4x4", "v5e:4x4", 16, "v5litepod-16"),
-        ("v5e-8", "v5e:2x4", 8, "v5litepod-8"),
-        ("v6e:1x1", "v6e:1x1", 1, "v6e-1"),
         ("v4-8", "v4:2x2x1", 4, "v4-8"),  # v4 and v5p names count cores, two to a chip
         ("V4:2x2x4", "v4:2x2x4", 16, "v4-32"),
         ("tpu7x-8", "tpu7x:2x2x1", 4, "tpu7x-8"),  # half a chip is a device
-        ("tpu7x:2x2x1", "tpu7x:2x2x1", 4, "tpu7x-8"),
         ("v7x:4x4x4", "tpu7x:4x4x4", 64, "tpu7x-128"),
     ],
 )
@@ -84,26 +56,15 @@ def test_a_topology_has_a_name_of_its_own_and_clouds(name, topology, chips, clou
     assert (str(found), found.chips, found.cloud) == (topology, chips, cloud)
 
 
-def test_chips_of_a_host():
-    bounds = {"v5e:1x1": (1, 1, 1), "v5e:2x4": (2, 4, 1), "v5e:4x4": (2, 2, 1), "v4:2x2x1": (2, 2, 1)}
-    assert {name: parse_topology(name).host_bounds for name in bounds} == bounds
-
-
 @pytest.mark.parametrize("name", ["v5e:3x3", "v5litepod-12", "v5e", "v5e:4x4x4"])
 def test_a_shape_that_is_not_offered_lists_those_that_are(name):
     with pytest.raises(UserError, match=r"no TPU topology .*: v5e has .*v5e:4x4 \(v5litepod-16\).*v5e:16x16"):
         parse_topology(name)
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "", "h100-8"])
-def test_an_unknown_generation_lists_the_known_ones(name):
+def test_an_unknown_generation_lists_the_known_ones():
     with pytest.raises(UserError, match="write GENERATION:SHAPE like v5e:4x4, of v2, v3, v4, v5e, v5p, v6e, v7x"):
-        parse_topology(name)
-
-
-def test_a_near_name_is_suggested():
-    with pytest.raises(UserError, match="did you mean v5litepod-16"):
-        parse_topology("v5litpod-16")
+        parse_topology("h100-8")
 
 
 @pytest.mark.parametrize(
@@ -111,23 +72,11 @@ def test_a_near_name_is_suggested():
     [
         ("NVIDIA H200", 989),
         ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA L4", 121),
         ("NVIDIA L40S", 362),
-        ("NVIDIA L40", 181),
-        ("Tesla T4", 65),
-        ("TPU v4", 275),
         ("TPU v5 lite", 197),
-        ("TPU v5p", 459),
         ("TPU v5", 459),
-        ("TPU v6 lite", 918),
         ("TPU7x", 1153.5),
     ],
 )
 def test_the_peak_of_a_chip_by_the_name_that_it_gives_itself(kind, teraflops):
     assert peak_flops(kind) == teraflops * 1e12
-
-
-@pytest.mark.parametrize("kind", ["cpu", "Quadro RTX 8000", ""])
-def test_a_chip_that_is_not_in_the_table_has_no_peak(kind):
-    assert peak_flops(kind) is None

@@ -1,8 +1,5 @@
 """What several processes decide together: tried with threads around a stand-in for JAX's key-value store."""
 
-import errno
-import io
-import sys
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -45,26 +42,7 @@ class Store:
             return [(key, value) for key, value in self.values.items() if key.startswith(f"{folder}/")]
 
 
-class Unread(io.StringIO):
-    """What leads to a program that was killed."""
-
-    def write(self, _):
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-
 STATUSES = [(BrokenPipeError(), 1), (SystemExit(1), 1), (UserError("full"), 2), (PassingError("busy"), 134)]
-
-
-@pytest.mark.parametrize("error, status", STATUSES)
-def test_the_others_hear_of_an_error_also_where_nobody_reads_what_is_printed(error, status, monkeypatch):
-    told = []
-    monkeypatch.setattr(cluster, "several", lambda: True)
-    monkeypatch.setattr(cluster, "notify", lambda kind, text: told.append(kind))
-    monkeypatch.setattr(cluster, "leave", told.append)
-    monkeypatch.setattr(sys, "stderr", Unread())
-    with cluster.ending_together():
-        raise error
-    assert told == ["ended", status]
 
 
 class Left(Exception):
@@ -201,11 +179,6 @@ def test_processes_that_ask_different_questions_do_not_take_each_other_s_answers
     assert {type(error) for error in errors} == {RuntimeError} and "is at 'question 1'" in str(errors[0])
 
 
-def test_one_process_decides_alone():
-    assert cluster.agree("x", lambda: 3) == cluster.from_first("x", lambda: 3) == 3
-    assert not cluster.several()
-
-
 def stop_at(three, requests, steps):
     """Three processes at these steps, of which the second gets SIGTERM -> the step before which each stops."""
 
@@ -254,19 +227,6 @@ def test_before_the_first_step_of_one_all_end_at_once(processes, monkeypatch, ca
     found = processes(3).run(stop)
     assert [(type(error), error.args) for error in found] == [(Left, (EXIT_STOPPED,))] * 3
     assert capsys.readouterr().out.count("SIGTERM: before the first step") == 1
-
-
-def test_a_signal_to_one_process_while_the_others_are_through_does_not_keep_it(processes):
-    request = StopRequest()
-
-    def process(index):
-        if index == 0:
-            request.reached(9)
-            threading.Timer(0.2, request.over.set).start()  # its main thread comes to the end, too
-            request.settle("SIGTERM")
-        return request.signal
-
-    assert processes(2).run(process) == [None, None]
 
 
 def test_two_hosts_with_corpora_of_their_own_do_not_train_together(processes, corpus_path, tmp_path):

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from tests.tpu.cloud import INSTALLING, Life
-from tests.tpu.stories import NAME, ONE, TWO, interrupt
+from tests.tpu.stories import NAME, TWO, interrupt
 from tpu.__main__ import main
-from tpu.gcloud import Slice
 
 
 @pytest.fixture
@@ -35,13 +34,6 @@ def test_status_of_a_request_in_line_of_hosts_and_of_nothing(waiting, capsys):
     waiting.drop()
     main(["status", *NAME])
     assert capsys.readouterr().out.startswith("n: not there\n")
-
-
-def test_a_run_whose_settings_name_no_project_is_looked_for_in_gclouds_own(waiting, capsys):
-    settings = waiting.folder / "bucket/b/n/launch/settings.sh"
-    settings.write_text(settings.read_text().replace('"project": "p"', '"project": null', 1))
-    assert main(["status", *NAME]) == 0 and capsys.readouterr().out == "the request: WAITING_FOR_RESOURCES\n"
-    assert "--project=p" in waiting.commands[-1] and not any("None" in one for one in waiting.commands)
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "stop", "delete"])
@@ -74,31 +66,12 @@ def test_stop_waits_until_the_run_has_ended(waiting, capsys):
     assert printed.endswith("[launch] n costs until you run python -m tpu delete --name n --bucket gs://b\n")
 
 
-@pytest.mark.parametrize("way, there", [(["--spot"], True), ([], False)])
-def test_stop_says_nothing_of_costs_where_nothing_is_left_to_delete(cloud, capsys, way, there):
-    interrupt(cloud, 30)
-    assert main([*ONE, *way]) == 130
-    (cloud.folder / "bucket/b/n/launch/ended").mkdir()
-    (cloud.folder / "bucket/b/n/launch/ended/n-w-0").write_text("75 stopped\n")
-    if not there:
-        cloud.drop()
-    capsys.readouterr()
-    assert main(["stop", *NAME]) == 0
-    assert capsys.readouterr().out.endswith("\nn-w-0: ended with 75 stopped\n")
-
-
 def test_a_run_that_does_not_stop_is_an_error(waiting, capsys):
     waiting.wait = 1e9
     waiting.at = []
     assert main(["stop", *NAME]) == 2
     cure = "see python -m tpu status, stop again, or python -m tpu delete"
     assert f"--name n: has not ended in 900 s: {cure}" in capsys.readouterr().err
-
-
-def test_delete_takes_what_brought_the_slice(waiting, capsys):
-    assert main(["delete", *NAME]) == 0
-    assert not waiting.requests and not waiting.vms
-    assert "queued-resources delete n --zone=z --project=p --force" in " ".join(waiting.commands)
 
 
 def test_a_slice_is_deleted_in_the_project_that_was_gclouds_at_launch(cloud, capsys):
@@ -113,8 +86,3 @@ def test_delete_where_nothing_is_does_not_say_that_it_deleted(waiting, capsys):
     waiting.drop()
     assert main(["delete", *NAME]) == 0
     assert capsys.readouterr().out == "[launch] nothing of that name is in z of p; nothing was deleted\n"
-
-
-def test_a_folder_that_was_copied_from_another_bucket_is_this_ones():
-    settings = '# {"name": "m", "bucket": "gs://a", "zone": "z", "project": "p", "type": "v4-8", "count": 2}\n'
-    assert Slice("n", "gs://b").as_in(settings) == Slice("n", "gs://b", "z", "p", "v4-8", 2)

@@ -87,8 +87,3 @@ def test_arrays_of_a_shape():
     found = hlo.arrays(shape)
     assert found == (Array("bf16", (16, 128), 1), Array("pred", ()), Array("s4", (8,)), Array("f8e4m3fn", (2,)))
     assert [array.bytes for array in found] == [4096, 1, 4, 2]
-
-
-def test_text_that_is_no_program():
-    with pytest.raises(ValueError, match="no ENTRY"):
-        hlo.parse("error: not found")

@@ -6,46 +6,21 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from data_pipelines.errors import UserError
 from tests.tpu import stories
 from tests.tpu.cloud import COMPLAINTS as google
 from tpu import launch
 from tpu.__main__ import main
-from tpu.gcloud import Slice
 
 LAUNCH = [*stories.LAUNCH, "--type", "v5e-16"]
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 TYPES = ("v4-32", "v5litepod-16", "v5p-8", "v6e-16", "tpu7x-8")
 WAYS = {"spot": ["--spot", "--valid-until-duration=6h"], "queued": []}
 WAYS["reserved"] = ["--gcloud-flag=--reserved", "--delete-when-ended"]
-
-
-@pytest.fixture(scope="module")
-def lint():
-    """Google's own check of gcloud commands, where its SDK is."""
-    gcloud = shutil.which("gcloud")
-    if gcloud is None:
-        pytest.skip("no Google Cloud SDK here")
-
-    def check(lines, folder):
-        """-> what it says against some of them"""
-        file = folder / "commands.json"
-        file.write_text(json.dumps([{"command_string": line} for line in sorted(lines)]))
-        environment = {**os.environ, "CLOUDSDK_CONFIG": str(folder)}
-        command = [gcloud, "meta", "lint-gcloud-commands", f"--commands-file={file}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert len(found) == len(lines)
-        return [(one["command_string"], one["error_message"]) for one in found if not one["success"]]
-
-    return check
 
 
 def transcript(capsys, kind, way):
@@ -60,10 +35,9 @@ def test_the_commands_of_each_generation_to_the_letter(cloud, capsys, kind, way)
     assert not cloud.commands
 
 
-@pytest.mark.parametrize("kind", ["v2-8", "v3-8"])
-def test_generations_without_kernels_say_so(cloud, capsys, kind):
-    said = f"; {kind[:2]} has no fused attention: --attention xla is what it takes\n"
-    assert said in transcript(capsys, kind, "queued")
+def test_generations_without_kernels_say_so(cloud, capsys):
+    said = "; v3 has no fused attention: --attention xla is what it takes\n"
+    assert said in transcript(capsys, "v3-8", "queued")
 
 
 def test_the_settings_of_a_host(cloud):
@@ -104,16 +78,19 @@ def test_without_a_login_the_corpus_is_not_blamed(cloud, capsys):
     assert "error: no valid login: run gcloud auth login" in capsys.readouterr().err
 
 
+PROJECTLESS = [word for word in LAUNCH if word not in ("--project", "p")]
+
+
 def test_without_a_project_there_is_one_line_and_nothing_is_made(cloud, capsys):
     cloud.project = ""
-    assert main([word for word in LAUNCH if word not in ("--project", "p")]) == 2
+    assert main(PROJECTLESS) == 2
     said = "error: --project is missing: give it, or gcloud config set project ID\n"
     assert capsys.readouterr().err == said
     assert cloud.commands == ["gcloud config get-value project --quiet"]
 
 
 def test_the_dry_run_asks_for_the_project_as_a_run_does(cloud, capsys):
-    assert main([*(word for word in LAUNCH if word not in ("--project", "p")), "--dry-run"]) == 0
+    assert main([*PROJECTLESS, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "gcloud config get-value project --quiet"
     assert all("--project=PROJECT " in line for line in lines if " tpus " in line)
@@ -143,17 +120,7 @@ def test_without_git_there_is_nothing_to_copy(cloud, tmp_path, monkeypatch, caps
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     assert main(LAUNCH) == 2
     assert "launch copies the files that git tracks" in capsys.readouterr().err
-    monkeypatch.setenv("PATH", "")
-    assert main(LAUNCH) == 2
-    assert "and git says: [Errno 2] No such file or directory: 'git'" in capsys.readouterr().err
     assert not cloud.created
-
-
-def test_code_that_was_unpacked_within_another_repository_is_not_launched(cloud, checkout, monkeypatch, capsys):
-    shutil.copytree(checkout / "tpu", checkout / "unpacked" / "tpu")
-    monkeypatch.setattr(launch, "ROOT", checkout / "unpacked")
-    assert main(LAUNCH) == 2 and not cloud.created
-    assert "git tracks none of the code here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -163,37 +130,22 @@ def test_code_that_was_unpacked_within_another_repository_is_not_launched(cloud,
         (["--name", "My_TPU"], "--name My_TPU: lower-case letters"),
         (["--bucket", "b"], "--bucket b: must be a Cloud Storage path such as gs://my-bucket"),
         (["--workdir", "runs/a"], "--workdir runs/a: must be a gs:// path, because the VMs do not last"),
-        (["--workdir", "gs://"], "--workdir gs://: must be a gs:// path"),
         (["--workdir", "gs://b/*"], "--workdir gs://b/*: must be a gs:// path"),
         (["--corpus", "s3://b/c"], "--corpus s3://b/c: must be a gs:// path, or a path in the bucket"),
-        (["--corpus", "en=gs://b/c,zh=/tmp/x"], "--corpus /tmp/x: must be a gs:// path, or a path in the bucket"),
         (["--zone", "a b", "--dry-run"], "--zone a b: must be such as us-west4-a"),
-        (["--zone", "a\nb"], "--zone a b: must be such as us-west4-a"),
-        (["--gcloud-flag=--tags\n=a"], "--gcloud-flag --tags =a: must be one of gcloud's create"),
         (["--project", "My Project"], "--project My Project: must be such as my-project-1"),
         (["--valid-until-duration", "6x"], "--valid-until-duration 6x: must be such as 90m, 6h or 2d"),
-        (["--name", "no-such-slice"], "--name no-such-slice: lower-case letters, digits, -; not no-such-slice"),
         (["--name", "corpus"], "--workdir gs://b/corpus: is a corpus, or launch's own: give another --workdir"),
-        (["--workdir", "gs://b/n/launch/"], "--workdir gs://b/n/launch/: is a corpus, or launch's own"),
-        (["--runtime-version", " "], "--runtime-version  : must be such as v2-alpha-tpuv6e"),
         (["--restarts", "-1"], "--restarts -1: must be at least 0"),
-        (["--gcloud-flag=network"], "--gcloud-flag network: must be one of gcloud's create"),
-        (["--gcloud-flag=--metadata-from-file=a=b"], "--gcloud-flag --metadata-from-file=a=b: must be one of gcloud's"),
-        (["--steps", "-1"], "steps=-1: must be at least 1"),
         (["--gcloud-flag=--zone=y"], "--gcloud-flag --zone=y: must be one of gcloud's create that launch does not"),
         (["--gcloud-flag=--node-count=x"], "--gcloud-flag --node-count=x: must be one of gcloud's create"),
-        (["--gcloud-flag=--node-count=0"], "--gcloud-flag --node-count=0: must be one of gcloud's create"),
-        (["--bucket", "gs://b/*"], "--bucket gs://b/*: must be a Cloud Storage path"),
         (["--init-from", "hf/bert"], "--init-from hf/bert: must be a gs:// path, because the VMs see no other"),
         (["--init-from", "discriminator=gs://b/d,generator=g"], "must be a gs:// path, because the VMs see no other"),
-        (["--init-from", "discriminator=gs://b/d,generator=/gs://b"], "must be a gs:// path, because the VMs see no"),
         (["--processes", "2"], "--processes 2: leave it out; hosts of a slice find each other"),
         (["--stepz", "3"], "unknown option --stepz; did you mean --steps?"),
-        (["--model.depth", "many"], "--model.depth: invalid literal"),
         (["--phases.0.batch-size", "24"], "batch_size=24 is not a multiple of --microbatches 1 x the 16 parts"),
         (["--type", "v3-64"], "batch_size=32 is not a multiple of --microbatches 1 x the 64 parts"),  # two to a chip
         (["--microbatches", "4"], "the mesh data=16: choose a multiple of 64"),
-        (["--mesh", "data=3"], "--mesh data=3: it takes 3 devices, there are 16"),
         (["--attention", "splash", "--dtype", "float32"], "--attention splash does not work here: --dtype is float32"),
         (["--type", "v3-8", "--attention", "splash"], "--attention splash: no kernel compiles for TPU v3; use xla"),
         (["--gcloud-flag=--node-count=2", "--mesh", "data=8"], "--mesh data=8: it takes 16 devices, there are 32"),
@@ -204,11 +156,6 @@ def test_a_mistake_is_one_line_before_gcloud_is_asked(cloud, capsys, arguments, 
     printed = capsys.readouterr().err
     assert said in printed and printed.count("\n") == 1
     assert not cloud.commands
-
-
-def test_a_path_that_is_no_utf8_is_none():
-    with pytest.raises(UserError, match="must be a gs:// path, or a path in the bucket"):
-        launch.Launch("n", "gs://b", "bert-tiny", "v5e-8", "z", corpus="gs://b/\udcff")
 
 
 def test_an_unknown_recipe_or_command(cloud, capsys):
@@ -227,32 +174,20 @@ def test_help_lists_commands_and_options(capsys):
     assert "--runtime-version" in capsys.readouterr().out
 
 
-def test_google_knows_every_command_and_flag(lint, tmp_path):
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcloud") is None, reason="no Google Cloud SDK here")
+def test_google_knows_every_command_and_flag(tmp_path):
     lines = {line for file in TRANSCRIPTS.glob("*.txt") for line in file.read_text().splitlines() if line[:1] == "g"}
     host = re.findall(r"gcloud storage [^|&;\\\n]+", (launch.ROOT / "tpu" / "vm.sh").read_text())
     assert len(host) == 5
     lines |= {re.sub(r'"\$[^"]*"', "gs://b/n", line.removesuffix("2>")).strip() for line in host}
     lines.add("gcloud storage cat gs://b/n/launch/log/n-w-0/START.txt --range=7- --quiet")  # where a log goes on
     lines.add("gcloud config get-value project --quiet")
-    assert lint(lines, tmp_path) == []
-    wrong = "gcloud compute tpus queued-resources create n --zone=z --odd=1"
-    assert [command for command, _ in lint([wrong], tmp_path)] == [wrong]
-
-
-@pytest.mark.parametrize("count, its", [(1, ["run"]), (2, ["run-0", "run-1"])])
-def test_google_finds_a_slices_own_vms_and_no_others(count, its):
-    """By the SDK's own reading of filters, where it is."""
-    gcloud = shutil.which("gcloud")
-    library = Path(gcloud).resolve().parent.parent / "lib" if gcloud else Path("none")
-    if not library.exists():
-        pytest.skip("no Google Cloud SDK here")
-    where = Slice("run", "gs://b", "z", "p", "v4-8", count)
-    [wanted] = [word for word in where.listing("tpu-vm", "nodes", where.vms) if word.startswith("--filter=")]
-    code = (
-        "import sys; from googlecloudsdk.core.resource import resource_filter as f; of, *vms = sys.argv[1:]\n"
-        "for vm in vms: f.Compile(of).Evaluate({'name': 'projects/p/locations/z/nodes/' + vm}) and print(vm)"
-    )
-    words = [sys.executable, "-c", code, wanted.removeprefix("--filter="), "run", "run-0", "run-1", "run-2", "a-run"]
-    environment = {**os.environ, "PYTHONPATH": f"{library}:{library / 'third_party'}"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == its, done.stderr
+    lines.add(wrong := "gcloud compute tpus queued-resources create n --zone=z --odd=1")
+    file = tmp_path / "commands.json"
+    file.write_text(json.dumps([{"command_string": line} for line in lines]))
+    command = ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={file}"]
+    environment = {**os.environ, "CLOUDSDK_CONFIG": str(tmp_path)}
+    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=300, env=environment).stdout)
+    assert len(found) == len(lines)
+    assert [one["command_string"] for one in found if not one["success"]] == [wrong]

@@ -19,14 +19,12 @@ from tpu import xla
 from tpu.generations import GENERATIONS, tpu_of
 from tpu.mesh import (
     AXES,
-    WORTH_CUTTING,
     Load,
     MeshShape,
     automatic_mesh,
     choose_mesh,
     estimated,
     load_on,
-    mesh_shape,
     parse_mesh,
     reading_mesh,
     reason,
@@ -56,7 +54,6 @@ def mesh_of(**sizes):
         ("fsdp=2", 8, 1, MeshShape(data=4, fsdp=2)),
         (" tensor = 2 , sequence=2", 8, 1, MeshShape(data=2, sequence=2, tensor=2)),
         ("fsdp=4", 16, 2, MeshShape(slice=2, data=2, fsdp=4)),
-        ("data=1", 1, 1, MeshShape()),
     ],
 )
 def test_a_mesh_is_read_from_text(text, devices, slices, shape):
@@ -69,11 +66,9 @@ def test_a_mesh_is_read_from_text(text, devices, slices, shape):
     [
         ("dat=8", "--mesh: unknown axis dat; did you mean data?"),
         ("data=x", "--mesh data=x: give data a number of devices, like data=2"),
-        ("data=0", "give data a number"),
         ("data", "give data a number"),
         ("data=2,data=4", "data is given twice"),
         ("data=3", "it takes 3 devices, there are 8"),
-        ("fsdp=3", "it takes 3 devices, there are 8"),
     ],
 )
 def test_a_wrong_mesh_is_one_clear_error(text, said):
@@ -88,7 +83,6 @@ GB = 2**30
     "devices, parameters, memory, slices, shape",
     [
         (8, 335e6, None, 1, MeshShape(data=8)),
-        (8, 110e6, 16 * GB, 1, MeshShape(data=8)),  # 1.8 GB of state
         (8, 335e6, 16 * GB, 1, MeshShape(data=8)),  # 5.4 GB
         (8, 400e6, 16 * GB, 1, MeshShape(data=4, fsdp=2)),  # 6.4 GB
         (256, 3e9, 16 * GB, 1, MeshShape(data=32, fsdp=8)),
@@ -153,19 +147,7 @@ def test_between_slices_each_chip_sends_its_part_of_the_sums():
     assert two.seconds - one.seconds == pytest.approx(two.collectives - one.collectives) == pytest.approx(seconds)
     one, two = estimated(MeshShape(data=16), load), estimated(MeshShape(slice=2, data=16), twice)
     assert two.collectives == pytest.approx(2 * one.collectives + seconds)  # whole sums are exchanged twice within each
-    beside = twice._replace(beside=True)
-    assert estimated(MeshShape(slice=2, data=16), beside) == two  # and ride in nothing
-    cut = MeshShape(slice=2, data=2, fsdp=8)
-    assert estimated(cut, beside).seconds < estimated(cut, twice).seconds
-
-
-def test_four_slices_cut_parameters_whose_whole_sums_they_would_exchange_twice():
-    """Three of bert-large's layers on four slices of v5e:16x16, 16 rows of 512 a chip: plans have 28.0 and 18.8 ms."""
-    chip = GENERATIONS["v5e"].device
-    load = Load(41.5e6, 2.472e13 * 64, chip.hbm, chip)
-    uncut, cut = (estimated(MeshShape(slice=4, data=256 // n, fsdp=n), load).seconds for n in (1, 16))
-    assert 1000 * uncut == pytest.approx(28.0, rel=0.3) and 1000 * cut == pytest.approx(18.8, rel=0.25)
-    assert uncut / cut > 1 + WORTH_CUTTING
+    assert estimated(MeshShape(slice=2, data=16), twice._replace(beside=True)) == two  # and ride in nothing
 
 
 @pytest.mark.parametrize(
@@ -220,12 +202,6 @@ def test_the_log_says_why_a_mesh_was_chosen():
     assert reason(MeshShape(data=8), load._replace(chip=None)) == (
         "mesh data=8: every device has room for all parameters"
     )
-
-
-def test_one_device_is_a_mesh_without_rules():
-    mesh = choose_mesh(None, jax.devices()[:1])
-    assert mesh_shape(mesh) == MeshShape() and str(mesh_shape(mesh)) == "data=1"
-    assert activation_rules(mesh) is None
 
 
 def shapes_of(size):

@@ -85,11 +85,6 @@ def test_two_on_the_same_links_take_turns_and_two_on_others_do_not():
     assert waits(*apart) == (12, 0)
 
 
-def test_one_that_is_awaited_waits_for_those_before_it_on_its_links():
-    plain = f'%p = {A} all-gather(%a), {GROUPS}, metadata={{op_name="0"}}'
-    assert waits(start("%s"), work("%w", 4), plain, done("%s")) == (4, 16)
-
-
 def test_a_loop_counts_as_often_as_it_runs():
     body = start("%s"), work("%w", 4), done("%s")
     assert waits("loop", body=body, turns=3) == (12, 18)

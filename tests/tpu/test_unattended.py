@@ -52,17 +52,6 @@ def test_what_ends_soon_with_134_counts_as_an_error_of_which_there_may_be_few(sk
     assert done.returncode == status and set(settings) - {"HOME", "PATH"} == set(sky["envs"])
 
 
-def test_skypilot_reads_its_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))  # it writes there
-    module = pytest.importorskip("sky")
-    with pytest.raises(ValueError, match="BUCKET"):  # has to be given
-        module.Task.from_yaml(str(SKY))
-    task = module.Task.from_yaml_config(yaml.safe_load(SKY.read_text()), env_overrides=[("BUCKET", "gs://b")])
-    (resources,) = task.resources
-    assert resources.accelerators == {"tpu-v5litepod-16": 1} and resources.use_spot
-    assert resources.job_recovery["recover_on_exit_codes"] == AGAIN
-
-
 def test_gke_has_a_pod_on_each_host_of_its_slice(gke):
     service, job = gke
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
@@ -84,12 +73,6 @@ def test_gke_starts_again_what_is_worth_it_and_nothing_else(gke):
     assert again == {"action": "Count", "onExitCodes": {"operator": "In", **named}}
     assert wrong == {"action": "FailJob", "onExitCodes": {"operator": "NotIn", **named}}
     assert f"--restart-on-exit-codes={','.join(map(str, AGAIN))}" in PAGE
-
-
-def test_kubernetes_own_schema_allows_it(gke):
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    for resource in gke:
-        kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_the_page_names_every_generation_that_gke_has():

@@ -71,13 +71,11 @@ def test_a_new_machine_writes_a_new_file_which_is_read_from_its_beginning(log):
     [
         ([], "missing"),
         (["WAITING_FOR_RESOURCES"], "in line"),
-        (["PROVISIONING", "CREATING"], "passing"),
         (["ACTIVE"], "passing"),  # its VM is not listed yet
         (["ACTIVE", "READY"], "up"),
         (["ACTIVE", "READY", "CREATING"], "passing"),
         (["ACTIVE", "READY", "PREEMPTED"], "ended"),
         (["SUSPENDING", "PREEMPTED"], "ending"),
-        (["ACTIVE", "REPAIRING"], "passing"),
     ],
 )
 def test_what_states_come_to(states, meant):
@@ -92,14 +90,13 @@ def test_what_states_come_to(states, meant):
         ({"a": (75, "stopped"), "b": (134, "lost")}, (75, "a: stopped")),
         ({"a": (134, "lost"), "b": (137, "Killed")}, (137, "b: Killed")),
         ({"a": (2, "error: process 1 ended, and this one with it: x"), "b": (2, "error: x")}, (2, "b: error: x")),
-        ({"a": (0, "done"), "b": (1, "ValueError")}, (1, "b: ValueError")),
     ],
 )
 def test_whose_report_is_the_runs(reports, meant):
     assert outcome(reports) == meant
 
 
-@pytest.mark.parametrize("cut", ["", "1", "134 lo"])
+@pytest.mark.parametrize("cut", ["", "134 lo"])
 def test_a_report_that_a_full_disk_cut_off_is_a_failure_and_none_of_anothers(cloud, here, cut):
     ended = cloud.folder / "bucket/b/n/launch/ended"
     for name, text in (("n-w-0", cut), ("n-w-1", "134 lost\n")):
@@ -107,11 +104,6 @@ def test_a_report_that_a_full_disk_cut_off_is_a_failure_and_none_of_anothers(clo
     reports = read_reports(here, here.objects())
     assert reports == {"n-w-0": CUT, "n-w-1": (134, "lost")}
     assert outcome(reports) == (1, "n-w-0: error: its report is empty or cut off: its disk is full")
-
-
-def test_a_report_that_is_no_text_is_one_all_the_same(cloud, here):
-    (cloud.folder / "bucket/b/n/launch/ended/n-w-0").write_bytes(b"1 error: \xff\n")
-    assert read_reports(here, here.objects()) == {"n-w-0": (1, "error: \ufffd")}
 
 
 @pytest.mark.parametrize("at_last, status", [("0 done\n", 0), ("0 do", 1)])
