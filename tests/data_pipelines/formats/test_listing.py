@@ -46,12 +46,12 @@ def test_a_folder_without_files_of_the_format_says_what_is_there(tmp_path):
 
 
 def test_what_prepare_writes_is_never_its_source(tmp_path):
-    (tmp_path / "a.txt").write_text("Text.")
-    (tmp_path / "out" / "tokenizer").mkdir(parents=True)
-    (tmp_path / "out" / "tokenizer" / "vocab.txt").write_text("[PAD]\n")
-    for spec in (f"text:{tmp_path}", f"text:{tmp_path}/**/*.txt"):
+    for folder in ("in", "out"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.txt").write_text("Text.")
+    for spec in (f"text:{tmp_path}", f"text:{tmp_path}/**/*.txt", f"text:{tmp_path}/*/*.txt"):
         names, problems = plan(spec, exclude=[f"{tmp_path}/out"])
-        assert names == ["a.txt"]
+        assert names == ["in.txt"]
         assert problems[OWN]["count"] == 1
 
 
