@@ -28,11 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def load(
-    source: str | Path,
-    config,
-    shapes: Mapping,
-    tokenizer_path: Path,
-    start: Callable[[], Mapping] | None = None,
+    source: str | Path, config, shapes: Mapping, tokenizer_path: Path, start: Callable[[], Mapping] | None = None
 ) -> Params:
     """The parameters of a Hugging Face model: a nested dict of float32 NumPy arrays; padding rows are zeros.
 

@@ -1,6 +1,6 @@
 """The table of `python -m pretrain recipes`, from a file: to import and count the models takes seconds.
 
-python -m pretrain.recipes.table     # writes that file anew
+`python -m pretrain.recipes.table` writes that file anew.
 """
 
 import json
