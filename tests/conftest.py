@@ -27,7 +27,7 @@ def pytest_configure(config):
     for name, value in settings.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
-    # Compiles in a quarter of the time, to slower code. `make test-all` sets no flags: there code is optimised.
+    # Compiles in a fifth of the time, to slower code. `make test-all` sets no flags: there code is optimised.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
     write_whole()
 

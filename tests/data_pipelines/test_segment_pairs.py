@@ -26,11 +26,16 @@ def corpus_of(tmp_path_factory, shape):
     return Corpus(write_corpus(tmp_path_factory.mktemp("corpus") / "c", numbered(shape), vocab_size=VOCAB))
 
 
+def random_corpus(tmp_path_factory, longest):
+    """150 documents of fewer than 30 sentences, these of fewer tokens than `longest`."""
+    generator = np.random.default_rng(0)
+    shape = [generator.integers(1, longest, generator.integers(1, 30)).tolist() for _ in range(150)]
+    return corpus_of(tmp_path_factory, shape)
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    generator = np.random.default_rng(0)
-    shape = [generator.integers(1, 40, generator.integers(1, 30)).tolist() for _ in range(150)]
-    return corpus_of(tmp_path_factory, shape)
+    return random_corpus(tmp_path_factory, 40)
 
 
 def segments_of(batch):
@@ -189,9 +194,7 @@ def test_the_cut_is_at_either_end_by_a_coin_per_token():
 
 @pytest.fixture(scope="module")
 def short_corpus(tmp_path_factory):
-    generator = np.random.default_rng(0)
-    shape = [generator.integers(1, 15, generator.integers(1, 30)).tolist() for _ in range(150)]
-    return corpus_of(tmp_path_factory, shape)
+    return random_corpus(tmp_path_factory, 15)
 
 
 def test_both_segments_are_one_whole_sentence_and_half_of_the_bs_are_from_elsewhere(short_corpus):

@@ -26,7 +26,7 @@ from tests.contract.cases import CASES
 from tests.contract.test_contract import arguments, loss_of
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
-from tests.pretrain.test_options import replaced
+from tests.pretrain.fields import replaced
 
 
 @pytest.mark.parametrize(

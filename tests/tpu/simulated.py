@@ -10,8 +10,8 @@ from models.attention.patterns.pattern import Pattern
 from models.families.registry import FAMILIES
 from pretrain.recipe import Phase
 from tests.pretrain import tiny, toys
+from tests.pretrain.fields import replaced
 from tests.pretrain.reference import random_batch
-from tests.pretrain.test_options import replaced
 from tpu.mesh import make_mesh, parse_mesh
 
 ROWS = 16

@@ -35,7 +35,7 @@ from pretrain.training import placement
 from pretrain.training.assembly import assemble, initial_params, initial_state, parameter_shapes
 from tests.contract import cases
 from tests.pretrain import tiny
-from tests.pretrain.test_options import replaced
+from tests.pretrain.fields import replaced
 from tests.tpu import simulated
 from tpu.batches import host_rows, place_rows
 from tpu.rules import activation_rules, parameter_shardings
