@@ -17,10 +17,9 @@ pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate,
 test: lint
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20
 
-test-all: setup-dev  ## also what is slow, the bugs of tests/planted.toml, and random ones
+test-all: setup-dev  ## also what is slow, and the bugs of tests/planted.toml
 	XLA_FLAGS= $(BIN)/python -m pytest -n auto --dist loadfile -m ""
 	$(BIN)/python -m tests.planted --jobs 2
-	$(BIN)/python -m tests.mutants --jobs 2
 
 lint: setup-dev
 	$(BIN)/ruff check .
