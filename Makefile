@@ -15,10 +15,10 @@ pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate,
 	$(BIN)/python -m pretrain demo
 
 test: lint
-	$(BIN)/python -m pytest -n auto --dist loadfile --durations=20
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20
 
 test-all: setup-dev  ## also what is slow, and the bugs of tests/planted.toml
-	XLA_FLAGS= $(BIN)/python -m pytest -n auto --dist loadfile -m ""
+	XLA_FLAGS= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m ""
 	$(BIN)/python -m tests.planted --jobs 2
 
 lint: setup-dev

@@ -57,15 +57,16 @@ def noticed(bug: Bug, root: Path, cache: Path) -> str:
             done = ask(*bug.tests)
         except subprocess.TimeoutExpired:
             return f"no end within {SECONDS} seconds"
-        if done.returncode not in (0, 1, 2):  # all pass, some fail, what cannot be imported
-            raise RuntimeError(f"{bug.name}: pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-        if failed is None:
+        unread = re.search(r"^ImportError while loading (conftest) '", done.stderr, re.MULTILINE)
+        if done.returncode not in (0, 1, 2) and not unread:  # all pass, some fail, what cannot be imported
+            raise RuntimeError(f"{bug.name}: pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        if not (by := failed or unread):
             return ""
         file.write_text(before)
-        if ask(failed[1]).returncode:
-            raise RuntimeError(f"{bug.name}: {failed[1]} fails without it too: mend that first")
-        return failed[1]
+        if ask(*(bug.tests if unread else [by[1]])).returncode:
+            raise RuntimeError(f"{bug.name}: {by[1]} fails without it too: mend that first")
+        return by[1]
 
 
 def digest(bug: Bug, root: Path) -> str:

@@ -43,6 +43,14 @@ def test_a_bug_is_caught_by_the_test_that_fails_with_it_and_seen_again_only_when
         assert planted.hunt([minus], root, cache, jobs=1) == {"-": "not again"}
 
 
+def test_a_bug_with_which_tests_do_not_begin_is_caught(tmp_path):
+    root = a_tree(tmp_path, "def test_any(): pass\n")
+    (root / "conftest.py").write_text("import sums\nassert sums.add(1, 1) == 2\n")
+    assert (
+        planted.noticed(Bug("-", "sums.py", "a + b", "a - b", ["test_sums.py"]), root, tmp_path / "cache") == "conftest"
+    )
+
+
 def test_a_test_that_fails_without_the_bug_too_catches_nothing(tmp_path):
     root = a_tree(tmp_path, "def test_any(): assert False\n")
     with pytest.raises(RuntimeError, match="test_sums.py::test_any fails without it too"):
