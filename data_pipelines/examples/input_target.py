@@ -47,8 +47,8 @@ class InputTarget(RowLayout):
     Raises UserError for a length below 2, with which no target is left.
     """
 
-    target_alone: bool = False
-    auxiliary: bool = False
+    target_alone: bool
+    auxiliary: bool
 
     def __post_init__(self):
         if self.length < 2:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from data_pipelines.errors import UserError
@@ -117,7 +118,7 @@ def learn_pieces(
     model = io.BytesIO()
     ids = {name: flavour.specials.index(piece) if piece in flavour.specials else -1 for name, piece in NUMBERED.items()}
     try:
-        _sentencepiece().SentencePieceTrainer.train(
+        sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(f"{DIGIT_COMMA.sub(CUT, word)}\t{count}" for word, count in sorted(words.items())),
             input_format="tsv",
             pretokenization_delimiter=CUT,
@@ -147,14 +148,6 @@ def _reason(vocab_size: int, error: str) -> str:
     if re.search(r"sentences_\.empty|all_chars_count", error):
         return "--source has no text to train a tokenizer on; give other sources, or a --tokenizer to use"
     return f"--tokenizer: SentencePiece cannot be trained ({error.splitlines()[0]}); use --tokenizer wordpiece"
-
-
-def _sentencepiece():
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise UserError("--tokenizer: SentencePiece is not installed; pip install -r requirements.txt") from error
-    return sentencepiece
 
 
 def _scored(model: spiece.Model) -> list[tuple[str, float]]:

@@ -188,7 +188,7 @@ ERRORS = [
     (lambda: PackedSentences(2), "length 2 leaves no room"),
     (lambda: ContiguousStreams(0), "length 0 leaves no room"),
     (lambda: PermutedSpans(256), "length 256 leaves no room .* reuse_len 256 .* use at most reuse_len 128"),
-    (lambda: InputTarget(8), "has documents of text, where rows of input and target need two segments"),
+    (lambda: InputTarget(8, False, False), "has documents of text, where rows of input and target need two segments"),
     (lambda: ContiguousStreams(900), "tokens, too few for a batch of 4 rows of"),
     (lambda: StridedDocuments(8, 9), "--stride 9: give a number from 1 to the length of the rows, 8"),
     (lambda: Permuting(k=0), "permuting.k=0: must be at least 1"),

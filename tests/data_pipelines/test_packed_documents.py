@@ -244,6 +244,7 @@ def test_texts_added_with_the_fields_the_other_way_round_keep_their_input_and_ta
     lines = [{"a": source, "b": target} for source, target in PAIRS]
     assert command(tmp_path / "c", *ROBERTA, "--field", "a", "--field", "b", lines=lines) == 0
     assert command(tmp_path / "c", "--append", "--field", "b", "--field", "a", lines=lines) == 0
-    rows = epoch(make_examples(InputTarget(24, target_alone=True), Corpus(tmp_path / "c"), "train", 1, seed=0))
+    layout = InputTarget(24, target_alone=True, auxiliary=False)
+    rows = epoch(make_examples(layout, Corpus(tmp_path / "c"), "train", 1, seed=0))
     for array in rows.values():
         np.testing.assert_array_equal(array[: len(PAIRS)], array[len(PAIRS) :])
