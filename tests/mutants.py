@@ -3,7 +3,8 @@
     python -m tests.mutants [--number 100] [--seed 0] [--jobs 2]
 
 Each mutant is planted like the bugs of `planted.toml`, and kept like them: a run that was ended goes on. Its tests are
-the files that import its module, the most specific first; one that survives them is printed with what was changed.
+the files that import its module, the most specific first; of one that survives them all tests of its package. What
+survives those too is printed.
 """
 
 import argparse
@@ -78,6 +79,18 @@ def mutant(draw: random.Random) -> Bug:
             return Bug(name, str(file.relative_to(ROOT)), source, changed, tests)
 
 
+def of_package(file: str) -> list[str]:
+    """All test files of the package that a file is in."""
+    folder = ROOT / "tests" / file.partition("/")[0]
+    return sorted(str(test.relative_to(ROOT)) for test in folder.rglob("test_*.py"))
+
+
+def looked_for(mutants: list[Bug], jobs: int) -> list[Bug]:
+    """Those that no test noticed."""
+    found = hunt(mutants, ROOT, ROOT / ".pytest_cache", jobs)
+    return [bug for bug in mutants if not found[bug.name]]
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("--number", type=int, default=100)
@@ -86,8 +99,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     draw = random.Random(options.seed)
     mutants = [mutant(draw) for _ in range(options.number)]
-    found = hunt(mutants, ROOT, ROOT / ".pytest_cache", options.jobs)
-    survivors = [bug for bug in mutants if not found[bug.name]]
+    survivors = looked_for(mutants, options.jobs)
+    survivors = looked_for([bug._replace(tests=of_package(bug.file)) for bug in survivors], options.jobs)
     for bug in survivors:
         print("".join(difflib.unified_diff(bug.old.splitlines(True), bug.new.splitlines(True), bug.name, "", n=1)))
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} noticed")
