@@ -128,9 +128,8 @@ class Examples:
             self._read.update(dict.fromkeys(read, self._batches))
             newest = {lane: (epoch, index) for lane, epoch, index in sorted(self._read)}
 
-            # a rare source's lane has no row in most batches
             def past(lane, *window):
-                return window < newest[lane]
+                return window < newest[lane]  # not by age alone: a rare source's lane has no row in most batches
 
             old = [key for key, last in self._read.items() if last < self._batches - KEPT and past(*key)]
 

@@ -107,10 +107,9 @@ class Corpus:
         """The special tokens of these roles. UserError that names those that the tokenizer lacks."""
         missing = [role for role in roles if role not in self.special]
         if missing:
-            listed = ", ".join(missing[:-1]) + " or " * (len(missing) > 1) + missing[-1]
             raise UserError(
-                f"corpus {self.path} has no {listed} token, which these rows need; "
-                "prepare it with a tokenizer that has them: README names one for each recipe"
+                f"corpus {self.path} has no {' or '.join(missing)} token, which these rows need; prepare it with a "
+                'tokenizer that has them: README\'s "What can be trained" names one for each recipe'
             )
         return tuple(self.special[role] for role in roles)
 

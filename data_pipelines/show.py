@@ -64,7 +64,7 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     order = np.argsort(-frequency, kind="stable")[: min(FREQUENT, used)]
     listed = "  ".join(f"{tokenizer.id_to_token(int(index))} {frequency[index]:,}" for index in order)
     if tokenizer.token_to_id("Ġ") is not None:
-        console.print("tokens are of bytes: Ġ is a space, Ċ the end of a line; a letter that is not ASCII has several")
+        console.print("tokens are of bytes: Ġ is a space, Ċ the end of a line, and é, say, is two characters")
     console.print("most frequent tokens:", style="bold")
     console.print(listed, markup=False)
     show_problems(manifest["counts"], console)

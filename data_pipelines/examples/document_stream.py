@@ -164,6 +164,6 @@ def end_token(corpus: Corpus) -> int:
         if role in corpus.special:
             return corpus.special[role]
     raise UserError(
-        f"corpus {corpus.path} has no eod and no sep token, one of which has to end documents; "
+        f"corpus {corpus.path} has no eod or sep token, one of which has to end documents; "
         "prepare it with --end-of-text, which adds one"
     )

@@ -14,7 +14,7 @@ def report(out: Path, manifest: dict, before: dict | None, enough: int | None, c
     the size of a vocabulary that would know the text."""
 
     def say(line, **style):
-        return console.print(line, markup=False, soft_wrap=True, **style)
+        console.print(line, markup=False, soft_wrap=True, **style)
 
     splits = total(part["splits"] for part in manifest["parts"])
     for split, sizes in splits.items():

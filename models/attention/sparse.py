@@ -216,9 +216,8 @@ def drawn(keys: Keys, blocks: Blocks, part: Part) -> Keys:
     """What each block reads by a table of its own."""
     table = blocks.drawn
 
-    # [batch, heads, blocks, n, block, ...]
     def joined(x):
-        return x.reshape(*x.shape[:3], -1, *x.shape[5:])
+        return x.reshape(*x.shape[:3], -1, *x.shape[5:])  # from [batch, heads, blocks, n, block, ...]
 
     def taken(x: Array) -> Array:
         units, place = exchange.pool(x, blocks, part)

@@ -131,7 +131,10 @@ def _scores_forward(hidden: Array, table: Array, bias: Array) -> tuple[Array, tu
         def on_cpu(hidden, table):
             return jnp.matmul(hidden, held(table.T), preferred_element_type=jnp.float32)
     else:  # fast the other way round: 83 against 186 ms at [160, 768] x [30592, 768]
-        on_cpu = lambda hidden, table: held(direct(table, hidden)).T
+
+        def on_cpu(hidden, table):
+            return held(direct(table, hidden)).T
+
     scores = jax.lax.platform_dependent(hidden, table, cpu=on_cpu, default=direct)
     return scores + bias, (hidden, table)
 

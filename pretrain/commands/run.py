@@ -161,7 +161,7 @@ def _initial_weights(assembly: Assembly, shapes: Params, corpus: Corpus, options
     start = (lambda: jax.device_get(jax.jit(lambda: initial_params(assembly))())) if heads_anew else None
 
     def load():
-        return weights.append(load_weights(INIT_FROM, source, assembly.recipe.model, own, corpus, start))
+        weights.append(load_weights(INIT_FROM, source, assembly.recipe.model, own, corpus, start))
 
     gather(f"--init-from {source}", load)
     return weights[0]

@@ -62,8 +62,7 @@ def _pair(made: Made) -> str:
 
     tokens = list(map(of_text, encoded.sequence_ids, encoded.ids))
 
-    # a text of several tokens
-    def repeated(i):
+    def repeated(i):  # of a text of several tokens
         return tokens[i] in ("A", "B") and tokens[i] == tokens[i - 1]
 
     return " ".join(token for i, token in enumerate(tokens) if i == 0 or not repeated(i))

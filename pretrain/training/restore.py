@@ -73,7 +73,7 @@ def warn_beyond_trained(restored: Restored, length: int) -> None:
     longest = max(phase.length for phase in phases)
     if longest < length <= getattr(recipe.model, "positions", 0):
         log.warning(
-            "rows of this run have %s tokens: it has not trained the model's positions from %s to %s, for longer texts",
+            "this run trained rows of up to %s tokens only: the model's positions %s to %s are untrained",
             f"{longest:,}",
             f"{longest:,}",
             f"{length - 1:,}",

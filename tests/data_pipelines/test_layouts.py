@@ -203,7 +203,7 @@ ERRORS = [
 ]
 LACKING = [
     (SegmentPairs(32), "has no .*mask token"),
-    (PackedDocuments(5), "no eod and no sep token"),
+    (PackedDocuments(5), "no eod or sep token"),
     (PermutedSpans(512), "has no .*cls"),
 ]
 

@@ -274,8 +274,7 @@ def _forward_kernel(noise, segments, biases, products, out, spread, *, setting: 
     vt, length = v.T, len(q)
     units = _units(length, _forward_part(length, setting), setting)
 
-    # [keys, queries]
-    def dots(unit):
+    def dots(unit):  # -> [keys, queries]
         return across(k[: unit.seen], only(q[unit.part], unit.head, head_dim))
 
     mixed = []
