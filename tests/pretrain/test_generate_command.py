@@ -145,10 +145,12 @@ def test_a_mistake_is_one_line(gpt2_run, tmp_path, capsys, arguments, words, ear
     assert words in mistake(capsys, tmp_path / "none" if early else gpt2_run, *prompt, *arguments)
 
 
-def test_a_blank_line_among_prompts_is_named(tmp_path, capsys):
+def test_a_blank_line_among_prompts_and_a_file_that_is_not_there_are_named(tmp_path, capsys):
     (tmp_path / "prompts").write_text("the\n \nold\n")
     said = mistake(capsys, tmp_path / "none", "--prompt", "a", "--prompts", tmp_path / "prompts")
     assert f"--prompts {tmp_path}/prompts, line 2: is blank; write a prompt or remove it" in said
+    said = mistake(capsys, tmp_path / "none", "--prompts", tmp_path / "nowhere")
+    assert f"--prompts {tmp_path}/nowhere: cannot be read" in said and said.endswith("; give a text file\n")
 
 
 def test_every_setting_of_decoding_comes_from_its_option():

@@ -53,6 +53,10 @@ def test_a_model_is_read_as_protobuf_reads_it(kind):
     assert found.precompiled_charsmap == proto.normalizer_spec.precompiled_charsmap
 
 
+def test_fields_of_a_model_are_read_in_any_order():
+    assert list(spiece._fields(b"\x18\x02\x12\x01a\x08\x80\x01")) == [(3, 2), (2, b"a"), (1, 128)]
+
+
 @given(st.binary(max_size=40))
 def test_what_is_no_model_is_a_value_error(content):
     with contextlib.suppress(ValueError):

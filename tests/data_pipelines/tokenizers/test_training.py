@@ -101,3 +101,7 @@ def test_memory_is_bounded_by_forgetting_rare_words(monkeypatch):
     tokens = vocabulary(train("wordlevel", texts, Training(1000)).tokenizer)
     assert tokens[6] == "often"
     assert len(tokens) <= 6 + 20
+
+
+def test_the_rarest_word_is_given_to_the_trainer_once_however_few_are():
+    assert list(training._repeated([("often", 2000), ("rare", 1)], 0.001)) == ["often often", "rare"]
