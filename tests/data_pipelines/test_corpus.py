@@ -71,18 +71,24 @@ def test_what_is_no_corpus_of_this_format_is_named_as_what_it_is(folder, tmp_pat
         Corpus(tmp_path / "nowhere")
 
 
+VOCABULARY = "tokenizer/vocab.txt"
+
+
 @pytest.mark.parametrize(
-    "change",
+    "change, said",
     [
-        {"vocab_size": None},
-        {"vocab_size": 10**30},
-        {"special": {"pad": 10**9}},
-        {"parts": []},
+        ({"vocab_size": None}, " is not as prepare wrote it"),
+        ({"vocab_size": 10**30}, " is not as prepare wrote it"),
+        ({"special": {"pad": 10**9}}, " is not as prepare wrote it"),
+        ({"parts": []}, " is not as prepare wrote it"),
+        ({"tokenizer": {"../up": {"bytes": 1, "sha256": "0" * 64}}}, ": '../up' is no name of a file inside a corpus"),
+        ({"tokenizer": {VOCABULARY: {"bytes": "1", "sha256": "0" * 64}}}, f": {VOCABULARY} has no size or no hash"),
+        ({"tokenizer": {VOCABULARY: {"bytes": 1, "sha256": "short"}}}, f": {VOCABULARY} has no size or no hash"),
     ],
 )
-def test_a_manifest_that_says_what_cannot_be_is_an_error(folder, change):
+def test_a_manifest_that_says_what_cannot_be_is_an_error(folder, change, said):
     change_manifest(folder, **change)
-    with pytest.raises(UserError, match=r"manifest\.json is not as prepare wrote it"):
+    with pytest.raises(UserError, match=f"manifest.json{said}"):
         Corpus(folder)
 
 
