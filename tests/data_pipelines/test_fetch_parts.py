@@ -121,6 +121,7 @@ def test_what_is_done_is_dropped_where_it_has_not_and_copied_again_when_read(buc
     assert there(copy, 0, "train/token_counts.npy") and there(copy, 0, "heldout/tokens.npy")
     assert read(copy, 0) == arrays_of_part(0)["train/tokens.npy"]
     assert bucket.reads["parts/000000/train/tokens.npy"] == 2
+    assert copy._drop((0, "counts"))  # which nobody holds once it was read
 
 
 def test_what_a_killed_run_left_makes_room(bucket, monkeypatch):

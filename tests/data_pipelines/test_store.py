@@ -16,6 +16,7 @@ from data_pipelines.formats.source import Source
 from data_pipelines.manifest import parse_manifest
 from data_pipelines.store import heldout
 from data_pipelines.store.fields import BY_TOKEN, STORED
+from data_pipelines.store.files import NpyFile
 from data_pipelines.store.finish import check_added, finish
 from data_pipelines.store.job import Job, planned
 from data_pipelines.store.parts import CUT, part_name, read_summary, write_part
@@ -44,6 +45,15 @@ def shapes(folder, split="train"):
     documents, sentences = (np.load(folder / split / f"{name}.npy") for name in ("documents", "sentences"))
     lengths = np.diff(sentences).tolist()
     return [lengths[first:last] for first, last in zip(documents, documents[1:], strict=False)]
+
+
+def test_an_array_of_several_columns_is_read_as_it_was_written(tmp_path):
+    rows = np.arange(20, dtype=np.float32).reshape(5, 4)
+    file = NpyFile(tmp_path / "boxes.npy", np.float32, (4,))
+    for some in (rows[:2], rows[:0], rows[2:]):
+        file.write(some)
+    file.close()
+    np.testing.assert_array_equal(np.load(tmp_path / "boxes.npy", mmap_mode="r"), rows)
 
 
 def test_a_document_goes_on_over_units_and_only_its_own_text_joins_it(tmp_path):
