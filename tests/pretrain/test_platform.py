@@ -52,7 +52,7 @@ print("ynn" in jax.jit(jnp.matmul).lower(x, x).compile().as_text())
 """
 
 
-def test_single_products_are_taken_from_ynnpack():
+def test_ynnpack_computes_no_single_product():
     assert run(PRODUCT) == "False"
 
 
