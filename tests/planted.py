@@ -23,7 +23,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 TABLE = Path(__file__).with_suffix(".toml")
 WANTED = 0.95  # share of the bugs that are caught
-SECONDS = 900  # for the tests of one bug, after which it counts as caught: it hangs them
+SECONDS = 900  # for the tests of one bug, many times what they take: past it, it hangs them and counts as caught
+NO_END = "no end within "  # begins what stands for a test where the tests did not end
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "corpora", "runs", "hf")
 
 
@@ -41,8 +42,8 @@ def read(table: Path = TABLE) -> list[Bug]:
     return [Bug(**entry) for entry in tomllib.loads(table.read_text())["bug"]]
 
 
-def noticed(bug: Bug, root: Path, cache: Path) -> str:
-    """The first test that fails with the bug in a copy of the tree, '' when all pass."""
+def noticed(bug: Bug, root: Path, cache: Path, seconds: int = SECONDS) -> str:
+    """The first test that fails with the bug in a copy of the tree, '' when all pass, or NO_END."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
         shutil.copytree(root, copy, ignore=LEFT_OUT)
@@ -51,12 +52,12 @@ def noticed(bug: Bug, root: Path, cache: Path) -> str:
         file.write_text(before.replace(bug.old, bug.new, 1))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-o", f"cache_dir={cache}"]
         ask = lambda *tests: subprocess.run(
-            [*command, *tests], cwd=copy, capture_output=True, text=True, timeout=SECONDS
+            [*command, *tests], cwd=copy, capture_output=True, text=True, timeout=seconds
         )
         try:
             done = ask(*bug.tests)
         except subprocess.TimeoutExpired:
-            return f"no end within {SECONDS} seconds"
+            return f"{NO_END}{seconds} seconds"
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
         unread = re.search(r"^ImportError while loading (conftest) '", done.stderr, re.MULTILINE)
         if done.returncode not in (0, 1, 2) and not unread:  # all pass, some fail, what cannot be imported
@@ -75,19 +76,21 @@ def digest(bug: Bug, root: Path) -> str:
     return hashlib.sha256(json.dumps([bug, texts]).encode()).hexdigest()
 
 
-def hunt(bugs: list[Bug], root: Path, cache: Path, jobs: int) -> dict[str, str]:
-    """Name -> test that caught it, or ''; printed one by one and kept in the cache folder."""
+def hunt(bugs: list[Bug], root: Path, cache: Path, jobs: int, seconds: int = SECONDS) -> dict[str, str]:
+    """Name -> test that caught it, '' or NO_END; printed one by one and kept in the cache folder."""
     kept = cache / "planted"
     kept.mkdir(parents=True, exist_ok=True)
 
     def look(bug: Bug) -> str:
         place = kept / digest(bug, root)
-        if not place.is_file():
+        before = place.read_text() if place.is_file() else None
+        if before is None or before.startswith(NO_END) and before != f"{NO_END}{seconds} seconds":
             temporary = place.with_suffix(f".{os.getpid()}")
-            temporary.write_text(noticed(bug, root, cache))
+            temporary.write_text(noticed(bug, root, cache, seconds))
             temporary.replace(place)
         by = place.read_text()
-        print(f"caught    {bug.name}: {by}" if by else f"SURVIVED  {bug.name} ({bug.file})", flush=True)
+        said = "HUNG    " if by.startswith(NO_END) else "caught  " if by else "SURVIVED"
+        print(f"{said}  {bug.name}: {by}" if by else f"{said}  {bug.name} ({bug.file})", flush=True)
         return by
 
     with ThreadPoolExecutor(jobs) as pool:

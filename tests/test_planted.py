@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import planted
+from tests import mutants, planted
 from tests.planted import Bug
 
 BUGS = planted.read()
@@ -55,6 +55,30 @@ def test_a_test_that_fails_without_the_bug_too_catches_nothing(tmp_path):
     root = a_tree(tmp_path, "def test_any(): assert False\n")
     with pytest.raises(RuntimeError, match="test_sums.py::test_any fails without it too"):
         planted.noticed(Bug("-", "sums.py", "a + b", "a - b", ["test_sums.py"]), root, tmp_path / "cache")
+
+
+def test_tests_that_do_not_end_are_named_apart_and_looked_at_again_with_more_time(tmp_path, capsys):
+    root = a_tree(tmp_path, "import time\ndef test_any(): time.sleep(60)\n")
+    bug = Bug("-", "sums.py", "a + b", "a - b", ["test_sums.py"])
+    hunt = lambda seconds: planted.hunt([bug], root, tmp_path / "cache", 1, seconds)
+    assert hunt(1) == {"-": "no end within 1 seconds"}
+    assert capsys.readouterr().out == "HUNG      -: no end within 1 seconds\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planted, "noticed", lambda *_: "")
+        assert hunt(1) != hunt(2) == {"-": ""}
+
+
+def test_a_mutant_with_which_all_tests_of_a_package_do_not_end_is_not_noticed(monkeypatch):
+    asked, near, far = [], {"near": "a test"}, {"far": "a test", "slow": f"{planted.NO_END}9 seconds"}
+
+    def hunt(bugs, root, cache, jobs, seconds):
+        asked.append(seconds)
+        return {bug.name: (near if len(asked) == 1 else far).get(bug.name, "") for bug in bugs}
+
+    monkeypatch.setattr(mutants, "hunt", hunt)
+    bugs = [Bug(name, "tpu/mesh.py", "", "", []) for name in ("near", "far", "slow", "none")]
+    assert [bug.name for bug in mutants.survivors_of(bugs, jobs=1)] == ["slow", "none"]
+    assert asked[1] > asked[0] == planted.SECONDS
 
 
 def test_below_95_percent_is_status_1(monkeypatch, capsys):

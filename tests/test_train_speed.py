@@ -116,7 +116,7 @@ def test_both_sides_compute_the_same_loss(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert-tiny", "electra-tiny", "xlnet-tiny", "gpt2-tiny"])
-def test_every_family_runs_on_a_cpu(name, capsys, monkeypatch, tmp_path):
+def test_bert_electra_xlnet_and_gpt2_are_measured_on_a_cpu(name, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     toy = f"--only {name} --lengths 32 --tokens 64 --backend eager --rounds 2 --steps 1 --profile {tmp_path}"
     assert train_speed.main(toy.split()) == 0

@@ -1,5 +1,6 @@
 """What is read of a corpus is checked beside the reading: damage ends whoever reads it."""
 
+import errno
 import hashlib
 import pickle
 import threading
@@ -11,7 +12,7 @@ from data_pipelines import checks
 from data_pipelines.batches import make_examples
 from data_pipelines.checks import sound
 from data_pipelines.corpus import Corpus
-from data_pipelines.errors import UserError
+from data_pipelines.errors import PassingError, UserError
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.loader import Loader
 from tests.data_pipelines.corpora import random_documents, write_corpus
@@ -120,6 +121,15 @@ def test_a_damaged_table_is_an_error_where_it_is_read(path):
     (path / name).write_bytes((path / name).read_bytes()[:-1] + b"\x07")
     with pytest.raises(UserError, match=f"the content of {name} has changed since it was prepared"):
         Corpus(path).table("word_starts")
+
+
+def test_a_disk_that_fails_for_now_is_no_damage(path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(hashlib, "file_digest", fail)
+    with pytest.raises(PassingError, match="cannot be read .Input/output error.; start the same command again"):
+        read(path, threads=1)
 
 
 def test_a_damaged_copy_of_a_corpus_in_a_bucket_is_to_be_deleted(storage, path):

@@ -146,6 +146,15 @@ def test_what_another_process_reads_is_not_dropped(bucket, monkeypatch):
     assert not there(copy, 0)
 
 
+def test_what_is_released_while_it_is_read_is_dropped_after(bucket, monkeypatch):
+    small_disk(monkeypatch, free=10_000)
+    copy = fetch.open_copy(SOURCE)
+    with copy.file(0, "train/tokens.npy") as path:
+        copy.release("train", [0])
+        assert path.read_bytes() == arrays_of_part(0)["train/tokens.npy"]
+    assert not there(copy, 0)
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_disk_without_locks_is_copied_to_and_never_deleted_from(bucket, monkeypatch, number):
     def refused(*_):

@@ -121,6 +121,23 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_which_is_said(d
     assert (three / "3.damaged").is_dir() and checkpoints.steps() == [1, 2]
 
 
+def test_two_damaged_checkpoints_are_passed_over(three):
+    for step in ("3", "2"):
+        flip(data_files(three / step)[0])
+    checkpoints = reopened(three)
+    assert tiny.equal(checkpoints.restore(like), state_at(1)) and checkpoints.steps() == [1]
+
+
+def test_a_half_written_checkpoint_does_not_count(three):
+    for name in ("4.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-1234567"):
+        (three / name / "default").mkdir(parents=True)
+    checkpoints = reopened(three)
+    assert checkpoints.steps() == [1, 2, 3] and tiny.equal(checkpoints.restore(like), state_at(3))
+    checkpoints.save(state_at(4))
+    checkpoints.wait()
+    assert tiny.equal(reopened(three).restore(like), state_at(4))
+
+
 def test_a_run_logs_what_is_damaged_and_does_not_begin_again_when_all_are(corpus_path, tmp_path):
     workdir, damage = tmp_path / "run", DAMAGES["all files empty"]
     go = lambda steps: run(toys.recipe(steps=steps), tiny.options(corpus_path, workdir))

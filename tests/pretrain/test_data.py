@@ -118,6 +118,14 @@ def test_each_host_counts_its_share_and_the_file_keeps_all(folder, tmp_path, mon
     assert phase_batches(recipe, corpora, 20, tmp_path / "hosts.json", pytest.fail) == {}
 
 
+def test_counts_of_other_parts_are_noticed(folder, tmp_path):
+    corpora, recipe, file = open_corpora(text(folder), {}), in_lanes(tiny.bert, lanes=1), tmp_path / "examples.json"
+    phase_batches(recipe, corpora, 0, file, print)
+    file.write_text(json.dumps({key: count + 1 for key, count in json.loads(file.read_text()).items()}))
+    with pytest.raises(UserError, match="counted otherwise; remove examples.json"):
+        phase_batches(recipe, corpora, 0, file, print)[0].batch(0, ROWS)
+
+
 def test_a_run_on_a_mixture_goes_on_as_if_never_interrupted_with_figures_of_each_corpus(
     folder, tmp_path, monkeypatch, capsys
 ):

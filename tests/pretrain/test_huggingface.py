@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from data_pipelines.errors import UserError
@@ -229,7 +230,7 @@ def test_a_failing_export_leaves_the_earlier_one(exported, configs, tokenizer_pa
 
     def full(tensors, path, metadata):
         if "generator" in str(path):
-            raise OSError(28, "No space left on device")
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         save_file(tensors, path, metadata)
 
     monkeypatch.setattr("pretrain.huggingface.shards.save_file", full)

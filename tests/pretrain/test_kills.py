@@ -2,15 +2,22 @@
 
 import json
 import os
+import shutil
 import signal
+import threading
 import time
 
+import jax
 import pytest
 
+from data_pipelines.errors import UserError
+from pretrain.commands.run import run
 from pretrain.recipe import to_json
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.signals import EXIT_STOPPED
+from pretrain.training import loop
+from pretrain.training.signals import EXIT_STOPPED, stop_request
 from tests.pretrain import tiny, toys
+from tpu import cluster
 
 STEPS = 24
 
@@ -95,3 +102,28 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(begin,
     status, *_ = interrupted(begin([workdir]), workdir, signal.SIGKILL, step=stopped + 5)
     assert status == -signal.SIGKILL
     check_the_end(begin, workdir, tmp_path / "whole")
+
+
+def test_a_signal_before_the_first_step_of_a_resumed_run_loses_nothing(corpus_path, tmp_path, monkeypatch):
+    toys.register(monkeypatch)
+    workdir, left, gone = tmp_path / "run", tmp_path / "left", threading.Event()
+    go = lambda steps, stop=None: run(toys.recipe(steps=steps), tiny.options(corpus_path, workdir), stop)
+    go(5)
+    state, measured = tiny.final_state(workdir), figures(workdir)
+
+    def leave(status):  # the process would end here
+        shutil.copytree(workdir, left / str(status))
+        gone.set()
+        raise jax.errors.JaxRuntimeError
+
+    def signalled(*_):
+        signal.raise_signal(signal.SIGTERM)
+        assert gone.wait(60)
+        raise UserError("gone")
+
+    monkeypatch.setattr(cluster, "leave", leave)
+    monkeypatch.setattr(loop, "_train_phase", signalled)
+    with stop_request() as stop, pytest.raises(UserError, match="gone"):
+        go(10, stop)
+    assert tiny.equal(tiny.final_state(left / str(EXIT_STOPPED)), state)
+    assert figures(left / str(EXIT_STOPPED)) == measured

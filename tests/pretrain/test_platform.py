@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ print("ynn" in jax.jit(jnp.matmul).lower(x, x).compile().as_text())
 """
 
 
-def test_single_products_are_taken_from_ynnpack():
+def test_ynnpack_computes_no_single_product():
     assert run(PRODUCT) == "False"
 
 
@@ -90,3 +91,16 @@ def test_compiled_programs_are_kept_on_accelerators_alone(monkeypatch, tmp_path)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
     platform.prepare()
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "mine"
+
+
+def test_programs_that_nobody_read_for_long_are_forgotten(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    cache = tmp_path / "pretrain" / "xla"
+    cache.mkdir(parents=True)
+    for name, age in (("old", 1.1), ("new", 0.9)):
+        (cache / f"jit_{name}-cache").touch()
+        then = time.time() - age * platform.KEPT_SECONDS
+        os.utime(cache / f"jit_{name}-cache", (then, then))
+    platform.keep_compiled()
+    assert [file.name for file in cache.iterdir()] == ["jit_new-cache"]

@@ -1,5 +1,6 @@
 """A work directory holds one run: what may change when it goes on, and what is refused."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -246,17 +247,41 @@ def test_half_a_line_of_figures_is_dropped_and_later_ones_go_with_their_steps(co
 
 def test_a_run_that_has_done_its_steps_makes_up_for_a_lost_evaluation_alone(corpus_path, tmp_path, capsys):
     workdir, directory = tmp_path / "run", RunDirectory(tmp_path / "run")
-    for _ in range(2):
+    for lost in (True, False, False):
         assert run(toys.recipe(steps=5), tiny.options(corpus_path, workdir)) == 0
         assert [entry["step"] for entry in read_metrics(directory, "eval")] == [5]
         lines = directory.metrics.read_text().splitlines(keepends=True)
-        directory.metrics.write_text("".join(line for line in lines if '"eval"' not in line))
-    assert capsys.readouterr().out.count("done: 5 steps") == 2
+        directory.metrics.write_text("".join(line for line in lines if not lost or '"eval"' not in line))
+    assert capsys.readouterr().out.count("done: 5 steps") == 3
     figures = directory.metrics.read_text()
     shutil.rmtree(workdir / "checkpoints")
     with pytest.raises(UserError, match="its checkpoints/ was removed; restore it, or use another --workdir"):
         run(toys.recipe(steps=5), tiny.options(corpus_path, workdir))
     assert directory.metrics.read_text() == figures
+
+
+def test_an_evaluation_that_a_kill_cuts_off_is_made_up_for_and_none_is_made_twice(corpus_path, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def go(name, killed_at=0, before=True):
+        def evaluate(run, state, evaluator, whole=loop._evaluate):
+            run.checkpoints.wait()
+            if int(state.step) != killed_at or not before:
+                whole(run, state, evaluator)
+            if int(state.step) == killed_at:
+                raise Killed
+
+        with monkeypatch.context() as patch, pytest.raises(Killed) if killed_at else contextlib.nullcontext():
+            patch.setattr(loop, "_evaluate", evaluate)
+            run(toys.recipe(steps=15), tiny.options(corpus_path, tmp_path / name, eval_every=5))
+        return read_metrics(RunDirectory(tmp_path / name), "eval")
+
+    assert go("run", 5) == []
+    assert [entry["step"] for entry in go("run", 5, before=False)] == [5]
+    go("run", 10)
+    whole = go("whole")
+    assert [entry["step"] for entry in whole] == [5, 10, 15] and go("run") == whole
 
 
 def test_a_work_directory_that_this_host_does_not_share_is_an_error(corpus_path, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from models.core.noise import row_keys
 from models.core.program import Program
 from pretrain.commands.run import run
 from pretrain.objectives.objective import Moment
+from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
@@ -103,3 +104,38 @@ def test_a_loss_between_rows_trains_knows_its_step_and_gives_figures_of_each_exa
     (figures,) = read_metrics(RunDirectory(tmp_path / "run"), "eval")
     assert figures["at_step"] == 3 and figures["ranked"] == 16  # of the two whole batches
     assert 0 < figures["mean_rank"] < 7
+
+
+def carry_at_the_start(monkeypatch, *arguments):
+    """Run up to the first step -> the carry that the state then holds."""
+    seen = []
+
+    def stopped(run, state, *_):
+        seen.append(jax.device_get(state.carry))
+        raise UserError("stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="stopped"):
+        patch.setattr(loop, "_train_phase", stopped)
+        run(*arguments)
+    return seen[0]
+
+
+def test_more_steps_that_move_a_checkpoint_into_another_phase_of_the_same_shape_begin_its_carry_anew(
+    corpus_path, tmp_path, monkeypatch
+):
+    phases = (Phase(0.5, 16, 8), Phase(0.5, 16, 8))
+    arguments = lambda steps: (toys.recipe(steps=steps, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
+    run(*arguments(10))
+    assert carry_at_the_start(monkeypatch, *arguments(12))["seen"][1] == 5 * 8  # still in the second phase
+    assert carry_at_the_start(monkeypatch, *arguments(40))["seen"][1] == 0  # now in the first
+
+
+def test_a_run_made_longer_and_killed_before_its_next_checkpoint_finds_the_carry_as_it_was_written(
+    corpus_path, tmp_path, monkeypatch
+):
+    phases = (Phase(0.5, 16, 8), Phase(0.5, 16, 4))
+    arguments = lambda steps: (toys.recipe(steps=steps, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
+    run(*arguments(10))
+    for _ in range(2):  # recipe.json has the new number of steps from the first time on
+        assert carry_at_the_start(monkeypatch, *arguments(40))["memory"].shape == (8, 8)
+    assert RunDirectory(tmp_path / "run").checkpoint_steps() == [5, 10]

@@ -110,9 +110,10 @@ def test_several_slices_exchange_through_their_hosts():
 @pytest.mark.parametrize("topology", ["v5e:4x4", "v5e:16x16", "v5p:4x4x4", "v4:2x2x4", "v6e:8x8", "tpu7x:2x2x2"])
 @pytest.mark.parametrize("recipe", ["bert-large --depth scan", "electra-base"])
 def test_published_sizes_on_every_generation(recipe, topology):
-    for work, found, made in planned(f"{recipe} --topology {topology}"):
-        if found.report.needed is not None:
-            continue  # 256 rows of 512 tokens are too many for a small slice
+    plans = planned(f"{recipe} --topology {topology}")
+    fitting = [plan for plan in plans if plan[1].report.needed is None]
+    assert fitting  # 256 rows of 512 tokens are too many for a small slice, but not all phases have them
+    for work, found, made in fitting:
         check_sizes(found)
         assert found.estimate.why_not == "" and 0 < found.mfu < 1
         collectives = [timed.collective for timed in found.collectives]

@@ -135,6 +135,17 @@ def test_a_run_that_moves_on_between_its_aborts_starts_as_often_as_it_takes(clou
     assert ended(cloud).startswith(GAVE_UP)
 
 
+def test_a_bucket_that_does_not_always_answer_does_not_hide_that_nothing_is_saved(cloud, host):
+    (cloud.folder / "bucket/b/n/checkpoints/8").mkdir(parents=True)
+    answering, asked = cloud.folder / "bin/answering", cloud.folder / "asked"
+    (cloud.folder / "bin/gcloud").rename(answering)
+    refused = f"echo >> {asked}; [ $(($(wc -l < {asked}) % 2)) -eq 1 ] || {{ echo HTTPError 503 >&2; exit 1; }}"
+    program(cloud, "gcloud", f'case "$*" in *checkpoints/) {refused};; esac\nexec {answering} "$@"')
+    cloud.lives["n-w-0"] = [Life(f"step {number}", 134) for number in range(9)]
+    host()
+    assert cloud.log("n-w-0") == "".join(f"step {number}\n" for number in range(6))
+
+
 def test_a_work_directory_may_end_with_a_slash(cloud, host):
     settings = SETTINGS.replace("gs://b/n ", "gs://b/n/ ")
     (cloud.folder / "bucket/b/n/launch/settings.sh").write_text(settings)

@@ -13,6 +13,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source, table
 from data_pipelines.prepare import ending, parts, plan
+from data_pipelines.text.steps import STEPS
 from tests.data_pipelines.prepare import forks
 from tests.data_pipelines.prepare.forks import Fork
 from tests.data_pipelines.prepare.small import MIB, UNIT, append, arguments
@@ -204,6 +205,17 @@ def test_only_the_new_files_of_a_folder_that_has_grown_are_added(text, whole, tm
     (folder / "new.txt").write_text("alpha gamma.")
     with pytest.raises(UserError, match="new.txt has changed since its text was added"):
         append(out, folder)
+
+
+def test_nothing_is_added_by_another_version_of_a_step(tmp_path, monkeypatch):
+    write(tmp_path / "a", "Some text. ")
+    run(tmp_path / "out", f"text:{tmp_path}/a", steps=("tags",), **OPTIONS)
+    before = content(tmp_path / "out")
+    monkeypatch.setitem(STEPS, "tags", STEPS["tags"]._replace(version=2))
+    write(tmp_path / "b", "Other text. ")
+    with pytest.raises(UserError, match="--append: step tags was 1 and is 2: use the commit of then"):
+        append(tmp_path / "out", tmp_path / "b")
+    assert content(tmp_path / "out") == before
 
 
 def test_a_corpus_and_a_share_are_made_by_one_process_at_a_time(text, tmp_path):
