@@ -65,7 +65,8 @@ def _changed(value, changes: dict):
 def batch_of(recipe) -> dict[str, np.ndarray]:
     """Rows of random tokens without padding: the arrays that the recipe's objective reads."""
     rng, phase, vocab = np.random.default_rng(0), recipe.phases[0], recipe.model.vocab_size
-    rows, length, slots = phase.batch_size, phase.length, recipe.objective.predictions(phase)
+    rows, length, spec = phase.batch_size, phase.length, recipe.objective.spec(phase)
+    slots = spec["prediction_positions"][0][0] if "prediction_positions" in spec else length
     tokens = rng.integers(FIRST_WORD, vocab, (rows, length), dtype=np.int32)
     # Never the first token, which is global where a row names global tokens.
     positions = rng.permuted(np.tile(np.arange(1, length, dtype=np.int32), (rows, 1)), axis=1)[:, :slots]
@@ -82,7 +83,7 @@ def batch_of(recipe) -> dict[str, np.ndarray]:
         "weights": np.ones((rows, length), np.float32),
     }
     batch |= _permuted(rng, batch["prediction_positions"], length)
-    return {name: batch[name] for name in recipe.objective.spec(phase)}
+    return {name: batch[name] for name in spec}
 
 
 def _permuted(rng: np.random.Generator, positions: np.ndarray, length: int) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """FLOPs of a traced program: matrix products and convolutions, loops multiplied, recomputation included."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -23,16 +23,19 @@ class Flops(NamedTuple):
         return self.products + sum(self.kernels.values())
 
 
-def flops(jaxpr: ClosedJaxpr, kernels: Mapping[str, Cost]) -> Flops:
+def flops(
+    jaxpr: ClosedJaxpr, kernels: Mapping[str, Cost], counted_as: Callable[[str], float] = lambda scope: 1.0
+) -> Flops:
     """FLOPs of one run over all devices; a multiply-add counts as 2.
 
     kernels: by the beginning of the name that `pl.pallas_call` was given; their FLOPs are those that they declare. Of
-    a conditional the dearest branch counts, of a loop without a known length one turn.
+    a conditional the dearest branch counts, of a loop without a known length one turn.   counted_as: scope
+    (`jax.named_scope`) of a product, with those around it -> how often its FLOPs count.
     """
     products, inside, unknown, calls = 0.0, {}, {}, []
-    for equation, times in _equations(jaxpr.jaxpr, 1):
+    for equation, times, scope in _equations(jaxpr.jaxpr, 1, ""):
         kind = equation.primitive.name
-        products += times * _cost(equation)
+        products += times * _cost(equation) * counted_as(scope)
         if kind == "pallas_call":
             name = str(equation.params.get("name_and_src_info") or equation.params.get("name"))
             known = next((key for key in kernels if name.startswith(key)), None)
@@ -46,16 +49,17 @@ def flops(jaxpr: ClosedJaxpr, kernels: Mapping[str, Cost]) -> Flops:
     return Flops(products, inside, tuple(unknown), tuple(calls))
 
 
-def _equations(jaxpr: Jaxpr, times: float):
-    """(equation, how often it runs over all devices) of a jaxpr and all inside it."""
+def _equations(jaxpr: Jaxpr, times: float, around: str):
+    """(equation, how often it runs over all devices, its scope) of a jaxpr in a scope, and of all inside it."""
     for equation in jaxpr.eqns:
-        yield equation, times
+        scope = f"{around}/{equation.source_info.name_stack}"
+        yield equation, times, scope
         kind, params = equation.primitive.name, equation.params
         if kind == "pallas_call":
             continue
         if kind == "cond":
-            branches = [list(_equations(branch.jaxpr, times)) for branch in params["branches"]]
-            yield from max(branches, key=lambda found: sum(n * _cost(e) for e, n in found))
+            branches = [list(_equations(branch.jaxpr, times, scope)) for branch in params["branches"]]
+            yield from max(branches, key=lambda found: sum(n * _cost(e) for e, n, _ in found))
             continue
         inner = times
         if kind == "scan":
@@ -65,9 +69,9 @@ def _equations(jaxpr: Jaxpr, times: float):
         for value in params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(part, ClosedJaxpr):
-                    yield from _equations(part.jaxpr, inner)
+                    yield from _equations(part.jaxpr, inner, scope)
                 elif isinstance(part, Jaxpr):
-                    yield from _equations(part, inner)
+                    yield from _equations(part, inner, scope)
 
 
 def _call(equation: Any) -> Call:

@@ -11,7 +11,7 @@ from models.attention.cache import Cache, empty_cache
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.self_attention import attention_of
-from models.attention.transformer import CachedTransformerLayer, TransformerLayer, transformer_flops
+from models.attention.transformer import CachedTransformerLayer, TransformerLayer
 from models.blocks.checks import check_encoder
 from models.blocks.embeddings import PositionedEmbeddings
 from models.blocks.heads import tied_logits
@@ -134,10 +134,6 @@ def attentions(config: DecoderConfig, length: int, memory: int) -> list[Attentio
     return [attention_of(layer_sizes(config), length, causal=True)]
 
 
-def flops(config: DecoderConfig, shape: Shape, predictions: int) -> float:
-    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row; of attention, of the pairs that
-    a causal mask shows, whatever documents a row holds."""
-    batch, length = shape.batch_size, shape.length
-    pairs = [length * (length + 1) / 2] * config.depth
-    head = 2 * batch * predictions * config.width * config.vocab_size
-    return transformer_flops(config.width, config.depth, config.feed_forward, batch, length, length, pairs) + head
+def seen(config: DecoderConfig, shape: Shape) -> float:
+    """The share of pairs that a causal mask shows, whatever documents a row holds."""
+    return (shape.length + 1) / (2 * shape.length)

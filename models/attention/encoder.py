@@ -3,6 +3,7 @@
 import dataclasses
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jax import Array
 
 from models.attention.kernels.kernel import Attention
@@ -10,16 +11,18 @@ from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.self_attention import attention_of
-from models.attention.transformer import encode, transformer_flops
+from models.attention.transformer import encode
 from models.blocks.checks import TABLES, check_encoder
+from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
-from models.blocks.heads import TokenAndPairHeads
+from models.blocks.heads import TokenHead
 from models.blocks.layer import layer_sizes
 from models.core.family import Input, Inputs, Shape
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import Program
 from models.core.ranges import check_ranges
+from models.core.sharding import constrain
 
 INPUTS = {
     **dict.fromkeys(("tokens", "types", "segments"), Input(("length",))),
@@ -50,10 +53,21 @@ class EncoderConfig:
         check_ranges(self, TABLES, "model.")
         check_encoder(self)
 
+    @property
+    def embedding(self) -> int:
+        """The width of the embeddings."""
+        return self.width
 
-class Encoder(TokenAndPairHeads):
+    @property
+    def groups_of_blocks(self) -> dict[str, int]:
+        """Block of a layer -> how many sets of parameters its layers share, where they do."""
+        return {}
+
+
+class Encoder(nn.Module):
     """The encoder with a masked-token head, and with one for pairs where there is one.
 
+    projects: whether a product leads from the embeddings to the layers, whose width may then be another.
     head_activation: in the masked-token head; None for that of the layers.
     keeps_pooler: whether there is a pooler also without the head for pairs.
     own_globals: whether global tokens have projections of their own.
@@ -62,18 +76,21 @@ class Encoder(TokenAndPairHeads):
 
     config: EncoderConfig
     program: Program
+    projects: bool = False
     head_activation: str | None = None
     keeps_pooler: bool = False
     own_globals: bool = False
     padding_positions: int = 0
 
     def setup(self):
-        c = self.config
-        sizes_of_tables = c.vocab_size, c.positions, c.types, c.width
+        c, dtype = self.config, self.program.compute
+        sizes_of_tables = c.vocab_size, c.positions, c.types, c.embedding
         self.embeddings = Embeddings(*sizes_of_tables, c.norm_epsilon, c.init_std, self.padding_positions)
-        sizes = layer_sizes(c)
-        of_head = sizes._replace(activation=self.head_activation or sizes.activation)
-        self.make_heads(of_head, c.vocab_size, c.width, c.pair_head, self.program.compute, self.keeps_pooler)
+        self.project = Dense(c.width, c.init_std, dtype) if self.projects else None
+        activation = self.head_activation or c.activation
+        self.predictions = TokenHead(c.embedding, c.vocab_size, activation, c.norm_epsilon, c.init_std, dtype)
+        self.pooler = Dense(c.width, c.init_std, dtype) if c.pair_head or self.keeps_pooler else None
+        self.pair = Dense(2, c.init_std, jnp.float32) if c.pair_head else None
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
@@ -81,12 +98,31 @@ class Encoder(TokenAndPairHeads):
 
         slots: i32[rows, n], positions to compute alone, as far as the mathematics allows -> [rows, n, width].
         """
-        config = self.config
+        c, mask = self.config, Mask(inputs["segments"], globals=inputs.get("globals"))
         embedded = self.embeddings(inputs["tokens"], inputs["types"])
-        x = dropout(embedded, config.dropout, site(noise, 0)).astype(self.program.compute)
-        sizes, mask = layer_sizes(config), Mask(inputs["segments"], globals=inputs.get("globals"))
-        of_layers = (sizes, config.depth, config.pattern, x, mask, site(noise, 1), self.program, slots)
-        return encode(self, *of_layers, own_globals=self.own_globals)
+        x = dropout(embedded, c.dropout, site(noise, 0)).astype(self.program.compute)
+        x = self.project(x) if self.project else x
+        of_layers = layer_sizes(c), c.depth, c.pattern, x, mask, site(noise, 1), self.program, slots
+        return encode(self, *of_layers, groups=c.groups_of_blocks, own_globals=self.own_globals)
+
+    def token_logits(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
+        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
+        return self.predictions(read, self.embeddings.tokens)
+
+    def pair_logits(self, first: Array) -> Array:
+        """first [rows, width], the hidden states at position 0 -> f32[rows, 2]; class 0: B follows A."""
+        return self.pair(self.pooled(first))
+
+    def pooled(self, first: Array) -> Array:
+        """first [rows, width], the hidden states at position 0 -> the same, what a classifier of rows reads."""
+        return jnp.tanh(self.pooler(first))
+
+    def __call__(self, inputs: Inputs):
+        """All parts once, for initialisation."""
+        hidden = self.encode(inputs)
+        read = self.pair_logits if self.pair else self.pooled if self.pooler else lambda first: None
+        return self.token_logits(hidden[:, :1]), read(hidden[:, 0])
 
 
 def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attention]:
@@ -95,11 +131,6 @@ def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attentio
     return [attention_of(layer_sizes(config), length, blocks=blocks)] * (config.depth > 1 or blocks is not None)
 
 
-def flops(config: EncoderConfig, shape: Shape, predictions: int) -> float:
-    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row; also with a pattern, the last
-    layer's queries only where they are read. Tokens that rows name as global are few, and are not counted."""
-    batch, length, read = shape.batch_size, shape.length, predictions + int(config.pair_head)
-    head = 2 * batch * predictions * (config.width**2 + config.width * config.vocab_size)
-    pair = 2 * batch * (config.width**2 + 2 * config.width) if config.pair_head else 0
-    seen = pairs(config.pattern, config.depth, config.heads, length)
-    return transformer_flops(config.width, config.depth, config.feed_forward, batch, length, read, seen) + head + pair
+def seen(config: EncoderConfig, shape: Shape) -> float:
+    """The share of pairs that a pattern names. Tokens that rows name as global are few, and are not counted."""
+    return float(pairs(config.pattern, config.depth, config.heads, shape.length).mean()) / shape.length**2

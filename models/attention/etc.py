@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.attention.mask import PAIRS
 from models.attention.relative import shift
 from models.blocks.dense import Dense
 from models.blocks.layer import LayerSizes
@@ -148,14 +149,17 @@ def dense(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -
     q = given.q * given.q.shape[-1] ** -0.5
     keys = jnp.concatenate([given.near_keys, given.far_keys], axis=1)
     by_label = contraction("bqhd,rhd->bhqr", q, given.relative)
-    scores = _product32("bqhd,bkhd->bhqk", q, keys) + jnp.take_along_axis(by_label, labels[:, None], axis=-1)
+    with jax.named_scope(PAIRS):
+        scores = _product32("bqhd,bkhd->bhqk", q, keys)
+    scores += jnp.take_along_axis(by_label, labels[:, None], axis=-1)
     probabilities = jax.nn.softmax(jnp.where(seen[:, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
     if noise is not None and dropout_rate > 0.0:
         of_near, of_far = _kept(heads, sight, dropout_rate, noise)
         of_near = jnp.take_along_axis(of_near, column[None, None], axis=-1, mode="clip")
         probabilities *= jnp.concatenate([of_near, of_far], axis=-1) / (1.0 - dropout_rate)
     values = jnp.concatenate([given.near_values, given.far_values], axis=1)
-    return jnp.einsum("bhqk,bkhd->bqhd", probabilities.astype(dtype), values)
+    with jax.named_scope(PAIRS):
+        return jnp.einsum("bhqk,bkhd->bqhd", probabilities.astype(dtype), values)
 
 
 def blocked(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:

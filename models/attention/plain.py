@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.mask import Mask, only_of_seen, times, visible
+from models.attention.mask import PAIRS, Mask, only_of_seen, times, visible
 from models.attention.operands import SelfWeights
 from models.blocks.dense import affine
 from models.blocks.layer import LayerSizes
@@ -26,13 +26,15 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     k, v = (constrain(x, "batch", None, "heads", None) for x in (k, v))
     seen = visible(mask)
     scale = q.shape[-1] ** -0.5
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
+    with jax.named_scope(PAIRS):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
     if mask.blocks is not None:  # a key that is seen twice has twice the share
         scores += jnp.log(jnp.maximum(times(mask), 1).astype(jnp.float32))
     scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     probabilities = dropout(probabilities, dropout_rate, noise)
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
+    with jax.named_scope(PAIRS):
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, v)
     if mask.blind:
         mixed = only_of_seen(mixed, seen)
     return constrain(mixed, "batch", mask.axis, "heads", None)

@@ -19,7 +19,7 @@ from models.blocks.norm import Norm
 from models.blocks.products import contraction
 from models.core.noise import dropout, site
 from models.core.parameters import Noise
-from models.core.program import Program, kept
+from models.core.program import PLAIN, Program, kept
 from models.core.sharding import constrain
 
 
@@ -126,7 +126,7 @@ class RelativeAttention(nn.Module):
         sizes = self.sizes
         q, rate = kept(self.query(x)), sizes.attention_dropout
         attend = relative_attention
-        if self.program.attention != "xla":
+        if self.program.attention not in PLAIN:
             attend = require(self.program.attention, "relative", asked(q, context, mask, sizes.heads, rate)).attend
         mixed = attend(q, context, biases, mask, types, sizes.heads, dropout_rate=rate, noise=site(noise, 1))
         y = self.output(kept(mixed))
@@ -138,13 +138,3 @@ def asked(q: Array, context: Context, mask: Mask, heads: int, dropout_rate: floa
     (_, n, width), keys, chosen = q.shape, context.k.shape[1], mask.after is not None
     length = context.r.shape[1] - keys if chosen else n  # chosen queries find distances up to that of the row's end
     return Attention(length, width, heads, dropout_rate, keys - length, chosen, mask.causal, mask.ranks is not None)
-
-
-def projection_flops(width: int, feed_forward: int, queries: int, keys: int, distances: int) -> float:
-    """Forward FLOPs of one layer's products with weights: q and output, k and v, the distances' keys, feed-forward."""
-    return 2.0 * width * (width * (2 * queries + 2 * keys + distances) + 2 * feed_forward * queries)
-
-
-def attention_flops(width: int, queries: int, keys: int, distances: int) -> float:
-    """Forward FLOPs of one layer's scores by content and by distance, and of the mixing of values."""
-    return 2.0 * width * queries * (2 * keys + distances)

@@ -2,7 +2,7 @@
 al. 2019)."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import flax.linen as nn
 from jax import Array
@@ -72,18 +72,3 @@ def encode(
     layer = TransformerLayer(sizes, program, own_globals=own_globals, parent=None)
     blocks = blocks_of(pattern, depth, sizes.heads, x.shape[1], mask.causal)
     return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, groups)[0]
-
-
-def transformer_flops(
-    width: int, depth: int, feed_forward: int, batch: int, length: int, read: int, pairs: Sequence[float] | None = None
-) -> float:
-    """Forward FLOPs of a stack of Transformer layers: projections, attention products and feed-forward.
-
-    read: positions per row that the last layer computes; it needs keys and values of all.
-    pairs: [depth], of a query and a key that it sees, in a row; None where all see all.
-    """
-    pairs = [length**2] * depth if pairs is None else pairs
-    keys_and_values = 2 * 2 * width**2 * depth * length
-    queries = 2 * (2 * width**2 + 2 * width * feed_forward) * ((depth - 1) * length + read)
-    products = 2 * 2 * width * (sum(pairs[:-1]) + pairs[-1] * read / length)
-    return float(batch * (keys_and_values + queries + products))

@@ -1,4 +1,4 @@
-"""What a model family declares once: its parameter table, sizes, Hugging Face names and FLOPs.
+"""What a model family declares once: its parameter table, sizes and Hugging Face names.
 
 Sharding, weight decay, per-layer optimiser rules, import, export and the golden tests all read the same table.
 """
@@ -97,7 +97,8 @@ class Family(NamedTuple):
     module: (config, program) -> the Flax module.
     parameters: config -> the table, in a stable order.
     hf: checkpoint part -> HuggingFace.
-    flops: (config, Shape, predictions per row) -> FLOPs of one forward pass; a multiply-add counts as 2.
+    seen: (config, Shape) -> share of the pairs of a query and a key that queries see, of all that attention without
+        blocks computes (the scope PAIRS).
     attention: its form, 'self' or 'relative', for which there are kernels; '' without attention.
     attentions: (config, length, memory) -> what a kernel is asked for, memory the earlier tokens that are remembered.
     continues: the registry's name of another family whose weights one of this may begin with -> path of a parameter ->
@@ -110,7 +111,7 @@ class Family(NamedTuple):
     module: Callable[[Any, Program], nn.Module]
     parameters: Callable[[Any], list[Parameter]]
     hf: dict[str, HuggingFace]
-    flops: Callable[[Any, Shape, int], float]
+    seen: Callable[[Any, Shape], float] = lambda config, shape: 1.0
     attention: str = ""
     attentions: Callable[[Any, int, int], list] = lambda config, length, memory: []
     continues: Mapping[str, Mapping[str, str]] = MappingProxyType({})

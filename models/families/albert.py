@@ -7,19 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
-from jax import Array
-
-from models.attention.encoder import INPUTS, attentions
-from models.attention.mask import Mask
-from models.attention.patterns.pairs import pairs
-from models.attention.patterns.pattern import Pattern
-from models.attention.transformer import encode, transformer_flops
-from models.blocks.checks import TABLES, check_encoder
-from models.blocks.dense import Dense
-from models.blocks.embeddings import Embeddings
-from models.blocks.heads import TokenAndPairHeads
-from models.blocks.layer import layer_sizes
+from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, seen
 from models.blocks.tables import (
     HF_FIELDS,
     HF_SETTINGS,
@@ -28,10 +16,8 @@ from models.blocks.tables import (
     embedding_parameters,
     norm_parameters,
 )
-from models.core.family import Converter, Family, HuggingFace, Inputs, Shape
-from models.core.noise import dropout, site
-from models.core.parameters import LAYERS, Noise, Parameter, Slot
-from models.core.program import Program
+from models.core.family import Converter, Family, HuggingFace
+from models.core.parameters import LAYERS, Parameter, Slot
 from models.core.ranges import COUNT, check_ranges
 
 # What config.sharing names -> the blocks that layers share
@@ -44,61 +30,36 @@ SHARING = {
 
 
 @dataclasses.dataclass(frozen=True)
-class AlbertConfig:
-    """Sizes and rates of an encoder with its heads."""
+class AlbertConfig(EncoderConfig):
+    """What differs from BERT's."""
 
     vocab_size: int = 30000  # without padding rows
-    positions: int = 512  # the longest sequence
-    types: int = 2  # segment types (A, B)
     embedding: int = 128  # width of the embeddings
-    width: int = 768  # hidden size
-    depth: int = 12  # layers
-    heads: int = 12  # of attention, in each layer
-    feed_forward: int = 3072  # width inside the feed-forward block
     sharing: str = "all"  # which blocks the layers of a group share: all, attention, feed_forward or none
     groups: int = 1  # groups of consecutive layers that share parameters, all of equal size
     activation: str = "gelu_new"  # inside the feed-forward block and the masked-token head
     dropout: float = 0.0  # of embeddings and block outputs
     attention_dropout: float = 0.0  # of attention probabilities
-    norm_epsilon: float = 1e-12  # added to the variance in norms
-    init_std: float = 0.02  # of the random weights at the start
-    pattern: Pattern = Pattern()  # which keys a query sees
     pair_head: bool = True  # whether there are a pooler and a sentence-order classifier
 
     def __post_init__(self):
-        check_ranges(self, TABLES | {"embedding": COUNT, "groups": COUNT}, "model.")
-        check_encoder(self)
+        super().__post_init__()
+        check_ranges(self, {"embedding": COUNT, "groups": COUNT}, "model.")
         if self.sharing not in SHARING:
             raise ValueError(f"model.sharing={self.sharing!r}: use one of {', '.join(SHARING)}")
         if self.depth % self.groups:
             raise ValueError(f"model.depth={self.depth} is not a multiple of model.groups={self.groups}")
 
     @property
-    def sets(self) -> dict[str, int]:
-        """Block -> how many sets of parameters its layers have, where that is not one for each layer."""
+    def groups_of_blocks(self) -> dict[str, int]:
+        """Block of a layer -> how many sets of parameters its layers share, where they do."""
         return dict.fromkeys(SHARING[self.sharing], self.groups)
 
 
-class Albert(TokenAndPairHeads):
+class Albert(Encoder):
     """The encoder with its masked-token and sentence-order heads."""
 
-    config: AlbertConfig
-    program: Program
-
-    def setup(self):
-        c = self.config
-        self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.embedding, c.norm_epsilon, c.init_std)
-        self.project = Dense(c.width, c.init_std, self.program.compute)
-        self.make_heads(layer_sizes(c), c.vocab_size, c.embedding, c.pair_head, self.program.compute)
-
-    @nn.compact
-    def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
-        """The trunk, as `bert.Bert.encode`: -> [rows, length, width], or at slots alone [rows, n, width]."""
-        c, mask = self.config, Mask(inputs["segments"], globals=inputs.get("globals"))
-        embedded = dropout(self.embeddings(inputs["tokens"], inputs["types"]), c.dropout, site(noise, 0))
-        x = self.project(embedded.astype(self.program.compute))
-        noise = site(noise, 1)
-        return encode(self, layer_sizes(c), c.depth, c.pattern, x, mask, noise, self.program, slots, groups=c.sets)
+    projects: bool = True
 
 
 # Block -> (parameter, axes of its kernel or scale, name in Hugging Face's layer)
@@ -145,20 +106,9 @@ def _hf_groups(config: AlbertConfig) -> int:
 
 def _in_groups(config: AlbertConfig, block: str, hf: dict[str, Slot]) -> dict[str, Slot]:
     """A block's places, in the groups of Hugging Face that it is shared by."""
-    groups, sets = _hf_groups(config), config.sets.get(block, config.depth)
+    groups, sets = _hf_groups(config), config.groups_of_blocks.get(block, config.depth)
     layers = None if sets == groups else {group: group * sets // groups for group in range(groups)}
     return {part: slot._replace(layers=layers) for part, slot in hf.items()}
-
-
-def flops(config: AlbertConfig, shape: Shape, predictions: int) -> float:
-    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row; sharing saves none."""
-    c, read = config, predictions + int(config.pair_head)
-    batch, length = shape.batch_size, shape.length
-    projection = 2 * batch * length * c.embedding * c.width
-    head = 2 * batch * predictions * c.embedding * (c.width + c.vocab_size)
-    pair = 2 * batch * (c.width**2 + 2 * c.width) if c.pair_head else 0
-    seen = pairs(c.pattern, c.depth, c.heads, length)
-    return transformer_flops(c.width, c.depth, c.feed_forward, batch, length, read, seen) + projection + head + pair
 
 
 def _groups(fields: Mapping[str, Any]) -> int:
@@ -205,7 +155,7 @@ FAMILY = Family(
             assumed={"position_embedding_type": "absolute"},
         )
     },
-    flops=flops,
+    seen=seen,
     attention="self",
     attentions=attentions,
 )

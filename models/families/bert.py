@@ -5,7 +5,7 @@ Hugging Face: BertForPreTraining, or BertForMaskedLM without the pair head.
 
 import dataclasses
 
-from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
+from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, seen
 from models.blocks.tables import (
     HF_ASSUMED,
     HF_FIELDS,
@@ -66,7 +66,7 @@ FAMILY = Family(
             assumed=HF_ASSUMED,
         )
     },
-    flops=flops,
+    seen=seen,
     attention="self",
     attentions=attentions,
 )

@@ -10,7 +10,7 @@ in place of each; rows of no more than 5 + 2 * random blocks are dense there.
 
 import dataclasses
 
-from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
+from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, seen
 from models.attention.patterns.pattern import DENSE, Pattern
 from models.blocks.tables import (
     HF_ASSUMED,
@@ -104,7 +104,7 @@ FAMILY = Family(
             assumed=HF_ASSUMED,
         )
     },
-    flops=flops,
+    seen=seen,
     attention="self",
     attentions=attentions,
     continues={"bert": {}, "roberta": {}},

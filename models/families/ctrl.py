@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
+from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
 from models.attention.relative import sinusoids
 from models.blocks.embeddings import padded_vocab, token_rows, token_table
 from models.blocks.norm import Norm
@@ -128,7 +128,7 @@ FAMILY = Family(
             assumed={"layer_norm_epsilon": EPSILON},
         )
     },
-    flops=flops,
+    seen=seen,
     attention="self",
     attentions=attentions,
 )

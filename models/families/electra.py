@@ -8,6 +8,7 @@ import dataclasses
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from models.attention.kernels.kernel import Attention
@@ -15,7 +16,7 @@ from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.self_attention import attention_of
-from models.attention.transformer import encode, transformer_flops
+from models.attention.transformer import encode
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
 from models.blocks.dense import ACTIVATIONS, Dense
 from models.blocks.embeddings import Embeddings
@@ -203,17 +204,11 @@ def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, st
     )
 
 
-def flops(config: ElectraConfig, shape: Shape, predictions: int) -> float:
-    """Forward FLOPs: the generator with logits at `predictions` positions per row, the discriminator everywhere."""
-    total, batch, length = 0.0, shape.batch_size, shape.length
-    for tower, read in ((config.generator, predictions), (config.discriminator, length)):
-        seen = pairs(config.pattern, tower.depth, tower.heads, length)
-        total += transformer_flops(tower.width, tower.depth, tower.feed_forward, batch, length, read, seen)
-        if tower.width != config.embedding:
-            total += 2 * batch * length * config.embedding * tower.width
-    width, embedding = config.generator.width, config.embedding
-    total += 2 * batch * predictions * (width * embedding + embedding * config.vocab_size)
-    return total + 2 * batch * length * (config.discriminator.width**2 + config.discriminator.width)
+def seen(config: ElectraConfig, shape: Shape) -> float:
+    """The share of pairs that the pattern names, the mean of both encoders by what a pair of them costs."""
+    towers = config.generator, config.discriminator
+    of_towers = [pairs(config.pattern, tower.depth, tower.heads, shape.length).mean() for tower in towers]
+    return float(np.average(of_towers, weights=[tower.depth * tower.width for tower in towers])) / shape.length**2
 
 
 def attentions(config: ElectraConfig, length: int, memory: int) -> list[Attention]:
@@ -253,7 +248,7 @@ FAMILY = Family(
             {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
         ),
     },
-    flops=flops,
+    seen=seen,
     attention="self",
     attentions=attentions,
 )

@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.etc import FAR_LABELS, KINDS, LongGlobalAttention, Sight, sights
+from models.attention.etc import KINDS, LongGlobalAttention, Sight, sights
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
 from models.blocks.checks import check_encoder
@@ -174,22 +174,11 @@ def parameters(config: EtcConfig) -> list[Parameter]:
     return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
 
 
-def flops(config: EtcConfig, shape: Shape, predictions: int) -> float:
-    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row, pairs that are seen counted.
-
-    Of the last layer long queries count where they are read, and no global ones.
-    """
-    width, length, number = config.width, shape.length, shape.globals
-    labels = 2 * config.distance + 1 + FAR_LABELS
-    projection, after = 2 * width**2, 2 * width**2 + 4 * width * config.feed_forward  # after: output, feed-forward
-    near, far = pairs(config.pattern, 1, 1, length)[0], length * number
-    keys = projection * (2 * length + 2 * number)  # of the long queries
-    of_long = projection * length + 4 * width * (near + far) + 2 * width * labels * length
-    of_globals = projection * (3 * number + 2 * length) + 4 * width * (number**2 + far) + 2 * width * labels * number
-    body = config.depth * keys + (config.depth - 1) * (of_long + of_globals + after * (length + number))
-    body += of_long * predictions / length
-    head = predictions * (after + 2 * width**2 + 2 * width * config.vocab_size)
-    return float(shape.batch_size * (body + head))
+def seen(config: EtcConfig, shape: Shape) -> float:
+    """The share of pairs that queries of both kinds see."""
+    length, number = shape.length, shape.globals
+    hidden = length**2 - float(pairs(config.pattern, 1, 1, length)[0])
+    return 1.0 - hidden / (length + number) ** 2
 
 
 FAMILY = Family(
@@ -225,5 +214,5 @@ FAMILY = Family(
             prepare="--tokenizer bpe",
         )
     },
-    flops=flops,
+    seen=seen,
 )

@@ -5,7 +5,7 @@ Hugging Face: OpenAIGPTLMHeadModel.
 
 import dataclasses
 
-from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
+from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
 from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_parameters
 from models.core.family import Converter, Family, HuggingFace
 from models.core.parameters import Parameter, Slot
@@ -81,7 +81,7 @@ FAMILY = Family(
             prepare="--tokenizer character-bpe --specials gpt",
         )
     },
-    flops=flops,
+    seen=seen,
     attention="self",
     attentions=attentions,
 )

@@ -7,7 +7,7 @@ here, as in that class, all are dense. Of its dropout nothing is published; here
 
 import dataclasses
 
-from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, flops
+from models.attention.decoder import INPUTS, Decoder, DecoderConfig, attentions, seen
 from models.blocks.tables import GPT_FIELDS, GPT_INNER, GPT_SETTINGS, gpt_layer_parameters, norm_parameters
 from models.core.family import Family, HuggingFace
 from models.core.parameters import Parameter, Slot
@@ -88,7 +88,7 @@ FAMILY = Family(
             assumed=ASSUMED,
         )
     },
-    flops=flops,
+    seen=seen,
     attention="self",
     attentions=attentions,
 )

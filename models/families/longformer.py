@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
+from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, seen
 from models.attention.global_tokens import GlobalWeights
 from models.attention.patterns.pattern import Pattern, check
 from models.blocks.tables import (
@@ -115,7 +115,7 @@ FAMILY = Family(
             otherwise=_otherwise,
         )
     },
-    flops=flops,
+    seen=seen,
     attention="self",
     attentions=attentions,
     continues={"roberta": _FROM_LOCAL},

@@ -7,7 +7,7 @@ trunk and the pooler of the folder.
 
 import dataclasses
 
-from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, flops
+from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, seen
 from models.blocks.tables import (
     HF_ASSUMED,
     HF_FIELDS,
@@ -89,7 +89,7 @@ FAMILY = Family(
             assumed=HF_ASSUMED,
         )
     },
-    flops=flops,
+    seen=seen,
     attention="self",
     attentions=attentions,
 )

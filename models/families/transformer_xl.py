@@ -18,9 +18,7 @@ from models.attention.mask import Mask, remembering
 from models.attention.operands import Biases
 from models.attention.relative import (
     RelativeAttention,
-    attention_flops,
     distance_table,
-    projection_flops,
     sinusoids,
 )
 from models.blocks.checks import check_relative
@@ -32,7 +30,7 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.products import product
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Converter, Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Converter, Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot
 from models.core.program import Program
@@ -251,22 +249,6 @@ def parameters(config: TransformerXLConfig) -> list[Parameter]:
     return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
 
 
-def flops(config: TransformerXLConfig, shape: Shape, predictions: int) -> float:
-    """Forward FLOPs with the vocabulary's logits at `predictions` positions per row.
-
-    Of clusters, the first one's: few tokens need the others'.
-    """
-    batch, length = shape.batch_size, shape.length
-    keys = config.memory + length
-    layer = projection_flops(config.width, config.feed_forward, length, keys, distances=keys + 1)
-    layer += attention_flops(config.width, length, keys, distances=keys + 1)
-    total = batch * config.depth * layer
-    rows, narrow = cluster_shapes(config)[0]
-    if config.divisor > 1:
-        total += 2.0 * batch * (length + predictions) * narrow * config.width
-    return total + 2.0 * batch * predictions * narrow * rows
-
-
 FAMILY = Family(
     config=TransformerXLConfig,
     sizes={
@@ -300,7 +282,6 @@ FAMILY = Family(
             prepare="--tokenizer wordlevel",
         )
     },
-    flops=flops,
     attention="relative",
     attentions=lambda config, length, memory: [
         Attention(length, config.width, config.heads, config.attention_dropout, memory, ranked=True)

@@ -16,8 +16,6 @@ from models.attention.mask import Mask, chosen, remembering
 from models.attention.operands import Biases, Types
 from models.attention.relative import (
     RelativeAttention,
-    attention_flops,
-    projection_flops,
     sinusoids,
 )
 from models.blocks.checks import check_relative
@@ -29,7 +27,7 @@ from models.blocks.memory import Memory, empty_memory, remember
 from models.blocks.positions import gather_positions
 from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
-from models.core.family import Family, HuggingFace, Input, Inputs, Shape
+from models.core.family import Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
 from models.core.parameters import LAYERS, Noise, Parameter, Slot
 from models.core.program import Program
@@ -198,16 +196,6 @@ def parameters(config: XLNetConfig) -> list[Parameter]:
     ]
 
 
-def flops(config: XLNetConfig, shape: Shape, predictions: int) -> float:
-    """Forward FLOPs of both streams; the last layer's content stream computes keys and values alone."""
-    batch, length = shape.batch_size, shape.length
-    width, depth, keys = config.width, config.depth, config.memory + length
-    distances, queries = keys + length, (depth - 1) * length + depth * predictions
-    total = projection_flops(width, config.feed_forward, queries, depth * keys, depth * distances)
-    total += attention_flops(width, queries, keys, distances) + 4.0 * width * queries  # the two types' scores
-    return batch * (total + 2.0 * predictions * width * config.vocab_size)
-
-
 def attentions(config: XLNetConfig, length: int, memory: int) -> list[Attention]:
     """For the kernel: those of the content stream and of the query stream, which has the predicted positions alone."""
     sizes = (length, config.width, config.heads, config.attention_dropout, memory)
@@ -252,7 +240,6 @@ FAMILY = Family(
             assumed={"bi_data": False},
         )
     },
-    flops=flops,
     attention="relative",
     attentions=attentions,
 )

@@ -75,9 +75,6 @@ class CausalLanguageModel(Objective):
         total = jnp.sum(losses * weights)
         return {"lm": total}, carried(memory)[0], counts | {"lm_nats": total}
 
-    def predictions(self, phase):
-        return phase.length
-
     def baselines(self, batches, corpus):
         targets = ((batch["targets"], batch["weights"]) for batch in batches)
         loss, accuracy = baselines.unigram(targets, corpus, (end_token(corpus),))

@@ -5,13 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.examples import masking as masking_rule
 from data_pipelines.examples.layout import RowLayout
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.examples.sentence_pairs import SentencePairs
-from pretrain.objectives.phase import Phase
 
 PAIRS, SENTENCE_PAIRS = "segment-pairs", "sentence-pairs"
 PACKED, PACKED_ACROSS, ONE_DOCUMENT = "packed-sentences", "packed-across-documents", "document-sentences"
@@ -43,11 +41,6 @@ def check_layout(layout: str, label: str | None) -> None:
         raise ValueError(f"objective.layout={layout!r}: use one of {', '.join(LAYOUTS)}")
     if label and not LAYOUTS[layout].pairs:
         raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.{label}=False")
-
-
-def predictions(phase: Phase, masking: Masking) -> int:
-    """Positions per row at which the vocabulary's logits are computed."""
-    return masking_rule.predictions(phase.length, masking.rate)
 
 
 def targets(batches: Iterable[Mapping[str, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -97,9 +97,6 @@ class MaskedLanguageModel(Objective):
             counts |= {f"{self.label}_hits": jnp.sum(hits * labelled), f"{self.label}_total": labelled.sum()}
         return sums, carry, counts
 
-    def predictions(self, phase):
-        return layouts.predictions(phase, self.masking)
-
     def baselines(self, batches, corpus):
         loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)
         return {"mlm_loss": loss, "mlm_accuracy": accuracy}

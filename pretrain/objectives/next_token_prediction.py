@@ -83,9 +83,6 @@ class NextTokenPrediction(Objective):
         terms |= {"auxiliary": nats[1]} if self.auxiliary else {}
         return terms, carry, {"lm_total": weights[0].sum(), "lm_nats": nats[0], "lm_hits": hits[0]}
 
-    def predictions(self, phase):
-        return phase.length
-
     def baselines(self, batches, corpus):
         targets = ((batch["targets"], batch["weights"]) for batch in batches)
         ends = (end_token(corpus),)

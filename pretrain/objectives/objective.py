@@ -102,10 +102,6 @@ class Objective(abc.ABC):
         params: the trained and the frozen ones.
         """
 
-    @abc.abstractmethod
-    def predictions(self, phase: Phase) -> int:
-        """Positions per row at which the vocabulary's logits are computed, for counting FLOPs."""
-
     def baselines(self, batches: Iterable[Mapping[str, Any]], corpus: Corpus) -> dict[str, float]:
         """What a guess without a model reaches on host batches, under the names of the figures that it belongs to."""
         return {}

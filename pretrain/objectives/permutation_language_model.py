@@ -9,7 +9,6 @@ import dataclasses
 import jax.numpy as jnp
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples import permutations
 from data_pipelines.examples.document_stream import end_token
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from pretrain.objectives import baselines, layouts
@@ -58,9 +57,6 @@ class PermutationLanguageModel(Objective):
         weights = batch["prediction_weights"].reshape(-1)
         counts = {"plm_hits": jnp.sum(hits * weights), "plm_total": weights.sum()}
         return {"plm": jnp.sum(losses * weights)}, carried(memory)[0], counts
-
-    def predictions(self, phase):
-        return permutations.predictions(phase.length, self.permuting)
 
     def baselines(self, batches, corpus):
         loss, accuracy = baselines.unigram(layouts.targets(batches), corpus, (end_token(corpus),))

@@ -68,9 +68,6 @@ class ReplacedTokenDetection(Objective):
             counts |= score_histograms(scores, replaced, real)
         return sums, carry, counts
 
-    def predictions(self, phase):
-        return layouts.predictions(phase, self.masking)
-
     def baselines(self, batches, corpus):
         loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)
         return {"generator_loss": loss, "generator_accuracy": accuracy}

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 
 from models.core.parameters import Params
 
@@ -19,12 +20,19 @@ class Teacher:
     model: Any  # its config, that of the source
 
 
-class Bound(NamedTuple):
-    """A teacher's module with its parameters."""
+def scope(name: str) -> str:
+    """The scope of what a teacher computes."""
+    return f"{TEACHERS}/{name}"
 
+
+class Bound(NamedTuple):
+    """A teacher's module with its parameters, by its name in the recipe."""
+
+    name: str
     module: nn.Module
     params: Params
 
     def apply(self, *inputs, method: str):
         """What one of its methods gives."""
-        return self.module.apply({"params": self.params}, *inputs, method=method)
+        with jax.named_scope(scope(self.name)):
+            return self.module.apply({"params": self.params}, *inputs, method=method)

@@ -1,6 +1,7 @@
 """A recipe put together: its model, optimiser, parameter table and states."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -9,17 +10,19 @@ import optax
 
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
+from models.attention.mask import PAIRS
 from models.core import program as programs
 from models.core.family import Family
 from models.core.parameters import Parameter, Params, leaves, nest
 from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.objectives.inputs import initialise
-from pretrain.objectives.teacher import TEACHERS
+from pretrain.objectives.teacher import TEACHERS, scope
 from pretrain.optimizers import transformation
 from pretrain.recipe import Phase, Recipe
 from pretrain.state import TrainState
-from pretrain.training.step import new_state
+from pretrain.training.step import new_state, traced_loss
+from tpu.flops import flops
 
 
 class Assembly(NamedTuple):
@@ -74,14 +77,24 @@ def all_parameters(recipe: Recipe) -> list[Parameter]:
     return family_of(recipe.model).parameters(recipe.model) + of_teachers
 
 
+@functools.lru_cache
 def model_flops(recipe: Recipe, phase: Phase) -> float:
-    """FLOPs of a train step that the model needs: the backward pass costs two forward passes, since a product's
-    gradient is two products of its size. A teacher's are one forward pass."""
+    """FLOPs of a train step that the model needs, counted in its traced loss: of attention those of the pairs that
+    queries see. The backward pass costs two forward passes, since a product's gradient is two products of its size; a
+    teacher has none."""
+    assembly, objective = assemble(recipe, Program(attention="dense")), recipe.objective
+    trained, frozen = split_frozen(parameter_shapes(assembly), recipe)
+    carry = jax.eval_shape(lambda: objective.carry(assembly.model, phase, train=True)[0])
+    spec = objective.spec(phase).items()
+    batch = {name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype) for name, (shape, dtype) in spec}
+    traced = traced_loss(objective, assembly.model, trained, frozen, batch, carry, assembly.teachers)
+    taught = {scope(teacher.name): teacher.model for teacher in recipe.teachers}
 
-    def forward(config):
-        return family_of(config).flops(config, phase, recipe.objective.predictions(phase))
+    def counted_as(where: str) -> float:
+        passes, model = next(((1, model) for name, model in taught.items() if name in where), (3, recipe.model))
+        return passes * (family_of(model).seen(model, phase) if PAIRS in where else 1.0)
 
-    return 3 * forward(recipe.model) + sum(forward(teacher.model) for teacher in recipe.teachers)
+    return flops(traced, {}, counted_as).total
 
 
 def mean_flops(recipe: Recipe) -> float:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval
 
 from models.core.noise import row_keys
@@ -108,9 +109,25 @@ def unread(
     batch: Batch,
     teachers: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> tuple[str, ...]:
-    """Paths of the trained parameters that the loss does not depend on: no gradient ever reaches them.
+    """Paths of the trained parameters that the loss does not depend on: no gradient ever reaches them. As
+    `traced_loss`."""
+    traced = traced_loss(objective, model, state.params, frozen, batch, state.carry, teachers).jaxpr
+    read = partial_eval.dce_jaxpr(traced, [True])[1]
+    return tuple(path for (path, _), is_read in zip(leaves(state.params), read, strict=False) if not is_read)
 
-    state, frozen, batch: shapes and dtypes; nothing is computed.
+
+def traced_loss(
+    objective: Objective,
+    model: nn.Module,
+    params: Params,
+    frozen: Params,
+    batch: Batch,
+    carry,
+    teachers: Mapping[str, nn.Module] = MappingProxyType({}),
+) -> ClosedJaxpr:
+    """The program of the loss in training: (params, frozen, batch, carry) -> the sum of its terms.
+
+    The arguments are shapes and dtypes; nothing is computed.
     """
 
     def loss(params, frozen, batch, carry):
@@ -119,9 +136,7 @@ def unread(
         sums = objective.loss(model, merged, batch, carry, Moment(keys, True, 0, bound))[0]
         return sum(sums[term] for term in objective.coefficients(0))
 
-    traced = jax.make_jaxpr(loss)(state.params, frozen, batch, state.carry).jaxpr
-    read = partial_eval.dce_jaxpr(traced, [True])[1]
-    return tuple(path for (path, _), is_read in zip(leaves(state.params), read, strict=False) if not is_read)
+    return jax.make_jaxpr(loss)(params, frozen, batch, carry)
 
 
 def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, microbatches: int):
@@ -219,7 +234,7 @@ def evaluation_step(
 def _bound(params: Params, teachers: Mapping[str, nn.Module]) -> tuple[Params, dict[str, Bound]]:
     """(the model's own parameters, each teacher with its)."""
     own = {name: leaf for name, leaf in params.items() if name != TEACHERS}
-    return own, {name: Bound(module, params[TEACHERS][name]) for name, module in teachers.items()}
+    return own, {name: Bound(name, module, params[TEACHERS][name]) for name, module in teachers.items()}
 
 
 def batch_rows(batch: Batch) -> int:

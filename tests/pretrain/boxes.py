@@ -61,7 +61,6 @@ FAMILY = Family(
         Parameter("out", ("width", "vocab"), {}),
     ],
     hf={},
-    flops=lambda config, shape, predictions: 2.0 * shape.batch_size * predictions * config.width * config.vocab_size,
 )
 
 

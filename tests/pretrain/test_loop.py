@@ -15,7 +15,7 @@ from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
-from pretrain.training.assembly import assemble
+from pretrain.training.assembly import assemble, model_flops
 from pretrain.training.data import phase_batches
 from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
@@ -37,8 +37,7 @@ def test_model_flops_are_three_forward_passes_and_mfu_is_their_share_of_all_chip
     monkeypatch.setattr(loop, "peak_flops", {"chip": 1e9}.get)
     mesh = SimpleNamespace(size=4, devices=np.array([chip] * 4))
     meter = loop.Meter(SimpleNamespace(assembly=assembly, mesh=mesh), phase=0, examples=None)
-    phase, objective = assembly.recipe.phases[0], assembly.recipe.objective
-    assert meter.flops == 3 * assembly.family.flops(tiny.BERT, phase, objective.predictions(phase))
+    assert meter.flops == model_flops(assembly.recipe, assembly.recipe.phases[0])
     figures = meter._speed(seconds=2.0, step=5)
     assert figures["mfu"] == pytest.approx(meter.flops / 2.0 / 4e9)
     assert figures["tokens_per_s"] == 8 * 32 / 2.0 and figures["step_ms"] == 2000 and figures["seconds_left"] == 30

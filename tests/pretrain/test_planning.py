@@ -1,5 +1,6 @@
 """`python -m tpu plan` from the command line to its tables. XLA:CPU compiles here; its programs have no cycles."""
 
+import dataclasses
 import re
 from types import SimpleNamespace
 
@@ -29,7 +30,8 @@ V5E = parse_topology("v5e:1x1")
 
 
 def test_the_mesh_follows_the_mean_of_the_phases_by_their_steps(on_cpu, monkeypatch):
-    recipe, asked = tiny.bert(phases=(Phase(0.75, 32, 8), Phase(0.25, 64, 8))), []
+    model = dataclasses.replace(tiny.BERT, positions=64)
+    recipe, asked = tiny.bert(model=model, phases=(Phase(0.75, 32, 8), Phase(0.25, 64, 8))), []
     monkeypatch.setattr(planning, "choose_mesh", lambda *given: asked.append(given[2].flops) or choose_mesh(*given))
     next(works(recipe, Target("v5e:1x1"), V5E))
     short, long = (model_flops(recipe, phase) for phase in recipe.phases)

@@ -124,4 +124,5 @@ def test_a_recipe_with_a_teacher_survives_json_and_one_without_says_nothing_of_t
 def test_a_teacher_costs_its_forward_pass_alone():
     phase = tiny.bert().phases[0]
     alone = lambda model: model_flops(tiny.bert(model=model, objective=PLAIN), phase)
-    assert model_flops(recipe("x"), phase) == pytest.approx(alone(STUDENT) + alone(TEACHER) / 3)
+    taught = lambda teacher: model_flops(recipe("x", teacher), phase)
+    assert taught(STUDENT) - taught(TEACHER) == pytest.approx((alone(STUDENT) - alone(TEACHER)) / 3)

@@ -59,7 +59,6 @@ FAMILY = Family(
     module=Bag,
     parameters=_parameters,
     hf={},
-    flops=lambda config, shape, predictions: 2.0 * shape.batch_size * config.width * config.vocab_size,
 )
 
 
@@ -129,9 +128,6 @@ class NextWord(Objective):
         hits = (jnp.argmin(nats, axis=1) == tokens[:, -1]).sum().astype(jnp.float32)
         return sums, carry, {"hits": hits, "rows": rows}
 
-    def predictions(self, phase):
-        return 1
-
     def report(self, counts):
         return {"accuracy": float(counts["hits"] / counts["rows"])}
 
@@ -161,9 +157,6 @@ class WhatFollows(Objective):
     def loss(self, model, params, batch, carry, moment):
         nats = -jax.nn.log_softmax(model.apply({"params": params}, inputs_of(model, batch)))
         return {"words": _at(nats, batch["targets"]).sum()}, carry, {}
-
-    def predictions(self, phase):
-        return phase.target_length
 
     def report(self, counts):
         return {}

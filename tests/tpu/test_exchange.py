@@ -261,7 +261,7 @@ def test_over_tensor_devices_sum_a_layer_s_activations_and_nothing_else():
     maximum, sum, target and the gradient of what they came from. No weight's gradient, and nothing is gathered."""
     program = partitioned("bert", "tensor=2")
     phase, objective = program.assembly.recipe.phases[0], program.assembly.recipe.objective
-    rows, length, predictions = phase.batch_size, phase.length, objective.predictions(phase)
+    rows, length, predictions = phase.batch_size, phase.length, objective.spec(phase)["prediction_positions"][0][0]
     whole, read = rows * length * BERT_WIDTH, rows * (predictions + 1) * BERT_WIDTH  # the first token, for pairs
     first, last, logits = 6 * whole, 2 * whole + 4 * read, rows * predictions * (3 + BERT_WIDTH)
     assert 0 <= numbers(program, *SUMS) - (whole + first + last + logits) < 100  # a few scalars

@@ -1,0 +1,90 @@
+"""The FLOPs of a step that the model needs are three times those that torch counts in transformers' models."""
+
+import dataclasses
+
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+
+from data_pipelines.examples.masking import Masking
+from models.attention.patterns.pattern import Pattern
+from models.families.registry import family_of
+from pretrain.recipe import Phase
+from pretrain.training.assembly import model_flops
+from tests.pretrain import reference, tiny
+
+ROWS, LENGTH, VOCAB = 3, 32, 256
+ALL = Masking(rate=0.99)  # every position is predicted
+ONE_TYPE = {"vocab_size": VOCAB, "types": 1}  # tables as torch has them: ours have no padding and no sum over types
+BERT, ALBERT, ELECTRA = (dataclasses.replace(model, **ONE_TYPE) for model in (tiny.BERT, tiny.ALBERT, tiny.ELECTRA))
+GPT2 = dataclasses.replace(tiny.GPT2, vocab_size=VOCAB)
+RECIPES = {BERT: tiny.bert(), ALBERT: tiny.albert(), ELECTRA: tiny.electra(), GPT2: tiny.gpt2()}
+# FLOPs of one position of a BERT layer, but for its key and value
+QUERY = 2 * (2 * BERT.width**2 + 2 * BERT.width * BERT.feed_forward) + 2 * 2 * LENGTH * BERT.width
+
+
+def forward(model, masking=None, **changes):
+    """FLOPs of the forward pass of a model; masking: the objective's, if another."""
+    recipe = next(recipe for of, recipe in RECIPES.items() if type(of) is type(model))
+    given = {} if masking is None else {"masking": masking}
+    objective = dataclasses.replace(recipe.objective, **given | changes)
+    recipe = dataclasses.replace(recipe, model=model, objective=objective)
+    return model_flops(recipe, Phase(1.0, LENGTH, ROWS)) / 3
+
+
+def torch_flops(model):
+    tokens = torch.zeros(ROWS, LENGTH, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=tokens)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("model", [BERT, ALBERT, ELECTRA])  # ELECTRA: the generator's and the discriminator's
+def test_flops_are_those_that_torch_counts(model):
+    expected = sum(torch_flops(reference.torch_model(model, part)) for part in family_of(model).hf)
+    more = 0 if model is ELECTRA else ROWS * QUERY  # the first position is computed once for each head
+    assert forward(model, ALL) == expected + more
+
+
+def test_fewer_predictions_save_logits_and_queries_of_the_last_layer():
+    few = Masking(rate=5 / LENGTH)
+    head = 2 * BERT.width * (BERT.width + VOCAB)
+    assert forward(BERT, ALL) - forward(BERT, few) == ROWS * 27 * (head + QUERY)
+    tower, width = ELECTRA.generator, ELECTRA.embedding
+    query = 2 * (2 * tower.width**2 + 2 * tower.width * tower.feed_forward) + 2 * 2 * LENGTH * tower.width
+    saved = forward(ELECTRA, ALL) - forward(ELECTRA, few)
+    assert saved == ROWS * 27 * (2 * width * (tower.width + VOCAB) + query)
+
+
+def test_of_a_causal_mask_the_visible_pairs_count():
+    hidden = LENGTH * (LENGTH - 1) / 2
+    counted = torch_flops(reference.torch_model(GPT2, "model"))
+    counted -= 4 * ROWS * GPT2.depth * GPT2.width * hidden
+    assert counted <= forward(GPT2) < 1.001 * counted  # sums of losses are products with weights
+
+
+def test_of_a_sparse_pattern_the_visible_pairs_count():
+    """Blocks of 4: of the 8, rows 0 and 7 see 8, of the others 2 see 5 and 4 see 6."""
+    hidden = LENGTH**2 - 16 * (2 * 8 + 2 * 5 + 4 * 6)
+    for model, width, label in (
+        (BERT, 2 * 32, {"next_sentence": False}),
+        (ALBERT, 2 * 32, {"sentence_order": False}),
+        (ELECTRA, 2 * 32 + 16, {}),  # of all layers together
+    ):
+        sparse = dataclasses.replace(model, pattern=Pattern("bigbird", block=4, random=1))
+        saved = forward(model, ALL, **label) - forward(sparse, ALL, **label)
+        assert saved == pytest.approx(4 * ROWS * width * hidden)
+
+
+@pytest.mark.parametrize("cutoffs, rows", [((), VOCAB), ((100,), 128 + 256)])  # clusters of 101 and of 156, padded
+def test_transformer_xl_is_a_causal_xlnet_and_its_softmax(cutoffs, rows):
+    """Of a cluster but the first one block of targets counts, here all."""
+    config = dataclasses.replace(tiny.TRANSFORMER_XL, vocab_size=VOCAB, cutoffs=cutoffs)
+    sizes = {"d_model": config.width, "n_layer": config.depth, "n_head": config.heads, "d_inner": config.feed_forward}
+    model = transformers.XLNetModel(transformers.XLNetConfig(vocab_size=8, attn_type="uni", **sizes))
+    tokens, memory = torch.zeros(ROWS, LENGTH, dtype=torch.long), torch.zeros(config.memory, ROWS, config.width)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=tokens, mems=[memory] * config.depth)
+    counted = model_flops(tiny.transformer_xl(model=config), Phase(1.0, LENGTH, ROWS)) / 3
+    assert counted == counter.get_total_flops() + 2 * ROWS * LENGTH * config.width * rows
