@@ -8,10 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.mask import Mask, visible
-from models.attention.operands import SelfWeights
-from models.blocks.dense import affine
 from models.blocks.layer import LayerSizes
-from models.core.program import Program
 from models.core.sharding import constrain
 
 
@@ -81,30 +78,19 @@ def of_rows(cache: Cache, rows: Array) -> Cache:
     return Cache(keys, values, cache.segments[rows], cache.filled)
 
 
-def attend(
-    x: Array,
-    weights: SelfWeights,
-    mask: Mask,
-    filled: Array,
-    sizes: LayerSizes,
-    program: Program,
-    own: tuple[Array, Array],
+def mix(
+    q: Array, k: Array, v: Array, mask: Mask, filled: Array, own: tuple[Array, Array]
 ) -> tuple[Array, tuple[Array, Array]]:
-    """`plain.attend` without dropout for tokens x [batch, n, width] after the `filled` ones of a layer's cache.
+    """`plain.attention` without dropout for q, k, v [batch, n, heads, head_dim] of tokens after the `filled` ones of a
+    layer's cache.
 
-    own: its keys and values [batch, heads, places, head_dim].   mask: `seen`.
-    -> (like x, own with the keys and values of x).
+    own: its keys and values [batch, heads, places, head_dim].   mask: `seen`.   -> (like q, own with k and v).
     """
-
-    def project(name: str) -> Array:
-        projected = affine(x, getattr(weights, name), program.compute).reshape(*x.shape[:2], sizes.heads, -1)
-        return constrain(projected.swapaxes(1, 2), "batch", "heads", None, None)
-
-    q = project("query")
+    q, k, v = (constrain(x.swapaxes(1, 2), "batch", "heads", None, None) for x in (q, k, v))
     # Put before they are read: only so does XLA write into the cache that is there, without a copy for every token.
-    write = _put_one if x.shape[:2] == (1, 1) else functools.partial(put, axis=2)
-    keys, values = (write(places, project(name), filled) for places, name in zip(own, ("key", "value"), strict=True))
+    write = _put_one if (q.shape[0], q.shape[2]) == (1, 1) else functools.partial(put, axis=2)
+    keys, values = (write(places, new, filled) for places, new in zip(own, (k, v), strict=True))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q * q.shape[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
     scores = jnp.where(visible(mask), scores, jnp.finfo(jnp.float32).min)
     mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(values.dtype), values)
-    return affine(mixed.swapaxes(1, 2).reshape(x.shape), weights.output, program.compute), (keys, values)
+    return mixed.swapaxes(1, 2), (keys, values)

@@ -4,15 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import PAIRS, Mask, only_of_seen, times, visible
-from models.attention.operands import SelfWeights
-from models.blocks.dense import affine
-from models.blocks.layer import LayerSizes
-from models.blocks.positions import gather_positions, put_in_rows
-from models.core.noise import dropout, site
+from models.core.noise import dropout
 from models.core.parameters import Noise
-from models.core.program import Program, kept
-from models.core.sharding import constrain, current_rules
+from models.core.sharding import constrain
 
 
 def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, noise: Noise) -> Array:
@@ -40,36 +36,4 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     return constrain(mixed, "batch", mask.axis, "heads", None)
 
 
-def attend(
-    x: Array,
-    weights: SelfWeights,
-    mask: Mask,
-    sizes: LayerSizes,
-    program: Program,
-    noise: Noise,
-    read: Array | None = None,
-    slots: Array | None = None,
-    mix=attention,
-) -> Array:
-    """A layer's self-attention: x [batch, length, width] -> the output's projection of the mixed values, like `read`.
-
-    read: [batch, n, width] where the queries are other than x, as the mask's are; mask: see `Mask`.
-    slots: i32[batch, n], the queries that alone are projected, and their output: of a sparse pattern, which mixes all.
-    mix: called as `attention`, for kernels that want heads beside each other in [..., heads, head_dim].
-    """
-    read = x if read is None else read
-
-    def project(name: str, y: Array) -> Array:
-        with jax.named_scope(name):
-            projected = affine(y, getattr(weights, name), program.compute)
-        return kept(projected.reshape(*y.shape[:2], sizes.heads, -1))
-
-    if slots is None or current_rules() is not None:
-        q = project("query", read)
-    else:  # nobody reads what the others mix
-        q = put_in_rows(project("query", gather_positions(read, slots)), slots, read.shape[1])
-    k, v = project("key", x), project("value", x)
-    mixed = mix(q, k, v, mask, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
-    mixed = kept(mixed.reshape(read.shape))
-    with jax.named_scope("output"):
-        return affine(mixed if slots is None else gather_positions(mixed, slots), weights.output, program.compute)
+PLAIN = Mixing(HEADS_APART, attention)

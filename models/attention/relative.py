@@ -127,7 +127,8 @@ class RelativeAttention(nn.Module):
         q, rate = kept(self.query(x)), sizes.attention_dropout
         attend = relative_attention
         if self.program.attention not in PLAIN:
-            attend = require(self.program.attention, "relative", asked(q, context, mask, sizes.heads, rate)).attend
+            of_kernel = asked(q, context, mask, sizes.heads, rate)
+            attend = require(self.program.attention, "relative", of_kernel).mixing(of_kernel).mix
         mixed = attend(q, context, biases, mask, types, sizes.heads, dropout_rate=rate, noise=site(noise, 1))
         y = self.output(kept(mixed))
         return constrain(self.norm(x + dropout(y, sizes.dropout, site(noise, 2))), "batch", mask.axis, None)

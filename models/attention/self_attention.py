@@ -1,16 +1,16 @@
 """Multi-head self-attention with its weights."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 
 import flax.linen as nn
+import jax
 from jax import Array
 
 from models.attention import cache, plain, sparse
 from models.attention.global_tokens import GlobalTokens
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
+from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask, chosen
 from models.attention.operands import SelfWeights
 from models.attention.patterns.blocks import Blocks
@@ -51,41 +51,50 @@ class SelfAttention(nn.Module):
     def extend(
         self, x: Array, mask: Mask, filled: Array, own: tuple[Array, Array]
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Of tokens after those of a cache, see `cache.attend` -> (like x, the cache with them)."""
+        """Of tokens after those of a cache, see `cache.mix` -> (like x, the cache with them)."""
         given, x = x, self.norm(x) if self.pre_norm else x
-        y, new = cache.attend(x, self._weights(x.shape[-1]), mask, filled, self.sizes, self.program, own)
-        return constrain(given + y if self.pre_norm else self.norm(given + y), "batch", None, None), new
+        weights, dtype = self._weights(x.shape[-1]), self.program.compute
+        mixed, new = cache.mix(*HEADS_APART.operands(x, x, weights, self.sizes.heads, dtype), mask, filled, own)
+        y = given + HEADS_APART.output(mixed, weights.output, dtype)
+        return constrain(y if self.pre_norm else self.norm(y), "batch", None, None), new
 
     def __call__(self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:
-        sizes, program, norm, weights = self.sizes, self.program, self.norm, self._weights(x.shape[-1])
-        given, x = x, norm(x) if self.pre_norm else x
-        read = x if slots is None else gather_positions(x, slots)
+        sizes, dtype, weights = self.sizes, self.program.compute, self._weights(x.shape[-1])
+        given, x = x, self.norm(x) if self.pre_norm else x
+        queries = x
         if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
-            of_slots = chosen(mask, slots)
-            y = plain.attend(x, weights, of_slots, sizes, program, noise, read)
+            queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
         else:
-            at = {} if slots is None else {"slots": slots}
-            attend = functools.partial(plain.attend, mix=plain_form(program.attention, mask))
-            if program.attention not in PLAIN:
-                asked = attention_of(sizes, x.shape[1], mask.causal, mask.ranks is not None, mask.blocks)
-                attend = require(program.attention, "self", asked).attend
-            apart = dataclasses.replace(mask, globals_apart=self.own_globals)
-            y = attend(x, weights, apart, sizes, program, noise, **at)
+            seen = dataclasses.replace(mask, globals_apart=self.own_globals)
+            mixing = self._mixing(x.shape[1], mask)
+        operands = mixing.layout.operands(queries, x, weights, sizes.heads, dtype)
+        mixed = mixing.mix(*operands, seen, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
+        if slots is not None:
+            given = gather_positions(given, slots)
+            mixed = mixed if mask.blocks is None else gather_positions(mixed, slots)
+        with jax.named_scope("output"):
+            y = mixing.layout.output(mixed, weights.output, dtype)
         if self.own_globals:
             y = getattr(self, "global")(x, y, mask, weights.output, site(noise, 4), slots)
-        if self.pre_norm:
-            read = given if slots is None else gather_positions(given, slots)
-        y = read + dropout(y, sizes.dropout, site(noise, 2))
+        y = given + dropout(y, sizes.dropout, site(noise, 2))
         axis = mask.axis if slots is None else None
-        return constrain(y if self.pre_norm else norm(y), "batch", axis, None)
+        return constrain(y if self.pre_norm else self.norm(y), "batch", axis, None)
+
+    def _mixing(self, length: int, mask: Mask) -> Mixing:
+        """How whole rows attend."""
+        named = self.program.attention
+        if named in PLAIN:
+            return plain_form(named, mask)
+        asked = attention_of(self.sizes, length, mask.causal, mask.ranks is not None, mask.blocks)
+        return require(named, "self", asked).mixing(asked)
 
 
-def plain_form(named: str, mask: Mask) -> Callable[..., Array]:
+def plain_form(named: str, mask: Mask) -> Mixing:
     """The plain operations that a program's attention names for a mask: `plain.attention` or the same in blocks."""
     if mask.blocks is None or named == "dense":
-        return plain.attention
+        return plain.PLAIN
     wins = mask.segments.shape[1] > sparse.crossover(mask.blocks)
-    return sparse.attention if named == "blocked" or wins else plain.attention
+    return sparse.BLOCKED if named == "blocked" or wins else plain.PLAIN
 
 
 def attention_of(

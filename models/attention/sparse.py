@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from models.attention import exchange
 from models.attention.exchange import WHOLE, Part
+from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask
 from models.attention.patterns.blocks import Blocks
 from models.core.noise import bits_at, stays
@@ -85,6 +86,9 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     attend = functools.partial(attend, part=Part(own[1], rules.mesh.shape[own[1]]) if own[1] else WHOLE)
     specs = (own, own, own, _mask_specs(mask, own), PartitionSpec(own[2]), PartitionSpec(own[0]))
     return jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=own, check_vma=False)(*operands)
+
+
+BLOCKED = Mixing(HEADS_APART, attention)
 
 
 def _mask_specs(mask: Mask, own: PartitionSpec) -> Mask:

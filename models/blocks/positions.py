@@ -45,16 +45,5 @@ def put_positions(x: Array, few: Array, positions: Array, slots: Array | None = 
     return jnp.where(is_one.any(1)[..., None], put, x)
 
 
-def put_in_rows(few: Array, positions: Array, length: int) -> Array:
-    """few [batch, n, ...] at positions i32[batch, n] of rows [batch, length, ...] that are zeros elsewhere.
-
-    Of several at one position the row has one of them, and that one the gradient. Without a mesh alone.
-    """
-    batch, n = positions.shape
-    nowhere = jnp.full((batch, length), n, jnp.int32)
-    place = nowhere.at[jnp.arange(batch)[:, None], positions].set(jnp.arange(n, dtype=jnp.int32))
-    return jax.vmap(lambda few, at: jnp.take(few, at, axis=0, mode="fill", fill_value=0))(few, place)
-
-
 def _take(x: Array, positions: Array) -> Array:
     return jax.vmap(lambda row, at: jnp.take(row, at, axis=0, mode="clip"))(x, positions)

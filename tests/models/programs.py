@@ -1,8 +1,12 @@
 """Programs that take less time to compile than the operations of a test one by one, and what is in a program."""
 
+import functools
+
 import jax
 from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from models.attention.kernels.kernel import Kernel
 
 QUICK = {"xla_backend_optimization_level": 0}  # to compile
 STRICT = pltpu.InterpretParams(  # how to run a TPU kernel: what it must not read or do at the same time shows
@@ -18,6 +22,16 @@ def with_gradients(function, weights):
         return outputs, pull(weights.astype(outputs.dtype))
 
     return jax.jit(both, compiler_options=QUICK)
+
+
+def interpreted(kernel: Kernel) -> Kernel:
+    """A kernel that runs as plain operations, on any platform."""
+
+    def mixing(attention):
+        found = kernel.mixing(attention)
+        return found._replace(mix=functools.partial(found.mix, interpret=True))
+
+    return kernel._replace(mixing=mixing)
 
 
 def equations(jaxpr):

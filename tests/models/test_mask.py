@@ -18,7 +18,7 @@ from models.attention.transformer import TransformerLayer
 from models.blocks.dense import Affine
 from models.blocks.layer import LayerSizes
 from models.core.program import Program
-from tests.models.programs import with_gradients
+from tests.models.programs import interpreted, with_gradients
 
 PACKED = np.array([[1, 1, 1, 2, 2, 0], [1, 2, 2, 2, 2, 2]], np.int32)  # documents; 0 is padding
 PLACES = np.broadcast_to(np.arange(6, dtype=np.int32), PACKED.shape)
@@ -46,8 +46,7 @@ def anywhere(monkeypatch):
     real = jax.nn.dot_product_attention
     asked = lambda *x, implementation, **given: real(*x, **given, implementation="xla")
     monkeypatch.setattr(jax.nn, "dot_product_attention", asked)
-    interpreted = functools.partial(KERNELS["splash"].attend, interpret=True)
-    monkeypatch.setitem(KERNELS, "splash", KERNELS["splash"]._replace(attend=interpreted))
+    monkeypatch.setitem(KERNELS, "splash", interpreted(KERNELS["splash"]))
 
 
 def dense(name):

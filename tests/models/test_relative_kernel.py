@@ -20,7 +20,7 @@ from models.core.noise import row_keys
 from models.core.program import Program
 from models.families.transformer_xl import TransformerXL, TransformerXLConfig
 from models.families.xlnet import XLNet, XLNetConfig, both_masks
-from tests.models.programs import STRICT, with_gradients
+from tests.models.programs import STRICT, interpreted, with_gradients
 from tests.models.shapes import random_params
 
 BATCH, WIDTH = 2, 128
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_an_error_with_the_reason(n, keys, distances, heads
     attention = asked(jnp.zeros((1, n, WIDTH)), context, mask, heads, 0.3)
     assert (attention.length + attention.memory, attention.chosen) == (keys, chosen)
     if said is None:
-        assert require("relative", "relative", attention).attend is by_kernel
+        assert require("relative", "relative", attention).mixing(attention).mix is by_kernel
         return
     with pytest.raises(ValueError, match=f"attention relative does not work here: .*{said}.*; or use xla"):
         require("relative", "relative", attention)
@@ -175,8 +175,7 @@ def outputs_of(config, attention, remat="none"):
 
 @pytest.mark.parametrize("config", [XLNET, TRANSFORMER_XL], ids=["xlnet", "transformer-xl"])
 def test_a_model_with_the_kernel_is_the_same_model(monkeypatch, config):
-    interpreted = KERNELS["relative"]._replace(attend=functools.partial(by_kernel, interpret=True))
-    monkeypatch.setitem(KERNELS, "relative", interpreted)
+    monkeypatch.setitem(KERNELS, "relative", interpreted(KERNELS["relative"]))
     (ours, params), (theirs, _) = (outputs_of(config, attention) for attention in ("relative", "xla"))
     near(*jax.jit(lambda params: (ours(params), theirs(params)))(params), 2e-5)
 

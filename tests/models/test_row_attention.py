@@ -1,7 +1,5 @@
 """The kernel of whole rows is the plain form in outputs, every gradient and dropout, whatever heads, rows and mask."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,17 +12,17 @@ from models.attention.kernels.row_attention import (
     Setting,
     attend_rows,
     fits,
-    interleaved,
     obstacles,
     row_attention,
 )
 from models.attention.kernels.table import KERNELS
+from models.attention.layouts import interleaved
 from models.attention.mask import Mask
 from models.attention.self_attention import SelfAttention
 from models.blocks.layer import LayerSizes
 from models.core.noise import row_keys
 from models.core.program import Program
-from tests.models.programs import QUICK, STRICT
+from tests.models.programs import QUICK, STRICT, interpreted
 from tpu.flops import flops
 
 BATCH = 2
@@ -83,8 +81,7 @@ def test_outputs_gradients_and_noise_are_those_of_the_plain_form(name, capfd):
 
 def test_a_layer_with_dropout_is_the_plain_layer(monkeypatch):
     """With its projections' biases and the noise of its own site; what fills lanes up changes nothing."""
-    interpreted = functools.partial(KERNELS["splash"].attend, interpret=True)
-    monkeypatch.setitem(KERNELS, "splash", KERNELS["splash"]._replace(attend=interpreted))
+    monkeypatch.setitem(KERNELS, "splash", interpreted(KERNELS["splash"]))
     rng = np.random.default_rng(0)
     x, segments = rng.normal(size=(BATCH, 128, 192)).astype(np.float32), jnp.ones((BATCH, 128), jnp.int32)
     sizes, noise = LayerSizes(192, 3, 16, "gelu", 0.1, 0.2, 1e-12, 0.5), row_keys(0, 1, jnp.arange(BATCH))

@@ -112,7 +112,7 @@ def both_forms(form: str, rate: float):
 
     def kernel(q, k, v, mask, **options):
         flat = (x.reshape(*x.shape[:2], -1) for x in (q, k, v))  # heads side by side
-        return by_kernel(*flat, mask, q.shape[2], interpret=True, **options).reshape(q.shape)
+        return by_kernel(*flat, mask, heads=q.shape[2], interpret=True, **options).reshape(q.shape)
 
     def dense(q, k, v, mask, **options):
         wide = (x.astype(jnp.float32) for x in (q, k, v))

@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from models.attention import plain
 from models.attention.kernels.kernel import Cost, Kernel
 from models.attention.kernels.table import KERNELS, costs
+from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask
 from models.attention.self_attention import SelfAttention
 from models.blocks.layer import layer_sizes
@@ -19,9 +20,9 @@ from tpu.estimate import kernel_seconds
 from tpu.flops import flops
 
 
-def attend(*arguments):
+def attention(*arguments, **options):
     """Plain attention that passes through a program of its own."""
-    y = plain.attend(*arguments)
+    y = plain.attention(*arguments, **options)
     copy = lambda y_ref, out_ref: out_ref.__setitem__(..., y_ref[...])
     declared = pl.CostEstimate(flops=16 * 10**6, bytes_accessed=0, transcendentals=0)
     shape = jax.ShapeDtypeStruct(y.shape, y.dtype)
@@ -30,7 +31,8 @@ def attend(*arguments):
 
 @pytest.fixture
 def toy(monkeypatch):
-    toy = Kernel("toy", "self", ("cpu",), lambda attention: [], attend, {"toy": Cost(lambda generation, call: 1e5)})
+    mixing, cost = Mixing(HEADS_APART, attention), Cost(lambda generation, call: 1e5)
+    toy = Kernel("toy", "self", ("cpu",), lambda asked: [], lambda asked: mixing, {"toy": cost})
     monkeypatch.setitem(KERNELS, "toy", toy)
 
 

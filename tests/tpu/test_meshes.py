@@ -13,9 +13,10 @@ import pytest
 from models.attention import plain
 from models.attention.kernels import pattern_kernel, relative_kernel
 from models.attention.kernels.kernel import Attention
-from models.attention.kernels.row_attention import Setting, attend_rows, fits, interleaved
+from models.attention.kernels.row_attention import Setting, attend_rows, fits
 from models.attention.kernels.splash import splash
 from models.attention.kernels.table import KERNELS
+from models.attention.layouts import interleaved
 from models.attention.mask import Mask
 from models.attention.operands import Biases, Context
 from models.attention.patterns.pattern import Pattern, blocks_of
@@ -34,6 +35,7 @@ from pretrain.recipe import Phase
 from pretrain.training import placement
 from pretrain.training.assembly import assemble, initial_params, initial_state, parameter_shapes
 from tests.contract import cases
+from tests.models.programs import interpreted
 from tests.pretrain import tiny
 from tests.pretrain.fields import replaced
 from tests.tpu import simulated
@@ -189,9 +191,7 @@ def smallest_cosine(ours, theirs):
     "name, kernel", [("bert", "splash"), pytest.param("xlnet", "relative", marks=pytest.mark.slow)]
 )
 def test_an_accelerators_program_on_a_mesh_is_that_of_one_device_and_near_float32(name, kernel, monkeypatch):
-    kept = KERNELS[kernel]
-    interpreted = kept._replace(attend=functools.partial(kept.attend, interpret=True))
-    monkeypatch.setitem(KERNELS, kernel, interpreted)
+    monkeypatch.setitem(KERNELS, kernel, interpreted(KERNELS[kernel]))
     fast = Program(dtype="bfloat16", depth="scan", remat="dots", attention=kernel)
     loss, ours = gradients(accelerated(name), "one", fast)
     for text, program, near, cosine in (("data=2,fsdp=2,tensor=2", fast, 1e-3, 0.999), ("one", Program(), 1e-2, 0.99)):
@@ -305,7 +305,7 @@ def test_the_kernel_of_patterns_has_its_heads_cut():
     segments, chosen = jnp.asarray(np.random.default_rng(0).integers(1, 3, (2, 512))), jnp.array([[9], [400]])
     mask = Mask(segments, blocks=jax.tree.map(lambda x: x[0], tables), globals=chosen)
     settings = {"dropout_rate": 0.2, "noise": row_keys(0, 0, jnp.arange(2)), "interpret": True}
-    loss = lambda *qkv: (pattern_kernel.by_kernel(*qkv, mask, 4, **settings) * w).sum()
+    loss = lambda *qkv: (pattern_kernel.by_kernel(*qkv, mask, heads=4, **settings) * w).sum()
     check_close(slopes(rules_of("data=2,tensor=2"), loss, q, k, v), slopes(None, loss, q, k, v), 5e-6)
     sizes = LayerSizes(256, 4, 16, "gelu", 0.0, 0.1, 1e-12, 0.02)
     for mesh, said in UNFIT:

@@ -171,7 +171,7 @@ def of_splash(causal):
 def of_pattern(name, length, chosen):
     def loss(q, k, v, segments, globals, noise, blocks):
         mask = Mask(segments, blocks=blocks, globals=globals)
-        return pattern_kernel.by_kernel(q, k, v, mask, 2, dropout_rate=0.1, noise=noise)
+        return pattern_kernel.by_kernel(q, k, v, mask, heads=2, dropout_rate=0.1, noise=noise)
 
     blocks = jax.tree.map(lambda x: shape(*x.shape[1:], dtype=x.dtype), blocks_of(Pattern(name), 1, 2, length))
     return loss, *[shape(BATCH, length, WIDTH)] * 3, integers(length), chosen, NOISE, blocks

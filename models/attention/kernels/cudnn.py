@@ -8,23 +8,14 @@ which the backward pass takes in the other order, not that of the forward pass e
 import jax
 from jax import Array
 
-from models.attention import plain
 from models.attention.kernels.kernel import Attention, Kernel, cuts, of_blocks, of_dropout, of_heads, of_length
+from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask, only_of_seen, visible
-from models.attention.operands import SelfWeights
-from models.blocks.layer import LayerSizes
 from models.core.parameters import Noise
-from models.core.program import Program
 
 
-def attend(x: Array, weights: SelfWeights, mask: Mask, sizes: LayerSizes, program: Program, noise: Noise) -> Array:
-    """`plain.attend` by the kernel."""
-    mix = lambda q, k, v, mask, **_: cudnn(q, k, v, mask)
-    return plain.attend(x, weights, mask, sizes, program, noise, mix=mix)
-
-
-def cudnn(q: Array, k: Array, v: Array, mask: Mask) -> Array:
-    """bfloat16 q, k, v [batch, length, heads, head_dim] -> like q.
+def cudnn(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float = 0.0, noise: Noise = None) -> Array:
+    """`plain.attention` of bfloat16 q, k, v, without dropout, for which there is an obstacle.
 
     It takes masks densely alone, but skips what a causal one hides.
     """
@@ -43,4 +34,4 @@ def _obstacles(attention: Attention) -> list[str]:
     return obstacles
 
 
-KERNEL = Kernel("cudnn", "self", ("gpu",), _obstacles, attend)
+KERNEL = Kernel("cudnn", "self", ("gpu",), _obstacles, lambda attention: Mixing(HEADS_APART, cudnn))

@@ -3,12 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from jax import Array
-
+from models.attention.layouts import LANES, Mixing
 from models.attention.patterns.blocks import Blocks
 from models.core.sharding import parts_of
-
-LANES = 128  # numbers in a register's row: kernels cut sequences and widths into blocks of multiples of it
 
 
 class Attention(NamedTuple):
@@ -75,7 +72,8 @@ class Kernel(NamedTuple):
     name: as --attention takes it.   form: of the attention that it computes, 'self' or 'relative'.
     platforms: where it runs.   obstacles: of an attention -> why it cannot compute that, nothing where it can;
     ValueError where a mesh does not divide it.
-    attend: called as the plain function of that form, `plain.attend` or `relative.relative_attention`.
+    mixing: of an attention that it can compute -> how; of the form 'relative' `mix` is called as
+    `relative.relative_attention`.
     costs: of its programs on TPUs, by the beginnings of the names that `pl.pallas_call` is given.
     sparse: whether of a sparse pattern, else of queries that see all keys but for what the mask hides.
     unrolled: up to so many layers are compiled one by one by default, where each has parameters of its own and the
@@ -86,7 +84,7 @@ class Kernel(NamedTuple):
     form: str
     platforms: tuple[str, ...]
     obstacles: Callable[[Attention], list[str]]
-    attend: Callable[..., Array]
+    mixing: Callable[[Attention], Mixing]
     costs: Mapping[str, Cost] = {}
     sparse: bool = False
     unrolled: int = 0

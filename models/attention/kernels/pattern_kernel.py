@@ -1,6 +1,7 @@
 """Attention of a sparse pattern as a TPU kernel: its operands, from a mask's blocks, and where it can be taken."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,12 @@ from models.attention.kernels.block_attention import (
     memory,
 )
 from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_heads, per_score
+from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask, chosen, is_global, visible
-from models.attention.operands import SelfWeights
 from models.attention.patterns.blocks import Blocks
-from models.blocks.dense import affine
-from models.blocks.layer import LayerSizes
 from models.blocks.positions import gather_positions, put_positions
 from models.core import noise as counted
-from models.core.noise import site
 from models.core.parameters import Noise
-from models.core.program import Program, kept
 from models.core.sharding import current_rules
 
 _BEYOND, _ABSENT = -1, -2  # segments: of what fills a row up; of keys that are not seen where they lie
@@ -35,29 +32,8 @@ _PACKED = 16  # bfloat16 numbers in a register's column
 _MEMORY = {"TPU v5 lite": 128, "TPU v5": 64, "TPU v6": 128, "TPU7x": 64, "": 16}
 
 
-def attend(
-    x: Array,
-    weights: SelfWeights,
-    mask: Mask,
-    sizes: LayerSizes,
-    program: Program,
-    noise: Noise,
-    slots: Array | None = None,
-    interpret: bool = False,
-) -> Array:
-    """`plain.attend` by the kernel.   interpret: run as plain operations, on any platform."""
-    heads_of = []
-    for name in ("query", "key", "value"):
-        with jax.named_scope(name):
-            heads_of.append(kept(affine(x, getattr(weights, name), program.compute)))
-    noise, rate = site(noise, 1), sizes.attention_dropout
-    mixed = by_kernel(*heads_of, mask, sizes.heads, dropout_rate=rate, noise=noise, interpret=interpret)
-    with jax.named_scope("output"):
-        return affine(mixed if slots is None else gather_positions(mixed, slots), weights.output, program.compute)
-
-
 def by_kernel(
-    q: Array, k: Array, v: Array, mask: Mask, heads: int, *, dropout_rate: float, noise: Noise, interpret: bool = False
+    q: Array, k: Array, v: Array, mask: Mask, *, heads: int, dropout_rate: float, noise: Noise, interpret: bool = False
 ) -> Array:
     """`plain.attention` of a pattern by the kernel, q, k, v [batch, length, width], heads side by side -> like q."""
     blocks, rate = mask.blocks, 0.0 if noise is None else dropout_rate
@@ -235,7 +211,7 @@ KERNEL = Kernel(
     "self",
     ("tpu",),
     _obstacles,
-    attend,
+    lambda attention: Mixing(HEADS_BESIDE, functools.partial(by_kernel, heads=attention.heads)),
     {
         "block_attention_forward": per_score({"v4": 43.5, "v5e": 11.4, "v5p": 11.2, "v6e": 10.0, "v7x": 10.0}),
         "block_attention_backward": per_score({"v4": 47.6, "v5e": 13.9, "v5p": 13.9, "v6e": 11.6, "v7x": 11.6}),

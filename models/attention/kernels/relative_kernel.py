@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_heads, of_length, per_score
 from models.attention.kernels.lanes import across, along, iota, only
+from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask
 from models.attention.operands import Biases, Context, Types
 from models.core import noise as counted
@@ -427,7 +428,7 @@ KERNEL = Kernel(
     "relative",
     ("tpu",),
     _obstacles,
-    by_kernel,
+    lambda attention: Mixing(HEADS_BESIDE, by_kernel),
     {
         "relative_whole_forward": per_score({"v4": 53.2, "v5e": 15.2, "v5p": 15.2, "v6e": 13.3, "v7x": 13.3}),
         "relative_whole_backward": per_score({"v4": 65.4, "v5e": 25.0, "v5p": 25.8, "v6e": 21.3, "v7x": 21.3}),

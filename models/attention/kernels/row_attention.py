@@ -19,15 +19,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from models.attention.kernels.kernel import LANES, Attention, Call, Cost, cuts, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
+from models.attention.layouts import INTERLEAVED, Mixing
 from models.attention.mask import Mask
-from models.attention.operands import SelfWeights
-from models.blocks.dense import affine
-from models.blocks.layer import LayerSizes
-from models.blocks.products import product
 from models.core import noise as counted
-from models.core.noise import site
 from models.core.parameters import Noise
-from models.core.program import Program, kept
+from models.core.program import kept
 from models.core.sharding import current_rules
 
 LONGEST = 1024  # tokens; all parts of a row are code of their own
@@ -116,25 +112,24 @@ def fits(attention: Attention) -> bool:
     return not of_length(attention) + obstacles(attention)
 
 
-def attend(
-    x: Array,
-    weights: SelfWeights,
+def mixing(attention: Attention) -> Mixing:
+    """For what `fits`."""
+    return Mixing(INTERLEAVED, functools.partial(by_rows, head_dim=attention.width // attention.heads))
+
+
+def by_rows(
+    products: Array,
+    biases: Array,
     mask: Mask,
-    sizes: LayerSizes,
-    program: Program,
+    *,
+    head_dim: int,
+    dropout_rate: float,
     noise: Noise,
     interpret: bool = False,
-) -> Array:
-    """`plain.attend` by the kernel, for what `fits`."""
-    kernels, biases = zip(*weights[:3], strict=True)
-    # One product for all three. Without the barrier XLA:TPU transposes activations to take its gradient apart.
-    products = kept(product(x, jax.lax.optimization_barrier(interleaved(*kernels))))
-    rate = 0.0 if noise is None else sizes.attention_dropout
-    setting = Setting(sizes.width // sizes.heads, rate, mask.causal, interpret)
-    mixed = attend_rows(products, interleaved(*biases), mask.segments, site(noise, 1) if rate else None, setting)
-    mixed, held = (x[..., : sizes.width] for x in mixed)
-    with jax.named_scope("output"):
-        return affine(mixed, weights.output, program.compute, held)
+) -> tuple[Array, Array]:
+    """`attend_rows` with what it needs of a mask."""
+    setting = Setting(head_dim, 0.0 if noise is None else dropout_rate, mask.causal, interpret)
+    return attend_rows(products, biases, mask.segments, noise if setting.rate else None, setting)
 
 
 def attend_rows(products: Array, biases: Array, segments: Array, noise: Noise, setting: Setting) -> tuple[Array, Array]:
@@ -169,14 +164,6 @@ def row_attention(
     noise: u32[batch, 2], not read at a rate of 0.   Sizes: see `fits`.
     """
     return _forward(products, biases, segments, noise, setting)[0]
-
-
-def interleaved(q: Array, k: Array, v: Array) -> Array:
-    """Three [..., width] -> [..., 3 * width], 128 columns of each in turns, filled up with zeros: heads that nobody
-    reads."""
-    more = [(0, 0)] * (q.ndim - 1) + [(0, -q.shape[-1] % LANES)]
-    blocks = [jnp.pad(x, more).reshape(*x.shape[:-1], -1, LANES) for x in (q, k, v)]
-    return jnp.stack(blocks, -2).reshape(*q.shape[:-1], -1)
 
 
 def _forward(products, biases, segments, noise, setting: Setting):

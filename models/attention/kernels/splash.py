@@ -10,60 +10,36 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from models.attention.kernels import row_attention
 from models.attention.kernels.kernel import LANES, Attention, Call, Cost, Kernel, cuts, of_blocks, of_dropout, of_length
+from models.attention.layouts import HEADS_FIRST, Mixing
 from models.attention.mask import Mask
-from models.attention.operands import SelfWeights
-from models.blocks.dense import Affine, add_bias
-from models.blocks.layer import LayerSizes
-from models.blocks.products import contraction
 from models.core.parameters import Noise
-from models.core.program import KEPT, Program, kept
+from models.core.program import KEPT
 from models.core.sharding import current_rules
 
 BLOCKS = (512, 256, 128)
 
 
-def attend(
-    x: Array,
-    weights: SelfWeights,
+def mixing(attention: Attention) -> Mixing:
+    """By rows where they fit."""
+    if row_attention.fits(attention):
+        return row_attention.mixing(attention)
+    return Mixing(HEADS_FIRST, splash)
+
+
+def splash(
+    q: Array,
+    k: Array,
+    v: Array,
     mask: Mask,
-    sizes: LayerSizes,
-    program: Program,
-    noise: Noise,
+    *,
+    dropout_rate: float = 0.0,
+    noise: Noise = None,
     interpret: bool = False,
 ) -> Array:
-    """`plain.attend` by the kernel.   interpret: run as plain operations, on any platform."""
-    if row_attention.fits(Attention(x.shape[1], sizes.width, sizes.heads, sizes.attention_dropout)):
-        return row_attention.attend(x, weights, mask, sizes, program, noise, interpret)
-    named = {name: jax.named_scope(name) for name in SelfWeights._fields}
-    heads_of = []
-    for name in ("query", "key", "value"):
-        with named[name]:
-            heads_of.append(kept(to_heads(x, getattr(weights, name), sizes.heads, program.compute)))
-    mixed = splash(*heads_of, mask, interpret)
-    with named["output"]:
-        return from_heads(mixed, weights.output, program.compute)
-
-
-def to_heads(x: Array, weights: Affine, heads: int, dtype) -> Array:
-    """x [batch, length, in] -> x @ kernel + bias as [batch, heads, length, head_dim].
-
-    XLA:TPU writes a product in this form at no cost; a transposition after it is a copy. Likewise in `from_heads`.
-    """
-    split = lambda array: array.reshape(*array.shape[:-1], heads, -1)
-    y = contraction("blw,whd->bhld", x.astype(dtype), split(weights.kernel)).astype(dtype)
-    return add_bias(y, split(weights.bias)[:, None, :])
-
-
-def from_heads(x: Array, weights: Affine, dtype) -> Array:
-    """x [batch, heads, length, head_dim] -> [batch, length, heads * head_dim] @ kernel + bias."""
-    kernel = weights.kernel.reshape(x.shape[1], x.shape[3], -1)
-    return add_bias(contraction("bhld,hdw->blw", x.astype(dtype), kernel).astype(dtype), weights.bias)
-
-
-def splash(q: Array, k: Array, v: Array, mask: Mask, interpret: bool = False) -> Array:
     """Splash attention (TPU): q, k, v [batch, heads, length, head_dim] -> like q; of a mask segments and `causal`.
 
-    length is a multiple of 128. On a mesh each device attends with its rows, heads and queries to all of their keys.
+    Without dropout, for which there is an obstacle. length is a multiple of 128. On a mesh each device attends with its
+    rows, heads and queries to all of their keys.
     interpret: run as plain operations, on any platform.
     """
 
@@ -157,7 +133,7 @@ KERNEL = Kernel(
     "self",
     ("tpu",),
     _obstacles,
-    attend,
+    mixing,
     {
         "splash_mha_fwd": _cost(2, {"v4": 11.8, "v5e": 8.0, "v5p": 7.5, "v6e": 5.0, "v7x": 5.0}, 1.2),
         "splash_mha_dkv": _cost(5, {"v4": 15.2, "v5e": 11.1, "v5p": 12.2, "v6e": 7.4, "v7x": 7.4}, 1.35),
