@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from data_pipelines.errors import UserError
-from models.attention.kernels.kernel import Cost
 from tpu.costs import Spent, spent
 from tpu.estimate import Estimate, clocks, estimate, kernel_seconds
 from tpu.generations import Tpu
 from tpu.hlo import Module, Run, parse, runs
+from tpu.kernel_costs import Cost
 from tpu.overlap import timeline
 from tpu.plan import Plan
 

@@ -33,7 +33,6 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.bundles import Bundles, dump_to, estimate_by_bundles, read_bundles, total
 from data_pipelines.command_line import end_with, parse, unknown
 from data_pipelines.errors import UserError
-from models.attention.kernels.table import costs as kernel_costs
 from pretrain.commands.options import CACHE
 from pretrain.commands.planning import parse_plan, works
 from tpu.compiler import compile_for_tpu, devices, prepare
@@ -41,6 +40,7 @@ from tpu.costs import costs
 from tpu.estimate import Estimate
 from tpu.hlo import Module
 from tpu.hlo import parse as parse_hlo
+from tpu.kernel_costs import COSTS
 from tpu.plan import Plan, plan
 from tpu.topologies import Topology, parse_topology
 from tpu.xla import platform_options
@@ -183,7 +183,7 @@ def planned_for(case: Case, cache: Path) -> Plan:
     recipe, target = parse_plan(case.arguments.split())
     topology = parse_topology(target.topology)
     work, _ = next(works(recipe, target, topology))
-    return plan(work, topology, kernel_costs(), cache)
+    return plan(work, topology, COSTS, cache)
 
 
 def estimates(planned: Plan, compiler: Compiler) -> Iterator[tuple[str, Estimate]]:
@@ -191,7 +191,7 @@ def estimates(planned: Plan, compiler: Compiler) -> Iterator[tuple[str, Estimate
     yield "cycles", planned.estimate
     if compiler.known is not None:
         bundles = compiler.bundles(parse_hlo(planned.report.hlo), planned.topology)
-        yield "bundles", estimate_by_bundles(planned, kernel_costs(), bundles)
+        yield "bundles", estimate_by_bundles(planned, COSTS, bundles)
 
 
 def line(name: str, by: str, planned: Plan, step: Estimate, measured: float | None, first: Estimate | None) -> str:

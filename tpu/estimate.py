@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from models.attention.kernels.kernel import Cost
 from tpu.costs import Costs, Lookups, spent
 from tpu.flops import Flops
 from tpu.generations import Tpu
 from tpu.hlo import Module, Run
+from tpu.kernel_costs import Cost
 from tpu.network import exchange, network
 from tpu.overlap import Clocks, Timeline
 from tpu.topologies import Topology

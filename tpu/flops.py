@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from models.attention.kernels.kernel import Call, Cost
+from tpu.kernel_costs import Call, Cost
 
 
 class Flops(NamedTuple):

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from models.attention.kernels.kernel import Cost
 from tpu import hlo
 from tpu.compiler import Report, compile_for_tpu
 from tpu.costs import Costs, costs
 from tpu.estimate import Estimate, clocks, estimate, kernel_seconds, no_estimate
 from tpu.flops import Flops, flops
+from tpu.kernel_costs import Cost
 from tpu.overlap import Timed, timeline
 from tpu.rules import shard_bytes
 from tpu.topologies import Topology

@@ -1,6 +1,6 @@
 """Checks of configs that families share."""
 
-from models.blocks.dense import ACTIVATIONS
+from models.blocks.activations import ACTIVATIONS
 from models.core.ranges import COUNT, COUNT_OR_NONE, POSITIVE, RATE, check_ranges
 
 TABLES = {"positions": COUNT, "types": COUNT}

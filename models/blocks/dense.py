@@ -1,74 +1,13 @@
-"""Dense layers and activations."""
+"""Dense layers."""
 
-import functools
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from models.blocks.products import product
-from models.core.program import kept
 from models.core.sharding import per_row
-
-
-@jax.custom_vjp
-def gelu(x: Array) -> Array:
-    """x times the standard normal distribution function (Hendrycks & Gimpel 2016), computed in float32."""
-    return _gelu_and_slope(x)[0]
-
-
-def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
-    wide = x.astype(jnp.float32)
-    below = 0.5 * (1.0 + jax.lax.erf(wide * 0.5**0.5))
-    slope = below + wide * jnp.exp(-0.5 * jnp.square(wide)) * (2.0 * math.pi) ** -0.5
-    return (wide * below).astype(x.dtype), slope.astype(x.dtype)
-
-
-def _with_slope(of: Callable[[Array], tuple[Array, Array]], x: Array) -> tuple[Array, Array]:
-    value, slope = of(x)
-    return value, kept(slope)
-
-
-# The derivative shares its work with the value and is kept: the backward pass is one multiplication. The value is kept
-# by who reads it.
-gelu.defvjp(functools.partial(_with_slope, _gelu_and_slope), lambda slope, g: (g * slope,))
-
-
-@jax.custom_vjp
-def gelu_new(x: Array) -> Array:
-    """GPT-2's approximation of `gelu` by a hyperbolic tangent, computed in float32."""
-    return _gelu_new_and_slope(x)[0]
-
-
-def _gelu_new_and_slope(x: Array) -> tuple[Array, Array]:
-    wide, scale = x.astype(jnp.float32), (2.0 / math.pi) ** 0.5
-    tanh = lambda wide: jnp.tanh(scale * wide * (1.0 + 0.044715 * jnp.square(wide)))
-    value, wide = wide * (0.5 * (1.0 + tanh(wide))), _again(wide)
-    below, inner = 0.5 * (1.0 + tanh(wide)), scale * (1.0 + 3.0 * 0.044715 * jnp.square(wide))
-    slope = below + 0.5 * wide * (1.0 - jnp.square(tanh(wide))) * inner
-    return value.astype(x.dtype), slope.astype(x.dtype)
-
-
-def _again(x: Array) -> Array:
-    """x, which XLA:CPU takes for another array: what follows from it is computed where it is read, in one pass.
-
-    Else it writes what value and slope share for the backward pass, and reads it for the value in a second pass.
-    """
-    one = jax.lax.platform_dependent(jnp.float32(1), cpu=jax.lax.optimization_barrier, default=lambda one: one)
-    return x * one
-
-
-gelu_new.defvjp(functools.partial(_with_slope, _gelu_new_and_slope), lambda slope, g: (g * slope,))
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": gelu,
-    "gelu_new": gelu_new,
-    "relu": lambda x: jax.nn.relu(kept(x)),
-}
 
 
 class Affine(NamedTuple):

@@ -4,7 +4,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from models.blocks.dense import ACTIVATIONS, Dense
+from models.blocks.activations import ACTIVATIONS
+from models.blocks.dense import Dense
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.core.noise import dropout, site

@@ -17,8 +17,9 @@ from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.self_attention import attention_of
 from models.attention.transformer import encode
+from models.blocks.activations import ACTIVATIONS
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
-from models.blocks.dense import ACTIVATIONS, Dense
+from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import TokenHead
 from models.blocks.layer import LayerSizes

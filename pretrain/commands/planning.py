@@ -9,7 +9,6 @@ import jax
 
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
-from models.attention.kernels.table import costs
 from pretrain.commands.arguments import parse_target
 from pretrain.commands.options import CACHE, Target
 from pretrain.options import Options
@@ -25,6 +24,7 @@ from pretrain.training.attention_choice import chosen_program
 from pretrain.training.placement import Stage, load_of, stages
 from tpu import plan_report
 from tpu.compiler import devices, prepare
+from tpu.kernel_costs import COSTS
 from tpu.mesh import MeshShape, choose_mesh, mesh_shape, parse_mesh
 from tpu.plan import Plan, largest_batch, plan
 from tpu.rules import shard_bytes
@@ -61,7 +61,7 @@ def plan_command(arguments: Sequence[str]) -> int:
     _check_mesh(recipe, target, topology)
     prepare()
     for index, (work, title) in enumerate(works(recipe, target, topology)):
-        planned = plan(work, topology, costs(), target.cache)
+        planned = plan(work, topology, COSTS, target.cache)
         plan_report.show(title, planned)
         if target.largest:
             plan_report.show_largest(_largest(recipe, index, target, topology, planned), planned)
@@ -182,7 +182,7 @@ def _largest(recipe: Recipe, index: int, target: Target, topology: Topology, pla
     def total(rows: int) -> float:
         alone = dataclasses.replace(recipe.phases[index], share=1.0, batch_size=rows)
         work, _ = next(works(dataclasses.replace(recipe, phases=(alone,)), target, topology))
-        return plan(work, topology, costs(), target.cache).needed
+        return plan(work, topology, COSTS, target.cache).needed
 
     fixed = sum(size for name, size in planned.parts.items() if name != "batch")
     return largest_batch(total, fixed, planned.work.rows, planned.work.rows_multiple, planned.room)
@@ -200,7 +200,7 @@ def _table(options: Table) -> None:
             target = Target(topology=str(topology), cache=options.cache)
             try:
                 for work, _ in works(recipe, target, topology):
-                    rows.append((recipe.name, plan(work, topology, costs(), options.cache)))
+                    rows.append((recipe.name, plan(work, topology, COSTS, options.cache)))
             except UserError as error:
                 rows.append((recipe.name, str(error)))
             plan_report.write(rows, options.out)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from jax.sharding import AbstractMesh, AxisType
 
-from models.blocks.dense import ACTIVATIONS, Dense
+from models.blocks.activations import ACTIVATIONS
+from models.blocks.dense import Dense
 from models.blocks.embeddings import padded_vocab
 from models.blocks.feed_forward import FeedForward
 from models.blocks.heads import tied_logits

@@ -8,7 +8,6 @@ import pytest
 from models.attention import plain
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.row_attention import (
-    COSTS,
     Setting,
     attend_rows,
     fits,
@@ -24,6 +23,7 @@ from models.core.noise import row_keys
 from models.core.program import Program
 from tests.models.programs import QUICK, STRICT, interpreted
 from tpu.flops import flops
+from tpu.kernel_costs import COSTS
 
 BATCH = 2
 

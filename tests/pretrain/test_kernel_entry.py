@@ -1,4 +1,4 @@
-"""A new attention kernel is one entry in the table: choice, trace, FLOPs and plan read it there."""
+"""A new attention kernel is one entry in the table, for choice and trace, and one in that of costs, for plans."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,8 @@ import pytest
 from jax.experimental import pallas as pl
 
 from models.attention import plain
-from models.attention.kernels.kernel import Cost, Kernel
-from models.attention.kernels.table import KERNELS, costs
+from models.attention.kernels.kernel import Kernel
+from models.attention.kernels.table import KERNELS
 from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask
 from models.attention.self_attention import SelfAttention
@@ -18,6 +18,7 @@ from tests.pretrain import tiny
 from tests.tpu.test_plan import BUSY, FLOPS, V5E, WORK, ms
 from tpu.estimate import kernel_seconds
 from tpu.flops import flops
+from tpu.kernel_costs import COSTS, Cost
 
 
 def attention(*arguments, **options):
@@ -32,8 +33,8 @@ def attention(*arguments, **options):
 @pytest.fixture
 def toy(monkeypatch):
     mixing, cost = Mixing(HEADS_APART, attention), Cost(lambda generation, call: 1e5)
-    toy = Kernel("toy", "self", ("cpu",), lambda asked: [], lambda asked: mixing, {"toy": cost})
-    monkeypatch.setitem(KERNELS, "toy", toy)
+    monkeypatch.setitem(KERNELS, "toy", Kernel("toy", "self", ("cpu",), lambda asked: [], lambda asked: mixing))
+    monkeypatch.setitem(COSTS, "toy", cost)
 
 
 def test_it_is_chosen_traced_and_costed(toy, tmp_path):
@@ -42,8 +43,8 @@ def test_it_is_chosen_traced_and_costed(toy, tmp_path):
     layer, mask = SelfAttention(layer_sizes(tiny.BERT), program), Mask(jnp.ones((2, 32), jnp.int32))
     x = np.random.default_rng(0).normal(size=(2, 32, tiny.BERT.width)).astype(jnp.bfloat16)
     params = jax.eval_shape(layer.init, jax.random.key(0), x, mask, None)
-    found = flops(jax.make_jaxpr(lambda params: layer.apply(params, x, mask, None))(params), costs())
+    found = flops(jax.make_jaxpr(lambda params: layer.apply(params, x, mask, None))(params), COSTS)
     assert found.kernels == {"toy": 16e6} and found.unknown == ()
     assert ms(BUSY._replace(kernels={"toy": 1}), flops=FLOPS)[0] is None
-    assert ms(BUSY._replace(kernels={"toy": 1}), flops=found, kernels=costs()) == (pytest.approx(10), "")
-    assert kernel_seconds(found, WORK, V5E, costs()) == {"toy": pytest.approx(1e5 / 16 / 1.5e9)}  # a chip's share
+    assert ms(BUSY._replace(kernels={"toy": 1}), flops=found, kernels=COSTS) == (pytest.approx(10), "")
+    assert kernel_seconds(found, WORK, V5E, COSTS) == {"toy": pytest.approx(1e5 / 16 / 1.5e9)}  # a chip's share

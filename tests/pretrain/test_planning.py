@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from models.attention.kernels.table import costs
 from pretrain.commands import planning
 from pretrain.commands.options import Target
 from pretrain.commands.planning import plan_command, shaped, works
@@ -21,6 +20,7 @@ from tpu import calibration, plan_report
 from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
+from tpu.kernel_costs import COSTS
 from tpu.mesh import choose_mesh
 from tpu.plan import plan
 from tpu.rules import shard_bytes
@@ -130,7 +130,7 @@ def test_flops_of_the_program_are_the_models(on_cpu, tmp_path):
 
 def test_the_attention_kernel_counts_by_arithmetic(on_cpu):
     work, title = next(works(shaped(RECIPES["bert-mini"], 8, 128), Target("v5e:1x1", remat="none"), V5E))
-    counted = plans.flops(work.step.trace(*work.arguments).jaxpr, costs())
+    counted = plans.flops(work.step.trace(*work.arguments).jaxpr, COSTS)
     product = 3 * 2 * 8 * 128 * 128 * 256  # layers but the last, FLOPs of a multiply-add, rows, queries, keys, width
     assert counted.kernels == {"row_attention_forward": 2 * product, "row_attention_backward": 5 * product}
     assert counted.unknown == () and title.endswith("attention splash")
@@ -142,7 +142,7 @@ def test_the_kernel_of_relative_attention_counts_by_arithmetic(on_cpu):
     for field, value in {"memory": 128, "depth": 3}.items():
         recipe = replaced(recipe, f"model.{field}", value)
     work, title = next(works(shaped(recipe, 8, 128), Target("v5e:1x1", remat="none"), V5E))
-    counted = plans.flops(work.step.trace(*work.arguments).jaxpr, costs())
+    counted = plans.flops(work.step.trace(*work.arguments).jaxpr, COSTS)
     product = 2 * 8 * 128 * 256  # FLOPs of a multiply-add, rows, queries, width
     # Two layers of content queries, three of chosen ones; 256 keys, and as many distances and a block of 128 more.
     expected = {"whole_forward": 2 * 2 * 256 + 2 * 384, "whole_backward": 2 * 5 * 256 + 2 * 3 * 384}

@@ -6,11 +6,10 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
-from models.attention.kernels.kernel import Cost
 from models.attention.kernels.splash import splash
-from models.attention.kernels.table import costs
 from models.attention.mask import Mask
 from tpu.flops import flops
+from tpu.kernel_costs import COSTS, Cost
 
 X, W = jnp.zeros((4, 8)), jnp.zeros((8, 8))
 PRODUCT = 2 * 4 * 8 * 8
@@ -82,10 +81,10 @@ def test_splash_attention_counts_the_blocks_that_it_computes(causal, share, rows
     attend = lambda q, k, v: splash(q, k, v, Mask(segments, causal=causal)).astype(jnp.float32).sum()
     product = 2 * rows * 3 * 1024 * 1024 * 64
     expected = {"splash_mha_fwd": 2 * product * share, "splash_mha_dkv": 5 * product * share}
-    found = count(jax.grad(attend, (0, 1, 2)), x, x, x, kernels=costs())
+    found = count(jax.grad(attend, (0, 1, 2)), x, x, x, kernels=COSTS)
     assert found.kernels == expected
     turns = rows * 3 * 2 * 2 * share  # of 512 queries and keys
-    cycles = {name: costs()[name].cycles("v5p", call) for name, call, _ in found.calls}
+    cycles = {name: COSTS[name].cycles("v5p", call) for name, call, _ in found.calls}
     assert cycles == {
         "splash_mha_fwd": pytest.approx(turns * 1922, 0.01),
         "splash_mha_dkv": pytest.approx(turns * 3134, 0.01),

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from models.attention.kernels.kernel import Call
-from models.attention.kernels.table import costs
 from tpu.accelerators import parse_accelerator
 from tpu.generations import GENERATIONS, GIB, generation_of
+from tpu.kernel_costs import COSTS, Call
 from tpu.topologies import parse_topology
 
 ALL = pytest.mark.parametrize("name, facts", GENERATIONS.items(), ids=GENERATIONS)
@@ -46,7 +45,7 @@ def test_cycles_of_every_kernel_are_known_where_kernels_compile(name, facts):
     assert facts.kernels == (name not in ("v2", "v3"))
     table, heads = jax.ShapeDtypeStruct((1, 2, 2), jnp.int8), jax.ShapeDtypeStruct((2, 2, 64, 1024), jnp.bfloat16)
     call = Call((table, heads, heads), (), turns=8, flops=1e9, scores=1e6)
-    for cost in costs().values():
+    for cost in COSTS.values():
         if facts.kernels:
             assert cost.cycles(name, call) > 0
 

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from models.attention.kernels.kernel import Call, Cost
 from tpu import calibration, hlo
 from tpu.compiler import Report
 from tpu.costs import Costs, Lookups, costs
 from tpu.estimate import ADDED, FETCHED, clocks, estimate, kernel_seconds, lookup_seconds
 from tpu.flops import Flops
 from tpu.generations import GENERATIONS
+from tpu.kernel_costs import Call, Cost
 from tpu.overlap import Timeline
 from tpu.plan import Largest, Plan, largest_batch
 from tpu.topologies import parse_topology

@@ -15,7 +15,6 @@ from jax.sharding import SingleDeviceSharding
 from models.attention.kernels import pattern_kernel, relative_kernel
 from models.attention.kernels.row_attention import Setting, attend_rows
 from models.attention.kernels.splash import splash
-from models.attention.kernels.table import costs
 from models.attention.mask import Mask
 from models.attention.operands import Biases, Context
 from models.attention.patterns.pattern import Pattern, blocks_of
@@ -23,6 +22,7 @@ from models.families.xlnet import both_masks
 from pretrain.commands.planning import parse_plan, works
 from tpu import compiler
 from tpu.generations import GENERATIONS, GIB, generation_of
+from tpu.kernel_costs import COSTS
 from tpu.plan import plan
 from tpu.topologies import parse_topology
 
@@ -43,9 +43,7 @@ def planned(arguments):
     recipe, target = parse_plan(arguments.split())
     topology = parse_topology(target.topology)
     with tempfile.TemporaryDirectory() as cache:
-        return [
-            (work, plan(work, topology, costs(), Path(cache)), recipe) for work, _ in works(recipe, target, topology)
-        ]
+        return [(work, plan(work, topology, COSTS, Path(cache)), recipe) for work, _ in works(recipe, target, topology)]
 
 
 def check_sizes(found):
@@ -81,7 +79,7 @@ def test_a_sparse_pattern_is_planned_with_its_kernel():
     sizes = "--model.width 128 --model.heads 2 --model.depth 1 --model.positions 1024 --model.vocab-size 1024"
     settings = f"--topology v5e:1x1 --model.pattern.name bigbird {sizes} --sequence-length 1024 --batch-size 4"
     ((_, found, _),) = planned(f"bert-tiny {settings}")
-    kernels = [name for name in costs() if name in found.report.hlo]
+    kernels = [name for name in COSTS if name in found.report.hlo]
     assert kernels == ["block_attention_forward", "block_attention_backward"]
     assert found.estimate.why_not == "" and found.estimate.kernels > 0
 

@@ -1,6 +1,6 @@
 """What a fused attention kernel says of itself, and what kernels ask alike of an attention."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from models.attention.layouts import LANES, Mixing
@@ -30,51 +30,14 @@ class Attention(NamedTuple):
     part: str = ""
 
 
-class Call(NamedTuple):
-    """One call of a kernel's program, as a step's trace has it.
-
-    arguments, results: each with shape and dtype.   turns: of its grid.   flops, scores: FLOPs and exponentials, one
-    for each score of a query and a key, that it declares itself (`pl.CostEstimate`), None where it declares none.
-    """
-
-    arguments: tuple
-    results: tuple
-    turns: int
-    flops: float | None
-    scores: float | None = None
-
-
-class Cost(NamedTuple):
-    """Of one program of a kernel, into which no compiler looks.
-
-    cycles: (TPU generation, call) -> cycles of one core that the call takes; a device's cores share the turns. v7x's
-    are v6e's: the programs that XLA:TPU schedules for it have 0.93 to 1.02 times as many bundles.
-    flops: call -> its FLOPs, None where nobody says; by default those that the program declares.
-    """
-
-    cycles: Callable[[str, Call], float]
-    flops: Callable[[Call], float | None] = lambda call: call.flops
-
-
-def per_score(cycles: Mapping[str, float], scores: Callable[[Call], float] = lambda call: call.scores, **also) -> Cost:
-    """Of a program that is busy with arithmetic on scores more than with products, which take as long for a head of 32
-    numbers as of 128, the side of a matrix unit.
-
-    cycles: TPU generation -> cycles for 1,024 scores, a register of them.   scores: of a call, by default those that it
-    declares.   also: `flops` as in `Cost`.
-    """
-    return Cost(lambda generation, call: cycles[generation] * scores(call) / 1024, **also)
-
-
 class Kernel(NamedTuple):
-    """All that is known of a kernel: who chooses, refuses, traces, plans or counts it reads this.
+    """All that is known of a kernel but its cost (`tpu/kernel_costs.py`): who chooses, refuses or traces it reads this.
 
     name: as --attention takes it.   form: of the attention that it computes, 'self' or 'relative'.
     platforms: where it runs.   obstacles: of an attention -> why it cannot compute that, nothing where it can;
     ValueError where a mesh does not divide it.
     mixing: of an attention that it can compute -> how; of the form 'relative' `mix` is called as
     `relative.relative_attention`.
-    costs: of its programs on TPUs, by the beginnings of the names that `pl.pallas_call` is given.
     sparse: whether of a sparse pattern, else of queries that see all keys but for what the mask hides.
     unrolled: up to so many layers are compiled one by one by default, where each has parameters of its own and the
     mesh cuts no layer's work (`tensor`): a loop copies what a kernel reads and writes into and out of its stacks.
@@ -85,7 +48,6 @@ class Kernel(NamedTuple):
     platforms: tuple[str, ...]
     obstacles: Callable[[Attention], list[str]]
     mixing: Callable[[Attention], Mixing]
-    costs: Mapping[str, Cost] = {}
     sparse: bool = False
     unrolled: int = 0
 

@@ -17,7 +17,7 @@ from models.attention.kernels.block_attention import (
     filled_up,
     memory,
 )
-from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_heads, per_score
+from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_heads
 from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask, chosen, is_global, visible
 from models.attention.patterns.blocks import Blocks
@@ -203,19 +203,13 @@ def _vector_memory() -> int:
     return 2**20 * next(size for name, size in _MEMORY.items() if kind.startswith(name))
 
 
-# Cycles for 1,024 scores with BigBird's blocks and two heads of 64, four units of the table for one tile of what sees
-# all, from the bundles that XLA:TPU scheduled (benchmarks/results/long_plans.md). There, too: 12 unrolled layers take
-# 0.85 of the scanned step's time and 1.8 times its compilation.
+# 12 unrolled layers take 0.85 of the scanned step's time, 1.8 times its compilation (benchmarks/results/long_plans.md).
 KERNEL = Kernel(
     "pattern",
     "self",
     ("tpu",),
     _obstacles,
     lambda attention: Mixing(HEADS_BESIDE, functools.partial(by_kernel, heads=attention.heads)),
-    {
-        "block_attention_forward": per_score({"v4": 43.5, "v5e": 11.4, "v5p": 11.2, "v6e": 10.0, "v7x": 10.0}),
-        "block_attention_backward": per_score({"v4": 47.6, "v5e": 13.9, "v5p": 13.9, "v6e": 11.6, "v7x": 11.6}),
-    },
     sparse=True,
     unrolled=12,
 )

@@ -16,7 +16,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_heads, of_length, per_score
+from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
 from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask
@@ -420,19 +420,4 @@ def _obstacles(attention: Attention) -> list[str]:
     return obstacles
 
 
-# Cycles for 1,024 scores of XLNet's rows, heads of 64 and 896 keys, from the bundles that XLA:TPU scheduled for a turn
-# of the kernel's loop, one a cycle: on v5e a turn, two heads of 128 queries, is 3402 and on average 5607, of chosen
-# queries 3681 and 6580; v4 looks lanes up slowly.
-KERNEL = Kernel(
-    "relative",
-    "relative",
-    ("tpu",),
-    _obstacles,
-    lambda attention: Mixing(HEADS_BESIDE, by_kernel),
-    {
-        "relative_whole_forward": per_score({"v4": 53.2, "v5e": 15.2, "v5p": 15.2, "v6e": 13.3, "v7x": 13.3}),
-        "relative_whole_backward": per_score({"v4": 65.4, "v5e": 25.0, "v5p": 25.8, "v6e": 21.3, "v7x": 21.3}),
-        "relative_chosen_forward": per_score({"v4": 51.5, "v5e": 16.4, "v5p": 17.2, "v6e": 12.9, "v7x": 12.9}),
-        "relative_chosen_backward": per_score({"v4": 69.3, "v5e": 29.4, "v5p": 30.3, "v6e": 24.3, "v7x": 24.3}),
-    },
-)
+KERNEL = Kernel("relative", "relative", ("tpu",), _obstacles, lambda attention: Mixing(HEADS_BESIDE, by_kernel))

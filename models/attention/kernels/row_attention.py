@@ -8,7 +8,7 @@ keys] @ [keys, queries]. Dropout's noise is `noise.dropout`'s, drawn again in th
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.kernel import LANES, Attention, Call, Cost, cuts, of_heads, of_length
+from models.attention.kernels.kernel import LANES, Attention, cuts, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
 from models.attention.layouts import INTERLEAVED, Mixing
 from models.attention.mask import Mask
@@ -33,54 +33,6 @@ HEAD_DIMS = (32, 64, 128)  # of which blocks of 128 lanes hold whole heads
 _PART = 128
 _AHEAD = 2
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
-
-
-class Bundles(NamedTuple):
-    """Instruction bundles that XLA:TPU schedules for a turn of the kernel's loop, of 128 lanes of a row's heads; one
-    takes a cycle.
-
-    turn: whatever the row, on v5p.   pairs, scores: for 1,024 pairs of queries and keys, and 1,024 scores, of which
-    each head has one for a pair.   generations: how much longer or shorter.   drawn: for dropout of 1,024 scores.
-    """
-
-    turn: float
-    pairs: float
-    scores: float
-    generations: Mapping[str, float]
-    drawn: Mapping[str, float]
-
-    def cycles(self, products: int, generation: str, call: Call) -> float:
-        """Of a call.   products: of queries and keys in the program."""
-        arrays = (*call.arguments, *call.results)
-        heads = next(array.shape[2] for array in arrays if len(array.shape) == 4)  # of the statistics
-        drawn = self.drawn[generation] if any(array.dtype == jnp.uint32 for array in arrays) else 0.0
-        pairs = call.flops / call.turns / (2 * products * LANES) / 1024
-        turn = (self.turn + pairs * (self.pairs + heads * self.scores)) * self.generations[generation]
-        return call.turns * (turn + pairs * heads * drawn)
-
-
-# From the bundles of rows of 512 with heads of 64 and 128 and of rows of 128 on v5p, with dropout and without, and of
-# rows of 512 on v4 and v6e (LIBTPU_INIT_ARGS="--xla_jf_dump_to=DIR --xla_jf_dump_llo_text=true"): what a kernel waits
-# for is not in them; its transfers take a third of the HBM's time. A draw is 12 vector operations for a score, with a
-# product of integers that v4 lacks 60.
-_FORWARD = Bundles(
-    turn=377,
-    pairs=2.78,
-    scores=2.63,
-    generations={"v4": 1.56, "v5e": 1.0, "v5p": 1.0, "v6e": 0.81, "v7x": 0.81},
-    drawn={"v4": 30.6, "v5e": 2.75, "v5p": 2.75, "v6e": 2.39, "v7x": 2.39},
-)
-_BACKWARD = Bundles(
-    turn=595,
-    pairs=7.76,
-    scores=3.36,
-    generations={"v4": 1.36, "v5e": 1.0, "v5p": 1.0, "v6e": 0.76, "v7x": 0.76},
-    drawn={"v4": 29.5, "v5e": 1.65, "v5p": 1.65, "v6e": 2.22, "v7x": 2.22},
-)
-COSTS = {
-    "row_attention_forward": Cost(functools.partial(_FORWARD.cycles, 2)),
-    "row_attention_backward": Cost(functools.partial(_BACKWARD.cycles, 5)),
-}
 
 
 class Setting(NamedTuple):

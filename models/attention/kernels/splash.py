@@ -1,15 +1,12 @@
 """Splash attention (TPU), or `row_attention` where a row fits on the chip."""
 
-import math
-
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from models.attention.kernels import row_attention
-from models.attention.kernels.kernel import LANES, Attention, Call, Cost, Kernel, cuts, of_blocks, of_dropout, of_length
+from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_blocks, of_dropout, of_length
 from models.attention.layouts import HEADS_FIRST, Mixing
 from models.attention.mask import Mask
 from models.core.parameters import Noise
@@ -103,41 +100,4 @@ def _obstacles(attention: Attention) -> list[str]:
     return obstacles
 
 
-def _heads(call: Call) -> tuple[float, int]:
-    """(scores of all heads, numbers of a head) of a call; of a causal mask the scores of the blocks on and below its
-    diagonal.   q, k: [batch, heads, head_dim, length], without the batch where that is one row."""
-    blocks, (q, k) = call.arguments[0], [a for a in call.arguments if jnp.issubdtype(a.dtype, jnp.floating)][:2]
-    # A mask that is computed inside has the numbers of the positions beside the segments of queries and keys.
-    causal = sum(a.dtype == jnp.int32 for a in call.arguments) > 2
-    share = (blocks.shape[-1] + 1) / (2 * blocks.shape[-1]) if causal else 1
-    return math.prod(q.shape) // q.shape[-2] * k.shape[-1] * share, q.shape[-2]
-
-
-def _cost(products: int, cycles: dict[str, float], wide: float) -> Cost:
-    """products: of [queries, head_dim] and [keys, head_dim].   cycles: as of `per_score`, with heads of up to 64.
-    wide: times as many with heads of 128."""
-
-    def of_call(generation: str, call: Call) -> float:
-        scores, head_dim = _heads(call)
-        return cycles[generation] * scores / 1024 * (wide if head_dim > 64 else 1)
-
-    return Cost(of_call, lambda call: 2.0 * products * math.prod(_heads(call)))
-
-
-# Cycles for 1,024 scores in blocks of 512 queries and keys, heads of 64, from the bundles that XLA:TPU scheduled: a
-# turn on v5p, one head, is 1922 bundles forward and 3134 backward. Of heads of 128 `row_attention` was counted. The
-# backward kernel computes scores again, then the gradients of values, probabilities, queries and keys. Of bert-large's
-# step, 24 layers, copies into and out of a loop's stacks are an eighth (benchmarks/results/plans_ledger.md).
-KERNEL = Kernel(
-    "splash",
-    "self",
-    ("tpu",),
-    _obstacles,
-    mixing,
-    {
-        "splash_mha_fwd": _cost(2, {"v4": 11.8, "v5e": 8.0, "v5p": 7.5, "v6e": 5.0, "v7x": 5.0}, 1.2),
-        "splash_mha_dkv": _cost(5, {"v4": 15.2, "v5e": 11.1, "v5p": 12.2, "v6e": 7.4, "v7x": 7.4}, 1.35),
-        **row_attention.COSTS,
-    },
-    unrolled=24,
-)
+KERNEL = Kernel("splash", "self", ("tpu",), _obstacles, mixing, unrolled=24)

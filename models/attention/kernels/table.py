@@ -6,7 +6,7 @@ positions, and an evaluation whose memory a kernel does not take (`pretrain/trai
 """
 
 from models.attention.kernels import cudnn, pattern_kernel, relative_kernel, splash
-from models.attention.kernels.kernel import Attention, Cost, Kernel
+from models.attention.kernels.kernel import Attention, Kernel
 from models.core.program import PLAIN
 
 # By name; of two that could compute an attention on a platform the first is taken.
@@ -25,8 +25,3 @@ def require(name: str, form: str, attention: Attention) -> Kernel:
     if obstacles:
         raise ValueError(f"attention {name} does not work here: {'; '.join(obstacles)}; or use xla")
     return kernel
-
-
-def costs() -> dict[str, Cost]:
-    """Those of all programs of all kernels."""
-    return {program: cost for kernel in KERNELS.values() for program, cost in kernel.costs.items()}
