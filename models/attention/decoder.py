@@ -83,7 +83,16 @@ class Decoder(nn.Module):
         """A cache of nothing."""
         return empty_cache(self.config.depth, rows, places, layer_sizes(self.config), self.program.compute)
 
-    def extend(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
+    def begin(self, inputs: Inputs, room: int) -> tuple[Array, Cache]:
+        """As `advance` of the first tokens -> (hidden, a cache of them with room for so many more)."""
+        rows, places = inputs["segments"].shape
+        return self.advance(inputs, self.empty_cache(rows, places + room))
+
+    def take(self, cache: Cache, rows: Array) -> Cache:
+        """The cache of rows i32[n] of another's."""
+        return caches.of_rows(cache, rows)
+
+    def advance(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
         """`decode` of tokens after those of a cache, of the rows' one segment or padding (0), without dropout.
 
         `positions` say where tokens stand in their texts, by default at their places in the cache.

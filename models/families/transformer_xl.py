@@ -188,6 +188,19 @@ class TransformerXL(nn.Module):
         x, hidden = stack(self, [layer], c.depth, x, shared, site(noise, 1), self.program, each=memory.hidden)
         return drop(x, 3), Memory(hidden, remember(memory.segments, segments))
 
+    def begin(self, inputs: Inputs, room: int) -> tuple[Array, Memory]:
+        """`read` of the first tokens of texts, which keeps all of them when so many more follow."""
+        rows, places = inputs["tokens"].shape
+        return self.read(inputs, self.empty_memory(rows, places + room))
+
+    def advance(self, inputs: Inputs, memory: Memory) -> tuple[Array, Memory]:
+        """`read` of further tokens."""
+        return self.read(inputs, memory)
+
+    def take(self, memory: Memory, rows: Array) -> Memory:
+        """The memory of rows i32[n] of another's."""
+        return Memory(memory.hidden[:, rows], memory.segments[rows])
+
     def embed(self, tokens: Array) -> Array:
         """i32[batch, length] -> f32[batch, length, width], scaled by the root of the width."""
         starts = (0, *self.config.clusters)

@@ -1,14 +1,13 @@
 """Beam search as transformers has it (with early_stopping=False): a prompt's texts of the best log probability, divided
 by a power of their length."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.cache import Cache, of_rows
 from models.core.parameters import Params
 from pretrain.generation.choice import first_seen, penalised, with_seen
 from pretrain.generation.reading import next_logits, read
@@ -35,7 +34,7 @@ class Beams(NamedTuple):
     going: Array
     lengths: Array
     seen: Array | None
-    cache: Cache
+    state: Any
 
 
 def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, segments: Array) -> Array:
@@ -44,10 +43,11 @@ def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
 
     def step(beams: Beams) -> Beams:
         last = jax.lax.dynamic_slice_in_dim(beams.tokens, beams.written - 1, 1, axis=2).reshape(-1, 1)
-        logits, cache = next_logits(model, params, last, beams.lengths, beams.cache)
-        return _add(beams._replace(lengths=beams.lengths + 1, cache=cache), logits, decoding)
+        logits, state = next_logits(model, params, last, beams.lengths, beams.state)
+        return add(beams._replace(lengths=beams.lengths + 1, state=state), logits)
 
-    logits, cache = read(model, params, tokens, segments, decoding.max_tokens)
+    add = lambda beams, logits: _add(model, beams, logits, decoding)
+    logits, state = read(model, params, tokens, segments, decoding.max_tokens)
     prompts = len(tokens)
     of_beams = jnp.repeat(jnp.arange(prompts), decoding.beams)
     seen = first_seen(logits.shape, tokens, segments, decoding)
@@ -63,12 +63,12 @@ def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
         going=jnp.bool(True),
         lengths=segments.sum(1)[of_beams],
         seen=None if seen is None else seen[of_beams],
-        cache=of_rows(cache, of_beams),
+        state=model.take(state, of_beams),
     )
-    return jax.lax.while_loop(lambda beams: beams.going, step, _add(beams, logits[of_beams], decoding)).ended
+    return jax.lax.while_loop(lambda beams: beams.going, step, add(beams, logits[of_beams])).ended
 
 
-def _add(beams: Beams, logits: Array, decoding: Decoding) -> Beams:
+def _add(model: nn.Module, beams: Beams, logits: Array, decoding: Decoding) -> Beams:
     """One token to each, by logits f32[prompts * beams, vocab]."""
     prompts, number = beams.scores.shape
     log_probabilities = penalised(jax.nn.log_softmax(logits), beams.seen, decoding.repetition_penalty)
@@ -101,7 +101,7 @@ def _add(beams: Beams, logits: Array, decoding: Decoding) -> Beams:
         going=hopeful.any() & ~ends.all(),
         lengths=beams.lengths,
         seen=seen,
-        cache=of_rows(beams.cache, rows),
+        state=model.take(beams.state, rows),
     )
 
 

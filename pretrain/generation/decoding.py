@@ -14,7 +14,7 @@ from models.core.parameters import Params
 from models.families.registry import FAMILIES, name_of
 from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
-from pretrain.objectives.protocols import CausalDecoder
+from pretrain.objectives.protocols import Writer
 from tpu.mesh import mesh_shape, row_mesh
 
 ROWS = 64  # written at the same time, at most
@@ -72,10 +72,14 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
 
 
 def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding, number: int) -> None:
-    if not isinstance(model, CausalDecoder):
-        able = [name for name, family in FAMILIES.items() if issubclass(family.module, CausalDecoder)]
+    if not isinstance(model, Writer):
+        able = [name for name, family in FAMILIES.items() if issubclass(family.module, Writer)]
         raise UserError(f"a model of {name_of(model.config)} cannot continue texts; those of {', '.join(able)} can")
-    vocab_size, positions = model.config.vocab_size, model.config.positions
+    if cut := getattr(model, "clusters", ()):
+        raise UserError(
+            f"a model whose vocabulary model.cutoffs={cut} cuts cannot continue texts; train one without them"
+        )
+    vocab_size, positions = model.config.vocab_size, getattr(model.config, "positions", math.inf)
     for field in "beams", "top_k":
         if (value := getattr(decoding, field)) > vocab_size:
             raise UserError(f"--{field.replace('_', '-')} {value}: the vocabulary has {vocab_size} tokens; give fewer")

@@ -1,4 +1,4 @@
-"""Prompts continued in one compiled loop, token by token, with a cache."""
+"""Prompts continued in one compiled loop, token by token, with a state of what was read."""
 
 import functools
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Texts(NamedTuple):
 
     tokens: i32[rows, max_tokens], of which `written` stand.   done: bool[rows], whether a stop token stands.
     lengths: i32[rows], tokens with the prompt's.   seen: bool[rows, vocab], which of them stand; None if nobody asks.
-    read: what is known of all but the last token, mostly a cache.
+    read: the model's state of all but the last token.
     """
 
     tokens: Array

@@ -1,6 +1,7 @@
-"""What a causal model says of next tokens, with a cache of what it has read."""
+"""What a causal model says of next tokens, with a state of what it has read, such as a cache."""
 
 import contextlib
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,23 +14,22 @@ from models.core.family import Inputs
 from models.core.parameters import LAYERS, Params
 
 
-def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Cache]:
-    """Left-padded prompts -> (logits f32[rows, vocab] after each, a cache of them with room for `more` tokens).
+def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Any]:
+    """Left-padded prompts -> (logits f32[rows, vocab] after each, a state of them with room for `more` tokens).
 
     params: as of `apart`.
     """
-    rows, places = tokens.shape
-    return _logits(model, params, of_texts(tokens, segments), model.empty_cache(rows, places + more))
+    return _logits(model, params, "begin", of_texts(tokens, segments), more)
 
 
-def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, cache: Cache) -> tuple[Array, Cache]:
-    """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the cache).
+def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, state: Any) -> tuple[Array, Any]:
+    """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the state).
 
     params: as of `apart`.
     """
-    if model.program.depth == "unroll":
-        cache = cache._replace(keys=jnp.stack(cache.keys), values=jnp.stack(cache.values))
-    return _logits(model, params, of_next(last, lengths), cache)
+    if model.program.depth == "unroll" and isinstance(state, Cache):
+        state = state._replace(keys=jnp.stack(state.keys), values=jnp.stack(state.values))
+    return _logits(model, params, "advance", of_next(last, lengths), state)
 
 
 def of_texts(tokens: Array, segments: Array) -> Inputs:
@@ -62,17 +62,19 @@ def _turned(layer: Params) -> Params:
     return jax.tree.map(lambda leaf: leaf.T if leaf.ndim == 2 else leaf, layer)
 
 
-def _logits(model: nn.Module, params: Params, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
-    """params: as of `apart`."""
+def _logits(model: nn.Module, params: Params, method: str, inputs: Inputs, before: Any) -> tuple[Array, Any]:
+    """params: as of `apart`.   before: what the method takes beside inputs."""
     if model.program.depth == "scan":
-        return _of_last(model, params, inputs, cache)
+        return _of_last(model, params, method, inputs, before)
     layers = jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, params[LAYERS]))
     few = inputs["tokens"].size < FEW_ROWS
     with turned_weights() if few else contextlib.nullcontext():
-        logits, cache = _of_last(model, params | {LAYERS: layers}, inputs, cache)
-    return logits, cache._replace(keys=jnp.unstack(cache.keys), values=jnp.unstack(cache.values))
+        logits, state = _of_last(model, params | {LAYERS: layers}, method, inputs, before)
+    if isinstance(state, Cache):
+        state = state._replace(keys=jnp.unstack(state.keys), values=jnp.unstack(state.values))
+    return logits, state
 
 
-def _of_last(model: nn.Module, params: Params, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
-    hidden, cache = model.apply({"params": params}, inputs, cache, method="extend")
-    return model.apply({"params": params}, hidden[:, -1:], method="token_logits"), cache
+def _of_last(model: nn.Module, params: Params, method: str, inputs: Inputs, before: Any) -> tuple[Array, Any]:
+    hidden, state = model.apply({"params": params}, inputs, before, method=method)
+    return model.apply({"params": params}, hidden[:, -1:], method="token_logits"), state

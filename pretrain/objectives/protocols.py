@@ -4,11 +4,10 @@ Methods of a Flax module, called by `model.apply({"params": params}, ..., method
 model's family declares; noise: u32[rows, 2], switches dropout on. Logits are of the padded vocabulary, -inf in padding.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jax import Array
 
-from models.attention.cache import Cache
 from models.blocks.memory import Memory
 from models.core.family import Inputs
 from models.core.parameters import Noise
@@ -84,7 +83,21 @@ class AdaptivePredictor(TokenPredictor, Protocol):
 
 
 @runtime_checkable
-class CausalDecoder(TokenPredictor, Protocol):
+class Writer(TokenPredictor, Protocol):
+    """A causal trunk that goes on from a state of what it has read, and a head for the next token."""
+
+    def begin(self, inputs: Inputs, room: int) -> tuple[Array, Any]:
+        """Texts, padded on the left -> (hidden [rows, length, width], a state with room for so many further tokens)."""
+
+    def advance(self, inputs: Inputs, state: Any) -> tuple[Array, Any]:
+        """Further tokens of these texts -> (hidden [rows, n, width], the state with them)."""
+
+    def take(self, state: Any, rows: Array) -> Any:
+        """The state of rows i32[n] of another's."""
+
+
+@runtime_checkable
+class CausalDecoder(Writer, Protocol):
     """A causal trunk without memory, and a head for the next token."""
 
     def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
@@ -92,12 +105,6 @@ class CausalDecoder(TokenPredictor, Protocol):
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         """The factors of `token_logits`: hidden [rows, n, width], table f32[vocab, width], bias f32[vocab]."""
-
-    def empty_cache(self, rows: int, places: int) -> Cache:
-        """A cache of nothing, with room for so many tokens in each row."""
-
-    def extend(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
-        """`decode` of tokens after those of a cache -> (hidden [rows, n, width], the cache with them)."""
 
 
 @runtime_checkable

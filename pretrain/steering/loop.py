@@ -66,12 +66,10 @@ def _program(model: nn.Module, decoding: Decoding, steering: Steering, mesh: Mes
 
 def _read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> Read:
     """Left-padded texts, with room for `more` tokens."""
-    rows, places = tokens.shape
-    inputs, cache = of_texts(tokens, segments), model.empty_cache(rows, places + more)
-    hidden, plain = model.apply({"params": params}, inputs, cache, method="extend")
+    hidden, plain = model.apply({"params": params}, of_texts(tokens, segments), more, method="begin")
     cache = plain._replace(keys=plain.keys.astype(jnp.float32), values=plain.values.astype(jnp.float32))
     hidden = jnp.sum(hidden.astype(jnp.float32) * segments[..., None], axis=1)
-    return Read(cache, plain, hidden, jnp.zeros((len(cache.keys), rows)))
+    return Read(cache, plain, hidden, jnp.zeros((len(cache.keys), len(tokens))))
 
 
 def _following(

@@ -53,7 +53,7 @@ class Unsteered(NamedTuple):
 
 def extend(model: nn.Module, params: Params, tokens: Array, lengths: Array, cache: Cache):
     """One more token, see `of_next` -> (hidden [rows, 1, width], logits f32[rows, padded vocab], the cache with it)."""
-    hidden, cache = model.apply({"params": params}, of_next(tokens, lengths), cache, method="extend")
+    hidden, cache = model.apply({"params": params}, of_next(tokens, lengths), cache, method="advance")
     return hidden, model.apply({"params": params}, hidden, method="token_logits"), cache
 
 

@@ -34,7 +34,7 @@ def compiled(name, positions=True):
         if not positions:
             in_pieces = {field: array for field, array in in_pieces.items() if field != "positions"}
         pieces = jax.tree.map(lambda array: array.reshape(len(array), -1, PIECE).swapaxes(0, 1), in_pieces)
-        extend = lambda cache, piece: model.apply(variables, piece, cache, method="extend")[::-1]
+        extend = lambda cache, piece: model.apply(variables, piece, cache, method="advance")[::-1]
         cache, read = jax.lax.scan(extend, model.empty_cache(len(inputs["tokens"]), PLACES), pieces)
         whole = model.apply(variables, inputs, method="decode")
         return whole, read.swapaxes(0, 1).reshape(whole.shape), cache.filled
@@ -66,7 +66,7 @@ def test_a_token_sees_no_later_one_and_without_positions_a_piece_goes_on_where_t
 def test_a_full_cache_takes_no_more():
     model, variables = MODULES["gpt2"], {"params": cases.params(cases.CASES["gpt2"])}
     piece, cache = texts([LENGTH]), model.empty_cache(1, LENGTH + 1)
-    extend = lambda cache: model.apply(variables, piece, cache, method="extend")
+    extend = lambda cache: model.apply(variables, piece, cache, method="advance")
     _, cache = extend(cache)
     with pytest.raises(ValueError, match="13 places has no room for 12 tokens after 12"):
         extend(cache)

@@ -16,9 +16,10 @@ from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.generation import loop
 from pretrain.generation.choice import choose, likeliest
-from pretrain.generation.decoding import generate
+from pretrain.generation.decoding import generate, left_padded
 from pretrain.generation.fillings import fill
 from pretrain.generation.loop import ready
+from pretrain.generation.reading import of_next, of_texts
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.recipe import Phase
@@ -92,6 +93,37 @@ def test_the_best_of_four_beams_are_transformers_(gpt2, torch_gpt2):
     assert len({len(text) for texts in found for text in texts}) > 3
 
 
+@pytest.mark.parametrize("depth", ["scan", "unroll"])
+def test_a_model_with_a_memory_writes_what_is_likeliest_where_all_is_read_at_once(depth):
+    params = eloquent("transformer-xl")[1]
+    model = MODULES["transformer-xl"].clone(program=Program(depth=depth))
+    given = prompts(20)
+    found = [text for (text,) in generate(model, params, given, dataclasses.replace(GREEDY, stop=()))]
+    rows = np.zeros((len(given), 16 + NEW), np.int32)
+    for row, prompt, text in zip(rows, given, found, strict=True):
+        row[: len(prompt) + NEW] = prompt + text
+    inputs, memory = {"tokens": rows, "segments": (rows > 0).astype(np.int32)}, model.empty_memory(len(rows), 0)
+    hidden, _ = model.apply({"params": params}, inputs, memory, method="read")
+    logits = model.apply({"params": params}, hidden, method="token_logits").reshape(*rows.shape, -1)
+    for likeliest_next, prompt, text in zip(logits.argmax(-1), given, found, strict=True):
+        assert likeliest_next[len(prompt) - 1 :][:NEW].tolist() == text
+    assert len({tuple(text) for text in found}) > 10
+
+
+@pytest.mark.parametrize("name", ["gpt2", "transformer-xl"])
+def test_rows_of_a_state_that_are_taken_go_on_as_those_that_were_read(name):
+    model, params = eloquent(name)
+    apply = lambda method, *given: model.apply({"params": params}, *given, method=method)
+    tokens, segments = left_padded([*prompts(2), [5]])
+    more = of_next(np.array([[9], [7], [9]], np.int32), segments.sum(1))
+    state = apply("begin", of_texts(tokens, segments), 4)[1]
+    expected, _ = apply("advance", more, state)
+    order = np.array([2, 0, 0])
+    taken, _ = apply("advance", {field: array[order] for field, array in more.items()}, model.take(state, order))
+    np.testing.assert_allclose(taken, expected[order], atol=1e-6)
+    assert np.abs(expected[0] - expected[2]).max() > 1e-2
+
+
 def test_a_penalty_for_repetition_is_transformers_(gpt2, torch_gpt2):
     same = [prompt for prompt in prompts(200) if len(prompt) == 6]  # theirs penalises padding, too
     found = generate(*gpt2, same, dataclasses.replace(GREEDY, repetition_penalty=1.3))
@@ -148,8 +180,11 @@ def test_the_likeliest_that_are_drawn_from_are_transformers_(top_k, top_p):
 def test_a_prompt_has_tokens_and_a_model_that_reads_both_sides_continues_none(gpt2):
     with pytest.raises(UserError, match="prompt 2: has no tokens"):
         generate(*gpt2, [[5], []], GREEDY)
-    with pytest.raises(UserError, match="a model of bert cannot continue texts; those of .*gpt2 can"):
+    with pytest.raises(UserError, match="a model of bert cannot continue texts; those of .*gpt2, transformer-xl can"):
         generate(MODULES["bert"], cases.params(cases.CASES["bert"]), [[5]], GREEDY)
+    cut = FAMILIES["transformer-xl"].module(dataclasses.replace(tiny.TRANSFORMER_XL, cutoffs=(100,)), Program())
+    with pytest.raises(UserError, match=r"whose vocabulary model.cutoffs=\(100,\) cuts cannot continue texts"):
+        generate(cut, {}, [[5]], GREEDY)
 
 
 def test_masks_are_filled_with_the_global_tokens_that_rows_name():
