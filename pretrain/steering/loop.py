@@ -15,9 +15,11 @@ from data_pipelines.errors import UserError
 from models.attention.cache import Cache
 from models.core.parameters import Params
 from models.core.sharding import placed_by
+from models.families.registry import name_of
 from pretrain.generation.loop import write_texts
 from pretrain.generation.reading import of_texts
 from pretrain.generation.settings import Decoding
+from pretrain.objectives.protocols import CausalDecoder
 from pretrain.steering.perturbation import Aim, Reading, Unsteered, extend, perturbed
 from pretrain.steering.settings import Steering
 from tpu.rules import activation_rules
@@ -41,6 +43,11 @@ def steered_program(aim: Aim, steering: Steering) -> Callable:
     """What `generate` takes for its program."""
 
     def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Params, Array, Array, Array], Array]:
+        if not isinstance(model, CausalDecoder):
+            raise UserError(
+                f"--words, --discriminator: a model of {name_of(model.config)} has no keys and values to steer; "
+                "take one that has, like gpt2"
+            )
         if decoding.beams > 1:
             raise UserError(f"--beams {decoding.beams}: a steered text is drawn or greedy; leave --beams out")
         return functools.partial(_program(model, decoding, steering, mesh), aim)
