@@ -48,6 +48,21 @@ def arguments(case):
     return cases.params(case), cases.batch(case), {} if memory is None else memory._asdict()
 
 
+def check(case, expected, theirs=None, bounds=(1e-5, 2e-5)):
+    """Our loss is the expected one; so are the gradients, where given, to a relative norm."""
+    loss = loss_of(case, Program(), True)
+    found = jax.jit(loss if theirs is None else jax.value_and_grad(loss))(*arguments(case))
+    value, gradients = (found, {}) if theirs is None else found
+    assert abs(float(value) - expected) <= bounds[0] * max(1, abs(expected))
+    if theirs is not None:
+        ours = dict(leaves(gradients))
+        assert set(ours) == set(theirs)
+        # A shift of all scores changes no softmax: the gradients of such biases are rounding.
+        whole = np.sqrt(sum(np.square(array).sum() for array in theirs.values()))
+        for path, gradient in theirs.items():
+            assert np.linalg.norm(ours[path] - gradient) <= bounds[1] * np.linalg.norm(gradient) + 1e-7 * whole, path
+
+
 def test_every_family_has_a_case_and_a_frozen_reference():
     assert set(CASES) == set(FAMILIES) == {file.stem for file in FROZEN.glob("*.npz")}
 
@@ -56,25 +71,10 @@ def test_every_family_has_a_case_and_a_frozen_reference():
 def test_loss_and_every_gradient_are_the_independent_implementations(name):
     with np.load(FROZEN / f"{name}.npz") as file:
         theirs = dict(file)
-    expected, case = float(theirs.pop("loss")), CASES[name]
-    value, gradients = jax.jit(jax.value_and_grad(loss_of(case, Program(), True)))(*arguments(case))
-    assert abs(float(value) - expected) <= 1e-5 * max(1, abs(expected))
-    ours = dict(leaves(gradients))
-    assert set(ours) == set(theirs)
-    # A shift of all scores changes no softmax: the gradients of such biases are rounding.
-    whole = np.sqrt(sum(np.square(array).sum() for array in theirs.values()))
-    for path, gradient in theirs.items():
-        assert np.linalg.norm(ours[path] - gradient) <= 2e-5 * np.linalg.norm(gradient) + 1e-7 * whole, path
+    check(CASES[name], float(theirs.pop("loss")), theirs)
 
 
-ENCODERS = {  # one family of those that share an encoder
-    family_of(case.model).module.encode: name
-    for name, case in CASES.items()
-    if "pattern" in {field.name for field in dataclasses.fields(case.model)}
-}
-
-
-@pytest.mark.parametrize("name", ENCODERS.values())
+@pytest.mark.parametrize("name", ["bert", "electra"])  # all others have the encoder of the one
 def test_every_encoder_takes_a_pattern_and_has_fewer_flops_in_blocks_than_dense(name):
     """BigBird's and Longformer's parity is that of the blocks; `tests/models/test_sparse.py` has their dense form."""
 
@@ -84,9 +84,8 @@ def test_every_encoder_takes_a_pattern_and_has_fewer_flops_in_blocks_than_dense(
         return flops(traced, {}).products
 
     sparse = Pattern("bigbird", block=2, random=1)
-    dense = products(sparse, "dense")
-    assert products(sparse, "blocked") < dense
-    assert products(Pattern(), "xla") != dense
+    assert products(sparse, "blocked") < products(sparse, "dense")
+    assert products(sparse, "dense") != products(Pattern(), "xla")
 
 
 DELICATE = ("exp", "exp2", "expm1", "log", "log1p", "logistic", "erf", "rsqrt", "cumsum", "reduce_sum")

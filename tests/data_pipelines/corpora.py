@@ -7,6 +7,7 @@ from itertools import count
 import numpy as np
 
 from data_pipelines.batches import make_examples
+from data_pipelines.corpus import Corpus
 from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.layout import Piece
 from data_pipelines.formats.source import Source
@@ -127,3 +128,16 @@ def equal(batch, other):
     """Two batches are the same, in names, dtypes and every value."""
     same = [np.array_equal(batch[name], other[name]) and batch[name].dtype == other[name].dtype for name in batch]
     return batch.keys() == other.keys() and all(same)
+
+
+def chosen(batch):
+    """bool [batch, length]: where a prediction is asked for."""
+    found = np.zeros(batch["tokens"].shape, bool)
+    row, slot = np.nonzero(batch["prediction_weights"])
+    found[row, batch["prediction_positions"][row, slot]] = True
+    return found
+
+
+def of_streams(folder, documents, heldout=(), eod=99):
+    """A corpus whose documents end with a token."""
+    return Corpus(write_corpus(folder / "c", documents, 5000, heldout, special=SPECIAL | {"eod": eod}))

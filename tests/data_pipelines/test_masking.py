@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.masking import SIZES, TOKENS, Masking, SpecialTokens, mask, predictions
-from tests.data_pipelines.corpora import unmasked, write_corpus
+from tests.data_pipelines.corpora import chosen, unmasked, write_corpus
 
 VOCAB = 1000
 ALBERT, MACBERT = (1, 1 / 2, 1 / 3), (0.4, 0.3, 0.2, 0.1)  # weights of n-grams
@@ -31,14 +31,6 @@ def rows(batch, length, seed=0):
     maskable = (column > 0) & (column < end - 1)
     tokens[~maskable] = SPECIAL.sep
     return tokens, maskable, (generator.random((batch, length)) < 0.6) | ~maskable
-
-
-def chosen(batch):
-    """bool [batch, length]: where a prediction is asked for."""
-    found = np.zeros(batch["tokens"].shape, bool)
-    row, slot = np.nonzero(batch["prediction_weights"])
-    found[row, batch["prediction_positions"][row, slot]] = True
-    return found
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.01, 1.0])

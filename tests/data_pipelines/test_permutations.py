@@ -7,21 +7,16 @@ from hypothesis import strategies as st
 
 from data_pipelines import noise
 from data_pipelines.batches import make_examples
-from data_pipelines.corpus import Corpus
 from data_pipelines.examples.permutations import PermutedSpans, Permuting, _spans, predictions, visibility
 from data_pipelines.order import permute
-from tests.data_pipelines.corpora import SPECIAL, numbered, random_documents, whole_stream, write_corpus
+from tests.data_pipelines.corpora import SPECIAL, chosen, numbered, of_streams, random_documents, whole_stream
 
 SEP, CLS, EOD = SPECIAL["sep"], SPECIAL["cls"], 4999
 
 
-def written(folder, documents, heldout=()):
-    return Corpus(write_corpus(folder / "c", documents, 5000, heldout, special=SPECIAL | {"eod": EOD}))
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("corpus"), random_documents(0, 60), random_documents(1, 20))
+    return of_streams(tmp_path_factory.mktemp("corpus"), random_documents(0, 60), random_documents(1, 20), eod=EOD)
 
 
 def slowly(documents, order, room):
@@ -41,14 +36,6 @@ def seen(batch):
     return batch["ranks"][:, None, :] < batch["thresholds"][:, :, None]
 
 
-def chosen(batch):
-    """bool [batch, length], True at the predicted positions."""
-    found = np.zeros(batch["tokens"].shape, bool)
-    row, slot = np.nonzero(batch["prediction_weights"])
-    found[row, batch["prediction_positions"][row, slot]] = True
-    return found
-
-
 SHAPES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=9)
 
 
@@ -57,7 +44,7 @@ SHAPES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=
 def test_rows_are_a_reused_part_a_and_b_with_separators(tmp_path_factory, shape, reuse, room, rows, both):
     shape = [document for document in shape if any(document)]
     documents = numbered(shape)
-    corpus = written(tmp_path_factory.mktemp("corpus"), documents)
+    corpus = of_streams(tmp_path_factory.mktemp("corpus"), documents, eod=EOD)
     batch_size = rows * (1 + both)
     permuting = Permuting(reuse_len=reuse, k=2, perm_size=4, bidirectional=both)
     examples = make_examples(PermutedSpans(reuse + room + 3, permuting), corpus, "train", batch_size, 0)

@@ -16,19 +16,15 @@ from data_pipelines.examples.layout import Piece
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.order import Order, permute
-from tests.data_pipelines.corpora import SPECIAL, equal, numbered, random_documents, write_corpus
+from tests.data_pipelines.corpora import SPECIAL, equal, numbered, of_streams, random_documents, write_corpus
 
 SEP, EOD = SPECIAL["sep"], 99
 SHAPES = st.lists(st.lists(st.integers(0, 20), max_size=5), min_size=1, max_size=9)
 
 
-def written(folder, documents, heldout=()):
-    return Corpus(write_corpus(folder / "c", documents, 5000, heldout, special=SPECIAL | {"eod": EOD}))
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("corpus"), random_documents(0, 60), random_documents(1, 20))
+    return of_streams(tmp_path_factory.mktemp("corpus"), random_documents(0, 60), random_documents(1, 20))
 
 
 def slowly(documents, order, end):
@@ -48,7 +44,7 @@ def joined(examples, steps, name="tokens"):
 @given(shape=SHAPES, length=st.integers(1, 9), rows=st.integers(1, 3), reset=st.booleans(), seed=st.integers(0, 1))
 def test_an_epoch_is_its_documents_in_its_order_cut_in_equal_runs(tmp_path_factory, shape, length, rows, reset, seed):
     documents = numbered([document for document in shape if any(document)])  # `prepare` stores no others
-    corpus = written(tmp_path_factory.mktemp("corpus"), documents)
+    corpus = of_streams(tmp_path_factory.mktemp("corpus"), documents)
     examples = make_examples(ContiguousStreams(length, reset), corpus, "train", rows, seed)
     for epoch in range(2 * (examples.steps > 0)):
         order = permute(seed, epoch, len(documents), np.arange(len(documents)))
@@ -64,7 +60,9 @@ def test_an_epoch_is_its_documents_in_its_order_cut_in_equal_runs(tmp_path_facto
 
 
 def test_a_document_has_another_number_in_the_next_epoch_whose_memory_may_still_hold_it(tmp_path):
-    examples = make_examples(ContiguousStreams(15, reset=True), written(tmp_path, numbered([[60]])), "train", 2, seed=0)
+    examples = make_examples(
+        ContiguousStreams(15, reset=True), of_streams(tmp_path, numbered([[60]])), "train", 2, seed=0
+    )
     assert joined(examples, range(4), "segments").tolist() == [[1] * 30 + [2] * 30] * 2
 
 
@@ -114,7 +112,7 @@ def test_evaluation_is_contiguous_and_every_target_of_its_stretch_counts_once(co
 
 
 def test_too_little_text_is_an_error_and_none_to_evaluate_on_is_none(tmp_path):
-    few = written(tmp_path, numbered([[9], [9]]))
+    few = of_streams(tmp_path, numbered([[9], [9]]))
     of = lambda length, rows, split: make_examples(ContiguousStreams(length), few, split, rows, seed=0)
     assert of(19, 1, "train").batch(0, np.arange(1))["tokens"].shape == (1, 19)
     with pytest.raises(UserError, match="20 tokens, too few for a batch of 4 rows of 5: lower the batch size"):

@@ -7,13 +7,7 @@ import pytest
 
 from models.attention import plain
 from models.attention.kernels.kernel import Attention
-from models.attention.kernels.row_attention import (
-    Setting,
-    attend_rows,
-    fits,
-    obstacles,
-    row_attention,
-)
+from models.attention.kernels.row_attention import Setting, attend_rows, fits, obstacles, row_attention
 from models.attention.kernels.table import KERNELS
 from models.attention.layouts import interleaved
 from models.attention.mask import Mask

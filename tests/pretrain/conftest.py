@@ -8,9 +8,15 @@ from rich.console import Console
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from pretrain.commands.run import run
-from tests.pretrain import tiny
+from tests.pretrain import tiny, toys
 from tests.pretrain.hugging_face_folders import configs, exported, tokenizer_path, tokenizers  # noqa: F401
 from tests.texts import write_texts
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Recipes may be of toys."""
+    toys.register(monkeypatch)
 
 
 @pytest.fixture(scope="session")

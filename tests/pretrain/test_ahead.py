@@ -23,9 +23,7 @@ from tpu.rules import shard_bytes
 PHASES = (Phase(0.5, 32, 8), Phase(0.5, 16, 8))
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    toys.register(monkeypatch)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.fixture

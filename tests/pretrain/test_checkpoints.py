@@ -29,9 +29,7 @@ from tests.pretrain import tiny, toys
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    toys.register(monkeypatch)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def state_at(step, size=5000):

@@ -33,9 +33,7 @@ CORPUS, WORKDIR, EXPORT = (place(f"gs://bucket/{name}") for name in ("corpus", "
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    toys.register(monkeypatch)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.fixture

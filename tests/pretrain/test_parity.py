@@ -20,7 +20,7 @@ from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Moment
 from tests.contract import cases, torch_reference
 from tests.contract.cases import CASES, LENGTH
-from tests.contract.test_contract import FROZEN, arguments, loss_of
+from tests.contract.test_contract import FROZEN, arguments, check
 from tests.contract.torch_reference import REFERENCES, masked, xlnet
 from tests.pretrain import transformer_xl_reference
 
@@ -74,21 +74,6 @@ ROWS = {
     "transformer-xl, clusters": Row("transformer-xl", CLUSTERED),
     "transformer-xl, narrower clusters": Row("transformer-xl", CLUSTERED | {"divisor": 2}, gradients=True),
 }
-
-
-def check(case, expected, theirs=None, bounds=(1e-5, 2e-5)):
-    """Our loss is the expected one; so are the gradients, where given, to a relative norm."""
-    loss = loss_of(case, Program(), True)
-    found = jax.jit(loss if theirs is None else jax.value_and_grad(loss))(*arguments(case))
-    value, gradients = (found, {}) if theirs is None else found
-    assert abs(float(value) - expected) <= bounds[0] * max(1, abs(expected))
-    if theirs is not None:
-        ours = dict(leaves(gradients))
-        assert set(ours) == set(theirs)
-        # A shift of all scores changes no softmax: the gradients of such biases are rounding.
-        whole = np.sqrt(sum(np.square(array).sum() for array in theirs.values()))
-        for path, gradient in theirs.items():
-            assert np.linalg.norm(ours[path] - gradient) <= bounds[1] * np.linalg.norm(gradient) + 1e-7 * whole, path
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)

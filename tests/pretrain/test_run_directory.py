@@ -28,9 +28,7 @@ def start(workdir, recipe, corpus, init_from):
     return run_directory.start(workdir, recipe, {"": corpus}, init_from)
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    toys.register(monkeypatch)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.fixture

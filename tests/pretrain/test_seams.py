@@ -21,10 +21,7 @@ from pretrain.training.restore import restore
 from pretrain.training.step import train_step
 from tests.pretrain import tiny, toys
 
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    toys.register(monkeypatch)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def test_microbatches_cut_a_carry_with_rows_join_it_again_and_pass_on_one_without():

@@ -65,9 +65,7 @@ def toy_batch(seed, rows=8):
     return {"tokens": np.random.default_rng(seed).integers(5, 195, (rows, 16)).astype(np.int32)}
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    toys.register(monkeypatch)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def test_four_microbatches_of_8_equal_a_batch_of_32_with_dropout_on():

@@ -21,6 +21,11 @@ PATTERNS = {
 }
 
 
+def check_close(found, expected, atol):
+    """Trees of arrays are the same but for so much."""
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=atol), found, expected)
+
+
 def mesh_of(text):
     """The mesh 'data=2,fsdp=2' of as many devices, or 'one'."""
     shape = parse_mesh("data=1" if text == "one" else text, math.prod(map(int, re.findall(r"=(\d+)", text))))

@@ -30,7 +30,7 @@ from pretrain.training.assembly import assemble
 from tests.contract.test_contract import equations
 from tests.models.test_sparse import Kind, random_case
 from tests.tpu import simulated
-from tests.tpu.simulated import mesh_of
+from tests.tpu.simulated import check_close, mesh_of
 from tpu import hlo
 from tpu.collectives import collectives
 from tpu.mesh import AXES
@@ -64,10 +64,6 @@ def moved(program):
     return [(c.kind, math.prod(a.dims), a.bytes, "while" in c.source) for c in found for a in c.arrays]
 
 
-def check(found, expected, atol):
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=atol), found, expected)
-
-
 @pytest.mark.parametrize("mesh", ["data=8", "sequence=8", "slice=2,fsdp=2,tensor=2", "data=2,sequence=2,tensor=2"])
 def test_chosen_positions_are_those_of_one_device_and_devices_exchange_no_more_than_them(mesh):
     rng, rules = np.random.default_rng(0), rules_of(mesh)
@@ -81,7 +77,7 @@ def test_chosen_positions_are_those_of_one_device_and_devices_exchange_no_more_t
 
     placed = jax.device_put(x, NamedSharding(rules.mesh, rules.spec(("batch", "length", "heads"), x.shape)))
     program = compiled(functools.partial(read, rules), placed, chosen, weights)
-    check(program(placed, chosen, weights), jax.jit(functools.partial(read, None))(x, chosen, weights), 1e-6)
+    check_close(program(placed, chosen, weights), jax.jit(functools.partial(read, None))(x, chosen, weights), 1e-6)
     most = 0 if mesh == "data=8" else ROWS * READ * WIDTH
     assert max((elements for _, elements, _, _ in moved(program)), default=0) <= most
 
@@ -104,7 +100,7 @@ def test_the_softmax_in_blocks_is_that_of_one_device_and_no_device_reads_another
     program = compiled(functools.partial(both, rules), *placed)
     (loss, found), (expected, slopes) = program(*placed), jax.jit(functools.partial(both, None))(hidden, table)
     assert float(loss) == pytest.approx(float(expected), abs=1e-2)  # a sum of 2,000
-    check(found, slopes, 1e-4)
+    check_close(found, slopes, 1e-4)
     assert {kind for kind, *_ in moved(program)} <= {"all-reduce"}
     of_blocks = max((elements for _, elements, _, looped in moved(program) if looped), default=0)
     assert of_blocks < VOCAB * WIDTH / 4  # not the table's gradient, which is summed once
@@ -145,7 +141,7 @@ def test_a_pattern_on_a_mesh_is_that_of_one_device_in_outputs_gradients_and_drop
     expected, slopes = of_one_device(name)
     real = np.asarray(mask.segments > 0)
     np.testing.assert_allclose(outputs[real], expected[real], rtol=0, atol=2e-6)
-    check(gradients, slopes, 1e-5)
+    check_close(gradients, slopes, 1e-5)
 
 
 def named(parts, groups):

@@ -226,10 +226,6 @@ def rules_of(mesh):
     return activation_rules(simulated.mesh_of(mesh))
 
 
-def check_close(found, expected, atol):
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=atol), found, expected)
-
-
 def slopes(rules, loss, *arguments):
     """Its gradients by these arguments where these rules are in force."""
 
@@ -250,7 +246,7 @@ def test_splash_attends_across_a_cut_sequence_and_cut_heads():
     rules, swap = rules_of("data=2,sequence=2,tensor=2"), lambda x: jnp.swapaxes(x, 1, 2)  # heads first
     ours = lambda q, k, v: (swap(splash(swap(q), swap(k), swap(v), mask, interpret=True)) * w).sum()
     theirs = lambda q, k, v: (plain.attention(q, k, v, mask, dropout_rate=0.0, noise=None) * w).sum()
-    check_close(slopes(rules, ours, q, k, v), slopes(None, theirs, q, k, v), 5e-6)
+    simulated.check_close(slopes(rules, ours, q, k, v), slopes(None, theirs, q, k, v), 5e-6)
     with placed_by(rules):
         cut, parts = Attention(256, 256, 4, 0.0), Attention(384, 256, 4, 0.0)
         assert KERNELS["splash"].obstacles(cut) == []
@@ -270,7 +266,7 @@ def test_attention_of_whole_rows_has_its_heads_cut():
         return (out.reshape(w.shape) * w).sum()
 
     rules = rules_of("data=2,tensor=2")
-    check_close(slopes(rules, loss, x), slopes(None, loss, x), 5e-6)
+    simulated.check_close(slopes(rules, loss, x), slopes(None, loss, x), 5e-6)
     with placed_by(rules):
         assert fits(Attention(256, 256, 4, 0.0))
         assert not fits(Attention(256, 128, 2, 0.0))  # 64 lanes on each device
@@ -306,7 +302,7 @@ def test_the_kernel_of_patterns_has_its_heads_cut():
     mask = Mask(segments, blocks=jax.tree.map(lambda x: x[0], tables), globals=chosen)
     settings = {"dropout_rate": 0.2, "noise": row_keys(0, 0, jnp.arange(2)), "interpret": True}
     loss = lambda *qkv: (pattern_kernel.by_kernel(*qkv, mask, heads=4, **settings) * w).sum()
-    check_close(slopes(rules_of("data=2,tensor=2"), loss, q, k, v), slopes(None, loss, q, k, v), 5e-6)
+    simulated.check_close(slopes(rules_of("data=2,tensor=2"), loss, q, k, v), slopes(None, loss, q, k, v), 5e-6)
     sizes = LayerSizes(256, 4, 16, "gelu", 0.0, 0.1, 1e-12, 0.02)
     for mesh, said in UNFIT:
         with placed_by(rules_of(mesh)):
