@@ -6,6 +6,7 @@ python -m data_pipelines verify CORPUS                                        wh
 interrupted, 134 a disk, a storage or another process failed: the same command goes on.
 """
 
+import signal
 import sys
 
 # Worker processes import this file: what is heavy is imported by the command that needs it.
@@ -31,6 +32,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending already
         goes_on = "; the same command continues where this one ended" if command == "prepare" else ""
         print(f"interrupted{goes_on}", file=sys.stderr)
         return 130

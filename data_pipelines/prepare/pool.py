@@ -21,22 +21,27 @@ def cores() -> int:
 def pool(processes: int) -> Iterator[Executor]:
     """An executor; with one process the calls are made here, when they are submitted.
 
-    UserError where a process was killed. What was submitted and has not begun when the context ends is left undone.
+    UserError where a process was killed. What was submitted and has not begun when the context ends is left undone;
+    where it ends with an error or is interrupted, what has begun too.
     """
     if processes <= 1:
         yield _Here()
         return
     spawn = multiprocessing.get_context("spawn")  # threads of the tokenizers do not survive a fork
-    with ProcessPoolExecutor(processes, spawn, _start_worker) as executor:
-        try:
-            yield executor
-        except BrokenProcessPool as error:
-            raise UserError(
-                f"--processes {processes}: a worker process was killed, as the system does when memory runs out; "
-                f"use fewer, {AGAIN}"
-            ) from error
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+    executor = ProcessPoolExecutor(processes, spawn, _start_worker)
+    try:
+        yield executor
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"--processes {processes}: a worker process was killed, as the system does when memory runs out; "
+            f"use fewer, {AGAIN}"
+        ) from error
+    except BaseException:
+        for process in list(executor._processes.values()):  # nobody waits for the minutes that they may still need
+            process.kill()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 class _Here(Executor):

@@ -50,6 +50,8 @@ def demo(folder: Path, steps: int | None) -> int:
         console.print(exported)
     console.print("\n[bold]Masks that the generator fills in held-out text[/bold]")
     fill_masks(RunDirectory(workdir), console)
+    own = 'to train on your own text: README, "From your text to a model"'
+    console.print(f"\nThe model is in {folder / 'export'}; {own}")
     return 0
 
 

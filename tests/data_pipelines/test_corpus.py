@@ -19,6 +19,7 @@ from data_pipelines.store.fields import BY_TOKEN, Field
 from tests.data_pipelines.corpora import SPECIAL, numbered, random_documents, write_corpus
 
 SHAPE = [[3, 4], [5], [2, 2, 2]]
+VOCABULARY = "tokenizer/vocab.txt"
 
 
 @pytest.fixture
@@ -69,9 +70,6 @@ def test_what_is_no_corpus_of_this_format_is_named_as_what_it_is(folder, tmp_pat
         Corpus(folder)
     with pytest.raises(UserError, match="does not exist; make it with"):
         Corpus(tmp_path / "nowhere")
-
-
-VOCABULARY = "tokenizer/vocab.txt"
 
 
 @pytest.mark.parametrize(

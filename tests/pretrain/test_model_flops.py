@@ -56,9 +56,8 @@ def test_fewer_predictions_save_logits_and_queries_of_the_last_layer():
 
 
 def test_of_a_causal_mask_the_visible_pairs_count():
-    hidden = LENGTH * (LENGTH - 1) / 2
-    counted = torch_flops(reference.torch_model(GPT2, "model"))
-    counted -= 4 * ROWS * GPT2.depth * GPT2.width * hidden
+    hidden = 4 * ROWS * GPT2.depth * GPT2.width * LENGTH * (LENGTH - 1) / 2
+    counted = torch_flops(reference.torch_model(GPT2, "model")) - hidden
     assert counted <= forward(GPT2) < 1.001 * counted  # sums of losses are products with weights
 
 

@@ -99,10 +99,6 @@ def test_the_table_says_what_a_recipe_is(name):
     assert KEPT[name] == table.row(RECIPES[name]), "make it anew: python -m pretrain.recipes.table"
 
 
-def test_rows_in_a_pipe_are_whole(capsys):
-    assert table.wide_console().width == 160
-
-
 def test_the_table_counts_what_grows_with_the_vocabulary_apart():
     small, large = (table.row(replaced(RECIPES["bert-base"], "model.vocab_size", size)) for size in (128, 30522))
     assert small["body"] == large["body"] == "86.6M"  # 12 layers of 7.09M, positions, types, pooler, heads

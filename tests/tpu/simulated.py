@@ -22,7 +22,6 @@ PATTERNS = {
 
 
 def check_close(found, expected, atol):
-    """Trees of arrays are the same but for so much."""
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=atol), found, expected)
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,10 @@ def test_a_fault_has_its_own_cure(code, path, said):
 def test_memory_that_runs_out_is_said():
     with pytest.raises(UserError, match="--processes 2: memory ran out; use fewer"), faults(PLACE, 2):
         raise MemoryError
+
+
+@pytest.mark.timeout(30)
+def test_who_interrupts_does_not_wait_for_what_processes_have_begun():
+    with pytest.raises(KeyboardInterrupt), pool.pool(2) as workers:
+        workers.submit(time.sleep, 60)
+        raise KeyboardInterrupt
