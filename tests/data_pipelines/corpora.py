@@ -139,5 +139,4 @@ def chosen(batch):
 
 
 def of_streams(folder, documents, heldout=(), eod=99):
-    """A corpus whose documents end with a token."""
     return Corpus(write_corpus(folder / "c", documents, 5000, heldout, special=SPECIAL | {"eod": eod}))

@@ -15,7 +15,6 @@ from tests.texts import write_texts
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Recipes may be of toys."""
     toys.register(monkeypatch)
 
 

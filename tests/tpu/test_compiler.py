@@ -66,11 +66,13 @@ def test_what_a_program_needs_that_does_not_fit():
     assert compiler._needed(message) == 256 * 2**30 and compiler._needed("no number here") == float("inf")
 
 
-def test_without_libtpu_the_error_says_how_to_install_it(monkeypatch):
+def test_without_libtpu_or_for_slices_that_stand_alone_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     before = dict(os.environ)
     with pytest.raises(UserError, match="libtpu, which is not installed: make setup-plan .*requirements-plan.txt"):
         compiler.prepare()
+    with pytest.raises(UserError, match="--mesh slice=2: slices of v2 do not work together; use one"):
+        compiler.devices(parse_topology("v2:4x4"), slices=2)
     assert dict(os.environ) == before
     named = (ROOT / "requirements-plan.txt").read_text()
     assert "libtpu==" in named and "setup-plan:" in (ROOT / "Makefile").read_text()
