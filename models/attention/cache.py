@@ -72,12 +72,6 @@ def seen(segments: Array, new: Array, filled: Array) -> Mask:
     return Mask(segments, alike(ranks, segments), alike(thresholds, new), queries=new)
 
 
-def of_rows(cache: Cache, rows: Array) -> Cache:
-    """A cache of some rows, i32[n], of another's."""
-    keys, values = jax.tree.map(lambda array: jnp.take(array, rows, axis=-4), (cache.keys, cache.values))
-    return Cache(keys, values, cache.segments[rows], cache.filled)
-
-
 def mix(
     q: Array, k: Array, v: Array, mask: Mask, filled: Array, own: tuple[Array, Array]
 ) -> tuple[Array, tuple[Array, Array]]:

@@ -3,6 +3,7 @@
 import dataclasses
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -90,7 +91,9 @@ class Decoder(nn.Module):
 
     def take(self, cache: Cache, rows: Array) -> Cache:
         """The cache of rows i32[n] of another's."""
-        return caches.of_rows(cache, rows)
+        of_rows = lambda array: jnp.take(array, rows, axis=-4)  # of all layers' array, or of each layer's own
+        keys, values = jax.tree.map(of_rows, (cache.keys, cache.values))
+        return Cache(keys, values, cache.segments[rows], cache.filled)
 
     def advance(self, inputs: Inputs, cache: Cache) -> tuple[Array, Cache]:
         """`decode` of tokens after those of a cache, of the rows' one segment or padding (0), without dropout.

@@ -13,7 +13,7 @@ from jax import Array
 from models.attention.patterns.blocks import Blocks, counts
 from models.blocks.positions import gather_positions
 
-PAIRS = "pairs"  # scope of the products of all queries with all keys, also where the mask hides a key
+PAIRS = "query_key_pairs"  # scope of the products of all queries with all keys, also where the mask hides a key
 
 
 @jax.tree_util.register_dataclass

@@ -44,7 +44,7 @@ class TransformerLayer(nn.Module):
 
 
 class CachedTransformerLayer(TransformerLayer):
-    """The same with a cache: shared is the mask and how many places are filled, own is the layer's, as `cache.attend`
+    """The same with a cache: shared is the mask and how many places are filled, own is the layer's, as `cache.mix`
     takes them -> (x, own with the keys and values of x)."""
 
     def __call__(self, x: Array, shared: tuple[Mask, Array], noise: None, own: tuple[Array, Array], slots: None = None):
