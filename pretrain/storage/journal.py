@@ -40,7 +40,8 @@ class Journal:
         written = self._mirror.local if self._mirror else directory
         self._metrics = written.metrics.open("a")
         self._log = written.log.open("a")
-        self._events = SummaryWriter(str(written.tensorboard), purge_step=step + 1)
+        # Its files are named by the second; a run that goes on within one has another step.
+        self._events = SummaryWriter(str(written.tensorboard), purge_step=step + 1, filename_suffix=f".{step}")
         self.console = Console(highlight=False)
         self._bar = Progress(
             TextColumn("{task.description}"),
