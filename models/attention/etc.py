@@ -29,7 +29,7 @@ from models.blocks.positions import gather_positions
 from models.blocks.products import contraction
 from models.core import noise as noises
 from models.core.noise import dropout, site, stays
-from models.core.parameters import Noise
+from models.core.parameters import Noise, parameter
 from models.core.program import Program, kept
 from models.core.sharding import constrain
 
@@ -96,7 +96,7 @@ class LongGlobalAttention(nn.Module):
             return kept(dense_layer(name, of).reshape(*of.shape[:2], sizes.heads, -1))
 
         for own, far, near_x, far_x, sight, keys in zip(KINDS, KINDS[::-1], x, x[::-1], seen, noise, strict=True):
-            relative = self.param(f"{own}_relative", nn.initializers.normal(sizes.init_std), (labels, width))
+            relative = parameter(self, f"{own}_relative", nn.initializers.normal(sizes.init_std), (labels, width))
             given = Operands(
                 project(f"{own}_query", near_x),
                 project(f"{own}_to_{own}_key", near_x),

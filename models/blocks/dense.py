@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.blocks.products import product
+from models.core.parameters import parameter
 from models.core.sharding import per_row
 
 
@@ -46,8 +47,8 @@ class Dense(nn.Module):
 
 
 def _parameters(module: Dense | Weights, inputs: int) -> Affine:
-    kernel = module.param("kernel", nn.initializers.normal(module.init_std), (inputs, module.features))
-    return Affine(kernel, module.param("bias", nn.initializers.zeros, (module.features,)))
+    kernel = parameter(module, "kernel", nn.initializers.normal(module.init_std), (inputs, module.features))
+    return Affine(kernel, parameter(module, "bias", nn.initializers.zeros, (module.features,)))
 
 
 def add_bias(y: Array, bias: Array) -> Array:
@@ -64,5 +65,5 @@ class Projection(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = self.param("kernel", nn.initializers.normal(self.init_std), (x.shape[-1], self.features))
+        kernel = parameter(self, "kernel", nn.initializers.normal(self.init_std), (x.shape[-1], self.features))
         return product(x.astype(self.dtype), kernel)

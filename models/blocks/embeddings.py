@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.blocks.norm import Norm
+from models.core.parameters import parameter
 from models.core.sharding import constrain
 
 
@@ -27,10 +28,10 @@ class Embeddings(nn.Module):
     def setup(self):
         normal = nn.initializers.normal(self.init_std)
         self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
-        self.position_table = self.param("positions", normal, (self.positions, self.width))
+        self.position_table = parameter(self, "positions", normal, (self.positions, self.width))
         if self.padding_positions:
-            self.param("padding_positions", nn.initializers.zeros, (self.padding_positions, self.width))
-        self.type_table = self.param("types", normal, (self.types, self.width))
+            parameter(self, "padding_positions", nn.initializers.zeros, (self.padding_positions, self.width))
+        self.type_table = parameter(self, "types", normal, (self.types, self.width))
         self.norm = Norm(self.norm_epsilon, jnp.float32)
 
     def __call__(self, tokens: Array, types: Array) -> Array:
@@ -57,7 +58,7 @@ class PositionedEmbeddings(nn.Module):
     def setup(self):
         self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
         normal = nn.initializers.normal(self.init_std)
-        self.position_table = self.param("positions", normal, (self.positions, self.width))
+        self.position_table = parameter(self, "positions", normal, (self.positions, self.width))
 
     def __call__(self, tokens: Array, positions: Array | None = None) -> Array:
         """Tokens as of `token_rows` -> f32[batch, length, width], before dropout.
@@ -94,4 +95,4 @@ def token_table(module: nn.Module, vocab_size: int, width: int, init_std: float)
         drawn = nn.initializers.normal(init_std)(key, shape)
         return jnp.where(jnp.arange(shape[0])[:, None] < vocab_size, drawn, 0)
 
-    return module.param("tokens", init, (padded_vocab(vocab_size), width))
+    return parameter(module, "tokens", init, (padded_vocab(vocab_size), width))

@@ -9,6 +9,7 @@ from models.blocks.dense import Dense
 from models.blocks.embeddings import padded_vocab
 from models.blocks.norm import Norm
 from models.blocks.products import table_scores
+from models.core.parameters import parameter
 from models.core.sharding import constrain
 
 
@@ -25,7 +26,7 @@ class TokenHead(nn.Module):
     def setup(self):
         self.dense = Dense(self.width, self.init_std, self.dtype)
         self.norm = Norm(self.norm_epsilon, self.dtype)
-        self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(self.vocab_size),))
+        self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(self.vocab_size),))
 
     def __call__(self, hidden: Array, table: Array) -> Array:
         """hidden [n, width of the encoder], table f32[padded vocab, width] -> logits f32[n, padded vocab]."""

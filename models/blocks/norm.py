@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.core.parameters import parameter
 from models.core.program import kept
 from models.core.sharding import per_row
 
@@ -19,8 +20,8 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
+        bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
         return _normalised(x, per_row(scale, x), per_row(bias, x), self.epsilon, self.dtype)
 
 

@@ -72,7 +72,9 @@ def stack(
             return of_place(0, key)
         return {str(place): of_place(place, key) for place, key in enumerate(jax.random.split(key, period))}
 
-    params = parent.param(LAYERS, init)
+    # `param` would trace all layers' `init` once more wherever they are given, to compare shapes.
+    given = parent.get_variable("params", LAYERS)
+    params = parent.param(LAYERS, init) if given is None else given
     of_layers = set(params) if period == 1 else set().union(*params.values())
     if unknown := sorted(groups.keys() - of_layers):
         raise ValueError(f"groups of {', '.join(unknown)}: the layers have {', '.join(sorted(of_layers))}")

@@ -1,8 +1,9 @@
 """The parameter table: what each array of a family is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 from jax import Array
 
 LAYERS = "layers"  # the axis that stacks the parameters of equal layers: [depth or groups, ...]
@@ -48,6 +49,16 @@ class Parameter(NamedTuple):
     def layer_axes(self) -> tuple[str | None, ...]:
         """The axes of one layer's slice."""
         return self.axes[1:] if self.axes[:1] == (LAYERS,) else self.axes
+
+
+def parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...]) -> Array:
+    """A module's parameter f32[shape]. `module.param` would trace `init` also wherever the array is given."""
+    given = module.get_variable("params", name)
+    if given is None:
+        return module.param(name, init, shape)
+    if given.shape != shape:
+        raise ValueError(f"parameter {name!r} has the shape {given.shape}, this model needs {shape}")
+    return given
 
 
 def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:

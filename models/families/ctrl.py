@@ -16,7 +16,7 @@ from models.blocks.embeddings import padded_vocab, token_rows, token_table
 from models.blocks.norm import Norm
 from models.blocks.tables import GPT_FIELDS, GPT_SETTINGS, dense_parameters, norm_parameters
 from models.core.family import Family, HuggingFace
-from models.core.parameters import Parameter, Slot
+from models.core.parameters import Parameter, Slot, parameter
 from models.core.sharding import constrain
 
 EPSILON = 1e-6  # of all norms; Hugging Face's layers keep it whatever config.json says
@@ -72,7 +72,7 @@ class CTRL(Decoder):
         c = self.config
         self.embeddings = FixedPositions(c.vocab_size, c.positions, c.width, c.init_std)
         self.norm = Norm(c.norm_epsilon, self.program.compute)
-        self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
+        self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:
         hidden, table, unpadded = super().softmax(hidden)

@@ -33,7 +33,7 @@ from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
 from models.core.family import Family, HuggingFace, Input, Inputs, Shape
 from models.core.noise import dropout, site
-from models.core.parameters import LAYERS, Noise, Parameter, Slot
+from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
 from models.core.ranges import COUNT, check_ranges
 from models.core.sharding import constrain
@@ -80,7 +80,7 @@ class EtcEmbeddings(nn.Module):
     def setup(self):
         c = self.config
         self.tokens = token_table(self, c.vocab_size, c.width, c.init_std)
-        self.global_token = self.param("global", nn.initializers.normal(c.init_std), (1, c.width))
+        self.global_token = parameter(self, "global", nn.initializers.normal(c.init_std), (1, c.width))
         self.norm, self.global_norm = Norm(c.norm_epsilon, jnp.float32), Norm(c.norm_epsilon, jnp.float32)
 
     def __call__(self, tokens: Array, global_segments: Array) -> tuple[Array, Array]:
@@ -171,7 +171,7 @@ def parameters(config: EtcConfig) -> list[Parameter]:
         *norm_parameters("predictions/norm", ("embedding",), {}),
         Parameter("predictions/bias", ("vocab",), {}),
     ]
-    return [parameter._replace(hf={"model": Slot(parameter.path)}) for parameter in table]
+    return [row._replace(hf={"model": Slot(row.path)}) for row in table]
 
 
 def seen(config: EtcConfig, shape: Shape) -> float:

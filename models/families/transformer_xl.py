@@ -32,7 +32,7 @@ from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
 from models.core.family import Converter, Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
-from models.core.parameters import LAYERS, Noise, Parameter, Slot
+from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
 from models.core.ranges import COUNT, check_ranges
 from models.core.sharding import constrain
@@ -92,13 +92,11 @@ class Cluster(nn.Module):
     def setup(self):
         small = nn.initializers.normal(PROJECTION_STD)
         self.tokens = token_table(self, self.rows, self.narrow, self.init_std)
-        self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(self.rows),))
+        self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(self.rows),))
         if self.projection:
-            self.input_projection = self.param("projection", small, (self.narrow, self.width))
-            output = "output_projection"
-            self.output_projection = (
-                self.param(output, small, (self.narrow, self.width)) if self.separate_output else self.input_projection
-            )
+            project = lambda name: parameter(self, name, small, (self.narrow, self.width))
+            self.input_projection = project("projection")
+            self.output_projection = project("output_projection") if self.separate_output else self.input_projection
 
     def __call__(self, tokens: Array) -> Array:
         """i32[batch, length], counted from the cluster's first -> f32[batch, length, width]."""
@@ -140,7 +138,7 @@ def position_biases(module: nn.Module, config) -> Biases:
     """u and v as parameters of a module."""
 
     def bias(name):
-        return module.param(name, nn.initializers.normal(config.init_std), (config.width,))
+        return parameter(module, name, nn.initializers.normal(config.init_std), (config.width,))
 
     return Biases(bias("content_bias"), bias("position_bias"))
 

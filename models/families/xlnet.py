@@ -29,7 +29,7 @@ from models.blocks.stack import stack
 from models.blocks.tables import dense_parameters, norm_parameters
 from models.core.family import Family, HuggingFace, Input, Inputs
 from models.core.noise import dropout, site
-from models.core.parameters import LAYERS, Noise, Parameter, Slot
+from models.core.parameters import LAYERS, Noise, Parameter, Slot, parameter
 from models.core.program import Program
 from models.core.sharding import constrain
 
@@ -71,7 +71,7 @@ class XLNetLayer(nn.Module):
         (content, query), (table, of_content, of_query, reuse) = streams, shared
 
         def bias(name, *rows):
-            return self.param(name, nn.initializers.normal(config.init_std), (*rows, config.width))
+            return parameter(self, name, nn.initializers.normal(config.init_std), (*rows, config.width))
 
         biases = Biases(bias("content_bias"), bias("position_bias"), bias("type_bias"), bias("types", 2))
         attention = RelativeAttention(sizes, self.program, name="attention")
@@ -101,8 +101,8 @@ class XLNet(nn.Module):
         c = self.config
         self.tokens = token_table(self, c.vocab_size, c.width, c.init_std)
         # What the query stream knows of every token at first.
-        self.start = self.param("start", nn.initializers.normal(c.init_std), (1, c.width))
-        self.bias = self.param("bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
+        self.start = parameter(self, "start", nn.initializers.normal(c.init_std), (1, c.width))
+        self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(c.vocab_size),))
 
     def empty_memory(self, rows: int, length: int | None = None) -> Memory:
         """A memory of nothing, by default as long as in training."""
