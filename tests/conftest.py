@@ -1,5 +1,6 @@
 """What tests of several packages share."""
 
+import gc
 import io
 import os
 from pathlib import Path
@@ -27,8 +28,10 @@ def pytest_configure(config):
     for name, value in settings.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
-    # Compiles in a fifth of the time, to slower code. `make test-all` sets no flags: there code is optimised.
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+    # Compiles in a fifth of the time, in one thread, to slower code. `make test-all` sets no flags: there it is fast.
+    quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    os.environ.setdefault("XLA_FLAGS", f"{quick} --xla_cpu_parallel_codegen_split_count=1")
+    gc.set_threshold(100_000, 50, 1000)  # to look through all that was imported and traced takes an eighth of the time
     write_whole()
 
 
