@@ -86,7 +86,7 @@ def torch_step(options: Options, batch: int) -> Step:
     from pretrain.huggingface.export import config_fields
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    fields = config_fields(FAMILY.sizes[options.size], "model", {}) | {"eos_token_id": None}
+    fields = config_fields(FAMILY.sizes[options.size], "model", (), {}) | {"eos_token_id": None}
     model = GPT2LMHeadModel(GPT2Config(**fields)).eval()
     tokens = torch.from_numpy(prompts(options, batch))
     settings = {"max_new_tokens": options.tokens, "do_sample": False, "num_beams": options.beams, "pad_token_id": 0}

@@ -132,9 +132,7 @@ STUDIES = {
             # Whole words: a generator predicts the pieces of a word one by one, and what does not make a word is the
             # first thing that a discriminator learns to find.
             "electra-mini": Run("electra-mini", "--objective.masking.whole-word"),
-            "bert-mini": Run(
-                "bert-mini", "--objective.no-next-sentence --model.no-pair-head --objective.masking.rate 0.2"
-            ),
+            "bert-mini": Run("bert-mini", "--objective.no-next-sentence --objective.masking.rate 0.2"),
         },
     ),
     "memory": Study(

@@ -47,7 +47,7 @@ def recipe_of(case: Case):
     from pretrain.optimizers import Optimizer
     from pretrain.recipes.registry import find
 
-    recipe, changes = find(case.recipe), {"pair_head": False, "memory": 0, **case.changes}
+    recipe, changes = find(case.recipe), {"memory": 0, **case.changes}
     if case.length > getattr(recipe.model, "positions", case.length):
         changes["positions"] = case.length
     spans = Permuting(reuse_len=case.length // 2, perm_size=case.length // 2)  # at 512 as published
@@ -290,10 +290,11 @@ def _torch_models(recipe) -> list:
 
     from models.families.registry import family_of
     from pretrain.huggingface.export import config_fields
+    from pretrain.training.assembly import made_heads
 
-    models = []
+    models, heads = [], made_heads(recipe.model, recipe.objective.asks)
     for part in family_of(recipe.model).hf:
-        fields = config_fields(recipe.model, part, {"bos_token_id": None, "eos_token_id": None})
+        fields = config_fields(recipe.model, part, heads, {"bos_token_id": None, "eos_token_id": None})
         fields.setdefault("pad_token_id", 0)
         cls = getattr(transformers, fields["architectures"][0])
         how = "sdpa" if cls._supports_sdpa else "eager"

@@ -29,6 +29,7 @@ from pretrain.schedules import Schedule
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
 
 FAMILY = "family"  # names the config's family in JSON
+OF_OLDER_FILES = ("pair_head",)  # fields in them of models; the objective says which heads a model has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,11 +152,14 @@ def check_pattern(config: Any, length: int, given: str, setting: str = "model") 
             raise UserError(f"{given}{of}: {str(error).replace('model.', f'{setting}.', 1)}") from None
 
 
-def _check_model(config: Any, objective: Objective, asks: tuple[type, ...], phase: Phase) -> None:
+def _check_model(config: Any, objective: Objective, asks: tuple[type | str, ...], phase: Phase) -> None:
     """UserError where a model lacks what the objective asks of it, or its rows what the model is given."""
     family, theirs = family_of(config), type(config).__name__
     model, ours = family.module(config, Program()), type(objective).__name__
-    if lacking := [protocol.__name__ for protocol in asks if not isinstance(model, protocol)]:
+    heads = [head.name for head in family.heads]
+    has = lambda asked: asked in heads if isinstance(asked, str) else isinstance(model, asked)
+    lacking = [asked if isinstance(asked, str) else asked.__name__ for asked in asks if not has(asked)]
+    if lacking:
         raise UserError(f"objective {ours}: asks for {', '.join(lacking)}, which {theirs} has not; change one of them")
     if unfit := unfit_inputs(family.inputs, objective.spec(phase)):
         raise UserError(f"objective {ours}: its rows do not suit {theirs}: {'; '.join(unfit)}; change one of them")
@@ -237,5 +241,5 @@ def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type], be
     known = {cls.__name__: cls for cls in classes.values()} | dict(classes)
     if str(value.get(tag)) not in known:
         raise UserError(unknown(f"{name}.{tag}: this version has no", str(value.get(tag)), classes))
-    inside = {field: item for field, item in value.items() if field != tag}
+    inside = {field: item for field, item in value.items() if field not in (tag, *OF_OLDER_FILES)}
     return make(known[value[tag]], inside, f"{name}.")

@@ -1,6 +1,4 @@
-"""`benchmarks.train_speed` gives each row what could be measured of it, and both of its sides compute the same loss."""
-
-import os
+"""Both sides of `benchmarks.train_speed` compute the same loss, and what is measured of them is said."""
 
 import numpy as np
 import pytest
@@ -9,63 +7,7 @@ from benchmarks import train_speed
 from benchmarks.sides import Case, batch_of, recipe_of, torch_loss
 from benchmarks.train_speed import Measured
 
-ROOM = 4  # rows that the stand-ins have memory for
 ABOUT = {"device": "a GPU", "platform": "", "memory": 2e9}
-
-
-class Side:
-    """A stand-in for both sides."""
-
-    def __init__(self, case):
-        if case.rows > ROOM:
-            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes")
-
-    def __call__(self):
-        return 0.0
-
-    def about(self):
-        return {"program": "bfloat16", "plain": [], "peak": 1e12, "flops": 1e9, **ABOUT}
-
-
-class Broken(Side):
-    def __init__(self, case):
-        raise ValueError("sdpa is not there\nand more")
-
-
-class Killed(Side):
-    def __call__(self):
-        os._exit(9)
-
-
-@pytest.fixture
-def printed(capsys, monkeypatch):
-    """Cells of the row that a run of the command prints with such sides, each in a process of its own."""
-
-    def run(ours, torch, *arguments):
-        monkeypatch.setattr(train_speed, "SIDES", {"ours": ours, "torch": torch})
-        arguments = ["--only", "bert-tiny", "--lengths", "32", "--rounds", "1", "--steps", "1", *arguments]
-        assert train_speed.main(arguments) == 0
-        (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| bert")]
-        return [cell.strip() for cell in row.split("|")[1:-1]]
-
-    return run
-
-
-def test_rows_are_halved_until_both_sides_have_room_and_a_row_stands_without_its_trace(printed, tmp_path):
-    """Which the stand-ins cannot take."""
-    table = tmp_path / "table.md"
-    _, rows, tokens, rate, *_, ours, theirs, _, _, memory, _, program = printed(
-        Side, Side, "--tokens", "256", "--out", str(table), "--profile", str(tmp_path)
-    )
-    assert (tokens, rows, rate, memory, program) == ("32", "4", "as published", "2.0", "bfloat16")
-    assert all(float(speed.replace(",", "")) > 0 for speed in (ours, theirs))
-    assert "| bert-tiny |" in table.read_text() and "a GPU" in table.read_text()
-
-
-def test_a_side_that_cannot_be_run_says_why_and_the_other_goes_on_alone(printed):
-    _, _, _, _, ours, torch, compared, *_, mfu, _, _, _ = printed(Killed, Broken, "--tokens", "32")
-    assert (ours, torch) == ("ours: its process ended with status 9", "torch: ValueError: sdpa is not there")
-    assert compared == mfu == "-"
 
 
 def test_mfu_counts_the_same_flops_on_both_sides():

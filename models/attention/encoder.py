@@ -1,9 +1,12 @@
-"""What BERT and the families of its form share: a config, the encoder with its heads, and what is counted of it."""
+"""What BERT and the families of its form share: a config, the encoder, what is counted of it, and how such a family is
+declared."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jax import Array
 
 from models.attention.kernels.kernel import Attention
@@ -13,16 +16,20 @@ from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.self_attention import attention_of
 from models.attention.transformer import encode
 from models.blocks.checks import TABLES, check_encoder
-from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
-from models.blocks.heads import TokenHead
+from models.blocks.heads import WithHeads
 from models.blocks.layer import layer_sizes
-from models.core.family import Input, Inputs, Shape
-from models.core.noise import dropout, site
-from models.core.parameters import Noise
-from models.core.program import Program
+from models.blocks.tables import (
+    HF_ASSUMED,
+    HF_FIELDS,
+    HF_SETTINGS,
+    HF_SIZES,
+    embedding_parameters,
+    layer_parameters,
+)
+from models.core.family import Converter, Family, Head, HuggingFace, Input, Inputs, Shape
+from models.core.parameters import Noise, Parameter
 from models.core.ranges import check_ranges
-from models.core.sharding import constrain
 
 INPUTS = {
     **dict.fromkeys(("tokens", "types", "segments"), Input(("length",))),
@@ -32,7 +39,7 @@ INPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """Sizes and rates of an encoder with its heads; those of BERT-base."""
+    """Sizes and rates of an encoder; those of BERT-base."""
 
     vocab_size: int = 30522  # without padding rows
     positions: int = 512  # the longest sequence
@@ -47,7 +54,6 @@ class EncoderConfig:
     norm_epsilon: float = 1e-12  # added to the variance in norms
     init_std: float = 0.02  # of the random weights at the start
     pattern: Pattern = Pattern()  # which keys a query sees
-    pair_head: bool = True  # whether there are a pooler and a next-sentence classifier
 
     def __post_init__(self):
         check_ranges(self, TABLES, "model.")
@@ -64,33 +70,23 @@ class EncoderConfig:
         return {}
 
 
-class Encoder(nn.Module):
-    """The encoder with a masked-token head, and with one for pairs where there is one.
+class Encoder(WithHeads):
+    """Embeddings and layers.
 
     projects: whether a product leads from the embeddings to the layers, whose width may then be another.
-    head_activation: in the masked-token head; None for that of the layers.
-    keeps_pooler: whether there is a pooler also without the head for pairs.
     own_globals: whether global tokens have projections of their own.
     padding_positions: as of `Embeddings`.
     """
 
-    config: EncoderConfig
-    program: Program
     projects: bool = False
-    head_activation: str | None = None
-    keeps_pooler: bool = False
     own_globals: bool = False
     padding_positions: int = 0
 
     def setup(self):
-        c, dtype = self.config, self.program.compute
+        super().setup()
+        c = self.config
         sizes_of_tables = c.vocab_size, c.positions, c.types, c.embedding
         self.embeddings = Embeddings(*sizes_of_tables, c.norm_epsilon, c.init_std, self.padding_positions)
-        self.project = Dense(c.width, c.init_std, dtype) if self.projects else None
-        activation = self.head_activation or c.activation
-        self.predictions = TokenHead(c.embedding, c.vocab_size, activation, c.norm_epsilon, c.init_std, dtype)
-        self.pooler = Dense(c.width, c.init_std, dtype) if c.pair_head or self.keeps_pooler else None
-        self.pair = Dense(2, c.init_std, jnp.float32) if c.pair_head else None
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
@@ -98,31 +94,14 @@ class Encoder(nn.Module):
 
         slots: i32[rows, n], positions to compute alone, as far as the mathematics allows -> [rows, n, width].
         """
-        c, mask = self.config, Mask(inputs["segments"], globals=inputs.get("globals"))
+        mask = Mask(inputs["segments"], globals=inputs.get("globals"))
         embedded = self.embeddings(inputs["tokens"], inputs["types"])
-        x = dropout(embedded, c.dropout, site(noise, 0)).astype(self.program.compute)
-        x = self.project(x) if self.project else x
-        of_layers = layer_sizes(c), c.depth, c.pattern, x, mask, site(noise, 1), self.program, slots
-        return encode(self, *of_layers, groups=c.groups_of_blocks, own_globals=self.own_globals)
-
-    def token_logits(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
-        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
-        return self.predictions(read, self.embeddings.tokens)
-
-    def pair_logits(self, first: Array) -> Array:
-        """first [rows, width], the hidden states at position 0 -> f32[rows, 2]; class 0: B follows A."""
-        return self.pair(self.pooled(first))
-
-    def pooled(self, first: Array) -> Array:
-        """first [rows, width], the hidden states at position 0 -> the same, what a classifier of rows reads."""
-        return jnp.tanh(self.pooler(first))
+        of_rows = embedded, mask, noise, self.program, slots
+        return encode(self, self.config, *of_rows, projects=self.projects, own_globals=self.own_globals)
 
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
-        hidden = self.encode(inputs)
-        read = self.pair_logits if self.pair else self.pooled if self.pooler else lambda first: None
-        return self.token_logits(hidden[:, :1]), read(hidden[:, 0])
+        return self.read_all(self.encode(inputs))
 
 
 def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attention]:
@@ -134,3 +113,63 @@ def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attentio
 def seen(config: EncoderConfig, shape: Shape) -> float:
     """The share of pairs that a pattern names. Tokens that rows name as global are few, and are not counted."""
     return float(pairs(config.pattern, config.depth, config.heads, shape.length).mean()) / shape.length**2
+
+
+def encoder_family(
+    config: type,
+    sizes: Mapping[str, Any],
+    heads: tuple[Head, ...],
+    architectures: Mapping[str, tuple[str, ...]],
+    model_type: str,
+    decoder: str,
+    names: str = "",
+    trunk: type[Encoder] = Encoder,
+    table: Callable[[Any], list[Parameter]] | None = None,
+    continues: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    constants: Mapping[str, Any] = MappingProxyType({}),
+    fields: Mapping[str, str | Converter] = MappingProxyType({}),
+    settings: Mapping[str, str | Converter] = MappingProxyType({}),
+    **of_class: Any,
+) -> Family:
+    """BERT or a descendant, with what differs from BERT.
+
+    model_type: as its config.json says.   names: the prefix of its trunk's names there, if it is another.
+    decoder: the prefix of the masked-token head's last product, which is tied to the embeddings.
+    table: by default BERT's.   constants, fields, settings: beside BERT's.   of_class: further ones of `HuggingFace`.
+    """
+    names, before = names or model_type, trunk.padding_positions
+    return Family(
+        config=config,
+        sizes=dict(sizes),
+        inputs=INPUTS,
+        trunk=trunk,
+        table=table or (lambda _: encoder_parameters(names, before)),
+        heads=heads,
+        hf={
+            "model": HuggingFace(
+                folder="",
+                architectures=architectures,
+                constants={"model_type": model_type, **constants},
+                fields={**HF_FIELDS, **HF_SIZES, **fields},
+                settings={**HF_SETTINGS, **settings},
+                tied={
+                    f"{decoder}.decoder.weight": f"{names}.embeddings.word_embeddings.weight",
+                    f"{decoder}.decoder.bias": f"{decoder}.bias",
+                },
+                trunk=f"{names}.",
+                **{"assumed": HF_ASSUMED} | of_class,
+            )
+        },
+        seen=seen,
+        attention="self",
+        attentions=attentions,
+        continues=continues,
+    )
+
+
+def encoder_parameters(names: str, padding_positions: int = 0) -> list[Parameter]:
+    """Table rows of an `Encoder` as BERT and its descendants name them, after a prefix."""
+    return [
+        *embedding_parameters("embeddings", {"model": f"{names}.embeddings."}, padding_positions),
+        *layer_parameters("layers", "model", names),
+    ]

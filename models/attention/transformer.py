@@ -2,18 +2,19 @@
 al. 2019)."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import flax.linen as nn
 from jax import Array
 
 from models.attention.mask import Mask
 from models.attention.patterns.blocks import Blocks
-from models.attention.patterns.pattern import Pattern, blocks_of
+from models.attention.patterns.pattern import blocks_of
 from models.attention.self_attention import SelfAttention
+from models.blocks.dense import Dense
 from models.blocks.feed_forward import FeedForward
-from models.blocks.layer import LayerSizes
+from models.blocks.layer import LayerSizes, layer_sizes
 from models.blocks.stack import stack
+from models.core.noise import dropout, site
 from models.core.parameters import Noise
 from models.core.program import Program
 
@@ -54,21 +55,24 @@ class CachedTransformerLayer(TransformerLayer):
 
 def encode(
     parent: nn.Module,
-    sizes: LayerSizes,
-    depth: int,
-    pattern: Pattern,
-    x: Array,
+    config,
+    embedded: Array,
     mask: Mask,
     noise: Noise,
     program: Program,
     slots: Array | None = None,
-    groups: Mapping[str, int] | None = None,
+    projects: bool = False,
     own_globals: bool = False,
 ) -> Array:
-    """x [batch, length, width] through a stack of these layers -> the same, or at slots i32[batch, n] alone.
+    """embedded f32[batch, length, embedding] through an encoder's stack of these layers -> [batch, length, width], or
+    at slots i32[batch, n] alone.
 
-    groups: as of `stack`, for layers that share parameters.   own_globals: as of `SelfAttention`.
+    config: of an encoder.   projects: whether a product leads to the layers.   own_globals: as of `SelfAttention`.
     """
+    sizes, depth = layer_sizes(config), config.depth
+    x = dropout(embedded, sizes.dropout, site(noise, 0)).astype(program.compute)
+    if projects:
+        x = Dense(sizes.width, sizes.init_std, program.compute, parent=parent, name="project")(x)
     layer = TransformerLayer(sizes, program, own_globals=own_globals, parent=None)
-    blocks = blocks_of(pattern, depth, sizes.heads, x.shape[1], mask.causal)
-    return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, groups)[0]
+    blocks, noise = blocks_of(config.pattern, depth, sizes.heads, x.shape[1], mask.causal), site(noise, 1)
+    return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, config.groups_of_blocks)[0]

@@ -1,4 +1,6 @@
-"""What reads hidden states: the masked-token head, logits over tied embeddings."""
+"""What reads hidden states: named heads, such as that of masked tokens; logits over tied embeddings."""
+
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -9,8 +11,38 @@ from models.blocks.dense import Dense
 from models.blocks.embeddings import padded_vocab
 from models.blocks.norm import Norm
 from models.blocks.products import table_scores
+from models.blocks.tables import dense_parameters, token_head_parameters
+from models.core.family import Head
 from models.core.parameters import parameter
+from models.core.program import Program
 from models.core.sharding import constrain
+
+TOKENS, POOLER, PAIR, CLASSIFIER = "predictions", "pooler", "pair", "classifier"  # names of heads
+
+
+class WithHeads(nn.Module):
+    """Base of trunks that heads read; `embeddings.tokens` is a trunk's table of tokens."""
+
+    config: Any
+    program: Program
+    heads: tuple[Head, ...] = ()
+
+    def setup(self):
+        for head in self.heads:
+            setattr(self, head.name, head.module(self.config, self.program))
+
+    def read(self, name: str, hidden: Array) -> Array:
+        """What the head of this name gives for hidden [rows, n, width], or [rows, width] of one position."""
+        (reads,) = (head.reads for head in self.heads if head.name == name)
+        return getattr(self, name)(self.read(reads, hidden) if reads else hidden, self.embeddings.tokens)
+
+    def token_logits(self, hidden: Array) -> Array:
+        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
+        return self.read(TOKENS, hidden)
+
+    def read_all(self, hidden: Array) -> list[Array]:
+        """What each head gives for hidden [rows, length, width], for initialisation."""
+        return [self.read(head.name, hidden[:, :1]) for head in self.heads]
 
 
 class TokenHead(nn.Module):
@@ -29,9 +61,48 @@ class TokenHead(nn.Module):
         self.bias = parameter(self, "bias", nn.initializers.zeros, (padded_vocab(self.vocab_size),))
 
     def __call__(self, hidden: Array, table: Array) -> Array:
-        """hidden [n, width of the encoder], table f32[padded vocab, width] -> logits f32[n, padded vocab]."""
+        """hidden [rows, n, width of the layers], table f32[padded vocab, width] -> f32[rows * n, padded vocab]."""
+        hidden = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
         y = self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
         return tied_logits(y, table, self.bias, self.vocab_size)
+
+
+class Classifier(Dense):
+    """Scores of classes."""
+
+    def __call__(self, hidden: Array, table: Array) -> Array:
+        """hidden [..., width] -> [..., features]."""
+        return super().__call__(hidden)
+
+
+class Pooler(Classifier):
+    """What classifiers of rows read of the hidden states at position 0."""
+
+    def __call__(self, hidden: Array, table: Array) -> Array:
+        """hidden [..., width] -> the same."""
+        return jnp.tanh(super().__call__(hidden, table))
+
+
+def token_head(dense: str, norm: str, bias: str, activation: str | None = None) -> Head:
+    """The masked-token head, with its names in Hugging Face; activation: None for that of the layers."""
+
+    def module(c: Any, program: Program) -> TokenHead:
+        of_head = c.embedding, c.vocab_size, activation or c.activation, c.norm_epsilon, c.init_std
+        return TokenHead(*of_head, program.compute)
+
+    return Head(TOKENS, module, tuple(token_head_parameters(TOKENS, dense, norm, bias)))
+
+
+def pooler(hf: str) -> Head:
+    """What classifiers of rows read."""
+    rows = dense_parameters(POOLER, ("width", None), {"model": hf})
+    return Head(POOLER, lambda c, program: Pooler(c.width, c.init_std, program.compute), tuple(rows))
+
+
+def classifier(name: str, hf: str, classes: int = 2) -> Head:
+    """A head that tells classes of rows by what is pooled."""
+    rows = dense_parameters(name, ("width", None), {"model": hf})
+    return Head(name, lambda c, program: Classifier(classes, c.init_std, jnp.float32), tuple(rows), reads=POOLER)
 
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:

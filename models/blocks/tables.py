@@ -89,24 +89,12 @@ def gpt_layer_parameters(layer: str) -> list[Parameter]:
     ]
 
 
-def bert_parameters(part: str) -> list[Parameter]:
-    """Table rows of an encoder with a masked-token head as BERT and its descendants name it; HF_TIED is not stored."""
-    model = lambda name: {part: name}
+def token_head_parameters(prefix: str, dense: str, norm: str, bias: str, part: str = "model") -> list[Parameter]:
+    """Table rows of a `TokenHead`, with its names in Hugging Face."""
     return [
-        *embedding_parameters("embeddings", model("bert.embeddings.")),
-        *layer_parameters("layers", part, "bert"),
-        *dense_parameters("predictions/dense", ("width", "embedding"), model("cls.predictions.transform.dense")),
-        *norm_parameters("predictions/norm", ("embedding",), model("cls.predictions.transform.LayerNorm")),
-        Parameter("predictions/bias", ("vocab",), {part: Slot("cls.predictions.bias")}),
-    ]
-
-
-def lm_head_parameters(prefix: str, part: str) -> list[Parameter]:
-    """Table rows of a `TokenHead` as RoBERTa and its descendants name it."""
-    return [
-        *dense_parameters(f"{prefix}/dense", ("width", "embedding"), {part: "lm_head.dense"}),
-        *norm_parameters(f"{prefix}/norm", ("embedding",), {part: "lm_head.layer_norm"}),
-        Parameter(f"{prefix}/bias", ("vocab",), {part: Slot("lm_head.bias")}),
+        *dense_parameters(f"{prefix}/dense", ("width", "embedding"), {part: dense}),
+        *norm_parameters(f"{prefix}/norm", ("embedding",), {part: norm}),
+        Parameter(f"{prefix}/bias", ("vocab",), {part: Slot(bias)}),
     ]
 
 
@@ -130,10 +118,6 @@ HF_SETTINGS = {
     "initializer_range": "init_std",
 }
 HF_ASSUMED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
-HF_TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
 # The same of GPT, GPT-2 and CTRL
 GPT_FIELDS = {
     "vocab_size": "vocab_size",

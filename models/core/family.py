@@ -3,7 +3,8 @@
 Sharding, weight decay, per-layer optimiser rules, import, export and the golden tests all read the same table.
 """
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -49,7 +50,22 @@ class Converter(NamedTuple):
     read: Callable[[Mapping[str, Any]], Any]
 
 
-def dense_there(config: Any) -> list[str]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Head:
+    """What reads hidden states, with parameters of its own.
+
+    name: under which its parameters lie beside the trunk's.   module: (config, program) -> the Flax module, called
+    with what it reads and the table of the tokens' embeddings.
+    parameters: its rows of the parameter table.   reads: the head whose output it reads; '' for hidden states.
+    """
+
+    name: str
+    module: Callable[[Any, Program], nn.Module]
+    parameters: tuple[Parameter, ...]
+    reads: str = ""
+
+
+def dense_there(config: Any, heads: Collection[str]) -> list[str]:
     """What a class without sparse attention computes otherwise."""
     pattern = getattr(config, "pattern", None)
     sparse = pattern is not None and pattern.name != type(pattern)().name
@@ -61,7 +77,7 @@ class HuggingFace(NamedTuple):
     our own of the same files.
 
     folder: where it lies below the export directory ('' for the directory itself).
-    architectures: transformers class -> the config fields that make a model of this class, in order of preference.
+    architectures: transformers class -> the heads of a model of this class, in order of preference.
     constants: what config.json says of every such model.
     fields: name in config.json -> config field it holds; dots lead into nested configs ('generator.width').
         A `Converter` where it holds it in another form.
@@ -71,20 +87,20 @@ class HuggingFace(NamedTuple):
     pair: two texts, A and B, as the model is trained on them, with the roles of the special tokens around them; None
         where nothing is expected of a tokenizer.
     prepare: the options of `python -m data_pipelines prepare` that make a tokenizer which writes that.
-    otherwise: config -> what the class computes otherwise than the model was trained, one phrase for each.
+    otherwise: (config, heads) -> what the class computes otherwise than the model was trained, one phrase for each.
     assumed: name in config.json -> its value, where it says one; with another the class computes otherwise.
     """
 
     folder: str
-    architectures: Mapping[str, Mapping[str, Any]]
+    architectures: Mapping[str, tuple[str, ...]]
     constants: Mapping[str, Any]
     fields: Mapping[str, str | Converter]
-    settings: Mapping[str, str]
+    settings: Mapping[str, str | Converter]
     tied: Mapping[str, str]
     trunk: str
     pair: str | None = "cls A sep B sep"
     prepare: str = "--tokenizer wordpiece"
-    otherwise: Callable[[Any], list[str]] = dense_there
+    otherwise: Callable[[Any, Collection[str]], list[str]] = dense_there
     assumed: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -94,8 +110,9 @@ class Family(NamedTuple):
     config: its frozen dataclass.   sizes: published name -> config.
     inputs: name -> Input, by the names of the rows' arrays: what objectives hand to its methods and to `__call__`,
         which calls all its parts once, for initialisation.
-    module: (config, program) -> the Flax module.
-    parameters: config -> the table, in a stable order.
+    trunk: (config, program) -> the Flax module; of a family with heads, a `WithHeads`.
+    table: config -> the trunk's rows of the parameter table, in a stable order.
+    heads: what may read the trunk.
     hf: checkpoint part -> HuggingFace.
     seen: (config, Shape) -> share of the pairs of a query and a key that queries see, of all that attention without
         blocks computes (the scope PAIRS).
@@ -108,13 +125,29 @@ class Family(NamedTuple):
     config: type
     sizes: dict[str, Any]
     inputs: Mapping[str, Input]
-    module: Callable[[Any, Program], nn.Module]
-    parameters: Callable[[Any], list[Parameter]]
+    trunk: Callable[..., nn.Module]
+    table: Callable[[Any], list[Parameter]]
     hf: dict[str, HuggingFace]
+    heads: tuple[Head, ...] = ()
     seen: Callable[[Any, Shape], float] = lambda config, shape: 1.0
     attention: str = ""
     attentions: Callable[[Any, int, int], list] = lambda config, length, memory: []
     continues: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+
+    def module(self, config: Any, program: Program, heads: Collection[str] = ()) -> nn.Module:
+        """The trunk with the heads of these names."""
+        read = tuple(head for head in self.heads if head.name in heads)
+        return self.trunk(config, program, heads=read) if read else self.trunk(config, program)
+
+    def parameters(self, config: Any, heads: Collection[str] | None = None) -> list[Parameter]:
+        """The parameter table with the rows of these heads, by default of all."""
+        read = [head for head in self.heads if heads is None or head.name in heads]
+        return [*self.table(config), *(row for head in read for row in head.parameters)]
+
+    def heads_with(self, names: Collection[str]) -> tuple[str, ...]:
+        """The heads of a model in which these are trained: those of the first Hugging Face class that has them."""
+        classes = [heads for model in self.hf.values() for heads in model.architectures.values()]
+        return next((heads for heads in classes if {*names} <= {*heads}), tuple(names))
 
 
 def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple[tuple[int, ...], Any]]) -> list[str]:

@@ -7,16 +7,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, seen
-from models.blocks.tables import (
-    HF_FIELDS,
-    HF_SETTINGS,
-    HF_SIZES,
-    dense_parameters,
-    embedding_parameters,
-    norm_parameters,
-)
-from models.core.family import Converter, Family, HuggingFace
+from models.attention.encoder import Encoder, EncoderConfig, encoder_family
+from models.blocks.heads import PAIR, POOLER, TOKENS, classifier, pooler, token_head
+from models.blocks.tables import dense_parameters, embedding_parameters, norm_parameters
+from models.core.family import Converter
 from models.core.parameters import LAYERS, Parameter, Slot
 from models.core.ranges import COUNT, check_ranges
 
@@ -40,7 +34,6 @@ class AlbertConfig(EncoderConfig):
     activation: str = "gelu_new"  # inside the feed-forward block and the masked-token head
     dropout: float = 0.0  # of embeddings and block outputs
     attention_dropout: float = 0.0  # of attention probabilities
-    pair_head: bool = True  # whether there are a pooler and a sentence-order classifier
 
     def __post_init__(self):
         super().__post_init__()
@@ -57,7 +50,7 @@ class AlbertConfig(EncoderConfig):
 
 
 class Albert(Encoder):
-    """The encoder with its masked-token and sentence-order heads."""
+    """The encoder, whose embeddings may be narrower than its layers."""
 
     projects: bool = True
 
@@ -80,7 +73,7 @@ BLOCKS = {
 
 
 def parameters(config: AlbertConfig) -> list[Parameter]:
-    """ALBERT's parameter table."""
+    """The rows of ALBERT's trunk."""
     model = lambda name: {"model": name}
     table = embedding_parameters("embeddings", model("albert.embeddings."))
     table += dense_parameters("project", ("embedding", "width"), model("albert.encoder.embedding_hidden_mapping_in"))
@@ -89,13 +82,7 @@ def parameters(config: AlbertConfig) -> list[Parameter]:
             make = norm_parameters if name == "norm" else dense_parameters
             there = model(f"albert.encoder.albert_layer_groups.{{layer}}.albert_layers.0.{theirs}")
             made = make(f"layers/{block}/{name}", (LAYERS, *axes), there)
-            table += [parameter._replace(hf=_in_groups(config, block, parameter.hf)) for parameter in made]
-    table += dense_parameters("predictions/dense", ("width", "embedding"), model("predictions.dense"))
-    table += norm_parameters("predictions/norm", ("embedding",), model("predictions.LayerNorm"))
-    table.append(Parameter("predictions/bias", ("vocab",), {"model": Slot("predictions.bias")}))
-    if config.pair_head:
-        table += dense_parameters("pooler", ("width", None), model("albert.pooler"))
-        table += dense_parameters("pair", ("width", None), model("sop_classifier.classifier"))
+            table += [row._replace(hf=_in_groups(config, block, row.hf)) for row in made]
     return table
 
 
@@ -117,7 +104,7 @@ def _groups(fields: Mapping[str, Any]) -> int:
     return fields["num_hidden_groups"] if own is None else own
 
 
-FAMILY = Family(
+FAMILY = encoder_family(
     config=AlbertConfig,
     sizes={
         # Trains within minutes on a CPU: no published one.
@@ -128,34 +115,24 @@ FAMILY = Family(
         "xlarge": AlbertConfig(width=2048, depth=24, heads=16, feed_forward=8192),
         "xxlarge": AlbertConfig(width=4096, depth=12, heads=64, feed_forward=16384),
     },
-    inputs=INPUTS,
-    module=Albert,
-    parameters=parameters,
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"AlbertForPreTraining": {"pair_head": True}, "AlbertForMaskedLM": {"pair_head": False}},
-            constants={"model_type": "albert", "inner_group_num": 1},
-            fields={
-                **HF_FIELDS,
-                **HF_SIZES,
-                "embedding_size": "embedding",
-                "num_hidden_groups": Converter("groups", _hf_groups, _groups),
-                # Two of our own, for layers that share less; transformers keeps them and does not look.
-                "sharing": Converter("sharing", lambda config: config.sharing, lambda f: f.get("sharing", "all")),
-                "sharing_groups": Converter("groups", lambda c: None if c.sharing == "all" else c.groups, _groups),
-            },
-            settings=HF_SETTINGS,
-            tied={
-                "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
-                "predictions.decoder.bias": "predictions.bias",
-            },
-            trunk="albert.",
-            prepare="--tokenizer sentencepiece-unigram --specials albert",
-            assumed={"position_embedding_type": "absolute"},
-        )
+    trunk=Albert,
+    table=parameters,
+    heads=(
+        token_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+        pooler("albert.pooler"),
+        classifier(PAIR, "sop_classifier.classifier"),
+    ),
+    architectures={"AlbertForMaskedLM": (TOKENS,), "AlbertForPreTraining": (TOKENS, POOLER, PAIR)},
+    model_type="albert",
+    decoder="predictions",
+    constants={"inner_group_num": 1},
+    fields={
+        "embedding_size": "embedding",
+        "num_hidden_groups": Converter("groups", _hf_groups, _groups),
+        # Two of our own, for layers that share less; transformers keeps them and does not look.
+        "sharing": Converter("sharing", lambda config: config.sharing, lambda f: f.get("sharing", "all")),
+        "sharing_groups": Converter("groups", lambda c: None if c.sharing == "all" else c.groups, _groups),
     },
-    seen=seen,
-    attention="self",
-    attentions=attentions,
+    prepare="--tokenizer sentencepiece-unigram --specials albert",
+    assumed={"position_embedding_type": "absolute"},
 )

@@ -9,20 +9,12 @@ in place of each; rows of no more than 5 + 2 * random blocks are dense there.
 """
 
 import dataclasses
+from collections.abc import Collection
 
-from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, seen
+from models.attention.encoder import EncoderConfig, encoder_family
 from models.attention.patterns.pattern import DENSE, Pattern
-from models.blocks.tables import (
-    HF_ASSUMED,
-    HF_FIELDS,
-    HF_SETTINGS,
-    HF_SIZES,
-    HF_TIED,
-    bert_parameters,
-    dense_parameters,
-)
-from models.core.family import Converter, Family, HuggingFace
-from models.core.parameters import Parameter
+from models.blocks.heads import PAIR, POOLER, TOKENS, classifier, pooler, token_head
+from models.core.family import Converter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,21 +25,6 @@ class BigBirdConfig(EncoderConfig):
     positions: int = 4096  # the longest sequence
     activation: str = "gelu_new"  # inside the feed-forward block and the masked-token head
     pattern: Pattern = Pattern("bigbird")  # which keys a query sees
-    pair_head: bool = True  # whether there is a next-sentence classifier
-
-
-class BigBird(Encoder):
-    """The encoder with its masked-token and next-sentence heads, its pooler always there."""
-
-    keeps_pooler: bool = True
-
-
-def parameters(config: BigBirdConfig) -> list[Parameter]:
-    """BigBird's parameter table; without the classifier nothing trains the pooler."""
-    table = bert_parameters("model") + dense_parameters("pooler", ("width", None), {"model": "bert.pooler"})
-    if config.pair_head:
-        table += dense_parameters("pair", ("width", None), {"model": "cls.seq_relationship"})
-    return table
 
 
 _ATTENTION = Converter(
@@ -59,7 +36,7 @@ _ATTENTION = Converter(
 )
 
 
-def _otherwise(config: BigBirdConfig) -> list[str]:
+def _otherwise(config: BigBirdConfig, heads: Collection[str]) -> list[str]:
     """What transformers' BigBird computes otherwise."""
     pattern, found = config.pattern, []
     if pattern.name == DENSE:
@@ -74,7 +51,7 @@ def _otherwise(config: BigBirdConfig) -> list[str]:
     return [*found, f"rows of up to {(5 + 2 * pattern.random) * pattern.block} tokens have dense attention"]
 
 
-FAMILY = Family(
+FAMILY = encoder_family(
     config=BigBirdConfig,
     sizes={
         # Trains within minutes on a CPU: no published one.
@@ -82,30 +59,23 @@ FAMILY = Family(
         "base": BigBirdConfig(),  # Zaheer et al. 2020, table 8
         "large": BigBirdConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
-    inputs=INPUTS,
-    module=BigBird,
-    parameters=parameters,
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"BigBirdForPreTraining": {"pair_head": True}, "BigBirdForMaskedLM": {"pair_head": False}},
-            constants={"model_type": "big_bird", "use_bias": True, "rescale_embeddings": False},
-            fields={**HF_FIELDS, **HF_SIZES},
-            settings={
-                **HF_SETTINGS,
-                "attention_type": _ATTENTION,
-                "block_size": "pattern.block",
-                "num_random_blocks": "pattern.random",
-            },
-            tied=HF_TIED,
-            trunk="bert.",
-            prepare="--tokenizer sentencepiece-bpe --specials albert",
-            otherwise=_otherwise,
-            assumed=HF_ASSUMED,
-        )
+    heads=(
+        token_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
+        pooler("bert.pooler"),
+        classifier(PAIR, "cls.seq_relationship"),
+    ),
+    # Both classes have the pooler.
+    architectures={"BigBirdForMaskedLM": (TOKENS, POOLER), "BigBirdForPreTraining": (TOKENS, POOLER, PAIR)},
+    model_type="big_bird",
+    names="bert",
+    decoder="cls.predictions",
+    constants={"use_bias": True, "rescale_embeddings": False},
+    settings={
+        "attention_type": _ATTENTION,
+        "block_size": "pattern.block",
+        "num_random_blocks": "pattern.random",
     },
-    seen=seen,
-    attention="self",
-    attentions=attentions,
+    prepare="--tokenizer sentencepiece-bpe --specials albert",
+    otherwise=_otherwise,
     continues={"bert": {}, "roberta": {}},
 )

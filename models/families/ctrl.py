@@ -112,12 +112,12 @@ FAMILY = Family(
         "base": CTRLConfig(),
     },
     inputs=INPUTS,
-    module=CTRL,
-    parameters=parameters,
+    trunk=CTRL,
+    table=parameters,
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"CTRLLMHeadModel": {}},
+            architectures={"CTRLLMHeadModel": ()},
             constants={"model_type": "ctrl"},
             fields={**GPT_FIELDS, "dff": "feed_forward"},
             settings=GPT_SETTINGS,

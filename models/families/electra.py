@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from models.attention.encoder import EncoderConfig
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
 from models.attention.patterns.pairs import pairs
@@ -22,7 +23,7 @@ from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
 from models.blocks.dense import Dense
 from models.blocks.embeddings import Embeddings
 from models.blocks.heads import TokenHead
-from models.blocks.layer import LayerSizes
+from models.blocks.layer import layer_sizes
 from models.blocks.tables import (
     HF_ASSUMED,
     HF_FIELDS,
@@ -31,14 +32,12 @@ from models.blocks.tables import (
     dense_parameters,
     embedding_parameters,
     layer_parameters,
-    norm_parameters,
+    token_head_parameters,
 )
 from models.core.family import Family, HuggingFace, Input, Inputs, Shape
-from models.core.noise import dropout, site
-from models.core.parameters import Noise, Parameter, Slot
+from models.core.parameters import Noise, Parameter
 from models.core.program import Program
 from models.core.ranges import COUNT, check_ranges
-from models.core.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,18 +73,23 @@ class ElectraConfig:
         for tower in ("discriminator", "generator"):
             check_sizes(getattr(self, tower), f"model.{tower}.")
 
-    def layer_sizes(self, tower: Tower) -> LayerSizes:
-        """Of a tower's layers; the rates are those of both."""
-        of_both = (self.activation, self.dropout, self.attention_dropout, self.norm_epsilon, self.init_std)
-        return LayerSizes(tower.width, tower.heads, tower.feed_forward, *of_both)
+    def encoder(self, part: str) -> "TowerConfig":
+        """Of one of the two encoders, with the rates of both."""
+        of_both = {name: value for name, value in vars(self).items() if not isinstance(value, Tower)}
+        return TowerConfig(**of_both, **vars(getattr(self, part)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerConfig(EncoderConfig):
+    """An encoder's, whose layers may be of another width than its embeddings."""
+
+    embedding: int = 768  # width of the embeddings
 
 
 class Encoder(nn.Module):
-    """Shared embeddings in, hidden states out: project to the tower's width where it differs, then the layers."""
+    """Shared embeddings in, hidden states out."""
 
-    sizes: LayerSizes
-    depth: int
-    pattern: Pattern
+    config: TowerConfig
     program: Program
 
     @nn.compact
@@ -94,12 +98,8 @@ class Encoder(nn.Module):
 
         With slots i32[batch, n] -> [batch, n, width].
         """
-        sizes, dtype = self.sizes, self.program.compute
-        x = dropout(embedded, sizes.dropout, site(noise, 0)).astype(dtype)
-        if x.shape[-1] != sizes.width:
-            x = Dense(sizes.width, sizes.init_std, dtype, name="project")(x)
-        mask = Mask(segments)
-        return encode(self, sizes, self.depth, self.pattern, x, mask, site(noise, 1), self.program, slots)
+        projects = self.config.embedding != self.config.width
+        return encode(self, self.config, embedded, Mask(segments), noise, self.program, slots, projects)
 
 
 class Generator(nn.Module):
@@ -110,7 +110,7 @@ class Generator(nn.Module):
 
     def setup(self):
         c, dtype = self.config, self.program.compute
-        self.encoder = Encoder(c.layer_sizes(c.generator), c.generator.depth, c.pattern, self.program)
+        self.encoder = Encoder(c.encoder("generator"), self.program)
         # The head's activation is gelu whatever the encoder's, as in the original and in Hugging Face.
         self.predictions = TokenHead(c.embedding, c.vocab_size, "gelu", c.norm_epsilon, c.init_std, dtype)
 
@@ -123,7 +123,7 @@ class Discriminator(nn.Module):
 
     def setup(self):
         c, dtype = self.config, self.program.compute
-        self.encoder = Encoder(c.layer_sizes(c.discriminator), c.discriminator.depth, c.pattern, self.program)
+        self.encoder = Encoder(c.encoder("discriminator"), self.program)
         self.dense = Dense(c.discriminator.width, c.init_std, dtype)
         self.score = Dense(1, c.init_std, jnp.float32)
 
@@ -148,8 +148,7 @@ class Electra(nn.Module):
         """slots i32[rows, n] -> the generator's logits f32[rows * n, padded vocab]."""
         embedded = self.embeddings(inputs["tokens"], inputs["types"])
         hidden = self.generator.encoder(embedded, inputs["segments"], noise, slots)
-        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
-        return self.generator.predictions(read, self.embeddings.tokens)
+        return self.generator.predictions(hidden, self.embeddings.tokens)
 
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
         """The discriminator's trunk, which is what is finetuned -> [rows, length, width].
@@ -179,11 +178,8 @@ def parameters(config: ElectraConfig) -> list[Parameter]:
             axes = ("embedding", "width")
             table += dense_parameters(f"{part}/encoder/project", axes, model("electra.embeddings_project"))
         table += layer_parameters(f"{part}/encoder/layers", part, "electra")
-    generator = lambda name: {"generator": name}
-    head = "generator/predictions"
-    table += dense_parameters(f"{head}/dense", ("width", "embedding"), generator("generator_predictions.dense"))
-    table += norm_parameters(f"{head}/norm", ("embedding",), generator("generator_predictions.LayerNorm"))
-    table.append(Parameter(f"{head}/bias", ("vocab",), {"generator": Slot("generator_lm_head.bias")}))
+    names = "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"
+    table += token_head_parameters("generator/predictions", *names, part="generator")
     score = lambda name: {"discriminator": f"discriminator_predictions.{name}"}
     table += dense_parameters("discriminator/dense", ("width", None), score("dense"))
     table += dense_parameters("discriminator/score", ("width", None), score("dense_prediction"))
@@ -195,7 +191,7 @@ def _hugging_face(tower: str, folder: str, architecture: str, tied: dict[str, st
     sizes = {name: f"{tower}.{field}" for name, field in HF_SIZES.items()}
     return HuggingFace(
         folder=folder,
-        architectures={architecture: {}},
+        architectures={architecture: ()},
         constants={"model_type": "electra"},
         fields={**HF_FIELDS, "embedding_size": "embedding", **sizes},
         settings=HF_SETTINGS,
@@ -220,7 +216,7 @@ def attentions(config: ElectraConfig, length: int, memory: int) -> list[Attentio
         blocks = blocks_of(config.pattern, tower.depth, tower.heads, length)
         if part == "generator" and tower.depth == 1 and blocks is None:
             continue
-        asked.append(attention_of(config.layer_sizes(tower), length, blocks=blocks, part=part))
+        asked.append(attention_of(layer_sizes(config.encoder(part)), length, blocks=blocks, part=part))
     return asked
 
 
@@ -238,8 +234,8 @@ FAMILY = Family(
         ),
     },
     inputs={"tokens": Input(("length",)), "types": Input(("length",)), "segments": Input(("length",))},
-    module=Electra,
-    parameters=parameters,
+    trunk=Electra,
+    table=parameters,
     hf={
         "discriminator": _hugging_face("discriminator", "", "ElectraForPreTraining", {}),
         "generator": _hugging_face(

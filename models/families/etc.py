@@ -15,6 +15,7 @@ layers stacked, and the config as `config.json`.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from models.attention.patterns.pattern import Pattern
 from models.blocks.checks import check_encoder
 from models.blocks.embeddings import token_table
 from models.blocks.feed_forward import FeedForward
-from models.blocks.heads import TokenHead
+from models.blocks.heads import TOKENS, WithHeads, token_head
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
@@ -65,6 +66,11 @@ class EtcConfig:
                 f"model.window={self.window}: must be odd, the blocks around a token's own and that one; take "
                 f"{self.window - 1} or {self.window + 1}"
             )
+
+    @property
+    def embedding(self) -> int:
+        """The width of the embeddings."""
+        return self.width
 
     @property
     def pattern(self) -> Pattern:
@@ -109,17 +115,12 @@ class EtcLayer(nn.Module):
         return done + x[len(done) :], None
 
 
-class Etc(nn.Module):
-    """The encoder with its masked-token head."""
-
-    config: EtcConfig
-    program: Program
+class Etc(WithHeads):
+    """The encoder."""
 
     def setup(self):
-        c = self.config
-        self.embeddings = EtcEmbeddings(c)
-        of_head = (c.width, c.vocab_size, c.activation, c.norm_epsilon, c.init_std)
-        self.predictions = TokenHead(*of_head, self.program.compute)
+        super().setup()
+        self.embeddings = EtcEmbeddings(self.config)
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
@@ -138,18 +139,18 @@ class Etc(nn.Module):
         layer = EtcLayer(c, self.program, parent=None)
         return stack(self, [layer], c.depth, x, seen, site(noise, 1), self.program, slots)[0][0]
 
-    def token_logits(self, hidden: Array) -> Array:
-        """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
-        read = constrain(hidden.reshape(-1, hidden.shape[-1]), "batch", None)
-        return self.predictions(read, self.embeddings.tokens)
-
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
-        return self.token_logits(self.encode(inputs)[:, :1])
+        return self.read_all(self.encode(inputs))
 
 
-def parameters(config: EtcConfig) -> list[Parameter]:
-    """The parameter table."""
+def named_by_path(rows: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """Rows of the parameter table whose names in the export are their paths."""
+    return tuple(row._replace(hf={"model": Slot(row.path)}) for row in rows)
+
+
+def parameters(config: EtcConfig) -> tuple[Parameter, ...]:
+    """The trunk's rows of the parameter table."""
     table = [
         Parameter("embeddings/tokens", ("vocab", "embedding"), {}),
         Parameter("embeddings/global", ("type", "embedding"), {}),
@@ -167,11 +168,8 @@ def parameters(config: EtcConfig) -> list[Parameter]:
         *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), {}),
         *dense_parameters("layers/feed_forward/down", (LAYERS, "feed_forward", "width"), {}),
         *norm_parameters("layers/feed_forward/norm", (LAYERS, "width"), {}),
-        *dense_parameters("predictions/dense", ("width", "embedding"), {}),
-        *norm_parameters("predictions/norm", ("embedding",), {}),
-        Parameter("predictions/bias", ("vocab",), {}),
     ]
-    return [row._replace(hf={"model": Slot(row.path)}) for row in table]
+    return named_by_path(table)
 
 
 def seen(config: EtcConfig, shape: Shape) -> float:
@@ -180,6 +178,8 @@ def seen(config: EtcConfig, shape: Shape) -> float:
     hidden = length**2 - float(pairs(config.pattern, 1, 1, length)[0])
     return 1.0 - hidden / (length + number) ** 2
 
+
+_TOKEN_HEAD = token_head("", "", "")
 
 FAMILY = Family(
     config=EtcConfig,
@@ -196,12 +196,13 @@ FAMILY = Family(
         "global_of": Input(("length",)),
         "global_segments": Input(("globals",)),
     },
-    module=Etc,
-    parameters=parameters,
+    trunk=Etc,
+    table=parameters,
+    heads=(dataclasses.replace(_TOKEN_HEAD, parameters=named_by_path(_TOKEN_HEAD.parameters)),),
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"BigBirdEtc": {}},
+            architectures={"BigBirdEtc": (TOKENS,)},
             constants={"model_type": "bigbird-etc"},
             fields={
                 **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},

@@ -56,12 +56,12 @@ FAMILY = Family(
         "base": GPTConfig(),
     },
     inputs=INPUTS,
-    module=GPT,
-    parameters=parameters,
+    trunk=GPT,
+    table=parameters,
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"OpenAIGPTLMHeadModel": {}},
+            architectures={"OpenAIGPTLMHeadModel": ()},
             constants={"model_type": "openai-gpt"},
             fields={
                 **GPT_FIELDS,

@@ -72,12 +72,12 @@ FAMILY = Family(
         "gpt3-175b": _gpt3(96, 12288, 128),
     },
     inputs=INPUTS,
-    module=GPT2,
-    parameters=parameters,
+    trunk=GPT2,
+    table=parameters,
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"GPT2LMHeadModel": {}},
+            architectures={"GPT2LMHeadModel": ()},
             constants={"model_type": "gpt2"},
             fields={**GPT_FIELDS, "n_inner": GPT_INNER, "activation_function": "activation"},
             settings={**GPT_SETTINGS, "attn_pdrop": "attention_dropout"},

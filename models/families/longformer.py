@@ -8,24 +8,16 @@ Hugging Face: LongformerForMaskedLM, which has no dilation and is told a row's g
 """
 
 import dataclasses
+from collections.abc import Collection
 
 import numpy as np
 
-from models.attention.encoder import INPUTS, Encoder, EncoderConfig, attentions, seen
+from models.attention.encoder import Encoder, EncoderConfig, encoder_family, encoder_parameters
 from models.attention.global_tokens import GlobalWeights
 from models.attention.patterns.pattern import Pattern, check
-from models.blocks.tables import (
-    HF_FIELDS,
-    HF_SETTINGS,
-    HF_SIZES,
-    OFFSET_POSITIONS,
-    PADDING,
-    dense_parameters,
-    embedding_parameters,
-    layer_parameters,
-    lm_head_parameters,
-)
-from models.core.family import Converter, Family, HuggingFace
+from models.blocks.heads import TOKENS, token_head
+from models.blocks.tables import OFFSET_POSITIONS, PADDING, dense_parameters
+from models.core.family import Converter
 from models.core.parameters import LAYERS, Parameter
 
 
@@ -38,31 +30,25 @@ class LongformerConfig(EncoderConfig):
     types: int = 1  # segment types; with one, only separators tell A from B
     norm_epsilon: float = 1e-5  # added to the variance in norms
     pattern: Pattern = Pattern("longformer", block=128)  # which keys a query sees
-    pair_head: bool = False  # there is none
 
     def __post_init__(self):
         super().__post_init__()
-        if self.pair_head:
-            raise ValueError("model.pair_head=True: a Longformer has no head for pairs; set it to False")
         check(self.pattern, self.depth, self.heads, self.positions)
 
 
 class Longformer(Encoder):
-    """The encoder with its masked-token head, whose activation is gelu as in the original and in Hugging Face."""
+    """RoBERTa's encoder, where global tokens have projections of their own."""
 
-    head_activation: str | None = "gelu"
     padding_positions: int = PADDING + 1
     own_globals: bool = True
 
 
-def parameters(config: LongformerConfig) -> list[Parameter]:
-    """Longformer's parameter table."""
-    table = embedding_parameters("embeddings", {"model": "longformer.embeddings."}, before=PADDING + 1)
-    table += layer_parameters("layers", "model", "longformer")
+def _table(config: LongformerConfig) -> list[Parameter]:
+    rows = encoder_parameters("longformer", PADDING + 1)
     for name in GlobalWeights._fields:
         there = {"model": f"longformer.encoder.layer.{{layer}}.attention.self.{name}_global"}
-        table += dense_parameters(_GLOBAL.format(name), (LAYERS, "width", "heads"), there)
-    return table + lm_head_parameters("predictions", "model")
+        rows += dense_parameters(_GLOBAL.format(name), (LAYERS, "width", "heads"), there)
+    return rows
 
 
 _GLOBAL, _LOCAL = "layers/attention/global/{}", "layers/attention/{}"
@@ -79,7 +65,7 @@ _WINDOWS = Converter(
 )
 
 
-def _otherwise(config: LongformerConfig) -> list[str]:
+def _otherwise(config: LongformerConfig, heads: Collection[str]) -> list[str]:
     """What transformers' Longformer computes otherwise."""
     pattern = config.pattern
     if pattern.name != "longformer":
@@ -87,7 +73,7 @@ def _otherwise(config: LongformerConfig) -> list[str]:
     return ["windows are not dilated"] if set(pattern.dilations) != {1} else []
 
 
-FAMILY = Family(
+FAMILY = encoder_family(
     config=LongformerConfig,
     sizes={
         # Trains within minutes on a CPU: no published one.
@@ -95,28 +81,18 @@ FAMILY = Family(
         "base": LongformerConfig(),  # Beltagy et al. 2020, section 5: RoBERTa's sizes, windows of 512
         "large": LongformerConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
-    inputs=INPUTS,
-    module=Longformer,
-    parameters=parameters,
-    hf={
-        "model": HuggingFace(
-            folder="",
-            architectures={"LongformerForMaskedLM": {"pair_head": False}},
-            constants={"model_type": "longformer", "pad_token_id": PADDING},
-            fields={**HF_FIELDS, **HF_SIZES, "max_position_embeddings": OFFSET_POSITIONS},
-            settings={**HF_SETTINGS, "attention_window": _WINDOWS},
-            tied={
-                "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
-                "lm_head.decoder.bias": "lm_head.bias",
-            },
-            trunk="longformer.",
-            pair="cls A sep sep B sep",
-            prepare="--tokenizer bpe --specials roberta",
-            otherwise=_otherwise,
-        )
-    },
-    seen=seen,
-    attention="self",
-    attentions=attentions,
+    trunk=Longformer,
+    table=_table,
+    heads=(token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", activation="gelu"),),
+    architectures={"LongformerForMaskedLM": (TOKENS,)},
+    model_type="longformer",
+    decoder="lm_head",
+    constants={"pad_token_id": PADDING},
+    fields={"max_position_embeddings": OFFSET_POSITIONS},
+    settings={"attention_window": _WINDOWS},
+    pair="cls A sep sep B sep",
+    prepare="--tokenizer bpe --specials roberta",
+    otherwise=_otherwise,
+    assumed={},
     continues={"roberta": _FROM_LOCAL},
 )

@@ -61,12 +61,8 @@ SETTINGS = ("dropout", "attention_dropout", "init_std", "memory", "pattern", "bl
 
 
 def weight_fields(config, prefix: str = "") -> dict[str, Any]:
-    """The fields that decide which weights a model has or what they mean: path -> value, dots into nested configs.
-
-    All but SETTINGS, and but those that add or take away whole heads, which the parameters themselves show.
-    """
-    hf = family_of(config).hf.values() if not prefix else ()
-    heads = {name for model in hf for fields in model.architectures.values() for name in fields}
+    """The fields that decide which weights a model has or what they mean, all but SETTINGS: path -> value, dots into
+    nested configs."""
     found = {}
     for field in dataclasses.fields(config):
         value, path = getattr(config, field.name), prefix + field.name
@@ -74,7 +70,7 @@ def weight_fields(config, prefix: str = "") -> dict[str, Any]:
             continue
         if dataclasses.is_dataclass(value):
             found |= weight_fields(value, f"{path}.")
-        elif field.name not in heads:
+        else:
             found[path] = value
     return found
 

@@ -274,12 +274,12 @@ FAMILY = Family(
         ),
     },
     inputs={"tokens": Input(("length",)), "segments": Input(("length",))},
-    module=TransformerXL,
-    parameters=parameters,
+    trunk=TransformerXL,
+    table=parameters,
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"TransformerXL": {}},
+            architectures={"TransformerXL": ()},
             constants={"model_type": "transformer-xl"},
             fields={
                 **{name: name for name in ("vocab_size", "width", "depth", "heads", "feed_forward", "activation")},

@@ -216,12 +216,12 @@ FAMILY = Family(
         "large": _size(24, 1024),
     },
     inputs=INPUTS,
-    module=XLNet,
-    parameters=parameters,
+    trunk=XLNet,
+    table=parameters,
     hf={
         "model": HuggingFace(
             folder="",
-            architectures={"XLNetLMHeadModel": {}},
+            architectures={"XLNetLMHeadModel": ()},
             constants={"model_type": "xlnet", "attn_type": "bi", "clamp_len": -1},
             fields={
                 "vocab_size": "vocab_size",

@@ -73,7 +73,7 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
 
 def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decoding, number: int) -> None:
     if not isinstance(model, Writer):
-        able = [name for name, family in FAMILIES.items() if issubclass(family.module, Writer)]
+        able = [name for name, family in FAMILIES.items() if issubclass(family.trunk, Writer)]
         raise UserError(f"a model of {name_of(model.config)} cannot continue texts; those of {', '.join(able)} can")
     if cut := getattr(model, "clusters", ()):
         raise UserError(

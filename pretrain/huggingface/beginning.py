@@ -27,12 +27,12 @@ def counterparts(theirs, ours) -> dict[str, str]:
 def as_theirs(params: Mapping[str, np.ndarray], theirs, ours) -> dict[str, np.ndarray]:
     """Parameters of a model of config `ours`, path -> array, under their names and with the shapes in `theirs`."""
     resized = _resized(params, ours, ours, theirs)
-    return {name: resized[path] for path, name in counterparts(theirs, ours).items()}
+    return {name: resized[path] for path, name in counterparts(theirs, ours).items() if path in params}
 
 
 def as_ours(source: str, params: Mapping[str, np.ndarray], theirs, ours) -> dict[str, np.ndarray]:
     """The inverse: what parameters of a model of config `theirs` are in one of `ours`, path -> array."""
-    named = {path: params[name] for path, name in counterparts(theirs, ours).items()}
+    named = {path: params[name] for path, name in counterparts(theirs, ours).items() if name in params}
     before, after = (getattr(config, "positions", None) for config in (theirs, ours))
     if before and after and before != after:
         log.warning("%s: its %s positions are copied on to %s", source, f"{before:,}", f"{after:,}")

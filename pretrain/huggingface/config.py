@@ -146,8 +146,7 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
             )
     if missing:
         raise UserError(f"{folder}: config.json lacks {', '.join(dict.fromkeys(missing))}; add what the model has")
-    classes = [name for name in architectures(folder) if name in model.architectures]
-    return values | dict(model.architectures[classes[0]] if classes else {})
+    return values
 
 
 def _replaced(config, values: Mapping[str, Any]):

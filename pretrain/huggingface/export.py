@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import jax
@@ -48,8 +48,8 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
     for misfit in misfits(config, made):
         log.warning("export --to %s: %s", folder, misfit)
     for part, model in parts.items():
-        if otherwise := model.otherwise(config):
-            log.warning("export --to %s: in a %s %s", folder, architecture(config, part), "; ".join(otherwise))
+        if otherwise := model.otherwise(config, params.keys()):
+            log.warning("export --to %s: in a %s %s", folder, architecture(config, part, params), "; ".join(otherwise))
     ids = token_ids(made)
     arrays = jax.tree.map(np.asarray, params)
     partial = folder.with_name(f".{folder.name}.partial")
@@ -59,7 +59,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
             target = partial / parts[part].folder
             target.mkdir(parents=True)
             said = target / "config.json"
-            said.write_text(_json(config_fields(config, part, ids, dtype)), "utf-8")
+            said.write_text(_json(config_fields(config, part, params, ids, dtype)), "utf-8")
             shards.write(tensors(arrays, config, part), target, jnp.dtype(dtype), said, shards.LIMIT)
             _write_tokenizer(Path(tokenizer_path), target, getattr(config, "positions", None))
         (partial / MARK).write_text(_json({"run": run}), "utf-8")
@@ -71,11 +71,16 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
         ) from error
 
 
-def config_fields(config, part: str, ids: Mapping[str, int | None], dtype: str = "float32") -> dict:
-    """config.json of one part; ids: `token_ids`, also where null: transformers' defaults are others'."""
+def config_fields(
+    config, part: str, names: Collection[str], ids: Mapping[str, int | None], dtype: str = "float32"
+) -> dict:
+    """config.json of one part.   names: as of `architecture`.
+
+    ids: `token_ids`, also where null: transformers' defaults are others'.
+    """
     model = family_of(config).hf[part]
     return {
-        "architectures": [architecture(config, part)],
+        "architectures": [architecture(config, part, names)],
         **model.constants,
         **fields_of(config, part),
         **ids,

@@ -1,6 +1,5 @@
 """Read the weights of a Hugging Face model as our parameters."""
 
-import dataclasses
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -43,9 +42,8 @@ def load(
     UserError for a config field that differs, another vocabulary, and tensors that are missing, unexpected or of
     another shape; safetensors only, in one file or sharded.
     """
-    found = config_from(source)
-    check_same(source, found, config)
-    theirs = _with_heads(found, config)
+    theirs = config_from(source)
+    check_same(source, theirs, config)
     begun = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
     if start is not None:
         begun = {path: np.array(leaf) for path, leaf in leaves(start())}
@@ -61,13 +59,6 @@ def load(
     return nest(begun | ours)
 
 
-def _with_heads(theirs, ours):
-    """A model of config `theirs`, with those heads that one of `ours` has."""
-    classes = [fields for model in family_of(theirs).hf.values() for fields in model.architectures.values()]
-    heads = {name for fields in classes for name in fields if hasattr(ours, name)}
-    return dataclasses.replace(theirs, **{name: getattr(ours, name) for name in heads})
-
-
 def _read(source: str | Path, config, params: Params, heads_anew: bool) -> Params:
     """A folder's model of this config, written into params, which may lack some; heads that the folder lacks stay."""
     family = family_of(config)
@@ -76,11 +67,12 @@ def _read(source: str | Path, config, params: Params, heads_anew: bool) -> Param
         wanted, trunk = tensors(params, config, part), family.hf[part].trunk
         stored = _Tensors(folder, trunk)
         missing = [name for name in wanted if _stored_name(name, stored, family.hf[part]) not in stored]
-        heads = [name for name in missing if not _of_trunk(wanted[name], config, part)]
+        heads = [name for name in missing if _of_head(wanted[name], config)]
         anew = heads if heads_anew else []
         cure = "; start them anew with --init-heads-anew" if missing == heads else ""
         lacking = [name for name in missing if name not in anew]
-        _check_names(folder, stored, wanted, lacking, cure, config, part, heads_anew)
+        needed = architecture(config, part, params)
+        _check_names(folder, stored, wanted, lacking, cure, config, part, needed, heads_anew)
         if anew:
             log.warning("%s: read all but %s, which start anew", folder, ", ".join(anew))
             wanted = {name: tensor for name, tensor in wanted.items() if name not in anew}
@@ -205,17 +197,19 @@ def _check_names(
     cure: str,
     config,
     part: str,
+    needed: str,
     other_heads: bool,
 ) -> None:
     """UserError for tensors that are missing, that this model has no place for, or tied ones that are not equal.
 
-    cure: of what is missing.   other_heads: whether heads of any kind are left out.
+    cure: of what is missing.   needed: the class that has all that is wanted.
+    other_heads: whether heads of any kind are left out.
     """
     model = family_of(config).hf[part]
     if missing:
         raise UserError(
             f"{folder}: has no {_listed(missing)}; it is a {' or '.join(architectures(folder)) or 'model'} "
-            f"and this recipe needs a {architecture(config, part)}{cure}"
+            f"and this recipe needs a {needed}{cure}"
         )
     for target, source in model.tied.items():
         if target in tensors and source in tensors and not np.array_equal(tensors.read(target), tensors.read(source)):
@@ -223,37 +217,21 @@ def _check_names(
                 f"{folder}: {target} differs from {source}, but this model ties them; give a folder of a tied model"
             )
     others = [name for name in tensors.found if name not in wanted and name not in model.tied]
-    heads = _names_of_all_architectures(config, part)
-    unexpected = [name for name in others if name not in heads and not name.endswith(BUFFERS)]
+    known = {row.hf[part].name for row in family_of(config).parameters(config) if part in row.hf}
+    unexpected = [name for name in others if name not in known and not name.endswith(BUFFERS)]
     if other_heads:
         unexpected = [name for name in unexpected if name.startswith(model.trunk)]
     if unexpected:
         raise UserError(
-            f"{folder}: has {_listed(unexpected)}, for which a {architecture(config, part)} has no place; "
-            "give a folder of that class"
+            f"{folder}: has {_listed(unexpected)}, for which a {needed} has no place; give a folder of that class"
         )
     if others:
         log.warning("%s: left out %s, which this model does not use", folder, _listed(others))
 
 
-def _of_trunk(tensor: Tensor, config, part: str) -> bool:
-    """Whether every class of the part has it, below its heads."""
-    model, table = family_of(config).hf[part], family_of(config).parameters
-    tables = [table(dataclasses.replace(config, **fields)) for fields in model.architectures.values()]
-    trunks = [
-        {row.path for row in rows if part in row.hf and row.hf[part].name.startswith(model.trunk)} for rows in tables
-    ]
-    return tensor.pieces[0].origin[0] in set.intersection(*trunks)
-
-
-def _names_of_all_architectures(config, part: str) -> set[str]:
-    """Every tensor name that a model of these sizes has in any of the part's classes."""
-    family = family_of(config)
-    names = set()
-    for fields in family.hf[part].architectures.values():
-        table = family.parameters(dataclasses.replace(config, **fields))
-        names |= {parameter.hf[part].name for parameter in table if part in parameter.hf}
-    return names
+def _of_head(tensor: Tensor, config) -> bool:
+    path = tensor.pieces[0].origin[0]
+    return path.partition("/")[0] in {head.name for head in family_of(config).heads}
 
 
 def _listed(names: list[str]) -> str:

@@ -1,6 +1,6 @@
 """The one place that knows how parameters map to the tensors of a Hugging Face checkpoint, in both directions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,7 +104,9 @@ def fields_of(config, part: str) -> dict[str, Any]:
     return {name: value(place) for name, place in known.items()}
 
 
-def architecture(config, part: str) -> str:
-    """The transformers class of a part of this config's family."""
-    classes = family_of(config).hf[part].architectures
-    return next(name for name, fields in classes.items() if all(field(config, f) == v for f, v in fields.items()))
+def architecture(config, part: str, names: Collection[str]) -> str:
+    """The first transformers class of a part of a config's model that has all heads among these names, such as those of
+    the model's parameters."""
+    family = family_of(config)
+    heads, classes = {head.name for head in family.heads if head.name in names}, family.hf[part].architectures
+    return next((name for name, of_class in classes.items() if heads <= {*of_class}), next(iter(classes)))

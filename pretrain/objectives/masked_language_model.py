@@ -10,12 +10,13 @@ from data_pipelines.examples.global_tokens import GlobalTokens
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
 from models.attention.patterns.pattern import DENSE
+from models.blocks.heads import PAIR, TOKENS
 from models.families.registry import family_of
 from pretrain.objectives import baselines, layouts
 from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.objective import Objective
-from pretrain.objectives.protocols import Encoder, PairClassifier, TokenPredictor
+from pretrain.objectives.protocols import Encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,22 +45,15 @@ class MaskedLanguageModel(Objective):
 
     @property
     def asks(self):
-        return (Encoder, TokenPredictor, PairClassifier) if self.label else (Encoder, TokenPredictor)
+        return (Encoder, TOKENS, PAIR) if self.label else (Encoder, TOKENS)
 
     def check(self, model_config, corpus, phases):
-        pair_head = getattr(model_config, "pair_head", self.label is not None)  # where a model may leave it out
-        if (self.label is not None) != pair_head:
-            label = self.label or f"{NEXT_SENTENCE}=False and objective.{SENTENCE_ORDER}"
-            cure = "set both to True or both to False" if self.label else "set one to True or the last to False"
-            raise UserError(f"objective.{label}={bool(self.label)} but model.pair_head={pair_head}: {cure}")
-        if self.globals:
-            self._check_globals(model_config)
-
-    def _check_globals(self, model_config):
+        if not self.globals:
+            return
         family, setting = family_of(model_config), f"objective.globals={self.globals}"
         if "globals" not in family.inputs:
             raise UserError(f"{setting}: {type(model_config).__name__} takes no global tokens; set it to 0")
-        if model_config.pattern.name == DENSE and not getattr(family.module, "own_globals", False):
+        if model_config.pattern.name == DENSE and not getattr(family.trunk, "own_globals", False):
             raise UserError(f"{setting}: model.pattern.name=dense lets all tokens see all; set it to 0")
 
     def rows(self, phase):
@@ -83,8 +77,9 @@ class MaskedLanguageModel(Objective):
         slots = jnp.pad(batch["prediction_positions"], ((0, 0), (first, 0)))  # with position 0 before them
         inputs = (inputs_of(model, batch), moment.noise, slots)
         hidden = model.apply(variables, *inputs, method="encode")
-        pair_logits = model.apply(variables, hidden[:, 0], method="pair_logits") if self.label else None
-        logits = model.apply(variables, hidden[:, first:], method="token_logits")
+        read = lambda name, hidden: model.apply(variables, name, hidden, method="read")
+        pair_logits = read(PAIR, hidden[:, 0]) if self.label else None
+        logits = read(TOKENS, hidden[:, first:])
         losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
         weights = batch["prediction_weights"].reshape(-1)
         sums = {"mlm": jnp.sum(losses * weights)}

@@ -44,16 +44,17 @@ class Objective(abc.ABC):
     `weights` the denominators W_k from the batch alone, `coefficients` the c_k. So microbatches, padding and devices
     change nothing but rounding.
 
-    asks: of the model, `protocols` that it must have.   phase: the class of its recipes' phases.
+    asks: of the model, `protocols` that its trunk must have and names of heads that read it.
+    phase: the class of its recipes' phases.
     teachers: name -> what is asked of each frozen model beside it.
     rowwise: whether a row's loss depends on that row alone, or else on others too: no microbatch has these, and
     held-out figures are then of whole batches alone.
     per_example: of `loss`'s counts in evaluation, those that are [rows, ...]; `report` gets them joined, not summed.
     """
 
-    asks: ClassVar[tuple[type, ...]] = ()
+    asks: ClassVar[tuple[type | str, ...]] = ()
     phase: ClassVar[type[Phase]] = Phase
-    teachers: ClassVar[Mapping[str, tuple[type, ...]]] = MappingProxyType({})
+    teachers: ClassVar[Mapping[str, tuple[type | str, ...]]] = MappingProxyType({})
     rowwise: ClassVar[bool] = True
     per_example: ClassVar[tuple[str, ...]] = ()
 

@@ -30,14 +30,6 @@ class TokenPredictor(Protocol):
 
 
 @runtime_checkable
-class PairClassifier(Protocol):
-    """A head for a label of two segments."""
-
-    def pair_logits(self, first: Array) -> Array:
-        """first [rows, width], the hidden states at position 0 -> logits f32[rows, 2]."""
-
-
-@runtime_checkable
 class Generator(Protocol):
     """A small model of masked tokens, beside a trunk with shared embeddings."""
 

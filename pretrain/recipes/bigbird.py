@@ -18,8 +18,6 @@ bases each; bits per base: 1.12, BERT's in rows of 512 1.23, table 5).
     python -m pretrain run bigbird-dna-tiny --corpus CORPUS --workdir RUN
 """
 
-import dataclasses
-
 from models.families.bigbird import FAMILY
 from pretrain.objectives.layouts import PACKED_ACROSS
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
@@ -32,7 +30,7 @@ def _recipe(name: str, size: str, schedule: Schedule, phase: Phase, steps: int) 
     return Recipe(
         name=f"bigbird-{name}",
         source="Zaheer et al. 2020",
-        model=dataclasses.replace(FAMILY.sizes[size], pair_head=False),
+        model=FAMILY.sizes[size],
         objective=MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False),
         optimizer=Optimizer(),
         schedule=schedule,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -38,16 +39,26 @@ class Assembly(NamedTuple):
 
 def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
     """Nothing is allocated or compiled yet; UserError when `frozen` names no parameter, or all."""
-    family = family_of(recipe.model)
-    everything = family.parameters(recipe.model)
+    everything = table_of(recipe.model, recipe.objective.asks)
     _check_frozen(recipe.frozen, [parameter.path for parameter in everything])
     table = [parameter for parameter in everything if not _is_frozen(parameter.path, recipe.frozen)]
     program = program or programs.default()
     # Kernels are chosen for the trained model: a teacher's attention may be one that they do not take.
     plain = dataclasses.replace(program, attention="xla")
-    teachers = {one.name: family_of(one.model).module(one.model, plain) for one in recipe.teachers}
+    teachers = {one.name: model_of(one.model, recipe.objective.teachers[one.name], plain) for one in recipe.teachers}
     optimizer = transformation(recipe.optimizer, table)
-    return Assembly(recipe, family, family.module(recipe.model, program), table, optimizer, teachers)
+    model = model_of(recipe.model, recipe.objective.asks, program)
+    return Assembly(recipe, family_of(recipe.model), model, table, optimizer, teachers)
+
+
+def model_of(config: Any, asks: Iterable[type | str], program: Program) -> nn.Module:
+    """A config's model with the heads that are asked for."""
+    return family_of(config).module(config, program, made_heads(config, asks))
+
+
+def made_heads(config: Any, asks: Iterable[type | str]) -> tuple[str, ...]:
+    """The heads of a config's model in which those that are asked for are trained."""
+    return family_of(config).heads_with([name for name in asks if isinstance(name, str)])
 
 
 def initial_params(assembly: Assembly) -> Params:
@@ -73,8 +84,14 @@ def all_parameters(recipe: Recipe) -> list[Parameter]:
     def below(name, parameter):
         return parameter._replace(path=f"{TEACHERS}/{name}/{parameter.path}")
 
-    of_teachers = [below(one.name, p) for one in recipe.teachers for p in family_of(one.model).parameters(one.model)]
-    return family_of(recipe.model).parameters(recipe.model) + of_teachers
+    asked = recipe.objective.teachers
+    of_teachers = [below(one.name, row) for one in recipe.teachers for row in table_of(one.model, asked[one.name])]
+    return table_of(recipe.model, recipe.objective.asks) + of_teachers
+
+
+def table_of(config: Any, asks: Iterable[type | str]) -> list[Parameter]:
+    """The parameter table of a config's model with the heads that are asked for."""
+    return family_of(config).parameters(config, made_heads(config, asks))
 
 
 @functools.lru_cache

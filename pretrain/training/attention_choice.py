@@ -94,8 +94,7 @@ def for_evaluation(assembly: Assembly, phase: int, mesh: Mesh) -> Assembly:
     recipe, program = assembly.recipe, assembly.model.program
     if program.attention in PLAIN or not _of_evaluation(recipe, program.attention, phase, mesh):
         return assembly
-    plain = dataclasses.replace(program, attention="xla")
-    return assembly._replace(model=assembly.family.module(recipe.model, plain))
+    return assembly._replace(model=assembly.model.clone(program=dataclasses.replace(program, attention="xla")))
 
 
 def _is_sparse(model) -> bool:

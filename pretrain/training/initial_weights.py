@@ -9,10 +9,11 @@ from data_pipelines.cloud import in_cloud, is_file, local_folder
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.parameters import Params, leaves, nest
-from models.families.registry import differing_fields, family_of, renamed
+from models.families.registry import differing_fields, renamed
 from pretrain.huggingface.beginning import as_ours, counterparts
 from pretrain.huggingface.load import check_vocabulary, load
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import table_of
 from pretrain.training.restore import restore
 from pretrain.training.step import merge
 from tpu.mesh import host_mesh
@@ -45,18 +46,20 @@ def _weights(setting: str, source: str, config, shapes: Params, corpus: Corpus, 
             return load(source, config, shapes, corpus.tokenizer_path, start)
         with local_folder(directory.path) as folder:
             return load(folder, config, shapes, corpus.tokenizer_path, start)
-    model = directory.read_recipe().model
+    recipe, wanted = directory.read_recipe(), {path for path, _ in leaves(shapes)}
+    model = recipe.model
     _check_same_model(source, model, config)
-    begun = counterparts(model, config)
-    lacking = sorted({parameter.path for parameter in family_of(config).parameters(config)} - begun.keys())
-    others = sorted({parameter.path for parameter in family_of(model).parameters(model)} - set(begun.values()))
+    there = {row.path for row in table_of(model, recipe.objective.asks)}
+    begun = {path: name for path, name in counterparts(model, config).items() if path in wanted and name in there}
+    lacking, others = sorted(wanted - begun.keys()), sorted(there - set(begun.values()))
     _check_heads(setting, source, lacking, others, anew=start is not None)
     with local_folder(directory.tokenizer) as tokenizer:
         check_vocabulary(tokenizer, corpus.tokenizer_path, model, config)
     restored = restore(directory, mesh=host_mesh())
     trained = jax.device_get(dict(leaves(merge(restored.params, restored.frozen))))
     params = dict(leaves(start())) if start else {}
-    return jax.device_get(nest(params | as_ours(source, trained, model, config)))
+    ours = {path: array for path, array in as_ours(source, trained, model, config).items() if path in wanted}
+    return jax.device_get(nest(params | ours))
 
 
 def _check_same_model(source: str, theirs, ours) -> None:

@@ -114,7 +114,7 @@ def _stage(assembly: Assembly, index: int, mesh: Mesh, microbatches: int, state:
 
     @functools.cache
     def untrained() -> tuple[str, ...]:
-        model = assembly.family.module(recipe.model, Program())  # the form that is traced fastest
+        model = assembly.model.clone(program=Program())  # the form that is traced fastest
         with placed_by(None):
             return unread(recipe.objective, model, *jax.tree.map(_shape, (state, frozen, batch)), assembly.teachers)
 

@@ -23,6 +23,7 @@ from pretrain.objectives.objective import Objective
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.phase import Phase
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
+from pretrain.training.assembly import made_heads
 from tests.models.shapes import parameter_shapes
 
 ROWS, LENGTH, GLOBALS = 4, 24, 6
@@ -86,7 +87,8 @@ def params(case: Case) -> dict:
     rng = np.random.default_rng(0)
     drawn = {}
     # What no token reads comes last: it changes nothing of the others
-    for path, leaf in sorted(leaves(parameter_shapes(case.model)), key=lambda of: of[0].endswith("padding_positions")):
+    shapes = parameter_shapes(case.model, made_heads(case.model, case.objective.asks))
+    for path, leaf in sorted(leaves(shapes), key=lambda of: of[0].endswith("padding_positions")):
         drawn[path] = rng.normal(float(path.endswith("scale")), 0.1, leaf.shape).astype(np.float32)
         if path.endswith(("tokens", "predictions/bias", "cluster_0/bias")) or path == "bias":
             drawn[path][case.model.vocab_size :] = 0

@@ -15,8 +15,9 @@ from models.attention.patterns.pattern import Pattern
 from models.core.parameters import leaves
 from models.core.program import Program
 from models.core.sharding import placed_by
-from models.families.registry import FAMILIES, family_of
+from models.families.registry import FAMILIES
 from pretrain.objectives.objective import Moment
+from pretrain.training.assembly import made_heads, model_of
 from tests.contract import cases
 from tests.contract.cases import CASES
 from tests.models.programs import equations
@@ -32,7 +33,7 @@ MESHES |= dict.fromkeys(("data=2,fsdp=2,tensor=2", "slice=2,data=2,tensor=2"), T
 
 def loss_of(case, program, train):
     """(params, batch, carry) -> loss as the train step forms it."""
-    model = family_of(case.model).module(case.model, program)
+    model = model_of(case.model, case.objective.asks, program)
 
     def loss(params, batch, carry):
         keys = cases.noise(len(batch["tokens"]))
@@ -96,12 +97,13 @@ def test_the_published_size_can_be_placed_and_what_rounds_badly_is_float32(name)
     family = FAMILIES[name]
     model = family.sizes["large" if "large" in family.sizes else "base"]
     case = CASES[name]._replace(model=dataclasses.replace(model, dropout=0.1, attention_dropout=0.1))
-    shapes, rows = parameter_shapes(model), 16
+    heads, rows = made_heads(model, case.objective.asks), 16
+    shapes = parameter_shapes(model, heads)
     length = min(getattr(model, "positions", 128), 1024)  # which serves any pattern
     spec = case.objective.spec(case.of(length, rows))
     batch = {field: jax.ShapeDtypeStruct((rows, *shape), dtype) for field, (shape, dtype) in spec.items()}
     loss = loss_of(case, Program(dtype="bfloat16", remat="dots"), True)
-    own = family.module(case.model, Program(dtype="bfloat16"))
+    own = model_of(case.model, case.objective.asks, Program(dtype="bfloat16"))
     carry = jax.eval_shape(lambda: case.objective.carry(own, case.of(length, rows), True)[0])
 
     def traced(function, mesh):
@@ -112,7 +114,7 @@ def test_the_published_size_can_be_placed_and_what_rounds_badly_is_float32(name)
     for mesh, is_cut in MESHES.items():
         sizes = dataclasses.asdict(parse_mesh(mesh, 8))
         meshes[mesh] = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-        cut = parameter_shardings(family.parameters(model), shapes, meshes[mesh])
+        cut = parameter_shardings(family.parameters(model, heads), shapes, meshes[mesh])
         assert any(any(sharding.spec) for _, sharding in leaves(cut)) == is_cut, mesh
     traced(loss, meshes["data=4,sequence=2"])  # the other meshes cut activations in fewer places than these two
     found = traced(jax.grad(loss), meshes["slice=2,data=2,tensor=2"])

@@ -19,6 +19,7 @@ import torch
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of
 from pretrain.huggingface.tensors import tensors
+from pretrain.training.assembly import made_heads
 from tests.contract import cases
 from tests.contract.cases import Case
 from tests.pretrain import etc_reference, reference, transformer_xl_reference
@@ -26,7 +27,7 @@ from tests.pretrain import etc_reference, reference, transformer_xl_reference
 
 def with_parameters(case: Case, part: str, params: Params | None = None) -> torch.nn.Module:
     """The torch model of a part, with the case's parameters or others."""
-    model = reference.torch_model(case.model, part)
+    model = reference.torch_model(case.model, part, heads=made_heads(case.model, case.objective.asks))
     named = dict(model.named_parameters())
     ours = tensors(params or cases.params(case), case.model, part)
     assert set(ours) == set(named)

@@ -19,7 +19,7 @@ def tables(family):
     """Size -> rows of (path, shape, axes, places in Hugging Face's checkpoints)."""
     golden = {}
     for size, config in family.sizes.items():
-        shapes = dict(leaves(parameter_shapes(config)))
+        shapes = dict(leaves(parameter_shapes(config, tuple(head.name for head in family.heads))))
         golden[size] = [
             {
                 "path": p.path,

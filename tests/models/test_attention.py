@@ -17,7 +17,7 @@ from models.attention.self_attention import SelfAttention
 from models.blocks.layer import LayerSizes
 from models.core.noise import row_keys
 from models.core.program import Program
-from models.families.bert import Bert, BertConfig
+from models.families.bert import FAMILY, BertConfig
 from tests.models.programs import with_gradients
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 3, 10, 2, 4
@@ -129,7 +129,7 @@ def ones_of(length):
 @pytest.mark.parametrize("width, name", [(16, "splash_mha_fwd"), (128, "row_attention_forward")])
 @pytest.mark.parametrize("remat, runs", [("dots", 1), ("full", 2)])
 def test_rematerialisation_of_all_but_products_does_not_run_a_kernel_twice(width, name, remat, runs):
-    model = Bert(dataclasses.replace(SMALL, width=width), Program(attention="splash", remat=remat))
+    model = FAMILY.module(dataclasses.replace(SMALL, width=width), Program(attention="splash", remat=remat))
     inputs = ones_of(128)
     params = jax.eval_shape(model.init, jax.random.key(0), inputs)
     traced = jax.make_jaxpr(jax.grad(lambda params: model.apply(params, inputs, method="encode").sum()))(params)
@@ -145,6 +145,6 @@ def test_rematerialisation_of_all_but_products_does_not_run_a_kernel_twice(width
     ],
 )
 def test_what_a_kernel_cannot_do_is_a_clear_error(kind, dropout, length, said):
-    module = Bert(dataclasses.replace(SMALL, attention_dropout=dropout), Program(attention=kind))
+    module = FAMILY.module(dataclasses.replace(SMALL, attention_dropout=dropout), Program(attention=kind))
     with pytest.raises(ValueError, match=said):
         jax.eval_shape(module.init, jax.random.key(0), ones_of(length))

@@ -35,7 +35,7 @@ def test_layers_that_share_attention_alone_have_that_of_their_group_in_hugging_f
 
 @pytest.mark.parametrize(("family", "config"), SIZES)
 def test_the_table_lists_every_parameter_once_and_axes_name_every_dimension(family, config):
-    shapes, sizes = dict(leaves(parameter_shapes(config))), {}
+    shapes, sizes = dict(leaves(parameter_shapes(config, tuple(head.name for head in family.heads)))), {}
     assert sorted(parameter.path for parameter in family.parameters(config)) == sorted(shapes)
     for parameter in family.parameters(config):
         shape = shapes[parameter.path].shape

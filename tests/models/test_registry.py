@@ -36,7 +36,7 @@ def test_a_part_that_one_config_has_and_the_other_has_not_differs_in_every_field
 
 
 def test_a_dense_model_is_dense_there_too_whatever_is_in_fields_that_it_does_not_read():
-    said = lambda name: dense_there(BertConfig(pattern=Pattern(name, block=128)))
+    said = lambda name: dense_there(BertConfig(pattern=Pattern(name, block=128)), ())
     assert said("dense") == [] and len(said("bigbird")) == 1
 
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.examples.packed_sentences import PackedSentences
+from models.blocks.heads import TOKENS
 from models.blocks.positions import gather_positions
-from models.core.family import Family, Input
+from models.core.family import Family, Head, Input
 from models.core.parameters import Parameter
 from models.families.registry import FAMILIES
 from pretrain.objectives.layouts import LAYOUTS, Rows
@@ -18,7 +19,7 @@ from tests.pretrain import toys
 
 @dataclasses.dataclass(frozen=True)
 class BoxedConfig:
-    """Each token's box and the mean of the row's words; no pair head."""
+    """Each token's box and the mean of the row's words."""
 
     vocab_size: int = 195
     width: int = 16
@@ -29,6 +30,7 @@ class Boxed(nn.Module):
 
     config: BoxedConfig
     program: object
+    heads: tuple = ()
 
     def setup(self):
         normal, c = nn.initializers.normal(0.5), self.config
@@ -40,11 +42,11 @@ class Boxed(nn.Module):
         x = self.words[inputs["tokens"]].mean(axis=1, keepdims=True) + inputs["boxes"] @ self.boxes
         return x if slots is None else gather_positions(x, slots)
 
-    def token_logits(self, hidden):
+    def read(self, name, hidden):
         return jnp.tanh(hidden.reshape(-1, self.config.width)) @ self.out
 
     def __call__(self, inputs):
-        return self.token_logits(self.encode(inputs))
+        return self.read(TOKENS, self.encode(inputs))
 
 
 FAMILY = Family(
@@ -54,8 +56,9 @@ FAMILY = Family(
         "tokens": Input(("length",)),
         "boxes": Input(("length", 4), "float32"),
     },
-    module=Boxed,
-    parameters=lambda config: [
+    trunk=Boxed,
+    heads=(Head(TOKENS, None, ()),),  # a part of the trunk
+    table=lambda config: [
         Parameter("words", ("vocab", "width"), {}),
         Parameter("boxes", (None, "width"), {}),
         Parameter("out", ("width", "vocab"), {}),

@@ -11,6 +11,7 @@ from data_pipelines.tokenizers import pieces, stored
 from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from models.attention.patterns.pattern import Pattern
+from models.blocks.heads import CLASSIFIER, PAIR, POOLER, TOKENS
 from models.core.parameters import leaves
 from models.families.albert import AlbertConfig
 from models.families.bert import BertConfig
@@ -49,7 +50,8 @@ LONGFORMER = LongformerConfig(pattern=Pattern("longformer", block=128, windows=(
 DECODERS = {"ctrl": CTRLConfig, "gpt": GPTConfig, "gpt2": GPT2Config}
 MODELS = {  # kind -> (config, tokenizer)
     "pretraining": (BertConfig(**SHORT), "wordpiece"),
-    "masked": (BertConfig(pair_head=False, **SHORT), "wordpiece"),
+    "masked": (BertConfig(**SHORT), "wordpiece"),
+    "classes": (BertConfig(**SHORT), "wordpiece"),
     "electra": (ElectraConfig(positions=32, embedding=16, dropout=0.2, **TOWERS), "wordpiece"),
     "albert": (AlbertConfig(embedding=8, **SHORT), "wordpiece"),
     "albert groups": (
@@ -58,11 +60,18 @@ MODELS = {  # kind -> (config, tokenizer)
     ),
     "xlnet": (XLNetConfig(**SIZES), "wordpiece"),
     "roberta": (RobertaConfig(**SHORT), "roberta"),
-    "roberta pairs": (RobertaConfig(pair_head=True, **SHORT), "roberta"),
+    "roberta pairs": (RobertaConfig(**SHORT), "roberta"),
     "bigbird": (BIGBIRD, "wordpiece"),
-    "bigbird masked": (dataclasses.replace(BIGBIRD, pair_head=False), "wordpiece"),
+    "bigbird masked": (BIGBIRD, "wordpiece"),
     "longformer": (LONGFORMER, "roberta"),
     **{name: (config(**SHORT | {"feed_forward": 64}), name) for name, config in DECODERS.items()},
+}
+# Kind -> its heads, where they are not those of its family's paper
+HEADS = {
+    "masked": (TOKENS,),
+    "classes": (POOLER, CLASSIFIER),
+    "bigbird masked": (TOKENS, POOLER),
+    "roberta pairs": (TOKENS, POOLER, PAIR),
 }
 
 
@@ -94,9 +103,9 @@ def fitting(config, tokenizer):
     return dataclasses.replace(config, vocab_size=stored.load(tokenizer).tokenizer.get_vocab_size())
 
 
-def random_params(config, seed=0):
+def random_params(config, seed=0, kind=None):
     rng = np.random.default_rng(seed)
-    shapes = parameter_shapes(config)
+    shapes = parameter_shapes(config, HEADS.get(kind))
     return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
 
 
@@ -106,8 +115,8 @@ def without_padding(params, config):
     return {path: leaf[: config.vocab_size] if path in vocab else leaf for path, leaf in leaves(params)}
 
 
-def load_like(source, config, tokenizer_path):
-    return load(source, config, parameter_shapes(config), tokenizer_path)
+def load_like(source, config, tokenizer_path, kind=None):
+    return load(source, config, parameter_shapes(config, HEADS.get(kind)), tokenizer_path)
 
 
 @pytest.fixture
@@ -117,7 +126,7 @@ def exported(tokenizers, tmp_path):
     def write(kind, tokenizer=None, **changes):
         folder, path = tmp_path / kind, tokenizers[tokenizer or MODELS[kind][1]]
         config = dataclasses.replace(fitting(MODELS[kind][0], path), **changes)
-        export(random_params(config), config, path, folder)
+        export(random_params(config, kind=kind), config, path, folder)
         return folder
 
     return write

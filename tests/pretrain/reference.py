@@ -22,11 +22,12 @@ FLOAT32 = Program(dtype="float32", depth="scan")
 torch.set_num_threads(1)  # on matrices this small, threads wait for each other more than they work
 
 
-def torch_model(config, part, seed=0):
+def torch_model(config, part, seed=0, heads=None):
     """A torch model of this config with biases and norms moved away from 0 and 1; attention without fused kernels."""
     torch.manual_seed(seed)
-    fields = config_fields(config, part, {"pad_token_id": padding(config)})
-    cls = getattr(transformers, architecture(config, part))
+    params = parameter_shapes(config, heads)
+    fields = config_fields(config, part, params, {"pad_token_id": padding(config)})
+    cls = getattr(transformers, architecture(config, part, params))
     model = cls(cls.config_class(**fields, attn_implementation="eager"))
     with torch.no_grad():
         for parameter in model.parameters():

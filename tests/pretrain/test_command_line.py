@@ -86,11 +86,6 @@ MISTAKES = {
         ["--objective.sentence-order"],
         "objective.next_sentence=True and objective.sentence_order=True: a pair has one label; set one of them",
     ),
-    "pair head": (["--model.no-pair-head"], "objective.next_sentence=True but model.pair_head=False: set both"),
-    "no label for the pair head": (
-        ["--objective.no-next-sentence"],
-        "objective.next_sentence=False and objective.sentence_order=False but model.pair_head=True: set one",
-    ),
     "heads of nothing": (["--init-heads-anew"], "--init-heads-anew: give --init-from"),
     "frozen": (["--frozen", "layer"], "frozen: no parameters are below layer; did you mean layers"),
     "init from nowhere": (["--init-from", "no/such/folder"], "--init-from"),

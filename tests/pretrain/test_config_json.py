@@ -20,14 +20,14 @@ from tests.pretrain import tiny
     ("config", "part"), [(BertConfig, "model"), (AlbertConfig, "model"), (type(tiny.ELECTRA), "generator")]
 )
 def test_each_rate_has_its_name(config, part):
-    fields = config_fields(config(dropout=0.3, attention_dropout=0.2, init_std=0.01), part, {})
+    fields = config_fields(config(dropout=0.3, attention_dropout=0.2, init_std=0.01), part, {}, {})
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
     assert [fields[name] for name in names] == [0.3, 0.2, 0.01]
 
 
 def test_special_tokens_are_the_tokenizer_s_whatever_their_ids():
     ids = {"pad_token_id": 7, "bos_token_id": None, "eos_token_id": 9}
-    assert ids.items() <= config_fields(tiny.BERT, "model", ids).items()
+    assert ids.items() <= config_fields(tiny.BERT, "model", {}, ids).items()
 
 
 LACKING = object()
@@ -35,7 +35,7 @@ LACKING = object()
 
 def _said(tmp_path, family, **changes):
     """A folder with the config.json of a family's tiny model, some of whose fields are others or lacking."""
-    fields = config_fields(FAMILIES[family].sizes["tiny"], "model", {}) | changes
+    fields = config_fields(FAMILIES[family].sizes["tiny"], "model", {}, {}) | changes
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in fields.items() if v is not LACKING}))
     return tmp_path
 
@@ -95,7 +95,7 @@ def test_no_field_that_changes_what_transformers_computes_is_read_over(tmp_path,
         with torch.no_grad():
             return built(tokens).to_tuple()[0]
 
-    fields = kind.config_class.from_dict(config_fields(config, "model", {})).to_dict()
+    fields = kind.config_class.from_dict(config_fields(config, "model", {}, {})).to_dict()
     usual, ours = output(fields), config_from(_said(tmp_path, family, **fields))
     unknown = {name: _changed(value) for name, value in fields.items() if name not in ("tie_word_embeddings", "d_head")}
     for name, value in unknown.items():

@@ -23,12 +23,12 @@ from pretrain.generation.reading import of_next, of_texts
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.recipe import Phase
-from pretrain.training.assembly import assemble
+from pretrain.training.assembly import assemble, model_of
 from pretrain.training.restore import Restored, warn_beyond_trained
 from tests.contract import cases, torch_reference
 from tests.pretrain import tiny
 
-MODULES = {name: FAMILIES[name].module(case.model, Program(depth="scan")) for name, case in cases.CASES.items()}
+MODULES = {name: model_of(case.model, case.objective.asks, Program(depth="scan")) for name, case in cases.CASES.items()}
 DECODERS = [name for name, module in MODULES.items() if isinstance(module, CausalDecoder)]
 NEW, STOP = 12, (8, 15, 30, 33, 52, 57, 79, 81)
 GREEDY = Decoding(max_tokens=NEW, stop=STOP)

@@ -5,6 +5,7 @@ import logging
 import math
 import shutil
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from safetensors.numpy import save_file
 
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
+from models.blocks.heads import CLASSIFIER
 from models.core.parameters import leaves
+from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.export import config_fields, export
@@ -24,6 +27,7 @@ from pretrain.huggingface.tensors import architecture, tensors
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference
 from tests.pretrain.hugging_face_folders import (
+    HEADS,
     MODELS,
     QUESTIONS,
     TEXTS,
@@ -36,6 +40,7 @@ from tests.pretrain.hugging_face_folders import (
 LOADERS = [  # kind, part, another class that loads it beside the one that it names
     ("pretraining", "", "AutoModelForPreTraining"),
     ("masked", "", "AutoModelForMaskedLM"),
+    ("classes", "", "AutoModelForSequenceClassification"),
     ("albert", "", "AutoModelForPreTraining"),
     ("albert groups", "", None),
     ("electra", "", "AutoModelForPreTraining"),
@@ -66,8 +71,8 @@ def test_exports_load_with_no_missing_and_no_unexpected_tensor_and_run(exported,
 def test_export_then_load_gives_the_same_config_the_same_bits_and_zero_padding(exported, configs, tokenizers, kind):
     config, folder = configs[kind], exported(kind)
     assert config_from(folder) == config
-    loaded = load_like(folder, config, tokenizers[MODELS[kind][1]])
-    before, after = without_padding(random_params(config), config), without_padding(loaded, config)
+    loaded = load_like(folder, config, tokenizers[MODELS[kind][1]], kind)
+    before, after = without_padding(random_params(config, kind=kind), config), without_padding(loaded, config)
     assert before.keys() == after.keys()
     for path, leaf in before.items():
         np.testing.assert_array_equal(leaf, after[path], err_msg=path)
@@ -128,9 +133,9 @@ def test_a_published_size_has_the_tensors_that_transformers_has(of):
     config = FAMILIES[family].sizes[size]
     zeros = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), parameter_shapes(config))
     for part in FAMILIES[family].hf:
-        cls = getattr(transformers, architecture(config, part))
+        cls = getattr(transformers, architecture(config, part, zeros))
         with torch.device("meta"):
-            model = cls(cls.config_class(**config_fields(config, part, {})))
+            model = cls(cls.config_class(**config_fields(config, part, zeros, {})))
         theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         assert {name: tensor.shape for name, tensor in tensors(zeros, config, part).items()} == theirs
         number = round(sum(map(math.prod, theirs.values())) / 1e6, 1)
@@ -154,15 +159,30 @@ WRITTEN_OTHERWISE = {
 @pytest.mark.parametrize("how", WRITTEN_OTHERWISE)
 def test_weights_that_are_written_otherwise_load(exported, configs, tokenizer_path, how):
     folder, config = exported("masked"), configs["masked"]
-    before = load_like(folder, config, tokenizer_path)
+    before = load_like(folder, config, tokenizer_path, "masked")
     rewrite(folder, WRITTEN_OTHERWISE[how])
-    jax.tree.map(np.testing.assert_array_equal, before, load_like(folder, config, tokenizer_path))
+    jax.tree.map(np.testing.assert_array_equal, before, load_like(folder, config, tokenizer_path, "masked"))
+
+
+def test_a_classifier_of_rows_is_that_of_transformers(configs, tokenizer_path, tmp_path):
+    config, heads = configs["classes"], HEADS["classes"]
+    theirs = reference.torch_model(config, "model", heads=heads)
+    theirs.save_pretrained(tmp_path)
+    ours, params = (
+        FAMILIES["bert"].module(config, Program(), heads),
+        load_like(tmp_path, config, tokenizer_path, "classes"),
+    )
+    tokens = np.arange(5, 29, dtype=np.int32).reshape(2, 12)
+    inputs = {"tokens": tokens, "types": np.zeros_like(tokens), "segments": np.ones_like(tokens)}
+    logits = nn.apply(lambda model: model.read(CLASSIFIER, model.encode(inputs)[:, 0]), ours)({"params": params})
+    expected = theirs(input_ids=torch.from_numpy(tokens).long()).logits.detach().numpy()
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_half_precision_weights_load_as_float32(configs, tokenizer_path, tmp_path):
-    model = reference.torch_model(configs["masked"], "model").to(torch.float16)
+    model = reference.torch_model(configs["masked"], "model", heads=HEADS["masked"]).to(torch.float16)
     model.save_pretrained(tmp_path)
-    loaded = load_like(tmp_path, configs["masked"], tokenizer_path)
+    loaded = load_like(tmp_path, configs["masked"], tokenizer_path, "masked")
     expected = model.bert.embeddings.position_embeddings.weight.detach().float().numpy()
     assert loaded["embeddings"]["positions"].dtype == np.float32
     np.testing.assert_array_equal(loaded["embeddings"]["positions"], expected)

@@ -11,12 +11,12 @@ from data_pipelines.errors import UserError
 from models.families.electra import Tower
 from pretrain.huggingface.export import export
 from tests.pretrain import reference, toys
-from tests.pretrain.hugging_face_folders import load_like, rewrite
+from tests.pretrain.hugging_face_folders import HEADS, load_like, rewrite
 
 
-def expect_load_error(folder, config, tokenizer_path, *parts):
+def expect_load_error(folder, config, tokenizer_path, *parts, kind=None):
     with pytest.raises(UserError) as error:
-        load_like(folder, config, tokenizer_path)
+        load_like(folder, config, tokenizer_path, kind)
     message = str(error.value)
     assert "\n" not in message
     for part in parts:
@@ -69,7 +69,7 @@ WRONG = {
     "a head that is missing, and the class that has it": (
         "masked", None, "pretraining", "cls.seq_relationship.weight", "BertForMaskedLM", "BertForPreTraining",
     ),
-    "an unexpected tensor": ("masked", with_tensor("classifier.weight", 2, 16), {}, "classifier.weight"),
+    "an unexpected tensor": ("masked", with_tensor("qa_outputs.weight", 2, 16), {}, "qa_outputs.weight"),
     "another shape": ("masked", with_tensor(DENSE, 16, 25), {}, DENSE, "(16, 25)", "(16, 24)"),
     "an untied head": ("masked", untied, {}, DECODER, "ties"),
     "parts with different embeddings": ("electra", with_tensor(NORM, 16, part="generator"), {}, NORM, "discriminator"),
@@ -99,28 +99,28 @@ def test_what_is_wrong_is_said_in_one_line(exported, configs, tokenizer_path, wr
         damage(folder)
     if isinstance(config, dict):
         config = dataclasses.replace(configs[kind], **config)
-    config = configs[config] if isinstance(config, str) else config
-    expect_load_error(folder, config, tokenizer_path, *(part.format(folder=folder) for part in said))
+    kind, config = (config, configs[config]) if isinstance(config, str) else (kind, config)
+    expect_load_error(folder, config, tokenizer_path, *(part.format(folder=folder) for part in said), kind=kind)
 
 
 def test_another_vocabulary_in_vocab_txt_is_an_error(exported, configs, tokenizer_path):
     folder = exported("masked")
     (folder / "tokenizer.json").unlink()
-    load_like(folder, configs["masked"], tokenizer_path)
+    load_like(folder, configs["masked"], tokenizer_path, "masked")
     words = (folder / "vocab.txt").read_text("utf-8")
     (folder / "vocab.txt").write_text(words.replace("\nfox\n", "\nwolf\n"), "utf-8")
     expect_load_error(folder, configs["masked"], tokenizer_path, "prepare the corpus with --tokenizer")
 
 
 def test_sharded_weights_load_and_missing_shards_are_named(configs, tokenizer_path, tmp_path):
-    model = reference.torch_model(configs["masked"], "model")
+    model = reference.torch_model(configs["masked"], "model", heads=HEADS["masked"])
     model.save_pretrained(tmp_path, max_shard_size="10KB")
-    loaded = load_like(tmp_path, configs["masked"], tokenizer_path)
+    loaded = load_like(tmp_path, configs["masked"], tokenizer_path, "masked")
     expected = model.cls.predictions.transform.dense.weight.detach().numpy().T
     np.testing.assert_array_equal(loaded["predictions"]["dense"]["kernel"], expected)
     _, shard, *_ = sorted(tmp_path.glob("model-*.safetensors"))
     shard.unlink()
-    expect_load_error(tmp_path, configs["masked"], tokenizer_path, shard.name)
+    expect_load_error(tmp_path, configs["masked"], tokenizer_path, shard.name, kind="masked")
 
 
 SOURCES = {

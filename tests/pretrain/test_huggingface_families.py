@@ -40,7 +40,7 @@ def test_transformers_loads_a_decoder_in_several_files_whole(configs, tokenizers
     assert (tmp_path / "out" / shards.INDEX).exists() and not (tmp_path / "out" / shards.WHOLE).exists()
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info.values()), info
-    assert type(loaded).__name__ == architecture(config, "model") and str(loaded.dtype) == f"torch.{dtype}"
+    assert type(loaded).__name__ == architecture(config, "model", params) and str(loaded.dtype) == f"torch.{dtype}"
     theirs, ours = dict(loaded.named_parameters()), tensors(params, config, "model")
     assert set(ours) == set(theirs)
     for key, tensor in ours.items():

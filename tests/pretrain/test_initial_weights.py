@@ -13,10 +13,12 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.attention.patterns.pattern import Pattern
+from models.blocks.heads import TOKENS
 from models.families.registry import family_of
 from pretrain.commands import run as runs
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.storage import run_directory
 from pretrain.storage.run_directory import flat
 from pretrain.training import initial_weights
@@ -88,11 +90,11 @@ def test_a_device_is_given_its_part_of_the_weights_alone(begin, corpus_path, tmp
     assert process.returncode == 0, err[-3000:]
 
 
+TOKENS_ALONE = MaskedLanguageModel(next_sentence=False)
 MAKE = (tiny.albert, tiny.bert, tiny.electra, tiny.etc, tiny.transformer_xl, tiny.xlnet)
 RECIPES = {recipe.name: recipe for recipe in (make() for make in MAKE)}
 VALUES = {"vocab_size": 194, "positions": 16, "pattern": Pattern("longformer", block=8, windows=(4,))}
 FREE = {"dropout", "attention_dropout", "init_std", "memory", "pattern", "block", "window"}  # no weight depends on them
-FREE |= {"pair_head"}  # weights that are not needed are left out
 FIELDS = [
     (name, path)
     for name, recipe in RECIPES.items()
@@ -124,7 +126,7 @@ def test_every_field_is_free_or_refused_from_a_run_and_from_a_folder(name, path,
     (run, folder), corpus, free, ours = sources[name], Corpus(corpus_path), path in FREE, RECIPES[name].model
     value = VALUES.get(path) or other(path, flat(dataclasses.asdict(ours))[path])
     model = replaced(ours, path, value)
-    shapes = parameter_shapes(model if path == "pair_head" else ours)
+    shapes = parameter_shapes(ours)
     with pytest.raises(UserError) as refused:
         load_weights("--init-from", str(run), model, shapes, corpus)
     assert (f"model.{path} is " in str(refused.value)) != free
@@ -139,21 +141,19 @@ def test_every_field_is_free_or_refused_from_a_run_and_from_a_folder(name, path,
 
 
 def test_a_head_that_a_run_lacks_is_refused_and_one_too_many_left_out(begin, corpus_path, tmp_path, caplog):
-    corpus, without = Corpus(corpus_path), dataclasses.replace(tiny.BERT, pair_head=False)
+    corpus, without = Corpus(corpus_path), parameter_shapes(tiny.BERT, (TOKENS,))
     begin(tiny.bert(), tmp_path / "with")
     with caplog.at_level(logging.WARNING):
-        params = load_weights("--init-from", str(tmp_path / "with"), without, {}, corpus)
+        params = load_weights("--init-from", str(tmp_path / "with"), tiny.BERT, without, corpus)
     assert "left out pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
-    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, parameter_shapes(without))
-    run_directory.start(tmp_path / "run", dataclasses.replace(tiny.bert(), model=without), {"": corpus}, None)
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, without)
+    run_directory.start(tmp_path / "run", tiny.bert(objective=TOKENS_ALONE), {"": corpus}, None)
     with pytest.raises(UserError, match="has no pair/bias, pair/kernel, pooler/bias, pooler/kernel; give the recipe"):
-        load_weights("--init-from", str(tmp_path / "run"), tiny.BERT, {}, corpus)
+        load_weights("--init-from", str(tmp_path / "run"), tiny.BERT, parameter_shapes(tiny.BERT), corpus)
 
 
 def test_a_head_that_a_run_lacks_starts_anew_where_that_is_asked_for(begin, tmp_path, caplog):
-    model = dataclasses.replace(tiny.BERT, pair_head=False)
-    objective = dataclasses.replace(tiny.bert().objective, next_sentence=False)
-    source = begin(tiny.bert(model=model, objective=objective, seed=1), tmp_path / "run")
+    source = begin(tiny.bert(objective=TOKENS_ALONE, seed=1), tmp_path / "run")
     after = begin(tiny.bert(), tmp_path / "next", init_from=str(tmp_path / "run"), init_heads_anew=True)
     assert "these start anew: pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
     assert tiny.equal({name: after[name] for name in source}, source)

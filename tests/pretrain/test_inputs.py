@@ -35,8 +35,8 @@ def test_rows_without_a_required_input_are_refused():
     "recipe, lacking",
     [
         (tiny.bert(objective=CausalLanguageModel()), "Recurrent, AdaptivePredictor"),
-        (tiny.transformer_xl(objective=MaskedLanguageModel()), "Encoder, PairClassifier"),
-        (tiny.xlnet(objective=MaskedLanguageModel()), "Encoder, PairClassifier"),
+        (tiny.transformer_xl(objective=MaskedLanguageModel()), "Encoder, predictions, pair"),
+        (tiny.xlnet(objective=MaskedLanguageModel()), "Encoder, predictions, pair"),
     ],
     ids=["bert", "transformer-xl", "xlnet"],
 )

@@ -74,9 +74,9 @@ def compared(name):
 
 
 # Field of a model -> what shows it, where that is not the loss with the same parameters
-SEEN_IN = dict.fromkeys(
-    ("groups", "sharing", "pair_head", "cutoffs", "divisor", "shared_biases", "distance"), "shapes"
-) | {"init_std": "init"}
+SEEN_IN = dict.fromkeys(("groups", "sharing", "cutoffs", "divisor", "shared_biases", "distance"), "shapes") | {
+    "init_std": "init"
+}
 
 
 @functools.cache
@@ -133,7 +133,7 @@ def test_every_field_of_a_recipe_matters(name, field, corpus_path):
     if of_pattern := pattern_field(field):
         pattern = next(one for one in SPARSE if of_pattern in PATTERNS[one.name].fields)
         recipe = replaced(recipe, "model.pattern", pattern)
-    if field in {"objective.layout", "model.pair_head", *LABELS} and LABELS[0] in fields_of(recipe):
+    if field in {"objective.layout", *LABELS} and LABELS[0] in fields_of(recipe):
         recipe = functools.reduce(lambda so_far, label: replaced(so_far, label, False), {*LABELS} - {field}, recipe)
     if field == "objective.masking.ngrams":
         recipe = replaced(recipe, "objective.masking.whole_word", True)

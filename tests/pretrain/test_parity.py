@@ -15,9 +15,10 @@ import pytest
 from models.attention.patterns.pattern import Pattern
 from models.core.parameters import leaves, nest
 from models.core.program import Program
-from models.families.registry import FAMILIES, family_of
+from models.families.registry import FAMILIES
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Moment
+from pretrain.training.assembly import model_of
 from tests.contract import cases, torch_reference
 from tests.contract.cases import CASES, LENGTH
 from tests.contract.test_contract import FROZEN, arguments, check
@@ -45,7 +46,7 @@ CLUSTERED = {"cutoffs": (30, 60)}
 ROWS = {
     "bert, relu": Row("bert", {"activation": "relu"}),
     "albert, tokens alone, no layer like another": Row(
-        "albert", {"pair_head": False, "sharing": "none"}, TOKENS_ALONE, reference=masked(None)
+        "albert", {"sharing": "none"}, TOKENS_ALONE, reference=masked(None)
     ),
     "electra, relu": Row("electra", {"activation": "relu"}),
     "roberta, two types, relu, as many positions as tokens": Row(
@@ -105,7 +106,7 @@ def test_what_is_remembered_is_what_transformers_remembers(name):
         theirs = np.stack([mem.detach().numpy().swapaxes(0, 1) for mem in mems])
     else:
         theirs = transformer_xl_reference.outputs(given, case.model, batch, memory)[2]
-    model = family_of(case.model).module(case.model, Program())
+    model = model_of(case.model, case.objective.asks, Program())
     remember = jax.jit(lambda *of: case.objective.loss(model, *of, Moment(cases.noise(cases.ROWS), True))[1])
     ours = remember(given, batch, memory._asdict())
     real = np.asarray(ours["segments"]) > 0

@@ -21,6 +21,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
 from pretrain.training.initial_weights import load_weights
+from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny, toys
 
 
@@ -157,8 +158,8 @@ def test_initial_weights_are_remembered_when_the_run_dies_before_its_first_check
 
 def test_weights_of_a_run_with_another_model_are_refused_by_the_setting_and_with_cures_that_it_has(started):
     workdir, _, corpus = started
-    wide, headless = (dataclasses.replace(tiny.BERT, **of) for of in ({"width": 64}, {"pair_head": False}))
-    start(workdir.parent / "headless", tiny.bert(model=headless), corpus, None)
+    wide, alone = dataclasses.replace(tiny.BERT, width=64), MaskedLanguageModel(next_sentence=False)
+    start(workdir.parent / "headless", tiny.bert(objective=alone), corpus, None)
     more = "; give the recipe the heads that it has"
     for setting, source, model, said in [
         ("--init-from", workdir, tiny.ELECTRA, " it is a BertConfig, the recipe has a ElectraConfig"),
@@ -167,7 +168,7 @@ def test_weights_of_a_run_with_another_model_are_refused_by_the_setting_and_with
         ("teachers.0.source", workdir.parent / "headless", tiny.BERT, f"{more}$"),
     ]:
         with pytest.raises(UserError, match=f"^{setting} .*{said}"):
-            load_weights(setting, str(source), model, {}, corpus)
+            load_weights(setting, str(source), model, parameter_shapes(model), corpus)
 
 
 def rates(workdir):

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from data_pipelines.errors import UserError
+from models.blocks.heads import TOKENS
 from pretrain.commands.run import run
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.protocols import Encoder, TokenPredictor
+from pretrain.objectives.protocols import Encoder
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.objectives.teacher import TEACHERS, Teacher
 from pretrain.recipe import check, from_json, to_json
@@ -21,7 +22,7 @@ from pretrain.training.assembly import model_flops
 from pretrain.training.restore import restore
 from tests.pretrain import boxes, tiny
 
-STUDENT = dataclasses.replace(tiny.BERT, pair_head=False)
+STUDENT = tiny.BERT
 TEACHER = dataclasses.replace(STUDENT, width=48, depth=1)
 WIDE = boxes.BoxedConfig(width=24)
 PLAIN = MaskedLanguageModel(next_sentence=False)
@@ -34,7 +35,7 @@ class Distillation(MaskedLanguageModel):
     next_sentence: bool = False
     temperature: float = 2.0
 
-    teachers = {"teacher": (Encoder, TokenPredictor)}
+    teachers = {"teacher": (Encoder, TOKENS)}
 
     def weights(self, batch):
         return super().weights(batch) | {"soft": batch["prediction_weights"].sum()}
@@ -47,9 +48,9 @@ class Distillation(MaskedLanguageModel):
         inputs, slots = inputs_of(model, batch), batch["prediction_positions"]
         variables, vocab = {"params": params}, model.config.vocab_size
         hidden = model.apply(variables, inputs, moment.noise, slots, method="encode")
-        ours = model.apply(variables, hidden, method="token_logits")[:, :vocab]
+        ours = model.apply(variables, TOKENS, hidden, method="read")[:, :vocab]
         teacher = moment.teachers["teacher"]
-        theirs = teacher.apply(teacher.apply(inputs, None, slots, method="encode"), method="token_logits")[:, :vocab]
+        theirs = teacher.apply(TOKENS, teacher.apply(inputs, None, slots, method="encode"), method="read")[:, :vocab]
         soft = jax.nn.softmax(theirs / self.temperature)
         nats = -jnp.sum(soft * jax.nn.log_softmax(ours / self.temperature), axis=-1)
         return sums | {"soft": jnp.sum(nats * batch["prediction_weights"].reshape(-1))}, carry, counts
@@ -101,7 +102,9 @@ def test_what_is_wrong_with_a_teacher_is_said_in_one_line(corpus_path, source, t
         check(tiny.bert(model=STUDENT, objective=Distillation()))
     with pytest.raises(UserError, match="teachers: the recipe has teacher, MaskedLanguageModel asks for none"):
         check(recipe(source, objective=PLAIN))
-    with pytest.raises(UserError, match="objective Distillation: asks for Encoder, which TransformerXLConfig has not"):
+    with pytest.raises(
+        UserError, match="objective Distillation: asks for Encoder, predictions, which TransformerXLConfig has not"
+    ):
         check(recipe(source, tiny.TRANSFORMER_XL))
     with pytest.raises(UserError, match=r"phases.0.length=32 is longer than teachers.0.model.positions=16: lower"):
         check(recipe("runs/teacher", dataclasses.replace(TEACHER, positions=16)))

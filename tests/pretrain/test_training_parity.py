@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import torch
 
-from models.families.registry import family_of
 from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Phase, Recipe
 from pretrain.schedules import Schedule
+from pretrain.training.assembly import model_of, table_of
 from pretrain.training.step import new_state, train_step
 from tests.contract import cases
 from tests.pretrain import reference
@@ -27,14 +27,14 @@ def torch_adamw(model):
 
 
 def test_losses_follow_torch_adamw_for_a_hundred_steps(tmp_path):
-    model, family = reference.torch_model(CASE.model, "model"), family_of(CASE.model)
+    model = reference.torch_model(CASE.model, "model")
     params, adamw = reference.to_ours({"model": model}, CASE.model, tmp_path), torch_adamw(model)
 
     schedule = Schedule("constant", peak=RATE, warmup=0.0)
     phases = (Phase(1.0, cases.LENGTH, 8),)
     recipe = Recipe("parity", "", CASE.model, CASE.objective, OPTIMIZER, schedule, phases, STEPS)
-    optimizer = transformation(OPTIMIZER, family.parameters(CASE.model))
-    ours = jax.jit(train_step(recipe, family.module(CASE.model, reference.FLOAT32), optimizer, {}))
+    optimizer = transformation(OPTIMIZER, table_of(CASE.model, CASE.objective.asks))
+    ours = jax.jit(train_step(recipe, model_of(CASE.model, CASE.objective.asks, reference.FLOAT32), optimizer, {}))
     state = new_state(jax.tree.map(jax.numpy.asarray, params), optimizer, {})
     losses = []
     for step in range(STEPS):

@@ -56,8 +56,8 @@ FAMILY = Family(
     config=BagConfig,
     sizes={},
     inputs={"tokens": Input(("length",))},
-    module=Bag,
-    parameters=_parameters,
+    trunk=Bag,
+    table=_parameters,
     hf={},
 )
 
