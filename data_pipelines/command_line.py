@@ -96,7 +96,7 @@ def _check_local(parsed) -> None:
 
 
 def as_option(field: str, value: object) -> str:
-    """A field's value as `parse` takes it: model.pair_head, False -> --model.no-pair-head."""
+    """A field's value as `parse` takes it: objective.next_sentence, False -> --objective.no-next-sentence."""
     group, dot, name = field.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
         return f"--{group}{dot}{'' if value else 'no-'}{name}"

@@ -29,7 +29,7 @@ class Cache(NamedTuple):
 
 def empty_cache(depth: int, batch: int, places: int, sizes: LayerSizes, dtype) -> Cache:
     """A cache of nothing, with room for so many tokens in each row."""
-    shape = (depth, batch, sizes.heads, places, sizes.width // sizes.heads)
+    shape = (depth, batch, sizes.heads, places, sizes.heads_width // sizes.heads)
     nothing = constrain(jnp.zeros(shape, dtype), None, "batch", "heads", None, None)
     return Cache(nothing, nothing, jnp.zeros((batch, places), jnp.int32), jnp.zeros((), jnp.int32))
 
@@ -73,18 +73,19 @@ def seen(segments: Array, new: Array, filled: Array) -> Mask:
 
 
 def mix(
-    q: Array, k: Array, v: Array, mask: Mask, filled: Array, own: tuple[Array, Array]
+    q: Array, k: Array, v: Array, mask: Mask, filled: Array, state: tuple[Array, Array]
 ) -> tuple[Array, tuple[Array, Array]]:
     """`plain.attention` without dropout for q, k, v [batch, n, heads, head_dim] of tokens after the `filled` ones of a
     layer's cache.
 
-    own: its keys and values [batch, heads, places, head_dim].   mask: `seen`.   -> (like q, own with k and v).
+    state: its keys and values [batch, heads, places, head_dim].   mask: `seen`.   -> (like q, the state with k and v).
     """
     q, k, v = (constrain(x.swapaxes(1, 2), "batch", "heads", None, None) for x in (q, k, v))
     # Put before they are read: only so does XLA write into the cache that is there, without a copy for every token.
     write = _put_one if (q.shape[0], q.shape[2]) == (1, 1) else functools.partial(put, axis=2)
-    keys, values = (write(places, new, filled) for places, new in zip(own, (k, v), strict=True))
+    keys, values = (write(places, new, filled) for places, new in zip(state, (k, v), strict=True))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q * q.shape[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
+    scores = scores if mask.bias is None else scores + mask.bias
     scores = jnp.where(visible(mask), scores, jnp.finfo(jnp.float32).min)
     mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(values.dtype), values)
     return mixed.swapaxes(1, 2), (keys, values)

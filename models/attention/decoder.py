@@ -11,10 +11,10 @@ from models.attention import cache as caches
 from models.attention.cache import Cache, empty_cache
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
-from models.attention.self_attention import attention_of
+from models.attention.multi_head import attention_of
 from models.attention.transformer import CachedTransformerLayer, TransformerLayer
 from models.blocks.checks import check_encoder
-from models.blocks.embeddings import PositionedEmbeddings
+from models.blocks.embeddings import Embeddings, Term
 from models.blocks.heads import tied_logits
 from models.blocks.layer import layer_sizes
 from models.blocks.norm import Norm
@@ -65,12 +65,13 @@ class Decoder(nn.Module):
 
     def setup(self):
         c = self.config
-        self.embeddings = PositionedEmbeddings(c.vocab_size, c.positions, c.width, c.init_std)
-        self.norm = Norm(c.norm_epsilon, self.program.compute) if self.pre_norm else None
+        positions = (Term("positions", c.positions, "positions"),)
+        self.embeddings = Embeddings(c.vocab_size, c.width, positions, None, c.init_std)
+        self.norm = Norm(c.norm_epsilon, self.program.compute, layer_sizes(c).norm) if self.pre_norm else None
 
     def embed(self, inputs: Inputs) -> Array:
         """-> f32[rows, length, width], before dropout."""
-        return self.embeddings(inputs["tokens"], inputs.get("positions"))
+        return self.embeddings(inputs)
 
     def decode(self, inputs: Inputs, noise: Noise = None) -> Array:
         """The trunk; noise u32[rows, 2] switches dropout on -> [rows, length, width].
@@ -119,7 +120,7 @@ class Decoder(nn.Module):
         """
         kind = TransformerLayer if cached is None else CachedTransformerLayer
         layer = kind(layer_sizes(self.config), self.program, pre_norm=self.pre_norm, parent=None)
-        x, new = stack(self, [layer], self.config.depth, x, mask, noise, self.program, each=cached)
+        x, new = stack(self, [layer], self.config.depth, x, mask, noise, self.program, states=cached)
         return constrain(self.norm(x) if self.norm else x, "batch", None if cached else "length", None), new
 
     def softmax(self, hidden: Array) -> tuple[Array, Array, Array]:

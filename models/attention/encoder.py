@@ -11,12 +11,12 @@ from jax import Array
 
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
+from models.attention.multi_head import attention_of
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
-from models.attention.self_attention import attention_of
 from models.attention.transformer import encode
 from models.blocks.checks import TABLES, check_encoder
-from models.blocks.embeddings import Embeddings
+from models.blocks.embeddings import Embeddings, Term
 from models.blocks.heads import WithHeads
 from models.blocks.layer import layer_sizes
 from models.blocks.tables import (
@@ -33,6 +33,7 @@ from models.core.ranges import check_ranges
 
 INPUTS = {
     **dict.fromkeys(("tokens", "types", "segments"), Input(("length",))),
+    "positions": Input(("length",), required=False),  # else a token's position is its place in the row
     "globals": Input(("globals",), required=False),  # of a sparse pattern, as `Mask` has them
 }
 
@@ -59,10 +60,21 @@ class EncoderConfig:
         check_ranges(self, TABLES, "model.")
         check_encoder(self)
 
+    # What descendants have otherwise
+    projects = False  # whether a product leads from the embeddings to the layers, whose width may then be another
+    own_globals = False  # whether global tokens have projections of their own
+    padding_positions = 0  # as of `Term`
+
     @property
     def embedding(self) -> int:
         """The width of the embeddings."""
         return self.width
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """What is added to the embeddings of tokens."""
+        positions = Term("positions", self.positions, "positions", self.padding_positions)
+        return positions, Term("types", self.types, "types")
 
     @property
     def groups_of_blocks(self) -> dict[str, int]:
@@ -71,22 +83,12 @@ class EncoderConfig:
 
 
 class Encoder(WithHeads):
-    """Embeddings and layers.
-
-    projects: whether a product leads from the embeddings to the layers, whose width may then be another.
-    own_globals: whether global tokens have projections of their own.
-    padding_positions: as of `Embeddings`.
-    """
-
-    projects: bool = False
-    own_globals: bool = False
-    padding_positions: int = 0
+    """Embeddings and layers."""
 
     def setup(self):
         super().setup()
         c = self.config
-        sizes_of_tables = c.vocab_size, c.positions, c.types, c.embedding
-        self.embeddings = Embeddings(*sizes_of_tables, c.norm_epsilon, c.init_std, self.padding_positions)
+        self.embeddings = Embeddings(c.vocab_size, c.embedding, c.terms, c.norm_epsilon, c.init_std)
 
     @nn.compact
     def encode(self, inputs: Inputs, noise: Noise = None, slots: Array | None = None) -> Array:
@@ -95,9 +97,7 @@ class Encoder(WithHeads):
         slots: i32[rows, n], positions to compute alone, as far as the mathematics allows -> [rows, n, width].
         """
         mask = Mask(inputs["segments"], globals=inputs.get("globals"))
-        embedded = self.embeddings(inputs["tokens"], inputs["types"])
-        of_rows = embedded, mask, noise, self.program, slots
-        return encode(self, self.config, *of_rows, projects=self.projects, own_globals=self.own_globals)
+        return encode(self, self.config, self.embeddings(inputs), mask, noise, self.program, slots)
 
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
@@ -123,7 +123,6 @@ def encoder_family(
     model_type: str,
     decoder: str,
     names: str = "",
-    trunk: type[Encoder] = Encoder,
     table: Callable[[Any], list[Parameter]] | None = None,
     continues: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     constants: Mapping[str, Any] = MappingProxyType({}),
@@ -137,13 +136,13 @@ def encoder_family(
     decoder: the prefix of the masked-token head's last product, which is tied to the embeddings.
     table: by default BERT's.   constants, fields, settings: beside BERT's.   of_class: further ones of `HuggingFace`.
     """
-    names, before = names or model_type, trunk.padding_positions
+    names = names or model_type
     return Family(
         config=config,
         sizes=dict(sizes),
         inputs=INPUTS,
-        trunk=trunk,
-        table=table or (lambda _: encoder_parameters(names, before)),
+        trunk=Encoder,
+        table=table or (lambda _: encoder_parameters(names, config.padding_positions)),
         heads=heads,
         hf={
             "model": HuggingFace(

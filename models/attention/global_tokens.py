@@ -21,7 +21,7 @@ from models.core.sharding import constrain
 
 
 class GlobalWeights(NamedTuple):
-    """A layer's projections [width, width] for what global tokens see."""
+    """A layer's projections [width, heads * head_dim] for what global tokens see."""
 
     query: Affine
     key: Affine
@@ -40,7 +40,8 @@ class GlobalTokens(nn.Module):
     @nn.compact
     def __call__(self, x: Array, y: Array, mask: Mask, output: Affine, noise: Noise, slots: Array | None) -> Array:
         sizes, compute, width = self.sizes, self.program.compute, x.shape[-1]
-        weights = GlobalWeights(*(Weights(width, sizes.init_std, name=name)(width) for name in GlobalWeights._fields))
+        project = lambda name: Weights(sizes.heads_width, sizes.init_std, name=name)(width)
+        weights = GlobalWeights(*map(project, GlobalWeights._fields))
         if mask.globals is None:
             return y
         queries = affine(gather_positions(x, mask.globals), weights.query, compute)
@@ -49,7 +50,7 @@ class GlobalTokens(nn.Module):
         # Where they are few, what projects all tokens costs more than what each head of theirs does with all widths.
         form = folded if mask.globals.shape[1] * (sizes.heads - 1) < width else projected
         mixed = form(queries, x.astype(compute), weights, of_queries, sizes.attention_dropout, noise)
-        own = affine(mixed.reshape(*mask.globals.shape, width), output, compute)
+        own = affine(mixed.reshape(*mask.globals.shape, -1), output, compute)
         return put_positions(y, own, mask.globals, slots)
 
 

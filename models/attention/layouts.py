@@ -62,7 +62,7 @@ def _to_heads(x: Array, weights: Affine, heads: int, dtype: jnp.dtype) -> Array:
     """XLA:TPU writes a product in this form at no cost; a transposition after it is a copy. So in `_from_heads`."""
     split = lambda array: array.reshape(*array.shape[:-1], heads, -1)
     y = contraction("blw,whd->bhld", x.astype(dtype), split(weights.kernel)).astype(dtype)
-    return add_bias(y, split(weights.bias)[:, None, :])
+    return add_bias(y, None if weights.bias is None else split(weights.bias)[:, None, :])
 
 
 def _from_heads(mixed: Array, weights: Affine, dtype: jnp.dtype) -> Array:
@@ -72,7 +72,8 @@ def _from_heads(mixed: Array, weights: Affine, dtype: jnp.dtype) -> Array:
 
 def _products(x: Array, _, weights: SelfWeights, heads: int, dtype: jnp.dtype) -> tuple[Array, Array]:
     """One product for queries, keys and values of the same x, whose biases are still to be added."""
-    kernels, biases = zip(*weights[:3], strict=True)
+    kernels = [kernel for kernel, _ in weights[:3]]
+    biases = [jnp.zeros(kernel.shape[1:]) if bias is None else bias for kernel, bias in weights[:3]]
     # Without the barrier XLA:TPU transposes activations to take its gradient apart.
     return kept(product(x.astype(dtype), jax.lax.optimization_barrier(interleaved(*kernels)))), interleaved(*biases)
 

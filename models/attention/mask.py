@@ -29,6 +29,7 @@ class Mask:
         queries are the last keys, all of them in turn.
     blocks: of a sparse pattern, by which a query sees few blocks of keys; None where it sees all. The queries are then
         the keys, all of them.
+    bias: f32[batch or 1, heads, queries, keys] or None, added to the scores.
     globals: i32[batch, n] or None; the positions of tokens that see all and that all see, whatever the blocks are;
         -1 for none, no position twice.
     itself: whether queries see themselves whatever their rank.
@@ -45,6 +46,7 @@ class Mask:
     after: Array | None = None
     blocks: Blocks | None = None
     globals: Array | None = None
+    bias: Array | None = None
     itself: bool = dataclasses.field(default=False, metadata={"static": True})
     globals_apart: bool = dataclasses.field(default=False, metadata={"static": True})
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -69,8 +71,10 @@ def chosen(mask: Mask, slots: Array) -> Mask:
     """A whole row's mask for its queries at slots i32[batch, n] alone."""
     at = lambda array: None if array is None else gather_positions(array, slots)
     thresholds, own = at(mask.thresholds), at(mask.own)
-    after = mask.own.shape[1] - 1 - slots
-    return dataclasses.replace(mask, thresholds=thresholds, queries=own, after=after)
+    after, bias = mask.own.shape[1] - 1 - slots, mask.bias
+    if bias is not None:
+        bias = jnp.take_along_axis(bias, slots[:, None, :, None], axis=2)
+    return dataclasses.replace(mask, thresholds=thresholds, queries=own, after=after, bias=bias)
 
 
 def remembering(memory: Array, row: Mask) -> Mask:

@@ -8,7 +8,7 @@ from models.blocks.dense import Affine
 
 
 class SelfWeights(NamedTuple):
-    """A layer's projections [width, width]; the heads lie side by side in the results of the first three."""
+    """A layer's projections [width, heads * head_dim], the heads side by side, and from there back to the width."""
 
     query: Affine
     key: Affine

@@ -24,6 +24,7 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     scale = q.shape[-1] ** -0.5
     with jax.named_scope(PAIRS):
         scores = jnp.einsum("bqhd,bkhd->bhqk", q * scale, k, preferred_element_type=jnp.float32)
+    scores = scores if mask.bias is None else scores + mask.bias
     if mask.blocks is not None:  # a key that is seen twice has twice the share
         scores += jnp.log(jnp.maximum(times(mask), 1).astype(jnp.float32))
     scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)

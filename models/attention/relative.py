@@ -13,7 +13,7 @@ from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
 from models.attention.mask import Mask, only_of_seen, visible
 from models.attention.operands import Biases, Context, Types
-from models.blocks.dense import Projection
+from models.blocks.dense import Dense
 from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.blocks.products import contraction
@@ -111,7 +111,7 @@ class RelativeAttention(nn.Module):
 
     def setup(self):
         sizes, dtype = self.sizes, self.program.compute
-        project = lambda: Projection(sizes.width, sizes.init_std, dtype)
+        project = lambda: Dense(sizes.width, sizes.init_std, dtype, bias=False)
         self.query, self.key, self.value, self.position, self.output = (project() for _ in range(5))
         self.norm = Norm(sizes.norm_epsilon, dtype)
 

@@ -7,9 +7,9 @@ import flax.linen as nn
 from jax import Array
 
 from models.attention.mask import Mask
+from models.attention.multi_head import MultiHeadAttention
 from models.attention.patterns.blocks import Blocks
 from models.attention.patterns.pattern import blocks_of
-from models.attention.self_attention import SelfAttention
 from models.blocks.dense import Dense
 from models.blocks.feed_forward import FeedForward
 from models.blocks.layer import LayerSizes, layer_sizes
@@ -22,34 +22,39 @@ from models.core.program import Program
 class TransformerLayer(nn.Module):
     """x [batch, length, width] -> the same, or at slots i32[batch, n] alone; as `stack` calls it.
 
-    own: the blocks of the layer's sparse pattern, which the mask then has; None where it is dense.
+    state: the blocks of the layer's sparse pattern, which the mask then has; None where it is dense.
+    sees_all: whether the layer is dense among those of a pattern.
     pre_norm: whether the norms stand before the blocks; then the sum that leaves the last layer has none yet.
-    own_globals: as of `SelfAttention`.
+    own_globals: as of `MultiHeadAttention`.
     """
 
     sizes: LayerSizes
     program: Program
     pre_norm: bool = False
     own_globals: bool = False
+    sees_all: bool = False
 
     def setup(self):
-        self.attention = SelfAttention(self.sizes, self.program, self.pre_norm, self.own_globals)
+        self.attention = MultiHeadAttention(self.sizes, self.program, self.pre_norm, self.own_globals)
         self.feed_forward = FeedForward(self.sizes, self.program.compute, pre_norm=self.pre_norm)
 
     def __call__(
-        self, x: Array, mask: Mask, noise: Noise, own: Blocks | None = None, slots: Array | None = None
+        self, x: Array, mask: Mask, noise: Noise, state: Blocks | None = None, slots: Array | None = None
     ) -> tuple[Array, None]:
-        mask = mask if own is None else dataclasses.replace(mask, blocks=own)
+        if state is not None and not self.sees_all:
+            mask = dataclasses.replace(mask, blocks=state)
         axis = "length" if slots is None else None
         return self.feed_forward(self.attention(x, mask, noise, slots), noise, axis), None
 
 
 class CachedTransformerLayer(TransformerLayer):
-    """The same with a cache: shared is the mask and how many places are filled, own is the layer's, as `cache.mix`
-    takes them -> (x, own with the keys and values of x)."""
+    """The same with a cache: shared is the mask and how many places are filled, state is the layer's, as `cache.mix`
+    takes them -> (x, the state with the keys and values of x)."""
 
-    def __call__(self, x: Array, shared: tuple[Mask, Array], noise: None, own: tuple[Array, Array], slots: None = None):
-        x, new = self.attention.extend(x, *shared, own)
+    def __call__(
+        self, x: Array, shared: tuple[Mask, Array], noise: None, state: tuple[Array, Array], slots: None = None
+    ):
+        x, new = self.attention.extend(x, *shared, state)
         return self.feed_forward(x, noise, None), new
 
 
@@ -61,18 +66,16 @@ def encode(
     noise: Noise,
     program: Program,
     slots: Array | None = None,
-    projects: bool = False,
-    own_globals: bool = False,
 ) -> Array:
     """embedded f32[batch, length, embedding] through an encoder's stack of these layers -> [batch, length, width], or
     at slots i32[batch, n] alone.
 
-    config: of an encoder.   projects: whether a product leads to the layers.   own_globals: as of `SelfAttention`.
+    config: an `EncoderConfig`.
     """
     sizes, depth = layer_sizes(config), config.depth
     x = dropout(embedded, sizes.dropout, site(noise, 0)).astype(program.compute)
-    if projects:
+    if config.projects:
         x = Dense(sizes.width, sizes.init_std, program.compute, parent=parent, name="project")(x)
-    layer = TransformerLayer(sizes, program, own_globals=own_globals, parent=None)
+    layer = TransformerLayer(sizes, program, own_globals=config.own_globals, parent=None)
     blocks, noise = blocks_of(config.pattern, depth, sizes.heads, x.shape[1], mask.causal), site(noise, 1)
     return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, config.groups_of_blocks)[0]

@@ -12,10 +12,10 @@ from models.core.sharding import per_row
 
 
 class Affine(NamedTuple):
-    """A dense layer's parameters: kernel f32[in, features], bias f32[features]."""
+    """A dense layer's parameters: kernel f32[in, features], bias f32[features] or None."""
 
     kernel: Array
-    bias: Array
+    bias: Array | None
 
 
 def affine(x: Array, weights: Affine, dtype: jnp.dtype, held: Array | None = None) -> Array:
@@ -28,6 +28,7 @@ class Weights(nn.Module):
 
     features: int
     init_std: float
+    bias: bool = True
 
     @nn.compact
     def __call__(self, inputs: int) -> Affine:
@@ -40,6 +41,7 @@ class Dense(nn.Module):
     features: int
     init_std: float
     dtype: jnp.dtype
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x: Array, held: Array | None = None) -> Array:
@@ -48,22 +50,11 @@ class Dense(nn.Module):
 
 def _parameters(module: Dense | Weights, inputs: int) -> Affine:
     kernel = parameter(module, "kernel", nn.initializers.normal(module.init_std), (inputs, module.features))
-    return Affine(kernel, parameter(module, "bias", nn.initializers.zeros, (module.features,)))
+    return Affine(kernel, parameter(module, "bias", nn.initializers.zeros, (module.features,)) if module.bias else None)
 
 
-def add_bias(y: Array, bias: Array) -> Array:
+def add_bias(y: Array, bias: Array | None) -> Array:
     """In float32, so that the bias's gradient, a sum over all rows, is too."""
+    if bias is None:
+        return y
     return (y.astype(jnp.float32) + per_row(bias, y)).astype(y.dtype)
-
-
-class Projection(nn.Module):
-    """x [..., in] -> x @ kernel [..., features]; kernel f32[in, features]."""
-
-    features: int
-    init_std: float
-    dtype: jnp.dtype
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        kernel = parameter(self, "kernel", nn.initializers.normal(self.init_std), (x.shape[-1], self.features))
-        return product(x.astype(self.dtype), kernel)

@@ -1,74 +1,72 @@
 """Embedding tables."""
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
 from models.blocks.norm import Norm
+from models.core.family import Inputs
 from models.core.parameters import parameter
 from models.core.sharding import constrain
 
 
-class Embeddings(nn.Module):
-    """Sum of token, position and type embeddings, normalised; the tables are f32[rows, width].
+class Term(NamedTuple):
+    """A table whose rows are added to those of the tokens.
 
-    Rows begin with their first token and end with their padding, so that a token's position is its place in the row.
-    With one type, all tokens have it. padding_positions: rows beside, of positions that padding has in Hugging Face; no
-    token reads them.
+    name: of its parameter.   rows: how many.   reads: name of the input i32[batch, length] that says which row a token
+    has; where there is none, that of its place in the row.
+    padding: rows beside, of positions that padding has in Hugging Face; no token reads them.
+    """
+
+    name: str
+    rows: int
+    reads: str
+    padding: int = 0
+
+
+FEW = 8  # rows of which a sum is taken instead of a gather, whose gradient would be a scatter of [batch, length] rows
+
+
+class Embeddings(nn.Module):
+    """Sum of the rows of tokens and of all terms; the tables are f32[rows, width].
+
+    Rows of tokens begin with their first one and end with their padding. Of a table of one row all tokens have that.
+    norm_epsilon: of the norm of the sum; None where there is none.
     """
 
     vocab_size: int
-    positions: int
-    types: int
     width: int
-    norm_epsilon: float
-    init_std: float
-    padding_positions: int = 0
-
-    def setup(self):
-        normal = nn.initializers.normal(self.init_std)
-        self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
-        self.position_table = parameter(self, "positions", normal, (self.positions, self.width))
-        if self.padding_positions:
-            parameter(self, "padding_positions", nn.initializers.zeros, (self.padding_positions, self.width))
-        self.type_table = parameter(self, "types", normal, (self.types, self.width))
-        self.norm = Norm(self.norm_epsilon, jnp.float32)
-
-    def __call__(self, tokens: Array, types: Array) -> Array:
-        """tokens, types i32[batch, length] -> f32[batch, length, width], before dropout."""
-        table = constrain(self.tokens, "vocab", None)
-        summed = jnp.take(table, tokens, axis=0, mode="clip") + self.position_table[: tokens.shape[1]]
-        if self.types == 1:
-            of_types = self.type_table
-        else:
-            # A sum over the few types instead of a gather, whose gradient would be a scatter of [batch, length] rows.
-            onehot = (types[..., None] == jnp.arange(self.types)).astype(jnp.float32)
-            of_types = onehot @ self.type_table
-        return constrain(self.norm(summed + of_types), "batch", "length", None)
-
-
-class PositionedEmbeddings(nn.Module):
-    """Sum of token and position embeddings; the tables are f32[rows, width]."""
-
-    vocab_size: int
-    positions: int
-    width: int
+    terms: tuple[Term, ...]
+    norm_epsilon: float | None
     init_std: float
 
     def setup(self):
         self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
-        normal = nn.initializers.normal(self.init_std)
-        self.position_table = parameter(self, "positions", normal, (self.positions, self.width))
+        tables = []
+        for name, rows, _, padding in self.terms:
+            tables.append(parameter(self, name, nn.initializers.normal(self.init_std), (rows, self.width)))
+            if padding:
+                parameter(self, f"padding_{name}", nn.initializers.zeros, (padding, self.width))
+        self.tables = tables
+        self.norm = None if self.norm_epsilon is None else Norm(self.norm_epsilon, jnp.float32)
 
-    def __call__(self, tokens: Array, positions: Array | None = None) -> Array:
-        """Tokens as of `token_rows` -> f32[batch, length, width], before dropout.
-
-        positions: i32[batch, length]; None for each token's place in the row.
-        """
-        of_tokens = token_rows(constrain(self.tokens, "vocab", None), tokens)
-        table = self.position_table
-        of_positions = table[: tokens.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip")
-        return constrain(of_tokens + of_positions, "batch", "length", None)
+    def __call__(self, inputs: Inputs) -> Array:
+        """`tokens`, as of `token_rows`, and what the terms read -> f32[batch, length, width], before dropout."""
+        tokens = inputs["tokens"]
+        summed = token_rows(constrain(self.tokens, "vocab", None), tokens)
+        for (_, rows, reads, _), table in zip(self.terms, self.tables, strict=True):
+            numbers = inputs.get(reads)
+            if rows == 1:
+                summed += table
+            elif numbers is None:
+                summed += table[: tokens.shape[1]]
+            elif rows <= FEW:
+                summed += (numbers[..., None] == jnp.arange(rows)).astype(jnp.float32) @ table
+            else:
+                summed += jnp.take(table, numbers, axis=0, mode="clip")
+        return constrain(self.norm(summed) if self.norm else summed, "batch", "length", None)
 
 
 def token_rows(table: Array, tokens: Array) -> Array:

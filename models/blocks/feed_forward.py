@@ -17,7 +17,8 @@ from models.core.sharding import constrain
 class FeedForward(nn.Module):
     """With its residual: x [batch, n, width] -> norm(x + dropout(block(x))), or pre-norm x + dropout(block(norm(x))).
 
-    block: down(activation(up(x))).   inner_dropout: whether there is dropout also after the activation.
+    block: down(activation(up(x))); gated, down(activation(up(x)) * gate(x)) (Shazeer 2020, equation 6).
+    inner_dropout: whether there is dropout also after the activation.
     """
 
     sizes: LayerSizes
@@ -29,13 +30,18 @@ class FeedForward(nn.Module):
     def __call__(self, x: Array, noise: Noise, axis: str | None = "length") -> Array:
         """axis: the name of n for the mesh, None where it is not the whole length."""
         sizes, tag = self.sizes, 3  # 1 and 2 are the attention's
-        norm = Norm(sizes.norm_epsilon, self.dtype, name="norm")
-        y = norm(x) if self.pre_norm else x
-        y = Dense(sizes.feed_forward, sizes.init_std, self.dtype, name="up")(y)
-        y = ACTIVATIONS[sizes.activation](constrain(y, "batch", axis, "feed_forward"))
+        norm = Norm(sizes.norm_epsilon, self.dtype, sizes.norm, name="norm")
+        given = norm(x) if self.pre_norm else x
+
+        def inner(name):
+            y = Dense(sizes.feed_forward, sizes.init_std, self.dtype, sizes.biases, name=name)(given)
+            return constrain(y, "batch", axis, "feed_forward")
+
+        y = ACTIVATIONS[sizes.activation](inner("up"))
+        y = y * inner("gate") if sizes.gated else y
         if self.inner_dropout:
             y, tag = dropout(y, sizes.dropout, site(noise, tag)), tag + 1
         held = None if sizes.activation == "relu" else kept(y)  # relu keeps what it reads
-        y = Dense(x.shape[-1], sizes.output_std or sizes.init_std, self.dtype, name="down")(y, held)
+        y = Dense(x.shape[-1], sizes.output_std or sizes.init_std, self.dtype, sizes.biases, name="down")(y, held)
         y = x + dropout(y, sizes.dropout, site(noise, tag))
         return constrain(y if self.pre_norm else norm(y), "batch", axis, None)

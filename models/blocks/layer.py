@@ -9,6 +9,8 @@ class LayerSizes(NamedTuple):
     width: of the hidden states.   feed_forward: inside the feed-forward block, where `activation` is.
     dropout: of block outputs.   attention_dropout: of attention probabilities.
     init_std: of the random weights at the start.   output_std: of those of the blocks' last products, if another.
+    head_dim: of each head, if not width / heads.   scale: of the scores, if not 1 / sqrt(head_dim).
+    biases: whether products have them.   norm: as of `Norm`.   gated: as of `FeedForward`.
     """
 
     width: int
@@ -20,9 +22,19 @@ class LayerSizes(NamedTuple):
     norm_epsilon: float
     init_std: float
     output_std: float | None = None
+    head_dim: int | None = None
+    scale: float | None = None
+    biases: bool = True
+    norm: str = "layer"
+    gated: bool = False
+
+    @property
+    def heads_width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.head_dim if self.head_dim else self.width
 
 
 def layer_sizes(config) -> LayerSizes:
-    """Those of a config that has fields of these names; it need not have `output_std`."""
-    *fields, last = LayerSizes._fields
-    return LayerSizes(*(getattr(config, field) for field in fields), getattr(config, last, None))
+    """Those of a config that has fields or properties of these names; it need not have what has a default here."""
+    has = lambda field: field not in LayerSizes._field_defaults or hasattr(config, field)
+    return LayerSizes(**{field: getattr(config, field) for field in filter(has, LayerSizes._fields)})

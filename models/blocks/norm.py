@@ -1,4 +1,4 @@
-"""Layer normalisation."""
+"""Normalisation."""
 
 import functools
 
@@ -13,14 +13,22 @@ from models.core.sharding import per_row
 
 
 class Norm(nn.Module):
-    """Layer normalisation over the last axis in float32 (Ba et al. 2016, equation 4); returns `dtype`."""
+    """Normalisation over the last axis in float32; returns `dtype`.
+
+    kind: layer (Ba et al. 2016, equation 4) or rms, without mean and bias (Zhang & Sennrich 2019, equation 4).
+    """
 
     epsilon: float
     dtype: jnp.dtype
+    kind: str = "layer"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
+        if self.kind == "rms":
+            wide = kept(x).astype(jnp.float32)
+            inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.epsilon)
+            return (wide * inverse * per_row(scale, x)).astype(self.dtype)
         bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
         return _normalised(x, per_row(scale, x), per_row(bias, x), self.epsilon, self.dtype)
 

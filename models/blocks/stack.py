@@ -19,12 +19,12 @@ class Stacked(NamedTuple):
     """What one place of the pattern has, with a row for each turn of the pattern.
 
     params: of the layers there; what is shared has a row for each group.   indices: the layers' numbers.
-    each: their slices of `stack`'s each.
+    states: theirs of `stack`'s states.
     """
 
     params: Params
     indices: Array
-    each: Any
+    states: Any
 
 
 def stack(
@@ -36,7 +36,7 @@ def stack(
     noise: Noise,
     program: Program,
     slots: Array | None = None,
-    each=None,
+    states=None,
     groups: Mapping[str, int] | None = None,
 ):
     """Apply `depth` layers to x, [batch, length, width] or a pytree of arrays like it.
@@ -44,10 +44,10 @@ def stack(
     -> (the last layer's x, what the layers put out beside it stacked [depth, ...]).
 
     pattern: unbound modules that take turns until there are `depth` layers, a multiple of their number. Each is called
-    as layer(x, shared, noise, own, slots) -> (x, output) and keeps the shape of x; no output is None.
+    as layer(x, shared, noise, state, slots) -> (x, output) and keeps the shape of x; no output is None.
     shared: what all layers get, like a Mask.   noise: folded by the layer's number.
     slots: i32[batch, n], positions at which alone the last layer's output is read; the last layer alone gets them and
-    gives [batch, n, width].   each: arrays [depth, ...], like a memory, of which `own` is the layer's slice.
+    gives [batch, n, width].   states: arrays [depth, ...], like a memory or a cache, of which `state` is the layer's.
     groups: name of a layer's parameters -> how many sets of them there are; of T turns, turn i uses the set i * groups
     // T. What is not named has one for each turn.
 
@@ -62,11 +62,11 @@ def stack(
         if not 1 <= number <= turns:
             raise ValueError(f"groups={number} of {name!r}: must be from 1 to the pattern's {turns} turns")
     sets = {name: number for name, number in groups.items() if number != turns}
-    own = jax.tree.map(lambda array: array[0], each)
+    state = jax.tree.map(lambda array: array[0], states)
 
     def init(key: Array) -> dict:
         def of_place(place, keys):
-            return _init(pattern[place], sets, turns, keys, x, shared, own)
+            return _init(pattern[place], sets, turns, keys, x, shared, state)
 
         if period == 1:
             return of_place(0, key)
@@ -83,7 +83,7 @@ def stack(
         Stacked(
             params if period == 1 else params[str(place)],
             numbers[place::period],
-            jax.tree.map(lambda array, place=place: array[place::period], each),
+            jax.tree.map(lambda array, place=place: array[place::period], states),
         )
         for place in range(period)
     ]
@@ -92,9 +92,9 @@ def stack(
     return run(layers, stacked, sets, turns, x, slots)
 
 
-def _init(layer: nn.Module, sets: Mapping[str, int], turns: int, key: Array, x, shared, own) -> Params:
+def _init(layer: nn.Module, sets: Mapping[str, int], turns: int, key: Array, x, shared, state) -> Params:
     """The parameters of one place of the pattern; no more sets of them are made than are kept of some."""
-    one = lambda key: layer.init(key, x, shared, None, own, None)["params"]
+    one = lambda key: layer.init(key, x, shared, None, state, None)["params"]
     if not sets:
         return jax.vmap(one)(jax.random.split(key, turns))
     numbers = {name: sets.get(name, turns) for name in jax.eval_shape(one, key)}
@@ -107,7 +107,7 @@ def _layer(module: nn.Module, shared, noise: Noise, program: Program) -> Callabl
 
     def apply(x, row: Stacked, *slots: Array):
         own_noise = None if noise is None else fold(noise, row.indices)
-        return module.apply({"params": row.params}, x, shared, own_noise, row.each, *(slots or (None,)))
+        return module.apply({"params": row.params}, x, shared, own_noise, row.states, *(slots or (None,)))
 
     if program.remat == "none":
         return apply
@@ -152,10 +152,10 @@ def _unroll(layers, stacked: list[Stacked], sets: Mapping[str, int], turns: int,
     outputs = []
     for turn in range(turns):
         which = _sets_of(sets, turns, turn)
-        for place, (layer, (params, indices, each)) in enumerate(zip(layers, unstacked, strict=True)):
+        for place, (layer, (params, indices, states)) in enumerate(zip(layers, unstacked, strict=True)):
             own = {name: trees[dict(which).get(name, turn)] for name, trees in params.items()}
             last = turn == turns - 1 and place == len(layers) - 1 and slots is not None
-            x, output = layer(x, Stacked(own, indices[turn], each[turn]), *((slots,) if last else ()))
+            x, output = layer(x, Stacked(own, indices[turn], states[turn]), *((slots,) if last else ()))
             outputs.append(output)
     return x, jax.tree.map(lambda *slices: jnp.stack(slices), *outputs)
 
@@ -167,7 +167,7 @@ def _unstack(place: Stacked) -> tuple[dict[str, list[Params]], list, list]:
     at = lambda i: structure.unflatten([row[min(i, len(row) - 1)] for row in rows])
     by_turn = [at(i) for i in range(max(map(len, rows)))]
     params = {name: [row.params[name] for row in by_turn] for name in place.params}
-    return params, [row.indices for row in by_turn], [row.each for row in by_turn]
+    return params, [row.indices for row in by_turn], [row.states for row in by_turn]
 
 
 def _sets_of(sets: Mapping[str, int], turns: int, turn: int) -> tuple[tuple[str, int], ...]:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models.attention.encoder import Encoder, EncoderConfig, encoder_family
+from models.attention.encoder import EncoderConfig, encoder_family
 from models.blocks.heads import PAIR, POOLER, TOKENS, classifier, pooler, token_head
 from models.blocks.tables import dense_parameters, embedding_parameters, norm_parameters
 from models.core.family import Converter
@@ -34,6 +34,7 @@ class AlbertConfig(EncoderConfig):
     activation: str = "gelu_new"  # inside the feed-forward block and the masked-token head
     dropout: float = 0.0  # of embeddings and block outputs
     attention_dropout: float = 0.0  # of attention probabilities
+    projects = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -47,12 +48,6 @@ class AlbertConfig(EncoderConfig):
     def groups_of_blocks(self) -> dict[str, int]:
         """Block of a layer -> how many sets of parameters its layers share, where they do."""
         return dict.fromkeys(SHARING[self.sharing], self.groups)
-
-
-class Albert(Encoder):
-    """The encoder, whose embeddings may be narrower than its layers."""
-
-    projects: bool = True
 
 
 # Block -> (parameter, axes of its kernel or scale, name in Hugging Face's layer)
@@ -115,7 +110,6 @@ FAMILY = encoder_family(
         "xlarge": AlbertConfig(width=2048, depth=24, heads=16, feed_forward=8192),
         "xxlarge": AlbertConfig(width=4096, depth=12, heads=64, feed_forward=16384),
     },
-    trunk=Albert,
     table=parameters,
     heads=(
         token_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),

@@ -15,7 +15,7 @@ from models.attention.relative import sinusoids
 from models.blocks.embeddings import padded_vocab, token_rows, token_table
 from models.blocks.norm import Norm
 from models.blocks.tables import GPT_FIELDS, GPT_SETTINGS, dense_parameters, norm_parameters
-from models.core.family import Family, HuggingFace
+from models.core.family import Family, HuggingFace, Inputs
 from models.core.parameters import Parameter, Slot, parameter
 from models.core.sharding import constrain
 
@@ -57,8 +57,9 @@ class FixedPositions(nn.Module):
     def setup(self):
         self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
 
-    def __call__(self, tokens: Array, positions: Array | None = None) -> Array:
-        """As of `PositionedEmbeddings`."""
+    def __call__(self, inputs: Inputs) -> Array:
+        """As of `Embeddings`."""
+        tokens, positions = inputs["tokens"], inputs.get("positions")
         of_tokens = token_rows(constrain(self.tokens, "vocab", None), tokens)
         table = jnp.asarray(sinusoids(self.positions - 1, 0, self.width)[::-1])
         of_positions = table[: tokens.shape[1]] if positions is None else jnp.take(table, positions, 0, mode="clip")

@@ -14,9 +14,9 @@ from jax import Array
 from models.attention.encoder import EncoderConfig
 from models.attention.kernels.kernel import Attention
 from models.attention.mask import Mask
+from models.attention.multi_head import attention_of
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern, blocks_of
-from models.attention.self_attention import attention_of
 from models.attention.transformer import encode
 from models.blocks.activations import ACTIVATIONS
 from models.blocks.checks import SHARED, TABLES, check_activation, check_sizes
@@ -85,6 +85,10 @@ class TowerConfig(EncoderConfig):
 
     embedding: int = 768  # width of the embeddings
 
+    @property
+    def projects(self) -> bool:
+        return self.embedding != self.width
+
 
 class Encoder(nn.Module):
     """Shared embeddings in, hidden states out."""
@@ -98,8 +102,7 @@ class Encoder(nn.Module):
 
         With slots i32[batch, n] -> [batch, n, width].
         """
-        projects = self.config.embedding != self.config.width
-        return encode(self, self.config, embedded, Mask(segments), noise, self.program, slots, projects)
+        return encode(self, self.config, embedded, Mask(segments), noise, self.program, slots)
 
 
 class Generator(nn.Module):
@@ -140,13 +143,14 @@ class Electra(nn.Module):
 
     def setup(self):
         c = self.config
-        self.embeddings = Embeddings(c.vocab_size, c.positions, c.types, c.embedding, c.norm_epsilon, c.init_std)
+        terms = c.encoder("discriminator").terms
+        self.embeddings = Embeddings(c.vocab_size, c.embedding, terms, c.norm_epsilon, c.init_std)
         self.generator = Generator(c, self.program)
         self.discriminator = Discriminator(c, self.program)
 
     def generate(self, inputs: Inputs, slots: Array, noise: Noise = None) -> Array:
         """slots i32[rows, n] -> the generator's logits f32[rows * n, padded vocab]."""
-        embedded = self.embeddings(inputs["tokens"], inputs["types"])
+        embedded = self.embeddings(inputs)
         hidden = self.generator.encoder(embedded, inputs["segments"], noise, slots)
         return self.generator.predictions(hidden, self.embeddings.tokens)
 
@@ -155,7 +159,7 @@ class Electra(nn.Module):
 
         slots: i32[rows, n], positions to compute alone -> [rows, n, width].
         """
-        embedded = self.embeddings(inputs["tokens"], inputs["types"])
+        embedded = self.embeddings(inputs)
         return self.discriminator.encoder(embedded, inputs["segments"], noise, slots)
 
     def token_scores(self, hidden: Array) -> Array:

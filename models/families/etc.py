@@ -104,7 +104,7 @@ class EtcLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: tuple[Array, Array], shared: tuple[Sight, Sight], noise: Noise, own: None, slots: Array | None
+        self, x: tuple[Array, Array], shared: tuple[Sight, Sight], noise: Noise, state: None, slots: Array | None
     ) -> tuple[tuple[Array, Array], None]:
         sizes, of_kinds = layer_sizes(self.config), (noise, site(noise, 4))  # the long ones' sites are 1 to 3
         attention = LongGlobalAttention(sizes, self.program, self.config.distance, name="attention")

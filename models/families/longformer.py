@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from models.attention.encoder import Encoder, EncoderConfig, encoder_family, encoder_parameters
+from models.attention.encoder import EncoderConfig, encoder_family, encoder_parameters
 from models.attention.global_tokens import GlobalWeights
 from models.attention.patterns.pattern import Pattern, check
 from models.blocks.heads import TOKENS, token_head
@@ -30,17 +30,12 @@ class LongformerConfig(EncoderConfig):
     types: int = 1  # segment types; with one, only separators tell A from B
     norm_epsilon: float = 1e-5  # added to the variance in norms
     pattern: Pattern = Pattern("longformer", block=128)  # which keys a query sees
+    padding_positions = PADDING + 1
+    own_globals = True
 
     def __post_init__(self):
         super().__post_init__()
         check(self.pattern, self.depth, self.heads, self.positions)
-
-
-class Longformer(Encoder):
-    """RoBERTa's encoder, where global tokens have projections of their own."""
-
-    padding_positions: int = PADDING + 1
-    own_globals: bool = True
 
 
 def _table(config: LongformerConfig) -> list[Parameter]:
@@ -81,7 +76,6 @@ FAMILY = encoder_family(
         "base": LongformerConfig(),  # Beltagy et al. 2020, section 5: RoBERTa's sizes, windows of 512
         "large": LongformerConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
-    trunk=Longformer,
     table=_table,
     heads=(token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", activation="gelu"),),
     architectures={"LongformerForMaskedLM": (TOKENS,)},

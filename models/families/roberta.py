@@ -8,7 +8,7 @@ trunk and the pooler of the folder.
 import dataclasses
 from collections.abc import Collection
 
-from models.attention.encoder import Encoder, EncoderConfig, encoder_family
+from models.attention.encoder import EncoderConfig, encoder_family
 from models.blocks.heads import PAIR, POOLER, TOKENS, classifier, pooler, token_head
 from models.blocks.tables import OFFSET_POSITIONS, PADDING
 from models.core.family import dense_there
@@ -21,12 +21,7 @@ class RobertaConfig(EncoderConfig):
     vocab_size: int = 50265  # without padding rows
     types: int = 1  # segment types; with one, only separators tell A from B
     norm_epsilon: float = 1e-5  # added to the variance in norms
-
-
-class Roberta(Encoder):
-    """The encoder with two rows more in its table of positions."""
-
-    padding_positions: int = PADDING + 1
+    padding_positions = PADDING + 1
 
 
 def _otherwise(config: RobertaConfig, heads: Collection[str]) -> list[str]:
@@ -42,7 +37,6 @@ FAMILY = encoder_family(
         "base": RobertaConfig(),  # Liu et al. 2019, table 9
         "large": RobertaConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
-    trunk=Roberta,
     heads=(
         token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", activation="gelu"),  # whatever the layers'
         pooler("roberta.pooler.dense"),

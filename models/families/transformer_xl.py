@@ -183,7 +183,7 @@ class TransformerXL(nn.Module):
         mask = remembering(memory.segments, Mask(segments, ranks, ranks + 1))
         shared = (table, mask, position_biases(self, c) if c.shared_biases else None)
         layer = TransformerXLLayer(c, self.program, parent=None)
-        x, hidden = stack(self, [layer], c.depth, x, shared, site(noise, 1), self.program, each=memory.hidden)
+        x, hidden = stack(self, [layer], c.depth, x, shared, site(noise, 1), self.program, states=memory.hidden)
         return drop(x, 3), Memory(hidden, remember(memory.segments, segments))
 
     def begin(self, inputs: Inputs, room: int) -> tuple[Array, Memory]:

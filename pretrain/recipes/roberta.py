@@ -9,9 +9,9 @@ and BERT's 16 GB, base: MNLI 84.7, SST-2 92.5, SQuAD 1.1 90.4 (tables 2, 3 and 8
     python -m data_pipelines prepare --source SOURCE --tokenizer bpe --vocab-size 50265 --out CORPUS
     python -m pretrain run roberta-base --corpus CORPUS --workdir RUN
 
-The paper's other input formats: `--objective.layout document-sentences`, and with `--objective.next-sentence
---model.pair-head` `segment-pairs` (BERT's) and `sentence-pairs`. `document-sentences` and `sentence-pairs` have shorter
-rows, for which the paper raises the batch (`--phases.0.batch-size`). Expect, SQuAD 1.1, MNLI, SST-2, in this order:
+The paper's other input formats: `--objective.layout document-sentences`, and with `--objective.next-sentence`
+`segment-pairs` (BERT's) and `sentence-pairs`. `document-sentences` and `sentence-pairs` have shorter rows, for which
+the paper raises the batch (`--phases.0.batch-size`). Expect, SQuAD 1.1, MNLI, SST-2, in this order:
 90.6, 84.7, 92.7; 90.4, 84.0, 92.9; 88.7, 82.9, 92.1 (table 2). Static masks, of BERT's ten copies of the data:
 `--objective.masking.copies 10` (table 1: MNLI 84.3, SST-2 92.5; with masks drawn anew 84.0, 92.9).
 """

@@ -11,9 +11,9 @@ import torch
 
 from models.attention.kernels.splash import splash
 from models.attention.mask import Mask
+from models.attention.multi_head import MultiHeadAttention
 from models.attention.patterns.blocks import Blocks
 from models.attention.plain import attention
-from models.attention.self_attention import SelfAttention
 from models.blocks.layer import LayerSizes
 from models.core.noise import row_keys
 from models.core.program import Program
@@ -65,7 +65,7 @@ def test_scores_of_bfloat16_are_float32():
 def test_a_sparse_layer_at_some_positions_has_the_gradients_of_the_whole():
     x = np.random.default_rng(0).normal(size=(BATCH, LENGTH, 8)).astype(np.float32)
     slots = np.array([[9, 0, 0], [2, 3, 7], [1, 8, 1]], np.int32)  # some twice
-    layer = SelfAttention(LayerSizes(8, 2, 16, "gelu", 0.0, 0.0, 1e-12, 0.5), Program())
+    layer = MultiHeadAttention(LayerSizes(8, 2, 16, "gelu", 0.0, 0.0, 1e-12, 0.5), Program())
     blocks = Blocks(np.zeros((1, -(-LENGTH // 4), 0), np.int32), block=4, offsets=(-1, 0))
     mask = jax.tree.map(jnp.asarray, Mask(SEGMENTS, blocks=blocks))
     weights = np.random.default_rng(1).normal(size=(*slots.shape, 8)).astype(np.float32)

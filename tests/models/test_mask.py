@@ -12,8 +12,8 @@ from models.attention.global_tokens import GlobalWeights
 from models.attention.kernels.cudnn import cudnn
 from models.attention.kernels.table import KERNELS, require
 from models.attention.mask import Mask, chosen, remembering, visible
+from models.attention.multi_head import MultiHeadAttention
 from models.attention.plain import attention
-from models.attention.self_attention import SelfAttention
 from models.attention.transformer import TransformerLayer
 from models.blocks.dense import Affine
 from models.blocks.layer import LayerSizes
@@ -84,7 +84,7 @@ def test_plain_attention_and_cudnns_are_that_of_the_dense_mask_and_zeros_where_n
 @functools.cache
 def layer(kind):
     """(x, mask) -> a layer's outputs."""
-    module = SelfAttention(LayerSizes(128, 2, 8, "gelu", 0.0, 0.0, 1e-12, 0.5), Program(attention=kind))
+    module = MultiHeadAttention(LayerSizes(128, 2, 8, "gelu", 0.0, 0.0, 1e-12, 0.5), Program(attention=kind))
     return jax.jit(lambda x, mask: module.init_with_output(jax.random.key(0), x, mask, None)[0])
 
 

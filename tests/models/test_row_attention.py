@@ -11,7 +11,7 @@ from models.attention.kernels.row_attention import Setting, attend_rows, fits, o
 from models.attention.kernels.table import KERNELS
 from models.attention.layouts import interleaved
 from models.attention.mask import Mask
-from models.attention.self_attention import SelfAttention
+from models.attention.multi_head import MultiHeadAttention
 from models.blocks.layer import LayerSizes
 from models.core.noise import row_keys
 from models.core.program import Program
@@ -79,7 +79,7 @@ def test_a_layer_with_dropout_is_the_plain_layer(monkeypatch):
     rng = np.random.default_rng(0)
     x, segments = rng.normal(size=(BATCH, 128, 192)).astype(np.float32), jnp.ones((BATCH, 128), jnp.int32)
     sizes, noise = LayerSizes(192, 3, 16, "gelu", 0.1, 0.2, 1e-12, 0.5), row_keys(0, 1, jnp.arange(BATCH))
-    layers = [SelfAttention(sizes, Program(attention=kind)) for kind in ("xla", "splash")]
+    layers = [MultiHeadAttention(sizes, Program(attention=kind)) for kind in ("xla", "splash")]
     shapes = jax.eval_shape(layers[0].init, jax.random.key(0), x, Mask(segments), None)
     params = jax.tree.map(lambda leaf: rng.normal(0, 0.1, leaf.shape).astype(np.float32), shapes)
 

@@ -14,9 +14,9 @@ from models.attention import plain, sparse
 from models.attention.kernels.pattern_kernel import by_kernel
 from models.attention.kernels.table import KERNELS
 from models.attention.mask import Mask, is_global, visible
+from models.attention.multi_head import attention_of
 from models.attention.patterns.blocks import Blocks
 from models.attention.patterns.pattern import Pattern, blocks_of
-from models.attention.self_attention import attention_of
 from models.blocks.layer import LayerSizes
 from models.core import noise as noise_of
 from models.core.noise import row_keys

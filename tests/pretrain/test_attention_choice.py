@@ -13,9 +13,9 @@ from models.attention.kernels import cudnn
 from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import KERNELS
 from models.attention.mask import Mask
+from models.attention.multi_head import plain_form
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.plain import attention as dense
-from models.attention.self_attention import plain_form
 from models.attention.sparse import attention as blocked
 from models.core.program import Program
 from models.families.registry import FAMILIES, family_of

@@ -11,7 +11,7 @@ from models.attention.kernels.kernel import Kernel
 from models.attention.kernels.table import KERNELS
 from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask
-from models.attention.self_attention import SelfAttention
+from models.attention.multi_head import MultiHeadAttention
 from models.blocks.layer import layer_sizes
 from pretrain.training.attention_choice import chosen_program
 from tests.pretrain import tiny
@@ -40,7 +40,7 @@ def toy(monkeypatch):
 def test_it_is_chosen_traced_and_costed(toy, tmp_path):
     program = chosen_program(tiny.bert(), tiny.options(tmp_path, tmp_path, dtype="bfloat16"), platform="cpu")
     assert program.attention == "toy"
-    layer, mask = SelfAttention(layer_sizes(tiny.BERT), program), Mask(jnp.ones((2, 32), jnp.int32))
+    layer, mask = MultiHeadAttention(layer_sizes(tiny.BERT), program), Mask(jnp.ones((2, 32), jnp.int32))
     x = np.random.default_rng(0).normal(size=(2, 32, tiny.BERT.width)).astype(jnp.bfloat16)
     params = jax.eval_shape(layer.init, jax.random.key(0), x, mask, None)
     found = flops(jax.make_jaxpr(lambda params: layer.apply(params, x, mask, None))(params), COSTS)

@@ -178,7 +178,7 @@ def test_parameters_are_not_cut_where_it_hardly_helps():
 def test_the_automatic_mesh_divides_what_fsdp_cuts():
     load = Load(336.3e6, 2.534e14, 96 * GB, GENERATIONS["v5p"].device)
     assert automatic_mesh(64, load).fsdp == 16 and automatic_mesh(64, load._replace(divisor=410)).fsdp <= 2
-    table, shapes = FAMILY.parameters(FAMILY.sizes["tiny"]), shapes_of("tiny")
+    table, shapes = FAMILY.parameters(FAMILY.sizes["tiny"], HEADS), shapes_of("tiny")
     divisor = divisor_of_fsdp(table, shapes)
     assert divisor == 128
     parameter_shardings(table, shapes, mesh_of(fsdp=divisor))
@@ -204,14 +204,17 @@ def test_the_log_says_why_a_mesh_was_chosen():
     )
 
 
+HEADS = ("predictions", "pooler", "pair")
+
+
 def shapes_of(size):
-    module = FAMILY.module(FAMILY.sizes[size], Program())
+    module = FAMILY.module(FAMILY.sizes[size], Program(), HEADS)
     ones = dict.fromkeys(FAMILY.inputs, jnp.ones((1, 8), jnp.int32))
     return jax.eval_shape(lambda: module.init(jax.random.key(0), ones)["params"])
 
 
 def test_parameters_are_cut_by_the_names_of_their_axes():
-    table, shapes = FAMILY.parameters(FAMILY.sizes["tiny"]), shapes_of("tiny")
+    table, shapes = FAMILY.parameters(FAMILY.sizes["tiny"], HEADS), shapes_of("tiny")
     found = parameter_shardings(table, shapes, mesh_of(data=2, fsdp=2, tensor=2))
     layer = found["layers"]
     assert tuple(layer["attention"]["query"]["kernel"].spec) == (None, "fsdp", "tensor")

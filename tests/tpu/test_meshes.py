@@ -18,10 +18,10 @@ from models.attention.kernels.splash import splash
 from models.attention.kernels.table import KERNELS
 from models.attention.layouts import interleaved
 from models.attention.mask import Mask
+from models.attention.multi_head import attention_of
 from models.attention.operands import Biases, Context
 from models.attention.patterns.pattern import Pattern, blocks_of
 from models.attention.relative import asked, relative_attention
-from models.attention.self_attention import attention_of
 from models.blocks.layer import LayerSizes
 from models.core.noise import row_keys
 from models.core.program import Program

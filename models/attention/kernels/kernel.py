@@ -11,9 +11,9 @@ from models.core.sharding import parts_of
 class Attention(NamedTuple):
     """An attention that a kernel is asked to compute, whole; how a mesh cuts it say the rules in force.
 
-    length: tokens of a row.   width, heads: of its layer.   dropout: of the probabilities.   memory: keys before the
-    row's own.   chosen: whether the queries are chosen positions of the row, else all.
-    causal, ranked: whether its mask is static causal, and whether it has ranks.
+    length: tokens of a row.   width: of all its heads together.   dropout: of the probabilities.   memory: keys before
+    the row's own.   chosen: whether the queries are chosen positions of the row, else all.
+    causal, ranked, biased: whether its mask is static causal, and whether it has ranks and a bias.
     blocks: of a sparse pattern, with the shapes of one layer's arrays in their places; None where all see all.
     part: of a model of several, as its settings name it.
     """
@@ -26,6 +26,7 @@ class Attention(NamedTuple):
     chosen: bool = False
     causal: bool = False
     ranked: bool = False
+    biased: bool = False
     blocks: Blocks | None = None
     part: str = ""
 
@@ -55,6 +56,11 @@ class Kernel(NamedTuple):
 def of_dropout(attention: Attention) -> list[str]:
     """The obstacle of a kernel without dropout."""
     return [f"set model.attention_dropout={attention.dropout} to 0"] if attention.dropout > 0 else []
+
+
+def of_bias(attention: Attention) -> list[str]:
+    """The obstacle of a kernel that adds nothing to the scores."""
+    return ["scores have a bias, which it does not add"] if attention.biased else []
 
 
 def of_blocks(attention: Attention) -> list[str]:

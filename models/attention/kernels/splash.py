@@ -6,7 +6,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from models.attention.kernels import row_attention
-from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_blocks, of_dropout, of_length
+from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_bias, of_blocks, of_dropout, of_length
 from models.attention.layouts import HEADS_FIRST, Mixing
 from models.attention.mask import Mask
 from models.core.parameters import Noise
@@ -87,7 +87,7 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
 
 def _obstacles(attention: Attention) -> list[str]:
     length, (cut, _) = attention.length, cuts(attention)
-    obstacles = of_blocks(attention) + of_length(attention)
+    obstacles = of_blocks(attention) + of_bias(attention) + of_length(attention)
     if attention.dropout > 0:  # rows in `row_attention` alone have it
         without = " or ".join(of_dropout(attention))
         obstacles += [f"{why}, or {without}" for why in row_attention.obstacles(attention)]

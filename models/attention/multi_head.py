@@ -1,4 +1,4 @@
-"""Multi-head self-attention with its weights."""
+"""Multi-head attention with its weights."""
 
 import dataclasses
 
@@ -24,10 +24,11 @@ from models.core.program import PLAIN, Program
 from models.core.sharding import constrain
 
 
-class SelfAttention(nn.Module):
+class MultiHeadAttention(nn.Module):
     """With its residual: x, mask -> norm(x + dropout(attend(x))), or pre-norm x + dropout(attend(norm(x))).
 
     With slots i32[batch, n], queries at those positions alone: [batch, length, width] -> [batch, n, width].
+    With a context [batch, keys, width of its own], x sees that, not itself; the mask is then of its keys.
     own_globals: whether what global tokens see has projections of its own, see `GlobalTokens`.
     """
 
@@ -38,31 +39,41 @@ class SelfAttention(nn.Module):
 
     def setup(self):
         sizes = self.sizes
-        for name in SelfWeights._fields:
-            std = sizes.output_std if name == "output" else None
-            setattr(self, name, Weights(sizes.width, std or sizes.init_std))
-        self.norm = Norm(sizes.norm_epsilon, self.program.compute)
+        for name in ("query", "key", "value"):
+            setattr(self, name, Weights(sizes.heads_width, sizes.init_std, sizes.biases))
+        self.output = Weights(sizes.width, sizes.output_std or sizes.init_std, sizes.biases)
+        self.norm = Norm(sizes.norm_epsilon, self.program.compute, sizes.norm)
         if self.own_globals:
             setattr(self, "global", GlobalTokens(sizes, self.program))  # noqa: B010 (a keyword)
 
-    def _weights(self, inputs: int) -> SelfWeights:
-        return SelfWeights(*(getattr(self, name)(inputs) for name in SelfWeights._fields))
+    def _weights(self, keys: int) -> SelfWeights:
+        """keys: the width of what keys and values are made of."""
+        sizes = self.sizes
+        query, output = self.query(sizes.width), self.output(sizes.heads_width)
+        if sizes.scale is not None:  # every way to attend has the scores' usual scale
+            factor = sizes.scale * (sizes.heads_width // sizes.heads) ** 0.5
+            query = jax.tree.map(lambda array: array * factor, query)
+        return SelfWeights(query, self.key(keys), self.value(keys), output)
 
     def extend(
-        self, x: Array, mask: Mask, filled: Array, own: tuple[Array, Array]
+        self, x: Array, mask: Mask, filled: Array, state: tuple[Array, Array]
     ) -> tuple[Array, tuple[Array, Array]]:
         """Of tokens after those of a cache, see `cache.mix` -> (like x, the cache with them)."""
         given, x = x, self.norm(x) if self.pre_norm else x
         weights, dtype = self._weights(x.shape[-1]), self.program.compute
-        mixed, new = cache.mix(*HEADS_APART.operands(x, x, weights, self.sizes.heads, dtype), mask, filled, own)
+        mixed, new = cache.mix(*HEADS_APART.operands(x, x, weights, self.sizes.heads, dtype), mask, filled, state)
         y = given + HEADS_APART.output(mixed, weights.output, dtype)
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None), new
 
-    def __call__(self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None) -> Array:
+    def __call__(
+        self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None, context: Array | None = None
+    ) -> Array:
+        given, queries = x, self.norm(x) if self.pre_norm else x
+        x = queries if context is None else context
         sizes, dtype, weights = self.sizes, self.program.compute, self._weights(x.shape[-1])
-        given, x = x, self.norm(x) if self.pre_norm else x
-        queries = x
-        if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
+        if context is not None:
+            seen, mixing = mask, plain.PLAIN
+        elif slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
             queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
         else:
             seen = dataclasses.replace(mask, globals_apart=self.own_globals)
@@ -85,13 +96,15 @@ class SelfAttention(nn.Module):
         named = self.program.attention
         if named in PLAIN:
             return plain_form(named, mask)
-        asked = attention_of(self.sizes, length, mask.causal, mask.ranks is not None, mask.blocks)
+        asked = attention_of(
+            self.sizes, length, mask.causal, mask.ranks is not None, mask.blocks, biased=mask.bias is not None
+        )
         return require(named, "self", asked).mixing(asked)
 
 
 def plain_form(named: str, mask: Mask) -> Mixing:
     """The plain operations that a program's attention names for a mask: `plain.attention` or the same in blocks."""
-    if mask.blocks is None or named == "dense":
+    if mask.blocks is None or mask.bias is not None or named == "dense":
         return plain.PLAIN
     wins = mask.segments.shape[1] > sparse.crossover(mask.blocks)
     return sparse.BLOCKED if named == "blocked" or wins else plain.PLAIN
@@ -104,11 +117,12 @@ def attention_of(
     ranked: bool = False,
     blocks: Blocks | None = None,
     part: str = "",
+    biased: bool = False,
 ) -> Attention:
     """What a layer's attention asks of a kernel."""
-    of_layer = (length, sizes.width, sizes.heads, sizes.attention_dropout)
+    of_layer = (length, sizes.heads_width, sizes.heads, sizes.attention_dropout)
     if blocks is not None:
         of_heads = lambda array: None if array is None else array.shape[-1:]
         reach, dilation = of_heads(blocks.reach), of_heads(blocks.dilation)
         blocks = dataclasses.replace(blocks, drawn=blocks.drawn.shape[-3:], reach=reach, dilation=dilation)
-    return Attention(*of_layer, causal=causal, ranked=ranked, blocks=blocks, part=part)
+    return Attention(*of_layer, causal=causal, ranked=ranked, biased=biased, blocks=blocks, part=part)

@@ -1,0 +1,148 @@
+"""What families to come need of the blocks: a decoder that reads a second sequence, layers of two kinds, more terms."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Stack
+
+from models.attention.kernels.table import require
+from models.attention.mask import Mask, chosen
+from models.attention.multi_head import MultiHeadAttention, attention_of
+from models.attention.patterns.pattern import Pattern, blocks_of
+from models.attention.plain import attention
+from models.attention.transformer import TransformerLayer
+from models.blocks.embeddings import Embeddings, Term
+from models.blocks.feed_forward import FeedForward
+from models.blocks.layer import LayerSizes
+from models.blocks.norm import Norm
+from models.blocks.stack import stack
+from models.core.program import Program
+
+WIDTH, HEADS, DEPTH, ROWS, LENGTH, KEYS = 16, 2, 2, 3, 10, 7
+T5 = LayerSizes(
+    WIDTH, HEADS, 24, "gelu_new", 0.0, 0.0, 1e-6, 0.5, head_dim=12, scale=1.0, biases=False, norm="rms", gated=True
+)
+
+
+class CrossLayer(nn.Module):
+    """A layer of T5's decoder."""
+
+    def setup(self):
+        self.itself, self.other = (MultiHeadAttention(T5, Program(), pre_norm=True) for _ in range(2))
+        self.feed_forward = FeedForward(T5, jnp.float32, pre_norm=True)
+
+    def __call__(self, x, shared, noise, state, slots):
+        mask, of_context, context = shared
+        x = self.other(self.itself(x, mask, noise), of_context, noise, context=context)
+        return self.feed_forward(x, noise), None
+
+
+class Decoder(nn.Module):
+    @nn.compact
+    def __call__(self, x, *shared):
+        x, _ = stack(self, [CrossLayer(parent=None)], DEPTH, x, shared, None, Program())
+        return Norm(T5.norm_epsilon, jnp.float32, T5.norm, name="norm")(x)
+
+
+def t5():
+    config = T5Config(
+        d_model=WIDTH, d_kv=T5.head_dim, d_ff=T5.feed_forward, num_layers=DEPTH, num_heads=HEADS, dropout_rate=0.0,
+        feed_forward_proj="gated-gelu", is_decoder=True, use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = T5Stack(config).eval()
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1)
+    return model
+
+
+def test_a_decoder_of_these_blocks_with_a_second_sequence_is_that_of_t5():
+    model, rng = t5(), np.random.default_rng(0)
+    x, context = (rng.normal(size=(ROWS, n, WIDTH)).astype(np.float32) for n in (LENGTH, KEYS))
+    seen = (np.arange(KEYS) < np.array([[7], [4], [1]])).astype(np.int32)
+    block = lambda number, part: model.block[number].layer[part]
+    stacked = lambda of: np.stack([of(number).weight.detach().numpy().T for number in range(DEPTH)])
+
+    def attended(part, name):
+        kernel = lambda letter: {"kernel": stacked(lambda n: getattr(getattr(block(n, part), name), letter))}
+        norm = {"scale": stacked(lambda n: block(n, part).layer_norm)}
+        return {ours: kernel(ours[0]) for ours in ("query", "key", "value", "output")} | {"norm": norm}
+
+    wi = {"up": "wi_0", "gate": "wi_1", "down": "wo"}
+    inner = lambda name: {"kernel": stacked(lambda n: getattr(block(n, 2).DenseReluDense, name))}
+    feed_forward = {ours: inner(theirs) for ours, theirs in wi.items()}
+    feed_forward["norm"] = {"scale": stacked(lambda n: block(n, 2).layer_norm)}
+    layers = {"itself": attended(0, "SelfAttention"), "other": attended(1, "EncDecAttention")}
+    params = {"layers": layers | {"feed_forward": feed_forward}}
+    params["norm"] = {"scale": model.final_layer_norm.weight.detach().numpy()}
+    with torch.no_grad():
+        bias = block(0, 0).SelfAttention.compute_bias(LENGTH, LENGTH).numpy()
+        given = {"encoder_hidden_states": torch.tensor(context), "encoder_attention_mask": torch.tensor(seen)}
+        expected = model(inputs_embeds=torch.tensor(x), **given).last_hidden_state.numpy()
+    ones = jnp.ones((ROWS, LENGTH), jnp.int32)
+    masks = Mask(ones, causal=True, bias=jnp.asarray(bias)), Mask(jnp.asarray(seen), queries=ones)
+    found = Decoder().apply({"params": params}, x, *masks, context)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+    shapes = jax.eval_shape(Decoder().init, jax.random.key(0), x, *masks, context)["params"]
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, shapes)
+
+
+def test_a_bias_is_that_of_chosen_queries_and_no_kernel_leaves_it_out():
+    rng, slots = np.random.default_rng(0), jnp.array([[9, 0], [3, 3], [5, 8]])
+    q, k, v = (rng.normal(size=(ROWS, LENGTH, HEADS, 4)).astype(np.float32) for _ in range(3))
+    bias = jnp.asarray(rng.normal(size=(ROWS, HEADS, LENGTH, LENGTH)), jnp.float32)
+    mask = Mask(jnp.ones((ROWS, LENGTH), jnp.int32), bias=bias)
+    at = lambda array: np.take_along_axis(array, np.asarray(slots)[..., None, None], 1)
+    attend = lambda q, mask: attention(q, k, v, mask, dropout_rate=0.0, noise=None)
+    np.testing.assert_allclose(attend(at(q), chosen(mask, slots)), at(attend(q, mask)), rtol=1e-5, atol=1e-6)
+    for kernel in ("splash", "cudnn"):
+        with pytest.raises(ValueError, match="scores have a bias, which it does not add"):
+            require(kernel, "self", attention_of(LayerSizes(128, 2, 8, "relu", 0, 0, 1, 1), 128, biased=True))
+
+
+class Alternating(nn.Module):
+    """Layers that see all between such that see what is near."""
+
+    pattern: Pattern
+
+    @nn.compact
+    def __call__(self, x, mask):
+        layers = [TransformerLayer(SIZES, BLOCKED, sees_all=sees_all, parent=None) for sees_all in (True, False)]
+        return stack(self, layers, 4, x, mask, None, BLOCKED, states=blocks_of(self.pattern, 4, HEADS, x.shape[1]))[0]
+
+
+SIZES, BLOCKED = LayerSizes(WIDTH, HEADS, 24, "gelu", 0.0, 0.0, 1e-6, 0.5), Program(attention="blocked")
+
+
+def test_layers_that_see_all_take_turns_with_others_each_by_a_way_of_its_own():
+    pattern, x = Pattern("longformer", block=4, windows=(4,)), np.random.default_rng(0).normal(size=(2, 16, WIDTH))
+    model, mask = Alternating(pattern), Mask(jnp.ones((2, 16), jnp.int32))
+    params = jax.jit(model.init)(jax.random.key(0), x, mask)["params"]["layers"]
+    expected = jnp.asarray(x)
+    blocks = blocks_of(pattern, 4, HEADS, 16)
+    for number in range(4):
+        near = dataclasses.replace(mask, blocks=jax.tree.map(lambda array, n=number: array[n], blocks))
+        weights = jax.tree.map(lambda array, n=number: array[n // 2], params[str(number % 2)])
+        layer = TransformerLayer(SIZES, Program(attention="dense"))
+        expected, _ = layer.apply({"params": weights}, expected, near if number % 2 else mask, None)
+    found = jax.jit(model.apply)({"params": {"layers": params}}, x, mask)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_embeddings_are_the_sum_of_their_terms():
+    terms = Term("positions", 12, "positions"), Term("tasks", 3, "tasks"), Term("one", 1, "one"), Term("x", 40, "x")
+    model, rng = Embeddings(50, WIDTH, terms, None, 0.5), np.random.default_rng(0)
+    inputs = {name: rng.integers(0, rows, (ROWS, LENGTH)) for name, rows in (("tokens", 50), ("tasks", 3), ("x", 40))}
+    params = model.init(jax.random.key(0), inputs)["params"]
+    rows = lambda name: np.asarray(params[name])[inputs[name]]
+    sum_of = lambda places: rows("tokens") + rows("tasks") + rows("x") + params["one"] + params["positions"][places]
+    np.testing.assert_allclose(model.apply({"params": params}, inputs), sum_of(np.arange(LENGTH)), atol=1e-6)
+    restarting = np.concatenate([np.arange(6), np.arange(4)])
+    again = inputs | {"positions": np.broadcast_to(restarting, (ROWS, LENGTH))}
+    np.testing.assert_allclose(model.apply({"params": params}, again), sum_of(restarting), atol=1e-6)
