@@ -241,5 +241,6 @@ def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type], be
     known = {cls.__name__: cls for cls in classes.values()} | dict(classes)
     if str(value.get(tag)) not in known:
         raise UserError(unknown(f"{name}.{tag}: this version has no", str(value.get(tag)), classes))
-    inside = {field: item for field, item in value.items() if field not in (tag, *OF_OLDER_FILES)}
+    gone = OF_OLDER_FILES if tag == FAMILY else ()
+    inside = {field: item for field, item in value.items() if field not in (tag, *gone)}
     return make(known[value[tag]], inside, f"{name}.")

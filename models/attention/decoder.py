@@ -65,7 +65,7 @@ class Decoder(nn.Module):
 
     def setup(self):
         c = self.config
-        positions = (Term("positions", c.positions, "positions"),)
+        positions = (Term("positions", c.positions, "positions", by_place=True),)
         self.embeddings = Embeddings(c.vocab_size, c.width, positions, None, c.init_std)
         self.norm = Norm(c.norm_epsilon, self.program.compute, layer_sizes(c).norm) if self.pre_norm else None
 

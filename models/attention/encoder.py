@@ -4,7 +4,7 @@ declared."""
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 from jax import Array
@@ -61,9 +61,9 @@ class EncoderConfig:
         check_encoder(self)
 
     # What descendants have otherwise
-    projects = False  # whether a product leads from the embeddings to the layers, whose width may then be another
-    own_globals = False  # whether global tokens have projections of their own
-    padding_positions = 0  # as of `Term`
+    projects: ClassVar[bool] = False  # whether a product leads from the embeddings to layers perhaps of another width
+    own_globals: ClassVar[bool] = False  # whether global tokens have projections of their own
+    padding_positions: ClassVar[int] = 0  # the padding of this `Term`
 
     @property
     def embedding(self) -> int:
@@ -73,7 +73,7 @@ class EncoderConfig:
     @property
     def terms(self) -> tuple[Term, ...]:
         """What is added to the embeddings of tokens."""
-        positions = Term("positions", self.positions, "positions", self.padding_positions)
+        positions = Term("positions", self.positions, "positions", by_place=True, padding=self.padding_positions)
         return positions, Term("types", self.types, "types")
 
     @property
@@ -101,7 +101,7 @@ class Encoder(WithHeads):
 
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
-        return self.read_all(self.encode(inputs))
+        return self.apply_heads(self.encode(inputs))
 
 
 def attentions(config: EncoderConfig, length: int, memory: int) -> list[Attention]:
@@ -142,7 +142,7 @@ def encoder_family(
         sizes=dict(sizes),
         inputs=INPUTS,
         trunk=Encoder,
-        table=table or (lambda _: encoder_parameters(names, config.padding_positions)),
+        table=table or (lambda c: encoder_parameters(names, c.padding_positions)),
         heads=heads,
         hf={
             "model": HuggingFace(

@@ -44,6 +44,8 @@ class GlobalTokens(nn.Module):
         weights = GlobalWeights(*map(project, GlobalWeights._fields))
         if mask.globals is None:
             return y
+        if mask.bias is not None or sizes.scale is not None or not sizes.biases:
+            raise ValueError("global tokens with projections of their own have biases, and scores of the usual form")
         queries = affine(gather_positions(x, mask.globals), weights.query, compute)
         queries = queries.reshape(*mask.globals.shape, sizes.heads, -1)
         of_queries = chosen(dataclasses.replace(mask, blocks=None, globals=None), mask.globals)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.attention.operands import SelfWeights
+from models.attention.operands import Projections
 from models.blocks.dense import Affine, add_bias, affine
 from models.blocks.products import contraction, product
 from models.core.program import kept
@@ -22,7 +22,7 @@ class Layout(NamedTuple):
     """operands: (x [batch, n, in] of the queries, x [batch, length, in] of the keys, weights, heads, dtype) -> what is
     mixed.   output: (what was mixed, the output's weights, dtype) -> [batch, n, width]."""
 
-    operands: Callable[[Array, Array, SelfWeights, int, jnp.dtype], tuple[Array, ...]]
+    operands: Callable[[Array, Array, Projections, int, jnp.dtype], tuple[Array, ...]]
     output: Callable[[Array, Affine, jnp.dtype], Array]
 
 
@@ -40,9 +40,9 @@ class Mixing(NamedTuple):
 def _each(project: Callable[[Array, Affine, int, jnp.dtype], Array]) -> Callable[..., tuple[Array, ...]]:
     """`Layout.operands`, queries, keys and values, each by a projection of its own."""
 
-    def operands(x: Array, context: Array, weights: SelfWeights, heads: int, dtype: jnp.dtype) -> tuple[Array, ...]:
+    def operands(x: Array, context: Array, weights: Projections, heads: int, dtype: jnp.dtype) -> tuple[Array, ...]:
         made = []
-        for name, of in zip(SelfWeights._fields, (x, context, context), strict=False):
+        for name, of in zip(Projections._fields, (x, context, context), strict=False):
             with jax.named_scope(name):
                 made.append(kept(project(of, getattr(weights, name), heads, dtype)))
         return tuple(made)
@@ -70,7 +70,7 @@ def _from_heads(mixed: Array, weights: Affine, dtype: jnp.dtype) -> Array:
     return add_bias(contraction("bhld,hdw->blw", mixed.astype(dtype), kernel).astype(dtype), weights.bias)
 
 
-def _products(x: Array, _, weights: SelfWeights, heads: int, dtype: jnp.dtype) -> tuple[Array, Array]:
+def _products(x: Array, _, weights: Projections, heads: int, dtype: jnp.dtype) -> tuple[Array, Array]:
     """One product for queries, keys and values of the same x, whose biases are still to be added."""
     kernels = [kernel for kernel, _ in weights[:3]]
     biases = [jnp.zeros(kernel.shape[1:]) if bias is None else bias for kernel, bias in weights[:3]]

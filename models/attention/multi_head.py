@@ -12,7 +12,7 @@ from models.attention.kernels.kernel import Attention
 from models.attention.kernels.table import require
 from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask, chosen
-from models.attention.operands import SelfWeights
+from models.attention.operands import Projections
 from models.attention.patterns.blocks import Blocks
 from models.blocks.dense import Weights
 from models.blocks.layer import LayerSizes
@@ -28,7 +28,8 @@ class MultiHeadAttention(nn.Module):
     """With its residual: x, mask -> norm(x + dropout(attend(x))), or pre-norm x + dropout(attend(norm(x))).
 
     With slots i32[batch, n], queries at those positions alone: [batch, length, width] -> [batch, n, width].
-    With a context [batch, keys, width of its own], x sees that, not itself; the mask is then of its keys.
+    With a context [batch, keys, width of its own], x sees that, not itself; the mask is then of its keys, and plain
+    operations compute it.
     own_globals: whether what global tokens see has projections of its own, see `GlobalTokens`.
     """
 
@@ -46,14 +47,14 @@ class MultiHeadAttention(nn.Module):
         if self.own_globals:
             setattr(self, "global", GlobalTokens(sizes, self.program))  # noqa: B010 (a keyword)
 
-    def _weights(self, keys: int) -> SelfWeights:
-        """keys: the width of what keys and values are made of."""
+    def _weights(self, read: int) -> Projections:
+        """read: the width of what keys and values are made of."""
         sizes = self.sizes
         query, output = self.query(sizes.width), self.output(sizes.heads_width)
         if sizes.scale is not None:  # every way to attend has the scores' usual scale
             factor = sizes.scale * (sizes.heads_width // sizes.heads) ** 0.5
             query = jax.tree.map(lambda array: array * factor, query)
-        return SelfWeights(query, self.key(keys), self.value(keys), output)
+        return Projections(query, self.key(read), self.value(read), output)
 
     def extend(
         self, x: Array, mask: Mask, filled: Array, state: tuple[Array, Array]
@@ -68,9 +69,11 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None, context: Array | None = None
     ) -> Array:
-        given, queries = x, self.norm(x) if self.pre_norm else x
-        x = queries if context is None else context
-        sizes, dtype, weights = self.sizes, self.program.compute, self._weights(x.shape[-1])
+        if context is not None and (slots is not None or mask.blocks or mask.causal or self.own_globals):
+            raise ValueError("a second sequence is seen by all queries: no slots, pattern, order or global tokens")
+        given, x = x, self.norm(x) if self.pre_norm else x
+        queries, read = x, x if context is None else context
+        sizes, dtype, weights = self.sizes, self.program.compute, self._weights(read.shape[-1])
         if context is not None:
             seen, mixing = mask, plain.PLAIN
         elif slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
@@ -78,7 +81,7 @@ class MultiHeadAttention(nn.Module):
         else:
             seen = dataclasses.replace(mask, globals_apart=self.own_globals)
             mixing = self._mixing(x.shape[1], mask)
-        operands = mixing.layout.operands(queries, x, weights, sizes.heads, dtype)
+        operands = mixing.layout.operands(queries, read, weights, sizes.heads, dtype)
         mixed = mixing.mix(*operands, seen, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
         if slots is not None:
             given = gather_positions(given, slots)

@@ -7,7 +7,7 @@ from jax import Array
 from models.blocks.dense import Affine
 
 
-class SelfWeights(NamedTuple):
+class Projections(NamedTuple):
     """A layer's projections [width, heads * head_dim], the heads side by side, and from there back to the width."""
 
     query: Affine

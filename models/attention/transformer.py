@@ -23,7 +23,7 @@ class TransformerLayer(nn.Module):
     """x [batch, length, width] -> the same, or at slots i32[batch, n] alone; as `stack` calls it.
 
     state: the blocks of the layer's sparse pattern, which the mask then has; None where it is dense.
-    sees_all: whether the layer is dense among those of a pattern.
+    sees_all: whether the layer is dense among those of a pattern, which no kernel computes.
     pre_norm: whether the norms stand before the blocks; then the sum that leaves the last layer has none yet.
     own_globals: as of `MultiHeadAttention`.
     """

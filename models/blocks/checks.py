@@ -25,7 +25,7 @@ def check_activation(config) -> None:
 def check_sizes(sizes, prefix: str) -> None:
     """Those of the layers alone, which a model of several encoders has for each.   prefix: before the field's name."""
     check_ranges(sizes, SIZES, prefix)
-    if sizes.width % sizes.heads:
+    if getattr(sizes, "head_dim", None) is None and sizes.width % sizes.heads:
         raise ValueError(f"{prefix}width={sizes.width} is not a multiple of {prefix}heads={sizes.heads}")
 
 

@@ -16,13 +16,14 @@ class Term(NamedTuple):
     """A table whose rows are added to those of the tokens.
 
     name: of its parameter.   rows: how many.   reads: name of the input i32[batch, length] that says which row a token
-    has; where there is none, that of its place in the row.
+    has.   by_place: whether that is the token's place in the row where there is no such input.
     padding: rows beside, of positions that padding has in Hugging Face; no token reads them.
     """
 
     name: str
     rows: int
     reads: str
+    by_place: bool = False
     padding: int = 0
 
 
@@ -45,7 +46,7 @@ class Embeddings(nn.Module):
     def setup(self):
         self.tokens = token_table(self, self.vocab_size, self.width, self.init_std)
         tables = []
-        for name, rows, _, padding in self.terms:
+        for name, rows, _, _, padding in self.terms:
             tables.append(parameter(self, name, nn.initializers.normal(self.init_std), (rows, self.width)))
             if padding:
                 parameter(self, f"padding_{name}", nn.initializers.zeros, (padding, self.width))
@@ -56,16 +57,15 @@ class Embeddings(nn.Module):
         """`tokens`, as of `token_rows`, and what the terms read -> f32[batch, length, width], before dropout."""
         tokens = inputs["tokens"]
         summed = token_rows(constrain(self.tokens, "vocab", None), tokens)
-        for (_, rows, reads, _), table in zip(self.terms, self.tables, strict=True):
-            numbers = inputs.get(reads)
+        for (_, rows, reads, by_place, _), table in zip(self.terms, self.tables, strict=True):
             if rows == 1:
                 summed += table
-            elif numbers is None:
+            elif by_place and reads not in inputs:
                 summed += table[: tokens.shape[1]]
             elif rows <= FEW:
-                summed += (numbers[..., None] == jnp.arange(rows)).astype(jnp.float32) @ table
+                summed += (inputs[reads][..., None] == jnp.arange(rows)).astype(jnp.float32) @ table
             else:
-                summed += jnp.take(table, numbers, axis=0, mode="clip")
+                summed += jnp.take(table, inputs[reads], axis=0, mode="clip")
         return constrain(self.norm(summed) if self.norm else summed, "batch", "length", None)
 
 

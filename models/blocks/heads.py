@@ -31,18 +31,18 @@ class WithHeads(nn.Module):
         for head in self.heads:
             setattr(self, head.name, head.module(self.config, self.program))
 
-    def read(self, name: str, hidden: Array) -> Array:
+    def apply_head(self, name: str, hidden: Array) -> Array:
         """What the head of this name gives for hidden [rows, n, width], or [rows, width] of one position."""
         (reads,) = (head.reads for head in self.heads if head.name == name)
-        return getattr(self, name)(self.read(reads, hidden) if reads else hidden, self.embeddings.tokens)
+        return getattr(self, name)(self.apply_head(reads, hidden) if reads else hidden, self.embeddings.tokens)
 
     def token_logits(self, hidden: Array) -> Array:
         """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""
-        return self.read(TOKENS, hidden)
+        return self.apply_head(TOKENS, hidden)
 
-    def read_all(self, hidden: Array) -> list[Array]:
+    def apply_heads(self, hidden: Array) -> list[Array]:
         """What each head gives for hidden [rows, length, width], for initialisation."""
-        return [self.read(head.name, hidden[:, :1]) for head in self.heads]
+        return [self.apply_head(head.name, hidden[:, :1]) for head in self.heads]
 
 
 class TokenHead(nn.Module):
@@ -99,10 +99,10 @@ def pooler(hf: str) -> Head:
     return Head(POOLER, lambda c, program: Pooler(c.width, c.init_std, program.compute), tuple(rows))
 
 
-def classifier(name: str, hf: str, classes: int = 2) -> Head:
-    """A head that tells classes of rows by what is pooled."""
+def classifier(name: str, hf: str) -> Head:
+    """A head that tells two classes of rows by what is pooled."""
     rows = dense_parameters(name, ("width", None), {"model": hf})
-    return Head(name, lambda c, program: Classifier(classes, c.init_std, jnp.float32), tuple(rows), reads=POOLER)
+    return Head(name, lambda c, program: Classifier(2, c.init_std, jnp.float32), tuple(rows), reads=POOLER)
 
 
 def tied_logits(hidden: Array, table: Array, bias: Array, vocab_size: int) -> Array:

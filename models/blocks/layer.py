@@ -11,6 +11,7 @@ class LayerSizes(NamedTuple):
     init_std: of the random weights at the start.   output_std: of those of the blocks' last products, if another.
     head_dim: of each head, if not width / heads.   scale: of the scores, if not 1 / sqrt(head_dim).
     biases: whether products have them.   norm: as of `Norm`.   gated: as of `FeedForward`.
+    Relative attention and that of long and global tokens read none of these five.
     """
 
     width: int

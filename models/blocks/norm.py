@@ -29,6 +29,8 @@ class Norm(nn.Module):
             wide = kept(x).astype(jnp.float32)
             inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.epsilon)
             return (wide * inverse * per_row(scale, x)).astype(self.dtype)
+        if self.kind != "layer":
+            raise ValueError(f"norm={self.kind!r}: use layer or rms")
         bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
         return _normalised(x, per_row(scale, x), per_row(bias, x), self.epsilon, self.dtype)
 

@@ -19,7 +19,7 @@ class Stacked(NamedTuple):
     """What one place of the pattern has, with a row for each turn of the pattern.
 
     params: of the layers there; what is shared has a row for each group.   indices: the layers' numbers.
-    states: theirs of `stack`'s states.
+    states: those of the layers there.
     """
 
     params: Params
@@ -72,9 +72,11 @@ def stack(
             return of_place(0, key)
         return {str(place): of_place(place, key) for place, key in enumerate(jax.random.split(key, period))}
 
-    # `param` would trace all layers' `init` once more wherever they are given, to compare shapes.
+    # `param` would trace all layers' `init` once more wherever they are given, to compare shapes: layers do that.
     given = parent.get_variable("params", LAYERS)
     params = parent.param(LAYERS, init) if given is None else given
+    for layer in [params] if period == 1 else params.values():
+        _check_rows(layer, sets, turns)
     of_layers = set(params) if period == 1 else set().union(*params.values())
     if unknown := sorted(groups.keys() - of_layers):
         raise ValueError(f"groups of {', '.join(unknown)}: the layers have {', '.join(sorted(of_layers))}")
@@ -90,6 +92,14 @@ def stack(
     layers = [_layer(module, shared, noise, program) for module in pattern]
     run = _scan if program.depth == "scan" else _unroll
     return run(layers, stacked, sets, turns, x, slots)
+
+
+def _check_rows(params: Params, sets: Mapping[str, int], turns: int) -> None:
+    """ValueError for stacks of another number of layers or sets."""
+    for name, tree in params.items():
+        rows, needed = {len(leaf) for leaf in jax.tree.leaves(tree)}, sets.get(name, turns)
+        if rows - {needed}:
+            raise ValueError(f"{LAYERS}/{name} has parameters of {max(rows - {needed})} layers, not of {needed}")
 
 
 def _init(layer: nn.Module, sets: Mapping[str, int], turns: int, key: Array, x, shared, state) -> Params:

@@ -77,7 +77,7 @@ class HuggingFace(NamedTuple):
     our own of the same files.
 
     folder: where it lies below the export directory ('' for the directory itself).
-    architectures: transformers class -> the heads of a model of this class, in order of preference.
+    architectures: transformers class -> the heads of a model of this class.
     constants: what config.json says of every such model.
     fields: name in config.json -> config field it holds; dots lead into nested configs ('generator.width').
         A `Converter` where it holds it in another form.
@@ -145,9 +145,13 @@ class Family(NamedTuple):
         return [*self.table(config), *(row for head in read for row in head.parameters)]
 
     def heads_with(self, names: Collection[str]) -> tuple[str, ...]:
-        """The heads of a model in which these are trained: those of the first Hugging Face class that has them."""
+        """The heads of a model in which these are trained: those of the Hugging Face class that has them and the fewest
+        others; where there is none, these and what they read."""
+        read = {head.reads for head in self.heads if head.name in names} - {""}
+        wanted = {*names} | read
         classes = [heads for model in self.hf.values() for heads in model.architectures.values()]
-        return next((heads for heads in classes if {*names} <= {*heads}), tuple(names))
+        fitting = (heads for heads in classes if wanted <= {*heads})
+        return min(fitting, key=len, default=(*names, *sorted(read - {*names})))
 
 
 def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple[tuple[int, ...], Any]]) -> list[str]:

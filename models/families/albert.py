@@ -5,7 +5,7 @@ Hugging Face: AlbertForPreTraining, or AlbertForMaskedLM without the pair head. 
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
 from models.blocks.heads import PAIR, POOLER, TOKENS, classifier, pooler, token_head
@@ -34,7 +34,7 @@ class AlbertConfig(EncoderConfig):
     activation: str = "gelu_new"  # inside the feed-forward block and the masked-token head
     dropout: float = 0.0  # of embeddings and block outputs
     attention_dropout: float = 0.0  # of attention probabilities
-    projects = True
+    projects: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()

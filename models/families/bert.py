@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019, arXiv:1810.04805): a bidirectional Transformer encoder with post-layer norms.
 
-Hugging Face: BertForPreTraining, or BertForMaskedLM without the pair head.
+Hugging Face: BertForPreTraining, BertForMaskedLM without the pair head, BertForSequenceClassification.
 """
 
 import dataclasses

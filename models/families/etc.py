@@ -141,7 +141,7 @@ class Etc(WithHeads):
 
     def __call__(self, inputs: Inputs):
         """All parts once, for initialisation."""
-        return self.read_all(self.encode(inputs))
+        return self.apply_heads(self.encode(inputs))
 
 
 def named_by_path(rows: Iterable[Parameter]) -> tuple[Parameter, ...]:

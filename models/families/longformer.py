@@ -9,6 +9,7 @@ Hugging Face: LongformerForMaskedLM, which has no dilation and is told a row's g
 
 import dataclasses
 from collections.abc import Collection
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,8 +31,8 @@ class LongformerConfig(EncoderConfig):
     types: int = 1  # segment types; with one, only separators tell A from B
     norm_epsilon: float = 1e-5  # added to the variance in norms
     pattern: Pattern = Pattern("longformer", block=128)  # which keys a query sees
-    padding_positions = PADDING + 1
-    own_globals = True
+    padding_positions: ClassVar[int] = PADDING + 1
+    own_globals: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -39,7 +40,7 @@ class LongformerConfig(EncoderConfig):
 
 
 def _table(config: LongformerConfig) -> list[Parameter]:
-    rows = encoder_parameters("longformer", PADDING + 1)
+    rows = encoder_parameters("longformer", config.padding_positions)
     for name in GlobalWeights._fields:
         there = {"model": f"longformer.encoder.layer.{{layer}}.attention.self.{name}_global"}
         rows += dense_parameters(_GLOBAL.format(name), (LAYERS, "width", "heads"), there)

@@ -7,6 +7,7 @@ trunk and the pooler of the folder.
 
 import dataclasses
 from collections.abc import Collection
+from typing import ClassVar
 
 from models.attention.encoder import EncoderConfig, encoder_family
 from models.blocks.heads import PAIR, POOLER, TOKENS, classifier, pooler, token_head
@@ -21,7 +22,7 @@ class RobertaConfig(EncoderConfig):
     vocab_size: int = 50265  # without padding rows
     types: int = 1  # segment types; with one, only separators tell A from B
     norm_epsilon: float = 1e-5  # added to the variance in norms
-    padding_positions = PADDING + 1
+    padding_positions: ClassVar[int] = PADDING + 1
 
 
 def _otherwise(config: RobertaConfig, heads: Collection[str]) -> list[str]:

@@ -19,7 +19,7 @@ from data_pipelines.tokenizers.made import token_ids
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface import shards
 from pretrain.huggingface.config import check_class
-from pretrain.huggingface.tensors import architecture, fields_of, tensors
+from pretrain.huggingface.tensors import architecture, fields_of, heads_in, tensors
 from pretrain.huggingface.tokenizer_fit import check_ids, check_types, misfits
 
 FILES = ("config.json", "generation_config.json", "added_tokens.json")
@@ -48,6 +48,9 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
     for misfit in misfits(config, made):
         log.warning("export --to %s: %s", folder, misfit)
     for part, model in parts.items():
+        if architecture(config, part, params) is None:
+            heads = ", ".join(heads_in(config, params)) or "none"
+            raise UserError(f"export --to {folder}: no class has this model's heads ({heads}); give another objective")
         if otherwise := model.otherwise(config, params.keys()):
             log.warning("export --to %s: in a %s %s", folder, architecture(config, part, params), "; ".join(otherwise))
     ids = token_ids(made)
@@ -80,7 +83,7 @@ def config_fields(
     """
     model = family_of(config).hf[part]
     return {
-        "architectures": [architecture(config, part, names)],
+        "architectures": [name for name in [architecture(config, part, names)] if name],
         **model.constants,
         **fields_of(config, part),
         **ids,

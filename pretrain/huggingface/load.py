@@ -17,7 +17,7 @@ from models.families.registry import family_of
 from pretrain.huggingface.beginning import as_ours, as_theirs
 from pretrain.huggingface.config import architectures, check_same, config_from, folders
 from pretrain.huggingface.shards import INDEX, WHOLE
-from pretrain.huggingface.tensors import Tensor, architecture, tensors
+from pretrain.huggingface.tensors import Tensor, architecture, heads_in, tensors
 
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Constants that old transformers stored
@@ -67,11 +67,11 @@ def _read(source: str | Path, config, params: Params, heads_anew: bool) -> Param
         wanted, trunk = tensors(params, config, part), family.hf[part].trunk
         stored = _Tensors(folder, trunk)
         missing = [name for name in wanted if _stored_name(name, stored, family.hf[part]) not in stored]
-        heads = [name for name in missing if _of_head(wanted[name], config)]
+        heads = [name for name in missing if _of_head(name, wanted[name], config, part)]
         anew = heads if heads_anew else []
         cure = "; start them anew with --init-heads-anew" if missing == heads else ""
         lacking = [name for name in missing if name not in anew]
-        needed = architecture(config, part, params)
+        needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"
         _check_names(folder, stored, wanted, lacking, cure, config, part, needed, heads_anew)
         if anew:
             log.warning("%s: read all but %s, which start anew", folder, ", ".join(anew))
@@ -229,9 +229,11 @@ def _check_names(
         log.warning("%s: left out %s, which this model does not use", folder, _listed(others))
 
 
-def _of_head(tensor: Tensor, config) -> bool:
-    path = tensor.pieces[0].origin[0]
-    return path.partition("/")[0] in {head.name for head in family_of(config).heads}
+def _of_head(name: str, tensor: Tensor, config, part: str) -> bool:
+    """Whether it is of a head, named or a part of the module."""
+    family, path = family_of(config), tensor.pieces[0].origin[0]
+    named = path.partition("/")[0] in {head.name for head in family.heads}
+    return named or not name.startswith(family.hf[part].trunk)
 
 
 def _listed(names: list[str]) -> str:

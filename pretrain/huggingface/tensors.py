@@ -104,9 +104,13 @@ def fields_of(config, part: str) -> dict[str, Any]:
     return {name: value(place) for name, place in known.items()}
 
 
-def architecture(config, part: str, names: Collection[str]) -> str:
-    """The first transformers class of a part of a config's model that has all heads among these names, such as those of
-    the model's parameters."""
-    family = family_of(config)
-    heads, classes = {head.name for head in family.heads if head.name in names}, family.hf[part].architectures
-    return next((name for name, of_class in classes.items() if heads <= {*of_class}), next(iter(classes)))
+def architecture(config, part: str, names: Collection[str]) -> str | None:
+    """The transformers class of a part of a config's model whose heads are those among these names, such as those of
+    the model's parameters; None where there is no such class."""
+    heads, classes = heads_in(config, names), family_of(config).hf[part].architectures
+    return next((name for name, of_class in classes.items() if {*heads} == {*of_class}), None)
+
+
+def heads_in(config, names: Collection[str]) -> list[str]:
+    """The names that are those of heads."""
+    return [head.name for head in family_of(config).heads if head.name in names]

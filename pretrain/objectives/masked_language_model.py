@@ -77,9 +77,9 @@ class MaskedLanguageModel(Objective):
         slots = jnp.pad(batch["prediction_positions"], ((0, 0), (first, 0)))  # with position 0 before them
         inputs = (inputs_of(model, batch), moment.noise, slots)
         hidden = model.apply(variables, *inputs, method="encode")
-        read = lambda name, hidden: model.apply(variables, name, hidden, method="read")
-        pair_logits = read(PAIR, hidden[:, 0]) if self.label else None
-        logits = read(TOKENS, hidden[:, first:])
+        head = lambda name, hidden: model.apply(variables, name, hidden, method="apply_head")
+        pair_logits = head(PAIR, hidden[:, 0]) if self.label else None
+        logits = head(TOKENS, hidden[:, first:])
         losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
         weights = batch["prediction_weights"].reshape(-1)
         sums = {"mlm": jnp.sum(losses * weights)}

@@ -11,7 +11,7 @@ import torch
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Stack
 
-from models.attention.kernels.table import require
+from models.attention.kernels.table import KERNELS, require
 from models.attention.mask import Mask, chosen
 from models.attention.multi_head import MultiHeadAttention, attention_of
 from models.attention.patterns.pattern import Pattern, blocks_of
@@ -101,7 +101,7 @@ def test_a_bias_is_that_of_chosen_queries_and_no_kernel_leaves_it_out():
     at = lambda array: np.take_along_axis(array, np.asarray(slots)[..., None, None], 1)
     attend = lambda q, mask: attention(q, k, v, mask, dropout_rate=0.0, noise=None)
     np.testing.assert_allclose(attend(at(q), chosen(mask, slots)), at(attend(q, mask)), rtol=1e-5, atol=1e-6)
-    for kernel in ("splash", "cudnn"):
+    for kernel in (name for name, kernel in KERNELS.items() if kernel.form == "self"):
         with pytest.raises(ValueError, match="scores have a bias, which it does not add"):
             require(kernel, "self", attention_of(LayerSizes(128, 2, 8, "relu", 0, 0, 1, 1), 128, biased=True))
 
@@ -136,7 +136,12 @@ def test_layers_that_see_all_take_turns_with_others_each_by_a_way_of_its_own():
 
 
 def test_embeddings_are_the_sum_of_their_terms():
-    terms = Term("positions", 12, "positions"), Term("tasks", 3, "tasks"), Term("one", 1, "one"), Term("x", 40, "x")
+    terms = (
+        Term("positions", 12, "positions", by_place=True),
+        Term("tasks", 3, "tasks"),
+        Term("one", 1, "one"),
+        Term("x", 40, "x"),
+    )
     model, rng = Embeddings(50, WIDTH, terms, None, 0.5), np.random.default_rng(0)
     inputs = {name: rng.integers(0, rows, (ROWS, LENGTH)) for name, rows in (("tokens", 50), ("tasks", 3), ("x", 40))}
     params = model.init(jax.random.key(0), inputs)["params"]

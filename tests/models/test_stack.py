@@ -121,6 +121,13 @@ def test_layers_take_turns_layer_i_of_t_uses_set_i_groups_over_t_and_gradients_o
     jax.tree.map(compare, results(run, params_of(tower)), expected(name))
 
 
+def test_parameters_of_another_depth_are_refused():
+    tower = lambda depth: Tower(depth=depth)
+    params = jax.eval_shape(tower(4).init, jax.random.key(0), X)
+    with pytest.raises(ValueError, match=r"layers/\w+ has parameters of 4 layers, not of 2"):
+        jax.eval_shape(tower(2).apply, params, X)
+
+
 def test_layers_are_stored_stacked_with_a_row_for_each_group_and_start_differently():
     for groups in ((), (("first", 2),)):
         layers = jax.jit(Tower(groups=groups).init)(jax.random.key(0), X)["params"]["layers"]

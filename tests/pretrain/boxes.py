@@ -42,11 +42,11 @@ class Boxed(nn.Module):
         x = self.words[inputs["tokens"]].mean(axis=1, keepdims=True) + inputs["boxes"] @ self.boxes
         return x if slots is None else gather_positions(x, slots)
 
-    def read(self, name, hidden):
+    def apply_head(self, name, hidden):
         return jnp.tanh(hidden.reshape(-1, self.config.width)) @ self.out
 
     def __call__(self, inputs):
-        return self.read(TOKENS, self.encode(inputs))
+        return self.apply_head(TOKENS, self.encode(inputs))
 
 
 FAMILY = Family(

@@ -174,7 +174,7 @@ def test_a_classifier_of_rows_is_that_of_transformers(configs, tokenizer_path, t
     )
     tokens = np.arange(5, 29, dtype=np.int32).reshape(2, 12)
     inputs = {"tokens": tokens, "types": np.zeros_like(tokens), "segments": np.ones_like(tokens)}
-    logits = nn.apply(lambda model: model.read(CLASSIFIER, model.encode(inputs)[:, 0]), ours)({"params": params})
+    logits = nn.apply(lambda model: model.apply_head(CLASSIFIER, model.encode(inputs)[:, 0]), ours)({"params": params})
     expected = theirs(input_ids=torch.from_numpy(tokens).long()).logits.detach().numpy()
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
@@ -203,6 +203,15 @@ def test_a_bare_trunk_starts_its_heads_anew_only_where_that_is_asked_for(configs
     jax.tree.map(np.testing.assert_array_equal, loaded["pair"], start["pair"])
     expected = theirs.bert.encoder.layer[1].output.dense.weight.detach().numpy().T
     np.testing.assert_array_equal(loaded["layers"]["feed_forward"]["down"]["kernel"][1], expected)
+
+
+def test_a_head_that_is_a_part_of_the_module_starts_anew_too(configs, tokenizer_path, tmp_path):
+    config, start = configs["xlnet"], random_params(configs["xlnet"], seed=1)
+    reference.torch_model(config, "model").transformer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"has no lm_loss\.bias.*start them anew with --init-heads-anew"):
+        load_like(tmp_path, config, tokenizer_path)
+    loaded = load(tmp_path, config, parameter_shapes(config), tokenizer_path, start=lambda: start)
+    np.testing.assert_array_equal(loaded["bias"][: config.vocab_size], start["bias"][: config.vocab_size])
 
 
 def test_another_head_is_left_out_and_a_trunk_never_starts_anew(exported, configs, tokenizer_path, caplog):

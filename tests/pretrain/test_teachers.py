@@ -48,9 +48,11 @@ class Distillation(MaskedLanguageModel):
         inputs, slots = inputs_of(model, batch), batch["prediction_positions"]
         variables, vocab = {"params": params}, model.config.vocab_size
         hidden = model.apply(variables, inputs, moment.noise, slots, method="encode")
-        ours = model.apply(variables, TOKENS, hidden, method="read")[:, :vocab]
+        ours = model.apply(variables, TOKENS, hidden, method="apply_head")[:, :vocab]
         teacher = moment.teachers["teacher"]
-        theirs = teacher.apply(TOKENS, teacher.apply(inputs, None, slots, method="encode"), method="read")[:, :vocab]
+        theirs = teacher.apply(TOKENS, teacher.apply(inputs, None, slots, method="encode"), method="apply_head")[
+            :, :vocab
+        ]
         soft = jax.nn.softmax(theirs / self.temperature)
         nats = -jnp.sum(soft * jax.nn.log_softmax(ours / self.temperature), axis=-1)
         return sums | {"soft": jnp.sum(nats * batch["prediction_weights"].reshape(-1))}, carry, counts

@@ -17,7 +17,7 @@ from models.attention.kernels.block_attention import (
     filled_up,
     memory,
 )
-from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_heads
+from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_bias, of_heads
 from models.attention.layouts import HEADS_BESIDE, Mixing
 from models.attention.mask import Mask, chosen, is_global, visible
 from models.attention.patterns.blocks import Blocks
@@ -175,6 +175,8 @@ def _noise(noise: Array, heads: int, length: int, number: int, setting: Setting)
 
 def _obstacles(attention: Attention) -> list[str]:
     blocks, width, heads = attention.blocks, attention.width, attention.heads
+    if attention.biased:
+        return of_bias(attention)
     if blocks is None:
         return ["model.pattern is dense: it computes sparse patterns alone"]
     (cut, shared), obstacles, fill = cuts(attention), [], f"do not fill blocks of {LANES}"

@@ -1,8 +1,9 @@
 """Fused attention kernels: the same numbers as plain attention, without its [length, length] arrays.
 
 A new kernel is a file with its `Kernel` and a line here. A kernel that is named and cannot run is an error, never the
-plain form in silence. By rule the plain form are the last layer of an encoder without a sparse pattern, read at few
-positions, and an evaluation whose memory a kernel does not take (`pretrain/training/attention_choice.py`).
+plain form in silence. By rule the plain form are attention to a second sequence, the last layer of an encoder without a
+sparse pattern, read at few positions, and an evaluation whose memory a kernel does not take
+(`pretrain/training/attention_choice.py`).
 """
 
 from models.attention.kernels import cudnn, pattern_kernel, relative_kernel, splash

@@ -92,7 +92,7 @@ def encoders(config) -> dict[str, tuple[int, int]]:
 
 
 def blocks_of(pattern: Pattern, depth: int, heads: int, length: int, causal: bool = False) -> Blocks | None:
-    """The arrays [depth, ...] of all layers for rows of this length, for `stack`'s each; None where all see all.
+    """The arrays [depth, ...] of all layers for rows of this length, for `stack`'s states; None where all see all.
 
     causal: without the blocks after a query's own, which a causal mask hides.
     """
