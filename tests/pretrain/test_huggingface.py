@@ -179,6 +179,13 @@ def test_a_classifier_of_rows_is_that_of_transformers(configs, tokenizer_path, t
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_model_whose_heads_no_class_has_is_not_exported(configs, tokenizer_path, tmp_path):
+    assert FAMILIES["bert"].heads_with(("predictions", CLASSIFIER)) == ("predictions", CLASSIFIER, "pooler")
+    params = {"predictions": {}, **random_params(configs["classes"], kind="classes")}
+    with pytest.raises(UserError, match=r"no class has this model's heads \(predictions, pooler, classifier\)"):
+        export(params, configs["classes"], tokenizer_path, tmp_path / "out")
+
+
 def test_half_precision_weights_load_as_float32(configs, tokenizer_path, tmp_path):
     model = reference.torch_model(configs["masked"], "model", heads=HEADS["masked"]).to(torch.float16)
     model.save_pretrained(tmp_path)
