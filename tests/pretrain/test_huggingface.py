@@ -181,9 +181,10 @@ def test_a_classifier_of_rows_is_that_of_transformers(configs, tokenizer_path, t
 
 def test_a_model_whose_heads_no_class_has_is_not_exported(configs, tokenizer_path, tmp_path):
     assert FAMILIES["bert"].heads_with(("predictions", CLASSIFIER)) == ("predictions", CLASSIFIER, "pooler")
-    params = {"predictions": {}, **random_params(configs["classes"], kind="classes")}
-    with pytest.raises(UserError, match=r"no class has this model's heads \(predictions, pooler, classifier\)"):
-        export(params, configs["classes"], tokenizer_path, tmp_path / "out")
+    config = configs["pretraining"]
+    params = {name: array for name, array in random_params(config).items() if name != "pair"}
+    with pytest.raises(UserError, match=r"no class has this model's heads \(predictions, pooler\)"):
+        export(params, config, tokenizer_path, tmp_path / "out")
 
 
 def test_half_precision_weights_load_as_float32(configs, tokenizer_path, tmp_path):
