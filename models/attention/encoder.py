@@ -33,7 +33,6 @@ from models.core.ranges import check_ranges
 
 INPUTS = {
     **dict.fromkeys(("tokens", "types", "segments"), Input(("length",))),
-    "positions": Input(("length",), required=False),  # else a token's position is its place in the row
     "globals": Input(("globals",), required=False),  # of a sparse pattern, as `Mask` has them
 }
 
@@ -117,7 +116,7 @@ def seen(config: EncoderConfig, shape: Shape) -> float:
 
 def encoder_family(
     config: type,
-    sizes: Mapping[str, Any],
+    sizes: dict[str, Any],
     heads: tuple[Head, ...],
     architectures: Mapping[str, tuple[str, ...]],
     model_type: str,
@@ -139,7 +138,7 @@ def encoder_family(
     names = names or model_type
     return Family(
         config=config,
-        sizes=dict(sizes),
+        sizes=sizes,
         inputs=INPUTS,
         trunk=Encoder,
         table=table or (lambda c: encoder_parameters(names, c.padding_positions)),

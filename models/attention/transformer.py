@@ -23,7 +23,6 @@ class TransformerLayer(nn.Module):
     """x [batch, length, width] -> the same, or at slots i32[batch, n] alone; as `stack` calls it.
 
     state: the blocks of the layer's sparse pattern, which the mask then has; None where it is dense.
-    sees_all: whether the layer is dense among those of a pattern, which no kernel computes.
     pre_norm: whether the norms stand before the blocks; then the sum that leaves the last layer has none yet.
     own_globals: as of `MultiHeadAttention`.
     """
@@ -32,7 +31,6 @@ class TransformerLayer(nn.Module):
     program: Program
     pre_norm: bool = False
     own_globals: bool = False
-    sees_all: bool = False
 
     def setup(self):
         self.attention = MultiHeadAttention(self.sizes, self.program, self.pre_norm, self.own_globals)
@@ -41,8 +39,7 @@ class TransformerLayer(nn.Module):
     def __call__(
         self, x: Array, mask: Mask, noise: Noise, state: Blocks | None = None, slots: Array | None = None
     ) -> tuple[Array, None]:
-        if state is not None and not self.sees_all:
-            mask = dataclasses.replace(mask, blocks=state)
+        mask = mask if state is None else dataclasses.replace(mask, blocks=state)
         axis = "length" if slots is None else None
         return self.feed_forward(self.attention(x, mask, noise, slots), noise, axis), None
 

@@ -106,6 +106,13 @@ def test_a_bias_is_that_of_chosen_queries_and_no_kernel_leaves_it_out():
             require(kernel, "self", attention_of(LayerSizes(128, 2, 8, "relu", 0, 0, 1, 1), 128, biased=True))
 
 
+class Global(TransformerLayer):
+    """One that sees all among those of a pattern."""
+
+    def __call__(self, x, mask, noise, state=None, slots=None):
+        return super().__call__(x, mask, noise, None, slots)
+
+
 class Alternating(nn.Module):
     """Layers that see all between such that see what is near."""
 
@@ -113,7 +120,7 @@ class Alternating(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask):
-        layers = [TransformerLayer(SIZES, BLOCKED, sees_all=sees_all, parent=None) for sees_all in (True, False)]
+        layers = [kind(SIZES, BLOCKED, parent=None) for kind in (Global, TransformerLayer)]
         return stack(self, layers, 4, x, mask, None, BLOCKED, states=blocks_of(self.pattern, 4, HEADS, x.shape[1]))[0]
 
 
