@@ -128,7 +128,8 @@ SIZES, BLOCKED = LayerSizes(WIDTH, HEADS, 24, "gelu", 0.0, 0.0, 1e-6, 0.5), Prog
 
 
 def test_layers_that_see_all_take_turns_with_others_each_by_a_way_of_its_own():
-    pattern, x = Pattern("longformer", block=4, windows=(4,)), np.random.default_rng(0).normal(size=(2, 16, WIDTH))
+    pattern = Pattern("longformer", block=4, windows=(2, 4, 6, 12))  # a window for each layer
+    x = np.random.default_rng(0).normal(size=(2, 16, WIDTH))
     model, mask = Alternating(pattern), Mask(jnp.ones((2, 16), jnp.int32))
     params = jax.jit(model.init)(jax.random.key(0), x, mask)["params"]["layers"]
     expected = jnp.asarray(x)
