@@ -1,10 +1,9 @@
 """What a device reads of its rows' other parts where a mesh cuts them; where rows are whole, the same by indexing.
 
 Arrays are cut into blocks, [batch, heads, blocks, block, ...], of which a device has the same number as all others.
-Each function sends what its name says and no more; gradients go the ways back.
+Each function sends what its name says and no more, but for `drawn`; gradients go the ways back.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -13,8 +12,6 @@ import numpy as np
 from jax import Array
 
 from models.attention.patterns.blocks import Blocks
-from models.attention.patterns.routes import routes
-from models.core.sharding import parts_of
 
 
 class Part(NamedTuple):
@@ -38,24 +35,6 @@ class Part(NamedTuple):
 
 
 WHOLE = Part()
-
-
-def routed(blocks: Blocks, heads: int, length: int) -> Blocks:
-    """NumPy arrays of all layers, with routes where the mesh cuts rows.
-
-    ValueError where it cuts them into other than whole blocks, or does not divide the heads.
-    """
-    parts, groups = parts_of(("length", "heads"), (length, heads))
-    if parts == 1:
-        return blocks
-    if length % (parts * blocks.block):
-        raise ValueError(
-            f"--mesh sequence={parts} cuts rows of {length} tokens into parts that are no multiple of "
-            f"model.pattern.block={blocks.block}: choose a length that {parts * blocks.block} divides"
-        )
-    if not blocks.drawn.shape[-1]:
-        return blocks
-    return dataclasses.replace(blocks, routes=routes(blocks.drawn, heads, parts, groups))
 
 
 def around(x: Array, before: int, after: int, part: Part) -> Array:
@@ -107,17 +86,16 @@ def _of_all(x: Array, part: Part) -> Array:
     return jax.lax.psum(x.astype(jnp.float32), part.axis).astype(x.dtype)
 
 
-def pool(x: Array, blocks: Blocks, part: Part) -> tuple[Array, Array]:
-    """Units, each one head's block, and where the drawn ones are among them.
+def drawn(x: Array, blocks: Blocks, part: Part) -> Array:
+    """The row's blocks that a table names for each block and head: x [batch, heads, n, block, ...] -> [batch, heads, n,
+    drawn, block, ...]; any where none is named.
 
-    x [batch, heads, n, block, ...] -> ([batch, units, block, ...], i32[heads, n, drawn]: 0 or more, also where none is
-    drawn).
+    Devices get whole rows: what several heads and blocks name together is most of them.
     """
-    units = x.reshape(x.shape[0], -1, *x.shape[3:])
-    if part.axis is None:
-        return units, jnp.arange(x.shape[1])[:, None, None] * x.shape[2] + jnp.maximum(blocks.drawn, 0)
-    sent = jnp.take(units, blocks.routes.send.reshape(-1), axis=1)
-    return jax.lax.all_to_all(sent, part.axis, split_axis=1, concat_axis=1, tiled=True), blocks.routes.place
+    x = x if part.axis is None else jax.lax.all_gather(x, part.axis, axis=2, tiled=True)
+    units = x.reshape(x.shape[0], -1, *x.shape[3:])  # one head's blocks, then the next one's
+    at = jnp.arange(x.shape[1])[:, None, None] * x.shape[2] + jnp.maximum(blocks.drawn, 0)
+    return units.at[:, at].get(mode="promise_in_bounds")
 
 
 def combined(top: Array, total: Array, mixed: Array, part: Part) -> tuple[Array, Array, Array]:

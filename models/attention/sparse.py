@@ -97,10 +97,9 @@ def _mask_specs(mask: Mask, own: PartitionSpec) -> Mask:
     rows = lambda array: None if array is None else PartitionSpec(own[0])
     heads = lambda array: own[2] if array.shape[0] > 1 else None
     of_heads = lambda array: None if array is None else PartitionSpec(heads(array))
-    of_queries = lambda array: PartitionSpec(heads(array), own[1])
     blocks = mask.blocks
-    tables = jax.tree.map(of_queries, {"drawn": blocks.drawn, "routes": blocks.routes})
-    blocks = dataclasses.replace(blocks, **tables, reach=of_heads(blocks.reach), dilation=of_heads(blocks.dilation))
+    drawn = PartitionSpec(heads(blocks.drawn), own[1])
+    blocks = dataclasses.replace(blocks, drawn=drawn, reach=of_heads(blocks.reach), dilation=of_heads(blocks.dilation))
     fields = {name: rows(getattr(mask, name)) for name in ("segments", "ranks", "thresholds", "globals")}
     return dataclasses.replace(mask, blocks=blocks, **fields)
 
@@ -223,10 +222,7 @@ def drawn(keys: Keys, blocks: Blocks, part: Part) -> Keys:
     def joined(x):
         return x.reshape(*x.shape[:3], -1, *x.shape[5:])  # from [batch, heads, blocks, n, block, ...]
 
-    def taken(x: Array) -> Array:
-        units, place = exchange.pool(x, blocks, part)
-        return joined(units.at[:, place].get(mode="promise_in_bounds"))
-
+    taken = lambda x: joined(exchange.drawn(x, blocks, part))
     read = _read(keys, taken, lambda x: joined(x[:, 0, jnp.maximum(table, 0)]))
     named = jnp.repeat(table >= 0, blocks.block, axis=-1)[None]
     return read._replace(segments=jnp.where(named, read.segments, HIDDEN))

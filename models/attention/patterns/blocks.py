@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.attention.patterns.routes import Routes
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +21,6 @@ class Blocks:
     reach: i32[heads or 1] or None; of the blocks at `offsets` only keys at most so many tokens away are seen,
     dilation: i32[heads or 1], and at a distance that is a multiple of it; None with reach.
     block: tokens of a block.   offsets, columns, rows: ascending; static.
-    routes: of the drawn blocks, where a mesh cuts rows; else None.
     The last block of a row may be shorter than the others.
     """
 
@@ -34,7 +31,6 @@ class Blocks:
     offsets: tuple[int, ...] = dataclasses.field(default=(0,), metadata={"static": True})
     columns: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
     rows: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
-    routes: Routes | None = None
 
     @property
     def number(self) -> int:

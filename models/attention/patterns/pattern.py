@@ -12,10 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from models.attention.exchange import routed
 from models.attention.patterns import bigbird, longformer, sparse_transformer
 from models.attention.patterns.blocks import Blocks, earlier
 from models.core.ranges import COUNT, COUNT_OR_NONE, SEED, check_ranges
+from models.core.sharding import parts_of
 
 DENSE = "dense"
 RANGES = dict.fromkeys(("block", "window", "stride", "summary"), COUNT)
@@ -95,10 +95,17 @@ def blocks_of(pattern: Pattern, depth: int, heads: int, length: int, causal: boo
     """The arrays [depth, ...] of all layers for rows of this length, for `stack`'s states; None where all see all.
 
     causal: without the blocks after a query's own, which a causal mask hides.
+    ValueError where a mesh cuts rows into other than whole blocks, or does not divide the heads.
     """
     if pattern.name == DENSE:
         return None
-    return jax.tree.map(jnp.asarray, routed(on_host(pattern, depth, heads, length, causal), heads, length))
+    parts, _ = parts_of(("length", "heads"), (length, heads))
+    if parts > 1 and length % (parts * pattern.block):
+        raise ValueError(
+            f"--mesh sequence={parts} cuts rows of {length} tokens into parts that are no multiple of "
+            f"model.pattern.block={pattern.block}: choose a length that {parts * pattern.block} divides"
+        )
+    return jax.tree.map(jnp.asarray, on_host(pattern, depth, heads, length, causal))
 
 
 def on_host(pattern: Pattern, depth: int, heads: int, length: int, causal: bool = False) -> Blocks:
