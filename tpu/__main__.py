@@ -70,7 +70,7 @@ def _launch(arguments: list[str]) -> int:
     own, further = split(Launch, arguments)
     options = parse(Launch, own, "python -m tpu launch")
     run = run_arguments(options, further)
-    from models.attention.kernels.table import KERNELS
+    from models.core.program import PLAIN
     from pretrain.commands.arguments import parse_run
     from pretrain.commands.run import check_batches
     from pretrain.recipe import check
@@ -87,7 +87,7 @@ def _launch(arguments: list[str]) -> int:
     if not all(re.match(r"(\w+=)?gs://", part) for part in parts):
         raise UserError(f"--init-from {settings.init_from}: must be a gs:// path, because the VMs see no other")
     program, one = chosen_program(recipe, settings, platform="tpu"), parse_accelerator(options.type)
-    if settings.attention and program.attention in KERNELS and not GENERATIONS[one.generation].kernels:
+    if settings.attention and program.attention not in PLAIN and not GENERATIONS[one.generation].kernels:
         raise UserError(f"--attention {settings.attention}: no kernel compiles for TPU {one.generation}; use xla")
     devices = one.devices * options.slices
     shape = parse_mesh(settings.mesh, devices, options.slices) if settings.mesh else MeshShape(data=devices)

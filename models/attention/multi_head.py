@@ -28,8 +28,7 @@ class MultiHeadAttention(nn.Module):
     """With its residual: x, mask -> norm(x + dropout(attend(x))), or pre-norm x + dropout(attend(norm(x))).
 
     With slots i32[batch, n], queries at those positions alone: [batch, length, width] -> [batch, n, width].
-    With a context [batch, keys, width of its own], x sees that, not itself; the mask is then of its keys, and plain
-    operations compute it.
+    With a context [batch, keys, width of its own], x sees that, not itself; the mask is then of its keys.
     own_globals: whether what global tokens see has projections of its own, see `GlobalTokens`.
     """
 
@@ -74,13 +73,11 @@ class MultiHeadAttention(nn.Module):
         given, x = x, self.norm(x) if self.pre_norm else x
         queries, read = x, x if context is None else context
         sizes, dtype, weights = self.sizes, self.program.compute, self._weights(read.shape[-1])
-        if context is not None:
-            seen, mixing = mask, plain.PLAIN
-        elif slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
+        if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
             queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
         else:
             seen = dataclasses.replace(mask, globals_apart=self.own_globals)
-            mixing = self._mixing(x.shape[1], mask)
+            mixing = self._mixing(x.shape[1], mask, 0 if context is None else context.shape[1])
         operands = mixing.layout.operands(queries, read, weights, sizes.heads, dtype)
         mixed = mixing.mix(*operands, seen, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
         if slots is not None:
@@ -94,14 +91,13 @@ class MultiHeadAttention(nn.Module):
         axis = mask.axis if slots is None else None
         return constrain(y if self.pre_norm else self.norm(y), "batch", axis, None)
 
-    def _mixing(self, length: int, mask: Mask) -> Mixing:
-        """How whole rows attend."""
+    def _mixing(self, length: int, mask: Mask, context: int) -> Mixing:
+        """How whole rows attend, to themselves or to so many keys of a second sequence."""
         named = self.program.attention
         if named in PLAIN:
             return plain_form(named, mask)
-        asked = attention_of(
-            self.sizes, length, mask.causal, mask.ranks is not None, mask.blocks, biased=mask.bias is not None
-        )
+        asked = attention_of(self.sizes, length, mask.causal, mask.ranks is not None, mask.blocks)
+        asked = asked._replace(biased=mask.bias is not None, context=context)
         return require(named, "self", asked).mixing(asked)
 
 
@@ -120,7 +116,6 @@ def attention_of(
     ranked: bool = False,
     blocks: Blocks | None = None,
     part: str = "",
-    biased: bool = False,
 ) -> Attention:
     """What a layer's attention asks of a kernel."""
     of_layer = (length, sizes.heads_width, sizes.heads, sizes.attention_dropout)
@@ -128,4 +123,4 @@ def attention_of(
         of_heads = lambda array: None if array is None else array.shape[-1:]
         reach, dilation = of_heads(blocks.reach), of_heads(blocks.dilation)
         blocks = dataclasses.replace(blocks, drawn=blocks.drawn.shape[-3:], reach=reach, dilation=dilation)
-    return Attention(*of_layer, causal=causal, ranked=ranked, biased=biased, blocks=blocks, part=part)
+    return Attention(*of_layer, causal=causal, ranked=ranked, blocks=blocks, part=part)

@@ -14,7 +14,8 @@ class Program:
     """dtype: of activations and matrix products (parameters, losses and softmax stay float32).
     depth: 'scan' compiles one layer and loops over it, 'unroll' compiles every layer.
     attention: 'xla', plain operations; of a sparse pattern those that are faster, 'dense' or 'blocked', unless one of
-        them is named; or a fused kernel by its name in `models/attention/kernels/table.py`.
+        them is named; or fused kernels by their names in `models/attention/kernels/table.py`, joined by '+': each layer
+        takes the first that can compute what it asks.
     remat: 'none' keeps all activations for the backward pass, 'dots' only what is marked as `kept`, from which no large
         matrix product has to be computed again, 'full' each layer's input.
     """

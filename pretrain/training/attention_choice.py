@@ -1,18 +1,20 @@
-"""Which attention a run takes: its platform's kernel where one can compute every attention of every phase, else XLA's.
+"""Which attention a run takes: its platform's kernels where they can compute all of every phase, else XLA's.
 
 A kernel that --attention names and that cannot is an error. An evaluation that remembers another number of positions
 than training takes XLA's where the kernel does not take those.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 from jax.sharding import Mesh
 
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
-from models.attention.kernels.kernel import Kernel
-from models.attention.kernels.table import KERNELS
+from models.attention.kernels.kernel import Attention
+from models.attention.kernels.table import KERNELS, first_able
 from models.attention.patterns.pattern import DENSE, Pattern, encoders, on_host
 from models.attention.sparse import crossover
 from models.core import program as programs
@@ -37,26 +39,26 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
     kernels, named = _kernels(recipe, platform), program.attention
-    if named not in (*PLAIN, *KERNELS):
-        raise UserError(unknown("--attention: there is no", named, (*PLAIN, *KERNELS)))
+    for name in named.split("+"):
+        if name not in (*PLAIN, *KERNELS):
+            raise UserError(unknown("--attention: there is no", name, (*PLAIN, *KERNELS)))
     if named in PLAIN[1:]:
         if not _is_sparse(recipe.model):
             use = " or ".join(["xla", *kernels])
             raise UserError(f"--attention {named}: {recipe.name} has no sparse pattern (model.pattern.name); use {use}")
         return program
-    if named != "xla" and named not in kernels:
+    if named != "xla" and not {*named.split("+")} <= {*kernels}:
         where = f"{recipe.name} on {platform or jax.default_backend()}"
         raise UserError(f"--attention {named}: not for {where}; use {' or '.join(['xla', *kernels])}")
-    if options.attention == "xla":
+    if options.attention == "xla" or not kernels:
         return program
-    for kernel in kernels if named == "xla" else [named]:
-        obstacles = _obstacles(recipe, program, kernel, mesh)
-        if not obstacles:
-            depth = options.depth or _depth(recipe, KERNELS[kernel], program, mesh)
-            return dataclasses.replace(program, attention=kernel, depth=depth)
-        if kernel == named:
-            raise UserError(f"--attention {kernel} does not work here: {'; '.join(obstacles)}; or use xla")
-    return program
+    taken = "+".join(kernels) if named == "xla" else named
+    if obstacles := _obstacles(recipe, program, taken, mesh):
+        if named == "xla":
+            return program
+        raise UserError(f"--attention {named} does not work here: {'; '.join(obstacles)}; or use xla")
+    depth = options.depth or _depth(recipe, taken, program, mesh)
+    return dataclasses.replace(program, attention=taken, depth=depth)
 
 
 def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, platform: str | None = None) -> list[str]:
@@ -65,8 +67,10 @@ def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, pl
     if options.attention in PLAIN:
         return []
     if program.attention == "xla":
-        why = {kernel: _obstacles(recipe, program, kernel, mesh) for kernel in _kernels(recipe, platform)}
-        return [f"attention xla: {kernel} does not work here: {'; '.join(of)}" for kernel, of in why.items()]
+        if not (kernels := "+".join(_kernels(recipe, platform))):
+            return []
+        obstacles = "; ".join(_obstacles(recipe, program, kernels, mesh))
+        return [f"attention xla: {kernels} does not work here: {obstacles}"]
     evaluated = dict.fromkeys(
         obstacle
         for phase in range(len(recipe.phases))
@@ -103,14 +107,15 @@ def _is_sparse(model) -> bool:
 
 
 def _kernels(recipe: Recipe, platform: str | None) -> list[str]:
-    """The kernels of a platform for the form of attention that the recipe's model has."""
-    asked = family_of(recipe.model).attention, _is_sparse(recipe.model)
-    of_form = [kernel for kernel in KERNELS.values() if (kernel.form, kernel.sparse) == asked]
-    return [kernel.name for kernel in of_form if (platform or jax.default_backend()) in kernel.platforms]
+    """The kernels of a platform for the kinds of attention that the recipe's model has."""
+    form, asked = family_of(recipe.model).attention, _attentions(recipe, recipe.phases[0].length, 0)
+    kinds = {_is_sparse(recipe.model)} | {attention.blocks is not None for attention in asked}
+    of_kinds = [kernel for kernel in KERNELS.values() if kernel.form == form and kernel.sparse in kinds]
+    return [kernel.name for kernel in of_kinds if (platform or jax.default_backend()) in kernel.platforms]
 
 
-def _depth(recipe: Recipe, kernel: Kernel, program: Program, mesh: Mesh | None) -> str:
-    """Whether layers with a kernel are scanned or unrolled where that is not said.
+def _depth(recipe: Recipe, kernels: str, program: Program, mesh: Mesh | None) -> str:
+    """Whether layers with these kernels are scanned or unrolled where that is not said.
 
     Where layers themselves are cut a loop stays: no plan of them unrolled has been made. So it does where layers share
     parameters: unrolled, albert-xxlarge held the gradients of all layers and added them up at the end.
@@ -119,34 +124,49 @@ def _depth(recipe: Recipe, kernel: Kernel, program: Program, mesh: Mesh | None) 
     if cut or getattr(recipe.model, "sharing", "none") != "none":
         return program.depth
     depths = [depth for depth, _ in encoders(recipe.model).values()] or [recipe.model.depth]
-    return "unroll" if max(depths) <= kernel.unrolled else program.depth
+    most = min(KERNELS[kernel].unrolled for kernel in kernels.split("+"))
+    return "unroll" if max(depths) <= most else program.depth
 
 
-def _obstacles(recipe: Recipe, program: Program, kernel: str, mesh: Mesh | None) -> list[str]:
-    """Why a recipe cannot be trained with a kernel."""
+def _obstacles(recipe: Recipe, program: Program, kernels: str, mesh: Mesh | None) -> list[str]:
+    """Why a recipe cannot be trained with these kernels."""
     memory = recipe.objective.memory(recipe.model, train=True)
     tpu = generation_of(mesh.devices.flat[0].device_kind) if mesh else None
     if tpu and not tpu.kernels:
         return [f"no kernel compiles for TPU {tpu.prefix}"]
-    obstacles = [o for phase in recipe.phases for o in _of_rows(recipe, kernel, phase.length, memory, mesh)]
+    obstacles = [o for phase in recipe.phases for o in _of_rows(recipe, kernels, phase.length, memory, mesh)]
     if program.dtype != "bfloat16":
         obstacles.append(f"--dtype is {program.dtype}: use bfloat16")
     return list(dict.fromkeys(obstacles))
 
 
-def _of_evaluation(recipe: Recipe, kernel: str, phase: int, mesh: Mesh | None) -> list[str]:
-    """Why a kernel that trains a phase cannot evaluate it."""
+def _of_evaluation(recipe: Recipe, kernels: str, phase: int, mesh: Mesh | None) -> list[str]:
+    """Why kernels that train a phase cannot evaluate it."""
     memory = recipe.objective.memory(recipe.model, train=False)
-    return _of_rows(recipe, kernel, recipe.phases[phase].length, memory, mesh)
+    return _of_rows(recipe, kernels, recipe.phases[phase].length, memory, mesh)
 
 
-def _of_rows(recipe: Recipe, kernel: str, length: int, memory: int, mesh: Mesh | None) -> list[str]:
-    """Why a kernel cannot compute the attentions of rows of this length with such a memory."""
-    attentions = family_of(recipe.model).attentions(recipe.model, length, memory)
+def _of_rows(recipe: Recipe, kernels: str, length: int, memory: int, mesh: Mesh | None) -> list[str]:
+    """Why kernels cannot compute the attentions of rows of this length with such a memory."""
+    attentions = _attentions(recipe, length, memory, mesh)
     if not attentions:
         return ["the only layer is read at few positions"]
+    form = family_of(recipe.model).attention
+    with _on(mesh):
+        return [why for attention in attentions for why in first_able(kernels, form, attention)[1]]
+
+
+def _attentions(recipe: Recipe, length: int, memory: int, mesh: Mesh | None = None) -> list[Attention]:
+    """What a recipe asks of kernels in rows of this length."""
+    with _on(mesh):
+        return family_of(recipe.model).attentions(recipe.model, length, memory)
+
+
+@contextlib.contextmanager
+def _on(mesh: Mesh | None) -> Iterator[None]:
+    """Where a mesh cuts attentions; UserError where it does not divide them."""
     with placed_by(activation_rules(mesh) if mesh else None):
         try:
-            return [obstacle for attention in attentions for obstacle in KERNELS[kernel].obstacles(attention)]
-        except ValueError as error:  # the mesh does not divide them
+            yield
+        except ValueError as error:
             raise UserError(str(error)) from None

@@ -102,6 +102,26 @@ def test_a_decoder_s_layer_of_packed_documents_is_the_same_through_every_kernel(
     np.testing.assert_array_equal(layer(kind)(x, mask)[:, :250], kernel[:, :250])
 
 
+@pytest.mark.parametrize("kind", OF_ALL_KEYS)
+def test_a_second_sequence_is_the_same_through_every_kernel_and_zeros_for_who_sees_none_of_it(kind, anywhere):
+    rng = np.random.default_rng(0)
+    x, context = (rng.normal(size=(2, n, 128)).astype(np.float32) for n in (256, 384))
+    segments, queries = np.ones((2, 384), np.int32), np.ones((2, 256), np.int32)
+    segments[0, 200:], queries[0, 100:], segments[1, 300:], queries[1, 50:60] = 2, 2, 0, 3  # no key has 3
+    mask = Mask(jnp.asarray(segments), queries=jnp.asarray(queries))
+
+    def attended(attention):
+        layer = MultiHeadAttention(LayerSizes(128, 2, 8, "gelu", 0.0, 0.0, 1e-12, 0.5), Program(attention=attention))
+
+        def loss(x, context):
+            y = layer.init_with_output(jax.random.key(0), x, mask, None, context=context)[0]
+            return jnp.sum(y * jnp.cos(jnp.arange(y.size)).reshape(y.shape)), y
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x, context)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-4), attended(kind), attended("xla"))
+
+
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
 def test_a_layer_at_slots_is_the_whole_row_there(pre_norm):
     layer = TransformerLayer(LayerSizes(8, 2, 16, "gelu", 0.0, 0.0, 1e-5, 0.5), Program(), pre_norm)
@@ -118,7 +138,7 @@ def test_a_prefix_is_read_or_refused(anywhere):
     np.testing.assert_allclose(layer("cudnn")(x, mask), layer("xla")(x, mask), atol=2e-5)
     with pytest.raises(ValueError, match="attention splash does not work here: the mask has ranks, .*; or use xla"):
         layer("splash")(x, mask)
-    with pytest.raises(ValueError, match="attention relative does not work here: it computes relative attention"):
+    with pytest.raises(ValueError, match="attention relative does not work here: it does not compute self attention"):
         layer("relative")(x, mask)
 
 

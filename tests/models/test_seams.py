@@ -23,6 +23,7 @@ from models.blocks.layer import LayerSizes
 from models.blocks.norm import Norm
 from models.blocks.stack import stack
 from models.core.program import Program
+from tests.models.programs import equations, interpreted
 
 WIDTH, HEADS, DEPTH, ROWS, LENGTH, KEYS = 16, 2, 2, 3, 10, 7
 T5 = LayerSizes(
@@ -101,9 +102,11 @@ def test_a_bias_is_that_of_chosen_queries_and_no_kernel_leaves_it_out():
     at = lambda array: np.take_along_axis(array, np.asarray(slots)[..., None, None], 1)
     attend = lambda q, mask: attention(q, k, v, mask, dropout_rate=0.0, noise=None)
     np.testing.assert_allclose(attend(at(q), chosen(mask, slots)), at(attend(q, mask)), rtol=1e-5, atol=1e-6)
-    for kernel in (name for name, kernel in KERNELS.items() if kernel.form == "self"):
+    asked = attention_of(LayerSizes(128, 2, 8, "relu", 0, 0, 1, 1), 128)._replace(biased=True)
+    blocks = jax.tree.map(lambda array: array[0], blocks_of(Pattern("fixed"), 1, 2, 1024))
+    for kernel in (kernel for kernel in KERNELS.values() if kernel.form == "self"):
         with pytest.raises(ValueError, match="scores have a bias, which it does not add"):
-            require(kernel, "self", attention_of(LayerSizes(128, 2, 8, "relu", 0, 0, 1, 1), 128, biased=True))
+            require(kernel.name, "self", asked._replace(blocks=blocks if kernel.sparse else None))
 
 
 class Global(TransformerLayer):
@@ -116,31 +119,48 @@ class Global(TransformerLayer):
 class Alternating(nn.Module):
     """Layers that see all between such that see what is near."""
 
+    sizes: LayerSizes
+    program: Program
     pattern: Pattern
 
     @nn.compact
     def __call__(self, x, mask):
-        layers = [kind(SIZES, BLOCKED, parent=None) for kind in (Global, TransformerLayer)]
-        return stack(self, layers, 4, x, mask, None, BLOCKED, states=blocks_of(self.pattern, 4, HEADS, x.shape[1]))[0]
+        layers = [kind(self.sizes, self.program, parent=None) for kind in (Global, TransformerLayer)]
+        blocks = blocks_of(self.pattern, 4, self.sizes.heads, x.shape[1])
+        return stack(self, layers, 4, x, mask, None, self.program, states=blocks)[0]
 
 
-SIZES, BLOCKED = LayerSizes(WIDTH, HEADS, 24, "gelu", 0.0, 0.0, 1e-6, 0.5), Program(attention="blocked")
+SMALL = LayerSizes(WIDTH, HEADS, 24, "gelu", 0.0, 0.0, 1e-6, 0.5)
+LARGE = SMALL._replace(width=128, init_std=0.1)  # heads that fill a kernel's lanes
 
 
-def test_layers_that_see_all_take_turns_with_others_each_by_a_way_of_its_own():
-    pattern = Pattern("longformer", block=4, windows=(2, 4, 6, 12))  # a window for each layer
-    x = np.random.default_rng(0).normal(size=(2, 16, WIDTH))
-    model, mask = Alternating(pattern), Mask(jnp.ones((2, 16), jnp.int32))
+@pytest.mark.parametrize(
+    "sizes, length, block, attention, calls",
+    [
+        (SMALL, 16, 4, "blocked", {}),
+        (LARGE, 384, 64, "pattern+splash", {"block_attention": 2, "row_attention": 2}),
+    ],
+)
+def test_layers_that_see_all_take_turns_with_others_each_by_a_way_of_its_own(
+    sizes, length, block, attention, calls, monkeypatch
+):
+    for name in ("splash", "pattern"):
+        monkeypatch.setitem(KERNELS, name, interpreted(KERNELS[name]))
+    pattern = Pattern("longformer", block=block, windows=tuple(block // 4 * n for n in (2, 4, 6, 12)))  # of each layer
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, length, sizes.width)), jnp.float32)
+    model = Alternating(sizes, Program(attention=attention, depth="unroll"), pattern)
+    mask = Mask(jnp.ones((2, length), jnp.int32))
     params = jax.jit(model.init)(jax.random.key(0), x, mask)["params"]["layers"]
-    expected = jnp.asarray(x)
-    blocks = blocks_of(pattern, 4, HEADS, 16)
+    expected, blocks = x, blocks_of(pattern, 4, sizes.heads, length)
     for number in range(4):
         near = dataclasses.replace(mask, blocks=jax.tree.map(lambda array, n=number: array[n], blocks))
         weights = jax.tree.map(lambda array, n=number: array[n // 2], params[str(number % 2)])
-        layer = TransformerLayer(SIZES, Program(attention="dense"))
+        layer = TransformerLayer(sizes, Program(attention="dense"))
         expected, _ = layer.apply({"params": weights}, expected, near if number % 2 else mask, None)
-    found = jax.jit(model.apply)({"params": {"layers": params}}, x, mask)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    apply = jax.jit(lambda params: model.apply({"params": {"layers": params}}, x, mask))
+    np.testing.assert_allclose(apply(params), expected, rtol=0, atol=2e-5)
+    named = [str(e.params["name"]) for e in equations(apply.trace(params).jaxpr) if e.primitive.name == "pallas_call"]
+    assert {name: sum(name in call for call in named) for name in calls} == calls and len(named) == sum(calls.values())
 
 
 def test_embeddings_are_the_sum_of_their_terms():

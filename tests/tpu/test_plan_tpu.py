@@ -161,9 +161,10 @@ def of_rows(rows, length, setting):
     return loss, x, shape(3 * WIDTH, dtype=jnp.float32), segments, shape(rows, 2, dtype=jnp.uint32)
 
 
-def of_splash(causal):
-    loss = lambda q, k, v, segments: splash(q, k, v, Mask(segments, causal=causal))
-    return loss, *[shape(BATCH, 2, 2 * LENGTH, 64)] * 3, integers(2 * LENGTH)
+def of_splash(causal, queries=2 * LENGTH):
+    loss = lambda q, k, v, keys, own: splash(q, k, v, Mask(keys, causal=causal, queries=None if causal else own))
+    q, k = (shape(BATCH, 2, n, 64) for n in (queries, 2 * LENGTH))
+    return loss, q, k, k, integers(2 * LENGTH), integers(queries)
 
 
 def of_pattern(name, length, chosen):
@@ -191,6 +192,7 @@ KERNELS = {
     "long rows": lambda: of_rows(2, 1024, Setting(128, 0.1, causal=True)),
     "splash": lambda: of_splash(False),
     "causal splash": lambda: of_splash(True),
+    "splash of a second sequence": lambda: of_splash(False, LENGTH),
     "bigbird": lambda: of_pattern("bigbird", 4096, None),
     "longformer": lambda: of_pattern("longformer", 1000, integers(3)),
     "relative content": lambda: of_relative(0, LENGTH),

@@ -16,6 +16,7 @@ class Attention(NamedTuple):
     causal, ranked, biased: whether its mask is static causal, and whether it has ranks and a bias.
     blocks: of a sparse pattern, with the shapes of one layer's arrays in their places; None where all see all.
     part: of a model of several, as its settings name it.
+    context: keys of a second sequence, which are then all that the row sees; 0 without one.
     """
 
     length: int
@@ -29,6 +30,7 @@ class Attention(NamedTuple):
     biased: bool = False
     blocks: Blocks | None = None
     part: str = ""
+    context: int = 0
 
 
 class Kernel(NamedTuple):
@@ -39,7 +41,8 @@ class Kernel(NamedTuple):
     ValueError where a mesh does not divide it.
     mixing: of an attention that it can compute -> how; of the form 'relative' `mix` is called as
     `relative.relative_attention`.
-    sparse: whether of a sparse pattern, else of queries that see all keys but for what the mask hides.
+    sparse: whether it computes sparse patterns, else queries that see all keys but for what the mask hides; `obstacles`
+    is asked of nothing else.
     unrolled: up to so many layers are compiled one by one by default, where each has parameters of its own and the
     mesh cuts no layer's work (`tensor`): a loop copies what a kernel reads and writes into and out of its stacks.
     """
@@ -63,14 +66,10 @@ def of_bias(attention: Attention) -> list[str]:
     return ["scores have a bias, which it does not add"] if attention.biased else []
 
 
-def of_blocks(attention: Attention) -> list[str]:
-    """The obstacle of a kernel whose queries see all keys."""
-    return [] if attention.blocks is None else ["model.pattern names blocks of keys, which it does not read"]
-
-
 def of_length(attention: Attention) -> list[str]:
-    """The obstacle of a kernel that computes whole blocks of a row."""
-    return [f"length={attention.length}: choose a multiple of {LANES}"] if attention.length % LANES else []
+    """The obstacles of a kernel that computes whole blocks of a row, and of a second sequence."""
+    lengths = {"length": attention.length, "context": attention.context}
+    return [f"{name}={length}: choose a multiple of {LANES}" for name, length in lengths.items() if length % LANES]
 
 
 def of_heads(attention: Attention) -> str:

@@ -177,8 +177,6 @@ def _obstacles(attention: Attention) -> list[str]:
     blocks, width, heads = attention.blocks, attention.width, attention.heads
     if attention.biased:
         return of_bias(attention)
-    if blocks is None:
-        return ["model.pattern is dense: it computes sparse patterns alone"]
     (cut, shared), obstacles, fill = cuts(attention), [], f"do not fill blocks of {LANES}"
     if width % LANES or LANES % (width // heads):
         return [f"{of_heads(attention)} {fill}"]

@@ -48,6 +48,8 @@ class Setting(NamedTuple):
 def obstacles(attention: Attention) -> list[str]:
     """Why rows within segments, as a mesh cuts them, are too long or their heads do not fill lanes."""
     (length, width, heads), (cut, shared), said = attention[:3], cuts(attention), []
+    if attention.context:
+        said.append("keys are those of a second sequence")
     if length > LONGEST:
         said.append(f"length={length}: choose at most {LONGEST}")
     if width / heads not in HEAD_DIMS:

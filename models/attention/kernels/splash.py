@@ -1,12 +1,13 @@
 """Splash attention (TPU), or `row_attention` where a row fits on the chip."""
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from models.attention.kernels import row_attention
-from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_bias, of_blocks, of_dropout, of_length
+from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_bias, of_dropout, of_length
 from models.attention.layouts import HEADS_FIRST, Mixing
 from models.attention.mask import Mask
 from models.core.parameters import Noise
@@ -33,10 +34,11 @@ def splash(
     noise: Noise = None,
     interpret: bool = False,
 ) -> Array:
-    """Splash attention (TPU): q, k, v [batch, heads, length, head_dim] -> like q; of a mask segments and `causal`.
+    """Splash attention (TPU): q [batch, heads, queries, head_dim], k, v [batch, heads, keys, head_dim] -> like q; of a
+    mask segments and `causal`.
 
-    Without dropout, for which there is an obstacle. length is a multiple of 128. On a mesh each device attends with its
-    rows, heads and queries to all of their keys.
+    Without dropout, for which there is an obstacle. Lengths are multiples of 128. On a mesh each device attends with
+    its rows, heads and queries to all of their keys.
     interpret: run as plain operations, on any platform.
     """
 
@@ -53,15 +55,19 @@ def splash(
         )
         return jax.vmap(kernel)(q * width**-0.5, k, v, splash_kernel.SegmentIds(queries, keys))
 
-    rules, segments = current_rules(), mask.segments
+    rules = current_rules()
     if rules is not None:
         local = rules.spec(("batch", "heads", "length", None), q.shape)
         whole = rules.spec(("batch", "heads", None, None), k.shape)
-        ids = (rules.spec(("batch", "length"), segments.shape), rules.spec(("batch", None), segments.shape))
+        ids = (rules.spec(("batch", "length"), mask.own.shape), rules.spec(("batch", None), mask.segments.shape))
         attend = jax.shard_map(
             attend, mesh=rules.mesh, in_specs=(local, whole, whole, *ids), out_specs=local, check_vma=False
         )
-    return attend(q, k, v, segments, segments)
+    mixed = attend(q, k, v, mask.own, mask.segments)
+    if mask.blind:
+        seen = (mask.own[:, :, None] == mask.segments[:, None, :]).any(-1)
+        mixed = jnp.where(seen[:, None, :, None], mixed, 0)
+    return mixed
 
 
 def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
@@ -87,7 +93,7 @@ def _blocks(queries: int, keys: int) -> splash_kernel.BlockSizes:
 
 def _obstacles(attention: Attention) -> list[str]:
     length, (cut, _) = attention.length, cuts(attention)
-    obstacles = of_blocks(attention) + of_bias(attention) + of_length(attention)
+    obstacles = of_bias(attention) + of_length(attention)
     if attention.dropout > 0:  # rows in `row_attention` alone have it
         without = " or ".join(of_dropout(attention))
         obstacles += [f"{why}, or {without}" for why in row_attention.obstacles(attention)]
