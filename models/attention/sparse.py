@@ -20,6 +20,7 @@ from models.attention.exchange import WHOLE, Part
 from models.attention.layouts import HEADS_APART, Mixing
 from models.attention.mask import Mask
 from models.attention.patterns.blocks import Blocks
+from models.blocks import cpu
 from models.core.noise import bits_at, stays
 from models.core.parameters import Noise
 from models.core.sharding import current_rules
@@ -258,44 +259,10 @@ def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part:
         weights = [_dropped(some, queries, keys, draw) for some, keys in zip(weights, read, strict=True)]
     mixed = sum(_product(some.astype(keys.v.dtype), keys.v, "v") for some, keys in zip(weights, read, strict=True))
     top, total, mixed = exchange.combined(top, total, mixed, part)
-    mixed = _divided(mixed, total)
+    mixed = cpu.divide(mixed, total)
     if mask.blind:
         mixed = jnp.where(top > lowest, mixed, 0)
     return mixed.astype(queries.q.dtype)
-
-
-@jax.custom_vjp
-def _of_values(x: Array, y: Array) -> Array:
-    """x [..., queries, keys] @ y [..., keys, head_dim], as float32."""
-    return jnp.matmul(x, y, preferred_element_type=jnp.float32)
-
-
-def _of_values_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    x, y = residuals
-    g = g.astype(x.dtype)
-    of_x = jnp.einsum("...qd,...kd->...qk", g, y, preferred_element_type=jnp.float32)
-    # JAX's own rule has the result turned round, and what XLA:CPU adds up of such windows takes four times as long.
-    of_y = jnp.einsum("...qk,...qd->...kd", x, g, preferred_element_type=jnp.float32)
-    return of_x.astype(x.dtype), of_y.astype(y.dtype)
-
-
-_of_values.defvjp(lambda x, y: (_of_values(x, y), (x, y)), _of_values_backward)
-
-
-@jax.custom_vjp
-def _divided(mixed: Array, total: Array) -> Array:
-    """mixed [..., head_dim] / total [..., 1], float32."""
-    return mixed / total
-
-
-def _divided_backward(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    y, total = residuals
-    # The sum as a product: XLA:CPU fuses a sum with the copies before it, and takes five times as long.
-    of_y = jnp.matmul(g * y, jnp.ones((y.shape[-1], 1), y.dtype), precision="highest")
-    return g / total, -of_y / total
-
-
-_divided.defvjp(lambda mixed, total: (y := mixed / total, (y, total)), _divided_backward)
 
 
 def _product(x: Array, y: Array, of: str) -> Array:
@@ -306,7 +273,7 @@ def _product(x: Array, y: Array, of: str) -> Array:
         return jnp.einsum(lead + inner.format(lead), x, y, preferred_element_type=jnp.float32)
 
     if y.shape[2] > 1 or x.shape[2] == 1:
-        return multiply("bhn", x, y) if of == "k" else _of_values(x, y)
+        return multiply("bhn", x, y) if of == "k" else cpu.matmul(x, y)
     # All queries as one matrix: XLA:CPU takes twice the time for one with two axes of rows.
     flat = multiply("bh", x.reshape(*x.shape[:2], -1, x.shape[-1]), y[:, :, 0])
     return flat.reshape(*x.shape[:-1], -1)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models.blocks import cpu
 from models.core.program import kept
 
 
@@ -43,19 +44,10 @@ def gelu_new(x: Array) -> Array:
 def _gelu_new_and_slope(x: Array) -> tuple[Array, Array]:
     wide, scale = x.astype(jnp.float32), (2.0 / math.pi) ** 0.5
     tanh = lambda wide: jnp.tanh(scale * wide * (1.0 + 0.044715 * jnp.square(wide)))
-    value, wide = wide * (0.5 * (1.0 + tanh(wide))), _again(wide)
+    value, wide = wide * (0.5 * (1.0 + tanh(wide))), cpu.again(wide)
     below, inner = 0.5 * (1.0 + tanh(wide)), scale * (1.0 + 3.0 * 0.044715 * jnp.square(wide))
     slope = below + 0.5 * wide * (1.0 - jnp.square(tanh(wide))) * inner
     return value.astype(x.dtype), slope.astype(x.dtype)
-
-
-def _again(x: Array) -> Array:
-    """x, which XLA:CPU takes for another array: what follows from it is computed where it is read, in one pass.
-
-    Else it writes what value and slope share for the backward pass, and reads it for the value in a second pass.
-    """
-    one = jax.lax.platform_dependent(jnp.float32(1), cpu=jax.lax.optimization_barrier, default=lambda one: one)
-    return x * one
 
 
 gelu_new.defvjp(functools.partial(_with_slope, _gelu_new_and_slope), lambda slope, g: (g * slope,))

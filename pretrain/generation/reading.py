@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.attention.cache import Cache
-from models.blocks.products import FEW_ROWS, turned_weights
+from models.blocks.cpu import FEW_ROWS, turned_weights
 from models.core.family import Inputs
 from models.core.parameters import LAYERS, Params
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.blocks.cpu import FEW_ROWS, turned_weights
 from models.blocks.heads import tied_logits
-from models.blocks.products import FEW_ROWS, product, row_product, turned_weights
+from models.blocks.products import product, row_product
 from pretrain.objectives.cross_entropy import cross_entropy
 
 ROWS = (FEW_ROWS - 1, FEW_ROWS)
