@@ -83,14 +83,17 @@ class Pooler(Classifier):
         return jnp.tanh(super().__call__(hidden, table))
 
 
-def token_head(dense: str, norm: str, bias: str, activation: str | None = None) -> Head:
-    """The masked-token head, with its names in Hugging Face; activation: None for that of the layers."""
+def token_head(
+    hf: str, dense: str = "transform.dense", norm: str = "transform.LayerNorm", activation: str | None = None
+) -> Head:
+    """The masked-token head.   hf: its prefix in Hugging Face, and what follows it there, by default as in BERT.
+    activation: None for that of the layers."""
 
     def module(c: Any, program: Program) -> TokenHead:
         of_head = c.embedding, c.vocab_size, activation or c.activation, c.norm_epsilon, c.init_std
         return TokenHead(*of_head, program.compute)
 
-    return Head(TOKENS, module, tuple(token_head_parameters(TOKENS, dense, norm, bias)))
+    return Head(TOKENS, module, tuple(token_head_parameters(TOKENS, f"{hf}.{dense}", f"{hf}.{norm}", f"{hf}.bias")))
 
 
 def pooler(hf: str) -> Head:

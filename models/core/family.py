@@ -139,10 +139,14 @@ class Family(NamedTuple):
         read = tuple(head for head in self.heads if head.name in heads)
         return self.trunk(config, program, heads=read) if read else self.trunk(config, program)
 
-    def parameters(self, config: Any, heads: Collection[str] | None = None) -> list[Parameter]:
-        """The parameter table with the rows of these heads, by default of all."""
-        read = [head for head in self.heads if heads is None or head.name in heads]
+    def parameters(self, config: Any, heads: Collection[str] = ()) -> list[Parameter]:
+        """The parameter table of `module`."""
+        read = [head for head in self.heads if head.name in heads]
         return [*self.table(config), *(row for head in read for row in head.parameters)]
+
+    def every_parameter(self, config: Any) -> list[Parameter]:
+        """The same with the rows of all heads, whatever a model has."""
+        return self.parameters(config, [head.name for head in self.heads])
 
     def heads_with(self, names: Collection[str]) -> tuple[str, ...]:
         """The heads of a model in which these are trained: those of the Hugging Face class that has them and the fewest

@@ -112,7 +112,7 @@ FAMILY = encoder_family(
     },
     table=parameters,
     heads=(
-        token_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+        token_head("predictions", "dense", "LayerNorm"),
         pooler("albert.pooler"),
         classifier(PAIR, "sop_classifier.classifier"),
     ),

@@ -29,7 +29,7 @@ FAMILY = encoder_family(
         "large": _size(24, 1024),
     },
     heads=(
-        token_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
+        token_head("cls.predictions"),
         pooler("bert.pooler.dense"),
         classifier(PAIR, "cls.seq_relationship"),
         classifier(CLASSIFIER, "classifier"),

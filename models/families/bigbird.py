@@ -60,7 +60,7 @@ FAMILY = encoder_family(
         "large": BigBirdConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
     heads=(
-        token_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
+        token_head("cls.predictions"),
         pooler("bert.pooler"),
         classifier(PAIR, "cls.seq_relationship"),
     ),

@@ -179,7 +179,7 @@ def seen(config: EtcConfig, shape: Shape) -> float:
     return 1.0 - hidden / (length + number) ** 2
 
 
-_TOKEN_HEAD = token_head("", "", "")
+_TOKEN_HEAD = token_head("")
 
 FAMILY = Family(
     config=EtcConfig,

@@ -78,7 +78,7 @@ FAMILY = encoder_family(
         "large": LongformerConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
     table=_table,
-    heads=(token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", activation="gelu"),),
+    heads=(token_head("lm_head", "dense", "layer_norm", activation="gelu"),),
     architectures={"LongformerForMaskedLM": (TOKENS,)},
     model_type="longformer",
     decoder="lm_head",

@@ -87,6 +87,6 @@ def differing_fields(theirs, ours) -> dict[str, tuple[Any, Any]]:
     both = {path: (old.get(path), new.get(path)) for path in compared}
     differing = {path: values for path, values in both.items() if values[0] != values[1]}
     more = {"positions"}
-    if "vocab_size" in differing and any("vocab" in table.axes for table in family_of(ours).parameters(ours)):
+    if "vocab_size" in differing and any("vocab" in row.axes for row in family_of(ours).every_parameter(ours)):
         more.add("vocab_size")
     return {path: (old, new) for path, (old, new) in differing.items() if path not in more or old > new}

@@ -39,7 +39,7 @@ FAMILY = encoder_family(
         "large": RobertaConfig(width=1024, depth=24, heads=16, feed_forward=4096),
     },
     heads=(
-        token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", activation="gelu"),  # whatever the layers'
+        token_head("lm_head", "dense", "layer_norm", activation="gelu"),  # whatever the layers'
         pooler("roberta.pooler.dense"),
         classifier(PAIR, "pair"),
     ),

@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 def counterparts(theirs, ours) -> dict[str, str]:
     """Path of a parameter of a model of config `ours` -> of that which it begins as in one of `theirs`; of those that
     have one."""
-    there = {parameter.path for parameter in family_of(theirs).parameters(theirs)}
+    there = {parameter.path for parameter in family_of(theirs).every_parameter(theirs)}
     names = renamed(theirs, ours)
-    begun = {p.path: names.get(p.path, p.path) for p in family_of(ours).parameters(ours)}
+    begun = {p.path: names.get(p.path, p.path) for p in family_of(ours).every_parameter(ours)}
     return {path: name for path, name in begun.items() if name in there}
 
 
@@ -56,7 +56,7 @@ def other_pattern(theirs, ours) -> str:
 def _resized(params: Mapping[str, np.ndarray], ours, before, after) -> dict[str, np.ndarray]:
     """Parameters by their paths in a model of config `ours`, with the positions and tokens of config `before`, with
     those of `after`: without the last ones, or with the first positions again, and tokens that are the others' mean."""
-    axes = {parameter.path: parameter.axes for parameter in family_of(ours).parameters(ours)}
+    axes = {parameter.path: parameter.axes for parameter in family_of(ours).every_parameter(ours)}
     positions, tokens = getattr(after, "positions", None), (before.vocab_size, after.vocab_size)
     return {
         path: _of_tokens(_repeated(array, axes[path], positions), axes[path], *tokens) for path, array in params.items()

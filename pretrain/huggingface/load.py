@@ -217,7 +217,7 @@ def _check_names(
                 f"{folder}: {target} differs from {source}, but this model ties them; give a folder of a tied model"
             )
     others = [name for name in tensors.found if name not in wanted and name not in model.tied]
-    known = {row.hf[part].name for row in family_of(config).parameters(config) if part in row.hf}
+    known = {row.hf[part].name for row in family_of(config).every_parameter(config) if part in row.hf}
     unexpected = [name for name in others if name not in known and not name.endswith(BUFFERS)]
     if other_heads:
         unexpected = [name for name in unexpected if name.startswith(model.trunk)]

@@ -56,7 +56,7 @@ def tensors(params: Mapping, config, part: str) -> dict[str, Tensor]:
     padding rows out. Reading them exports, writing into them imports.
     """
     arrays, found = dict(leaves(params)), {}
-    for parameter in family_of(config).parameters(config):
+    for parameter in family_of(config).every_parameter(config):
         if part not in parameter.hf or parameter.path not in arrays:
             continue
         slot = parameter.hf[part]

@@ -27,7 +27,7 @@ def tables(family):
                 "axes": list(p.axes),
                 "hf": {part: _plain(slot) for part, slot in p.hf.items()},
             }
-            for p in family.parameters(config)
+            for p in family.every_parameter(config)
         ]
     return golden
 

@@ -36,8 +36,8 @@ def test_layers_that_share_attention_alone_have_that_of_their_group_in_hugging_f
 @pytest.mark.parametrize(("family", "config"), SIZES)
 def test_the_table_lists_every_parameter_once_and_axes_name_every_dimension(family, config):
     shapes, sizes = dict(leaves(parameter_shapes(config, tuple(head.name for head in family.heads)))), {}
-    assert sorted(parameter.path for parameter in family.parameters(config)) == sorted(shapes)
-    for parameter in family.parameters(config):
+    assert sorted(parameter.path for parameter in family.every_parameter(config)) == sorted(shapes)
+    for parameter in family.every_parameter(config):
         shape = shapes[parameter.path].shape
         assert len(shape) == len(parameter.axes), parameter.path
         assert shapes[parameter.path].dtype == np.float32
@@ -52,7 +52,7 @@ def test_the_table_lists_every_parameter_once_and_axes_name_every_dimension(fami
 @pytest.mark.parametrize(("family", "config"), SIZES)
 def test_every_parameter_has_names_in_a_checkpoint_and_no_name_twice(family, config):
     names = Counter()
-    for parameter in family.parameters(config):
+    for parameter in family.every_parameter(config):
         assert bool(parameter.hf) == bool(family.hf), parameter.path
         assert set(parameter.hf) <= set(family.hf), parameter.path
         own = parameter.path in [slot.name for slot in parameter.hf.values()]  # in a folder of our own form
@@ -65,7 +65,7 @@ def test_every_parameter_has_names_in_a_checkpoint_and_no_name_twice(family, con
 
 @pytest.mark.parametrize(("family", "config"), SIZES)
 def test_biases_and_norms_do_not_decay_and_everything_else_does(family, config):
-    for parameter in family.parameters(config):
+    for parameter in family.every_parameter(config):
         assert decays(parameter) != parameter.path.endswith(("bias", "scale")), parameter.path
 
 

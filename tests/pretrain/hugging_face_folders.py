@@ -111,7 +111,7 @@ def random_params(config, seed=0, kind=None):
 
 def without_padding(params, config):
     """Flat parameters without the vocabulary's padding rows."""
-    vocab = {parameter.path for parameter in family_of(config).parameters(config) if "vocab" in parameter.axes}
+    vocab = {parameter.path for parameter in family_of(config).every_parameter(config) if "vocab" in parameter.axes}
     return {path: leaf[: config.vocab_size] if path in vocab else leaf for path, leaf in leaves(params)}
 
 

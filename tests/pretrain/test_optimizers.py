@@ -17,7 +17,9 @@ from tests.pretrain import tiny
 from tests.pretrain.fields import other, replaced
 
 # An embedding, stacked matrices, biases and norms
-TABLE = [p for p in BERT.parameters(tiny.BERT) if p.path.startswith(("embeddings/t", "layers/feed_forward", "pair/"))]
+TABLE = [
+    p for p in BERT.every_parameter(tiny.BERT) if p.path.startswith(("embeddings/t", "layers/feed_forward", "pair/"))
+]
 STEPS = 5
 
 
@@ -102,7 +104,7 @@ def test_lamb_keeps_a_matrix_of_zeros_moving():
 
 @pytest.mark.parametrize("family, config", [(BERT, tiny.BERT), (ELECTRA, tiny.ELECTRA)])
 def test_exactly_matrices_and_embeddings_decay(family, config):
-    for parameter in family.parameters(config):
+    for parameter in family.every_parameter(config):
         name = parameter.path.rsplit("/", 1)[-1]
         assert decays(parameter) == (name in ("kernel", "tokens", "positions", "types")), parameter.path
 

@@ -227,7 +227,7 @@ def test_parameters_are_cut_by_the_names_of_their_axes():
 def test_every_parameter_of_every_family_has_rules_on_every_mesh():
     for family in FAMILIES.values():
         for config in family.sizes.values():
-            for row in family.parameters(config):
+            for row in family.every_parameter(config):
                 spec(row.axes, (1024,) * len(row.axes), PARAMETER_AXES, mesh_of(data=2, fsdp=4, sequence=2, tensor=4))
 
 
