@@ -63,6 +63,8 @@ class EncoderConfig:
     projects: ClassVar[bool] = False  # whether a product leads from the embeddings to layers perhaps of another width
     own_globals: ClassVar[bool] = False  # whether global tokens have projections of their own
     padding_positions: ClassVar[int] = 0  # the padding of this `Term`
+    shared_blocks: ClassVar[tuple[str, ...]] = ()  # blocks whose parameters layers share
+    groups: ClassVar[int] = 1  # of consecutive layers that do
 
     @property
     def embedding(self) -> int:
@@ -74,11 +76,6 @@ class EncoderConfig:
         """What is added to the embeddings of tokens."""
         positions = Term("positions", self.positions, "positions", by_place=True, padding=self.padding_positions)
         return positions, Term("types", self.types, "types")
-
-    @property
-    def groups_of_blocks(self) -> dict[str, int]:
-        """Block of a layer -> how many sets of parameters its layers share, where they do."""
-        return {}
 
 
 class Encoder(WithHeads):

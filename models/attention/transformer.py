@@ -75,4 +75,4 @@ def encode(
         x = Dense(sizes.width, sizes.init_std, program.compute, parent=parent, name="project")(x)
     layer = TransformerLayer(sizes, program, own_globals=config.own_globals, parent=None)
     blocks, noise = blocks_of(config.pattern, depth, sizes.heads, x.shape[1], mask.causal), site(noise, 1)
-    return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, config.groups_of_blocks)[0]
+    return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, config.shared_blocks, config.groups)[0]

@@ -1,8 +1,6 @@
-"""The stack of layers: repeated patterns of them, with parameters of their own or shared between them."""
+"""The stack of layers: repeated patterns of them, each with its parameters or in groups that share them."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,15 +14,16 @@ from models.core.program import KEPT, Program
 
 
 class Stacked(NamedTuple):
-    """What one place of the pattern has, with a row for each turn of the pattern.
+    """What one place of the pattern has.
 
-    params: of the layers there; what is shared has a row for each group.   indices: the layers' numbers.
-    states: those of the layers there.
+    params: of the layers there, with a row for each turn of the pattern.   indices: the layers' numbers.
+    states: those of the layers there.   shared: parameters with a row for each group of turns.
     """
 
     params: Params
     indices: Array
     states: Any
+    shared: Params
 
 
 def stack(
@@ -37,7 +36,8 @@ def stack(
     program: Program,
     slots: Array | None = None,
     states=None,
-    groups: Mapping[str, int] | None = None,
+    sharing: Collection[str] = (),
+    groups: int = 1,
 ):
     """Apply `depth` layers to x, [batch, length, width] or a pytree of arrays like it.
 
@@ -48,8 +48,7 @@ def stack(
     shared: what all layers get, like a Mask.   noise: folded by the layer's number.
     slots: i32[batch, n], positions at which alone the last layer's output is read; the last layer alone gets them and
     gives [batch, n, width].   states: arrays [depth, ...], like a memory or a cache, of which `state` is the layer's.
-    groups: name of a layer's parameters -> how many sets of them there are; of T turns, turn i uses the set i * groups
-    // T. What is not named has one for each turn.
+    sharing: names of those of a layer's parameters that turns share, in so many groups of consecutive ones.
 
     The parameters are always stored stacked, whether the program scans or unrolls: under 'layers' [turns or groups,
     ...], or under 'layers/0', 'layers/1' ... for a pattern of several layers.
@@ -57,67 +56,57 @@ def stack(
     period, turns = len(pattern), depth // len(pattern)
     if depth % period:
         raise ValueError(f"depth={depth}: is not a multiple of the pattern's {period} layers")
-    groups = groups or {}
-    for name, number in groups.items():
-        if not 1 <= number <= turns:
-            raise ValueError(f"groups={number} of {name!r}: must be from 1 to the pattern's {turns} turns")
-    sets = {name: number for name, number in groups.items() if number != turns}
+    if groups < 1 or turns % groups:
+        raise ValueError(f"groups={groups}: must divide the pattern's {turns} turns")
+    rows = lambda name: groups if name in sharing else turns
     state = jax.tree.map(lambda array: array[0], states)
 
-    def init(key: Array) -> dict:
-        def of_place(place, keys):
-            return _init(pattern[place], sets, turns, keys, x, shared, state)
+    def init(key: Array) -> Params:
+        def of_place(module: nn.Module, key: Array) -> Params:
+            one = lambda key: module.init(key, x, shared, None, state, None)["params"]
+            names = jax.eval_shape(one, key)
+            made = {number: jax.vmap(one)(jax.random.split(key, number)) for number in {*map(rows, names)}}
+            return {name: made[rows(name)][name] for name in names}
 
         if period == 1:
-            return of_place(0, key)
-        return {str(place): of_place(place, key) for place, key in enumerate(jax.random.split(key, period))}
+            return of_place(pattern[0], key)
+        return {str(place): of_place(pattern[place], key) for place, key in enumerate(jax.random.split(key, period))}
 
     # `param` would trace all layers' `init` once more wherever they are given, to compare shapes: layers do that.
     given = parent.get_variable("params", LAYERS)
     params = parent.param(LAYERS, init) if given is None else given
-    for layer in [params] if period == 1 else params.values():
-        _check_rows(layer, sets, turns)
-    of_layers = set(params) if period == 1 else set().union(*params.values())
-    if unknown := sorted(groups.keys() - of_layers):
-        raise ValueError(f"groups of {', '.join(unknown)}: the layers have {', '.join(sorted(of_layers))}")
-    numbers = jnp.arange(depth)
-    stacked = [
-        Stacked(
-            params if period == 1 else params[str(place)],
-            numbers[place::period],
-            jax.tree.map(lambda array, place=place: array[place::period], states),
-        )
-        for place in range(period)
-    ]
+    places = [params] if period == 1 else [params[str(place)] for place in range(period)]
+    _check(places, sharing, rows)
+    if groups == turns:
+        sharing = ()
+    numbers, stacked = jnp.arange(depth), []
+    for place, params in enumerate(places):
+        indices, of_place = jax.tree.map(lambda array, place=place: array[place::period], (numbers, states))
+        shared_here = {name: tree for name, tree in params.items() if name in sharing}
+        others = {name: tree for name, tree in params.items() if name not in sharing}
+        stacked.append(Stacked(others, indices, of_place, shared_here))
     layers = [_layer(module, shared, noise, program) for module in pattern]
     run = _scan if program.depth == "scan" else _unroll
-    return run(layers, stacked, sets, turns, x, slots)
+    return run(layers, stacked, turns, groups if sharing else 1, x, slots)
 
 
-def _check_rows(params: Params, sets: Mapping[str, int], turns: int) -> None:
-    """ValueError for stacks of another number of layers or sets."""
-    for name, tree in params.items():
-        rows, needed = {len(leaf) for leaf in jax.tree.leaves(tree)}, sets.get(name, turns)
-        if rows - {needed}:
-            raise ValueError(f"{LAYERS}/{name} has parameters of {max(rows - {needed})} layers, not of {needed}")
-
-
-def _init(layer: nn.Module, sets: Mapping[str, int], turns: int, key: Array, x, shared, state) -> Params:
-    """The parameters of one place of the pattern; no more sets of them are made than are kept of some."""
-    one = lambda key: layer.init(key, x, shared, None, state, None)["params"]
-    if not sets:
-        return jax.vmap(one)(jax.random.split(key, turns))
-    numbers = {name: sets.get(name, turns) for name in jax.eval_shape(one, key)}
-    made = {number: jax.vmap(one)(jax.random.split(key, number)) for number in set(numbers.values())}
-    return {name: made[number][name] for name, number in numbers.items()}
+def _check(places: list[Params], sharing: Collection[str], rows: Callable[[str], int]) -> None:
+    """ValueError for stacks of another number of layers or groups, and for a name that no layer has."""
+    for name, tree in ((name, tree) for place in places for name, tree in place.items()):
+        found = {len(leaf) for leaf in jax.tree.leaves(tree)} - {rows(name)}
+        if found:
+            raise ValueError(f"{LAYERS}/{name} has parameters of {max(found)} layers, not of {rows(name)}")
+    known = set().union(*places)
+    if unknown := sorted({*sharing} - known):
+        raise ValueError(f"sharing {', '.join(unknown)}: the layers have {', '.join(sorted(known))}")
 
 
 def _layer(module: nn.Module, shared, noise: Noise, program: Program) -> Callable:
     """(x, Stacked's row, slots) -> (x, output)."""
 
     def apply(x, row: Stacked, *slots: Array):
-        own_noise = None if noise is None else fold(noise, row.indices)
-        return module.apply({"params": row.params}, x, shared, own_noise, row.states, *(slots or (None,)))
+        keys = None if noise is None else fold(noise, row.indices)
+        return module.apply({"params": row.params | row.shared}, x, shared, keys, row.states, *(slots or (None,)))
 
     if program.remat == "none":
         return apply
@@ -125,72 +114,54 @@ def _layer(module: nn.Module, shared, noise: Noise, program: Program) -> Callabl
     return jax.checkpoint(apply, policy=policy, prevent_cse=program.depth == "unroll")
 
 
-def _scan(layers, stacked: list[Stacked], sets: Mapping[str, int], turns: int, x, slots: Array | None):
-    """A loop over the turns, or where sets change one loop for each stretch between changes.
+def _scan(layers, stacked: list[Stacked], turns: int, groups: int, x, slots: Array | None):
+    """A loop over the turns of each group.
 
-    Sets are taken out of the loops: a slice inside would be kept for the backward pass, once for every layer.
+    What they share is taken out of the loop: a slice inside would be kept for the backward pass, once for every layer.
     """
-    whole = turns if slots is None else turns - 1  # turns whose layers all compute every position
-    own = [place._replace(params=_without(place.params, sets)) for place in stacked]
     outputs = []
 
-    def turn(rows: list[Stacked], fixed: list[Params], x, *slots: Array):
+    def turn(shared: list[Params], x, rows: list[Stacked], *slots: Array):
         put = []
-        for number, (layer, row, sets_of_turn) in enumerate(zip(layers, rows, fixed, strict=True)):
-            row = row._replace(params=row.params | sets_of_turn)
-            x, output = layer(x, row, *(slots if number == len(layers) - 1 else ()))
+        for number, (layer, row, of_group) in enumerate(zip(layers, rows, shared, strict=True)):
+            x, output = layer(x, row._replace(shared=of_group), *(slots if number == len(layers) - 1 else ()))
             put.append(output)
         return x, put
 
-    for which, stretch in groupby(range(whole), functools.partial(_sets_of, sets, turns)):
-        first, *_, last = [*stretch] * 2
-        fixed = [_chosen(place.params, which) for place in stacked]
-        rows = jax.tree.map(lambda array, a=first, b=last + 1: array[a:b], own)
-        x, put = jax.lax.scan(lambda x, rows, fixed=fixed: turn(rows, fixed, x), x, rows)
-        outputs.append(_interleaved(put))
-    if slots is not None:
-        rows = jax.tree.map(lambda array: array[-1], own)
-        fixed = [_chosen(place.params, _sets_of(sets, turns, turns - 1)) for place in stacked]
-        x, put = turn(rows, fixed, x, slots)
-        outputs.append(_interleaved(jax.tree.map(lambda array: array[None], put)))
+    by_turn = [place._replace(shared={}) for place in stacked]
+    for group in range(groups):
+        shared = [jax.tree.map(lambda array, group=group: array[group], place.shared) for place in stacked]
+        first, end = (number * turns // groups for number in (group, group + 1))
+        at_slots = slots is not None and end == turns
+        if first < end - at_slots:  # turns whose layers all compute every position
+            rows = jax.tree.map(lambda array, of=slice(first, end - at_slots): array[of], by_turn)
+            x, put = jax.lax.scan(lambda x, rows, shared=shared: turn(shared, x, rows), x, rows)
+            outputs.append(_interleaved(put))
+        if at_slots:
+            x, put = turn(shared, x, jax.tree.map(lambda array: array[-1], by_turn), slots)
+            outputs.append(_interleaved(jax.tree.map(lambda array: array[None], put)))
     return x, jax.tree.map(lambda *parts: parts[0] if len(parts) == 1 else jnp.concatenate(parts), *outputs)
 
 
-def _unroll(layers, stacked: list[Stacked], sets: Mapping[str, int], turns: int, x, slots: Array | None):
+def _unroll(layers, stacked: list[Stacked], turns: int, groups: int, x, slots: Array | None):
     """Every layer by itself."""
-    unstacked = [_unstack(place) for place in stacked]
+    by_turn = [_rows(place._replace(shared={}), turns) for place in stacked]
+    shared = [_rows(place.shared, groups) for place in stacked]
     outputs = []
     for turn in range(turns):
-        which = _sets_of(sets, turns, turn)
-        for place, (layer, (params, indices, states)) in enumerate(zip(layers, unstacked, strict=True)):
-            own = {name: trees[dict(which).get(name, turn)] for name, trees in params.items()}
-            last = turn == turns - 1 and place == len(layers) - 1 and slots is not None
-            x, output = layer(x, Stacked(own, indices[turn], states[turn]), *((slots,) if last else ()))
+        for place, layer in enumerate(layers):
+            row = by_turn[place][turn]._replace(shared=shared[place][turn * groups // turns])
+            last = slots is not None and (turn, place) == (turns - 1, len(layers) - 1)
+            x, output = layer(x, row, *((slots,) if last else ()))
             outputs.append(output)
     return x, jax.tree.map(lambda *slices: jnp.stack(slices), *outputs)
 
 
-def _unstack(place: Stacked) -> tuple[dict[str, list[Params]], list, list]:
+def _rows(tree, number: int) -> list:
     """Each array cut into its rows once: w[i] per layer copies more."""
-    arrays, structure = jax.tree.flatten(place)
+    arrays, structure = jax.tree.flatten(tree)
     rows = [jnp.unstack(array) for array in arrays]
-    at = lambda i: structure.unflatten([row[min(i, len(row) - 1)] for row in rows])
-    by_turn = [at(i) for i in range(max(map(len, rows)))]
-    params = {name: [row.params[name] for row in by_turn] for name in place.params}
-    return params, [row.indices for row in by_turn], [row.states for row in by_turn]
-
-
-def _sets_of(sets: Mapping[str, int], turns: int, turn: int) -> tuple[tuple[str, int], ...]:
-    """(name of shared parameters, the set of them that a turn uses)."""
-    return tuple((name, turn * number // turns) for name, number in sets.items())
-
-
-def _without(params: Params, sets: Mapping[str, int]) -> Params:
-    return {name: tree for name, tree in params.items() if name not in sets}
-
-
-def _chosen(params: Params, which: tuple[tuple[str, int], ...]) -> Params:
-    return {name: jax.tree.map(lambda array, i=i: array[i], params[name]) for name, i in which if name in params}
+    return [structure.unflatten([row[i] for row in rows]) for i in range(number)]
 
 
 def _interleaved(put: list):

@@ -45,9 +45,8 @@ class AlbertConfig(EncoderConfig):
             raise ValueError(f"model.depth={self.depth} is not a multiple of model.groups={self.groups}")
 
     @property
-    def groups_of_blocks(self) -> dict[str, int]:
-        """Block of a layer -> how many sets of parameters its layers share, where they do."""
-        return dict.fromkeys(SHARING[self.sharing], self.groups)
+    def shared_blocks(self) -> tuple[str, ...]:
+        return SHARING[self.sharing]
 
 
 # Block -> (parameter, axes of its kernel or scale, name in Hugging Face's layer)
@@ -88,7 +87,7 @@ def _hf_groups(config: AlbertConfig) -> int:
 
 def _in_groups(config: AlbertConfig, block: str, hf: dict[str, Slot]) -> dict[str, Slot]:
     """A block's places, in the groups of Hugging Face that it is shared by."""
-    groups, sets = _hf_groups(config), config.groups_of_blocks.get(block, config.depth)
+    groups, sets = _hf_groups(config), config.groups if block in config.shared_blocks else config.depth
     layers = None if sets == groups else {group: group * sets // groups for group in range(groups)}
     return {part: slot._replace(layers=layers) for part, slot in hf.items()}
 

@@ -52,12 +52,13 @@ class Tower(nn.Module):
     program: Program = Program()
     pattern: tuple = (Mixer(parent=None),)
     depth: int = 4
-    groups: tuple = ()
+    sharing: tuple = ()
+    groups: int = 1
 
     @nn.compact
     def __call__(self, x, noise=None, slots=None, each=None):
-        shared, groups = jnp.float32(0.1), dict(self.groups)
-        return stack(self, self.pattern, self.depth, x, shared, noise, self.program, slots, each, groups=groups)
+        given = jnp.float32(0.1), noise, self.program, slots, each
+        return stack(self, self.pattern, self.depth, x, *given, self.sharing, self.groups)
 
 
 def params_of(tower):
@@ -69,13 +70,13 @@ def params_of(tower):
 
 def by_hand(tower, params, noise=None, slots=None, each=None):
     """The layers one after the other."""
-    x, outputs, period, groups = X, [], len(tower.pattern), dict(tower.groups)
+    x, outputs, period = X, [], len(tower.pattern)
     turns = tower.depth // period
     for number in range(tower.depth):
         (turn, place), last = divmod(number, period), number == tower.depth - 1
         own, own_noise = None if each is None else each[number], None if noise is None else fold(noise, number)
         layers = params["layers"] if period == 1 else params["layers"][str(place)]
-        row = {name: turn * groups[name] // turns if name in groups else turn for name in layers}
+        row = {name: turn * tower.groups // turns if name in tower.sharing else turn for name in layers}
         weights = {name: jax.tree.map(lambda array, i=row[name]: array[i], tree) for name, tree in layers.items()}
         module = tower.pattern[place]
         x, output = module.apply({"params": weights}, x, jnp.float32(0.1), own_noise, own, slots if last else None)
@@ -100,9 +101,9 @@ TOWERS = {  # name -> (a tower, what it is given besides x)
     "own": (Tower(), EVERYTHING),
     "read whole": (Tower(depth=3), {"noise": KEYS}),
     "of one layer": (Tower(depth=1), {"slots": SLOTS}),
-    "all shared": (Tower(groups=(("first", 2), ("second", 2))), EVERYTHING),
-    "one shared": (Tower(groups=(("second", 3),)), EVERYTHING),
-    "unlike, one shared": (Tower(**UNLIKE, groups=(("first", 1),)), {"noise": KEYS, "slots": SLOTS}),
+    "all shared": (Tower(sharing=("first", "second"), groups=2), EVERYTHING),
+    "one shared": (Tower(sharing=("second",)), EVERYTHING),
+    "unlike, one shared": (Tower(**UNLIKE, sharing=("first",)), {"noise": KEYS, "slots": SLOTS}),
 }
 PROGRAMS = [Program(depth="scan", remat="dots"), Program(depth="unroll", remat="full")]
 
@@ -129,12 +130,12 @@ def test_parameters_of_another_depth_are_refused():
 
 
 def test_layers_are_stored_stacked_with_a_row_for_each_group_and_start_differently():
-    for groups in ((), (("first", 2),)):
-        layers = jax.jit(Tower(groups=groups).init)(jax.random.key(0), X)["params"]["layers"]
-        for name, sets in (("first", 2 if groups else 4), ("second", 4)):
+    for sharing in ((), ("first",)):
+        layers = jax.jit(Tower(sharing=sharing, groups=2).init)(jax.random.key(0), X)["params"]["layers"]
+        for name, sets in (("first", 2 if sharing else 4), ("second", 4)):
             assert layers[name]["kernel"].shape == (sets, 8, 8)
             assert len(np.unique(np.asarray(layers[name]["kernel"])[:, 0, 0])) == sets
-    unlike = params_of(Tower(**UNLIKE, groups=(("by", 1),)))["layers"]  # which one of the layers has
+    unlike = params_of(Tower(**UNLIKE, sharing=("by",)))["layers"]  # which one of the layers has
     assert unlike["0"]["first"]["kernel"].shape == (2, 8, 5) and unlike["1"]["by"].shape == (1, 8)
 
 
@@ -142,14 +143,13 @@ def test_layers_are_stored_stacked_with_a_row_for_each_group_and_start_different
     ("changes", "said"),
     [
         ({"pattern": UNLIKE["pattern"]}, "depth=4: is not a multiple of the pattern's 3 layers"),
-        (UNLIKE | {"groups": (("bye", 1),)}, "groups of bye: the layers have by, first, second"),
-        ({"groups": (("frist", 1),)}, "groups of frist: the layers have first, second"),
+        (UNLIKE | {"sharing": ("bye",)}, "sharing bye: the layers have by, first, second"),
         (
-            {"groups": (("first", 1), ("frist", 4))},
-            "groups of frist: the layers have first, second",
-        ),  # as many as turns
-        ({"groups": (("first", 5),)}, "groups=5 of 'first': must be from 1 to the pattern's 4 turns"),
-        ({"groups": (("first", 0),)}, "groups=0 of 'first': must be from 1 to the pattern's 4 turns"),
+            {"sharing": ("first", "frist"), "groups": 4},
+            "sharing frist: the layers have first, second",
+        ),  # with all turns
+        ({"sharing": ("first",), "groups": 3}, "groups=3: must divide the pattern's 4 turns"),
+        ({"sharing": ("first",), "groups": 0}, "groups=0: must divide the pattern's 4 turns"),
     ],
 )
 def test_groups_that_share_nothing_or_that_no_layer_uses_are_errors(changes, said):
@@ -160,7 +160,7 @@ def test_groups_that_share_nothing_or_that_no_layer_uses_are_errors(changes, sai
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_a_scan_over_shared_layers_holds_no_copy_of_them_for_every_layer(remat, groups):
-    tower = Tower(Program(dtype="bfloat16", remat=remat), (Mixer(24, parent=None),), 6, (("first", groups),))
+    tower = Tower(Program(dtype="bfloat16", remat=remat), (Mixer(24, parent=None),), 6, ("first",), groups)
     low = jnp.asarray(X[:1], jnp.bfloat16)
     loss = lambda params: jnp.sum(tower.apply({"params": params}, low)[0].astype(jnp.float32))
     traced = jax.make_jaxpr(jax.grad(loss))(params_of(tower))
