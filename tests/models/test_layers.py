@@ -23,7 +23,7 @@ from models.blocks.products import contraction, product
 from models.blocks.stack import _is_kept
 from models.core.noise import row_keys
 from models.core.sharding import per_row, placed_by
-from tests.models.programs import with_gradients
+from tests.models.programs import equations, with_gradients
 from tpu.flops import flops
 from tpu.mesh import AXES
 from tpu.rules import activation_rules
@@ -119,7 +119,11 @@ def test_dense_kernels_start_with_their_deviation_however_wide():
 
 def test_logits_and_gradients_of_weights_are_sums_in_float32_of_products_of_bfloat16():
     ones, small = jnp.ones((3, 256), jnp.bfloat16), jnp.ones((256, 128)).at[0].set(2.0**-7)
-    np.testing.assert_array_equal(tied_logits(ones, small.T, jnp.zeros(128), 128), 255 + 2.0**-7)  # bfloat16: 255
+    logits = lambda hidden: tied_logits(hidden, small.T, jnp.zeros(128), 128)
+    np.testing.assert_array_equal(logits(ones), 255 + 2.0**-7)  # bfloat16: 255
+    traced = equations(jax.make_jaxpr(logits)(ones).jaxpr)
+    on_platforms = [e.outvars[0].aval.dtype for e in traced if e.primitive.name == "dot_general"]
+    assert on_platforms == [jnp.float32] * 2  # CPUs and others
     g = jnp.ones((256, 128), jnp.bfloat16).at[0].set(2.0**-7)
     for function in (product, functools.partial(contraction, "rw,wo->ro")):
         y, pull = jax.vjp(function, ones[:1].T, jnp.ones((1, 128)))
