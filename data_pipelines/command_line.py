@@ -33,6 +33,11 @@ Place = Annotated[
 Options = TypeVar("Options")
 FOREIGN = re.compile(r"([a-z][a-z0-9+.-]*:)/")  # how pathlib writes gs:// and its like
 RULE = re.compile(r"[─-]{3}")
+# What Python says of text that is no number -> what to give
+NUMBERS = {
+    r"invalid literal for int\(\) with base 10": "a whole number",
+    "could not convert string to float": "a number",
+}
 
 
 def end_with(main: Callable[[list[str]], int]) -> NoReturn:
@@ -120,4 +125,12 @@ def _one_line(report: str) -> str:
     """What tyro's report says between its first rule, below or around the title, and the next."""
     below = list(itertools.dropwhile(lambda row: not RULE.search(row), report.splitlines()))[1:]
     said = itertools.takewhile(lambda row: not RULE.search(row), below)
-    return " ".join(row.strip("│ ") for row in said).strip().removesuffix(".")
+    line = " ".join(row.strip("│ ") for row in said).strip().removesuffix(".")
+    if line.startswith("Missing from"):
+        needed = re.findall(r"(--[a-z.-]+ [A-Z]+)", line) or [
+            line.partition(": ")[2].removesuffix(" (required)").rstrip(".")
+        ]
+        return f"missing: {', '.join(needed)}"
+    for pattern, what in NUMBERS.items():
+        line = re.sub(rf"Error parsing (--[\w.-]+): {pattern}: (.+)", rf"\1 \2: give {what}", line)
+    return line

@@ -20,12 +20,13 @@ OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
         (["qqq"], "unknown command qqq; use one of prepare, show"),
         (["prepare", "--sorce", "builtin"], "unknown option --sorce; did you mean --source?"),
         ([*OUT, "--vocab-sizes=3"], "unknown option --vocab-sizes; did you mean --vocab-size?"),
-        ([*OUT, "--vocab-size", "many"], "--vocab-size: invalid literal for int() with base 10: 'many'"),
+        ([*OUT, "--vocab-size", "many"], "prepare: --vocab-size 'many': give a whole number; see"),
+        ([*OUT, "--heldout", "much"], "prepare: --heldout 'much': give a number; see"),
         ([*OUT, "--documents", "page"], "invalid choice 'page' for argument '--documents'. Expected one of ('file'"),
-        (["prepare", "--source", "builtin"], "Missing from python -m data_pipelines prepare: --out"),
+        (["prepare", "--source", "builtin"], "prepare: missing: --out PATH; see --help"),
         (["prepare", "--out", "corpus"], "--source is missing; give at least one"),
         ([*OUT, "stray"], "Unrecognized options: stray"),
-        (["show"], "Missing from python -m data_pipelines show: STR"),
+        (["show"], "show: missing: STR The corpus: "),
     ],
 )
 def test_a_mistake_is_one_line(capsys, arguments, said):
