@@ -49,11 +49,11 @@ def put(places: Array, new: Array, filled: Array, axis: int) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(places, new.astype(places.dtype), filled, axis)
 
 
-def _put_one(places: Array, new: Array, filled: Array) -> Array:
+def _put_token(places: Array, new: Array, filled: Array) -> Array:
     """`put` of one token in one row's [1, heads, places, head_dim]."""
-    put_there = functools.partial(put, axis=2)
-    on_cpu = functools.partial(cpu.behind_condition, put_there)
-    return jax.lax.platform_dependent(places, new, filled, cpu=on_cpu, default=put_there)
+    write = functools.partial(put, axis=2)
+    on_cpu = functools.partial(cpu.behind_condition, write)
+    return jax.lax.platform_dependent(places, new, filled, cpu=on_cpu, default=write)
 
 
 def seen(segments: Array, new: Array, filled: Array) -> Mask:
@@ -75,7 +75,7 @@ def mix(
     """
     q, k, v = (constrain(x.swapaxes(1, 2), "batch", "heads", None, None) for x in (q, k, v))
     # Put before they are read: only so does XLA write into the cache that is there, without a copy for every token.
-    write = _put_one if (q.shape[0], q.shape[2]) == (1, 1) else functools.partial(put, axis=2)
+    write = _put_token if (q.shape[0], q.shape[2]) == (1, 1) else functools.partial(put, axis=2)
     keys, values = (write(places, new, filled) for places, new in zip(state, (k, v), strict=True))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q * q.shape[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
     scores = scores if mask.bias is None else scores + mask.bias

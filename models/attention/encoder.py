@@ -61,7 +61,7 @@ class EncoderConfig:
 
     # What descendants have otherwise
     projects: ClassVar[bool] = False  # whether a product leads from the embeddings to layers perhaps of another width
-    own_globals: ClassVar[bool] = False  # whether global tokens have projections of their own
+    global_projections: ClassVar[bool] = False  # whether global tokens have projections of their own
     padding_positions: ClassVar[int] = 0  # the padding of this `Term`
     shared_blocks: ClassVar[tuple[str, ...]] = ()  # blocks whose parameters layers share
     groups: ClassVar[int] = 1  # of consecutive layers that do

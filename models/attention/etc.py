@@ -95,23 +95,23 @@ class LongGlobalAttention(nn.Module):
         def project(name, of):
             return kept(dense_layer(name, of).reshape(*of.shape[:2], sizes.heads, -1))
 
-        for own, far, near_x, far_x, sight, keys in zip(KINDS, KINDS[::-1], x, x[::-1], seen, noise, strict=True):
-            relative = parameter(self, f"{own}_relative", nn.initializers.normal(sizes.init_std), (labels, width))
-            given = Operands(
-                project(f"{own}_query", near_x),
-                project(f"{own}_to_{own}_key", near_x),
-                project(f"{own}_to_{own}_value", near_x),
-                project(f"{own}_to_{far}_key", far_x),
-                project(f"{own}_to_{far}_value", far_x),
+        for near, far, near_x, far_x, sight, keys in zip(KINDS, KINDS[::-1], x, x[::-1], seen, noise, strict=True):
+            relative = parameter(self, f"{near}_relative", nn.initializers.normal(sizes.init_std), (labels, width))
+            operands = Operands(
+                project(f"{near}_query", near_x),
+                project(f"{near}_to_{near}_key", near_x),
+                project(f"{near}_to_{near}_value", near_x),
+                project(f"{near}_to_{far}_key", far_x),
+                project(f"{near}_to_{far}_value", far_x),
                 relative.reshape(labels, sizes.heads, -1),
             )
             attend = dense if program.attention == "dense" else blocked
-            mixed = attend(given, sight, dropout_rate=sizes.attention_dropout, noise=site(keys, 1))
+            mixed = attend(operands, sight, dropout_rate=sizes.attention_dropout, noise=site(keys, 1))
             mixed = kept(mixed.reshape(near_x.shape))
             if slots is not None:
                 mixed, near_x = gather_positions(mixed, slots), gather_positions(near_x, slots)
-            y = dropout(dense_layer(f"{own}_output", mixed), sizes.dropout, site(keys, 2))
-            axis = "length" if slots is None and own == KINDS[0] else None
+            y = dropout(dense_layer(f"{near}_output", mixed), sizes.dropout, site(keys, 2))
+            axis = "length" if slots is None and near == KINDS[0] else None
             computed.append(constrain(norm(near_x + y), "batch", axis, None))
             if slots is not None:
                 break
@@ -130,13 +130,13 @@ def sights(segments: Array, global_segments: Array, global_of: Array, block: int
     return of_long, of_globals
 
 
-def dense(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
+def dense(operands: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
     """The definition -> [batch, n, heads, head_dim]; softmax in float32.
 
     dropout_rate: on the probabilities, drawn from `noise` (u32[batch, 2] or None).
     """
-    n, heads, dtype = given.q.shape[1], given.q.shape[2], given.q.dtype
-    distances = given.relative.shape[0] - FAR_LABELS
+    n, heads, dtype = operands.q.shape[1], operands.q.shape[2], operands.q.dtype
+    distances = operands.relative.shape[0] - FAR_LABELS
     position = jnp.arange(n)
     first = (position // sight.block - sight.window // 2) * sight.block  # of the keys that each query's blocks have
     column = position - first[:, None]
@@ -146,9 +146,9 @@ def dense(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -
     of_far = jnp.where(sight.linked, distances, distances + 1)
     labels = jnp.concatenate([jnp.broadcast_to(distance, near.shape), of_far], axis=2)
 
-    q = given.q * given.q.shape[-1] ** -0.5
-    keys = jnp.concatenate([given.near_keys, given.far_keys], axis=1)
-    by_label = contraction("bqhd,rhd->bhqr", q, given.relative)
+    q = operands.q * operands.q.shape[-1] ** -0.5
+    keys = jnp.concatenate([operands.near_keys, operands.far_keys], axis=1)
+    by_label = contraction("bqhd,rhd->bhqr", q, operands.relative)
     with jax.named_scope(PAIRS):
         scores = _product32("bqhd,bkhd->bhqk", q, keys)
     scores += jnp.take_along_axis(by_label, labels[:, None], axis=-1)
@@ -157,28 +157,28 @@ def dense(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -
         of_near, of_far = _kept(heads, sight, dropout_rate, noise)
         of_near = jnp.take_along_axis(of_near, column[None, None], axis=-1, mode="clip")
         probabilities *= jnp.concatenate([of_near, of_far], axis=-1) / (1.0 - dropout_rate)
-    values = jnp.concatenate([given.near_values, given.far_values], axis=1)
+    values = jnp.concatenate([operands.near_values, operands.far_values], axis=1)
     with jax.named_scope(PAIRS):
         return jnp.einsum("bhqk,bkhd->bqhd", probabilities.astype(dtype), values)
 
 
-def blocked(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
+def blocked(operands: Operands, sight: Sight, *, dropout_rate: float, noise: Noise) -> Array:
     """As `dense`, with the scores of seen near blocks alone: n * (window * block + m) of them."""
-    batch, n, heads, size = given.q.shape
+    batch, n, heads, size = operands.q.shape
     block, number = sight.block, -(-n // sight.block)
     cut = lambda x, fill=0: _cut(x, number, block, 1, fill)
     around = lambda x, fill=0: _around(cut(x, fill), sight.window // 2, fill)
     # A query's relative keys once, spread over the keys afterwards: few labels, many keys.
-    q = cut(given.q * size**-0.5)
-    by_label = contraction("bnqhd,rhd->bhnqr", q, given.relative)
+    q = cut(operands.q * size**-0.5)
+    by_label = contraction("bnqhd,rhd->bhnqr", q, operands.relative)
     of_near, (linked, other) = by_label[..., :-FAR_LABELS], jnp.split(by_label[..., -FAR_LABELS:], 2, axis=-1)
-    near = _product32("bnqhd,bnkhd->bhnqk", q, around(given.near_keys)) + _by_distance(of_near, sight.window)
-    far = _product32("bnqhd,bmhd->bhnqm", q, given.far_keys) + jnp.where(cut(sight.linked)[:, None], linked, other)
+    near = _product32("bnqhd,bnkhd->bhnqk", q, around(operands.near_keys)) + _by_distance(of_near, sight.window)
+    far = _product32("bnqhd,bmhd->bhnqm", q, operands.far_keys) + jnp.where(cut(sight.linked)[:, None], linked, other)
 
-    own = cut(sight.near, -1)[:, None, ..., None]
+    query_segments = cut(sight.near, -1)[:, None, ..., None]
 
     def hide(scores, segments):
-        return jnp.where(own == segments, scores, jnp.finfo(jnp.float32).min)
+        return jnp.where(query_segments == segments, scores, jnp.finfo(jnp.float32).min)
 
     near, far = hide(near, around(sight.near, -1)[:, None, :, None]), hide(far, sight.far[:, None, None, None])
     top = jax.lax.stop_gradient(jnp.maximum(near.max(-1), far.max(-1)))[..., None]
@@ -188,8 +188,8 @@ def blocked(given: Operands, sight: Sight, *, dropout_rate: float, noise: Noise)
         stays_near, stays_far = (_cut(x, number, block, 2) for x in _kept(heads, sight, dropout_rate, noise))
         near, far = jnp.where(stays_near, near, 0), jnp.where(stays_far, far, 0)
         total *= 1.0 - dropout_rate
-    mixed = _product32("bhnqk,bnkhd->bnqhd", near.astype(q.dtype), around(given.near_values))
-    mixed += _product32("bhnqm,bmhd->bnqhd", far.astype(q.dtype), given.far_values)
+    mixed = _product32("bhnqk,bnkhd->bnqhd", near.astype(q.dtype), around(operands.near_values))
+    mixed += _product32("bhnqm,bmhd->bnqhd", far.astype(q.dtype), operands.far_values)
     mixed /= jnp.moveaxis(total, 1, -1)[..., None]
     return mixed.astype(q.dtype).reshape(batch, number * block, heads, size)[:, :n]
 

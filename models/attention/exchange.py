@@ -29,9 +29,9 @@ class Part(NamedTuple):
         at = np.array(numbers, np.int32) - self.first(n)
         return at if self.axis is None else jnp.where((at >= 0) & (at < n), at, n)
 
-    def cut(self, x: Array, n: int, more: int = 0) -> Array:
-        """Of all blocks of rows, and `more`, [batch, heads, blocks + more, ...]: a part's n, and `more`."""
-        return x if self.axis is None else jax.lax.dynamic_slice_in_dim(x, self.first(n), n + more, axis=2)
+    def cut(self, x: Array, n: int, extra: int = 0) -> Array:
+        """Of all blocks of rows, and `extra`, [batch, heads, blocks + extra, ...]: a part's n, and `extra`."""
+        return x if self.axis is None else jax.lax.dynamic_slice_in_dim(x, self.first(n), n + extra, axis=2)
 
 
 WHOLE = Part()

@@ -52,8 +52,8 @@ class GlobalTokens(nn.Module):
         # Where they are few, what projects all tokens costs more than what each head of theirs does with all widths.
         form = folded if mask.globals.shape[1] * (sizes.heads - 1) < width else projected
         mixed = form(queries, x.astype(compute), weights, of_queries, sizes.attention_dropout, noise)
-        own = affine(mixed.reshape(*mask.globals.shape, -1), output, compute)
-        return put_positions(y, own, mask.globals, slots)
+        attended = affine(mixed.reshape(*mask.globals.shape, -1), output, compute)
+        return put_positions(y, attended, mask.globals, slots)
 
 
 def folded(queries: Array, x: Array, weights: GlobalWeights, mask: Mask, rate: float, noise: Noise) -> Array:

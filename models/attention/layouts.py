@@ -87,8 +87,8 @@ def _of_products(mixed: tuple[Array, Array], weights: Affine, dtype: jnp.dtype) 
 def interleaved(q: Array, k: Array, v: Array) -> Array:
     """Three [..., width] -> [..., 3 * width], 128 columns of each in turns, filled up with zeros: heads that nobody
     reads."""
-    more = [(0, 0)] * (q.ndim - 1) + [(0, -q.shape[-1] % LANES)]
-    blocks = [jnp.pad(x, more).reshape(*x.shape[:-1], -1, LANES) for x in (q, k, v)]
+    padding = [(0, 0)] * (q.ndim - 1) + [(0, -q.shape[-1] % LANES)]
+    blocks = [jnp.pad(x, padding).reshape(*x.shape[:-1], -1, LANES) for x in (q, k, v)]
     return jnp.stack(blocks, -2).reshape(*q.shape[:-1], -1)
 
 

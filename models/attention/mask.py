@@ -52,7 +52,7 @@ class Mask:
     causal: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
-    def own(self) -> Array:
+    def query_segments(self) -> Array:
         """i32[batch, queries], the queries' segments."""
         return self.segments if self.queries is None else self.queries
 
@@ -70,11 +70,11 @@ class Mask:
 def chosen(mask: Mask, slots: Array) -> Mask:
     """A whole row's mask for its queries at slots i32[batch, n] alone."""
     at = lambda array: None if array is None else gather_positions(array, slots)
-    thresholds, own = at(mask.thresholds), at(mask.own)
-    after, bias = mask.own.shape[1] - 1 - slots, mask.bias
+    thresholds, queries = at(mask.thresholds), at(mask.query_segments)
+    after, bias = mask.query_segments.shape[1] - 1 - slots, mask.bias
     if bias is not None:
         bias = jnp.take_along_axis(bias, slots[:, None, :, None], axis=2)
-    return dataclasses.replace(mask, thresholds=thresholds, queries=own, after=after, bias=bias)
+    return dataclasses.replace(mask, thresholds=thresholds, queries=queries, after=after, bias=bias)
 
 
 def remembering(memory: Array, row: Mask) -> Mask:
@@ -82,14 +82,14 @@ def remembering(memory: Array, row: Mask) -> Mask:
     lowest = jnp.full_like(memory, jnp.iinfo(jnp.int32).min)
     ranks = None if row.ranks is None else jnp.concatenate([lowest, row.ranks], axis=1)
     segments = jnp.concatenate([memory, row.segments], axis=1)
-    return dataclasses.replace(row, segments=segments, ranks=ranks, queries=row.own)
+    return dataclasses.replace(row, segments=segments, ranks=ranks, queries=row.query_segments)
 
 
 def visible(mask: Mask) -> Array:
     """Which keys each query sees: bool[batch, heads or 1, queries, keys]."""
     of_queries = lambda array: jnp.expand_dims(array, (1, 3))
     of_keys = lambda array: jnp.expand_dims(array, (1, 2))
-    seen = of_queries(mask.own) == of_keys(mask.segments)
+    seen = of_queries(mask.query_segments) == of_keys(mask.segments)
     if mask.ranks is not None:
         reached = of_keys(mask.ranks) < of_queries(mask.thresholds)
         seen &= reached | _themselves(mask, jnp.equal) if mask.itself else reached
@@ -107,8 +107,8 @@ def times(mask: Mask) -> Array:
     named = counts(mask.blocks, length)[None]
     if mask.globals is None:
         return named
-    is_one = is_global(mask.globals, length)
-    return jnp.where(is_one[:, None, :, None] | is_one[:, None, None, :], 1, named)
+    global_tokens = is_global(mask.globals, length)
+    return jnp.where(global_tokens[:, None, :, None] | global_tokens[:, None, None, :], 1, named)
 
 
 def is_global(positions: Array, length: int) -> Array:
@@ -126,6 +126,6 @@ def only_of_seen(mixed: Array, seen: Array) -> Array:
 
 def _themselves(mask: Mask, compare) -> Array:
     """bool[batch or 1, 1, queries, keys]: how a key's number compares with that of the key that a query is."""
-    n, keys = mask.own.shape[1], mask.segments.shape[1]
-    own = jnp.arange(keys - n, keys)[None] if mask.after is None else keys - 1 - mask.after
-    return compare(jnp.arange(keys), own[:, None, :, None])
+    n, keys = mask.query_segments.shape[1], mask.segments.shape[1]
+    positions = jnp.arange(keys - n, keys)[None] if mask.after is None else keys - 1 - mask.after
+    return compare(jnp.arange(keys), positions[:, None, :, None])

@@ -29,13 +29,13 @@ class MultiHeadAttention(nn.Module):
 
     With slots i32[batch, n], queries at those positions alone: [batch, length, width] -> [batch, n, width].
     With a context [batch, keys, width of its own], x sees that, not itself; the mask is then of its keys.
-    own_globals: whether what global tokens see has projections of its own, see `GlobalTokens`.
+    global_projections: whether what global tokens see has projections of its own, see `GlobalTokens`.
     """
 
     sizes: LayerSizes
     program: Program
     pre_norm: bool = False
-    own_globals: bool = False
+    global_projections: bool = False
 
     def setup(self):
         sizes = self.sizes
@@ -43,7 +43,7 @@ class MultiHeadAttention(nn.Module):
             setattr(self, name, Weights(sizes.heads_width, sizes.init_std, sizes.biases))
         self.output = Weights(sizes.width, sizes.output_std or sizes.init_std, sizes.biases)
         self.norm = Norm(sizes.norm_epsilon, self.program.compute, sizes.norm)
-        if self.own_globals:
+        if self.global_projections:
             setattr(self, "global", GlobalTokens(sizes, self.program))  # noqa: B010 (a keyword)
 
     def _weights(self, read: int) -> Projections:
@@ -59,35 +59,35 @@ class MultiHeadAttention(nn.Module):
         self, x: Array, mask: Mask, filled: Array, state: tuple[Array, Array]
     ) -> tuple[Array, tuple[Array, Array]]:
         """Of tokens after those of a cache, see `cache.mix` -> (like x, the cache with them)."""
-        given, x = x, self.norm(x) if self.pre_norm else x
+        residual, x = x, self.norm(x) if self.pre_norm else x
         weights, dtype = self._weights(x.shape[-1]), self.program.compute
         mixed, new = cache.mix(*HEADS_APART.operands(x, x, weights, self.sizes.heads, dtype), mask, filled, state)
-        y = given + HEADS_APART.output(mixed, weights.output, dtype)
+        y = residual + HEADS_APART.output(mixed, weights.output, dtype)
         return constrain(y if self.pre_norm else self.norm(y), "batch", None, None), new
 
     def __call__(
         self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None, context: Array | None = None
     ) -> Array:
-        if context is not None and (slots is not None or mask.blocks or mask.causal or self.own_globals):
+        if context is not None and (slots is not None or mask.blocks or mask.causal or self.global_projections):
             raise ValueError("a second sequence is seen by all queries: no slots, pattern, order or global tokens")
-        given, x = x, self.norm(x) if self.pre_norm else x
+        residual, x = x, self.norm(x) if self.pre_norm else x
         queries, read = x, x if context is None else context
         sizes, dtype, weights = self.sizes, self.program.compute, self._weights(read.shape[-1])
         if slots is not None and mask.blocks is None:  # too few queries for a kernel's blocks
             queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
         else:
-            seen = dataclasses.replace(mask, globals_apart=self.own_globals)
+            seen = dataclasses.replace(mask, globals_apart=self.global_projections)
             mixing = self._mixing(x.shape[1], mask, 0 if context is None else context.shape[1])
         operands = mixing.layout.operands(queries, read, weights, sizes.heads, dtype)
         mixed = mixing.mix(*operands, seen, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
         if slots is not None:
-            given = gather_positions(given, slots)
+            residual = gather_positions(residual, slots)
             mixed = mixed if mask.blocks is None else gather_positions(mixed, slots)
         with jax.named_scope("output"):
             y = mixing.layout.output(mixed, weights.output, dtype)
-        if self.own_globals:
+        if self.global_projections:
             y = getattr(self, "global")(x, y, mask, weights.output, site(noise, 4), slots)
-        y = given + dropout(y, sizes.dropout, site(noise, 2))
+        y = residual + dropout(y, sizes.dropout, site(noise, 2))
         axis = mask.axis if slots is None else None
         return constrain(y if self.pre_norm else self.norm(y), "batch", axis, None)
 
@@ -96,9 +96,9 @@ class MultiHeadAttention(nn.Module):
         named = self.program.attention
         if named in PLAIN:
             return plain_form(named, mask)
-        asked = attention_of(self.sizes, length, mask.causal, mask.ranks is not None, mask.blocks)
-        asked = asked._replace(biased=mask.bias is not None, context=context)
-        return require(named, "self", asked).mixing(asked)
+        attention = attention_of(self.sizes, length, mask.causal, mask.ranks is not None, mask.blocks)
+        attention = attention._replace(biased=mask.bias is not None, context=context)
+        return require(named, "self", attention).mixing(attention)
 
 
 def plain_form(named: str, mask: Mask) -> Mixing:

@@ -127,14 +127,14 @@ class RelativeAttention(nn.Module):
         q, rate = kept(self.query(x)), sizes.attention_dropout
         attend = relative_attention
         if self.program.attention not in PLAIN:
-            of_kernel = asked(q, context, mask, sizes.heads, rate)
-            attend = require(self.program.attention, "relative", of_kernel).mixing(of_kernel).mix
+            spec = attention_spec(q, context, mask, sizes.heads, rate)
+            attend = require(self.program.attention, "relative", spec).mixing(spec).mix
         mixed = attend(q, context, biases, mask, types, sizes.heads, dropout_rate=rate, noise=site(noise, 1))
         y = self.output(kept(mixed))
         return constrain(self.norm(x + dropout(y, sizes.dropout, site(noise, 2))), "batch", mask.axis, None)
 
 
-def asked(q: Array, context: Context, mask: Mask, heads: int, dropout_rate: float) -> Attention:
+def attention_spec(q: Array, context: Context, mask: Mask, heads: int, dropout_rate: float) -> Attention:
     """What a kernel is asked for with these queries [batch, n, width] to this context."""
     (_, n, width), keys, chosen = q.shape, context.k.shape[1], mask.after is not None
     length = context.r.shape[1] - keys if chosen else n  # chosen queries find distances up to that of the row's end

@@ -83,23 +83,23 @@ def attention(q: Array, k: Array, v: Array, mask: Mask, *, dropout_rate: float, 
     operands = (q, k, v, mask, heads, noise if dropout_rate else None)
     if rules is None:
         return attend(*operands, WHOLE)
-    own = rules.spec(("batch", "length", "heads", None), q.shape)
-    attend = functools.partial(attend, part=Part(own[1], rules.mesh.shape[own[1]]) if own[1] else WHOLE)
-    specs = (own, own, own, _mask_specs(mask, own), PartitionSpec(own[2]), PartitionSpec(own[0]))
-    return jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=own, check_vma=False)(*operands)
+    spec = rules.spec(("batch", "length", "heads", None), q.shape)
+    attend = functools.partial(attend, part=Part(spec[1], rules.mesh.shape[spec[1]]) if spec[1] else WHOLE)
+    specs = (spec, spec, spec, _mask_specs(mask, spec), PartitionSpec(spec[2]), PartitionSpec(spec[0]))
+    return jax.shard_map(attend, mesh=rules.mesh, in_specs=specs, out_specs=spec, check_vma=False)(*operands)
 
 
 BLOCKED = Mixing(HEADS_APART, attention)
 
 
-def _mask_specs(mask: Mask, own: PartitionSpec) -> Mask:
+def _mask_specs(mask: Mask, spec: PartitionSpec) -> Mask:
     """How a mask's arrays are cut where queries [batch, length, heads, head_dim] are cut so: every device has what
     says of whole rows who sees whom, which are few numbers, and its own queries' part of the tables."""
-    rows = lambda array: None if array is None else PartitionSpec(own[0])
-    heads = lambda array: own[2] if array.shape[0] > 1 else None
+    rows = lambda array: None if array is None else PartitionSpec(spec[0])
+    heads = lambda array: spec[2] if array.shape[0] > 1 else None
     of_heads = lambda array: None if array is None else PartitionSpec(heads(array))
     blocks = mask.blocks
-    drawn = PartitionSpec(heads(blocks.drawn), own[1])
+    drawn = PartitionSpec(heads(blocks.drawn), spec[1])
     blocks = dataclasses.replace(blocks, drawn=drawn, reach=of_heads(blocks.reach), dilation=of_heads(blocks.dilation))
     fields = {name: rows(getattr(mask, name)) for name in ("segments", "ranks", "thresholds", "globals")}
     return dataclasses.replace(mask, blocks=blocks, **fields)
@@ -120,14 +120,16 @@ def _attend(
     blocks, length = mask.blocks, q.shape[1]
     draw = None if noise is None else Draw(rate, noise, shape, heads)
     queries, keys = cut(q, k, v, mask)
-    few = keys  # what is read once only is hidden where it is read besides
+    unique_keys = keys  # what is read once only is hidden where it is read besides
     if mask.globals is not None:
         at = _where(mask.globals, mask.segments.shape[1])
         is_global = jnp.zeros(mask.segments.shape, bool).at[at].set(True, mode="drop")
-        few = few._replace(segments=jnp.where(_cut(is_global[:, None], blocks.block, False), HIDDEN, few.segments))
-    read = [near(few, blocks, part)]
-    read += [columns(few, blocks.columns, part)] if blocks.columns else []
-    read += [drawn(few, blocks, part)] if blocks.drawn.shape[-1] else []
+        unique_keys = unique_keys._replace(
+            segments=jnp.where(_cut(is_global[:, None], blocks.block, False), HIDDEN, unique_keys.segments)
+        )
+    read = [near(unique_keys, blocks, part)]
+    read += [columns(unique_keys, blocks.columns, part)] if blocks.columns else []
+    read += [drawn(unique_keys, blocks, part)] if blocks.drawn.shape[-1] else []
     read += [gathered(keys, mask.globals, part)] if mask.globals is not None else []
     mixed = mix(of_part(queries, part), read, mask, draw)
     everything = [whole(of_part(keys, part))]
@@ -202,9 +204,9 @@ def _reached(blocks: Blocks) -> Array | None:
     """Which keys at the offsets a block's queries see, alike for all blocks: bool[heads or 1, 1, block, keys]."""
     if blocks.reach is None:
         return None
-    own = np.arange(blocks.block)
-    theirs = (np.array(blocks.offsets)[:, None] * blocks.block + own).reshape(-1)
-    distance = np.abs(theirs - own[:, None])
+    queries = np.arange(blocks.block)
+    keys = (np.array(blocks.offsets)[:, None] * blocks.block + queries).reshape(-1)
+    distance = np.abs(keys - queries[:, None])
     of_heads = lambda array: array[:, None, None, None]
     return (distance <= of_heads(blocks.reach)) & (distance % of_heads(blocks.dilation) == 0)
 
@@ -251,13 +253,13 @@ def mix(queries: Queries, read: list[Keys], mask: Mask, draw: Draw | None, part:
     """
     lowest = jnp.finfo(jnp.float32).min
     scores = [jnp.where(_seen(queries, keys, mask), _product(queries.q, keys.k, "k"), lowest) for keys in read]
-    tops = [some.max(-1, keepdims=True) for some in scores]
+    tops = [s.max(-1, keepdims=True) for s in scores]
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
-    weights = [jnp.exp(some - top) for some in scores]
-    total = sum(some.sum(-1, keepdims=True) for some in weights)
+    weights = [jnp.exp(s - top) for s in scores]
+    total = sum(w.sum(-1, keepdims=True) for w in weights)
     if draw is not None:
-        weights = [_dropped(some, queries, keys, draw) for some, keys in zip(weights, read, strict=True)]
-    mixed = sum(_product(some.astype(keys.v.dtype), keys.v, "v") for some, keys in zip(weights, read, strict=True))
+        weights = [_dropped(w, queries, keys, draw) for w, keys in zip(weights, read, strict=True)]
+    mixed = sum(_product(w.astype(keys.v.dtype), keys.v, "v") for w, keys in zip(weights, read, strict=True))
     top, total, mixed = exchange.combined(top, total, mixed, part)
     mixed = cpu.divide(mixed, total)
     if mask.blind:
@@ -284,12 +286,12 @@ def _seen(queries: Queries, keys: Keys, mask: Mask) -> Array:
     of_queries = lambda array: array[..., :, None]
     of_keys = lambda array: array[..., None, :]
     seen = of_queries(queries.segments) == of_keys(keys.segments)
-    own, theirs = of_queries(queries.positions), of_keys(keys.positions)
+    query_positions, key_positions = of_queries(queries.positions), of_keys(keys.positions)
     if mask.ranks is not None:
         reached = of_keys(keys.ranks) < of_queries(queries.thresholds)
-        seen &= reached | (theirs == own) if mask.itself else reached
+        seen &= reached | (key_positions == query_positions) if mask.itself else reached
     if mask.causal:
-        seen &= theirs <= own
+        seen &= key_positions <= query_positions
     return seen if keys.near is None else seen & keys.near
 
 

@@ -24,16 +24,16 @@ class TransformerLayer(nn.Module):
 
     state: the blocks of the layer's sparse pattern, which the mask then has; None where it is dense.
     pre_norm: whether the norms stand before the blocks; then the sum that leaves the last layer has none yet.
-    own_globals: as of `MultiHeadAttention`.
+    global_projections: as of `MultiHeadAttention`.
     """
 
     sizes: LayerSizes
     program: Program
     pre_norm: bool = False
-    own_globals: bool = False
+    global_projections: bool = False
 
     def setup(self):
-        self.attention = MultiHeadAttention(self.sizes, self.program, self.pre_norm, self.own_globals)
+        self.attention = MultiHeadAttention(self.sizes, self.program, self.pre_norm, self.global_projections)
         self.feed_forward = FeedForward(self.sizes, self.program.compute, pre_norm=self.pre_norm)
 
     def __call__(
@@ -73,6 +73,6 @@ def encode(
     x = dropout(embedded, sizes.dropout, site(noise, 0)).astype(program.compute)
     if config.projects:
         x = Dense(sizes.width, sizes.init_std, program.compute, parent=parent, name="project")(x)
-    layer = TransformerLayer(sizes, program, own_globals=config.own_globals, parent=None)
+    layer = TransformerLayer(sizes, program, global_projections=config.global_projections, parent=None)
     blocks, noise = blocks_of(config.pattern, depth, sizes.heads, x.shape[1], mask.causal), site(noise, 1)
     return stack(parent, [layer], depth, x, mask, noise, program, slots, blocks, config.shared_blocks, config.groups)[0]

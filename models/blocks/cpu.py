@@ -113,7 +113,7 @@ def again(x: Array) -> Array:
 
     Else it writes what value and slope of an activation share for the backward pass, and reads it in a second one.
     """
-    return x * jax.lax.platform_dependent(jnp.float32(1), cpu=_held, default=lambda one: one)
+    return x * jax.lax.platform_dependent(jnp.float32(1), cpu=_held, default=lambda factor: factor)
 
 
 def behind_condition(put: Callable[[Array, Array, Array], Array], places: Array, new: Array, filled: Array) -> Array:

@@ -33,16 +33,16 @@ def gather_positions(x: Array, positions: Array) -> Array:
     return constrain(take(x, positions), "batch", *(None,) * (x.ndim - 1))
 
 
-def put_positions(x: Array, few: Array, positions: Array, slots: Array | None = None) -> Array:
-    """x [batch, length, width] with few [batch, n, width] at positions i32[batch, n]; -1 is nowhere.
+def put_positions(x: Array, values: Array, positions: Array, slots: Array | None = None) -> Array:
+    """x [batch, length, width] with values [batch, n, width] at positions i32[batch, n]; -1 is nowhere.
 
     slots: i32[batch, length], where x's vectors are in the row; None for one after the other.
     A product with ones and zeros: each device of a mesh writes its own rows.
     """
     slots = jnp.arange(x.shape[1])[None] if slots is None else slots
-    is_one = positions[:, :, None] == slots[:, None, :]  # [batch, n, length]
-    put = jnp.einsum("bnl,bnw->blw", is_one.astype(x.dtype), few, precision="highest").astype(x.dtype)
-    return jnp.where(is_one.any(1)[..., None], put, x)
+    matches = positions[:, :, None] == slots[:, None, :]  # [batch, n, length]
+    put = jnp.einsum("bnl,bnw->blw", matches.astype(x.dtype), values, precision="highest").astype(x.dtype)
+    return jnp.where(matches.any(1)[..., None], put, x)
 
 
 def _take(x: Array, positions: Array) -> Array:

@@ -72,10 +72,10 @@ def parameters(config: AlbertConfig) -> list[Parameter]:
     table = embedding_parameters("embeddings", model("albert.embeddings."))
     table += dense_parameters("project", ("embedding", "width"), model("albert.encoder.embedding_hidden_mapping_in"))
     for block, rows in BLOCKS.items():
-        for name, axes, theirs in rows:
+        for name, axes, hf_name in rows:
             make = norm_parameters if name == "norm" else dense_parameters
-            there = model(f"albert.encoder.albert_layer_groups.{{layer}}.albert_layers.0.{theirs}")
-            made = make(f"layers/{block}/{name}", (LAYERS, *axes), there)
+            hf = model(f"albert.encoder.albert_layer_groups.{{layer}}.albert_layers.0.{hf_name}")
+            made = make(f"layers/{block}/{name}", (LAYERS, *axes), hf)
             table += [row._replace(hf=_in_groups(config, block, row.hf)) for row in made]
     return table
 
@@ -94,8 +94,8 @@ def _in_groups(config: AlbertConfig, block: str, hf: dict[str, Slot]) -> dict[st
 
 def _groups(fields: Mapping[str, Any]) -> int:
     """Our groups, from a config.json."""
-    own = fields.get("sharing_groups")
-    return fields["num_hidden_groups"] if own is None else own
+    groups = fields.get("sharing_groups")
+    return fields["num_hidden_groups"] if groups is None else groups
 
 
 FAMILY = encoder_family(

@@ -31,7 +31,7 @@ _ATTENTION = Converter(
     "pattern.name",
     lambda config: "original_full" if config.pattern.name == DENSE else "block_sparse",
     lambda fields: {"original_full": DENSE, "block_sparse": "bigbird"}.get(
-        said := fields.get("attention_type", "block_sparse"), said
+        kind := fields.get("attention_type", "block_sparse"), kind
     ),
 )
 

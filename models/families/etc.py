@@ -157,12 +157,12 @@ def parameters(config: EtcConfig) -> tuple[Parameter, ...]:
         *norm_parameters("embeddings/norm", ("embedding",), {}),
         *norm_parameters("embeddings/global_norm", ("embedding",), {}),
     ]
-    for own, far in (KINDS, KINDS[::-1]):
-        table.append(Parameter(f"layers/attention/{own}_relative", (LAYERS, None, "heads"), {}))
-        table += dense_parameters(f"layers/attention/{own}_query", (LAYERS, "width", "heads"), {})
-        for name in (f"{own}_to_{keys}_{what}" for keys in (own, far) for what in ("key", "value")):
+    for near, far in (KINDS, KINDS[::-1]):
+        table.append(Parameter(f"layers/attention/{near}_relative", (LAYERS, None, "heads"), {}))
+        table += dense_parameters(f"layers/attention/{near}_query", (LAYERS, "width", "heads"), {})
+        for name in (f"{near}_to_{keys}_{what}" for keys in (near, far) for what in ("key", "value")):
             table += dense_parameters(f"layers/attention/{name}", (LAYERS, "width", "heads"), {})
-        table += dense_parameters(f"layers/attention/{own}_output", (LAYERS, "heads", "width"), {})
+        table += dense_parameters(f"layers/attention/{near}_output", (LAYERS, "heads", "width"), {})
     table += [
         *norm_parameters("layers/attention/norm", (LAYERS, "width"), {}),
         *dense_parameters("layers/feed_forward/up", (LAYERS, "width", "feed_forward"), {}),

@@ -38,9 +38,10 @@ class GPT(Decoder):
 
 def parameters(config: GPTConfig) -> list[Parameter]:
     """GPT's parameter table."""
-    table = lambda name, axis: Parameter(
-        f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.{name}_embed.weight")}
-    )
+
+    def table(name: str, axis: str) -> Parameter:
+        return Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.{name}_embed.weight")})
+
     return [
         table("tokens", "vocab"),
         table("positions", "position"),
@@ -69,9 +70,7 @@ FAMILY = Family(
                 "afn": Converter(
                     "activation",
                     lambda config: ACTIVATIONS[config.activation],
-                    lambda fields: {theirs: ours for ours, theirs in ACTIVATIONS.items()}.get(
-                        fields["afn"], fields["afn"]
-                    ),
+                    lambda fields: {hf: name for name, hf in ACTIVATIONS.items()}.get(fields["afn"], fields["afn"]),
                 ),
             },
             settings={**GPT_SETTINGS, "attn_pdrop": "attention_dropout"},

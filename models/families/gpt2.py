@@ -31,9 +31,10 @@ class GPT2(Decoder):
 
 def parameters(config: GPT2Config) -> list[Parameter]:
     """GPT-2's parameter table."""
-    table = lambda name, axis: Parameter(
-        f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.w{name[0]}e.weight")}
-    )
+
+    def table(name: str, axis: str) -> Parameter:
+        return Parameter(f"embeddings/{name}", (axis, "embedding"), {"model": Slot(f"transformer.w{name[0]}e.weight")})
+
     return [
         table("tokens", "vocab"),
         table("positions", "position"),

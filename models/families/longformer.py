@@ -32,7 +32,7 @@ class LongformerConfig(EncoderConfig):
     norm_epsilon: float = 1e-5  # added to the variance in norms
     pattern: Pattern = Pattern("longformer", block=128)  # which keys a query sees
     padding_positions: ClassVar[int] = PADDING + 1
-    own_globals: ClassVar[bool] = True
+    global_projections: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -42,8 +42,8 @@ class LongformerConfig(EncoderConfig):
 def _table(config: LongformerConfig) -> list[Parameter]:
     rows = encoder_parameters("longformer", config.padding_positions)
     for name in GlobalWeights._fields:
-        there = {"model": f"longformer.encoder.layer.{{layer}}.attention.self.{name}_global"}
-        rows += dense_parameters(_GLOBAL.format(name), (LAYERS, "width", "heads"), there)
+        hf = {"model": f"longformer.encoder.layer.{{layer}}.attention.self.{name}_global"}
+        rows += dense_parameters(_GLOBAL.format(name), (LAYERS, "width", "heads"), hf)
     return rows
 
 

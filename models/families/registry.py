@@ -46,14 +46,14 @@ def name_of(config) -> str:
     return next(name for name, family in FAMILIES.items() if family.config is type(config))
 
 
-def renamed(theirs, ours) -> Mapping[str, str] | None:
-    """Path of a parameter of `ours` -> that which it begins as of the model `theirs`, where it is not the same.
+def renamed(source, target) -> Mapping[str, str] | None:
+    """Path of a parameter of `target` -> that which it begins as of the model `source`, where it is not the same.
 
     None where a model of the one config cannot begin with the weights of one of the other.
     """
-    if type(theirs) is type(ours):
+    if type(source) is type(target):
         return {}
-    return family_of(ours).continues.get(name_of(theirs))
+    return family_of(target).continues.get(name_of(source))
 
 
 # Fields of any config that belong to a training: a model goes on with others.
@@ -75,18 +75,19 @@ def weight_fields(config, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def differing_fields(theirs, ours) -> dict[str, tuple[Any, Any]]:
-    """Path -> (their value, ours) of the weight fields that keep a model of config `ours` from beginning with the
-    weights of one of `theirs`.
+def differing_fields(source, target) -> dict[str, tuple[Any, Any]]:
+    """Path -> (values of source, target) of the weight fields that keep a model of config `target` from beginning with
+    the weights of one of `source`.
 
     What only one of them has, of a nested config that is None in the other, is None in the other; of two families the
-    fields that both have. There may be more positions than theirs, and more tokens where each has a row of its own.
+    fields that both have. There may be more positions than the source has, and more tokens where each has a row of its
+    own.
     """
-    old, new = weight_fields(theirs), weight_fields(ours)
-    compared = old | new if type(theirs) is type(ours) else old.keys() & new.keys()
+    old, new = weight_fields(source), weight_fields(target)
+    compared = old | new if type(source) is type(target) else old.keys() & new.keys()
     both = {path: (old.get(path), new.get(path)) for path in compared}
     differing = {path: values for path, values in both.items() if values[0] != values[1]}
-    more = {"positions"}
-    if "vocab_size" in differing and any("vocab" in row.axes for row in family_of(ours).every_parameter(ours)):
-        more.add("vocab_size")
-    return {path: (old, new) for path, (old, new) in differing.items() if path not in more or old > new}
+    extensible = {"positions"}
+    if "vocab_size" in differing and any("vocab" in row.axes for row in family_of(target).every_parameter(target)):
+        extensible.add("vocab_size")
+    return {path: (old, new) for path, (old, new) in differing.items() if path not in extensible or old > new}

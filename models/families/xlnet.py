@@ -178,13 +178,13 @@ def parameters(config: XLNetConfig) -> list[Parameter]:
         Parameter("start", (None, "embedding"), slot("mask_emb", "", (1, 1, config.width))),
         Parameter("bias", ("vocab",), {"model": Slot("lm_loss.bias")}),
     ]
-    for ours, theirs in {"query": "q", "key": "k", "value": "v", "position": "r", "output": "o"}.items():
-        axes, layout = (("heads", "width"), "T") if ours == "output" else (("width", "heads"), "")
-        there = slot(f"layer.{{layer}}.rel_attn.{theirs}", layout, (config.width, *heads))
-        table.append(Parameter(f"layers/attention/{ours}/kernel", (LAYERS, *axes), there))
-    for ours, theirs in {"content": "w", "position": "r", "type": "s"}.items():
-        there = slot(f"layer.{{layer}}.rel_attn.r_{theirs}_bias", "", heads)
-        table.append(Parameter(f"layers/{ours}_bias", (LAYERS, "heads"), there))
+    for name, hf_name in {"query": "q", "key": "k", "value": "v", "position": "r", "output": "o"}.items():
+        axes, layout = (("heads", "width"), "T") if name == "output" else (("width", "heads"), "")
+        hf = slot(f"layer.{{layer}}.rel_attn.{hf_name}", layout, (config.width, *heads))
+        table.append(Parameter(f"layers/attention/{name}/kernel", (LAYERS, *axes), hf))
+    for name, hf_name in {"content": "w", "position": "r", "type": "s"}.items():
+        hf = slot(f"layer.{{layer}}.rel_attn.r_{hf_name}_bias", "", heads)
+        table.append(Parameter(f"layers/{name}_bias", (LAYERS, "heads"), hf))
     types = slot("layer.{layer}.rel_attn.seg_embed", "", (2, *heads))
     return [
         *table,

@@ -53,7 +53,7 @@ class MaskedLanguageModel(Objective):
         family, setting = family_of(model_config), f"objective.globals={self.globals}"
         if "globals" not in family.inputs:
             raise UserError(f"{setting}: {type(model_config).__name__} takes no global tokens; set it to 0")
-        if model_config.pattern.name == DENSE and not getattr(model_config, "own_globals", False):
+        if model_config.pattern.name == DENSE and not getattr(model_config, "global_projections", False):
             raise UserError(f"{setting}: model.pattern.name=dense lets all tokens see all; set it to 0")
 
     def rows(self, phase):

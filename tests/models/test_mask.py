@@ -57,7 +57,7 @@ def dense(name):
 @pytest.mark.parametrize("name", MASKS)
 def test_a_query_sees_what_the_rule_says_also_chosen_or_with_a_memory_of_which_it_sees_its_segment(name):
     mask, remembered, slots = MASKS[name], np.array([[9, 1], [1, 2]], np.int32), np.array([[5, 0, 3], [2, 2, 4]])
-    with_memory = np.concatenate([mask.own[:, :, None] == remembered[:, None], dense(name)], axis=2)
+    with_memory = np.concatenate([mask.query_segments[:, :, None] == remembered[:, None], dense(name)], axis=2)
     for asked, expected in ((mask, dense(name)), (remembering(remembered, mask), with_memory)):
         np.testing.assert_array_equal(visible(asked)[:, 0], expected)
         of_chosen = np.take_along_axis(expected, slots[..., None], axis=1)

@@ -13,7 +13,7 @@ from models.attention.kernels.relative_kernel import by_kernel
 from models.attention.kernels.table import KERNELS, require
 from models.attention.mask import Mask, chosen, remembering
 from models.attention.operands import Biases, Context
-from models.attention.relative import asked, relative_attention
+from models.attention.relative import attention_spec, relative_attention
 from models.blocks.memory import Memory
 from models.blocks.positions import gather_positions
 from models.core.noise import row_keys
@@ -55,7 +55,7 @@ def operands(kind, head_dim, dtype, length, memory, n):
     mask, types = kinds[kind]
     keys, typed = length + memory, kind != "causal"
     distances = keys + (length if typed else 1)
-    number = mask.own.shape[1]
+    number = mask.query_segments.shape[1]
     context = Context(draw(BATCH, keys, WIDTH), draw(BATCH, keys, WIDTH), draw(BATCH if typed else 1, distances, WIDTH))
     biases = Biases(draw(WIDTH), draw(WIDTH), *((draw(WIDTH), draw(2, WIDTH)) if typed else ()))
     return draw(BATCH, number, WIDTH), context, biases, mask, types, WIDTH // head_dim
@@ -129,7 +129,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_operations(case, capfd):
 def test_what_does_not_fit_is_an_error_with_the_reason(n, keys, distances, heads, chosen, said):
     context = Context(*(jnp.zeros((1, number, WIDTH)) for number in (keys, keys, distances)))
     mask = Mask(None, ranks=jnp.zeros((1, keys)), after=jnp.zeros((1, n)) if chosen else None)
-    attention = asked(jnp.zeros((1, n, WIDTH)), context, mask, heads, 0.3)
+    attention = attention_spec(jnp.zeros((1, n, WIDTH)), context, mask, heads, 0.3)
     assert (attention.length + attention.memory, attention.chosen) == (keys, chosen)
     if said is None:
         assert require("relative", "relative", attention).mixing(attention).mix is by_kernel

@@ -21,7 +21,7 @@ from models.attention.mask import Mask
 from models.attention.multi_head import attention_of
 from models.attention.operands import Biases, Context
 from models.attention.patterns.pattern import Pattern, blocks_of
-from models.attention.relative import asked, relative_attention
+from models.attention.relative import attention_spec, relative_attention
 from models.blocks.layer import LayerSizes
 from models.core.noise import row_keys
 from models.core.program import Program
@@ -291,7 +291,7 @@ def test_relative_attention_has_its_heads_cut(stream, n, table):
     jax.tree.map(near, slopes(rules_of("data=2,tensor=2"), ours, *x), expected)
     for mesh, said in UNFIT:
         with placed_by(rules_of(mesh)):
-            obstacles = KERNELS["relative"].obstacles(asked(x[0], context, mask, 4, 0.2))
+            obstacles = KERNELS["relative"].obstacles(attention_spec(x[0], context, mask, 4, 0.2))
             assert obstacles == (said if "sequence" not in mesh or n > 3 else [])
 
 

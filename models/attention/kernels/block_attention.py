@@ -113,15 +113,15 @@ def _backward(setting: Setting, residuals, g: Array):
     sums = [pltpu.VMEM((inputs.k.shape[1], LANES), jnp.float32)] * 2
     # Scores again, then the gradients of values, probabilities, queries and keys.
     specs = _specs(inputs, setting)
-    given = [(out, specs.q), (g, specs.q), (spread, _of_lanes(inputs))]
+    extra = [(out, specs.q), (g, specs.q), (spread, _of_lanes(inputs))]
     whole = pl.BlockSpec(specs.k.block_shape, specs.k.index_map)
     results = [(inputs.q, specs.q), (inputs.k, whole), (inputs.v, whole)]
     if inputs.chosen is not None:
         sum_of_chosen = jax.ShapeDtypeStruct(inputs.chosen.k.shape, jnp.float32), specs.chosen.k
         results += [sum_of_chosen] * 2
-    dq, dk, dv, *few = _call(_backward_kernel, "backward", 5, setting, inputs, given, results, sums)
-    few = Chosen(*(x.astype(g.dtype) for x in few), None, None) if few else None
-    return (Operands(dq, dk, dv, *[None] * (len(Operands._fields) - 4), few),)
+    dq, dk, dv, *d_chosen = _call(_backward_kernel, "backward", 5, setting, inputs, extra, results, sums)
+    d_chosen = Chosen(*(x.astype(g.dtype) for x in d_chosen), None, None) if d_chosen else None
+    return (Operands(dq, dk, dv, *[None] * (len(Operands._fields) - 4), d_chosen),)
 
 
 block_attention.defvjp(_forward, _backward)
@@ -149,30 +149,30 @@ class _Table(NamedTuple):
         return table[self.blocks * self.shared + line * self.drawn + index - self.shared]
 
 
-def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, given: list, results: list, scratch: list):
-    """The kernel for each row, group of heads and chunk of queries.   given: arrays besides inputs, results: shapes,
+def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, extra: list, results: list, scratch: list):
+    """The kernel for each row, group of heads and chunk of queries.   extra: arrays besides inputs, results: shapes,
     each with its spec.   times: products of queries and keys in it."""
     batch, length, width = inputs.q.shape
     number, drawn = inputs.queries.shape[1], inputs.drawn
     table = _Table(number, inputs.places.shape[1], *((0, False) if drawn is None else (drawn.shape[2], len(drawn) > 1)))
     entries = [x.reshape(-1) for x in (inputs.places, drawn) if x is not None]
     leaves, structure = jax.tree.flatten(inputs._replace(places=None, drawn=None))
-    each = (table.shared + table.drawn) * setting.block + (0 if inputs.chosen is None else inputs.chosen.k.shape[1])
-    pairs = batch * setting.block * (number * each + len(setting.rows) * length)
-    moved = [*leaves, *(x for x, _ in (*given, *results))]
+    keys = (table.shared + table.drawn) * setting.block + (0 if inputs.chosen is None else inputs.chosen.k.shape[1])
+    pairs = batch * setting.block * (number * keys + len(setting.rows) * length)
+    moved = [*leaves, *(x for x, _ in (*extra, *results))]
     return pl.pallas_call(
         functools.partial(kernel, structure=structure, table=table, setting=setting),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch, width // LANES, number // chunk_of(number)),
-            in_specs=[*jax.tree.leaves(_specs(inputs, setting)), *(spec for _, spec in given)],
+            in_specs=[*jax.tree.leaves(_specs(inputs, setting)), *(spec for _, spec in extra)],
             out_specs=[spec for _, spec in results],
             scratch_shapes=scratch,
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x, _ in results],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=memory(length, each, setting.block, setting.head_dim),
+            vmem_limit_bytes=memory(length, keys, setting.block, setting.head_dim),
         ),
         cost_estimate=pl.CostEstimate(
             flops=2 * times * pairs * width,
@@ -181,7 +181,7 @@ def _call(kernel, name: str, times: int, setting: Setting, inputs: Operands, giv
         ),
         name=f"block_attention_{name}",
         interpret=setting.interpret,
-    )(jnp.concatenate(entries), *leaves, *(x for x, _ in given))
+    )(jnp.concatenate(entries), *leaves, *(x for x, _ in extra))
 
 
 def _specs(inputs: Operands, setting: Setting) -> Operands:
@@ -198,7 +198,7 @@ def _specs(inputs: Operands, setting: Setting) -> Operands:
     def of_row(n):
         return at((None, n, LANES), lambda row, group, part: (row, 0, 0), pipeline_mode=once)
 
-    near, few = inputs.near, inputs.chosen
+    near, chosen = inputs.near, inputs.chosen
     specs = Operands(
         q=at((None, chunk * setting.block, LANES), lambda row, group, part: (row, part, group)),
         k=of_group(length, pipeline_mode=once),
@@ -212,20 +212,20 @@ def _specs(inputs: Operands, setting: Setting) -> Operands:
         second=at((None, None, 1, lanes), lambda row, group, part: (row, group, 0, 0)),
         chosen=None,
     )
-    if few is not None:
-        n = few.k.shape[1]
+    if chosen is not None:
+        n = chosen.k.shape[1]
         specs = specs._replace(chosen=Chosen(of_group(n), of_group(n), of_row(n), of_row(n)))
     return specs if inputs.begin is not None else specs._replace(begin=None, second=None)
 
 
 class _Piece(NamedTuple):
-    """Keys that lie together.   starts: where, for each head of the group or for all; none: `Operands.chosen`.   own:
-    i32[1, lanes], the segments of the queries that see them.   first: i32[1, lanes], the position of the first key.
+    """Keys that lie together.   starts: where, for each head of the group or for all; none: `Operands.chosen`.
+    query_segments: i32[1, lanes], of the queries that see them.   first: i32[1, lanes], the position of the first key.
     near: where in `Operands.near` its scores have something added, or None."""
 
     starts: tuple
     size: int
-    own: Array
+    query_segments: Array
     first: Array | None = None
     near: int | None = None
 
@@ -289,18 +289,18 @@ def _backward_kernel(entries, *refs, structure, table: _Table, setting: Setting)
 
     def gradients(unit: _Unit, pieces: list[_Piece]) -> Array:
         """Of the queries f32[block, lanes]; those of keys and values are added up."""
-        q, own = _spread(_scaled(unit), setting), _spread(g[unit.lines, :], setting)
-        weighted = own.astype(jnp.float32) * jnp.tile(out[unit.lines, :], (setting.heads, 1)).astype(jnp.float32)
+        q, d_out = _spread(_scaled(unit), setting), _spread(g[unit.lines, :], setting)
+        weighted = d_out.astype(jnp.float32) * jnp.tile(out[unit.lines, :], (setting.heads, 1)).astype(jnp.float32)
         delta = weighted.T.sum(0, keepdims=True)
         k, v = _keys_and_values(unit, pieces)
         p = jnp.exp(_scores(unit, pieces, across(k, q)) - spread[unit.line, :])
-        dp, dropped = across(v, own), p
+        dp, dropped = across(v, d_out), p
         if setting.rate:
             factor = jnp.where(_keep(unit, pieces), 1.0 / (1.0 - setting.rate), 0.0)
             dp, dropped = dp * factor, p * factor
         ds = (p * (dp - delta)).astype(g.dtype)
         _add([dk_sum, *of_chosen[:1]], along(ds, q), pieces, setting)
-        _add([dv_sum, *of_chosen[1:]], along(dropped.astype(g.dtype), own), pieces, setting)
+        _add([dv_sum, *of_chosen[1:]], along(dropped.astype(g.dtype), d_out), pieces, setting)
         return _folded(along(ds.T, k), setting) * setting.head_dim**-0.5
 
     def ordinary(unit: _Unit):
@@ -325,9 +325,9 @@ def _fill(ref, source=None) -> None:
     size = next(size for size in _TILES if ref.shape[0] % size == 0)
 
     def part(index, _):
-        own = pl.ds(pl.multiple_of(index * size, size), size)
+        rows = pl.ds(pl.multiple_of(index * size, size), size)
         empty = jnp.zeros((size, ref.shape[1]), ref.dtype)
-        ref[own, :] = empty if source is None else source[own, :].astype(ref.dtype)
+        ref[rows, :] = empty if source is None else source[rows, :].astype(ref.dtype)
 
     jax.lax.fori_loop(0, ref.shape[0] // size, part, None)
 
@@ -344,8 +344,8 @@ def _every_unit(inputs: Operands, ordinary, of_all, setting: Setting, together: 
         return _Unit(inputs, group, first + index, index, setting)
 
     def row(index, _):
-        own = sum(jnp.where(index == number, row, 0) for number, row in enumerate(setting.rows))
-        pl.when((own >= first) & (own < first + chunk))(lambda: of_all(at(own - first)))
+        block = sum(jnp.where(index == number, row, 0) for number, row in enumerate(setting.rows))
+        pl.when((block >= first) & (block < first + chunk))(lambda: of_all(at(block - first)))
 
     jax.lax.fori_loop(0, chunk, lambda index, _: ordinary(at(index)), None, unroll=math.gcd(chunk, together))
     if setting.rows:
@@ -360,16 +360,16 @@ def _pieces(unit: _Unit, entries, table: _Table) -> list[_Piece]:
         heads = setting.heads if index >= table.shared and table.by_head else 1
         places = [table.at(entries, unit.number, unit.group * heads + head, index) for head in range(heads)]
         placed = _by_head([jnp.full((1, queries.shape[1]), place) for place in places], setting.block)
-        own = jnp.where(placed >= 0, queries, _NOBODYS)
+        segments = jnp.where(placed >= 0, queries, _NOBODYS)
         starts = tuple(jnp.maximum(place, 0) * setting.block for place in places)
-        pieces.append(_Piece(starts, setting.block, own, placed * setting.block, index if index < near else None))
+        pieces.append(_Piece(starts, setting.block, segments, placed * setting.block, index if index < near else None))
     sees_all = functools.reduce(jnp.logical_or, [unit.number == row for row in setting.rows], False)
     return pieces + _of_chosen(unit, jnp.where(sees_all, _NOBODYS, queries))
 
 
-def _of_chosen(unit: _Unit, own: Array | None = None) -> list[_Piece]:
-    few, own = unit.refs.chosen, unit.refs.queries[unit.line, :] if own is None else own
-    return [] if few is None else [_Piece((), few.k.shape[0], own)]
+def _of_chosen(unit: _Unit, segments: Array | None = None) -> list[_Piece]:
+    chosen, segments = unit.refs.chosen, unit.refs.queries[unit.line, :] if segments is None else segments
+    return [] if chosen is None else [_Piece((), chosen.k.shape[0], segments)]
 
 
 def _tile_size(unit: _Unit) -> int:
@@ -409,7 +409,7 @@ def _scores(unit: _Unit, pieces: list[_Piece], scores: Array) -> Array:
             segments = _read(unit.refs.keys, piece, setting.block, setting.heads * setting.block // LANES)
         else:
             segments = _wide(unit.refs.chosen.segments[...], unit)
-        seen = segments == piece.own
+        seen = segments == piece.query_segments
         if setting.causal:
             position = unit.number * setting.block + iota(part.shape, 1) % setting.block
             at = piece.first + iota(part.shape, 0) if piece.starts else _wide(unit.refs.chosen.positions[...], unit)
@@ -441,10 +441,10 @@ def _keys_and_values(unit: _Unit, pieces: list[_Piece]) -> tuple[Array, Array]:
     refs, lanes = unit.refs, unit.setting.head_dim
     both = (refs.k, refs.chosen and refs.chosen.k), (refs.v, refs.chosen and refs.chosen.v)
 
-    def read(row, few, piece):
-        return _read(row, piece, lanes) if piece.starts else few[...]
+    def read(row, chosen, piece):
+        return _read(row, piece, lanes) if piece.starts else chosen[...]
 
-    return tuple(jnp.concatenate([read(row, few, piece) for piece in pieces]) for row, few in both)
+    return tuple(jnp.concatenate([read(row, chosen, piece) for piece in pieces]) for row, chosen in both)
 
 
 def _read(ref, piece: _Piece, lanes: int, times: int = 1) -> Array:
@@ -466,8 +466,8 @@ def _add(totals: list, parts: Array, pieces: list[_Piece], setting: Setting) -> 
         if not piece.starts:
             totals[1][...] += part
         for head, start in enumerate(piece.starts):
-            own = part if len(piece.starts) == 1 else only(part, head, setting.head_dim)
-            totals[0][pl.ds(pl.multiple_of(start, piece.size), piece.size), :] += own
+            of_head = part if len(piece.starts) == 1 else only(part, head, setting.head_dim)
+            totals[0][pl.ds(pl.multiple_of(start, piece.size), piece.size), :] += of_head
 
 
 def _by_head(parts: list[Array], lanes: int) -> Array:

@@ -40,9 +40,9 @@ def by_kernel(
     length, head_dim = q.shape[1], q.shape[2] // heads
     setting = Setting(head_dim, blocks.block, blocks.rows, rate, mask.causal, interpret)
     number = filled_up(blocks.number)
-    more = number * blocks.block - length
-    long = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0)))
-    segments = jnp.pad(mask.segments, ((0, 0), (0, more)), constant_values=_BEYOND)
+    padding = number * blocks.block - length
+    long = lambda x: jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
+    segments = jnp.pad(mask.segments, ((0, 0), (0, padding)), constant_values=_BEYOND)
     begin, second = _noise(noise, heads, length, number, setting) if rate else (None, None)
     inputs = Operands(
         *(long(x) for x in (q, k, v)),
@@ -65,15 +65,17 @@ def _of_globals(q: Array, k: Array, v: Array, mask: Mask, heads: int, rate: floa
     """What the global tokens, too few for a kernel's blocks, see: [batch, n, width]."""
     by_head = lambda x: x.reshape(*x.shape[:2], heads, -1)
     length, at = q.shape[1], mask.globals
-    own = chosen(dataclasses.replace(mask, blocks=None, globals=None), jnp.maximum(at, 0))
-    few = by_head(gather_positions(q, at))
-    scores = jnp.einsum("bnhd,blhd->bhnl", few * few.shape[-1] ** -0.5, by_head(k), preferred_element_type=jnp.float32)
-    shares = jax.nn.softmax(jnp.where(visible(own), scores, jnp.finfo(jnp.float32).min), axis=-1)
+    query_mask = chosen(dataclasses.replace(mask, blocks=None, globals=None), jnp.maximum(at, 0))
+    queries = by_head(gather_positions(q, at))
+    scores = jnp.einsum(
+        "bnhd,blhd->bhnl", queries * queries.shape[-1] ** -0.5, by_head(k), preferred_element_type=jnp.float32
+    )
+    shares = jax.nn.softmax(jnp.where(visible(query_mask), scores, jnp.finfo(jnp.float32).min), axis=-1)
     if rate:
         elements = jnp.arange(heads)[None, :, None, None], at[:, None, :, None], jnp.arange(length)[None, None, None]
         stays = counted.stays(counted.bits_at(noise, (heads, length, length), elements), rate)
         shares = jnp.where(stays, shares / (1.0 - rate), 0.0)
-    return jnp.einsum("bhnl,blhd->bnhd", shares.astype(v.dtype), by_head(v)).reshape(few.shape[0], -1, q.shape[2])
+    return jnp.einsum("bhnl,blhd->bnhd", shares.astype(v.dtype), by_head(v)).reshape(queries.shape[0], -1, q.shape[2])
 
 
 def _of_keys(x: Array) -> Array:
@@ -122,18 +124,18 @@ def _on_mesh(inputs: Operands, setting: Setting) -> Array:
         return rules.spec((None, *names[1:]) if shared else names, x.shape)
 
     specs = jax.tree.map(spec, inputs, axes, is_leaf=lambda x: x is None)
-    attend = lambda own: block_attention(own, setting)
+    attend = lambda part: block_attention(part, setting)
     return jax.shard_map(attend, mesh=rules.mesh, in_specs=(specs,), out_specs=specs.q, check_vma=False)(inputs)
 
 
 def _places(blocks: Blocks, number: int) -> np.ndarray:
     """i32[number, n]: the window's blocks, then the columns, each once; none of blocks that see all."""
-    own, offsets = np.arange(number)[:, None], np.array(blocks.offsets, np.int32)
-    near = own + offsets
+    query_blocks, offsets = np.arange(number)[:, None], np.array(blocks.offsets, np.int32)
+    near = query_blocks + offsets
     hidden = (near < 0) | (near >= blocks.number) | np.isin(near, blocks.columns)
     columns = np.broadcast_to(np.array(blocks.columns, np.int32), (number, len(blocks.columns)))
     places = np.concatenate([np.where(hidden, -1, near), columns], axis=1)
-    return np.where((own >= blocks.number) | np.isin(own, blocks.rows), -1, places).astype(np.int32)
+    return np.where((query_blocks >= blocks.number) | np.isin(query_blocks, blocks.rows), -1, places).astype(np.int32)
 
 
 def _drawn(blocks: Blocks, number: int) -> Array | None:

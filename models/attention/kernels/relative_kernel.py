@@ -102,11 +102,11 @@ def by_kernel(
     axes = axes._replace(r=(None if inputs.r.shape[0] == 1 else "batch", None, "heads"))
     specs = Operands(*(rules.spec(names, x.shape) for names, x in zip(axes, inputs, strict=True)))
 
-    def attend(own: Operands) -> Array:
-        shared, local = specs.q[2], own.q.shape[2] // setting.head_dim
+    def attend(part: Operands) -> Array:
+        shared, local = specs.q[2], part.q.shape[2] // setting.head_dim
         first = 0 if shared is None else jax.lax.axis_index(shared) * local  # of this device's heads
-        drawn = ahead(own.noise, first * setting.n * own.k.shape[1])
-        return relative_kernel(own._replace(noise=drawn, r=own.r.astype(q.dtype)), setting)
+        drawn = ahead(part.noise, first * setting.n * part.k.shape[1])
+        return relative_kernel(part._replace(noise=drawn, r=part.r.astype(q.dtype)), setting)
 
     attend = jax.shard_map(attend, mesh=rules.mesh, in_specs=(specs,), out_specs=specs.q, check_vma=False)
     # Devices add up the gradient of distances that all rows share: in float32.
@@ -118,7 +118,12 @@ def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types 
     batch, n, _ = q.shape
     fill = lambda x, like: jnp.zeros_like(like) if x is None else x
     of_queries, of_keys = types or (None, None)
-    own = [mask.thresholds, mask.own, fill(of_queries, mask.own), fill(mask.after, mask.own)]
+    queries = [
+        mask.thresholds,
+        mask.query_segments,
+        fill(of_queries, mask.query_segments),
+        fill(mask.after, mask.query_segments),
+    ]
     of_keys = [mask.ranks, mask.segments, fill(of_keys, mask.segments)]
     content, position, kind, pair = biases
     other = None if pair is None else pair[1] - pair[0]  # the softmax does not see what both have
@@ -132,7 +137,7 @@ def packed(q: Array, context: Context, biases: Biases, mask: Mask, types: Types 
         r=long(context.r, context.k.shape[1] + reach(length, mask.after is not None)),
         biases=jnp.stack([content, position, fill(kind, content), fill(other, content)]),
         # No key is of segment -1: added queries see nothing.
-        queries=jnp.pad(jnp.stack(own, axis=1), ((0, 0), (0, 0), (0, whole - n)), constant_values=-1),
+        queries=jnp.pad(jnp.stack(queries, axis=1), ((0, 0), (0, 0), (0, whole - n)), constant_values=-1),
         keys=jnp.stack(of_keys, axis=1),
         noise=jnp.zeros((batch, 2), jnp.uint32) if noise is None else noise,
     )
@@ -161,13 +166,13 @@ def _backward(setting: Setting, residuals, g: Array):
     inputs, out, spread = residuals
     q, k, v, r, biases = inputs[:5]
     batch, keys, width = k.shape
-    more = [(out, _OF_QUERIES), (g, _OF_QUERIES), (spread, _statistics(spread.shape))]
+    extra = [(out, _OF_QUERIES), (g, _OF_QUERIES), (spread, _statistics(spread.shape))]
     per_row = jax.ShapeDtypeStruct((batch, *r.shape[1:]), r.dtype)
     sums = jax.ShapeDtypeStruct((batch, *biases.shape), jnp.float32)
     results = [(q, _OF_QUERIES), *((x, _whole(x.shape)) for x in (k, v, per_row, sums))]
     scratch = [pltpu.VMEM((LANES, rows), jnp.float32) for rows in (keys, keys, r.shape[1])]
     # Scores again, then the gradients of values, probabilities, queries and keys, by content and by distance.
-    dq, dk, dv, dr, sums = _call(_backward_kernel, "backward", (5, 3), setting, inputs, more, results, scratch)
+    dq, dk, dv, dr, sums = _call(_backward_kernel, "backward", (5, 3), setting, inputs, extra, results, scratch)
     if r.shape[0] == 1:
         dr = dr.astype(jnp.float32).sum(0, keepdims=True).astype(r.dtype)
     return (Operands(dq, dk, dv, dr, sums.sum(0), None, None, None),)
@@ -189,15 +194,15 @@ def _statistics(shape: tuple[int, ...]) -> pl.BlockSpec:
     return pl.BlockSpec((None, None, shape[2], LANES), lambda row, block, part: (row, block, 0, part))
 
 
-def _call(kernel, name: str, times, setting: Setting, inputs: Operands, more: list, results: list, scratch: list):
-    """The kernel with its inputs, `more` of them and its results, the last two with their specs.
+def _call(kernel, name: str, times, setting: Setting, inputs: Operands, extra: list, results: list, scratch: list):
+    """The kernel with its inputs, `extra` ones and its results, the last two with their specs.
 
     times: how many products of queries with keys and with distances are in it.
     """
     (batch, n, width), keys = inputs.q.shape, inputs.k.shape[1]
     inputs = inputs._replace(noise=inputs.noise.reshape(-1))  # a line of scalar memory would take 512 bytes
     distances = inputs.r.shape[1] if setting.chosen else keys + LANES  # that 128 queries are multiplied with
-    moved = [*inputs, *(a for a, _ in (*more, *results))]
+    moved = [*inputs, *(a for a, _ in (*extra, *results))]
     specs = Operands(
         q=_OF_QUERIES,
         k=_whole(inputs.k.shape),
@@ -211,7 +216,7 @@ def _call(kernel, name: str, times, setting: Setting, inputs: Operands, more: li
     return pl.pallas_call(
         functools.partial(kernel, setting=setting),
         grid=(batch, width // LANES, n // LANES),
-        in_specs=[*specs, *(spec for _, spec in more)],
+        in_specs=[*specs, *(spec for _, spec in extra)],
         out_specs=[spec for _, spec in results],
         out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a, _ in results],
         scratch_shapes=scratch,
@@ -223,7 +228,7 @@ def _call(kernel, name: str, times, setting: Setting, inputs: Operands, more: li
         ),
         name=f"relative_{'chosen' if setting.chosen else 'whole'}_{name}",
         interpret=setting.interpret,
-    )(*inputs, *(a for a, _ in more))
+    )(*inputs, *(a for a, _ in extra))
 
 
 def _forward_kernel(*refs, setting: Setting):
@@ -238,8 +243,8 @@ def _forward_kernel(*refs, setting: Setting):
         total = p.sum(1, keepdims=True)
         p = jnp.where(_keep(inputs, head, setting), p, 0.0) if setting.rate else p
         seen = most > 0.5 * _HIDDEN
-        own = along(p.astype(out.dtype), only(inputs.v[...], head, setting.head_dim))
-        mixed += jnp.where(seen, own / (total * (1.0 - setting.rate)), 0.0)
+        of_head = along(p.astype(out.dtype), only(inputs.v[...], head, setting.head_dim))
+        mixed += jnp.where(seen, of_head / (total * (1.0 - setting.rate)), 0.0)
         column = iota(statistics.shape, 1) == head
         statistics = jnp.where(column, jnp.where(seen, most + jnp.log(total), 0.0), statistics)
     out[...] = mixed.astype(out.dtype)
@@ -263,24 +268,24 @@ def _backward_kernel(*refs, setting: Setting):
     types = jnp.zeros((1, LANES), jnp.float32)
     every = [_scores(inputs, q, r, stand, head, setting) for head in range(LANES // setting.head_dim)]
     for head, scores in enumerate(every):
-        its, rows = functools.partial(only, head=head, head_dim=setting.head_dim), _rows(head, setting)
+        head_lanes, rows = functools.partial(only, head=head, head_dim=setting.head_dim), _rows(head, setting)
         p = jnp.exp(scores - spreads[:, head : head + 1])
-        dp, dropped = across(its(g), v), p
+        dp, dropped = across(head_lanes(g), v), p
         if setting.rate:
             factor = jnp.where(_keep(inputs, head, setting), 1.0 / (1.0 - setting.rate), 0.0)
             dp, dropped = dp * factor, p * factor
-        ds = p * (dp - its(weighted).sum(1, keepdims=True))
+        ds = p * (dp - head_lanes(weighted).sum(1, keepdims=True))
         at_distances = _to_distances(ds, stand.starts, r.shape[0]).astype(g.dtype)
         low = ds.astype(g.dtype)
-        by_kind[0] += along(low, its(k))
-        by_kind[1] += along(at_distances, its(r))
+        by_kind[0] += along(low, head_lanes(k))
+        by_kind[1] += along(at_distances, head_lanes(r))
         dkt[rows, :] += along(transposed[0][rows], low)
         dvt[rows, :] += along(transposed[2][rows], dropped.astype(g.dtype))
         drt[rows, window] += along(transposed[1][rows], at_distances)
         if setting.types:
             dt = (stand.other * ds).sum(1, keepdims=True)
-            by_kind[2] += dt * its(inputs.biases[3:4, :])
-            types += (dt * its(q[2])).sum(0, keepdims=True)
+            by_kind[2] += dt * head_lanes(inputs.biases[3:4, :])
+            types += (dt * head_lanes(q[2])).sum(0, keepdims=True)
     by_kind = [x * setting.head_dim**-0.5 for x in by_kind]
     dq[...] = sum(by_kind).astype(dq.dtype)
     for kind, x in enumerate(by_kind):
@@ -379,11 +384,11 @@ def _to_distances(x: Array, starts: Array, distances: int) -> Array:
     lane, zeros = iota((LANES, LANES), 1), jnp.zeros((LANES, LANES), x.dtype)
     parts = [x[:, first : first + LANES] for first in range(0, keys, LANES)]
     turned = [zeros, *(_at_lanes(part, lane - lanes & LANES - 1) for part in parts), zeros]
-    x = jnp.concatenate([jnp.where(lane >= lanes, own, before) for before, own in pairwise(turned)], axis=1)
+    x = jnp.concatenate([jnp.where(lane >= lanes, after, before) for before, after in pairwise(turned)], axis=1)
     while x.shape[1] < distances:
         step = (x.shape[1] - keys) // LANES
-        more = jnp.tile(zeros, (1, step))
-        later, sooner = jnp.concatenate([more, x], axis=1), jnp.concatenate([x, more], axis=1)
+        padding = jnp.tile(zeros, (1, step))
+        later, sooner = jnp.concatenate([padding, x], axis=1), jnp.concatenate([x, padding], axis=1)
         x = jnp.where(blocks & step != 0, later, sooner)
     return x
 

@@ -47,18 +47,18 @@ class Setting(NamedTuple):
 
 def obstacles(attention: Attention) -> list[str]:
     """Why rows within segments, as a mesh cuts them, are too long or their heads do not fill lanes."""
-    (length, width, heads), (cut, shared), said = attention[:3], cuts(attention), []
+    (length, width, heads), (cut, shared), found = attention[:3], cuts(attention), []
     if attention.context:
-        said.append("keys are those of a second sequence")
+        found.append("keys are those of a second sequence")
     if length > LONGEST:
-        said.append(f"length={length}: choose at most {LONGEST}")
+        found.append(f"length={length}: choose at most {LONGEST}")
     if width / heads not in HEAD_DIMS:
-        said.append(f"{of_heads(attention)} have {width // heads} numbers each: choose 32, 64 or 128")
+        found.append(f"{of_heads(attention)} have {width // heads} numbers each: choose 32, 64 or 128")
     elif shared > 1 and width // shared % LANES:
-        said.append(f"--mesh tensor={shared} cuts {of_heads(attention)}: its parts do not fill blocks of {LANES}")
+        found.append(f"--mesh tensor={shared} cuts {of_heads(attention)}: its parts do not fill blocks of {LANES}")
     if cut > 1:
-        said.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
-    return said
+        found.append(f"--mesh sequence={cut} cuts rows: leave sequence out")
+    return found
 
 
 def fits(attention: Attention) -> bool:
@@ -227,8 +227,8 @@ def _forward_kernel(noise, segments, biases, products, out, spread, *, setting: 
         total = p.sum(0, keepdims=True)
         if setting.rate:
             p = jnp.where(_keep(noise, unit, length, setting), p, 0.0)
-        own = along(_rows(vt, unit, setting)[:, : unit.seen], p.astype(v.dtype))  # [head_dim, queries]
-        mixed.append(own / (total * (1.0 - setting.rate)))
+        of_head = along(_rows(vt, unit, setting)[:, : unit.seen], p.astype(v.dtype))  # [head_dim, queries]
+        mixed.append(of_head / (total * (1.0 - setting.rate)))
         spread[unit.head : unit.head + 1, unit.part] = most + jnp.log(total)
         if len(mixed) == LANES // head_dim:
             out[unit.part, :] = jnp.concatenate(mixed).T.astype(out.dtype)
@@ -247,7 +247,7 @@ def _backward_kernel(noise, segments, biases, products, out, g, spread, d_produc
 
     for unit, (scores, dp) in _begun(_units(length, _PART, setting), dots):
         head, part, seen = unit
-        its = functools.partial(_rows, unit=unit, setting=setting)
+        head_rows = functools.partial(_rows, unit=unit, setting=setting)
         visible = _visible(segments, unit, setting)
         p = jnp.exp(jnp.where(visible, scores, _HIDDEN) - spread[head : head + 1, part])
         dropped = p
@@ -255,16 +255,16 @@ def _backward_kernel(noise, segments, biases, products, out, g, spread, d_produc
             keep = _keep(noise, unit, length, setting)
             dp, dropped = jnp.where(keep, dp, 0.0), jnp.where(keep, p, 0.0)
         # The factor of what dropout keeps is in none of these: the gradients get it at the end.
-        delta = its(weighted)[:, part].sum(0, keepdims=True) * (1.0 - setting.rate)
+        delta = head_rows(weighted)[:, part].sum(0, keepdims=True) * (1.0 - setting.rate)
         ds = (p * (dp - delta)).astype(g.dtype)
-        of_values[head] = _added(of_values[head], across(its(gt)[:, part], dropped.astype(g.dtype)))
-        of_queries[head] = _before(along(its(kt)[:, :seen], ds) * head_dim**-0.5, of_queries[head])
-        of_keys[head] = _added(of_keys[head], across(its(qt)[:, part], ds))
+        of_values[head] = _added(of_values[head], across(head_rows(gt)[:, part], dropped.astype(g.dtype)))
+        of_queries[head] = _before(along(head_rows(kt)[:, :seen], ds) * head_dim**-0.5, of_queries[head])
+        of_keys[head] = _added(of_keys[head], across(head_rows(qt)[:, part], ds))
     for index, gradients in enumerate((of_queries, of_keys, of_values)):
         gradient = jnp.concatenate(gradients).T * (1.0 / (1.0 - setting.rate))
-        own = slice(index * LANES, (index + 1) * LANES)
-        d_products[:, own] = gradient.astype(d_products.dtype)
-        d_biases[:, own] = gradient.sum(0, keepdims=True)
+        columns = slice(index * LANES, (index + 1) * LANES)
+        d_products[:, columns] = gradient.astype(d_products.dtype)
+        d_biases[:, columns] = gradient.sum(0, keepdims=True)
 
 
 def _before(part: Array, rest: Array | None) -> Array:

@@ -59,13 +59,16 @@ def splash(
     if rules is not None:
         local = rules.spec(("batch", "heads", "length", None), q.shape)
         whole = rules.spec(("batch", "heads", None, None), k.shape)
-        ids = (rules.spec(("batch", "length"), mask.own.shape), rules.spec(("batch", None), mask.segments.shape))
+        ids = (
+            rules.spec(("batch", "length"), mask.query_segments.shape),
+            rules.spec(("batch", None), mask.segments.shape),
+        )
         attend = jax.shard_map(
             attend, mesh=rules.mesh, in_specs=(local, whole, whole, *ids), out_specs=local, check_vma=False
         )
-    mixed = attend(q, k, v, mask.own, mask.segments)
+    mixed = attend(q, k, v, mask.query_segments, mask.segments)
     if mask.blind:
-        seen = (mask.own[:, :, None] == mask.segments[:, None, :]).any(-1)
+        seen = (mask.query_segments[:, :, None] == mask.segments[:, None, :]).any(-1)
         mixed = jnp.where(seen[:, None, :, None], mixed, 0)
     return mixed
 

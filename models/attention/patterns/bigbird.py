@@ -55,8 +55,8 @@ def _ends(pattern) -> tuple[int, int]:
 def _window(pattern, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Of each block that is not global, the first block of its window and the one after, without global ones."""
     (first, last), half = _ends(pattern), pattern.window // 2
-    own = np.arange(first, number - last)
-    return np.maximum(own - half, first), np.minimum(own + half + 1, number - last)
+    query_blocks = np.arange(first, number - last)
+    return np.maximum(query_blocks - half, first), np.minimum(query_blocks + half + 1, number - last)
 
 
 def _others(shares: np.ndarray, first: int, inner: int, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -20,11 +20,11 @@ def check(pattern, depth: int, heads: int, number: int) -> None:
             f"model.pattern.dilations={list(pattern.dilations)}: {widest} tokens away a row of {row} has none to see; "
             "lower it"
         )
-    for name, values, there in ("windows", pattern.windows, "layers"), ("dilations", pattern.dilations, "heads"):
-        wanted = depth if there == "layers" else heads
-        if len(values) not in (1, wanted):
+    for name, values, parts in ("windows", pattern.windows, "layers"), ("dilations", pattern.dilations, "heads"):
+        count = depth if parts == "layers" else heads
+        if len(values) not in (1, count):
             raise ValueError(
-                f"model.pattern.{name}={list(values)}: must be one for all {there} or one for each, here {wanted}; "
+                f"model.pattern.{name}={list(values)}: must be one for all {parts} or one for each, here {count}; "
                 f"there are {len(values)}"
             )
 

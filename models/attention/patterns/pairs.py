@@ -26,10 +26,12 @@ def pairs(pattern: Pattern, depth: int, heads: int, length: int, chosen: int = 0
 
 def _between(sizes: np.ndarray, queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
     """Pairs of two blocks of these numbers that both lie in the row."""
-    own = sizes[queries]
+    query_sizes = sizes[queries]
     if not causal:
-        return own * sizes[keys]
-    return np.where(keys < queries, own * sizes[keys], np.where(keys == queries, own * (own + 1) // 2, 0))
+        return query_sizes * sizes[keys]
+    return np.where(
+        keys < queries, query_sizes * sizes[keys], np.where(keys == queries, query_sizes * (query_sizes + 1) // 2, 0)
+    )
 
 
 def _others(blocks: Blocks) -> np.ndarray:
@@ -77,13 +79,14 @@ def _window(blocks: Blocks, sizes: np.ndarray, causal: bool, *limits: int) -> in
 
 
 def near(
-    block: int, offset: int, own: np.ndarray, theirs: np.ndarray, causal: bool, reach: int, dilation: int
+    block: int, offset: int, query_sizes: np.ndarray, key_sizes: np.ndarray, causal: bool, reach: int, dilation: int
 ) -> np.ndarray:
-    """Pairs i64[n] of queries in blocks of `own` tokens and keys in blocks of `theirs`, offset away, within limits."""
+    """Pairs i64[n] of queries in blocks of `query_sizes` tokens and keys in blocks of `key_sizes`, offset away, within
+    limits."""
     shift = np.arange(1 - block, block)  # of a key in its block against the query in its own
     distance = offset * block + shift
     allowed = (abs(distance) <= reach) & (distance % dilation == 0) & ((distance <= 0) | (not causal))
-    sizes, which = np.unique(np.stack([own, theirs]), axis=1, return_inverse=True)
-    own, theirs = sizes[..., None]
-    with_shift = np.maximum(np.minimum(own, theirs - shift) - np.maximum(0, -shift), 0)  # [sizes, shifts]
+    sizes, which = np.unique(np.stack([query_sizes, key_sizes]), axis=1, return_inverse=True)
+    query_sizes, key_sizes = sizes[..., None]
+    with_shift = np.maximum(np.minimum(query_sizes, key_sizes - shift) - np.maximum(0, -shift), 0)  # [sizes, shifts]
     return (with_shift * allowed).sum(1)[which.ravel()]

@@ -31,18 +31,18 @@ def check_fixed(pattern, depth: int, heads: int, number: int) -> None:
 
 def strided(pattern, depth: int, heads: int, number: int) -> Blocks:
     """The blocks at most a stride away, and all at a distance of whole strides; NumPy arrays [depth, ...]."""
-    stride, own = pattern.stride, np.arange(number)
-    away = own[None] - own[:, None]
+    stride, block = pattern.stride, np.arange(number)
+    away = block[None] - block[:, None]
     drawn = _listed((abs(away) > stride) & (away % stride == 0))
     return _of_all(drawn, depth, block=pattern.block, offsets=tuple(range(-stride, stride + 1)))
 
 
 def fixed(pattern, depth: int, heads: int, number: int) -> Blocks:
     """The blocks of the own stride, strides counted from the row's start, and the last ones of every stride."""
-    stride, own = pattern.stride, np.arange(number)
-    summary = own % stride >= stride - pattern.summary
-    together = own[None] // stride == own[:, None] // stride
-    drawn = _listed(together & ~summary & (own[None] != own[:, None]))
+    stride, block = pattern.stride, np.arange(number)
+    summary = block % stride >= stride - pattern.summary
+    together = block[None] // stride == block[:, None] // stride
+    drawn = _listed(together & ~summary & (block[None] != block[:, None]))
     return _of_all(drawn, depth, block=pattern.block, columns=tuple(np.flatnonzero(summary).tolist()))
 
 

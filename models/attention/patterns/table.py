@@ -15,12 +15,12 @@ def table(pattern: Pattern, depth: int, heads: int, length: int, layer: int, hea
     """
     blocks = on_host(pattern, depth, heads, length)
     at = lambda array: array[layer, min(head, array.shape[1] - 1)]
-    sizes, own = blocks.sizes(length), np.arange(blocks.number)
+    sizes, query_blocks = blocks.sizes(length), np.arange(blocks.number)
     kinds = np.zeros((blocks.number,) * 2, np.uint8)
     query, place = np.nonzero(at(blocks.drawn) >= 0)
     kinds[query, at(blocks.drawn)[query, place]] = DRAWN
     for offset in blocks.offsets:
-        queries = own[(own + offset >= 0) & (own + offset < blocks.number)]
+        queries = query_blocks[(query_blocks + offset >= 0) & (query_blocks + offset < blocks.number)]
         if blocks.reach is not None:
             limits = int(at(blocks.reach)), int(at(blocks.dilation))
             seen = near(blocks.block, offset, sizes[queries], sizes[queries + offset], False, *limits)
