@@ -78,7 +78,6 @@ def mix(
     write = _put_token if (q.shape[0], q.shape[2]) == (1, 1) else functools.partial(put, axis=2)
     keys, values = (write(places, new, filled) for places, new in zip(state, (k, v), strict=True))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q * q.shape[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
-    scores = scores if mask.bias is None else scores + mask.bias
     scores = jnp.where(visible(mask), scores, jnp.finfo(jnp.float32).min)
     mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(values.dtype), values)
     return mixed.swapaxes(1, 2), (keys, values)

@@ -86,6 +86,7 @@ class LongGlobalAttention(nn.Module):
         """seen, noise: of each kind of query.   slots: i32[batch, n], long tokens that alone are computed, and no
         global ones."""
         sizes, program, width = self.sizes, self.program, x[0].shape[-1]
+        sizes.check_usual("attention of long and global tokens")
         labels = 2 * self.distance + 1 + FAR_LABELS
         norm, computed = Norm(sizes.norm_epsilon, program.compute, name="norm"), []
 

@@ -44,8 +44,9 @@ class GlobalTokens(nn.Module):
         weights = GlobalWeights(*map(project, GlobalWeights._fields))
         if mask.globals is None:
             return y
-        if mask.bias is not None or sizes.scale is not None or not sizes.biases:
-            raise ValueError("global tokens with projections of their own have biases, and scores of the usual form")
+        sizes.check_usual("attention of global tokens with projections of their own")
+        if mask.bias is not None:
+            raise ValueError("global tokens with projections of their own add no bias to the scores: leave it out")
         queries = affine(gather_positions(x, mask.globals), weights.query, compute)
         queries = queries.reshape(*mask.globals.shape, sizes.heads, -1)
         of_queries = chosen(dataclasses.replace(mask, blocks=None, globals=None), mask.globals)

@@ -28,8 +28,9 @@ class MultiHeadAttention(nn.Module):
     """With its residual: x, mask -> norm(x + dropout(attend(x))), or pre-norm x + dropout(attend(norm(x))).
 
     With slots i32[batch, n], queries at those positions alone: [batch, length, width] -> [batch, n, width].
-    With a context [batch, keys, width of its own], x sees that, not itself; the mask is then of its keys.
+    With a context [batch, keys, width of its own], x sees that, not itself; the mask has its keys, and x's queries.
     global_projections: whether what global tokens see has projections of its own, see `GlobalTokens`.
+    Noise is drawn at the sites 1, 2 and, with these, 4: a layer with two of these modules gives each noise of its own.
     """
 
     sizes: LayerSizes
@@ -68,8 +69,10 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None, context: Array | None = None
     ) -> Array:
-        if context is not None and (slots is not None or mask.blocks or mask.causal or self.global_projections):
-            raise ValueError("a second sequence is seen by all queries: no slots, pattern, order or global tokens")
+        if context is not None and (mask.queries is None or slots is not None or self.global_projections):
+            raise ValueError("of a second sequence a mask has queries, and there are no slots or global tokens")
+        if mask.queries is not None and (mask.blocks is not None or mask.causal):
+            raise ValueError("where queries are not the keys there is no pattern or order of both")
         residual, x = x, self.norm(x) if self.pre_norm else x
         queries, read = x, x if context is None else context
         sizes, dtype, weights = self.sizes, self.program.compute, self._weights(read.shape[-1])
@@ -77,7 +80,7 @@ class MultiHeadAttention(nn.Module):
             queries, seen, mixing = gather_positions(x, slots), chosen(mask, slots), plain.PLAIN
         else:
             seen = dataclasses.replace(mask, globals_apart=self.global_projections)
-            mixing = self._mixing(x.shape[1], mask, 0 if context is None else context.shape[1])
+            mixing = self._mixing(x.shape[1], mask)
         operands = mixing.layout.operands(queries, read, weights, sizes.heads, dtype)
         mixed = mixing.mix(*operands, seen, dropout_rate=sizes.attention_dropout, noise=site(noise, 1))
         if slots is not None:
@@ -91,18 +94,22 @@ class MultiHeadAttention(nn.Module):
         axis = mask.axis if slots is None else None
         return constrain(y if self.pre_norm else self.norm(y), "batch", axis, None)
 
-    def _mixing(self, length: int, mask: Mask, context: int) -> Mixing:
-        """How whole rows attend, to themselves or to so many keys of a second sequence."""
+    def _mixing(self, length: int, mask: Mask) -> Mixing:
+        """How whole rows attend."""
         named = self.program.attention
         if named in PLAIN:
             return plain_form(named, mask)
         attention = attention_of(self.sizes, length, mask.causal, mask.ranks is not None, mask.blocks)
+        context = 0 if mask.queries is None else mask.segments.shape[1]
         attention = attention._replace(biased=mask.bias is not None, context=context)
         return require(named, "self", attention).mixing(attention)
 
 
 def plain_form(named: str, mask: Mask) -> Mixing:
-    """The plain operations that a program's attention names for a mask: `plain.attention` or the same in blocks."""
+    """The plain operations that a program's attention names for a mask: `plain.attention` or the same in blocks, which
+    add no bias to the scores."""
+    if named == "blocked" and mask.blocks is not None and mask.bias is not None:
+        raise ValueError("attention blocked does not add a bias to the scores: use dense or xla")
     if mask.blocks is None or mask.bias is not None or named == "dense":
         return plain.PLAIN
     wins = mask.segments.shape[1] > sparse.crossover(mask.blocks)

@@ -124,6 +124,9 @@ class RelativeAttention(nn.Module):
     ) -> Array:
         """x [batch, n, width] -> norm(x + dropout(output(attend(x)))); see `relative_attention`."""
         sizes = self.sizes
+        sizes.check_usual("relative attention")
+        if mask.bias is not None:
+            raise ValueError("relative attention adds biases of its own to the scores: leave the mask's out")
         q, rate = kept(self.query(x)), sizes.attention_dropout
         attend = relative_attention
         if self.program.attention not in PLAIN:

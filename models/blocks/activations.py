@@ -30,8 +30,6 @@ def _with_slope(of: Callable[[Array], tuple[Array, Array]], x: Array) -> tuple[A
     return value, kept(slope)
 
 
-# The derivative shares its work with the value and is kept: the backward pass is one multiplication. The value is kept
-# by who reads it.
 gelu.defvjp(functools.partial(_with_slope, _gelu_and_slope), lambda slope, g: (g * slope,))
 
 

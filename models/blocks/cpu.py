@@ -1,6 +1,7 @@
 """The same numbers in the forms that XLA:CPU computes fast; measured on AVX-512.
 
 The mathematics is where these are called: `products.py`, `activations.py`, and attention by blocks and by a cache.
+Other platforms meet `matmul` and `divide` alone.
 """
 
 import contextlib
@@ -94,14 +95,15 @@ matmul.defvjp(lambda x, y: (matmul(x, y), (x, y)), _matmul_gradients)
 
 @jax.custom_vjp
 def divide(x: Array, total: Array) -> Array:
-    """x f32[..., n] / total f32[..., 1]; a sum would be fused with the copies before it, and takes five times as long
-    as the product that is total's gradient here."""
+    """x f32[..., n] / total f32[..., 1]; the sum in total's gradient would be fused with the copies before it, and take
+    five times as long as a product with ones."""
     return x / total
 
 
 def _divide_gradients(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     y, total = residuals
-    of_y = jnp.matmul(g * y, jnp.ones((y.shape[-1], 1), y.dtype), precision="highest")
+    by_product = lambda x: jnp.matmul(x, jnp.ones((x.shape[-1], 1), x.dtype), precision="highest")
+    of_y = jax.lax.platform_dependent(g * y, cpu=by_product, default=lambda x: x.sum(-1, keepdims=True))
     return g / total, -of_y / total
 
 

@@ -63,7 +63,8 @@ class Embeddings(nn.Module):
             elif by_place and reads not in inputs:
                 summed += table[: tokens.shape[1]]
             elif rows <= FEW:
-                summed += (inputs[reads][..., None] == jnp.arange(rows)).astype(jnp.float32) @ table
+                is_row = (inputs[reads][..., None] == jnp.arange(rows)).astype(jnp.float32)
+                summed += jnp.matmul(is_row, table, precision="highest")
             else:
                 summed += jnp.take(table, inputs[reads], axis=0, mode="clip")
         return constrain(self.norm(summed) if self.norm else summed, "batch", "length", None)

@@ -38,10 +38,10 @@ class FeedForward(nn.Module):
             return constrain(y, "batch", axis, "feed_forward")
 
         y = ACTIVATIONS[sizes.activation](inner("up"))
-        y = y * inner("gate") if sizes.gated else y
+        y = kept(y) * kept(inner("gate")) if sizes.gated else y
         if self.inner_dropout:
             y, tag = dropout(y, sizes.dropout, site(noise, tag)), tag + 1
-        held = None if sizes.activation == "relu" else kept(y)  # relu keeps what it reads
+        held = None if sizes.activation == "relu" and not sizes.gated else kept(y)  # relu keeps what it reads
         y = Dense(x.shape[-1], sizes.output_std or sizes.init_std, self.dtype, sizes.biases, name="down")(y, held)
         y = x + dropout(y, sizes.dropout, site(noise, tag))
         return constrain(y if self.pre_norm else norm(y), "batch", axis, None)

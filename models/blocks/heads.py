@@ -33,8 +33,11 @@ class WithHeads(nn.Module):
 
     def apply_head(self, name: str, hidden: Array) -> Array:
         """What the head of this name gives for hidden [rows, n, width], or [rows, width] of one position."""
-        (reads,) = (head.reads for head in self.heads if head.name == name)
-        return getattr(self, name)(self.apply_head(reads, hidden) if reads else hidden, self.embeddings.tokens)
+        read = {head.name: head.reads for head in self.heads}
+        if name not in read:
+            raise ValueError(f"there is no head {name!r}: this model has {', '.join(read) or 'none'}")
+        hidden = self.apply_head(read[name], hidden) if read[name] else hidden
+        return getattr(self, name)(hidden, self.embeddings.tokens)
 
     def token_logits(self, hidden: Array) -> Array:
         """hidden [rows, n, width] -> f32[rows * n, padded vocab]."""

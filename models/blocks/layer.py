@@ -11,7 +11,7 @@ class LayerSizes(NamedTuple):
     init_std: of the random weights at the start.   output_std: of those of the blocks' last products, if another.
     head_dim: of each head, if not width / heads.   scale: of the scores, if not 1 / sqrt(head_dim).
     biases: whether products have them.   norm: as of `Norm`.   gated: as of `FeedForward`.
-    Relative attention and that of long and global tokens read none of these five.
+    These five are for families to come; see `check_usual`.
     """
 
     width: int
@@ -33,6 +33,12 @@ class LayerSizes(NamedTuple):
     def heads_width(self) -> int:
         """Of all heads together."""
         return self.heads * self.head_dim if self.head_dim else self.width
+
+    def check_usual(self, what: str) -> None:
+        """ValueError from what reads none of the last five, where one of them is set."""
+        fields = ("head_dim", "scale", "biases", "norm", "gated")
+        if changed := [name for name in fields if getattr(self, name) != self._field_defaults[name]]:
+            raise ValueError(f"{what} does not read {', '.join(changed)}: leave it out")
 
 
 def layer_sizes(config) -> LayerSizes:

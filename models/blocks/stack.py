@@ -77,22 +77,27 @@ def stack(
     params = parent.param(LAYERS, init) if given is None else given
     places = [params] if period == 1 else [params[str(place)] for place in range(period)]
     _check(places, sharing, rows)
-    if groups == turns:
-        sharing = ()
-    numbers, stacked = jnp.arange(depth), []
-    for place, params in enumerate(places):
-        indices, of_place = jax.tree.map(lambda array, place=place: array[place::period], (numbers, states))
-        shared_here = {name: tree for name, tree in params.items() if name in sharing}
-        others = {name: tree for name, tree in params.items() if name not in sharing}
-        stacked.append(Stacked(others, indices, of_place, shared_here))
+    sharing = sharing if groups < turns else ()
+    stacked = _stacked(places, states, sharing, depth)
     layers = [_layer(module, shared, noise, program) for module in pattern]
     run = _scan if program.depth == "scan" else _unroll
     return run(layers, stacked, turns, groups if sharing else 1, x, slots)
 
 
+def _stacked(places: list[Params], states, sharing: Collection[str], depth: int) -> list[Stacked]:
+    """What each place has of the layers' parameters and states."""
+    numbers, stacked = jnp.arange(depth), []
+    for place, params in enumerate(places):
+        indices, of_place = jax.tree.map(lambda array, place=place: array[place :: len(places)], (numbers, states))
+        shared = {name: tree for name, tree in params.items() if name in sharing}
+        others = {name: tree for name, tree in params.items() if name not in sharing}
+        stacked.append(Stacked(others, indices, of_place, shared))
+    return stacked
+
+
 def _check(places: list[Params], sharing: Collection[str], rows: Callable[[str], int]) -> None:
     """ValueError for stacks of another number of layers or groups, and for a name that no layer has."""
-    for name, tree in ((name, tree) for place in places for name, tree in place.items()):
+    for name, tree in (item for place in places for item in place.items()):
         found = {len(leaf) for leaf in jax.tree.leaves(tree)} - {rows(name)}
         if found:
             raise ValueError(f"{LAYERS}/{name} has parameters of {max(found)} layers, not of {rows(name)}")

@@ -97,8 +97,8 @@ def table_of(config: Any, asks: Iterable[type | str]) -> list[Parameter]:
 @functools.lru_cache
 def model_flops(recipe: Recipe, phase: Phase) -> float:
     """FLOPs of a train step that the model needs, counted in its traced loss: of attention those of the pairs that
-    queries see. The backward pass costs two forward passes, since a product's gradient is two products of its size; a
-    teacher has none."""
+    `Family.seen` says, of relative attention all. The backward pass costs two forward passes, since a product's
+    gradient is two products of its size; a teacher has none."""
     assembly, objective = assemble(recipe, Program(attention="dense")), recipe.objective
     trained, frozen = split_frozen(parameter_shapes(assembly), recipe)
     carry = jax.eval_shape(lambda: objective.carry(assembly.model, phase, train=True)[0])

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from models.attention.kernels.kernel import Attention
-from models.attention.kernels.table import KERNELS, first_able
+from models.attention.kernels.table import KERNELS, able
 from models.attention.patterns.pattern import DENSE, Pattern, encoders, on_host
 from models.attention.sparse import crossover
 from models.core import program as programs
@@ -42,21 +42,22 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
     for name in named.split("+"):
         if name not in (*PLAIN, *KERNELS):
             raise UserError(unknown("--attention: there is no", name, (*PLAIN, *KERNELS)))
+    use = " or ".join(["xla", *(["+".join(kernels)] if kernels else [])])
     if named in PLAIN[1:]:
         if not _is_sparse(recipe.model):
-            use = " or ".join(["xla", *kernels])
             raise UserError(f"--attention {named}: {recipe.name} has no sparse pattern (model.pattern.name); use {use}")
         return program
     if named != "xla" and not {*named.split("+")} <= {*kernels}:
         where = f"{recipe.name} on {platform or jax.default_backend()}"
-        raise UserError(f"--attention {named}: not for {where}; use {' or '.join(['xla', *kernels])}")
+        raise UserError(f"--attention {named}: not for {where}; use {use}")
     if options.attention == "xla" or not kernels:
         return program
     taken = "+".join(kernels) if named == "xla" else named
     if obstacles := _obstacles(recipe, program, taken, mesh):
         if named == "xla":
             return program
-        raise UserError(f"--attention {named} does not work here: {'; '.join(obstacles)}; or use xla")
+        use = "xla" if taken == "+".join(kernels) else use
+        raise UserError(f"--attention {named} does not work here: {'; '.join(obstacles)}; or use {use}")
     depth = options.depth or _depth(recipe, taken, program, mesh)
     return dataclasses.replace(program, attention=taken, depth=depth)
 
@@ -153,7 +154,7 @@ def _of_rows(recipe: Recipe, kernels: str, length: int, memory: int, mesh: Mesh 
         return ["the only layer is read at few positions"]
     form = family_of(recipe.model).attention
     with _on(mesh):
-        return [why for attention in attentions for why in first_able(kernels, form, attention)[1]]
+        return [why for attention in attentions for why in able(kernels, form, attention)[1]]
 
 
 def _attentions(recipe: Recipe, length: int, memory: int, mesh: Mesh | None = None) -> list[Attention]:

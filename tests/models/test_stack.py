@@ -28,11 +28,11 @@ class Mixer(nn.Module):
     inner: int = 8
 
     @nn.compact
-    def __call__(self, x, shared, noise, own, slots):
+    def __call__(self, x, shared, noise, state, slots):
         read = x if slots is None else gather_positions(x, slots)
         y = Dense(self.inner, 0.5, x.dtype, name="first")(read + shared)
         y = Dense(x.shape[-1], 0.5, x.dtype, name="second")(jnp.tanh(y))
-        y = y if own is None else y + own
+        y = y if state is None else y + state
         y = y if noise is None else y + bits(noise, y.shape[1:]).astype(jnp.float32) * 2.0**-32
         return jnp.tanh(y), x.sum((1, 2))
 
@@ -41,7 +41,7 @@ class Shift(nn.Module):
     """An unlike layer with one vector."""
 
     @nn.compact
-    def __call__(self, x, shared, noise, own, slots):
+    def __call__(self, x, shared, noise, state, slots):
         read = x if slots is None else gather_positions(x, slots)
         return read * self.param("by", nn.initializers.normal(1.0), (x.shape[-1],)) + shared, x.sum((1, 2))
 
@@ -74,12 +74,12 @@ def by_hand(tower, params, noise=None, slots=None, each=None):
     turns = tower.depth // period
     for number in range(tower.depth):
         (turn, place), last = divmod(number, period), number == tower.depth - 1
-        own, own_noise = None if each is None else each[number], None if noise is None else fold(noise, number)
+        state, keys = None if each is None else each[number], None if noise is None else fold(noise, number)
         layers = params["layers"] if period == 1 else params["layers"][str(place)]
         row = {name: turn * tower.groups // turns if name in tower.sharing else turn for name in layers}
         weights = {name: jax.tree.map(lambda array, i=row[name]: array[i], tree) for name, tree in layers.items()}
         module = tower.pattern[place]
-        x, output = module.apply({"params": weights}, x, jnp.float32(0.1), own_noise, own, slots if last else None)
+        x, output = module.apply({"params": weights}, x, jnp.float32(0.1), keys, state, slots if last else None)
         outputs.append(output)
     return x, jnp.stack(outputs)
 

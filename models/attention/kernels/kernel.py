@@ -16,7 +16,7 @@ class Attention(NamedTuple):
     causal, ranked, biased: whether its mask is static causal, and whether it has ranks and a bias.
     blocks: of a sparse pattern, with the shapes of one layer's arrays in their places; None where all see all.
     part: of a model of several, as its settings name it.
-    context: keys of a second sequence, which are then all that the row sees; 0 without one.
+    context: keys of a second sequence, which are then all that the row sees; 0 where it sees itself.
     """
 
     length: int

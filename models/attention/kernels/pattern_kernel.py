@@ -17,8 +17,8 @@ from models.attention.kernels.block_attention import (
     filled_up,
     memory,
 )
-from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_bias, of_heads
-from models.attention.layouts import HEADS_BESIDE, Mixing
+from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_heads
+from models.attention.layouts import HEADS_BESIDE, LANES, Mixing
 from models.attention.mask import Mask, chosen, is_global, visible
 from models.attention.patterns.blocks import Blocks
 from models.blocks.positions import gather_positions, put_positions

@@ -16,9 +16,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_heads, of_length
+from models.attention.kernels.kernel import Attention, Kernel, cuts, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
-from models.attention.layouts import HEADS_BESIDE, Mixing
+from models.attention.layouts import HEADS_BESIDE, LANES, Mixing
 from models.attention.mask import Mask
 from models.attention.operands import Biases, Context, Types
 from models.core import noise as counted

@@ -17,9 +17,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from models.attention.kernels.kernel import LANES, Attention, cuts, of_heads, of_length
+from models.attention.kernels.kernel import Attention, cuts, of_heads, of_length
 from models.attention.kernels.lanes import across, along, iota, only
-from models.attention.layouts import INTERLEAVED, Mixing
+from models.attention.layouts import INTERLEAVED, LANES, Mixing
 from models.attention.mask import Mask
 from models.core import noise as counted
 from models.core.parameters import Noise

@@ -7,8 +7,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from models.attention.kernels import row_attention
-from models.attention.kernels.kernel import LANES, Attention, Kernel, cuts, of_bias, of_dropout, of_length
-from models.attention.layouts import HEADS_FIRST, Mixing
+from models.attention.kernels.kernel import Attention, Kernel, cuts, of_bias, of_dropout, of_length
+from models.attention.layouts import HEADS_FIRST, LANES, Mixing
 from models.attention.mask import Mask
 from models.core.parameters import Noise
 from models.core.program import KEPT

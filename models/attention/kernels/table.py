@@ -9,17 +9,16 @@ from models.attention.kernels import cudnn, pattern_kernel, relative_kernel, spl
 from models.attention.kernels.kernel import Attention, Kernel
 from models.core.program import PLAIN
 
-# By name; of two that could compute an attention on a platform the first is taken.
+# By name. On each platform there is at most one of a kind: its form, sparse or not.
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel for kernel in (splash.KERNEL, cudnn.KERNEL, relative_kernel.KERNEL, pattern_kernel.KERNEL)
 }
 
 
-def first_able(named: str, form: str, attention: Attention) -> tuple[Kernel | None, list[str]]:
-    """Of the kernels that are named, joined by '+', the first that can compute an attention of a form; or None, and why
-    the first for its kind cannot.
+def able(named: str, form: str, attention: Attention) -> tuple[Kernel | None, list[str]]:
+    """(the first kernel that can compute an attention of a form, none). Or (None, why the first of its kind cannot).
 
-    So each layer takes a kernel of its own. ValueError where there is none of a name.
+    named: one name or several joined by '+', in whose order they are asked. ValueError for a name that no kernel has.
     """
     why = []
     for name in named.split("+"):
@@ -36,8 +35,8 @@ def first_able(named: str, form: str, attention: Attention) -> tuple[Kernel | No
 
 
 def require(named: str, form: str, attention: Attention) -> Kernel:
-    """The kernel of `first_able`; ValueError with the reasons where there is none."""
-    kernel, obstacles = first_able(named, form, attention)
+    """The kernel for a layer's attention, of those named; ValueError with the reasons where none can compute it."""
+    kernel, obstacles = able(named, form, attention)
     if kernel is None:
         raise ValueError(f"attention {named} does not work here: {'; '.join(obstacles)}; or use xla")
     return kernel
