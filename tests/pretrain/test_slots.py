@@ -23,7 +23,7 @@ def stored(monkeypatch):
     """Parameters -> the tensors that are stored of them, by name."""
 
     def store(*parameters):
-        monkeypatch.setattr(places, "family_of", lambda _: SimpleNamespace(parameters=lambda _: parameters))
+        monkeypatch.setattr(places, "family_of", lambda _: SimpleNamespace(every_parameter=lambda _: parameters))
         return {name: tensor.array() for name, tensor in tensors(PARAMS, CONFIG, "model").items()}
 
     return store
