@@ -4,7 +4,6 @@ Arrays are cut into blocks, [batch, heads, blocks, block, ...], of which a devic
 Each function sends what its name says and no more, but for `drawn`; gradients go the ways back.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -91,25 +90,13 @@ def drawn(x: Array, blocks: Blocks, part: Part) -> Array:
     """The row's blocks that a table names for each block and head: x [batch, heads, n, block, ...] -> [batch, heads, n,
     drawn, block, ...]; any where none is named.
 
-    Devices get whole rows: what several heads and blocks name together is most of them.
+    Devices get whole rows: what several heads and blocks name together is most of them. Gradients are added up in x's
+    dtype, as those of a block that several read are on one device.
     """
-    x = x if part.axis is None else _whole_rows(x, part.axis)
+    x = x if part.axis is None else jax.lax.all_gather(x, part.axis, axis=2, tiled=True)
     units = x.reshape(x.shape[0], -1, *x.shape[3:])  # one head's blocks, then the next one's
     at = jnp.arange(x.shape[1])[:, None, None] * x.shape[2] + jnp.maximum(blocks.drawn, 0)
     return units.at[:, at].get(mode="promise_in_bounds")
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _whole_rows(x: Array, axis: str) -> Array:
-    """x [batch, heads, n, ...] of all of a row's devices; their gradients are added up in float32."""
-    return jax.lax.all_gather(x, axis, axis=2, tiled=True)
-
-
-def _parts_of_gradient(axis: str, _, g: Array) -> tuple[Array]:
-    return (jax.lax.psum_scatter(g.astype(jnp.float32), axis, scatter_dimension=2, tiled=True).astype(g.dtype),)
-
-
-_whole_rows.defvjp(lambda x, axis: (_whole_rows(x, axis), None), _parts_of_gradient)
 
 
 def combined(top: Array, total: Array, mixed: Array, part: Part) -> tuple[Array, Array, Array]:
