@@ -33,11 +33,14 @@ Place = Annotated[
 Options = TypeVar("Options")
 FOREIGN = re.compile(r"([a-z][a-z0-9+.-]*:)/")  # how pathlib writes gs:// and its like
 RULE = re.compile(r"[─-]{3}")
-# What Python says of text that is no number -> what to give
-NUMBERS = {
-    r"invalid literal for int\(\) with base 10": "a whole number",
-    "could not convert string to float": "a number",
-}
+PLAIN = (  # what tyro and Python say -> what is meant
+    (r"^Error parsing (recipe\.\w+|options|recipe): ", ""),
+    (r"Error parsing (--[\w.-]+): invalid literal for int\(\) with base 10: (.+)", r"\1 \2: give a whole number"),
+    (r"Error parsing (--[\w.-]+): could not convert string to float: (.+)", r"\1 \2: give a number"),
+    (r"Error parsing (--[\w.-]+): Could not find valid parse for arguments: \[(.+)\]", r"\1 \2: give other values"),
+    (r"Missing value for argument '(--[\w.-]+)'\. Expected \d+ values?", r"\1: is given no value; give one"),
+    (r"invalid choice (.+?) for argument '(--[\w.-]+)'\. Expected one of \((.+)\)", r"\2 \1: use one of \3"),
+)
 
 
 def end_with(main: Callable[[list[str]], int]) -> NoReturn:
@@ -68,14 +71,18 @@ def _unread() -> bool:
 
 def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:
     """The options that the arguments give. Raises UserError; --help prints the help and exits with 0."""
-    known = _names(options, prog, default)
+    known, option = _names(options, prog, default), ""
+    given: set[str] = set()
     for argument in arguments:
-        name = argument.split("=")[0].replace("_", "-")
-        if argument.startswith("--") and name not in known:
-            raise UserError(unknown(f"{prog}: unknown option", name, known))
-    for option, value in itertools.pairwise((prog, *arguments)):
-        if value == "" or value.startswith("--") and value.endswith("="):
-            raise UserError(f"{value.rstrip('=') or option}: is given no value; give one, or leave the option out")
+        if argument.startswith("--"):
+            option = argument.split("=")[0].replace("_", "-")
+            if option not in known:
+                raise UserError(unknown(f"{prog}: unknown option", option, known))
+            if option in given and known[option]:
+                raise UserError(f"{option}: is given twice; give it once, with all its values")
+            given.add(option)
+        if argument == "" or argument.startswith("--") and argument.endswith("="):
+            raise UserError(f"{option or prog}: is given no value; give one, or leave it out")
     printed = io.StringIO()
     keywords = {} if default is None else {"default": default}
     try:
@@ -115,10 +122,12 @@ def unknown(what: str, name: str, known) -> str:
     return f"{what} {name}; " + (f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(known))}")
 
 
-def _names(options, prog, default) -> list[str]:
+def _names(options, prog, default) -> dict[str, bool]:
+    """Option -> whether it takes several values at once; of others that are given twice the last counts."""
     keywords = {} if default is None else {"default": default}
     parser = tyro.extras.get_parser(options, prog=prog, config=(tyro.conf.AvoidSubcommands,), **keywords)
-    return [name for name in parser._option_string_actions if name.startswith("--")]
+    actions = parser._option_string_actions.items()
+    return {name: action.nargs in ("*", "+") for name, action in actions if name.startswith("--")}
 
 
 def _one_line(report: str) -> str:
@@ -127,10 +136,9 @@ def _one_line(report: str) -> str:
     said = itertools.takewhile(lambda row: not RULE.search(row), below)
     line = " ".join(row.strip("│ ") for row in said).strip().removesuffix(".")
     if line.startswith("Missing from"):
-        needed = re.findall(r"(--[a-z.-]+ [A-Z]+)", line) or [
-            line.partition(": ")[2].removesuffix(" (required)").rstrip(".")
-        ]
-        return f"missing: {', '.join(needed)}"
-    for pattern, what in NUMBERS.items():
-        line = re.sub(rf"Error parsing (--[\w.-]+): {pattern}: (.+)", rf"\1 \2: give {what}", line)
+        needed = re.split(r"\s*\(required\)\s*", line.partition(": ")[2])
+        options = [text.split()[:2] if text.startswith("--") else [text.partition(" ")[2]] for text in needed if text]
+        return f"missing: {', '.join(' '.join(words).rstrip('.') for words in options)}"
+    for pattern, plain in PLAIN:
+        line = re.sub(pattern, plain, line)
     return line

@@ -93,6 +93,9 @@ def check(recipe: Recipe) -> None:
         check_ranges(recipe, {"steps": COUNT, "seed": SEED}, "")
         for index, phase in enumerate(recipe.phases):
             check_ranges(phase, {"share": SHARE, "length": LENGTH, "batch_size": COUNT}, f"phases.{index}.")
+            if phase.batch_size * phase.length >= 2**31:
+                sizes = f"phases.{index}.batch_size={phase.batch_size} of length={phase.length}"
+                raise ValueError(f"{sizes}: a step has less than 2**31 tokens; lower one of them")
     except ValueError as error:
         raise UserError(str(error)) from None
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:

@@ -15,6 +15,8 @@ from tpu.mesh import host_mesh
 def export_run(run: Path, to: Path, step: int | None = None, dtype: str = "float32") -> list[Path]:
     """Write the model of a checkpoint, by default the newest -> the folders that transformers loads."""
     directory = RunDirectory(run)
+    with cloud_errors(f"export --to {to}"):
+        check_replaceable(to, directory.identity())
     restored = restore(directory, step, host_mesh())
     params, config = merge(restored.params, restored.frozen), restored.assembly.recipe.model
     warn_beyond_trained(restored, getattr(config, "positions", 0))
@@ -29,7 +31,6 @@ def export_run(run: Path, to: Path, step: int | None = None, dtype: str = "float
 def _export_to_cloud(params: Params, config, tokenizer: Path, to: Path, dtype: str, run: str) -> None:
     """Folders cannot be renamed there: an earlier export is overwritten file by file."""
     with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:
-        check_replaceable(to, run)
         made = Path(temporary) / "export"
         export(params, config, tokenizer, made, dtype, run)
         upload(made, to)

@@ -16,6 +16,7 @@ from pretrain.prompting.prompts import Template
 from pretrain.steering.settings import Steering
 
 CACHE = Path.home() / ".cache" / "pretrain-plans"
+NUMBER = Range("at least 1 and at most 10000", lambda x: 1 <= x <= 10_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Generate:
 def parse_generate(arguments: Sequence[str]) -> tuple[Generate, list[str]]:
     """-> (options, prompts). UserError for what is wrong whatever the run is."""
     options = parse(Generate, arguments, "python -m pretrain generate")
-    check_options(options, {"seed": SEED} | ({} if options.number is None else {"number": COUNT}))
+    check_options(options, {"seed": SEED} | ({} if options.number is None else {"number": NUMBER}))
     options.decoding(())
     return options, _prompts(options)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from contextlib import closing
 
 import jax
@@ -14,7 +15,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.progress import busy, doing
 from data_pipelines.tokenizers import stored as tokenizers
-from models.core.parameters import Params
+from models.core.parameters import Params, count
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.objectives.teacher import TEACHERS
 from pretrain.options import Options
@@ -68,6 +69,7 @@ def _run(recipe: Recipe, options: Options, stop: StopRequest, warnings: Warnings
     extended = from_first("--schedule.from-here", lambda: to_json(run_directory.extended(options.workdir, given)))
     recipe = from_json(extended)
     shapes = parameter_shapes(assemble(recipe))
+    _check_memory(count(shapes))
     mesh, why = chosen_mesh(recipe, shapes, options)
     assembly = assemble(recipe, chosen_program(recipe, options, mesh))
     check_batches(recipe, options.microbatches, mesh_shape(mesh))
@@ -217,6 +219,17 @@ def check_batches(recipe: Recipe, microbatches: int, shape: MeshShape) -> None:
                 f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches {microbatches} x "
                 f"the {shape.batch_parts} parts of the mesh {shape}: choose a multiple of {parts}"
             )
+
+
+def _check_memory(parameters: int) -> None:
+    """UserError where all devices together have no room for parameters and their gradients in float32."""
+    of_host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.local_device_count()
+    available, needed = jax.device_count() * (device_memory() or of_host) / 2**30, 8 * parameters / 2**30
+    if needed > available:
+        raise UserError(
+            f"model: {parameters:,} parameters with their gradients take {needed:,.0f} GiB, and all devices have "
+            f"{available:,.0f}: lower its sizes, or take more devices"
+        )
 
 
 def _longer_or_shorter(before: Recipe, recipe: Recipe, step: int) -> str:

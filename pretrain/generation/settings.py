@@ -1,7 +1,6 @@
 """How a causal model's texts are chosen."""
 
 import dataclasses
-import math
 
 from data_pipelines.errors import UserError
 from models.core.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, Range, check_ranges
@@ -14,7 +13,7 @@ RANGES = {
     "top_p": TOP_P,
     "repetition_penalty": POSITIVE,
     "beams": COUNT,
-    "length_penalty": Range("a finite number", math.isfinite),
+    "length_penalty": Range("from -100 to 100", lambda x: abs(x) <= 100),
 }
 
 

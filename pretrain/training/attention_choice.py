@@ -39,10 +39,13 @@ def chosen_program(recipe: Recipe, options: Options, mesh: Mesh | None = None, p
     except ValueError as error:
         raise UserError(str(error).replace("program.", "--", 1)) from None
     kernels, named = _kernels(recipe, platform), program.attention
-    for name in named.split("+"):
-        if name not in (*PLAIN, *KERNELS):
-            raise UserError(unknown("--attention: there is no", name, (*PLAIN, *KERNELS)))
     use = " or ".join(["xla", *(["+".join(kernels)] if kernels else [])])
+    for name in () if named in PLAIN else named.split("+"):
+        if name not in KERNELS and "+" in named:
+            raise UserError(f"--attention {named}: '+' joins names of kernels, and {name!r} is none; use {use}")
+        if name not in KERNELS:
+            forms = PLAIN if _is_sparse(recipe.model) else PLAIN[:1]
+            raise UserError(unknown("--attention: there is no", name, (*forms, *kernels)))
     if named in PLAIN[1:]:
         if not _is_sparse(recipe.model):
             raise UserError(f"--attention {named}: {recipe.name} has no sparse pattern (model.pattern.name); use {use}")
@@ -89,8 +92,8 @@ def form_of_pattern(assembly: Assembly) -> list[str]:
     for length in dict.fromkeys(phase.length for phase in recipe.phases):
         for depth, heads in encoders(recipe.model).values():
             most = crossover(on_host(recipe.model.pattern, depth, heads, length))
-            form = f"in blocks, as above {most:,} tokens" if length > most else f"dense, as up to {most:,} tokens"
-            said.append(f"attention xla: the pattern's in rows of {length:,} is {form}")
+            form = f"in blocks, as above {most:,}" if length > most else f"densely, as up to {most:,}"
+            said.append(f"attention xla: a sparse pattern in rows of {length:,} tokens is computed {form}")
     return list(dict.fromkeys(said))
 
 

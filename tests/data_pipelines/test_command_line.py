@@ -22,11 +22,12 @@ OUT = ["prepare", "--source", "builtin", "--out", "corpus"]
         ([*OUT, "--vocab-sizes=3"], "unknown option --vocab-sizes; did you mean --vocab-size?"),
         ([*OUT, "--vocab-size", "many"], "prepare: --vocab-size 'many': give a whole number; see"),
         ([*OUT, "--heldout", "much"], "prepare: --heldout 'much': give a number; see"),
-        ([*OUT, "--documents", "page"], "invalid choice 'page' for argument '--documents'. Expected one of ('file'"),
+        ([*OUT, "--documents", "page"], "--documents 'page': use one of 'file'"),
         (["prepare", "--source", "builtin"], "prepare: missing: --out PATH; see --help"),
         (["prepare", "--out", "corpus"], "--source is missing; give at least one"),
+        ([*OUT, "--heldout", "0.1", "--heldout"], "prepare: --heldout: is given no value; give one; see"),
         ([*OUT, "stray"], "Unrecognized options: stray"),
-        (["show"], "show: missing: STR The corpus: "),
+        (["show"], "show: missing: The corpus: "),
     ],
 )
 def test_a_mistake_is_one_line(capsys, arguments, said):

@@ -115,12 +115,16 @@ def test_a_kernel_is_taken_by_itself_where_it_can_run_else_the_run_says_why(reci
     [
         (bert(), "cpu", "splash", "not for bert on cpu; use xla$"),
         (transformer_xl(), "tpu", "splash", "not for transformer-xl on tpu; use xla or relative"),
+        (bert(), "tpu", "nonsense", "^--attention: there is no nonsense; use one of splash, xla$"),
+        (bert(), "tpu", "splash[+]", "'[+]' joins names of kernels, and '' is none; use xla or splash$"),
+        (sparse(), "tpu", "dense[+]blocked", "'[+]' joins names of kernels, and 'dense' is none; use xla or pattern$"),
         (bert(), "tpu", "dense", r"bert has no sparse pattern \(model.pattern.name\); use xla or"),
     ],
 )
 def test_what_is_for_another_platform_model_or_pattern_is_an_error(recipe, platform, named, said, tmp_path):
-    with pytest.raises(UserError, match=f"--attention {named}: {said}"):
-        chosen_program(recipe, tiny.options(tmp_path, tmp_path, attention=named), platform=platform)
+    with pytest.raises(UserError, match=said if said.startswith("^") else f"--attention {named}: {said}"):
+        options = tiny.options(tmp_path, tmp_path, attention=named.replace("[+]", "+"))
+        chosen_program(recipe, options, platform=platform)
 
 
 def test_where_no_kernel_compiles_the_run_says_so(tmp_path, monkeypatch):
@@ -150,8 +154,8 @@ def test_plain_operations_take_blocks_above_the_crossover_and_the_run_says_so():
         assert plain_form("xla", mask).mix is (dense if length == 80 else blocked)
         assert plain_form("dense", mask).mix is dense and plain_form("blocked", mask).mix is blocked
     assert said == {
-        80: ["attention xla: the pattern's in rows of 80 is dense, as up to 80 tokens"],
-        88: ["attention xla: the pattern's in rows of 88 is in blocks, as above 80 tokens"],
+        80: ["attention xla: a sparse pattern in rows of 80 tokens is computed densely, as up to 80"],
+        88: ["attention xla: a sparse pattern in rows of 88 tokens is computed in blocks, as above 80"],
     }
     assert form_of_pattern(assemble(bert())) == []
 

@@ -134,6 +134,8 @@ MISTAKES = [  # arguments, what is said, whether before the run is read
     (["--beams", 1000], "--beams 1000: the vocabulary has", False),
     (["--seed", 2**32], "--seed=4294967296: must be at least 0 and below 2**32", True),
     (["--stop", ""], "--stop: is given no value", True),
+    (["--prompt", "b"], "--prompt: is given twice; give it once, with all its values", True),
+    (["--number", 10_001], "--number=10001: must be at least 1 and at most 10000", True),
     (["--stop", "a", "\udcff"], "--stop '\\udcff': is not UTF-8", True),
     (["--length-penalty", 2], "--length-penalty 2: has no effect without --beams", True),
 ]
