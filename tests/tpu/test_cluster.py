@@ -163,12 +163,13 @@ runpy.run_module("pretrain", run_name="__main__")
 """
 
 
-def test_a_process_that_fails_ends_all_with_its_reason(stopped, corpus_path, tmp_path):
+def test_a_process_that_fails_ends_all_with_its_reason(stopped, recipe, corpus_path, tmp_path):
     """Nobody waits for it, and no checkpoint is set aside."""
     workdir = tmp_path / "run"
     shutil.copytree(stopped[0], workdir)
     before = RunDirectory(workdir).checkpoint_steps()
-    status, said = Cluster(2, 1, ["-c", CANNOT_READ, *arguments(corpus_path, workdir)]).end(timeout=300)
+    given = arguments(corpus_path, workdir, recipe=recipe)
+    status, said = Cluster(2, 1, ["-c", CANNOT_READ, *given]).end(timeout=300)
     assert status == PassingError.status, said
     assert re.search(r"\[0\] error: process 1: checkpoint .* cannot be read now", said), said
     assert re.search(r"\[1\] error: checkpoint .* route to the", said), said
