@@ -33,7 +33,7 @@ Place = Annotated[
 Options = TypeVar("Options")
 FOREIGN = re.compile(r"([a-z][a-z0-9+.-]*:)/")  # how pathlib writes gs:// and its like
 RULE = re.compile(r"[─-]{3}")
-PLAIN = (  # what tyro and Python say -> what is meant
+PLAIN_WORDS = (  # what tyro and Python say -> what is meant
     (r"^Error parsing (recipe\.\w+|options|recipe): ", ""),
     (r"Error parsing (--[\w.-]+): invalid literal for int\(\) with base 10: (.+)", r"\1 \2: give a whole number"),
     (r"Error parsing (--[\w.-]+): could not convert string to float: (.+)", r"\1 \2: give a number"),
@@ -139,6 +139,6 @@ def _one_line(report: str) -> str:
         needed = re.split(r"\s*\(required\)\s*", line.partition(": ")[2])
         options = [text.split()[:2] if text.startswith("--") else [text.partition(" ")[2]] for text in needed if text]
         return f"missing: {', '.join(' '.join(words).rstrip('.') for words in options)}"
-    for pattern, plain in PLAIN:
+    for pattern, plain in PLAIN_WORDS:
         line = re.sub(pattern, plain, line)
     return line

@@ -70,9 +70,9 @@ class MultiHeadAttention(nn.Module):
         self, x: Array, mask: Mask, noise: Noise, slots: Array | None = None, context: Array | None = None
     ) -> Array:
         if context is not None and (mask.queries is None or slots is not None or self.global_projections):
-            raise ValueError("of a second sequence a mask has queries, and there are no slots or global tokens")
+            raise ValueError("a second sequence needs a mask with queries, and takes no slots and no global tokens")
         if mask.queries is not None and (mask.blocks is not None or mask.causal):
-            raise ValueError("where queries are not the keys there is no pattern or order of both")
+            raise ValueError("queries of a second sequence have no sparse pattern and no causal order")
         residual, x = x, self.norm(x) if self.pre_norm else x
         queries, read = x, x if context is None else context
         sizes, dtype, weights = self.sizes, self.program.compute, self._weights(read.shape[-1])

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from models.attention.kernels.kernel import Attention
-from models.attention.kernels.table import KERNELS, able
+from models.attention.kernels.table import KERNELS, choose
 from models.attention.patterns.pattern import DENSE, Pattern, encoders, on_host
 from models.attention.sparse import crossover
 from models.core import program as programs
@@ -157,7 +157,7 @@ def _of_rows(recipe: Recipe, kernels: str, length: int, memory: int, mesh: Mesh 
         return ["the only layer is read at few positions"]
     form = family_of(recipe.model).attention
     with _on(mesh):
-        return [why for attention in attentions for why in able(kernels, form, attention)[1]]
+        return [why for attention in attentions for why in choose(kernels, form, attention)[1]]
 
 
 def _attentions(recipe: Recipe, length: int, memory: int, mesh: Mesh | None = None) -> list[Attention]:

@@ -13,7 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Stack
 
 from models.attention import sparse
 from models.attention.kernels.kernel import Attention, Kernel
-from models.attention.kernels.table import KERNELS, able
+from models.attention.kernels.table import KERNELS, choose
 from models.attention.mask import Mask, chosen
 from models.attention.multi_head import MultiHeadAttention
 from models.attention.patterns.pattern import Pattern, blocks_of
@@ -135,11 +135,13 @@ def test_of_the_kernels_of_a_kind_the_first_that_can_is_taken_or_says_why_none_c
     for name, why in {"a": ["a cannot"], "b": ["b cannot"], "c": []}.items():
         monkeypatch.setitem(KERNELS, name, Kernel(name, "self", (), lambda attention, why=why: why, None))
     attention = Attention(128, 128, 2, 0.0)
-    assert able("pattern+a+b", "self", attention) == (None, ["a cannot"])
-    assert able("a+c+b", "self", attention) == (KERNELS["c"], [])
-    assert able("a+c", "relative", attention)[1] == ["it does not compute relative attention without a sparse pattern"]
+    assert choose("pattern+a+b", "self", attention) == (None, ["a cannot"])
+    assert choose("a+c+b", "self", attention) == (KERNELS["c"], [])
+    assert choose("a+c", "relative", attention)[1] == [
+        "it does not compute relative attention without a sparse pattern"
+    ]
     with pytest.raises(ValueError, match="program.attention='a[+]x': use one of "):
-        able("a+x", "self", attention)
+        choose("a+x", "self", attention)
 
 
 ONES = jnp.ones((1, 16), jnp.int32)
@@ -150,10 +152,10 @@ OTHERS = Mask(ONES, queries=ONES)  # a second sequence's
 @pytest.mark.parametrize(
     "mask, attention, given, said",
     [
-        (Mask(ONES), "xla", {"context": ONES[..., None]}, "of a second sequence a mask has queries"),
-        (OTHERS, "xla", {"context": ONES[..., None], "slots": ONES}, "there are no slots or global tokens"),
-        (dataclasses.replace(OTHERS, blocks=BLOCKS), "dense", {}, "there is no pattern or order of both"),
-        (dataclasses.replace(OTHERS, causal=True), "xla", {}, "there is no pattern or order of both"),
+        (Mask(ONES), "xla", {"context": ONES[..., None]}, "a second sequence needs a mask with queries"),
+        (OTHERS, "xla", {"context": ONES[..., None], "slots": ONES}, "takes no slots and no global tokens"),
+        (dataclasses.replace(OTHERS, blocks=BLOCKS), "dense", {}, "have no sparse pattern and no causal order"),
+        (dataclasses.replace(OTHERS, causal=True), "xla", {}, "have no sparse pattern and no causal order"),
         (Mask(ONES, blocks=BLOCKS, bias=jnp.zeros((1, 2, 16, 16))), "blocked", {}, "blocked does not add a bias"),
         (OTHERS, "splash", {}, "length=16: choose a multiple of 128; context=16: choose a multiple of 128"),
     ],

@@ -15,10 +15,11 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-def able(named: str, form: str, attention: Attention) -> tuple[Kernel | None, list[str]]:
-    """(the first kernel that can compute an attention of a form, none). Or (None, why the first of its kind cannot).
+def choose(named: str, form: str, attention: Attention) -> tuple[Kernel | None, list[str]]:
+    """The first of the named kernels that can compute an attention, and []; else None, and the obstacles of the first
+    kernel of its kind: form, sparse or not.
 
-    named: one name or several joined by '+', in whose order they are asked. ValueError for a name that no kernel has.
+    named: names joined by '+'; ValueError for one that no kernel has.
     """
     why = []
     for name in named.split("+"):
@@ -36,7 +37,7 @@ def able(named: str, form: str, attention: Attention) -> tuple[Kernel | None, li
 
 def require(named: str, form: str, attention: Attention) -> Kernel:
     """The kernel for a layer's attention, of those named; ValueError with the reasons where none can compute it."""
-    kernel, obstacles = able(named, form, attention)
+    kernel, obstacles = choose(named, form, attention)
     if kernel is None:
         raise ValueError(f"attention {named} does not work here: {'; '.join(obstacles)}; or use xla")
     return kernel
