@@ -45,9 +45,9 @@ def test_both_sides_compute_the_same_loss(name):
 
     def ours(params):
         keys = jax.numpy.zeros((2, 2), jax.numpy.uint32)
-        sums, _, _ = objective.loss(assembly.model, params, batch, carry, Moment(keys, train=True))
-        (term,) = sums
-        return sums[term] / objective.weights(batch)[term]
+        terms, _, _ = objective.loss(assembly.model, params, batch, carry, Moment(keys, train=True))
+        (term,) = terms
+        return terms[term].sum / objective.weights(batch)[term]
 
     model, theirs = torch_loss(recipe, batch, torch.device("cpu"))
     with torch.no_grad():

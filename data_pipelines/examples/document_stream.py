@@ -167,3 +167,16 @@ def end_token(corpus: Corpus) -> int:
         f"corpus {corpus.path} has no eod or sep token, one of which has to end documents; "
         "prepare it with --end-of-text, which adds one"
     )
+
+
+def counts_with_ends(corpus: Corpus, more: Sequence[int] = (), codes: bool = False) -> np.ndarray:
+    """f64[vocab]: how often each token stands in the train split, with the tokens that end its documents, `more` that
+    each document has once, and its control codes, which no corpus holds."""
+    counts = corpus.token_counts().astype(np.float64)
+    for token in (end_token(corpus), *more):
+        counts[token] += corpus.size("train")["documents"]
+    for part in corpus.parts if codes else ():
+        found = code_tokens(part, "train")
+        if found is not None:
+            counts += np.bincount(found, minlength=len(counts))
+    return counts

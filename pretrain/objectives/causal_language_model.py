@@ -6,22 +6,22 @@ batch before ended, so what the model remembers of that row is the text just rea
 
 import dataclasses
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import end_token
+from data_pipelines.examples.document_stream import counts_with_ends
 from data_pipelines.examples.streams import ContiguousStreams
 from models.core.program import Program
 from models.core.ranges import COUNT_OR_NONE, check_ranges
 from models.families.registry import family_of
-from pretrain.objectives import baselines
 from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
 from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.memory import carried, remembered
-from pretrain.objectives.objective import Objective
+from pretrain.objectives.objective import Objective, Term
 from pretrain.objectives.protocols import AdaptivePredictor, Recurrent
 
 
@@ -30,6 +30,8 @@ class CausalLanguageModel(Objective):
     """Every next token is predicted, from all that the row and its memory hold before it."""
 
     asks = (Recurrent, AdaptivePredictor)
+    predictions = MappingProxyType({"lm": ("targets", "weights")})
+    left_to_right = True
 
     reset: bool = False  # whether memory ends at the end of a document; else the next one sees the tail of the last
     evaluation_memory: int | None = None  # positions remembered in evaluation, None for as many as in training
@@ -52,12 +54,6 @@ class CausalLanguageModel(Objective):
     def carry(self, model, phase, train):
         return carried(model.empty_memory(phase.batch_size, self.memory(model.config, train)))
 
-    def weights(self, batch):
-        return {"lm": batch["weights"].sum()}
-
-    def coefficients(self, step):
-        return {"lm": 1.0}
-
     def loss(self, model, params, batch, carry, moment):
         variables = {"params": params}
         memory = remembered(carry, model, batch["tokens"].shape[0])
@@ -65,25 +61,17 @@ class CausalLanguageModel(Objective):
         hidden, memory = model.apply(variables, *inputs, method="read")
         logits = model.apply(variables, hidden, method="token_logits")
         targets, weights = batch["targets"].reshape(-1), batch["weights"].reshape(-1)
-        counts = {"lm_total": weights.sum()}
+        hits = None
         if model.clusters:
             tails = model.apply(variables, hidden, method="tails")
             losses = adaptive_cross_entropy(logits, tails, targets, model.clusters)
         else:
             losses, hits = cross_entropy(logits, targets)
-            counts["lm_hits"] = jnp.sum(hits * weights)
-        total = jnp.sum(losses * weights)
-        return {"lm": total}, carried(memory)[0], counts | {"lm_nats": total}
+            hits = jnp.sum(hits * weights)
+        return {"lm": Term(jnp.sum(losses * weights), hits)}, carried(memory)[0], {}
 
-    def baselines(self, batches, corpus):
-        targets = ((batch["targets"], batch["weights"]) for batch in batches)
-        loss, accuracy = baselines.unigram(targets, corpus, (end_token(corpus),))
-        return {"lm_loss": loss, "lm_accuracy": accuracy, "perplexity": float(np.exp(loss))}
-
-    def report(self, counts):
-        total = max(counts["lm_total"], 1)
-        report = {"perplexity": float(np.exp(counts["lm_nats"] / total))}
-        return report | ({"lm_accuracy": float(counts["lm_hits"] / total)} if "lm_hits" in counts else {})
+    def token_counts(self, corpus):
+        return counts_with_ends(corpus)
 
 
 def _check_order(cutoffs: Sequence[int], counts: np.ndarray) -> None:

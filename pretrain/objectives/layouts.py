@@ -1,9 +1,7 @@
 """The host half that objectives with masked tokens share: which rows, masked how."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
-
-import numpy as np
 
 from data_pipelines.examples.layout import RowLayout
 from data_pipelines.examples.masking import Masking
@@ -13,6 +11,8 @@ from data_pipelines.examples.sentence_pairs import SentencePairs
 
 PAIRS, SENTENCE_PAIRS = "segment-pairs", "sentence-pairs"
 PACKED, PACKED_ACROSS, ONE_DOCUMENT = "packed-sentences", "packed-across-documents", "document-sentences"
+
+PREDICTIONS = "prediction_targets", "prediction_weights"  # of a batch, the tokens that are predicted
 
 
 class Rows(NamedTuple):
@@ -41,8 +41,3 @@ def check_layout(layout: str, label: str | None) -> None:
         raise ValueError(f"objective.layout={layout!r}: use one of {', '.join(LAYOUTS)}")
     if label and not LAYOUTS[layout].pairs:
         raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.{label}=False")
-
-
-def targets(batches: Iterable[Mapping[str, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(targets, weights) of each host batch."""
-    return ((batch["prediction_targets"], batch["prediction_weights"]) for batch in batches)

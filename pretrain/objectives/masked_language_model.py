@@ -2,6 +2,7 @@
 sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
 import dataclasses
+from types import MappingProxyType
 
 import jax.numpy as jnp
 
@@ -12,16 +13,18 @@ from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
 from models.attention.patterns.pattern import DENSE
 from models.blocks.heads import PAIR, TOKENS
 from models.families.registry import family_of
-from pretrain.objectives import baselines, layouts
+from pretrain.objectives import layouts
 from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.objective import Objective
+from pretrain.objectives.objective import Objective, Term
 from pretrain.objectives.protocols import Encoder
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLanguageModel(Objective):
     """The label of pairs is read at position 0."""
+
+    predictions = MappingProxyType({"mlm": layouts.PREDICTIONS})
 
     # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
     layout: str = layouts.PAIRS
@@ -64,13 +67,11 @@ class MaskedLanguageModel(Objective):
             raise UserError(f"objective.{error}") from None
 
     def weights(self, batch):
-        weights = {"mlm": batch["prediction_weights"].sum()}
-        if self.label:
-            weights[self.label] = (batch[self.label] >= 0).sum().astype(jnp.float32)
-        return weights
+        labelled = {self.label: (batch[self.label] >= 0).sum().astype(jnp.float32)} if self.label else {}
+        return super().weights(batch) | labelled
 
     def coefficients(self, step):
-        return {"mlm": 1.0, self.label: 1.0} if self.label else {"mlm": 1.0}
+        return super().coefficients(step) | ({self.label: 1.0} if self.label else {})
 
     def loss(self, model, params, batch, carry, moment):
         variables, first = {"params": params}, int(self.label is not None)
@@ -82,21 +83,10 @@ class MaskedLanguageModel(Objective):
         logits = head(TOKENS, hidden[:, first:])
         losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
         weights = batch["prediction_weights"].reshape(-1)
-        sums = {"mlm": jnp.sum(losses * weights)}
-        counts = {"mlm_hits": jnp.sum(hits * weights), "mlm_total": weights.sum()}
+        terms = {"mlm": Term(jnp.sum(losses * weights), jnp.sum(hits * weights))}
         if self.label:
             labels = batch[self.label]
             labelled = (labels >= 0).astype(jnp.float32)
             losses, hits = cross_entropy(pair_logits, labels)
-            sums[self.label] = jnp.sum(losses * labelled)
-            counts |= {f"{self.label}_hits": jnp.sum(hits * labelled), f"{self.label}_total": labelled.sum()}
-        return sums, carry, counts
-
-    def baselines(self, batches, corpus):
-        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)
-        return {"mlm_loss": loss, "mlm_accuracy": accuracy}
-
-    def report(self, counts):
-        names = ("mlm", self.label) if self.label else ("mlm",)
-        seen = (name for name in names if counts[f"{name}_total"] > 0)
-        return {f"{name}_accuracy": float(counts[f"{name}_hits"] / counts[f"{name}_total"]) for name in seen}
+            terms[self.label] = Term(jnp.sum(losses * labelled), jnp.sum(hits * labelled))
+        return terms, carry, {}

@@ -2,23 +2,19 @@
 2018, equation 1)."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
-from data_pipelines.examples.document_stream import end_token
+from data_pipelines.examples.document_stream import counts_with_ends
 from data_pipelines.examples.input_target import InputTarget, delimiter_token
 from data_pipelines.examples.packed_documents import PackedDocuments
 from data_pipelines.examples.strided_documents import StridedDocuments
-from data_pipelines.text.token_bytes import token_bytes
 from models.core.ranges import NOT_NEGATIVE, check_ranges
-from pretrain.objectives import baselines
 from pretrain.objectives.blocked_softmax import softmax_sums
 from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.objective import Objective
+from pretrain.objectives.objective import Objective, Term
 from pretrain.objectives.protocols import CausalDecoder
 
 DOCUMENTS, INPUT_TARGET = "documents", "input-target"
@@ -35,6 +31,7 @@ class NextTokenPrediction(Objective):
     """Every next token is predicted, from all that the row holds before it."""
 
     asks = (CausalDecoder,)
+    left_to_right = True
     predicts_codes: ClassVar[bool] = True  # of documents; rows of input and target only begin with theirs
 
     separate: bool = False  # whether tokens see their own document alone
@@ -63,10 +60,13 @@ class NextTokenPrediction(Objective):
             return InputTarget(phase.length, self.predict == TARGET, self.auxiliary > 0)
         return PackedDocuments(phase.length, self.separate, self.restart)
 
+    @property
+    def predictions(self):
+        auxiliary = {"auxiliary": ("targets", "auxiliary_weights")} if self.auxiliary else {}
+        return {"lm": ("targets", "weights")} | auxiliary
+
     def weights(self, batch):
-        total = batch["weights"].sum()
-        terms = {"lm": total} | ({"z": total} if self.z_loss else {})
-        return terms | ({"auxiliary": batch["auxiliary_weights"].sum()} if self.auxiliary else {})
+        return super().weights(batch) | ({"z": batch["weights"].sum()} if self.z_loss else {})
 
     def coefficients(self, step):
         named = {"z": self.z_loss, "auxiliary": self.auxiliary}
@@ -76,42 +76,14 @@ class NextTokenPrediction(Objective):
         variables = {"params": params}
         hidden = model.apply(variables, inputs_of(model, batch), moment.noise, method="decode")
         factors = model.apply(variables, hidden, method="softmax")
-        names = ("weights", "auxiliary_weights") if self.auxiliary else ("weights",)
-        weights = jnp.stack([batch[name] for name in names])
+        weights = jnp.stack([batch[weights] for _, weights in self.predictions.values()])
         nats, hits, squares = softmax_sums(*factors, batch["targets"], weights, self.z_loss)
-        terms = {"lm": nats[0]} | ({"z": squares[0]} if self.z_loss else {})
-        terms |= {"auxiliary": nats[1]} if self.auxiliary else {}
-        return terms, carry, {"lm_total": weights[0].sum(), "lm_nats": nats[0], "lm_hits": hits[0]}
+        terms = {term: Term(nats[index], hits[index]) for index, term in enumerate(self.predictions)}
+        return terms | ({"z": Term(squares[0])} if self.z_loss else {}), carry, {}
 
-    def baselines(self, batches, corpus):
-        targets = ((batch["targets"], batch["weights"]) for batch in batches)
-        ends = (end_token(corpus),)
-        if self.layout == INPUT_TARGET and self.predict == ALL:
-            ends += (delimiter_token(corpus.special),)
-        codes = self.layout == DOCUMENTS and self.predicts_codes
-        loss, accuracy = baselines.unigram(targets, corpus, ends, codes)
-        return {"lm_loss": loss, "lm_accuracy": accuracy, "perplexity": float(np.exp(loss))}
-
-    def text(self, batches, corpus):
-        """(tokens, bytes) that are predicted; None where tokens are not of bytes."""
-        size = token_bytes(corpus.tokenizer_path)
-        if size is None:
-            return None
-        tokens = predicted = 0.0
-        for batch in batches:
-            tokens += batch["weights"].sum()
-            predicted += (size[batch["targets"]] * batch["weights"]).sum()
-        return tokens, predicted
-
-    def of_text(self, figures, text):
-        if text is None:
-            return {}
-        tokens, predicted = text
-        return {"bits_per_byte": figures["lm_loss"] * tokens / max(predicted, 1) / math.log(2)}
-
-    def report(self, counts):
-        total = max(counts["lm_total"], 1)
-        return {"perplexity": float(np.exp(counts["lm_nats"] / total)), "lm_accuracy": float(counts["lm_hits"] / total)}
+    def token_counts(self, corpus):
+        delimiters = [delimiter_token(corpus.special)] if (self.layout, self.predict) == (INPUT_TARGET, ALL) else []
+        return counts_with_ends(corpus, delimiters, codes=self.layout == DOCUMENTS and self.predicts_codes)
 
 
 @dataclasses.dataclass(frozen=True)

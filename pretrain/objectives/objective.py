@@ -1,11 +1,12 @@
 """What an objective is: the device half of what is learned. The host half are its examples."""
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
+import numpy as np
 from jax import Array
 
 from data_pipelines.batches import Examples, make_examples
@@ -37,6 +38,17 @@ class Moment(NamedTuple):
         return self.keys if self.train else None
 
 
+class Term(NamedTuple):
+    """A term of the loss over some rows.
+
+    sum: f32[], of the losses.   hits: f32[], of the predictions how many are the best guess, weighted as the losses;
+    None where nothing is guessed.
+    """
+
+    sum: Array
+    hits: Array | None = None
+
+
 class Objective(abc.ABC):
     """Base of frozen dataclasses whose fields are the objective's hyper-parameters.
 
@@ -45,6 +57,8 @@ class Objective(abc.ABC):
     change nothing but rounding.
 
     asks: of the model, `protocols` that its trunk must have and names of heads that read it.
+    predictions: term -> the batch's arrays of the tokens that it predicts and of their weights.
+    left_to_right: whether its first term predicts text token by token: perplexity and bits per byte are of it.
     phase: the class of its recipes' phases.
     teachers: name -> what is asked of each frozen model beside it.
     rowwise: whether a row's loss depends on that row alone, or else on others too: no microbatch has these, and
@@ -53,6 +67,8 @@ class Objective(abc.ABC):
     """
 
     asks: ClassVar[tuple[type | str, ...]] = ()
+    predictions: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({})
+    left_to_right: ClassVar[bool] = False
     phase: ClassVar[type[Phase]] = Phase
     teachers: ClassVar[Mapping[str, tuple[type | str, ...]]] = MappingProxyType({})
     rowwise: ClassVar[bool] = True
@@ -86,38 +102,30 @@ class Objective(abc.ABC):
         """State that passes between batches, and the axes of each leaf ('batch' where rows are)."""
         return {}, {}
 
-    @abc.abstractmethod
     def weights(self, batch: Batch) -> dict[str, Array]:
         """Term -> its denominator f32[], from the batch alone."""
+        return {term: batch[weights].sum() for term, (_, weights) in self.predictions.items()}
 
-    @abc.abstractmethod
     def coefficients(self, step: Array | int) -> dict[str, Any]:
         """Term -> its factor."""
+        return dict.fromkeys(self.predictions, 1.0)
 
     @abc.abstractmethod
     def loss(
         self, model: nn.Module, params: Params, batch: Batch, carry, moment: Moment
-    ) -> tuple[dict[str, Array], Any, dict[str, Array]]:
-        """(term -> sum f32[], the new carry, counts for `report`, sums over rows of any shape).
+    ) -> tuple[dict[str, Term], Any, dict[str, Array]]:
+        """(its terms, the new carry, counts for `report`, sums over rows of any shape).
 
         params: the trained and the frozen ones.
         """
 
-    def baselines(self, batches: Iterable[Mapping[str, Any]], corpus: Corpus) -> dict[str, float]:
-        """What a guess without a model reaches on host batches, under the names of the figures that it belongs to."""
-        return {}
+    def token_counts(self, corpus: Corpus) -> np.ndarray:
+        """f64[vocab]: how often each token is predicted in an epoch of the train split, up to a factor."""
+        return corpus.token_counts().astype(np.float64)
 
-    def text(self, batches: Iterable[Mapping[str, Any]], corpus: Corpus) -> Any:
-        """What `of_text` needs of the text of host batches, counted once."""
-        return None
-
-    def of_text(self, figures: Mapping[str, float], text: Any) -> dict[str, float]:
-        """Figures that follow from the others and the `text` that they are of."""
-        return {}
-
-    @abc.abstractmethod
     def report(self, counts: Mapping[str, Any]) -> dict[str, float]:
-        """Readable figures from counts summed over batches, like accuracy or ROC-AUC.
+        """Figures beside those that follow from the terms, of counts summed over batches.
 
         In training without those of `per_example`.
         """
+        return {}

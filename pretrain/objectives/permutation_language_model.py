@@ -5,17 +5,18 @@ their tokens; a row's memory is the reused part of the row before it.
 """
 
 import dataclasses
+from types import MappingProxyType
 
 import jax.numpy as jnp
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import end_token
+from data_pipelines.examples.document_stream import counts_with_ends
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
-from pretrain.objectives import baselines, layouts
+from pretrain.objectives import layouts
 from pretrain.objectives.cross_entropy import cross_entropy
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.memory import carried, remembered
-from pretrain.objectives.objective import Objective
+from pretrain.objectives.objective import Objective, Term
 from pretrain.objectives.protocols import Permutable, TokenPredictor
 
 
@@ -24,6 +25,7 @@ class PermutationLanguageModel(Objective):
     """What is predicted, and in which order, is drawn with the rows."""
 
     asks = (Permutable, TokenPredictor)
+    predictions = MappingProxyType({"plm": layouts.PREDICTIONS})
 
     permuting: Permuting = Permuting()  # how rows are made, permuted and predicted
 
@@ -41,12 +43,6 @@ class PermutationLanguageModel(Objective):
     def carry(self, model, phase, train):
         return carried(model.empty_memory(phase.batch_size))
 
-    def weights(self, batch):
-        return {"plm": batch["prediction_weights"].sum()}
-
-    def coefficients(self, step):
-        return {"plm": 1.0}
-
     def loss(self, model, params, batch, carry, moment):
         memory = remembered(carry, model, batch["tokens"].shape[0])
         variables, noise = {"params": params}, moment.noise
@@ -55,12 +51,8 @@ class PermutationLanguageModel(Objective):
         logits = model.apply(variables, hidden, method="token_logits")
         losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
         weights = batch["prediction_weights"].reshape(-1)
-        counts = {"plm_hits": jnp.sum(hits * weights), "plm_total": weights.sum()}
-        return {"plm": jnp.sum(losses * weights)}, carried(memory)[0], counts
+        term = Term(jnp.sum(losses * weights), jnp.sum(hits * weights))
+        return {"plm": term}, carried(memory)[0], {}
 
-    def baselines(self, batches, corpus):
-        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus, (end_token(corpus),))
-        return {"plm_loss": loss, "plm_accuracy": accuracy}
-
-    def report(self, counts):
-        return {"plm_accuracy": float(counts["plm_hits"] / max(counts["plm_total"], 1))}
+    def token_counts(self, corpus):
+        return counts_with_ends(corpus)

@@ -1,6 +1,7 @@
 """Replaced-token detection: ELECTRA's joint loss (Clark et al. 2020, section 3)."""
 
 import dataclasses
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,10 @@ from jax import Array
 from data_pipelines.examples.masking import Masking
 from models.core.noise import fold, gumbel, site
 from models.core.ranges import NOT_NEGATIVE, check_ranges
-from pretrain.objectives import baselines, layouts
+from pretrain.objectives import layouts
 from pretrain.objectives.cross_entropy import binary_cross_entropy, cross_entropy
 from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.objective import Objective
+from pretrain.objectives.objective import Objective, Term
 from pretrain.objectives.protocols import Detector, Encoder, Generator
 from pretrain.objectives.ranking import LABELS, detection_report, score_histograms
 
@@ -24,6 +25,7 @@ class ReplacedTokenDetection(Objective):
     """A generator's guesses take the place of masked tokens; the trunk and its detector find them."""
 
     asks = (Generator, Encoder, Detector)
+    predictions = MappingProxyType({"generator": layouts.PREDICTIONS})
 
     # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
     layout: str = layouts.PAIRS
@@ -38,8 +40,7 @@ class ReplacedTokenDetection(Objective):
         return layouts.LAYOUTS[self.layout].layout(phase.length, self.masking, None)
 
     def weights(self, batch):
-        real = (batch["segments"] > 0).sum().astype(jnp.float32)
-        return {"generator": batch["prediction_weights"].sum(), "discriminator": real}
+        return super().weights(batch) | {"discriminator": (batch["segments"] > 0).sum().astype(jnp.float32)}
 
     def coefficients(self, step):
         return {"generator": 1.0, "discriminator": self.discriminator_weight}
@@ -59,22 +60,14 @@ class ReplacedTokenDetection(Objective):
         hidden = model.apply(variables, inputs, noise(DISCRIMINATOR_NOISE), method="encode")
         scores = model.apply(variables, hidden, method="token_scores")
         real = (batch["segments"] > 0).astype(jnp.float32)
-        sums = {
-            "generator": jnp.sum(losses * weights),
-            "discriminator": jnp.sum(binary_cross_entropy(scores, replaced) * real),
+        terms = {
+            "generator": Term(jnp.sum(losses * weights), jnp.sum(hits * weights)),
+            "discriminator": Term(jnp.sum(binary_cross_entropy(scores, replaced) * real)),
         }
-        counts = {"generator_hits": jnp.sum(hits * weights), "generator_total": weights.sum()}
-        if not moment.train:
-            counts |= score_histograms(scores, replaced, real)
-        return sums, carry, counts
-
-    def baselines(self, batches, corpus):
-        loss, accuracy = baselines.unigram(layouts.targets(batches), corpus)
-        return {"generator_loss": loss, "generator_accuracy": accuracy}
+        return terms, carry, {} if moment.train else score_histograms(scores, replaced, real)
 
     def report(self, counts):
-        report = {"generator_accuracy": float(counts["generator_hits"] / max(counts["generator_total"], 1))}
-        return report | (detection_report(counts) if LABELS[0] in counts else {})
+        return detection_report(counts) if LABELS[0] in counts else {}
 
 
 def sample(logits: Array, keys: Array, shape: tuple[int, int]) -> Array:

@@ -13,6 +13,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import evaluation_batches
 from models.core.parameters import Params
+from pretrain.objectives.figures import figures, predicted_text, unigram
 from pretrain.training.data import mixture_rates
 from pretrain.training.placement import EVALUATION_SEED, Stage
 from tpu.batches import place_rows
@@ -55,7 +56,7 @@ class Evaluator:
         if not self.objective.rowwise:
             self._keep_whole()
         batches = self.batches()
-        self.text = self.objective.text(batches, corpus)
+        self.text = predicted_text(self.objective, batches, corpus)
         for _ in batches:  # to the end: what is damaged is found before anything is trained
             pass
 
@@ -65,7 +66,7 @@ class Evaluator:
             yield from itertools.islice(evaluation_batches(self.held_out, self.examples), len(self.real))
 
     def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
-        """loss, each term in nats per prediction, and the objective's report, after `trained` updates."""
+        """The loss and all `figures`, after `trained` updates."""
         objective, size = self.objective, self.stage.evaluated_rows
         carries, total, examples = collections.defaultdict(self.stage.first_evaluation_carry), None, []
         for index, (batch, real) in enumerate(zip(self.batches(), self.real, strict=True)):
@@ -77,21 +78,16 @@ class Evaluator:
                 )
                 examples.append({name: of[: real - first] for name, of in jax.device_get(of_examples).items()})
                 total = part if total is None else jax.tree.map(operator.add, total, part)
-        sums, weights, counts = jax.device_get(total)
-        terms = {term: float(sums[term] / weights[term]) for term in sums if weights[term] > 0}
+        sums, counts = jax.device_get(total)
         counts |= {name: np.concatenate([of[name] for of in examples]) for name in objective.per_example}
-        factors = objective.coefficients(trained)
-        loss = sum(float(factors[term]) * value for term, value in terms.items())
-        figures = {"loss": loss, **{f"{term}_loss": value for term, value in terms.items()}, **objective.report(counts)}
-        return self._with_those_of_text(figures)
+        found, factors = figures(objective, [sums], counts, self.text), objective.coefficients(trained)
+        seen = [term for term in sums.terms if f"{term}_loss" in found]
+        return {"loss": sum(float(factors[term]) * found[f"{term}_loss"] for term in seen)} | found
 
     def baselines(self) -> dict[str, float]:
         """What needs no model, under the names of the figures that it stands beside."""
         with sound([self.corpus]):
-            return self._with_those_of_text(self.objective.baselines(self.batches(), self.corpus))
-
-    def _with_those_of_text(self, figures: dict[str, float]) -> dict[str, float]:
-        return figures | self.objective.of_text(figures, self.text)
+            return unigram(self.objective, self.batches(), self.corpus, self.text)
 
     def _keep_whole(self) -> None:
         """Batches of real rows alone, which come first."""

@@ -20,6 +20,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import Mixture
 from models.core.parameters import Params, count
+from pretrain.objectives.figures import figures as figures_of
 from pretrain.options import Options
 from pretrain.recipe import boundaries, phase_at
 from pretrain.state import TrainState
@@ -224,9 +225,9 @@ class Meter:
     def _means(self, metrics: list[Metrics]) -> dict[str, float]:
         mean = lambda values: float(np.mean(values))
         counts = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *[m.counts for m in metrics])
+        objective = self.run.assembly.recipe.objective
         figures = {"loss": mean([m.loss for m in metrics])}
-        figures |= {f"{term}_loss": mean([m.terms[term] for m in metrics]) for term in metrics[0].terms}
-        figures |= self.run.assembly.recipe.objective.report(counts)
+        figures |= figures_of(objective, [m.sums for m in metrics], counts)
         figures["gradient_norm"] = mean([m.gradient_norm for m in metrics])
         figures["learning_rate"] = float(metrics[-1].learning_rate)
         if metrics[-1].skipped[0]:

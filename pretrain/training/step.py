@@ -14,6 +14,7 @@ from jax.interpreters import partial_eval
 
 from models.core.noise import row_keys
 from models.core.parameters import Params, leaves, nest
+from pretrain.objectives.figures import Sums
 from pretrain.objectives.objective import Batch, Moment, Objective
 from pretrain.objectives.teacher import TEACHERS, Bound
 from pretrain.optimizers import clip
@@ -24,10 +25,10 @@ from tpu.rules import is_axes
 
 
 class Metrics(NamedTuple):
-    """One step's figures: loss and its terms (nats per prediction), the objective's counts, norms, the rate."""
+    """What one step says of itself: the loss, the sums of its terms, the objective's counts, norms, the rate."""
 
     loss: Array
-    terms: dict[str, Array]
+    sums: Sums
     counts: dict[str, Array]
     gradient_norm: Array
     learning_rate: Array
@@ -66,11 +67,11 @@ def train_step(
 
         def loss(params, part, keys, carry):
             merged, bound = _bound(merge(params, frozen), teachers)
-            sums, carry, counts = objective.loss(model, merged, part, carry, Moment(keys, True, state.step, bound))
-            return sum(factors[term] * sums[term] for term in factors), (sums, carry, counts)
+            terms, carry, counts = objective.loss(model, merged, part, carry, Moment(keys, True, state.step, bound))
+            return sum(factors[term] * terms[term].sum for term in factors), (terms, carry, counts)
 
         gradient = jax.value_and_grad(loss, has_aux=True)
-        (total, (sums, carry, counts)), gradients = accumulate(
+        (total, (terms, carry, counts)), gradients = accumulate(
             gradient, state.params, (batch, keys), state.carry, carry_axes, microbatches
         )
         norm = optax.global_norm(gradients)
@@ -95,8 +96,7 @@ def train_step(
             keep(carry, state.carry),
             skipped,
         )
-        terms = {term: sums[term] / jnp.maximum(weights[term], 1e-30) for term in factors}
-        return new, Metrics(total, terms, counts, norm, rate, skipped)
+        return new, Metrics(total, Sums(terms, weights), counts, norm, rate, skipped)
 
     return step
 
@@ -133,8 +133,8 @@ def traced_loss(
     def loss(params, frozen, batch, carry):
         keys = row_keys(0, 0, jnp.arange(batch_rows(batch)))
         merged, bound = _bound(merge(params, frozen), teachers)
-        sums = objective.loss(model, merged, batch, carry, Moment(keys, True, 0, bound))[0]
-        return sum(sums[term] for term in objective.coefficients(0))
+        terms = objective.loss(model, merged, batch, carry, Moment(keys, True, 0, bound))[0]
+        return sum(terms[term].sum for term in objective.coefficients(0))
 
     return jax.make_jaxpr(loss)(params, frozen, batch, carry)
 
@@ -153,9 +153,9 @@ def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, micr
 
     def one(threaded, part_and_rowwise):
         part, rowwise = part_and_rowwise
-        (total, (sums, carry, counts)), gradients = gradient(params, *part, join(rowwise, threaded))
+        (total, (terms, carry, counts)), gradients = gradient(params, *part, join(rowwise, threaded))
         rowwise, threaded = split(carry, cut=False)
-        return threaded, ((total, sums, counts, gradients), rowwise)
+        return threaded, ((total, terms, counts, gradients), rowwise)
 
     def body(state, part_and_rowwise):
         threaded, so_far = state
@@ -164,8 +164,8 @@ def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, micr
 
     shapes = jax.eval_shape(one, threaded, jax.tree.map(lambda x: x[0], (parts, rowwise)))[1][0]
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    (threaded, (total, sums, counts, gradients)), rowwise = jax.lax.scan(body, (threaded, zeros), (parts, rowwise))
-    return (total, (sums, join(rowwise, threaded, whole=True), counts)), gradients
+    (threaded, (total, terms, counts, gradients)), rowwise = jax.lax.scan(body, (threaded, zeros), (parts, rowwise))
+    return (total, (terms, join(rowwise, threaded, whole=True), counts)), gradients
 
 
 def _cut(x: Array, axis: int, parts: int) -> Array:
@@ -203,10 +203,9 @@ def _by_rows(carry, carry_axes, parts: int):
 
 
 class Evaluation(NamedTuple):
-    """Sums over batches: term -> (S_k, W_k), and the objective's counts, but for those that are one an example."""
+    """Sums over rows, and the objective's counts but for those that are one an example."""
 
-    sums: dict[str, Array]
-    weights: dict[str, Array]
+    sums: Sums
     counts: dict[str, Array]
 
 
@@ -224,9 +223,9 @@ def evaluation_step(
     def step(params: Params, frozen: Params, batch: Batch, index: Array, first: Array, carry, trained: Array):
         keys = row_keys(seed, index, first + jnp.arange(batch_rows(batch)))
         merged, bound = _bound(merge(params, frozen), teachers)
-        sums, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained, bound))
+        terms, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained, bound))
         examples = {name: counts.pop(name) for name in objective.per_example}
-        return Evaluation(sums, objective.weights(batch), counts), examples, carry
+        return Evaluation(Sums(terms, objective.weights(batch)), counts), examples, carry
 
     return step
 

@@ -37,9 +37,9 @@ def loss_of(case, program, train):
 
     def loss(params, batch, carry):
         keys = cases.noise(len(batch["tokens"]))
-        sums, _, _ = case.objective.loss(model, params, batch, carry, Moment(keys, train))
+        terms, _, _ = case.objective.loss(model, params, batch, carry, Moment(keys, train))
         weights = case.objective.weights(batch)
-        return sum(c * sums[term] / weights[term] for term, c in case.objective.coefficients(0).items())
+        return sum(c * terms[term].sum / weights[term] for term, c in case.objective.coefficients(0).items())
 
     return loss
 

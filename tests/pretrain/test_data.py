@@ -136,7 +136,7 @@ def test_a_run_on_a_mixture_goes_on_as_if_never_interrupted_with_figures_of_each
     assert run(recipe, tiny.options(text(folder), cut)) == run(recipe, tiny.options(text(folder), whole)) == 0
     assert tiny.equal(tiny.final_state(cut), tiny.final_state(whole))
     (evaluation,) = read_metrics(RunDirectory(whole), "eval")
-    assert {"a/loss", "a/next_loss", "b/loss", "b/accuracy"} < evaluation.keys()
+    assert {"a/loss", "a/next_loss", "b/loss", "b/next_accuracy"} < evaluation.keys()
     rates = mixture_rates(recipe, open_corpora(text(folder), {}))
     assert evaluation["loss"] == pytest.approx(sum(rates[name] * evaluation[f"{name}/loss"] for name in "ab"))
     *_, last = read_metrics(RunDirectory(whole), "train")
@@ -148,7 +148,7 @@ def test_a_run_on_a_mixture_goes_on_as_if_never_interrupted_with_figures_of_each
     with pytest.raises(UserError, match="mixture: smoothed:0.7 -> proportional"):
         run(toys.recipe(steps=10, order=recipe.order), tiny.options(text(folder), whole))
     assert main(["eval", str(whole), "--corpus", f"b={folder / 'b'},a={folder / 'a'}"]) == 0
-    assert "b/accuracy" in capsys.readouterr().out
+    assert "b/next_accuracy" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_with_the_parts_that_its_corpus_began_with(corpus_path, tmp_path, monkeypatch, capsys):

@@ -17,7 +17,9 @@ from models.core.program import Program
 from pretrain.__main__ import main
 from pretrain.commands.export import export_run
 from pretrain.commands.run import run
+from pretrain.objectives.figures import Sums
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.objective import Term
 from pretrain.objectives.ranking import detection_report, score_histograms
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
@@ -102,7 +104,7 @@ def test_an_evaluation_computes_rows_that_divide_the_batch_and_fit(length, batch
 
 
 def test_the_set_is_of_the_held_out_split_and_never_whole_in_memory(corpus_path, monkeypatch):
-    asked, arrays, alive, one = [], [], [], {"mlm": np.float32(1)}
+    asked, arrays, alive = [], [], []
     examples, made = MaskedLanguageModel.examples, evaluate.evaluation_batches
 
     def kept_track_of(*of):
@@ -112,7 +114,7 @@ def test_the_set_is_of_the_held_out_split_and_never_whole_in_memory(corpus_path,
 
     def step(*_):
         alive.append(sum(array() is not None for array in arrays))
-        return Evaluation(one, one, {}), {}, {}
+        return evaluated("mlm"), {}, {}
 
     monkeypatch.setattr(MaskedLanguageModel, "examples", lambda *of: asked.append(of[2]) or examples(*of))
     monkeypatch.setattr(MaskedLanguageModel, "report", lambda *_: {})
@@ -122,13 +124,18 @@ def test_the_set_is_of_the_held_out_split_and_never_whole_in_memory(corpus_path,
     assert asked == ["heldout"] and len(arrays) == 4 and max(alive) <= 2
 
 
+def evaluated(term, counts=None):
+    """Rows of which one is predicted, with the loss 1."""
+    one = np.float32(1)
+    return Evaluation(Sums({term: Term(one)}, {term: one}), counts or {})
+
+
 def toy_evaluator(corpus_path, monkeypatch, objective, examples):
     """On batches of 8 rows, of which each has the loss 1 and the ranks 0 to 7."""
     toys.register(monkeypatch)
     phases = (toys.TwoLengths(1.0, 16, 8, target_length=8),)
     of_toy = evaluator(toys.recipe(objective=objective, phases=phases), corpus_path, examples)
-    one = dict.fromkeys(objective.coefficients(0), np.float32(1))
-    step = lambda *_: (Evaluation(one, one, {"step": 0, "batches": 1}), {"ranks": np.arange(8)}, None)
+    step = lambda *_: (evaluated("pairs", {"step": 0, "batches": 1}), {"ranks": np.arange(8)}, None)
     return with_program(of_toy, step)
 
 
@@ -196,12 +203,11 @@ def test_detection_figures_are_those_of_sklearn(labels, logits, weights):
 
 
 def test_each_batch_of_the_set_finds_the_memory_that_the_one_before_left(corpus_path):
-    carries, one = [], np.float32(1)
+    carries = []
 
     def step(params, frozen, batch, index, first, carry, trained):
         carries.append(carry)
-        counts = dict.fromkeys(("lm_total", "lm_nats", "lm_hits"), one)
-        return Evaluation({"lm": one}, {"lm": one}, counts), {}, f"after {index}"
+        return evaluated("lm"), {}, f"after {index}"
 
     with_program(evaluator(tiny.transformer_xl(model=TRANSFORMER_XL), corpus_path, 24), step)({}, {}, 0)
     assert not carries[0]["segments"].any() and carries[1:] == ["after 0", "after 1"]

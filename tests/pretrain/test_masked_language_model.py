@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from models.blocks.heads import PAIR, TOKENS
+from pretrain.objectives.figures import Sums, figures
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Moment
 from tests.pretrain import tiny
@@ -36,19 +37,18 @@ def nats(logits, target):
 def test_labelled_pairs_are_classified_under_the_label_s_name(label):
     objective = MaskedLanguageModel(**{"next_sentence": False} | {label: True})
     batch = BATCH | {label: LABELS}
-    sums, _, counts = objective.loss(Model(), {}, batch, {}, Moment(None, True))
-    assert sums.keys() == objective.coefficients(0).keys() == {"mlm", label}
-    assert sums["mlm"] == pytest.approx(nats(OF_TOKENS[0], 1) + nats(OF_TOKENS[1], 0) + nats(OF_TOKENS[2], 0))
-    assert sums[label] == pytest.approx(nats(OF_PAIRS[1], 0) + nats(OF_PAIRS[2], 1) + nats(OF_PAIRS[3], 1))
+    terms, *_ = objective.loss(Model(), {}, batch, {}, Moment(None, True))
+    assert terms.keys() == objective.coefficients(0).keys() == {"mlm", label}
+    assert terms["mlm"].sum == pytest.approx(nats(OF_TOKENS[0], 1) + nats(OF_TOKENS[1], 0) + nats(OF_TOKENS[2], 0))
+    assert terms[label].sum == pytest.approx(nats(OF_PAIRS[1], 0) + nats(OF_PAIRS[2], 1) + nats(OF_PAIRS[3], 1))
     assert objective.weights(batch) == {"mlm": 3, label: 3}
-    assert objective.report(counts) == pytest.approx({"mlm_accuracy": 2 / 3, f"{label}_accuracy": 2 / 3})
+    assert (terms["mlm"].hits, terms[label].hits) == (2, 2)
 
 
 def test_without_labelled_pairs_only_tokens_are_predicted():
-    unlabelled = MaskedLanguageModel()
-    counts = unlabelled.loss(Model(), {}, BATCH | {"next_sentence": LABELS * 0 - 1}, {}, Moment(None, True))[2]
-    assert unlabelled.report(counts).keys() == {"mlm_accuracy"}
+    unlabelled, batch = MaskedLanguageModel(), BATCH | {"next_sentence": LABELS * 0 - 1}
+    sums = Sums(unlabelled.loss(Model(), {}, batch, {}, Moment(None, True))[0], unlabelled.weights(batch))
+    assert figures(unlabelled, [sums], {}).keys() == {"mlm_loss", "mlm_accuracy"}
     objective = MaskedLanguageModel(next_sentence=False)
-    sums, _, counts = objective.loss(Model(), {}, BATCH, {}, Moment(None, True))
-    assert sums.keys() == objective.coefficients(0).keys() == objective.weights(BATCH).keys() == {"mlm"}
-    assert objective.report(counts).keys() == {"mlm_accuracy"}
+    terms, *_ = objective.loss(Model(), {}, BATCH, {}, Moment(None, True))
+    assert terms.keys() == objective.coefficients(0).keys() == objective.weights(BATCH).keys() == {"mlm"}

@@ -23,6 +23,7 @@ from models.families.registry import FAMILIES
 from pretrain.__main__ import main
 from pretrain.commands import tables
 from pretrain.commands.tables import print_evaluation
+from pretrain.objectives.figures import unigram
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, StridedPerplexity
 from pretrain.objectives.objective import Moment
 from pretrain.objectives.phase import Phase
@@ -82,11 +83,11 @@ def test_positions_that_restart_are_read(corpus):
 def test_z_loss_is_the_mean_square_of_the_log_normaliser(corpus):
     objective, batch = NextTokenPrediction(z_loss=0.25), row(NextTokenPrediction(), corpus)
     moment = Moment(np.zeros((1, 2), np.uint32), False)
-    sums, _, counts = objective.loss(MODEL, VARIABLES["params"], batch, {}, moment)
+    terms, *_ = objective.loss(MODEL, VARIABLES["params"], batch, {}, moment)
     hidden = MODEL.apply(VARIABLES, batch, method="decode")
     normaliser = jax.nn.logsumexp(MODEL.apply(VARIABLES, hidden, method="token_logits"), axis=-1)
-    np.testing.assert_allclose(sums["z"], (normaliser**2) @ batch["weights"].reshape(-1), rtol=1e-5)
-    assert objective.weights(batch) == {"lm": counts["lm_total"], "z": counts["lm_total"]}
+    np.testing.assert_allclose(terms["z"].sum, (normaliser**2) @ batch["weights"].reshape(-1), rtol=1e-5)
+    assert objective.weights(batch) == dict.fromkeys(("lm", "z"), batch["weights"].sum())
     assert objective.coefficients(0) == {"lm": 1.0, "z": 0.25}
     without = dataclasses.replace(objective, z_loss=0.0)
     assert without.coefficients(0) == {"lm": 1.0} and without.weights(batch).keys() == {"lm"}
@@ -99,7 +100,7 @@ def test_the_auxiliary_loss_is_the_inputs_with_its_own_mean():
     of_target = (np.arange(12) >= np.array([[5], [8]])).astype(np.float32)
     batch |= {"segments": np.ones((2, 12), np.int32), "weights": of_target, "auxiliary_weights": 1 - of_target}
     moment = Moment(np.zeros((2, 2), np.uint32), False)
-    loss = lambda params: (lambda sums: sums["lm"] / 11 + 0.5 * sums["auxiliary"] / 13)(
+    loss = lambda params: (lambda terms: terms["lm"].sum / 11 + 0.5 * terms["auxiliary"].sum / 13)(
         objective.loss(MODEL, params, batch, {}, moment)[0]
     )
 
@@ -157,8 +158,8 @@ def strided(corpus):
     """(nats, tokens) of all rows."""
     objective, lone = StridedPerplexity(stride=STRIDE), Moment(np.zeros((64, 2), np.uint32), False)
     rows = epoch(make_examples(objective.rows(Phase(1.0, LENGTH, 1)), corpus, "train", 1, seed=0))
-    sums, _, counts = objective.loss(MODEL, VARIABLES["params"], rows, {}, lone)
-    return sums["lm"], counts["lm_total"]
+    terms, *_ = objective.loss(MODEL, VARIABLES["params"], rows, {}, lone)
+    return terms["lm"].sum, objective.weights(rows)["lm"]
 
 
 def test_the_perplexity_of_whole_documents_is_that_of_a_plain_loop(corpus):
@@ -191,7 +192,7 @@ def test_the_unigram_counts_what_stands_around_documents(tmp_path, objective):
     counts[corpus.special["code_Food"]] += codes
     rows = epoch(make_examples(objective.rows(Phase(1.0, 8, 1)), corpus, "train", 1, seed=0))
     nats = -np.log(counts / counts.sum())[rows["targets"]][rows["weights"] > 0]
-    assert objective.baselines([rows], corpus)["lm_loss"] == pytest.approx(nats.mean())
+    assert unigram(objective, [rows], corpus, None)["lm_loss"] == pytest.approx(nats.mean())
 
 
 def test_eval_with_a_stride_keeps_what_was_trained_and_refuses_input_and_target():

@@ -54,7 +54,11 @@ def trained(recipe, params):
     assembly = assemble(recipe, Program(depth="scan"))
     carry, _ = initial_carry(assembly, 0)
     moment = Moment(row_keys(0, 0, np.arange(8)), True)
-    loss = lambda params, batch: sum(recipe.objective.loss(assembly.model, params, batch, carry, moment)[0].values())
+
+    def loss(params, batch):
+        terms, *_ = recipe.objective.loss(assembly.model, params, batch, carry, moment)
+        return sum(term.sum for term in terms.values())
+
     gradient = jax.jit(jax.grad(loss), compiler_options=QUICK)
     found = {}
     for name in NAMES:

@@ -36,10 +36,10 @@ class Model:
 @pytest.mark.parametrize("train", [True, False])
 def test_the_reused_part_is_remembered_or_the_whole_row_where_there_is_none(train, reuse_len, remembered):
     model, objective = Model(), PermutationLanguageModel(Permuting(reuse_len=reuse_len))
-    sums, after, counts = objective.loss(model, {}, BATCH, BEFORE._asdict(), Moment("noise", train))
+    terms, after, _ = objective.loss(model, {}, BATCH, BEFORE._asdict(), Moment("noise", train))
     _, memory, positions, reuse, noise = model.asked
     assert memory.hidden is BEFORE.hidden and positions is BATCH["prediction_positions"]
     assert reuse == remembered and noise == ("noise" if train else None)
     assert after["hidden"] is AFTER.hidden
-    assert sums["plm"] == pytest.approx(np.log(np.exp(LOGITS[0]).sum()) - 1.0)
-    assert objective.weights(BATCH) == {"plm": 1} and objective.report(counts) == {"plm_accuracy": 1.0}
+    assert terms["plm"].sum == pytest.approx(np.log(np.exp(LOGITS[0]).sum()) - 1.0)
+    assert objective.weights(BATCH) == {"plm": 1} and terms["plm"].hits == 1

@@ -11,7 +11,7 @@ from data_pipelines.errors import UserError
 from models.core.noise import row_keys
 from models.core.program import Program
 from pretrain.commands.run import run
-from pretrain.objectives.objective import Moment
+from pretrain.objectives.objective import Moment, Term
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -39,14 +39,14 @@ def test_microbatches_cut_a_carry_with_rows_join_it_again_and_pass_on_one_withou
         return step(state._replace(carry=carry), frozen, {"tokens": tokens})
 
     state, metrics = first_step(4)
-    keys, sums, seen = row_keys(0, 0, jnp.arange(8)), {"next": 0.0, "rare": 0.0}, carry["seen"]
+    keys, sums, seen = row_keys(0, 0, jnp.arange(8)), {"next": Term(0.0, 0.0), "rare": Term(0.0)}, carry["seen"]
     loss = jax.jit(lambda *given: recipe.objective.loss(assembly.model, params, *given[:2], Moment(given[2], True))[:2])
     for rows in (slice(part, None, 4) for part in range(4)):
         own = {"memory": carry["memory"][:, rows], "seen": seen}
         added, after = loss({"tokens": tokens[rows]}, own, keys[rows])
         sums, seen = jax.tree.map(jnp.add, sums, added), after["seen"]
         np.testing.assert_allclose(state.carry["memory"][:, rows], after["memory"], rtol=1e-5)
-    expected = sums["next"] / 8 + 0.5 * sums["rare"] / (tokens > 100).sum()
+    expected = sums["next"].sum / 8 + 0.5 * sums["rare"].sum / (tokens > 100).sum()
     np.testing.assert_allclose(metrics.loss, expected, rtol=1e-5)
     np.testing.assert_allclose(state.carry["seen"], seen, rtol=1e-5)
     assert abs(float(first_step(1)[1].loss / metrics.loss) - 1) > 1e-4  # the feedback is felt

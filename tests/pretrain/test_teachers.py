@@ -11,6 +11,7 @@ from models.blocks.heads import TOKENS
 from pretrain.commands.run import run
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.objective import Term
 from pretrain.objectives.protocols import Encoder
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.objectives.teacher import TEACHERS, Teacher
@@ -44,7 +45,7 @@ class Distillation(MaskedLanguageModel):
         return {"mlm": 1.0, "soft": 1.0}
 
     def loss(self, model, params, batch, carry, moment):
-        sums, carry, counts = super().loss(model, params, batch, carry, moment)
+        terms, carry, counts = super().loss(model, params, batch, carry, moment)
         inputs, slots = inputs_of(model, batch), batch["prediction_positions"]
         variables, vocab = {"params": params}, model.config.vocab_size
         hidden = model.apply(variables, inputs, moment.noise, slots, method="encode")
@@ -55,7 +56,7 @@ class Distillation(MaskedLanguageModel):
         ]
         soft = jax.nn.softmax(theirs / self.temperature)
         nats = -jnp.sum(soft * jax.nn.log_softmax(ours / self.temperature), axis=-1)
-        return sums | {"soft": jnp.sum(nats * batch["prediction_weights"].reshape(-1))}, carry, counts
+        return terms | {"soft": Term(jnp.sum(nats * batch["prediction_weights"].reshape(-1)))}, carry, counts
 
 
 def recipe(source, teacher=TEACHER, **changes):

@@ -14,7 +14,7 @@ from models.core.family import Family, Input
 from models.core.parameters import Parameter
 from models.families.registry import FAMILIES
 from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.objective import Objective
+from pretrain.objectives.objective import Objective, Term
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe
@@ -122,14 +122,11 @@ class NextWord(Objective):
         if self.explodes:
             nats = jnp.where(number >= self.explodes, jnp.nan, nats)
         rare = (tokens > 100).astype(jnp.float32)
-        sums = {"next": _at(nats, tokens[:, -1:]).sum(), "rare": (_at(nats, tokens) * rare).sum()}
+        hits = (jnp.argmin(nats, axis=1) == tokens[:, -1]).sum().astype(jnp.float32)
+        next_word, of_rare = _at(nats, tokens[:, -1:]).sum(), (_at(nats, tokens) * rare).sum()
         kept, rows = jax.lax.stop_gradient(logits), jnp.float32(len(tokens))
         carry = {"memory": kept[:, :size].T, "seen": carry["seen"] + jnp.stack([kept[:, 1].sum(), rows])}
-        hits = (jnp.argmin(nats, axis=1) == tokens[:, -1]).sum().astype(jnp.float32)
-        return sums, carry, {"hits": hits, "rows": rows}
-
-    def report(self, counts):
-        return {"accuracy": float(counts["hits"] / counts["rows"])}
+        return {"next": Term(next_word, hits), "rare": Term(of_rare)}, carry, {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,10 +153,7 @@ class WhatFollows(Objective):
 
     def loss(self, model, params, batch, carry, moment):
         nats = -jax.nn.log_softmax(model.apply({"params": params}, inputs_of(model, batch)))
-        return {"words": _at(nats, batch["targets"]).sum()}, carry, {}
-
-    def report(self, counts):
-        return {}
+        return {"words": Term(_at(nats, batch["targets"]).sum())}, carry, {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +192,7 @@ class InBatch(WhatFollows):
         counts = {"step": jnp.float32(moment.step), "batches": jnp.float32(1)}
         if not moment.train:
             counts["ranks"] = (scores > own[:, None]).sum(axis=1)
-        return {"pairs": (jax.nn.logsumexp(scores, axis=1) - own).sum()}, carry, counts
+        return {"pairs": Term((jax.nn.logsumexp(scores, axis=1) - own).sum())}, carry, counts
 
     def report(self, counts):
         ranks = counts.get("ranks")

@@ -57,9 +57,9 @@ def gradients(recipe, text, program):
     noise = np.arange(2 * size, dtype=np.uint32).reshape(size, 2)
 
     def loss(params, batch, carry):
-        sums, carry, _ = recipe.objective.loss(assembly.model, params, batch, carry, Moment(noise, True))
+        terms, carry, _ = recipe.objective.loss(assembly.model, params, batch, carry, Moment(noise, True))
         weights = recipe.objective.weights(batch)
-        return sum(c * sums[term] / weights[term] for term, c in recipe.objective.coefficients(0).items()), carry
+        return sum(c * terms[term].sum / weights[term] for term, c in recipe.objective.coefficients(0).items()), carry
 
     params = placement.place_parameters(drawn, stage)
     batch = place_rows(simulated.rows_of(recipe, 0), host_rows(mesh, size), size, mesh)
