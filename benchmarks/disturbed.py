@@ -87,9 +87,8 @@ def _reach_bucket(plan: Plan) -> None:
 
 
 def _announce_stages(mark: Callable[[str], object]) -> None:
-    from pretrain.commands import run
     from pretrain.storage import checkpoints, run_directory
-    from pretrain.training import loop
+    from pretrain.training import loop, run
 
     _announce(run_directory, "start", "work directory", mark)
     _announce(checkpoints.Checkpoints, "restore", "restore", mark)

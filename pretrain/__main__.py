@@ -108,7 +108,7 @@ def _run(arguments: list[str]) -> int:
         with ending_together():
             keep_compiled_with(options.workdir)
             write_whole()
-            from pretrain.commands.run import run
+            from pretrain.training.run import run
 
             return run(recipe, options, stop)
 

@@ -95,9 +95,9 @@ def test_a_room_imports_from_those_below_it():
     paths = [path for path in (file.relative_to(ROOT) for file in FILES) if path.parts[0] in ROOMS]
     read = lambda path: (path.parts[0], ".".join(path.with_suffix("").parts), (ROOT / path).read_text())
     assert {path: names for path in paths if (names := upward(*read(path)))} == {}
-    assert upward("pretrain", "pretrain.recipe", "from pretrain.commands.run import run") == {"pretrain.commands.run"}
+    assert upward("pretrain", "pretrain.recipe", "from pretrain.training.run import run") == {"pretrain.training.run"}
     assert not upward("pretrain", "pretrain.training.loop", "from pretrain.storage.journal import Journal")
-    assert not upward("pretrain", "pretrain.__main__", "from pretrain.commands.run import run")
+    assert not upward("pretrain", "pretrain.__main__", "from pretrain.training.run import run")
 
 
 def families_imported(source):

@@ -12,13 +12,13 @@ from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from pretrain.commands.export import export_run
 from pretrain.commands.plot import plot
-from pretrain.commands.run import run
 from pretrain.commands.tables import print_evaluation
 from pretrain.objectives.inputs import inputs_of
 from pretrain.options import Options
 from pretrain.recipes.registry import find
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore
+from pretrain.training.run import run
 from pretrain.training.signals import stop_request
 from pretrain.training.step import merge
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
-from pretrain.commands.run import run
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 from tests.pretrain.hugging_face_folders import configs, exported, tokenizer_path, tokenizers  # noqa: F401
 from tests.texts import write_texts

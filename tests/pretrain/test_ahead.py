@@ -9,13 +9,13 @@ import pytest
 
 from data_pipelines.errors import UserError
 from models.core.program import Program
-from pretrain.commands.run import run
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import ahead, loop
 from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, trace
 from pretrain.training.assembly import assemble
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 from tpu.mesh import choose_mesh
 from tpu.rules import shard_bytes

@@ -21,7 +21,6 @@ from models.attention.sparse import attention as blocked
 from models.core.program import Program
 from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
-from pretrain.commands.run import run
 from pretrain.objectives.objective import Moment
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
@@ -30,6 +29,7 @@ from pretrain.training import attention_choice
 from pretrain.training.assembly import assemble, parameter_shapes
 from pretrain.training.attention_choice import chosen_program, for_evaluation, form_of_pattern, why_plain
 from pretrain.training.placement import stages
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_options import rows_and_keys
 from tpu.generations import GENERATIONS

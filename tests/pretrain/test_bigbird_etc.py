@@ -15,13 +15,13 @@ from models.core.parameters import count, leaves
 from models.core.program import Program
 from models.families.etc import FAMILY
 from pretrain.__main__ import main
-from pretrain.commands.run import run
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.load import load
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.recipe import check
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.run import run
 from tests.contract.cases import CASES
 from tests.contract.test_contract import arguments, loss_of
 from tests.models.shapes import parameter_shapes

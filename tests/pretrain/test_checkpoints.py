@@ -17,12 +17,12 @@ import pytest
 from orbax.checkpoint._src.multihost import multihost
 
 from data_pipelines.errors import UserError
-from pretrain.commands.run import run
 from pretrain.state import TrainState
 from pretrain.storage import checkpoints as module
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.run_directory import RunDirectory, disk_errors
 from pretrain.storage.stored_state import checksums
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 
 # Orbax leaves coroutines behind where a file does not load.

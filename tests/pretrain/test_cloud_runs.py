@@ -17,13 +17,13 @@ from data_pipelines.errors import PassingError, UserError
 from models.core.parameters import leaves
 from pretrain.__main__ import main
 from pretrain.commands.export import export_run
-from pretrain.commands.run import run
 from pretrain.storage import journal
 from pretrain.storage.journal import Journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
 from pretrain.training.initial_weights import INIT_FROM, load_weights
 from pretrain.training.restore import restore
+from pretrain.training.run import run
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_kills import figures

@@ -11,12 +11,12 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.order import Order
 from pretrain.__main__ import main
-from pretrain.commands.run import run
 from pretrain.recipe import Phase, check
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import data
 from pretrain.training.data import check_data, mixture_rates, phase_batches, training_batches
+from pretrain.training.run import run
 from tests.data_pipelines.corpora import equal, random_documents, write_corpus
 from tests.pretrain import tiny, toys
 

@@ -5,9 +5,9 @@ import re
 
 import jax
 
-from pretrain.commands.run import run
 from pretrain.storage import environment
 from pretrain.storage.environment import versions
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 
 

@@ -16,7 +16,6 @@ from data_pipelines.errors import UserError
 from models.core.program import Program
 from pretrain.__main__ import main
 from pretrain.commands.export import export_run
-from pretrain.commands.run import run
 from pretrain.objectives.figures import Sums
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Term
@@ -28,6 +27,7 @@ from pretrain.training import evaluate, placement
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.placement import stages
+from pretrain.training.run import run
 from pretrain.training.step import Evaluation, evaluation_step
 from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch

@@ -16,10 +16,10 @@ from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from models.families.registry import family_of
-from pretrain.commands import run as runs
 from pretrain.huggingface.export import check_replaceable
 from pretrain.recipe import resolve
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import run as runs
 from tests.pretrain import tiny
 from tests.pretrain.hugging_face_folders import MODELS
 from tests.texts import write_texts

@@ -15,13 +15,13 @@ from data_pipelines.errors import UserError
 from models.attention.patterns.pattern import Pattern
 from models.blocks.heads import TOKENS
 from models.families.registry import family_of
-from pretrain.commands import run as runs
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.storage import run_directory
 from pretrain.storage.run_directory import flat
 from pretrain.training import initial_weights
+from pretrain.training import run as runs
 from pretrain.training.initial_weights import load_weights
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 import jax
 from pretrain.training import initial_weights
-from pretrain.commands import run as runs
+from pretrain.training import run as runs
 from tests.pretrain import tiny
 
 corpus, source, workdir = map(Path, sys.argv[1:])

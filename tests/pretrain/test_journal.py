@@ -6,10 +6,10 @@ import time
 import pytest
 from rich.console import Console
 
-from pretrain.commands.run import run
 from pretrain.storage import journal
 from pretrain.storage.journal import Journal
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 
 

@@ -11,10 +11,10 @@ import jax
 import pytest
 
 from data_pipelines.errors import UserError
-from pretrain.commands.run import run
 from pretrain.recipe import to_json
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
+from pretrain.training.run import run
 from pretrain.training.signals import EXIT_STOPPED, stop_request
 from tests.pretrain import tiny, toys
 from tpu import cluster

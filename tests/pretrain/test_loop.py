@@ -10,13 +10,13 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.program import Program
-from pretrain.commands.run import run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
 from pretrain.training.assembly import assemble, model_flops
 from pretrain.training.data import phase_batches
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
 

@@ -16,7 +16,6 @@ from data_pipelines.prepare.options import Prepare
 from models.core.parameters import leaves
 from models.core.program import Program
 from pretrain.__main__ import main
-from pretrain.commands.run import run
 from pretrain.huggingface.config import config_from
 from pretrain.huggingface.load import load
 from pretrain.recipe import Phase, resolve
@@ -28,6 +27,7 @@ from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.placement import stages
 from pretrain.training.restore import restore
+from pretrain.training.run import run
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 from tests.texts import write_texts

@@ -15,13 +15,13 @@ from data_pipelines.loader import Loader
 from models.attention.patterns.pattern import PATTERNS, Pattern
 from models.core.parameters import decays, leaves
 from models.core.program import Program
-from pretrain.commands.run import run
 from pretrain.objectives.objective import Moment
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import ahead, loop
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.attention_choice import chosen_program
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import fields_of, other, replaced
 

@@ -10,13 +10,13 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.__main__ import main
-from pretrain.commands.run import run
 from pretrain.storage import stored_state
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import restore as restoring
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.initial_weights import load_weights
 from pretrain.training.restore import restore
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_checkpoints import DAMAGES, like, reopened, saved, state_at
 

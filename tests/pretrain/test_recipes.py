@@ -14,7 +14,6 @@ from data_pipelines.order import Order
 from models.attention.patterns.pattern import Pattern
 from models.core.program import Program, default
 from models.families.electra import Tower
-from pretrain.commands.run import run
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe, boundaries, check, from_json, phase_at, resolve, to_json
 from pretrain.recipes import table
@@ -24,6 +23,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
 from pretrain.training.placement import stages
+from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
 from tpu.mesh import MeshShape, make_mesh

@@ -10,7 +10,6 @@ import pytest
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from pretrain.commands.run import _longer_or_shorter, run
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase
@@ -21,6 +20,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
 from pretrain.training.initial_weights import load_weights
+from pretrain.training.run import _longer_or_shorter, run
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny, toys
 

@@ -10,7 +10,6 @@ import pytest
 from data_pipelines.errors import UserError
 from models.core.noise import row_keys
 from models.core.program import Program
-from pretrain.commands.run import run
 from pretrain.objectives.objective import Moment, Term
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
@@ -18,6 +17,7 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
 from pretrain.training.assembly import assemble, initial_carry, initial_params, initial_state
 from pretrain.training.restore import restore
+from pretrain.training.run import run
 from pretrain.training.step import train_step
 from tests.pretrain import tiny, toys
 

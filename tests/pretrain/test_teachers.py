@@ -8,7 +8,6 @@ import pytest
 
 from data_pipelines.errors import UserError
 from models.blocks.heads import TOKENS
-from pretrain.commands.run import run
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Term
@@ -21,6 +20,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import model_flops
 from pretrain.training.restore import restore
+from pretrain.training.run import run
 from tests.pretrain import boxes, tiny
 
 STUDENT = tiny.BERT
