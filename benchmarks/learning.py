@@ -224,14 +224,14 @@ def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:
     """Cells of a run: its held-out figures, what frequencies reach in brackets, and the study's own."""
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.evaluate import Evaluators
-    from pretrain.training.placement import stages
+    from pretrain.training.placement import of_phase, stages
     from pretrain.training.restore import restore
 
     directory = RunDirectory(run.workdir)
     restored, corpora = restore(directory), directory.open_corpora()
 
     def evaluators(assembly, rows: int) -> Evaluators:
-        return Evaluators(stages(assembly, restored.mesh)[0], corpora, rows)
+        return Evaluators(of_phase(stages(assembly, restored.mesh), 0), corpora, rows)
 
     def evaluated(those: Evaluators) -> dict[str, float]:
         return those(restored.params, restored.frozen, restored.step)

@@ -144,20 +144,22 @@ class Ours:
         self.assembly, stage, self.run = compiled_step(case)
         import jax
 
-        from pretrain.training.assembly import initial_params, initial_state
+        from pretrain.training.assembly import initial_params
         from pretrain.training.attention_choice import why_plain
         from pretrain.training.placement import shardings
+        from pretrain.training.step import given_in, initial_state
 
         self.plain = why_plain(self.assembly, case, _mesh())
-        made = *initial_state(self.assembly, initial_params(self.assembly), 0), batch_of(self.assembly.recipe)
-        self.state, self.frozen, self.batch = jax.device_put(made, shardings(stage.train.arguments))
+        recipe = self.assembly.recipe
+        made = *initial_state(self.assembly, initial_params(self.assembly)), batch_of(recipe), given_in(recipe, 0)
+        self.state, self.frozen, *self.given = jax.device_put(made, shardings(stage.train.arguments))
         self.steps = case.steps
 
     def __call__(self) -> float:
         import jax
 
         for _ in range(self.steps):
-            self.state, metrics = self.run(self.state, self.frozen, self.batch)
+            self.state, metrics = self.run(self.state, self.frozen, *self.given)
         jax.block_until_ready(self.state)
         return float(metrics.loss)
 
@@ -166,7 +168,7 @@ class Ours:
         those of the step by the compiler's count)."""
         import jax
 
-        from pretrain.training.assembly import model_flops
+        from pretrain.training.traced import model_flops
         from tpu.chips import peak_flops
 
         program, device, recipe = self.assembly.model.program, jax.devices()[0], self.assembly.recipe

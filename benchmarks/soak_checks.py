@@ -52,7 +52,7 @@ def _last_state(directory):
     from tpu.mesh import row_mesh
 
     step, mesh = max(directory.checkpoint_steps()), row_mesh(jax.local_devices()[:1], [1])
-    like = state_after(stages(assemble(directory.read_recipe()), mesh), step)
+    like = state_after(stages(assemble(directory.read_recipe()), mesh), directory, step)
     return verified(*load(directory.checkpoints / str(step), like), like)
 
 

@@ -77,8 +77,7 @@ def make_mixture(
     """
     if any(layout.spec != next(iter(layouts.values())).spec for layout in layouts.values()):
         raise UserError("the layouts of a mixture make other arrays; give all corpora layouts of one spec")
-    weights = tuple(max(round(rate * PARTS), 1) for rate in rates)
-    sources = {}
+    weights, sources = weights_of(rates), {}
     for index, (name, layout) in enumerate(layouts.items()):
         known = None if sizes is None else sizes[name]
         own = source_seed(seed, index)
@@ -87,6 +86,11 @@ def make_mixture(
     if len(kinds) > 1:
         raise UserError("a mixture has rows that continue each other and rows that stand alone; give layouts of one")
     return (RowMixture if kinds == {RowExamples} else StreamMixture)(sources, weights, seed)
+
+
+def weights_of(rates: Sequence[float]) -> tuple[int, ...]:
+    """Whole numbers in proportion to rates, whose sum is 1."""
+    return tuple(max(round(rate * PARTS), 1) for rate in rates)
 
 
 def source_seed(seed: int, index: int) -> int:

@@ -1,7 +1,7 @@
 """How a run is run: none of this is the recipe's identity, all of it may change on resume."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -28,6 +28,9 @@ class Options:
     """Start from these weights: a Hugging Face folder, discriminator=DIR,generator=DIR, or another run's workdir."""
     init_heads_anew: bool = False
     """With --init-from: heads that it lacks start from random weights, and its other heads are left out."""
+    extend: Literal["constant", "decay"] | None = None
+    """With more --steps, which otherwise evaluate the schedule for the new total: a further phase goes on at the rate
+    of the last step done, or falls linearly from it to final x peak; at a tenth of the peak where that was lower."""
     microbatches: int = 1
     """Cut each batch into so many parts whose gradients add up: less memory, same mathematics."""
     dtype: str | None = None

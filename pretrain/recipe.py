@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,22 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.attention.patterns import pattern
 from models.core.family import unfit_inputs
 from models.core.program import Program
-from models.core.ranges import COUNT, SEED, SHARE, Range, check_ranges
+from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.tokenizer_fit import check_ids, check_types
-from pretrain.json_values import KIND, build, make, plain
+from pretrain.json_values import KIND, make, plain
 from pretrain.objectives.objective import Objective
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.phase import Phase, Task
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.objectives.teacher import Teacher
+from pretrain.older_recipes import brought_up_to_date
 from pretrain.optimizers import Optimizer
-from pretrain.schedules import Schedule
+from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 
+LEAST = 0.1  # of the peak: with what a run goes on that is made longer, at least
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
 
 FAMILY = "family"  # names the config's family in JSON
-OF_OLDER_FILES = ("pair_head",)  # fields in them of models; the objective says which heads a model has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,73 @@ def phase_at(recipe: Recipe, step: int) -> int:
     return next((i for i, end in enumerate(boundaries(recipe)) if step < end), len(recipe.phases) - 1)
 
 
+def rate_at(recipe: Recipe, index: int) -> tuple[str, Numbers]:
+    """The schedule of a phase: its own over its steps, else the recipe's over all before the first that has its own."""
+    ends, phase = boundaries(recipe), recipe.phases[index]
+    if phase.schedule is not None:
+        begin = ends[index - 1] if index else 0
+        return phase.schedule.name, numbers(phase.schedule, ends[index] - begin, begin)
+    shared = (end for end, later in zip(ends, recipe.phases[1:], strict=False) if later.schedule is not None)
+    return recipe.schedule.name, numbers(recipe.schedule, next(shared, recipe.steps))
+
+
+def rate_after(recipe: Recipe, step: int) -> float:
+    """The learning rate of the update after `step` steps."""
+    return float(learning_rate(*rate_at(recipe, phase_at(recipe, step)), step))
+
+
+def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
+    """The recipe with so many steps: after those that are `done` comes a further phase, like the last begun.
+
+    kind: 'constant' goes on at the rate that the run has come to, 'decay' falls linearly from it to `final` x peak.
+    That rate is at least `LEAST` of the peak, since a schedule that ended at 0 would learn nothing.
+    """
+    peak, last = recipe.schedule.peak, phase_at(recipe, done - 1)
+    rate, lowest = max(rate_after(recipe, done - 1), LEAST * peak), recipe.schedule.final * peak
+    phases, begin = [], 0
+    for phase, end in zip(recipe.phases[: last + 1], boundaries(recipe), strict=False):
+        schedule = phase.schedule and dataclasses.replace(phase.schedule, steps=phase.schedule.steps or end - begin)
+        phases.append(dataclasses.replace(phase, share=(min(end, done) - begin) / steps, schedule=schedule))
+        begin = end
+    name = {"constant": "constant", "decay": "linear"}[kind]
+    goes_on = Schedule(name, peak=rate, warmup=0.0, final=min(lowest / rate, 1.0))
+    phases.append(dataclasses.replace(phases[-1], share=(steps - done) / steps, schedule=goes_on))
+    shared = dataclasses.replace(recipe.schedule, steps=recipe.schedule.steps or recipe.steps)
+    return dataclasses.replace(recipe, steps=steps, phases=tuple(phases), schedule=shared)
+
+
+def tasks_of(recipe: Recipe, phase: Phase) -> tuple[Task, ...]:
+    """What a phase learns; where that is one objective, a task without a name."""
+    return phase.tasks or (Task("", phase.objective or recipe.objective),)
+
+
+def every_task(recipe: Recipe) -> list[tuple[int, Phase, Task]]:
+    """(number of the phase, the phase, a task of it) for all tasks of all phases."""
+    return [(i, phase, task) for i, phase in enumerate(recipe.phases) for task in tasks_of(recipe, phase)]
+
+
+def asked(recipe: Recipe) -> tuple[type | str, ...]:
+    """What its objectives together ask of the model."""
+    return tuple(dict.fromkeys(one for _, _, task in every_task(recipe) for one in task.objective.asks))
+
+
+def asked_of_teachers(recipe: Recipe) -> dict[str, tuple[type | str, ...]]:
+    """The same of each teacher, by its name."""
+    return {name: asks for _, _, task in every_task(recipe) for name, asks in task.objective.teachers.items()}
+
+
+def with_objectives(recipe: Recipe, change: Callable[[Objective], Objective]) -> Recipe:
+    """The recipe with each of its objectives changed."""
+
+    def changed(phase: Phase) -> Phase:
+        tasks = tuple(dataclasses.replace(task, objective=change(task.objective)) for task in phase.tasks)
+        return dataclasses.replace(phase, objective=phase.objective and change(phase.objective), tasks=tasks)
+
+    return dataclasses.replace(
+        recipe, objective=change(recipe.objective), phases=tuple(changed(phase) for phase in recipe.phases)
+    )
+
+
 def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
     """The recipe with the corpus's vocabulary size, checked: UserError on the first thing that cannot train."""
     try:
@@ -81,9 +150,6 @@ def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
     made = tokenizers.load(corpus.tokenizer_path)
     check_types(f"--corpus {corpus.source}", model, made)
     check_ids(f"--corpus {corpus.source}", model, made)
-    for phase in resolved.phases:
-        resolved.objective.rows(phase).check(corpus)
-    resolved.objective.check(resolved.model, corpus, resolved.phases)
     return resolved
 
 
@@ -93,6 +159,11 @@ def check(recipe: Recipe) -> None:
         check_ranges(recipe, {"steps": COUNT, "seed": SEED}, "")
         for index, phase in enumerate(recipe.phases):
             check_ranges(phase, {"share": SHARE, "length": LENGTH, "batch_size": COUNT}, f"phases.{index}.")
+            for number, task in enumerate(phase.tasks):
+                check_ranges(task, {"rate": POSITIVE}, f"phases.{index}.tasks.{number}.")
+            names = [task.name for task in phase.tasks]
+            if len({*names, ""}) <= len(names):
+                raise ValueError(f"phases.{index}.tasks: are named {names}; give each a name of its own")
             if phase.batch_size * phase.length >= 2**31:
                 sizes = f"phases.{index}.batch_size={phase.batch_size} of length={phase.length}"
                 raise ValueError(f"{sizes}: a step has less than 2**31 tokens; lower one of them")
@@ -101,15 +172,17 @@ def check(recipe: Recipe) -> None:
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
         raise UserError(f"phases: the shares are {[p.share for p in recipe.phases]}, they must add up to 1")
     _check_teachers(recipe)
-    models = {"model": (recipe.model, recipe.objective.asks)}
-    for index, teacher in enumerate(recipe.teachers):
-        models[f"teachers.{index}.model"] = teacher.model, recipe.objective.teachers[teacher.name]
-    for index, phase in enumerate(recipe.phases):
-        recipe.objective.check_phase(phase)
+    for index, phase, task in every_task(recipe):
+        objective = task.objective
+        objective.check_phase(phase)
         recipe.order.check(f"phases.{index}.batch_size", phase.batch_size)
-        rows = rows_of(recipe.objective, phase, f"phases.{index}.")
+        rows = rows_of(objective, phase, f"phases.{index}.")
         if isinstance(rows, StreamLayout):
             rows.check_rows(phase.batch_size // recipe.order.lanes)
+        models = {"model": (recipe.model, objective.asks)}
+        for number, teacher in enumerate(recipe.teachers):
+            if teacher.name in objective.teachers:
+                models[f"teachers.{number}.model"] = teacher.model, objective.teachers[teacher.name]
         for setting, (config, asks) in models.items():
             longest = getattr(config, "positions", phase.length)  # a bag of words has no limit
             if phase.length > longest:
@@ -118,7 +191,7 @@ def check(recipe: Recipe) -> None:
                     "lower the one or raise the other"
                 )
             check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
-            _check_model(config, recipe.objective, asks, phase)
+            _check_model(config, objective, asks, phase)
 
 
 def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:
@@ -131,11 +204,12 @@ def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:
 
 
 def _check_teachers(recipe: Recipe) -> None:
-    names, asked = [teacher.name for teacher in recipe.teachers], sorted(recipe.objective.teachers)
-    if sorted(names) != asked:
+    names, wanted = [teacher.name for teacher in recipe.teachers], sorted(asked_of_teachers(recipe))
+    if sorted(names) != wanted:
+        objectives = " and ".join(dict.fromkeys(type(task.objective).__name__ for _, _, task in every_task(recipe)))
         raise UserError(
-            f"teachers: the recipe has {', '.join(names) or 'none'}, {type(recipe.objective).__name__} asks for "
-            f"{', '.join(asked) or 'none'}; give each a name, a source and a model in --recipe FILE.json"
+            f"teachers: the recipe has {', '.join(names) or 'none'}, {objectives} asks for "
+            f"{', '.join(wanted) or 'none'}; give each a name, a source and a model in --recipe FILE.json"
         )
 
 
@@ -170,20 +244,30 @@ def _check_model(config: Any, objective: Objective, asks: tuple[type | str, ...]
 
 def check_rowwise(recipe: Recipe, microbatches: int) -> None:
     """UserError where microbatches would change what is learned."""
-    if microbatches > 1 and not recipe.objective.rowwise:
-        raise UserError(
-            f"--microbatches {microbatches}: {type(recipe.objective).__name__} compares the rows of a batch with one "
-            "another, of which a microbatch has few; leave it out, and take more devices or a smaller batch"
-        )
+    for _, _, task in every_task(recipe) if microbatches > 1 else ():
+        if not task.objective.rowwise:
+            raise UserError(
+                f"--microbatches {microbatches}: {type(task.objective).__name__} compares the rows of a batch with one "
+                "another, of which a microbatch has few; leave it out, and take more devices or a smaller batch"
+            )
 
 
 def to_json(recipe: Recipe) -> str:
-    """Readable JSON; `from_json` gives the equal recipe back."""
+    """Readable JSON; `from_json` gives the equal recipe back. What a phase does not change is left out."""
     fields = plain(Recipe, recipe)
-    fields["model"] = {FAMILY: _name(_configs(), recipe.model), **fields["model"]}
-    fields["objective"] = {KIND: _name(OBJECTIVES, recipe.objective), **fields["objective"]}
+    fields["model"] = _tagged(FAMILY, _configs(), recipe.model)
+    fields["objective"] = _tagged(KIND, OBJECTIVES, recipe.objective)
+    if recipe.schedule.steps is None:
+        del fields["schedule"]["steps"]
+    for phase, of in zip(recipe.phases, fields["phases"], strict=True):
+        of["objective"] = phase.objective and _tagged(KIND, OBJECTIVES, phase.objective)
+        for task, said in zip(phase.tasks, of["tasks"], strict=True):
+            said["objective"] = _tagged(KIND, OBJECTIVES, task.objective)
+        for name in ("objective", "optimizer", "schedule", "frozen", "tasks"):
+            if not of[name]:
+                del of[name]
     for teacher, of in zip(recipe.teachers, fields["teachers"], strict=True):
-        of["model"] = {FAMILY: _name(_configs(), teacher.model), **of["model"]}
+        of["model"] = _tagged(FAMILY, _configs(), teacher.model)
     if not recipe.teachers:
         del fields["teachers"]
     return json.dumps(fields, indent=2) + "\n"
@@ -197,14 +281,14 @@ def from_json(text: str) -> Recipe:
         raise UserError(f"is not JSON ({error}); write it anew") from None
     if not isinstance(fields, dict):
         raise UserError("is no recipe, which is a JSON object; write it anew")
+    fields = brought_up_to_date(fields)
     model = _of_class(fields, "model", FAMILY, _configs())
     objective = _of_class(fields, "objective", KIND, OBJECTIVES)
     made = {"model": model, "objective": objective}
-    if isinstance(phases := fields.get("phases"), list):
-        made["phases"] = build(tuple[objective.phase, ...], phases, "phases")
-    if isinstance(teachers := fields.get("teachers"), list):
-        made["teachers"] = tuple(_teacher(of, f"teachers.{index}") for index, of in enumerate(teachers))
-    return make(Recipe, {name: value for name, value in fields.items() if name not in made}, "", **made)
+    for name, build_one in {"phases": partial(_phase, objective), "teachers": _teacher}.items():
+        if isinstance(listed := fields.get(name), list):
+            made[name] = tuple(build_one(of, f"{name}.{index}") for index, of in enumerate(listed))
+    return make(Recipe, _without(fields, made), "", **made)
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -222,15 +306,43 @@ def _configs() -> dict[str, type]:
     return {name: family.config for name, family in FAMILIES.items()}
 
 
-def _name(classes: Mapping[str, type], value) -> str:
-    return next(name for name, cls in classes.items() if cls is type(value))
+def _tagged(tag: str, classes: Mapping[str, type], value) -> dict:
+    """The fields of a value whose class stands beside them, by its name in a registry."""
+    name = next(name for name, cls in classes.items() if cls is type(value))
+    return {tag: name, **plain(type(value), value)}
+
+
+def _without(fields: dict, made: Mapping[str, Any]) -> dict:
+    return {name: value for name, value in fields.items() if name not in made}
+
+
+def _phase(objective: Objective, fields: Any, path: str) -> Phase:
+    """objective: the recipe's."""
+    _check_object(fields, path, "share, length and batch_size")
+    made: dict[str, Any] = {}
+    if fields.get("objective") is not None:
+        made["objective"] = objective = _of_class(fields, "objective", KIND, OBJECTIVES, f"{path}.")
+    if isinstance(tasks := fields.get("tasks"), list) and tasks:
+        made["tasks"] = tuple(_task(of, f"{path}.tasks.{number}") for number, of in enumerate(tasks))
+        objective = made["tasks"][0].objective
+    return make(objective.phase, _without(fields, made), f"{path}.", **made)
+
+
+def _task(fields: Any, path: str) -> Task:
+    _check_object(fields, path, "name and objective")
+    made = {"objective": _of_class(fields, "objective", KIND, OBJECTIVES, f"{path}.")}
+    return make(Task, _without(fields, made), f"{path}.", **made)
 
 
 def _teacher(fields: Any, path: str) -> Teacher:
+    _check_object(fields, path, "name, source and model")
+    made = {"model": _of_class(fields, "model", FAMILY, _configs(), f"{path}.")}
+    return make(Teacher, _without(fields, made), f"{path}.", **made)
+
+
+def _check_object(fields: Any, path: str, names: str) -> None:
     if not isinstance(fields, dict):
-        raise UserError(f"{path}={fields!r}: must be an object with name, source and model")
-    model = _of_class(fields, "model", FAMILY, _configs(), f"{path}.")
-    return make(Teacher, {name: of for name, of in fields.items() if name != "model"}, f"{path}.", model=model)
+        raise UserError(f"{path}={fields!r}: must be an object with {names}")
 
 
 def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type], before: str = "") -> Any:
@@ -244,6 +356,4 @@ def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type], be
     known = {cls.__name__: cls for cls in classes.values()} | dict(classes)
     if str(value.get(tag)) not in known:
         raise UserError(unknown(f"{name}.{tag}: this version has no", str(value.get(tag)), classes))
-    gone = OF_OLDER_FILES if tag == FAMILY else ()
-    inside = {field: item for field, item in value.items() if field not in (tag, *gone)}
-    return make(known[value[tag]], inside, f"{name}.")
+    return make(known[value[tag]], _without(value, {tag: None}), f"{name}.")

@@ -1,36 +1,16 @@
 """Learning rates as functions of the step."""
 
 import dataclasses
-from typing import Annotated
+from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from tyro.conf import Suppress
 
 from models.core.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
 
 NAMES = ("linear", "cosine", "polynomial", "inverse-sqrt", "warmup-stable-decay", "constant")
 RANGES = {"peak": NOT_NEGATIVE, "warmup": SHARE, "final": SHARE, "decay": SHARE, "power": POSITIVE}
-
-ONWARD = ("constant", "decay")
-LEAST = 0.1  # of the peak: what a run goes on with at least, since a schedule that ended at 0 would learn nothing
-
-
-@dataclasses.dataclass(frozen=True)
-class Stretch:
-    """Steps that a run was given later: from step `since` on, at `rate` or falling from it, as `kind` says.
-
-    before: how many steps the run had in all until then.
-    """
-
-    kind: str
-    since: int
-    before: int
-    rate: float
-
-    def __post_init__(self):
-        _check_onward(self.kind, "schedule.stretches: kind")
-        check_ranges(self, {"since": COUNT, "before": COUNT, "rate": NOT_NEGATIVE}, "schedule.stretches: ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,76 +35,61 @@ class Schedule:
     final: float = 0.0  # share of the peak that is left at the last step
     decay: float = 0.1  # share of the steps, the last ones, in which warmup-stable-decay falls
     power: float = 3.0  # to which polynomial takes the share of the steps that is left
-    from_here: str | None = None
-    """With more steps, the schedule is evaluated for the new total, and the rate may rise again. Not so with constant,
-    which holds the rate of the last step done, nor with decay, which falls linearly from there to final x peak at the
-    new last step. Both go on with a tenth of the peak where the rate was lower."""
-    stretches: Annotated[tuple[Stretch, ...], Suppress] = ()  # where that has been done; the run writes it
+    steps: int | None = None  # that it is planned for, by default all; later ones have the last one's rate
 
     def __post_init__(self):
         if self.name not in NAMES:
             raise ValueError(f"schedule.name={self.name!r}: use one of {', '.join(NAMES)}")
-        check_ranges(self, RANGES, "schedule.")
+        check_ranges(self, RANGES | ({} if self.steps is None else {"steps": COUNT}), "schedule.")
         if self.name == "warmup-stable-decay" and self.warmup + self.decay > 1:
             raise ValueError(f"schedule.warmup={self.warmup}, decay={self.decay}: shares, together at most 1")
-        if self.from_here is not None:
-            _check_onward(self.from_here, "schedule.from_here")
 
     @property
     def depends_on_total(self) -> bool:
         """Whether the rate at a step changes when the run is made longer."""
-        return self.name not in ("constant", "inverse-sqrt") or self.warmup > 0
+        return self.steps is None and (self.name not in ("constant", "inverse-sqrt") or self.warmup > 0)
 
 
-def _check_onward(kind: str, name: str) -> None:
-    if kind not in ONWARD:
-        raise ValueError(f"{name}={kind!r}: use one of {', '.join(ONWARD)}")
+class Numbers(NamedTuple):
+    """A schedule's numbers, f32[] each: arguments of a compiled step, which so serves all runs of one kind.
+
+    begin: steps of the run before the schedule's first.   warmup: updates.   falls_after: the updates before the rate
+    falls, over so many as `fall` says.   final: what is left then of the peak, and `lost` what is not.
+    """
+
+    peak: np.float32
+    begin: np.float32
+    warmup: np.float32
+    falls_after: np.float32
+    fall: np.float32
+    final: np.float32
+    lost: np.float32
+    power: np.float32
 
 
-def extend(schedule: Schedule, since: int, before: int) -> Schedule:
-    """The schedule of a run that is made longer than the steps that it had `before`, when `since` of them are done."""
-    stretches = tuple(stretch for stretch in schedule.stretches if stretch.since < since)
-    if unused := schedule.stretches[len(stretches) :]:  # nothing was trained in them
-        before = unused[0].before
-    done = dataclasses.replace(schedule, stretches=stretches)
-    rate = max(float(learning_rate(done, since - 1, before)), LEAST * schedule.peak)
-    return dataclasses.replace(schedule, stretches=(*stretches, Stretch(schedule.from_here, since, before, rate)))
+def numbers(schedule: Schedule, steps: int, begin: int = 0) -> Numbers:
+    """Of a schedule over so many steps, from step `begin` of a run on."""
+    steps = schedule.steps or steps
+    warmup = max(1, round(schedule.warmup * steps))
+    falls_after, fall = warmup, max(1, steps - warmup)
+    if schedule.name == "warmup-stable-decay":
+        fall = max(1, round(schedule.decay * steps))
+        falls_after = steps - fall
+    of = (schedule.peak, begin, warmup, falls_after, fall, schedule.final, 1.0 - schedule.final, schedule.power)
+    return Numbers(*map(np.float32, of))
 
 
-def learning_rate(schedule: Schedule, step: Array | int, steps: int) -> Array:
-    """f32[] rate for the update number step + 1 of `steps`; step is 0-based."""
-    totals = [*(stretch.before for stretch in schedule.stretches), steps]
-    rate = _planned(schedule, step, totals[0])
-    for stretch, total in zip(schedule.stretches, totals[1:], strict=True):
-        rate = jnp.where(jnp.asarray(step) < stretch.since, rate, _onward(schedule, stretch, step, total))
-    return rate
-
-
-def _onward(schedule: Schedule, stretch: Stretch, step: Array | int, steps: int) -> Array:
-    """f32[] rate in a stretch that ends at `steps`."""
-    span = max(1.0, steps - stretch.since) if stretch.kind == "decay" else jnp.inf
-    progress = jnp.clip((jnp.asarray(step, jnp.float32) + 1.0 - stretch.since) / span, 0.0, 1.0)
-    return (stretch.rate + (schedule.final * schedule.peak - stretch.rate) * progress).astype(jnp.float32)
-
-
-def _planned(schedule: Schedule, step: Array | int, steps: int) -> Array:
-    """f32[] rate of a run that was never made longer."""
-    update = jnp.asarray(step, jnp.float32) + 1.0
-    warmup = max(1.0, round(schedule.warmup * steps))
-    rise = jnp.minimum(update / warmup, 1.0)
-    progress = jnp.clip((update - warmup) / max(1.0, steps - warmup), 0.0, 1.0)
-    falls = {
-        "linear": lambda: 1.0 - (1.0 - schedule.final) * progress,
-        "cosine": lambda: schedule.final + (1.0 - schedule.final) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
-        "polynomial": lambda: schedule.final + (1.0 - schedule.final) * (1.0 - progress) ** schedule.power,
-        "inverse-sqrt": lambda: jnp.sqrt(warmup / jnp.maximum(update, warmup)),
-        "warmup-stable-decay": lambda: _stable_then_decay(schedule, update, steps),
+def learning_rate(name: str, of: Numbers, step: Array | int) -> Array:
+    """f32[] rate of the update after `step` steps, by a schedule of this name."""
+    update = jnp.asarray(step, jnp.float32) + 1.0 - of.begin
+    progress = jnp.clip((update - of.falls_after) / of.fall, 0.0, 1.0)
+    left = {
+        "linear": lambda: 1.0 - of.lost * progress,
+        "cosine": lambda: of.final + of.lost * 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
+        "polynomial": lambda: of.final + of.lost * (1.0 - progress) ** of.power,
+        "inverse-sqrt": lambda: jnp.sqrt(of.warmup / jnp.maximum(update, of.warmup)),
+        "warmup-stable-decay": lambda: 1.0 - of.lost * progress,
         "constant": lambda: 1.0,
     }
-    return (schedule.peak * rise * falls[schedule.name]()).astype(jnp.float32)
-
-
-def _stable_then_decay(schedule: Schedule, update: Array, steps: int) -> Array:
-    span = max(1.0, round(schedule.decay * steps))
-    progress = jnp.clip((update - (steps - span)) / span, 0.0, 1.0)
-    return 1.0 - (1.0 - schedule.final) * progress
+    rise = jnp.minimum(update / of.warmup, 1.0)
+    return (of.peak * rise * left[name]()).astype(jnp.float32)

@@ -20,7 +20,7 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore
 from pretrain.training.run import run
 from pretrain.training.signals import stop_request
-from pretrain.training.step import merge
+from pretrain.training.trained import merge
 
 
 def demo(folder: Path, steps: int | None) -> int:

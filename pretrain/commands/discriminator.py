@@ -16,7 +16,7 @@ from pretrain.prompting.figures import mean
 from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, hits, means, written
 from pretrain.storage.run_directory import RunDirectory, write_whole
 from pretrain.training.restore import restore
-from pretrain.training.step import merge
+from pretrain.training.trained import merge
 
 
 def train(options: Discriminate) -> None:

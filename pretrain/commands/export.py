@@ -8,7 +8,7 @@ from models.core.parameters import Params
 from pretrain.huggingface.export import check_replaceable, export
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore, warn_beyond_trained
-from pretrain.training.step import merge
+from pretrain.training.trained import merge
 from tpu.mesh import host_mesh
 
 

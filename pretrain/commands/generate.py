@@ -19,7 +19,7 @@ from pretrain.objectives.next_token_prediction import delimiter
 from pretrain.prompting.prompts import unescaped
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import Restored, restore, warn_beyond_trained
-from pretrain.training.step import merge
+from pretrain.training.trained import merge
 from tpu.mesh import divided_by, named_mesh, row_mesh
 
 MASK = "[MASK]"  # in prompts, whatever the tokenizer calls it

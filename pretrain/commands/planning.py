@@ -12,20 +12,16 @@ from data_pipelines.errors import UserError
 from pretrain.commands.arguments import parse_target
 from pretrain.commands.options import CACHE, Target
 from pretrain.options import Options
-from pretrain.recipe import Phase, Recipe, check, check_rowwise
+from pretrain.recipe import Phase, Recipe, check
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.checkpoints import checkpoint_bytes
-from pretrain.training.assembly import (
-    assemble,
-    model_flops,
-    parameter_shapes,
-)
 from pretrain.training.attention_choice import chosen_program
-from pretrain.training.placement import Stage, load_of, stages
-from tpu import plan_report
-from tpu.compiler import devices, prepare
+from pretrain.training.placement import Stage
+from pretrain.training.prepare import check_batches, place, prepare
+from pretrain.training.traced import model_flops
+from tpu import compiler, plan_report
 from tpu.kernel_costs import COSTS
-from tpu.mesh import MeshShape, choose_mesh, mesh_shape, parse_mesh
+from tpu.mesh import mesh_shape, parse_mesh
 from tpu.plan import Plan, largest_batch, plan
 from tpu.rules import shard_bytes
 from tpu.topologies import Topology, parse_topology
@@ -59,7 +55,7 @@ def plan_command(arguments: Sequence[str]) -> int:
     recipe, target = parse_plan(arguments)
     topology = parse_topology(target.topology)
     _check_mesh(recipe, target, topology)
-    prepare()
+    compiler.prepare()
     for index, (work, title) in enumerate(works(recipe, target, topology)):
         planned = plan(work, topology, COSTS, target.cache)
         plan_report.show(title, planned)
@@ -92,26 +88,21 @@ def shaped(recipe: Recipe, batch_size: int | None, length: int | None) -> Recipe
 
 
 def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[Work, str]]:
-    """(the real train step of each phase, its title); UserError where the mesh and the batch do not agree."""
+    """(the real train step of each task of each phase, its title); UserError where the mesh and the batch do not
+    agree."""
     slices = _slices(target)
-    found = devices(topology, slices)
-    shapes = parameter_shapes(assemble(recipe))
-    load = load_of(recipe, shapes, found, topology.device.hbm)
-    mesh = choose_mesh(target.mesh, found, load)
-    program = chosen_program(recipe, target, mesh, "tpu")
-    check_rowwise(recipe, target.microbatches)
-    for index in range(len(recipe.phases)):
-        _check_batch(recipe, index, mesh_shape(mesh), target.microbatches)
-    placed = stages(assemble(recipe, program), mesh, target.microbatches, shapes)
+    found = compiler.devices(topology, slices)
+    placed = place(prepare(recipe), target, found, topology.device.hbm, "tpu")
     where = f"{slices} x {topology}" if slices > 1 else str(topology)
     counted = f"{slices * topology.chips} chips" + (f", {len(found)} devices" if topology.device.per_chip > 1 else "")
-    for index, phase in enumerate(recipe.phases):
+    program = placed.assembly.model.program
+    for stage in placed.stages:
         yield (
-            _work(placed[index], target.microbatches),
+            _work(stage, target.microbatches),
             (
-                f"{recipe.name} on {where} ({topology.cloud}: {counted}), mesh {mesh_shape(mesh)}, "
-                f"phase {index + 1} of {len(recipe.phases)}: {phase}; "
-                f"{load.parameters / 1e6:.1f}M parameters, {program.dtype}, layers {program.depth}, "
+                f"{recipe.name} on {where} ({topology.cloud}: {counted}), mesh {mesh_shape(placed.mesh)}, "
+                f"{stage.title}: {stage.phase}; "
+                f"{placed.load.parameters / 1e6:.1f}M parameters, {program.dtype}, layers {program.depth}, "
                 f"remat {program.remat}, attention {program.attention}"
             ),
         )
@@ -128,24 +119,13 @@ def _check_mesh(recipe: Recipe, target: Target, topology: Topology) -> None:
         return
     slices = _slices(target)
     shape = parse_mesh(target.mesh, slices * topology.chips * topology.device.per_chip, slices)
-    for index in range(len(recipe.phases)):
-        _check_batch(recipe, index, shape, target.microbatches)
-
-
-def _check_batch(recipe: Recipe, index: int, shape: MeshShape, microbatches: int) -> None:
-    phase = recipe.phases[index]
-    parts = microbatches * shape.batch_parts
-    if phase.batch_size % parts:
-        raise UserError(
-            f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches {microbatches} x the "
-            f"{shape.batch_parts} parts of the mesh {shape}: give --batch-size a multiple of {parts}, or another --mesh"
-        )
+    check_batches(recipe, target.microbatches, shape)
 
 
 def _work(stage: Stage, microbatches: int) -> Work:
     """The train step of a phase."""
     phase, shape = stage.phase, mesh_shape(stage.mesh)
-    state, frozen, batch = stage.train.arguments
+    state, frozen, batch, given = stage.train.arguments
     return Work(
         step=stage.train.run,
         arguments=stage.train.arguments,
@@ -153,14 +133,14 @@ def _work(stage: Stage, microbatches: int) -> Work:
             "parameters": (state.params, frozen),
             "optimizer": state.opt_state,
             "batch": batch,
-            "other state": (state.step, state.carry, state.skipped),
+            "other state": (state.step, state.carry, state.skipped, given),
         },
         mesh=str(shape),
         devices=stage.mesh.size,
         rows=phase.batch_size,
         rows_multiple=microbatches * shape.batch_parts,
         length=phase.length,
-        model_flops=model_flops(stage.assembly.recipe, phase),
+        model_flops=model_flops(stage.assembly.recipe, phase, stage.task),
         checkpoint=checkpoint_bytes(state),
         places=tuple(map(_place, stage.mesh.devices.flat)),
         ahead=Options.log_every - 1,  # between two reports the loop waits for no step
@@ -193,7 +173,7 @@ def _table(options: Table) -> None:
     recipes = [find(name) for name in options.recipes]
     topologies = [parse_topology(name) for name in options.topologies]
     plan_report.make(options.out)  # before the hours that plans take
-    prepare()
+    compiler.prepare()
     rows = []
     for recipe in recipes:
         for topology in topologies:

@@ -26,7 +26,7 @@ from pretrain.prompting.prompts import Prompt, Prompter, Template, unescaped
 from pretrain.recipes.table import wide_console
 from pretrain.storage.run_directory import RunDirectory, write_whole
 from pretrain.training.restore import restore, warn_beyond_trained
-from pretrain.training.step import merge
+from pretrain.training.trained import merge
 from tpu.mesh import divided_by, named_mesh
 
 

@@ -14,7 +14,7 @@ from pretrain.recipes.table import wide_console
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import Assembly
 from pretrain.training.evaluate import Evaluators
-from pretrain.training.placement import stages
+from pretrain.training.placement import of_phase, stages
 from pretrain.training.restore import Restored, restore
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def print_evaluation(
             continue
         if phase != phase_at(recipe, step - 1):
             phase = phase_at(recipe, step - 1)
-            evaluator = Evaluators(placed[phase], directory.open_corpora(corpus), examples)
+            evaluator = Evaluators(of_phase(placed, phase), directory.open_corpora(corpus), examples)
         doing(f"evaluating step {step}")
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
     columns["unigram"] = evaluator.baselines()

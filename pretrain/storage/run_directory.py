@@ -1,8 +1,8 @@
 """A work directory: everything that a run was and did, so that resuming, plotting and exporting need nothing else.
 
-    recipe.json     what is trained (identity: only `steps` may change, and with it how the schedule goes on)
-    run.json        the corpora's paths and fingerprints, --init-from, --init-heads-anew, the last start's versions,
-                    commit and platform
+    recipe.json     what is trained (only `steps` may change, and with --extend a further phase come)
+    run.json        what identifies the run, the corpora's paths and fingerprints, --init-from, --init-heads-anew, the
+                    last start's versions, commit and platform
     tokenizer/      a copy of the corpus's
     checkpoints/    STEP/ each
     examples.json   how many examples the parts of corpora have, where they were counted
@@ -35,14 +35,13 @@ from data_pipelines.cloud import check_rights, entries, in_cloud, is_file, is_re
 from data_pipelines.corpus import Corpus
 from data_pipelines.durable import put, sync
 from data_pipelines.errors import PassingError, UserError
-from pretrain.recipe import Recipe, from_json, read_recipe, to_json
-from pretrain.schedules import extend
+from pretrain.options import Options
+from pretrain.recipe import Recipe, extended, from_json, read_recipe, to_json
 from pretrain.storage.environment import versions
 from tpu.cluster import from_first, gather
 
 SHARED_SECONDS = 30  # until a file that one host has written shows on all, over a network that keeps old answers
 COMMITTED = "commit_success.txt"  # what Orbax writes last into a checkpoint in the cloud; elsewhere it renames
-WITH_STEPS = ("steps", "schedule.from_here", "schedule.stretches")  # what may change, the rest together with steps
 
 
 class RunDirectory:
@@ -84,11 +83,10 @@ class RunDirectory:
         return about
 
     def identity(self) -> str:
-        """Of what is trained on what, however long it is: runs that have the same are the same run."""
-        recipe, run = flat(json.loads(to_json(self.read_recipe()))), self.read_run()
-        fixed = {name: value for name, value in recipe.items() if not name.startswith(WITH_STEPS)}
-        said = json.dumps([fixed, run["fingerprint"], run["init_from"]], sort_keys=True)
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        """Of what is trained on what, as it was when the run began, however long it is: runs that have the same are the
+        same run."""
+        recipe, run = self.read_recipe(), self.read_run()
+        return run.get("identity") or _identity(recipe, run["fingerprint"], run["init_from"])
 
     def check_there(self) -> None:
         """UserError when what a run has written at its start is gone: a checkpoint alone could not be gone on from."""
@@ -124,17 +122,14 @@ def states(path: Path) -> dict[str, str]:
     return corpora.named(directory.read_run()["fingerprint"]) if began else {}
 
 
-def start(
-    path: Path, recipe: Recipe, of: Mapping[str, Corpus], init_from: str | None, heads_anew: bool = False
-) -> tuple[RunDirectory, Recipe | None]:
+def start(recipe: Recipe, of: Mapping[str, Corpus], options: Options) -> tuple[RunDirectory, Recipe | None]:
     """Create a work directory, or check that this recipe may go on in it -> (directory, the recipe that it had).
-    heads_anew: --init-heads-anew.
 
     The first process decides for all. UserError when it holds another recipe, another corpus or another start, listing
     what differs, or when not all hosts see it.
     """
-    directory = RunDirectory(path)
-    before, about = from_first("--workdir", lambda: _start(directory, recipe, of, init_from, heads_anew))
+    directory = RunDirectory(options.workdir)
+    before, about = from_first("--workdir", lambda: _start(directory, recipe, of, options))
     gather("whether all hosts see --workdir", lambda: _check_shared(directory, about))
     return directory, from_json(before) if before else None
 
@@ -179,17 +174,18 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def _start(
-    directory: RunDirectory, recipe: Recipe, of: Mapping[str, Corpus], init_from: str | None, heads_anew: bool
+    directory: RunDirectory, recipe: Recipe, of: Mapping[str, Corpus], options: Options
 ) -> tuple[str | None, str]:
     """(recipe.json as it was, run.json as it is now)."""
-    path, before = directory.path, None
+    path, before, about = directory.path, None, {}
+    init_from, heads_anew = options.init_from, options.init_heads_anew
     sources = corpora.written({name: corpus.source for name, corpus in of.items()})
     _make(path)
     if is_file(path / "manifest.json"):
         raise UserError(f"--workdir {path}: is a corpus; give a folder of the run's own")
     if is_file(directory.recipe) and is_file(directory.run):
         before = directory.read_recipe()
-        _check_same(directory, before, recipe)
+        _check_same(directory, before, recipe, options.extend is not None)
         _check_steps(directory, recipe)
         if not in_cloud(path) and is_file(directory.metrics) and not directory.checkpoints.is_dir():
             raise UserError(f"--workdir {path}: its checkpoints/ was removed; restore it, or use another --workdir")
@@ -206,9 +202,11 @@ def _start(
         raise UserError(f"{path} has checkpoints but no recipe.json: it is damaged; use another --workdir")
     else:
         copy_folder(next(iter(of.values())).tokenizer_path, directory.tokenizer)
+    fingerprint = corpora.written({name: corpus.fingerprint for name, corpus in of.items()})
     about = {
+        "identity": about.get("identity") or _identity(before or recipe, fingerprint, init_from),
         "corpus": sources,
-        "fingerprint": corpora.written({name: corpus.fingerprint for name, corpus in of.items()}),
+        "fingerprint": fingerprint,
         "init_from": init_from,
         "init_heads_anew": heads_anew,
         "versions": versions(),
@@ -233,26 +231,27 @@ def _check_shared(directory: RunDirectory, about: str) -> None:
         time.sleep(0.5)
 
 
-def extended(path: Path, recipe: Recipe) -> Recipe:
-    """The recipe with a schedule that goes on from where the run at `path` is, if its `from_here` says so.
+def longer(options: Options, recipe: Recipe) -> Recipe:
+    """The recipe of a run that --extend makes longer, or has made so before: `recipe.extended`.
 
     UserError where there is nothing to go on from.
     """
-    directory, schedule = RunDirectory(path), recipe.schedule
-    known = is_file(directory.recipe)
-    if schedule.from_here is None or not known and schedule.stretches:  # or all of it is in a file that was given
-        return recipe
-    before = directory.read_recipe() if known else recipe
-    schedule = dataclasses.replace(schedule, stretches=before.schedule.stretches)
-    if before.steps != recipe.steps or not known:
-        done = max(directory.checkpoint_steps(), default=0)
-        if not done:
-            raise UserError(
-                f"--schedule.from-here {schedule.from_here}: {path} has no checkpoint to go on from: leave this out "
-                "until you give a run more --steps"
-            )
-        schedule = extend(schedule, done, before.steps)
-    return dataclasses.replace(recipe, schedule=schedule)
+    directory, setting = RunDirectory(options.workdir), f"--extend {options.extend}"
+    done = max(directory.checkpoint_steps(), default=0)
+    if not done:
+        raise UserError(
+            f"{setting}: {directory.path} has no checkpoint to go on from: leave this out until you give a run more "
+            "--steps"
+        )
+    before = directory.read_recipe()
+    if before.steps != recipe.steps:
+        _check_steps(directory, recipe)
+        if before.schedule.steps is None:
+            _check_same(directory, before, dataclasses.replace(recipe, steps=before.steps))
+        before = extended(before, done, recipe.steps, options.extend)
+    elif before.schedule.steps is None:
+        raise UserError(f"{setting}: {directory.path} has {before.steps} steps already; give more with --steps")
+    return dataclasses.replace(recipe, phases=before.phases, schedule=before.schedule)
 
 
 @contextlib.contextmanager
@@ -314,9 +313,16 @@ def _make(path: Path) -> None:
         raise UserError(f"--workdir {path}: cannot write there ({error.strerror}); choose another folder") from None
 
 
-def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe) -> None:
+def _identity(recipe: Recipe, fingerprint: str, init_from: str | None) -> str:
+    fixed = {name: value for name, value in flat(json.loads(to_json(recipe))).items() if not name.startswith("steps")}
+    said = json.dumps([fixed, fingerprint, init_from], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe, extending: bool = False) -> None:
+    """extending: whether the phases are those of `before` with a further one."""
     old, new = (flat(json.loads(to_json(one))) for one in (before, recipe))
-    may_change = WITH_STEPS if before.steps != recipe.steps else ()
+    may_change = ("steps", *(("phases.", "schedule.steps") if extending else ()))
     changed = [name for name in sorted(old | new) if old.get(name) != new.get(name) and not name.startswith(may_change)]
     if changed:
         listed = "; ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed)

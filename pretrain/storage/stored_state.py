@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 NOT_READ = ocp.PLACEHOLDER  # in place of an array that is to stay in the file
 PAUSES = (1, 3, 9)  # seconds before what could not be read is read again
 ITEM = "default"  # the folder of a checkpoint in which Orbax's manager puts its only item
+ABOUT = "_CHECKPOINT_METADATA"  # the file of a checkpoint that says what it was saved with
 DESCRIPTION = "_METADATA"  # the file in there that says what is stored
 
 
@@ -35,6 +36,15 @@ def load(folder: Path, like) -> tuple[dict, list[int]]:
     again, then a PassingError.
     """
     return patiently(folder, lambda: _load(folder, like))
+
+
+def phase_of(folder: Path) -> int | None:
+    """The phase that the state in a checkpoint's folder is of; None for a checkpoint that does not say."""
+    try:
+        said = json.loads((folder / ABOUT).read_text())
+        return said["custom_metadata"]["phase"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # where it is damaged, so is the rest, or it is of the phase that the recipe says
 
 
 def patiently(folder: Path, read: Callable[[], Any]) -> Any:

@@ -8,10 +8,8 @@ import jax
 from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
-from models.core.parameters import Params
 from pretrain.storage.checkpoints import checkpoint_bytes
-from pretrain.training.assembly import Assembly
-from pretrain.training.placement import Jitted, Stage, stages
+from pretrain.training.placement import Jitted, Stage
 from tpu.generations import GIB
 from tpu.mesh import divided_by
 from tpu.rules import shard_bytes
@@ -24,17 +22,12 @@ CURES = {
 }
 
 
-def trace(assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params | None = None) -> list[Stage]:
-    """The phases on a mesh (see `placement.stages`), their programs traced, not compiled.
-
-    UserError where a mesh does not divide the parameters or a phase's activations evenly.
-    """
-    with divided_by(mesh):
-        made = stages(assembly, mesh, microbatches, shapes)
-        for stage in made:
+def trace(made: list[Stage]) -> None:
+    """Trace their programs, which are not compiled. UserError where a mesh does not divide activations evenly."""
+    for stage in made:
+        with divided_by(stage.mesh):
             for program in (stage.train, stage.evaluate):
                 program.run.trace(*program.arguments)
-    return made
 
 
 def compiles_ahead(mesh: Mesh) -> bool:
@@ -49,22 +42,29 @@ def compile_phases(made: list[Stage], names: Mapping[int, list[str]], say: Calla
     say: is told what takes so long, and how long it took.   UserError for what does not fit a device.
     """
     made = list(made)
-    for phase, wanted in names.items():
-        stage = made[phase]
-        capacity = (stage.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
-        say(f"compiling phase {phase + 1} of {len(made)}: {', '.join(wanted)}")
-        start, needed = time.perf_counter(), {}
-        beside = {EVALUATE: shard_bytes(stage.state._replace(params=()))}  # which lies there, but is not read
-        for name in wanted:
-            program = getattr(stage, FIELDS[name])
-            compiled = _compiled(program, phase, name)
-            made[phase] = made[phase]._replace(**{FIELDS[name]: program._replace(run=compiled)})
-            needed[name] = _bytes(compiled) + beside.get(name, 0)
-        needed["checkpoint"] = shard_bytes(stage.train.arguments) + checkpoint_bytes(stage.state)
-        _check_memory(needed, phase, capacity)
-        sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in needed.items())
-        say(f"compiled in {time.perf_counter() - start:.0f} s; GiB of each device: {sizes}")
+    for number, stage in enumerate(made):
+        if stage.index in names:
+            say(f"compiling {stage.title}: {', '.join(names[stage.index])}")
+            start = time.perf_counter()
+            made[number], needed = _compiled_stage(stage, names[stage.index])
+            sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in needed.items())
+            say(f"compiled in {time.perf_counter() - start:.0f} s; GiB of each device: {sizes}")
     return made
+
+
+def _compiled_stage(stage: Stage, wanted: list[str]) -> tuple[Stage, dict[str, int]]:
+    """(the stage with compiled programs; name -> bytes of a device)."""
+    needed = {}
+    beside = {EVALUATE: shard_bytes(stage.state._replace(params=()))}  # which lies there, but is not read
+    for name in wanted:
+        program = getattr(stage, FIELDS[name])
+        compiled = _compiled(program, stage.index, name)
+        stage = stage._replace(**{FIELDS[name]: program._replace(run=compiled)})
+        needed[name] = _bytes(compiled) + beside.get(name, 0)
+    needed["checkpoint"] = shard_bytes(stage.train.arguments) + checkpoint_bytes(stage.state)
+    capacity = (stage.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+    _check_memory(needed, stage.index, capacity)
+    return stage, needed
 
 
 def _check_memory(needed: Mapping[str, int], phase: int, capacity: int | None) -> None:

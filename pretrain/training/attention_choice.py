@@ -21,8 +21,9 @@ from models.core import program as programs
 from models.core.program import PLAIN, Program
 from models.core.sharding import placed_by
 from models.families.registry import family_of
+from pretrain.objectives.phase import Task
 from pretrain.options import Options
-from pretrain.recipe import Recipe
+from pretrain.recipe import Recipe, every_task
 from pretrain.training.assembly import Assembly
 from tpu.generations import generation_of
 from tpu.rules import activation_rules
@@ -77,8 +78,8 @@ def why_plain(assembly: Assembly, options: Options, mesh: Mesh | None = None, pl
         return [f"attention xla: {kernels} does not work here: {obstacles}"]
     evaluated = dict.fromkeys(
         obstacle
-        for phase in range(len(recipe.phases))
-        for obstacle in _of_evaluation(recipe, program.attention, phase, mesh)
+        for index, _, task in every_task(recipe)
+        for obstacle in _of_evaluation(recipe, program.attention, index, task, mesh)
     )
     return [f"evaluation takes attention xla: {'; '.join(evaluated)}"] if evaluated else []
 
@@ -97,10 +98,10 @@ def form_of_pattern(assembly: Assembly) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def for_evaluation(assembly: Assembly, phase: int, mesh: Mesh) -> Assembly:
-    """The assembly with XLA's attention where its kernel does not take what evaluation remembers."""
+def for_evaluation(assembly: Assembly, index: int, task: Task, mesh: Mesh) -> Assembly:
+    """The assembly with XLA's attention where its kernel does not take what a task remembers in evaluation."""
     recipe, program = assembly.recipe, assembly.model.program
-    if program.attention in PLAIN or not _of_evaluation(recipe, program.attention, phase, mesh):
+    if program.attention in PLAIN or not _of_evaluation(recipe, program.attention, index, task, mesh):
         return assembly
     return assembly._replace(model=assembly.model.clone(program=dataclasses.replace(program, attention="xla")))
 
@@ -134,20 +135,23 @@ def _depth(recipe: Recipe, kernels: str, program: Program, mesh: Mesh | None) ->
 
 def _obstacles(recipe: Recipe, program: Program, kernels: str, mesh: Mesh | None) -> list[str]:
     """Why a recipe cannot be trained with these kernels."""
-    memory = recipe.objective.memory(recipe.model, train=True)
     tpu = generation_of(mesh.devices.flat[0].device_kind) if mesh else None
     if tpu and not tpu.kernels:
         return [f"no kernel compiles for TPU {tpu.prefix}"]
-    obstacles = [o for phase in recipe.phases for o in _of_rows(recipe, kernels, phase.length, memory, mesh)]
+    obstacles = [
+        obstacle
+        for _, phase, task in every_task(recipe)
+        for obstacle in _of_rows(recipe, kernels, phase.length, task.objective.memory(recipe.model, train=True), mesh)
+    ]
     if program.dtype != "bfloat16":
         obstacles.append(f"--dtype is {program.dtype}: use bfloat16")
     return list(dict.fromkeys(obstacles))
 
 
-def _of_evaluation(recipe: Recipe, kernels: str, phase: int, mesh: Mesh | None) -> list[str]:
-    """Why kernels that train a phase cannot evaluate it."""
-    memory = recipe.objective.memory(recipe.model, train=False)
-    return _of_rows(recipe, kernels, recipe.phases[phase].length, memory, mesh)
+def _of_evaluation(recipe: Recipe, kernels: str, index: int, task: Task, mesh: Mesh | None) -> list[str]:
+    """Why kernels that train a task in a phase cannot evaluate it."""
+    memory = task.objective.memory(recipe.model, train=False)
+    return _of_rows(recipe, kernels, recipe.phases[index].length, memory, mesh)
 
 
 def _of_rows(recipe: Recipe, kernels: str, length: int, memory: int, mesh: Mesh | None) -> list[str]:

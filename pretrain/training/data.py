@@ -1,4 +1,4 @@
-"""What a run trains on: one corpus or several, in the recipe's order and at its mixture's rates."""
+"""What a run trains on: corpora in the recipe's order and at its mixture's rates, and tasks at theirs."""
 
 import hashlib
 import json
@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 from jax.sharding import Mesh
 
+from data_pipelines import noise
 from data_pipelines.batches import Examples, RowExamples, StreamExamples, make_examples
 from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from data_pipelines.mixture import Mixture, make_mixture, parse_rates
-from pretrain.objectives.phase import Phase
-from pretrain.recipe import Recipe, boundaries, phase_at
+from data_pipelines.tasks import Tasks
+from pretrain.objectives.phase import Phase, Task
+from pretrain.recipe import Recipe, boundaries, every_task, phase_at, tasks_of
 from pretrain.storage.run_directory import write_whole
 from tpu.batches import host_rows
 from tpu.cluster import from_first, gather, is_first, number, size
@@ -22,15 +25,25 @@ Sizes = Mapping[str, Sequence[int] | None]  # by corpus, the examples of each of
 
 
 def training_batches(
-    recipe: Recipe, corpora: Mapping[str, Corpus], phase: Phase, sizes: Sizes | None = None
+    recipe: Recipe, corpora: Mapping[str, Corpus], phase: Phase, task: Task, sizes: Sizes | None = None
 ) -> Examples | Mixture:
-    """The batches of a phase. sizes: where they are known. UserError where they cannot be made."""
-    layout, shape = recipe.objective.rows(phase), (phase.batch_size, recipe.seed, recipe.order)
-    if len(corpora) == 1:
-        ((name, corpus),) = corpora.items()
+    """The batches of a task. sizes: where they are known. UserError where they cannot be made."""
+    layout, read = task.objective.rows(phase), corpora_of(task, corpora)
+    seed = noise.key(recipe.seed, "task", task.name) if task.name else recipe.seed
+    shape = (phase.batch_size, seed, recipe.order)
+    if len(read) == 1:
+        ((name, corpus),) = read.items()
         return make_examples(layout, corpus, "train", *shape, sizes and sizes[name])
-    rates = list(mixture_rates(recipe, corpora).values())
-    return make_mixture(dict.fromkeys(corpora, layout), corpora, rates, *shape, sizes)
+    rates = list(mixture_rates(recipe, read).values())
+    return make_mixture(dict.fromkeys(read, layout), read, rates, *shape, sizes)
+
+
+def corpora_of(task: Task, corpora: Mapping[str, Corpus]) -> Mapping[str, Corpus]:
+    """Those that a task reads, by name; UserError where --corpus has not the one that it names."""
+    if task.corpus and task.corpus not in corpora:
+        there = ", ".join(filter(None, corpora)) or "one without a name"
+        raise UserError(f"--corpus: task {task.name} reads {task.corpus}=DIR, there is {there}; give it, too")
+    return {task.corpus: corpora[task.corpus]} if task.corpus else corpora
 
 
 def mixture_rates(recipe: Recipe, corpora: Mapping[str, Corpus]) -> dict[str, float]:
@@ -46,11 +59,13 @@ def sources(batches: Examples | Mixture) -> Mapping[str, Examples]:
 
 def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
     """UserError where a resolved recipe cannot train on these corpora, as far as it shows without their text."""
-    for corpus in list(corpora.values())[1:]:
-        recipe.objective.check(recipe.model, corpus, recipe.phases)
+    for _, phase, task in every_task(recipe):
+        for corpus in corpora_of(task, corpora).values():
+            task.objective.rows(phase).check(corpus)
+            task.objective.check(recipe.model, corpus, (phase,))
     mixture_rates(recipe, corpora)
-    for phase in recipe.phases:
-        batches = training_batches(recipe, corpora, phase)
+    for _, phase, task in every_task(recipe):
+        batches = training_batches(recipe, corpora, phase, task)
         if isinstance(next(iter(sources(batches).values())), StreamExamples):
             batches.check_size()
 
@@ -76,13 +91,16 @@ def said_of_data(recipe: Recipe, corpora: Mapping[str, Corpus], mesh: Mesh) -> l
 
 def phase_batches(
     recipe: Recipe, corpora: Mapping[str, Corpus], step: int, file: Path, say: Callable[[str], None]
-) -> dict[int, Examples | Mixture]:
+) -> dict[int, Tasks]:
     """The batches of the phases that are still to come after so many steps. file, say: see `count_examples`."""
     phases = {phase_at(recipe, at) for at in (step, *boundaries(recipe)) if step <= at < recipe.steps}
-    made = {phase: training_batches(recipe, corpora, recipe.phases[phase]) for phase in sorted(phases)}
-    sizes = count_examples(file, list(made.values()), say)
-    known = zip(made, sizes, strict=True)
-    return {phase: training_batches(recipe, corpora, recipe.phases[phase], of) for phase, of in known}
+    tasks = [(index, phase, task) for index, phase, task in every_task(recipe) if index in phases]
+    sizes = count_examples(file, [training_batches(recipe, corpora, *of) for _, *of in tasks], say)
+    made: dict[int, dict[str, Examples | Mixture]] = {index: {} for index in sorted(phases)}
+    for (index, phase, task), of in zip(tasks, sizes, strict=True):
+        made[index][task.name] = training_batches(recipe, corpora, phase, task, of)
+    rates = {index: {task.name: task.rate for task in tasks_of(recipe, recipe.phases[index])} for index in made}
+    return {index: Tasks(batches, rates[index]) for index, batches in made.items()}
 
 
 def count_examples(file: Path, batches: Sequence[Examples | Mixture], say: Callable[[str], None]) -> list[Sizes]:

@@ -14,41 +14,48 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import evaluation_batches
 from models.core.parameters import Params
 from pretrain.objectives.figures import figures, predicted_text, unigram
-from pretrain.training.data import mixture_rates
+from pretrain.training.data import corpora_of, mixture_rates
 from pretrain.training.placement import EVALUATION_SEED, Stage
 from tpu.batches import place_rows
 
 
 class Evaluators:
-    """The fixed held-out sets of all corpora; where there are several, figures have the name of theirs before them, and
-    `loss` is the mean of theirs, by their rates in training."""
+    """The fixed held-out sets of all tasks of a phase and their corpora; where there are several, figures have the
+    names of theirs before them, and `loss` is the mean of theirs, by their rates in training."""
 
-    def __init__(self, stage: Stage, corpora: Mapping[str, Corpus], examples: int):
-        self.of = {name: Evaluator(stage, corpus, examples) for name, corpus in corpora.items()}
-        self.rates = mixture_rates(stage.assembly.recipe, corpora) if len(corpora) > 1 else {}
+    def __init__(self, stages: Mapping[str, Stage], corpora: Mapping[str, Corpus], examples: int):
+        self.of, self.rates = {}, {}
+        for name, stage in stages.items():
+            read = corpora_of(stage.task, corpora)
+            rates = mixture_rates(stage.assembly.recipe, read) if len(read) > 1 else dict.fromkeys(read, 1.0)
+            for corpus, one in read.items():
+                place = "/".join(filter(None, (name, "" if stage.task.corpus else corpus)))
+                self.of[place] = Evaluator(stage, one, examples)
+                self.rates[place] = stage.task.rate * rates[corpus]
 
     def __call__(self, params: Params, frozen: Params, trained: int) -> dict[str, float]:
         """As `Evaluator` does."""
         figures = {name: evaluator(params, frozen, trained) for name, evaluator in self.of.items()}
-        loss = {"loss": sum(rate * figures[name]["loss"] for name, rate in self.rates.items())} if self.rates else {}
-        return loss | self._named(figures)
+        total = sum(self.rates.values())
+        loss = sum(rate * figures[name]["loss"] for name, rate in self.rates.items()) / total
+        return ({"loss": loss} if len(figures) > 1 else {}) | self._named(figures)
 
     def baselines(self) -> dict[str, float]:
         """As `Evaluator` does."""
         return self._named({name: evaluator.baselines() for name, evaluator in self.of.items()})
 
     def _named(self, figures: Mapping[str, dict[str, float]]) -> dict[str, float]:
-        return {f"{corpus}/{name}" if corpus else name: x for corpus, of in figures.items() for name, x in of.items()}
+        return {f"{where}/{name}" if where else name: x for where, of in figures.items() for name, x in of.items()}
 
 
 class Evaluator:
-    """The fixed held-out set of one phase and corpus; examples: how many.
+    """The fixed held-out set of one task and corpus; examples: how many.
 
     Where the loss compares rows with one another, whole batches alone: rows that fill up would be compared too.
     """
 
     def __init__(self, stage: Stage, corpus: Corpus, examples: int):
-        self.stage, self.objective, self.corpus = stage, stage.assembly.recipe.objective, corpus
+        self.stage, self.objective, self.corpus = stage, stage.task.objective, corpus
         self.examples = examples
         self.held_out = self.objective.examples(corpus, "heldout", stage.phase, EVALUATION_SEED)
         with sound([corpus], "heldout"):

@@ -12,10 +12,11 @@ from models.core.parameters import Params, leaves, nest
 from models.families.registry import differing_fields, renamed
 from pretrain.huggingface.beginning import as_ours, counterparts
 from pretrain.huggingface.load import check_vocabulary, load
+from pretrain.recipe import asked
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import table_of
 from pretrain.training.restore import restore
-from pretrain.training.step import merge
+from pretrain.training.trained import merge
 from tpu.mesh import host_mesh
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def _weights(setting: str, source: str, config, shapes: Params, corpus: Corpus, 
     recipe, wanted = directory.read_recipe(), {path for path, _ in leaves(shapes)}
     model = recipe.model
     _check_same_model(source, model, config)
-    there = {row.path for row in table_of(model, recipe.objective.asks)}
+    there = {row.path for row in table_of(model, asked(recipe))}
     begun = {path: name for path, name in counterparts(model, config).items() if path in wanted and name in there}
     lacking, others = sorted(wanted - begun.keys()), sorted(there - set(begun.values()))
     _check_heads(setting, source, lacking, others, anew=start is not None)

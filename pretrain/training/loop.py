@@ -4,7 +4,7 @@ import datetime
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -13,27 +13,28 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from data_pipelines.batches import Examples
 from data_pipelines.cloud import in_cloud, remove_folder, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import Mixture
+from data_pipelines.tasks import Tasks
 from models.core.parameters import Params, count
 from pretrain.objectives.figures import figures as figures_of
 from pretrain.options import Options
-from pretrain.recipe import boundaries, phase_at
+from pretrain.recipe import Recipe, boundaries, phase_at
 from pretrain.state import TrainState
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.journal import Journal, Silence, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, compiles_ahead, no_memory
-from pretrain.training.assembly import Assembly, model_flops
+from pretrain.training.assembly import Assembly, same_training
 from pretrain.training.data import phase_batches
 from pretrain.training.evaluate import Evaluators
-from pretrain.training.placement import Stage
+from pretrain.training.placement import Stage, of_phase, place_given
 from pretrain.training.signals import EXIT_STOPPED, StopRequest
 from pretrain.training.step import Metrics
+from pretrain.training.traced import model_flops
 from tpu.batches import host_rows, place_rows
 from tpu.chips import peak_flops
 from tpu.cluster import from_first
@@ -46,7 +47,7 @@ PROFILED = range(5, 15)  # steps after the start, when compilation and warm-up a
 class Run(NamedTuple):
     """What stays the same while a run lasts."""
 
-    assembly: Assembly
+    recipe: Recipe
     corpora: Mapping[str, Corpus]
     options: Options
     directory: RunDirectory
@@ -58,13 +59,13 @@ class Run(NamedTuple):
     stages: list[Stage]
 
 
-def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
+def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
     """Train from a state to the recipe's last step -> (state, exit status: 0 or EXIT_STOPPED).
 
-    carried: the phase whose carry the state holds.
+    entered: the phase that the state is of.
     UserError when too many updates in a row were not finite, or the disk is full.
     """
-    ends, recipe = boundaries(run.assembly.recipe), run.assembly.recipe
+    ends, recipe = boundaries(run.recipe), run.recipe
     step, every = int(state.step), run.options.eval_every
     evaluated = from_first("evaluations", lambda: [entry["step"] for entry in read_metrics(run.directory, "eval")])
     run = _compiled(run, step)
@@ -76,46 +77,57 @@ def train(run: Run, state: TrainState, carried: int) -> tuple[TrainState, int]:
         phase = phase_at(recipe, step)
         run.journal.say(f"phase {phase + 1} of {len(ends)}: {recipe.phases[phase]}, steps {step} to {ends[phase]}")
         evaluator = _evaluator(run, phase)
-        if phase != carried:  # the rows of another phase's batches do not continue these
-            state, carried = state._replace(carry=run.stages[phase].first_carry()), phase
+        if phase != entered:
+            state, entered = _enter(run, state, entered, phase), phase
         with no_memory(phase, TRAIN):
             state, stopped = _train_phase(run, state, phase, ends[phase], batches[phase], evaluator)
         if stopped:
-            _save(run, state, carried, stopped)
+            _save(run, state, entered, stopped)
             run.checkpoints.wait()
             run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
             return state, EXIT_STOPPED
-    _save(run, state, carried)
+    _save(run, state, entered)
     if step not in evaluated:
         _evaluate(run, state, evaluator or _evaluator(run, phase_at(recipe, step - 1)))
     run.checkpoints.wait()
     return state, 0
 
 
+def _enter(run: Run, state: TrainState, before: int, phase: int) -> TrainState:
+    """The state with which a phase begins: its rows do not continue those of the phase before, and what is trained anew
+    or otherwise begins without moments."""
+    stage = _any_task(run, phase)
+    state = state._replace(carry=stage.first_carry())
+    if not same_training(run.recipe, before, phase):
+        state = state._replace(opt_state=stage.first_moments(state.params))
+    return state
+
+
 def _train_phase(
-    run: Run, state: TrainState, phase: int, end: int, examples: Examples | Mixture, evaluator: Evaluators
+    run: Run, state: TrainState, phase: int, end: int, batches: Tasks, evaluator: Evaluators
 ) -> tuple[TrainState, bool]:
     """Steps up to `end` or to a stop request -> (state, whether it was one)."""
-    options, recipe = run.options, run.assembly.recipe
+    options, stages = run.options, of_phase(run.stages, phase)
     first = int(state.step)
-    step_function = run.stages[phase].train.run
-    meter = Meter(run, phase, examples)
+    given = place_given(_any_task(run, phase))
+    meter = Meter(run, stages, batches)
     run.journal.doing(f"compiling phase {phase + 1}")
-    for step, batch in _batches(run, examples, first, end):
+    for step, batch in _batches(run, batches, first, end):
         if run.stop.reached(step):
             return state, True
         _profile(run, step - first, end - first)
+        task, _ = batches.at(step)
         with jax.transfer_guard("disallow"):
-            state, metrics = step_function(state, run.frozen, batch)
+            state, metrics = stages[task].train.run(state, run.frozen, batch, given)
         done = step + 1
         run.journal.progress(done)
-        meter.add(metrics)
+        meter.add(task, metrics)
         if done % options.log_every == 0 or done == end or done == first + 1:
             meter.report(done)
-        if done % options.checkpoint_every == 0 and done < recipe.steps:
+        if done % options.checkpoint_every == 0 and done < run.recipe.steps:
             with meter.paused():
                 _save(run, state, phase)
-        if options.eval_every and done % options.eval_every == 0 and done < recipe.steps:
+        if options.eval_every and done % options.eval_every == 0 and done < run.recipe.steps:
             with meter.paused():
                 _evaluate(run, state, evaluator)
     return state, False
@@ -123,28 +135,32 @@ def _train_phase(
 
 def _compiled(run: Run, step: int) -> Run:
     """The run with what is still to come compiled, where that is done ahead."""
-    recipe = run.assembly.recipe
-    if step >= recipe.steps or not compiles_ahead(run.mesh):
+    if step >= run.recipe.steps or not compiles_ahead(run.mesh):
         return run
-    last = len(recipe.phases) - 1
+    last = len(run.recipe.phases) - 1
 
     def names(phase):
         return [TRAIN, EVALUATE] if run.options.eval_every or phase == last else [TRAIN]
 
-    wanted = {phase: names(phase) for phase in range(phase_at(recipe, step), len(recipe.phases))}
+    wanted = {phase: names(phase) for phase in range(phase_at(run.recipe, step), last + 1)}
     return run._replace(stages=compile_phases(run.stages, wanted, run.journal.say))
 
 
+def _any_task(run: Run, phase: int) -> Stage:
+    """A stage of a phase, for what is not of one task."""
+    return next(iter(of_phase(run.stages, phase).values()))
+
+
 def _evaluator(run: Run, phase: int) -> Evaluators:
-    return Evaluators(run.stages[phase], run.corpora, run.options.eval_examples)
+    return Evaluators(of_phase(run.stages, phase), run.corpora, run.options.eval_examples)
 
 
-def _batches(run: Run, examples: Examples | Mixture, first: int, end: int) -> Iterator[tuple[int, dict]]:
+def _batches(run: Run, batches: Tasks, first: int, end: int) -> Iterator[tuple[int, dict]]:
     """(step, global batch on the devices) for the steps of a phase."""
-    mine = host_rows(run.mesh, examples.batch_size)
-    with Loader(examples, first, end, mine, processes=run.options.workers) as loader:
+    mine = host_rows(run.mesh, batches.batch_size)
+    with Loader(batches, first, end, mine, processes=run.options.workers) as loader:
         for step, batch in loader:
-            yield step, place_rows(batch, mine, examples.batch_size, run.mesh)
+            yield step, place_rows(batch, mine, batches.batch_size, run.mesh)
 
 
 def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> None:
@@ -157,7 +173,7 @@ def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> Non
 
 def _evaluate(run: Run, state: TrainState, evaluator: Evaluators) -> None:
     run.journal.doing("evaluating")
-    with no_memory(phase_at(run.assembly.recipe, int(state.step) - 1), EVALUATE):
+    with no_memory(phase_at(run.recipe, int(state.step) - 1), EVALUATE):
         figures = evaluator(state.params, run.frozen, int(state.step))
     run.journal.figures("eval", int(state.step), figures)
     run.journal.sync()
@@ -179,17 +195,19 @@ def _profile(run: Run, since_start: int, steps: int) -> None:
 
 
 class Meter:
-    """Collects the steps' metrics between two reports, without waiting for them."""
+    """Collects the steps' metrics between two reports, without waiting for them.
 
-    def __init__(self, run: Run, phase: int, examples: Examples | Mixture):
-        self.run, self.phase, self.examples = run, run.assembly.recipe.phases[phase], examples
-        self.waiting: list[Metrics] = []
+    stages: of a phase, by task.
+    """
+
+    def __init__(self, run: Run, stages: Mapping[str, Stage], batches: Tasks):
+        self.run, self.stages, self.batches = run, stages, batches
+        self.waiting: list[tuple[str, Metrics]] = []  # of a task each
         self.since: float | None = None  # unknown until the first step has compiled
         self.before_pauses = 0.0  # seconds of the waiting steps
-        self.flops = model_flops(run.assembly.recipe, self.phase)
 
-    def add(self, metrics: Metrics) -> None:
-        self.waiting.append(metrics)
+    def add(self, task: str, metrics: Metrics) -> None:
+        self.waiting.append((task, metrics))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -207,11 +225,11 @@ class Meter:
         """Write the figures since the last report; UserError when updates keep being skipped."""
         if not self.waiting:
             return
-        metrics = jax.device_get(self.waiting)
+        tasks, metrics = zip(*jax.device_get(self.waiting), strict=True)
         seconds = None if self.since is None else self.before_pauses + self._running()
-        figures = self._means(metrics) | (self._sources(step) if isinstance(self.examples, Mixture) else {})
+        figures = self._means(tasks, metrics) | self._sources(step)
         if seconds is not None:
-            figures |= self._speed(seconds / len(metrics), step)
+            figures |= self._speed(seconds / len(metrics), tasks, step)
         self.run.journal.figures("train", step, figures)
         self.waiting, self.before_pauses, self.since = [], 0.0, time.perf_counter()
         skipped_in_row = int(metrics[-1].skipped[1])
@@ -219,39 +237,53 @@ class Meter:
             raise UserError(
                 f"the loss or its gradient was not finite in the last {skipped_in_row} updates up to step {step}, "
                 f"which were skipped: continue with --init-from {self.run.directory.path} in another --workdir, with "
-                f"a lower --schedule.peak (now {self.run.assembly.recipe.schedule.peak}) or a longer --schedule.warmup"
+                f"a lower --schedule.peak (now {self.run.recipe.schedule.peak}) or a longer --schedule.warmup"
             )
 
-    def _means(self, metrics: list[Metrics]) -> dict[str, float]:
-        mean = lambda values: float(np.mean(values))
-        counts = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *[m.counts for m in metrics])
-        objective = self.run.assembly.recipe.objective
-        figures = {"loss": mean([m.loss for m in metrics])}
-        figures |= figures_of(objective, [m.sums for m in metrics], counts)
-        figures["gradient_norm"] = mean([m.gradient_norm for m in metrics])
+    def _means(self, tasks: Sequence[str], metrics: Sequence[Metrics]) -> dict[str, float]:
+        figures = {"loss": _mean(one.loss for one in metrics)}
+        for task in dict.fromkeys(tasks):
+            of_task = [one for name, one in zip(tasks, metrics, strict=True) if name == task]
+            counts = jax.tree.map(lambda *parts: np.sum(parts, axis=0), *[one.counts for one in of_task])
+            found = figures_of(self.stages[task].task.objective, [one.sums for one in of_task], counts)
+            if task:
+                found = {"loss": _mean(one.loss for one in of_task)} | found
+            figures |= {f"{task}/{name}" if task else name: value for name, value in found.items()}
+        figures["gradient_norm"] = _mean(one.gradient_norm for one in metrics)
         figures["learning_rate"] = float(metrics[-1].learning_rate)
         if metrics[-1].skipped[0]:
             figures["skipped_updates"] = int(metrics[-1].skipped[0])
         return figures
 
     def _sources(self, step: int) -> dict[str, float]:
-        """Of each corpus, the rows so far, as if all phases had this one's batches, and how often all that it has."""
-        rows, examples = self.examples.rows_before(step), self.examples.sources
-        epochs = {f"{name}/epochs": examples[name].epochs(of) for name, of in rows.items()}
-        return {f"{name}/rows": of for name, of in rows.items()} | epochs
+        """Of each corpus of a mixture, the rows so far, as if all phases had this one's batches, and how often all that
+        it has."""
+        found = {}
+        for task, mixture in self.batches.batches.items():
+            if isinstance(mixture, Mixture):
+                for name, rows in mixture.rows_before(self.batches.before(step)[task]).items():
+                    place = f"{task}/{name}" if task else name
+                    found |= {f"{place}/rows": rows, f"{place}/epochs": mixture.sources[name].epochs(rows)}
+        return found
 
-    def _speed(self, seconds: float, step: int) -> dict[str, float]:
-        left = datetime.timedelta(seconds=round(seconds * (self.run.assembly.recipe.steps - step)))
+    def _speed(self, seconds: float, tasks: Sequence[str], step: int) -> dict[str, float]:
+        left = datetime.timedelta(seconds=round(seconds * (self.run.recipe.steps - step)))
+        stage = self.stages[tasks[0]]
+        flops = _mean(model_flops(self.run.recipe, stage.phase, self.stages[task].task) for task in tasks)
         figures = {
             "step_ms": 1000 * seconds,
-            "tokens_per_s": self.phase.batch_size * self.phase.length / seconds,
-            "model_tflops_per_s": self.flops / seconds / 1e12,
+            "tokens_per_s": stage.phase.batch_size * stage.phase.length / seconds,
+            "model_tflops_per_s": flops / seconds / 1e12,
             "seconds_left": left.total_seconds(),
         }
         device = self.run.mesh.devices.flat[0]
         if peak := peak_flops(device.device_kind):
-            figures["mfu"] = self.flops / seconds / (peak * self.run.mesh.size)
+            figures["mfu"] = flops / seconds / (peak * self.run.mesh.size)
         return figures
+
+
+def _mean(values: Iterable) -> float:
+    return float(np.mean([*values]))
 
 
 def describe(assembly: Assembly, params: Params, mesh: Mesh) -> str:

@@ -4,7 +4,7 @@ The run may go on meanwhile: what it has deleted since its checkpoints were list
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +21,10 @@ from pretrain.recipe import Recipe, phase_at
 from pretrain.state import TrainState
 from pretrain.storage.checkpoints import newest_intact
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.storage.stored_state import NOT_READ, Damaged, load, patiently, verified
-from pretrain.training.assembly import Assembly, assemble, parameter_shapes
-from pretrain.training.placement import Stage, load_of, stages
+from pretrain.storage.stored_state import NOT_READ, Damaged, load, patiently, phase_of, verified
+from pretrain.training.assembly import Assembly
+from pretrain.training.placement import Stage, load_of, of_phase
+from pretrain.training.prepare import place_on, prepare
 from tpu.mesh import device_memory, reading_mesh
 
 log = logging.getLogger(__name__)
@@ -46,24 +47,23 @@ def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None 
     mesh: where they lie as in training, by default on as many of this process's devices as divide the batches of the
     run's phases, cut over them where training would cut them.
     """
-    recipe = directory.read_recipe()
     doing(f"restoring {directory.path}")
-    assembly = assemble(recipe, programs.default())
-    shapes = parameter_shapes(assembly)
+    prepared = prepare(directory.read_recipe())
+    recipe, shapes = prepared
+    work = load_of(recipe, shapes, jax.local_devices(), device_memory())
     if mesh is None:
-        devices, batch_sizes = jax.local_devices(), [phase.batch_size for phase in recipe.phases]
-        mesh = reading_mesh(devices, batch_sizes, load_of(recipe, shapes, devices, device_memory()))
-    placed = stages(assembly, mesh, shapes=shapes)
+        mesh = reading_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases], work)
+    placed = place_on(prepared, mesh, programs.default(), work)
 
     def read(at: int) -> TrainState:
-        like = _parameters_after(placed, at)
+        like = _parameters_after(placed.stages, directory, at)
         return verified(*load(directory.checkpoints / str(at), like), like)
 
     state = _newest(directory, step, read)
     if state is None:
         raise UserError(f"{directory.path} has no checkpoint yet: let `python -m pretrain run` write one")
-    frozen = load_frozen(placed[0], directory)
-    return Restored(assembly, int(state.step), state.params, frozen, mesh, placed)
+    frozen = load_frozen(placed.stages[0], directory)
+    return Restored(placed.assembly, int(state.step), state.params, frozen, mesh, placed.stages)
 
 
 def warn_beyond_trained(restored: Restored, length: int) -> None:
@@ -94,19 +94,21 @@ def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], Tra
     return state
 
 
-def state_after(placed: list[Stage], step: int) -> TrainState:
-    """Shapes, dtypes and shardings of the state after `step` steps."""
-    return placed[phase_after(placed[0].assembly.recipe, step)].state
+def state_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> TrainState:
+    """Shapes, dtypes and shardings of the state that a run's checkpoint of a step holds."""
+    recorded = phase_of(directory.checkpoints / str(step))
+    phase = phase_after(made[0].assembly.recipe, step) if recorded is None else recorded
+    return next(iter(of_phase(made, phase).values())).state
 
 
 def phase_after(recipe: Recipe, step: int) -> int:
-    """The phase of the last batch of `step` steps, whose carry the state then holds."""
+    """The phase of the last batch of `step` steps, of which the state then is."""
     return phase_at(recipe, max(step - 1, 0))
 
 
-def _parameters_after(placed: list[Stage], step: int) -> TrainState:
+def _parameters_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> TrainState:
     """`state_after` without what only training needs: moments and memories may be many times the parameters."""
-    state = state_after(placed, step)
+    state = state_after(made, directory, step)
 
     def unread(tree):
         return jax.tree.map(lambda _: NOT_READ, tree)

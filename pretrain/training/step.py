@@ -2,25 +2,27 @@
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
-from jax.extend.core import ClosedJaxpr
-from jax.interpreters import partial_eval
 
 from models.core.noise import row_keys
 from models.core.parameters import Params, leaves, nest
 from pretrain.objectives.figures import Sums
 from pretrain.objectives.objective import Batch, Moment, Objective
+from pretrain.objectives.phase import Task
 from pretrain.objectives.teacher import TEACHERS, Bound
 from pretrain.optimizers import clip
-from pretrain.recipe import Recipe
-from pretrain.schedules import learning_rate
+from pretrain.recipe import Recipe, rate_at, tasks_of
+from pretrain.schedules import Numbers, learning_rate
 from pretrain.state import TrainState
+from pretrain.training.assembly import Assembly, initial_carry, optimizer_in, transformation_in
+from pretrain.training.trained import frozen_in, frozen_layers, merge, split, split_frozen
 from tpu.rules import is_axes
 
 
@@ -35,52 +37,84 @@ class Metrics(NamedTuple):
     skipped: Array
 
 
-def new_state(params: Params, optimizer: optax.GradientTransformation, carry) -> TrainState:
+class Given(NamedTuple):
+    """What a step is given of its recipe beside the batch, so that one program serves all seeds, rates and lengths of
+    run.   seed: u32[]."""
+
+    seed: Array
+    rate: Numbers
+
+
+def given_in(recipe: Recipe, index: int) -> Given:
+    """In a phase."""
+    return Given(np.uint32(recipe.seed), rate_at(recipe, index)[1])
+
+
+def new_state(params: Params, opt_state: optax.OptState, carry) -> TrainState:
     """The state before the first step."""
-    return TrainState(jnp.int32(0), params, optimizer.init(params), carry, jnp.zeros(2, jnp.int32))
+    return TrainState(jnp.int32(0), params, opt_state, carry, jnp.zeros(2, jnp.int32))
+
+
+def initial_state(assembly: Assembly, params: Params, phase: int = 0) -> tuple[TrainState, Params]:
+    """(state before the first step of a phase, frozen parameters)."""
+    trained, frozen = split_frozen(params, assembly.recipe)
+    return new_state(trained, first_moments(assembly, trained, phase), first_carry(assembly, phase)), frozen
+
+
+def first_moments(assembly: Assembly, params: Params, phase: int) -> optax.OptState:
+    """The optimiser's state before a phase in which what is trained, or by what, is new."""
+    return transformation_in(assembly, phase).init(split(params, frozen_in(assembly.recipe, phase))[0])
+
+
+def first_carry(assembly: Assembly, phase: int) -> Any:
+    """The carry before a phase's first batch: the objective's, of several tasks each one's by its name."""
+    tasks = tasks_of(assembly.recipe, assembly.recipe.phases[phase])
+    carries = {task.name: initial_carry(assembly, phase, task)[0] for task in tasks}
+    return carries if len(tasks) > 1 else carries[tasks[0].name]
 
 
 def train_step(
-    recipe: Recipe,
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
+    assembly: Assembly,
     carry_axes,
     microbatches: int = 1,
-    teachers: Mapping[str, nn.Module] = MappingProxyType({}),
+    phase: int = 0,
+    task: Task | None = None,
     untrained: Callable[[], Collection[str]] = tuple,
-) -> Callable[[TrainState, Params, Batch], tuple[TrainState, Metrics]]:
-    """The step of a recipe: (state, frozen parameters, global batch) -> (state, metrics), to be jitted.
+) -> Callable[[TrainState, Params, Batch, Given], tuple[TrainState, Metrics]]:
+    """The step of a task, of its phase's only one unless given: (state, frozen parameters, global batch, what is given)
+    -> (state, metrics), to be jitted.
 
     microbatches: the batch is cut into so many equal parts, whose gradients add up; saves memory, changes rounding.
     untrained: () -> paths of parameters that the loss does not read; they stay as they are, without decay.
     """
-    objective = recipe.objective
+    recipe, model, optimizer = assembly.recipe, assembly.model, transformation_in(assembly, phase)
+    objective = (task or tasks_of(recipe, recipe.phases[phase])[0]).objective
+    schedule, held_here, limit = rate_at(recipe, phase)[0], frozen_in(recipe, phase), optimizer_in(recipe, phase).clip
 
-    def step(state: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, frozen: Params, batch: Batch, given: Given) -> tuple[TrainState, Metrics]:
         weights = objective.weights(batch)
         factors = {
             term: jnp.where(weights[term] > 0, factor / jnp.maximum(weights[term], 1e-30), 0.0)
             for term, factor in objective.coefficients(state.step).items()
         }
-        rows = jnp.arange(batch_rows(batch))
-        keys = row_keys(recipe.seed, state.step, rows)
+        keys = row_keys(given.seed, state.step, jnp.arange(batch_rows(batch)))
+        trained, held = split(state.params, held_here)
 
         def loss(params, part, keys, carry):
-            merged, bound = _bound(merge(params, frozen), teachers)
-            terms, carry, counts = objective.loss(model, merged, part, carry, Moment(keys, True, state.step, bound))
+            merged, taught = bound(merge(params, merge(held, frozen)), objective, assembly.teachers)
+            terms, carry, counts = objective.loss(model, merged, part, carry, Moment(keys, True, state.step, taught))
             return sum(factors[term] * terms[term].sum for term in factors), (terms, carry, counts)
 
         gradient = jax.value_and_grad(loss, has_aux=True)
         (total, (terms, carry, counts)), gradients = accumulate(
-            gradient, state.params, (batch, keys), state.carry, carry_axes, microbatches
+            gradient, trained, (batch, keys), state.carry, carry_axes, microbatches
         )
+        gradients = _without_layers(gradients, held_here)
         norm = optax.global_norm(gradients)
-        rate = learning_rate(recipe.schedule, state.step, recipe.steps)
+        rate = learning_rate(schedule, given.rate, state.step)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
-        updates, opt_state = optimizer.update(
-            clip(gradients, norm, recipe.optimizer.clip), state.opt_state, state.params, finite=finite
-        )
-        before, updates = dict(leaves(state.params)), dict(leaves(updates))
+        updates, opt_state = optimizer.update(clip(gradients, norm, limit), state.opt_state, trained, finite=finite)
+        before, updates = dict(leaves(trained)), dict(leaves(_without_layers(updates, held_here)))
         still = untrained()
         params = nest({path: p if path in still else p - rate * updates[path] for path, p in before.items()})
 
@@ -91,7 +125,7 @@ def train_step(
         skipped = jnp.stack([state.skipped[0] + bad, (state.skipped[1] + 1) * bad])
         new = TrainState(
             state.step + 1,
-            keep(params, state.params),
+            merge(keep(params, trained), held),
             opt_state,
             keep(carry, state.carry),
             skipped,
@@ -101,42 +135,13 @@ def train_step(
     return step
 
 
-def unread(
-    objective: Objective,
-    model: nn.Module,
-    state: TrainState,
-    frozen: Params,
-    batch: Batch,
-    teachers: Mapping[str, nn.Module] = MappingProxyType({}),
-) -> tuple[str, ...]:
-    """Paths of the trained parameters that the loss does not depend on: no gradient ever reaches them. As
-    `traced_loss`."""
-    traced = traced_loss(objective, model, state.params, frozen, batch, state.carry, teachers).jaxpr
-    read = partial_eval.dce_jaxpr(traced, [True])[1]
-    return tuple(path for (path, _), is_read in zip(leaves(state.params), read, strict=False) if not is_read)
-
-
-def traced_loss(
-    objective: Objective,
-    model: nn.Module,
-    params: Params,
-    frozen: Params,
-    batch: Batch,
-    carry,
-    teachers: Mapping[str, nn.Module] = MappingProxyType({}),
-) -> ClosedJaxpr:
-    """The program of the loss in training: (params, frozen, batch, carry) -> the sum of its terms.
-
-    The arguments are shapes and dtypes; nothing is computed.
-    """
-
-    def loss(params, frozen, batch, carry):
-        keys = row_keys(0, 0, jnp.arange(batch_rows(batch)))
-        merged, bound = _bound(merge(params, frozen), teachers)
-        terms = objective.loss(model, merged, batch, carry, Moment(keys, True, 0, bound))[0]
-        return sum(terms[term].sum for term in objective.coefficients(0))
-
-    return jax.make_jaxpr(loss)(params, frozen, batch, carry)
+def _without_layers(updates: Params, frozen: Collection[str]) -> Params:
+    """Gradients or updates with zeros where layers are frozen."""
+    flat = dict(leaves(updates))
+    for path, leaf in flat.items():
+        for layers in frozen_layers(path, frozen):
+            flat[path] = leaf = leaf.at[layers].set(0.0)
+    return nest(flat)
 
 
 def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, microbatches: int):
@@ -222,30 +227,20 @@ def evaluation_step(
 
     def step(params: Params, frozen: Params, batch: Batch, index: Array, first: Array, carry, trained: Array):
         keys = row_keys(seed, index, first + jnp.arange(batch_rows(batch)))
-        merged, bound = _bound(merge(params, frozen), teachers)
-        terms, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained, bound))
+        merged, taught = bound(merge(params, frozen), objective, teachers)
+        terms, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained, taught))
         examples = {name: counts.pop(name) for name in objective.per_example}
         return Evaluation(Sums(terms, objective.weights(batch)), counts), examples, carry
 
     return step
 
 
-def _bound(params: Params, teachers: Mapping[str, nn.Module]) -> tuple[Params, dict[str, Bound]]:
-    """(the model's own parameters, each teacher with its)."""
+def bound(params: Params, objective: Objective, teachers: Mapping[str, nn.Module]) -> tuple[Params, dict[str, Bound]]:
+    """(the model's own parameters, each teacher that the objective asks for with its)."""
     own = {name: leaf for name, leaf in params.items() if name != TEACHERS}
-    return own, {name: Bound(name, module, params[TEACHERS][name]) for name, module in teachers.items()}
+    return own, {name: Bound(name, teachers[name], params[TEACHERS][name]) for name in objective.teachers}
 
 
 def batch_rows(batch: Batch) -> int:
     """Rows of a batch."""
     return next(iter(batch.values())).shape[0]
-
-
-def merge(params: Params, frozen: Params) -> Params:
-    """One nested dict of the trained and the frozen parameters."""
-    if not frozen:
-        return params
-    merged = dict(frozen)
-    for key, value in params.items():
-        merged[key] = merge(value, frozen[key]) if isinstance(value, dict) and key in frozen else value
-    return merged

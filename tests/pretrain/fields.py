@@ -10,14 +10,18 @@ OTHERS = {
     "pattern.name": ["longformer"], "pattern.block": [2], "windows": [(4,)], "dilations": [(2,)], "cutoffs": [(50, 90)],
     "layout": ["packed-sentences", "segment-pairs"], "masking.random": [0.15], "ngrams": [(1.0, 0.5)],
     "permuting.reuse_len": [10], "permuting.k": [5], "permuting.context": [3], "permuting.perm_size": [4],
-    "optimizer.name": ["lamb"], "schedule.name": ["cosine"], "from_here": ["decay"],
+    "optimizer.name": ["lamb"], "schedule.name": ["cosine"], "schedule.steps": [15],
     "frozen": [("embeddings", "pooler")],
 }  # fmt: skip
 
+OF_STAGES = ("objective", "optimizer", "schedule", "frozen", "tasks")
+
 
 def fields_of(recipe) -> dict:
-    """Dotted path -> value of every field, those of phases by their number; a field may be a tuple."""
-    phases = {f"phases.{index}": dataclasses.asdict(phase) for index, phase in enumerate(recipe.phases)}
+    """Dotted path -> value of every field, those of phases by their number but for what a stage changes (`test_stages`
+    has these); a field may be a tuple."""
+    sizes = [{name: size for name, size in vars(phase).items() if name not in OF_STAGES} for phase in recipe.phases]
+    phases = {f"phases.{index}": of for index, of in enumerate(sizes)}
     fields = flat(dataclasses.asdict(dataclasses.replace(recipe, phases=())) | phases)
     return {path: value for path, value in fields.items() if path != "phases"}
 

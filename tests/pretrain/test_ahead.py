@@ -9,11 +9,12 @@ import pytest
 
 from data_pipelines.errors import UserError
 from models.core.program import Program
+from pretrain.objectives.objective import Term
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import ahead, loop
-from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, trace
+from pretrain.training import loop, placement, prepare
+from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases
 from pretrain.training.assembly import assemble
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
@@ -61,10 +62,10 @@ def test_a_second_phase_without_room_ends_the_run_before_the_first_step(
 
 
 def test_what_is_compiled_ahead_trains_and_evaluates(accelerator, corpus_path, tmp_path, monkeypatch, capsys):
-    make = ahead.stages
+    make = prepare.stages
     uncalled = lambda program: program._replace(run=Uncalled(program.run))
     of_stage = lambda stage: stage._replace(train=uncalled(stage.train), evaluate=uncalled(stage.evaluate))
-    monkeypatch.setattr(ahead, "stages", lambda *of: [of_stage(stage) for stage in make(*of)])
+    monkeypatch.setattr(prepare, "stages", lambda *of: [of_stage(stage) for stage in make(*of)])
     recipe = toys.recipe(steps=4, phases=PHASES)
     options = tiny.options(corpus_path, tmp_path / "run", eval_every=1)
     assert run(recipe, options) == 0
@@ -95,9 +96,9 @@ def test_what_finds_no_memory_in_its_first_step_says_what_makes_it_smaller(corpu
 
     def large(self, model, params, batch, carry, moment):
         sums, *rest = loss(self, model, params, batch, carry, moment)
-        column = jnp.sin(jax.lax.stop_gradient(sums["next"]) * jnp.arange(2**22))
+        column = jnp.sin(jax.lax.stop_gradient(sums["next"].sum) * jnp.arange(2**22))
         terabytes = jnp.outer(column, column)  # which no CPU gives
-        return sums | {"next": sums["next"] + jax.lax.sort(terabytes)[0, 0]}, *rest
+        return sums | {"next": Term(sums["next"].sum + jax.lax.sort(terabytes)[0, 0])}, *rest
 
     monkeypatch.setattr(toys.NextWord, "loss", large)
     with pytest.raises(UserError, match="phase 1: its train step does not fit .*raise --microbatches"):
@@ -107,12 +108,11 @@ def test_what_finds_no_memory_in_its_first_step_says_what_makes_it_smaller(corpu
 @pytest.mark.parametrize("name, names", [(TRAIN, [TRAIN]), (EVALUATE, [EVALUATE]), ("checkpoint", [])])
 def test_a_device_needs_room_for_the_state_beside_whatever_is_done(name, names):
     mesh = choose_mesh(None, jax.devices())
-    (stage,) = trace(assemble(toys.recipe(), Program()), mesh)
-    state, frozen, batch = stage.train.arguments
+    (stage,) = placement.stages(assemble(toys.recipe(), Program()), mesh)
     stood_in = lambda memory: SimpleNamespace(
         local_devices=[SimpleNamespace(memory_stats=lambda: memory and {"bytes_limit": memory})]
     )
-    room = shard_bytes((state, frozen, batch))
+    room = shard_bytes(stage.train.arguments)
     with pytest.raises(UserError, match=f"phase 1: its {name} takes .* GiB of a device that has .*phases.0.batch_size"):
         compile_phases([stage._replace(mesh=stood_in(room))], {0: names}, print)
     for memory in (3 * room + 2**20, None):

@@ -22,7 +22,7 @@ from models.core.program import Program
 from models.families.registry import FAMILIES, family_of
 from models.families.transformer_xl import TransformerXLConfig
 from pretrain.objectives.objective import Moment
-from pretrain.recipe import Phase
+from pretrain.recipe import Phase, every_task
 from pretrain.recipes.registry import RECIPES
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import attention_choice
@@ -210,9 +210,14 @@ def test_an_evaluation_that_the_kernel_cannot_run_is_plain_and_the_run_says_so(t
     assert said == ["evaluation takes attention xla: memory=100: choose a multiple of 128"]
     mesh = row_mesh(jax.devices(), [1])
     assert program.attention == "relative"
-    assert for_evaluation(assembly, 0, mesh).model.program == dataclasses.replace(program, attention="xla")
+    assert for_evaluation(assembly, *every_task(recipe)[0][::2], mesh).model.program == dataclasses.replace(
+        program, attention="xla"
+    )
     same = assembly._replace(recipe=transformer_xl(evaluation_memory=256))
-    assert for_evaluation(same, 0, mesh) is same and why_plain(same, options, platform="tpu") == []
+    assert (
+        for_evaluation(same, *every_task(same.recipe)[0][::2], mesh) is same
+        and why_plain(same, options, platform="tpu") == []
+    )
     for of, kernels in ((assembly, 0), (same, 1)):
         evaluate = stages(of, mesh)[0].evaluate
         traced = evaluate.run.trace(*evaluate.arguments)

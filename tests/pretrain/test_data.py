@@ -11,7 +11,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.order import Order
 from pretrain.__main__ import main
-from pretrain.recipe import Phase, check
+from pretrain.recipe import Phase, check, every_task
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import data
@@ -49,8 +49,12 @@ def in_lanes(recipe, **order):
 
 
 def test_order_and_mixture_decide_the_batches(folder):
-    corpora, phase = open_corpora(text(folder), {}), Phase(1.0, 32, 8)
-    batch = lambda **changes: training_batches(tiny.bert(**changes), corpora, phase).batch(0, ROWS)
+    corpora = open_corpora(text(folder), {})
+
+    def batch(**changes):
+        recipe = tiny.bert(**changes)
+        return training_batches(recipe, corpora, *every_task(recipe)[0][1:]).batch(0, ROWS)
+
     plain = batch()
     for changes in ({"order": Order(2)}, {"order": Order(1, 1)}, {"mixture": "given:1,9"}, {"seed": 1}):
         assert not equal(plain, batch(**changes)), changes
@@ -102,7 +106,7 @@ def test_each_host_counts_its_share_and_the_file_keeps_all(folder, tmp_path, mon
     corpora, recipe = open_corpora(text(folder), {}), in_lanes(tiny.bert, lanes=2, window=2)
     alone = phase_batches(recipe, corpora, 0, tmp_path / "alone.json", print)
     assert alone.keys() == {0, 1} and len(json.loads((tmp_path / "alone.json").read_text())) == 2 * (4 + 3)
-    uncounted = training_batches(recipe, corpora, recipe.phases[0])
+    uncounted = training_batches(recipe, corpora, *every_task(recipe)[0][1:])
     assert equal(alone[0].batch(3, ROWS), uncounted.batch(3, ROWS))
     said, hosts = [], Hosts(monkeypatch, 3)
     for hosts.at in range(2):

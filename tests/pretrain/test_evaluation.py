@@ -98,9 +98,8 @@ def test_rows_are_evaluated_some_at_a_time_each_with_its_own_memory(corpus_path)
 )
 def test_an_evaluation_computes_rows_that_divide_the_batch_and_fit(length, batch_size, microbatches, devices, rows):
     phase, mesh = Phase(1.0, length, batch_size), SimpleNamespace(shape={"fsdp": devices})
-    assert placement._evaluated_rows(tiny.bert(), phase, mesh, microbatches) == rows
-    compared = toys.recipe(objective=toys.InBatch())
-    assert placement._evaluated_rows(compared, phase, mesh, microbatches) == batch_size
+    assert placement._evaluated_rows(tiny.bert().objective, phase, mesh, microbatches) == rows
+    assert placement._evaluated_rows(toys.InBatch(), phase, mesh, microbatches) == batch_size
 
 
 def test_the_set_is_of_the_held_out_split_and_never_whole_in_memory(corpus_path, monkeypatch):

@@ -50,7 +50,7 @@ initial_weights.restore = lambda *of, **more: read.append(restore(*of, **more)) 
 runs.train = lambda run, state, carried: (state, 0)
 runs.run(tiny.bert(), tiny.options(corpus, workdir, mesh="fsdp=4", init_from=str(source)))
 assert [restored.mesh.size for restored in read] == [1]
-((weights, teachers),) = given
+((_, weights, teachers),) = given
 assert teachers == {}
 held = {device: 0 for device in jax.devices()}
 for leaf in jax.tree.leaves(weights):
@@ -108,7 +108,7 @@ def sources(corpus_path, tmp_path_factory):
     corpus, found = Corpus(corpus_path), {}
     for name, recipe in RECIPES.items():
         run, folder = tmp_path_factory.mktemp(name) / "run", None
-        run_directory.start(run, recipe, {"": corpus}, None)
+        run_directory.start(recipe, {"": corpus}, tiny.options(corpus_path, run))
         if family_of(recipe.model).hf:
             folder = run.parent / "export"
             zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), parameter_shapes(recipe.model))
@@ -147,7 +147,7 @@ def test_a_head_that_a_run_lacks_is_refused_and_one_too_many_left_out(begin, cor
         params = load_weights("--init-from", str(tmp_path / "with"), tiny.BERT, without, corpus)
     assert "left out pair/bias, pair/kernel, pooler/bias, pooler/kernel" in caplog.text
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, without)
-    run_directory.start(tmp_path / "run", tiny.bert(objective=TOKENS_ALONE), {"": corpus}, None)
+    run_directory.start(tiny.bert(objective=TOKENS_ALONE), {"": corpus}, tiny.options(corpus_path, tmp_path / "run"))
     with pytest.raises(UserError, match="has no pair/bias, pair/kernel, pooler/bias, pooler/kernel; give the recipe"):
         load_weights("--init-from", str(tmp_path / "run"), tiny.BERT, parameter_shapes(tiny.BERT), corpus)
 

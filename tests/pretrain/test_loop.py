@@ -13,10 +13,12 @@ from models.core.program import Program
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import loop
-from pretrain.training.assembly import assemble, model_flops
+from pretrain.training import loop, placement
+from pretrain.training.assembly import assemble
 from pretrain.training.data import phase_batches
+from pretrain.training.placement import of_phase
 from pretrain.training.run import run
+from pretrain.training.traced import model_flops
 from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
 
@@ -33,13 +35,13 @@ def test_training_batches_are_of_the_train_split_and_the_run_s_seed(corpus_path,
 
 
 def test_model_flops_are_three_forward_passes_and_mfu_is_their_share_of_all_chips_peaks(monkeypatch):
-    assembly, chip = assemble(tiny.bert(), Program()), SimpleNamespace(device_kind="chip")
+    chip = SimpleNamespace(device_kind="chip")
     monkeypatch.setattr(loop, "peak_flops", {"chip": 1e9}.get)
     mesh = SimpleNamespace(size=4, devices=np.array([chip] * 4))
-    meter = loop.Meter(SimpleNamespace(assembly=assembly, mesh=mesh), phase=0, examples=None)
-    assert meter.flops == model_flops(assembly.recipe, assembly.recipe.phases[0])
-    figures = meter._speed(seconds=2.0, step=5)
-    assert figures["mfu"] == pytest.approx(meter.flops / 2.0 / 4e9)
+    recipe, one = tiny.bert(), row_mesh(jax.local_devices()[:1], [1])
+    stages = of_phase(placement.stages(assemble(recipe, Program()), one), 0)
+    figures = loop.Meter(SimpleNamespace(recipe=recipe, mesh=mesh), stages, None)._speed(2.0, ["", ""], step=5)
+    assert figures["mfu"] == pytest.approx(model_flops(recipe, recipe.phases[0]) / 2.0 / 4e9)
     assert figures["tokens_per_s"] == 8 * 32 / 2.0 and figures["step_ms"] == 2000 and figures["seconds_left"] == 30
 
 

@@ -7,16 +7,15 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from pretrain.commands import planning
 from pretrain.commands.options import Target
 from pretrain.commands.planning import plan_command, shaped, works
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
-from pretrain.training import placement
-from pretrain.training.assembly import model_flops
+from pretrain.training import placement, prepare
+from pretrain.training.traced import model_flops
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
-from tpu import calibration, plan_report
+from tpu import calibration, compiler, plan_report
 from tpu import plan as plans
 from tpu.__main__ import main
 from tpu.compiler import Report
@@ -32,7 +31,7 @@ V5E = parse_topology("v5e:1x1")
 def test_the_mesh_follows_the_mean_of_the_phases_by_their_steps(on_cpu, monkeypatch):
     model = dataclasses.replace(tiny.BERT, positions=64)
     recipe, asked = tiny.bert(model=model, phases=(Phase(0.75, 32, 8), Phase(0.25, 64, 8))), []
-    monkeypatch.setattr(planning, "choose_mesh", lambda *given: asked.append(given[2].flops) or choose_mesh(*given))
+    monkeypatch.setattr(prepare, "choose_mesh", lambda *given: asked.append(given[2].flops) or choose_mesh(*given))
     next(works(recipe, Target("v5e:1x1"), V5E))
     short, long = (model_flops(recipe, phase) for phase in recipe.phases)
     assert asked == [pytest.approx(0.75 * short + 0.25 * long)]
@@ -83,8 +82,8 @@ def on_cpu(monkeypatch):
         return Report(2.0, 0, 0, 0, asked[-1] * 2**20, 0, PROGRAM)
 
     monkeypatch.setattr(plans, "compile_for_tpu", answer)
-    monkeypatch.setattr(planning, "devices", lambda topology, slices=1: jax.devices()[:1])
-    monkeypatch.setattr(planning, "prepare", lambda: None)
+    monkeypatch.setattr(compiler, "devices", lambda topology, slices=1: jax.devices()[:1])
+    monkeypatch.setattr(compiler, "prepare", lambda: None)
     toys.register(monkeypatch)
     monkeypatch.setitem(RECIPES, "toy", toys.recipe())
     return asked
@@ -97,7 +96,7 @@ def target(**changes):
 def test_sizes_are_those_of_the_arguments(on_cpu, tmp_path):
     work, title = next(works(toys.recipe(), target(), V5E))
     planned = plan(work, V5E, {}, tmp_path)
-    state, _, batch = work.arguments
+    state, _, batch, _ = work.arguments
     floats = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     assert planned.parts["parameters"] == 4 * floats
     assert planned.parts["optimizer"] == 8 * floats + 4  # Adam counts its steps

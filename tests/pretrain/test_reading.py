@@ -109,8 +109,8 @@ def test_a_reader_leaves_a_work_directory_byte_for_byte_as_it_was(trained, corpu
 def test_a_checkpoint_of_a_version_with_other_parameters_is_an_error_that_says_so(trained, monkeypatch):
     whole = restoring._parameters_after
 
-    def with_more(placed, at):
-        state = whole(placed, at)
+    def with_more(*of):
+        state = whole(*of)
         return state._replace(params=state.params | {"more": state.params["bias"]})
 
     monkeypatch.setattr(restoring, "_parameters_after", with_more)

@@ -12,7 +12,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase
+from pretrain.recipe import Phase, boundaries, from_json, rate_after, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
 from pretrain.storage.environment import versions
@@ -20,13 +20,13 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
 from pretrain.training.initial_weights import load_weights
-from pretrain.training.run import _longer_or_shorter, run
+from pretrain.training.run import longer_or_shorter, run
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny, toys
 
 
-def start(workdir, recipe, corpus, init_from):
-    return run_directory.start(workdir, recipe, {"": corpus}, init_from)
+def start(workdir, recipe, corpus, init_from, **options):
+    return run_directory.start(recipe, {"": corpus}, tiny.options(corpus.path, workdir, init_from=init_from, **options))
 
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -184,40 +184,62 @@ def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, ca
         assert (said in capsys.readouterr().out) == (steps == 20)
     found = rates(workdir)
     assert found[20] == 0 and 0.04 < found[11] < 0.05
-    assert _longer_or_shorter(toys.recipe(steps=10), toys.recipe(steps=20), 10) == "steps: 10 -> 20"  # nothing else
+    assert longer_or_shorter(toys.recipe(steps=10), toys.recipe(steps=20), 10) == "steps: 10 -> 20"  # nothing else
 
 
 def test_a_run_made_longer_goes_on_from_its_rate_also_when_killed(corpus_path, tmp_path, capsys):
-    workdir = tmp_path / "run"
-    stable = Schedule("warmup-stable-decay", peak=0.1, final=0.5)
-    onward = lambda kind, steps: toys.recipe(steps=steps, schedule=dataclasses.replace(stable, from_here=kind))
-    go = lambda recipe, folder=workdir: run(recipe, tiny.options(corpus_path, folder, keep=9))
-    go(onward(None, 10))
-    go(onward("constant", 20))
+    workdir, stable = tmp_path / "run", Schedule("warmup-stable-decay", peak=0.1, final=0.5)
+
+    def go(steps, extend=None):
+        run(toys.recipe(steps=steps, schedule=stable), tiny.options(corpus_path, workdir, keep=9, extend=extend))
+
+    go(10)
+    identity = RunDirectory(workdir).identity()
+    go(20, "constant")
     assert "steps: 10 -> 20; from here constant: rate 0.05 -> 0.05" in capsys.readouterr().out
     found = rates(workdir)
     assert found[10] == found[11] == found[15] == found[20] == pytest.approx(0.05)
     whole = tiny.final_state(workdir)
     for gone in ("20", "15"):  # as if killed before these were written
         shutil.rmtree(workdir / "checkpoints" / gone)
-    go(onward("constant", 20))
+    go(20, "constant")
     assert tiny.equal(tiny.final_state(workdir), whole)
-    go(RunDirectory(workdir).read_recipe(), tmp_path / "anew")
+    run(RunDirectory(workdir).read_recipe(), tiny.options(corpus_path, tmp_path / "anew"))
     assert tiny.equal(tiny.final_state(tmp_path / "anew"), whole)
     recipes = [(folder / "recipe.json").read_bytes() for folder in (workdir, tmp_path / "anew")]
     assert recipes[0] == recipes[1]
-    longer = run_directory.extended(workdir, onward("decay", 30))
-    assert [one.since for one in longer.schedule.stretches] == [10, 20]
+    go(30, "decay")
+    longer = RunDirectory(workdir).read_recipe()
+    assert boundaries(longer) == [10, 20, 30] and RunDirectory(workdir).identity() == identity
+    assert rates(workdir)[21] == pytest.approx(0.05) and rates(workdir)[30] == pytest.approx(0.05)
 
 
-def test_how_a_schedule_goes_on_is_chosen_together_with_more_steps(started):
+def test_how_a_run_goes_on_is_chosen_together_with_more_steps(started):
     workdir, recipe, corpus = started
-    longer = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, from_here="decay"))
-    assert "schedule.from_here: None -> decay" in refusal(workdir, longer, corpus, None)
-    with pytest.raises(UserError, match="--schedule.from-here decay: .* has no checkpoint to go on from: leave this"):
-        run_directory.extended(workdir, dataclasses.replace(longer, steps=30))
-    with pytest.raises(UserError, match="no checkpoint to go on from"):
-        run_directory.extended(workdir.parent / "new", longer)
+    options = tiny.options(corpus.path, workdir, extend="decay")
+    with pytest.raises(UserError, match="--extend decay: .* has no checkpoint to go on from: leave this"):
+        run_directory.longer(options, dataclasses.replace(recipe, steps=30))
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
+    with pytest.raises(UserError, match="--extend decay: .* has 20 steps already; give more with --steps"):
+        run_directory.longer(options, recipe)
+    with pytest.raises(UserError, match="another recipe .phases.0.length: 32 -> 16"):
+        run_directory.longer(options, dataclasses.replace(recipe, steps=30, phases=(Phase(1.0, 16, 8),)))
+
+
+def test_a_recipe_whose_schedule_had_stretches_is_read_with_phases():
+    recipe = toys.recipe(steps=30, schedule=Schedule(peak=0.5, final=0.2))
+    fields = json.loads(to_json(recipe))
+    unused = fields["schedule"] | {"from_here": None, "stretches": []}
+    assert from_json(json.dumps(fields | {"schedule": unused})) == recipe
+    stretches = [{"kind": "constant", "since": 10, "before": 20, "rate": 0.25}]
+    stretches += [{"kind": "decay", "since": 15, "before": 25, "rate": 0.25}]
+    old = fields["schedule"] | {"from_here": "decay", "stretches": stretches}
+    read = from_json(json.dumps(fields | {"schedule": old}))
+    assert boundaries(read) == [10, 15, 30] and read.schedule == Schedule(peak=0.5, final=0.2, steps=20)
+    assert rate_after(read, 9) == rate_after(dataclasses.replace(recipe, steps=20), 9)
+    assert [rate_after(read, step) for step in (10, 14, 15, 29)] == pytest.approx([0.25, 0.25, 0.25, 0.1])
+    with pytest.raises(UserError, match="schedule.stretches: is damaged"):
+        from_json(json.dumps(fields | {"schedule": old | {"stretches": [{"kind": "constant"}]}}))
 
 
 def test_fewer_steps_than_are_done_are_refused_and_nothing_is_written(started):

@@ -6,15 +6,21 @@ import math
 import numpy as np
 import pytest
 
-from pretrain.schedules import NAMES, Schedule, Stretch, extend, learning_rate
+from pretrain.recipe import boundaries, extended, phase_at, rate_at
+from pretrain.schedules import NAMES, Schedule, learning_rate, numbers
+from tests.pretrain import toys
 
 STEPS, PEAK = 1000, 2e-3
 
 
 def rates(name, steps=STEPS, **fields):
     """The rate of each update, f32[steps]."""
-    schedule = Schedule(name, peak=PEAK, **{"warmup": 0.1} | fields)
-    return np.asarray(learning_rate(schedule, np.arange(steps), steps))
+    return of_schedule(Schedule(name, peak=PEAK, **{"warmup": 0.1} | fields), steps)
+
+
+def of_schedule(schedule, steps, at=None):
+    """The same, of all updates or those at some steps."""
+    return np.asarray(learning_rate(schedule.name, numbers(schedule, steps), np.arange(steps) if at is None else at))
 
 
 # name -> (fields, {number of the update, from 1: rate / peak})
@@ -54,7 +60,7 @@ def test_a_longer_run_changes_the_rate_just_when_the_schedule_says_that_it_depen
     for warmup in (0.0, 0.1):
         schedule = Schedule(name, peak=PEAK, warmup=warmup)
         early = np.arange(1000)
-        same = np.array_equal(learning_rate(schedule, early, 1000), learning_rate(schedule, early, 2000))
+        same = np.array_equal(of_schedule(schedule, 1000, early), of_schedule(schedule, 2000, early))
         assert same != schedule.depends_on_total, warmup
 
 
@@ -75,50 +81,55 @@ def test_a_field_out_of_range_is_refused_by_name(fields):
         Schedule(**fields)
 
 
-def onward(kind, since, before, **fields):
-    """A schedule, made longer after `since` of its `before` steps."""
-    return extend(Schedule(**{"peak": PEAK, "warmup": 0.1} | fields, from_here=kind), since, before)
+def onward(kind, since, **fields):
+    """A recipe that is made longer after `since` of its steps, to three times as many."""
+    schedule = Schedule(**{"peak": PEAK, "warmup": 0.1} | fields)
+    return extended(toys.recipe(steps=STEPS, schedule=schedule), since, 3 * STEPS, kind)
 
 
-def all_rates(schedule, steps):
-    return np.asarray(learning_rate(schedule, np.arange(steps), steps)) / PEAK
+def all_rates(recipe):
+    """Of each update as a share of the peak, phase by phase."""
+    begins = [0, *boundaries(recipe)]
+    found = [learning_rate(*rate_at(recipe, i), np.arange(*begins[i : i + 2])) for i in range(len(recipe.phases))]
+    return np.concatenate(found) / PEAK
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_from_here_constant_holds_the_rate_of_the_last_step_done(name):
-    found = all_rates(onward("constant", 700, STEPS, name=name, final=0.2), 3 * STEPS)
-    np.testing.assert_array_equal(found[:700], (rates(name, final=0.2) / PEAK)[:700])  # what was done stays as it was
-    np.testing.assert_array_equal(found[700:], found[699])
+@pytest.mark.parametrize("since", [1, 700, STEPS])
+def test_a_longer_run_may_go_on_at_the_rate_of_the_last_step_done(name, since):
+    found, planned = all_rates(onward("constant", since, name=name, final=0.2)), rates(name, final=0.2) / PEAK
+    np.testing.assert_array_equal(found[:since], planned[:since])  # what was done stays as it was
+    np.testing.assert_allclose(found[since:], max(planned[since - 1], 0.1), rtol=1e-6)
 
 
-def test_from_here_decay_falls_linearly_from_that_rate_to_the_final_one_at_the_new_last_step():
-    found = all_rates(onward("decay", 700, STEPS, final=0.2), 1500)
-    np.testing.assert_allclose(found[700:], found[699] + (0.2 - found[699]) * np.arange(1, 801) / 800, rtol=1e-5)
+def test_it_may_fall_linearly_from_that_rate_to_the_final_one_at_the_new_last_step():
+    recipe = onward("decay", 700, final=0.2)
+    found, left = all_rates(recipe), 3 * STEPS - 700
+    falls = np.linspace(found[699], 0.2, left)
+    np.testing.assert_allclose(found[700:], falls, rtol=1e-5)
+    assert [phase_at(recipe, step) for step in (699, 700)] == [0, 1]
 
 
 @pytest.mark.parametrize("kind, end", [("constant", 0.1), ("decay", 0.0)])
-def test_from_here_goes_on_with_a_tenth_of_the_peak_where_the_rate_had_come_to_0(kind, end):
-    found = all_rates(onward(kind, STEPS, STEPS), 1500)
+def test_it_goes_on_with_a_tenth_of_the_peak_where_the_rate_had_come_to_0(kind, end):
+    found = all_rates(onward(kind, STEPS))
     assert found[STEPS - 1] == 0 and found[STEPS] == pytest.approx(0.1, rel=0.01) and found[-1] == pytest.approx(end)
 
 
 def test_a_run_is_made_longer_twice():
-    once = onward("decay", 1000, STEPS, final=0.5)
-    twice = extend(dataclasses.replace(once, from_here="constant"), 1200, 1400)
-    found = all_rates(twice, 2000)
-    np.testing.assert_array_equal(found[:1200], all_rates(once, 1400)[:1200])
-    np.testing.assert_array_equal(found[1200:], found[1199])
-    again = extend(dataclasses.replace(once, from_here="constant"), 1000, 1400)  # before a step of it was done
-    assert [(stretch.kind, stretch.before) for stretch in again.stretches] == [("constant", STEPS)]
+    once = onward("decay", STEPS, final=0.5)
+    twice = extended(once, 1200, 4 * STEPS, "constant")
+    found = all_rates(twice)
+    np.testing.assert_array_equal(found[:1200], all_rates(once)[:1200])
+    np.testing.assert_allclose(found[1200:], found[1199], rtol=1e-6)
+    assert boundaries(twice) == [STEPS, 1200, 4 * STEPS] and len(found) == 4 * STEPS
 
 
-CHANGES = {"name": "cosine", "peak": 1.0, "warmup": 0.5, "final": 0.5, "decay": 0.7, "power": 2.0}
-CHANGES["stretches"] = (Stretch("constant", 50, 100, PEAK / 3),)
+CHANGES = {"name": "cosine", "peak": 1.0, "warmup": 0.5, "final": 0.5, "decay": 0.7, "power": 2.0, "steps": 50}
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Schedule) if field.name != "from_here"])
-def test_every_field_changes_the_rate(field):  # but from_here, which says how a run that is made longer gets stretches
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Schedule)])
+def test_every_field_changes_the_rate(field):
     start = Schedule("polynomial" if field == "power" else "warmup-stable-decay", peak=PEAK, warmup=0.1, decay=0.2)
     changed = dataclasses.replace(start, **{field: CHANGES[field]})
-    steps = np.arange(100)
-    assert not np.array_equal(learning_rate(start, steps, 100), learning_rate(changed, steps, 100))
+    assert not np.array_equal(of_schedule(start, 100), of_schedule(changed, 100))

@@ -15,10 +15,10 @@ from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
-from pretrain.training.assembly import assemble, initial_carry, initial_params, initial_state
+from pretrain.training.assembly import assemble, initial_carry, initial_params
 from pretrain.training.restore import restore
 from pretrain.training.run import run
-from pretrain.training.step import train_step
+from pretrain.training.step import given_in, initial_state, train_step
 from tests.pretrain import tiny, toys
 
 pytestmark = pytest.mark.usefixtures("registered")
@@ -35,8 +35,8 @@ def test_microbatches_cut_a_carry_with_rows_join_it_again_and_pass_on_one_withou
 
     def first_step(microbatches):
         state, frozen = initial_state(assembly, params, 0)
-        step = jax.jit(train_step(recipe, assembly.model, assembly.optimizer, axes, microbatches))
-        return step(state._replace(carry=carry), frozen, {"tokens": tokens})
+        step = jax.jit(train_step(assembly, axes, microbatches))
+        return step(state._replace(carry=carry), frozen, {"tokens": tokens}, given_in(recipe, 0))
 
     state, metrics = first_step(4)
     keys, sums, seen = row_keys(0, 0, jnp.arange(8)), {"next": Term(0.0, 0.0), "rare": Term(0.0)}, carry["seen"]

@@ -14,10 +14,12 @@ from models.families.bigbird import BigBirdConfig
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Term
 from pretrain.optimizers import NAMES, Optimizer
-from pretrain.schedules import Schedule, learning_rate
-from pretrain.training.assembly import assemble, initial_carry, initial_params, initial_state, split_frozen
-from pretrain.training.placement import stages
-from pretrain.training.step import train_step
+from pretrain.recipe import rate_after
+from pretrain.schedules import Schedule
+from pretrain.training.assembly import assemble, initial_carry, initial_params
+from pretrain.training.placement import place_given, stages
+from pretrain.training.step import given_in, initial_state, train_step
+from pretrain.training.trained import split_frozen
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
 from tests.pretrain.reference import random_batch
@@ -39,7 +41,7 @@ def started(recipe):
 def compiled(recipe, microbatches=1):
     assembly, _, _ = started(recipe)
     _, carry_axes = initial_carry(assembly, 0)
-    step = train_step(recipe, assembly.model, assembly.optimizer, carry_axes, microbatches)
+    step = train_step(assembly, carry_axes, microbatches)
     return jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
 
 
@@ -48,7 +50,7 @@ def trained(recipe, batches, microbatches=1, state=None):
     _, first, frozen = started(recipe)
     state, step = state or first, compiled(recipe, microbatches)
     for batch in batches:
-        state, metrics = step(state, frozen, batch)
+        state, metrics = step(state, frozen, batch, given_in(recipe, 0))
     return state, metrics
 
 
@@ -194,7 +196,7 @@ def test_metrics_are_the_losses_per_prediction_their_weighted_sum_and_the_rate()
     assert float(metrics.loss) == pytest.approx(generator + 50 * discriminator, rel=1e-5)
     assert generator == pytest.approx(np.log(195), rel=0.05)
     assert discriminator == pytest.approx(np.log(2), rel=0.1)
-    assert metrics.learning_rate == learning_rate(ELECTRA.schedule, 0, ELECTRA.steps)
+    assert metrics.learning_rate == pytest.approx(rate_after(ELECTRA, 0))
     assert state.step == 1
 
 
@@ -209,5 +211,5 @@ def test_what_the_loss_does_not_read_is_neither_decayed_nor_moved(optimizer, mon
     state, frozen = initial_state(stage.assembly, initial_params(stage.assembly), 0)
     before = jax.device_get(state.params)
     for seed in range(2):
-        state, _ = stage.train.run(state, frozen, toy_batch(seed))
+        state, _ = stage.train.run(state, frozen, toy_batch(seed), place_given(stage))
     assert {path for path, leaf in leaves(before) if np.array_equal(leaf, state.params[path])} == {"out"}

@@ -18,9 +18,9 @@ from pretrain.recipe import check, from_json, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import model_flops
 from pretrain.training.restore import restore
 from pretrain.training.run import run
+from pretrain.training.traced import model_flops
 from tests.pretrain import boxes, tiny
 
 STUDENT = tiny.BERT

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import torch
 
-from pretrain.optimizers import Optimizer, transformation
+from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe
 from pretrain.schedules import Schedule
-from pretrain.training.assembly import model_of, table_of
-from pretrain.training.step import new_state, train_step
+from pretrain.training.assembly import assemble
+from pretrain.training.step import given_in, initial_state, train_step
 from tests.contract import cases
 from tests.pretrain import reference
 
@@ -33,9 +33,9 @@ def test_losses_follow_torch_adamw_for_a_hundred_steps(tmp_path):
     schedule = Schedule("constant", peak=RATE, warmup=0.0)
     phases = (Phase(1.0, cases.LENGTH, 8),)
     recipe = Recipe("parity", "", CASE.model, CASE.objective, OPTIMIZER, schedule, phases, STEPS)
-    optimizer = transformation(OPTIMIZER, table_of(CASE.model, CASE.objective.asks))
-    ours = jax.jit(train_step(recipe, model_of(CASE.model, CASE.objective.asks, reference.FLOAT32), optimizer, {}))
-    state = new_state(jax.tree.map(jax.numpy.asarray, params), optimizer, {})
+    assembly = assemble(recipe, reference.FLOAT32)
+    ours, given = jax.jit(train_step(assembly, {})), given_in(recipe, 0)
+    state, _ = initial_state(assembly, jax.tree.map(jax.numpy.asarray, params))
     losses = []
     for step in range(STEPS):
         batch = reference.random_batch(CASE.model, seed=100 + step, length=cases.LENGTH)
@@ -44,7 +44,7 @@ def test_losses_follow_torch_adamw_for_a_hundred_steps(tmp_path):
         adamw.zero_grad()
         loss.backward()
         adamw.step()
-        state, metrics = ours(state, {}, batch)
+        state, metrics = ours(state, {}, batch, given)
         losses.append((float(metrics.loss), loss.item()))
     found, expected = np.array(losses).T
     assert (np.abs(found - expected) / np.abs(expected)).max() <= 1e-5

@@ -108,7 +108,7 @@ def final_state(workdir: Path, step: int | None = None):
     placed = stages(assemble(directory.read_recipe()), row_mesh(jax.local_devices()[:1], [1]))
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        return jax.device_get(checkpoints.restore(lambda at: state_after(placed, at), step))
+        return jax.device_get(checkpoints.restore(lambda at: state_after(placed, directory, at), step))
     finally:
         checkpoints.close()
 

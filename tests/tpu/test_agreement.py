@@ -9,7 +9,7 @@ import pytest
 
 from data_pipelines.errors import PassingError, UserError
 from pretrain.options import Options
-from pretrain.training.run import _corpora as corpora_of
+from pretrain.training.run import opened as corpora_of
 from pretrain.training.signals import EXIT_STOPPED, StopRequest
 from tests.data_pipelines.corpora import random_documents, write_corpus
 from tpu import chatter, cluster

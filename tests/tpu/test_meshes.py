@@ -33,7 +33,8 @@ from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import Moment
 from pretrain.recipe import Phase
 from pretrain.training import placement
-from pretrain.training.assembly import assemble, initial_params, initial_state, parameter_shapes
+from pretrain.training.assembly import assemble, initial_params, parameter_shapes
+from pretrain.training.step import initial_state
 from tests.contract import cases
 from tests.models.programs import interpreted
 from tests.pretrain import tiny
@@ -123,7 +124,7 @@ def trained(name, text):
     losses, mine = [], host_rows(mesh, simulated.ROWS)
     for number in range(2):
         batch = place_rows(simulated.rows_of(assembly.recipe, number), mine, simulated.ROWS, mesh)
-        state, metrics = stage.train.run(state, frozen, batch)
+        state, metrics = stage.train.run(state, frozen, batch, placement.place_given(stage))
         losses.append(float(metrics.loss))
         if number == 0:
             first = jax.device_get((state.opt_state, state.carry))

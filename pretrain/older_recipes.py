@@ -1,0 +1,37 @@
+"""Recipe files of earlier versions, as this one writes them."""
+
+from typing import Any
+
+from data_pipelines.errors import UserError
+
+
+def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's JSON object with what has another name or place now. UserError for what no version has written."""
+    model, schedule = fields.get("model"), fields.get("schedule")
+    if isinstance(model, dict):
+        fields = fields | {"model": {name: value for name, value in model.items() if name != "pair_head"}}
+    if not isinstance(schedule, dict) or "stretches" not in schedule:
+        return fields
+    kept = {name: value for name, value in schedule.items() if name not in ("stretches", "from_here")}
+    fields, stretches = fields | {"schedule": kept}, schedule["stretches"]
+    try:
+        return _with_phases(fields, stretches) if stretches else fields
+    except (KeyError, TypeError, IndexError, ZeroDivisionError):
+        raise UserError("schedule.stretches: is damaged; restore the file from a copy") from None
+
+
+def _with_phases(fields: dict[str, Any], stretches: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run that was made longer had stretches of its schedule, each from a step on: now its last phase is several."""
+    *before, last = fields["phases"]
+    steps, schedule = fields["steps"], fields["schedule"]
+    ends = [*(stretch["since"] for stretch in stretches), steps]
+    begin = steps - last["share"] * steps
+    if ends[0] <= begin:
+        raise UserError("schedule.stretches: begin before the last phase; go on with the version that wrote them")
+    phases = [last | {"share": (ends[0] - begin) / steps}]
+    for stretch, first, end in zip(stretches, ends, ends[1:], strict=False):
+        rate, lowest = stretch["rate"], schedule["final"] * schedule["peak"]
+        name = {"constant": "constant", "decay": "linear"}[stretch["kind"]]
+        further = {"name": name, "peak": rate, "warmup": 0.0, "final": min(lowest / rate, 1.0)}
+        phases.append(last | {"share": (end - first) / steps, "schedule": further})
+    return fields | {"phases": [*before, *phases], "schedule": schedule | {"steps": stretches[0]["before"]}}
