@@ -32,8 +32,8 @@ def training_batches(
     seed = noise.key(recipe.seed, "task", task.name) if task.name else recipe.seed
     shape = (phase.batch_size, seed, recipe.order)
     if len(read) == 1:
-        ((name, corpus),) = read.items()
-        return make_examples(layout, corpus, "train", *shape, sizes and sizes[name])
+        (corpus,), known = read.values(), sizes and next(iter(sizes.values()))
+        return make_examples(layout, corpus, "train", *shape, known)
     rates = list(mixture_rates(recipe, read).values())
     return make_mixture(dict.fromkeys(read, layout), read, rates, *shape, sizes)
 
@@ -73,7 +73,7 @@ def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
 def said_of_data(recipe: Recipe, corpora: Mapping[str, Corpus], mesh: Mesh) -> list[str]:
     """Of several corpora, at which rates they come; of several processes, how much of the parts each reads."""
     said = []
-    if len(corpora) > 1:
+    if len(corpora) > 1 and not all(task.corpus for _, _, task in every_task(recipe)):
         rates = ", ".join(f"{rate:.2%} {name}" for name, rate in mixture_rates(recipe, corpora).items())
         said.append(f"mixture={recipe.mixture}: the rows are {rates}")
     files = [part.entry.files for corpus in corpora.values() for part in corpus.parts]

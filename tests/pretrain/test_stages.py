@@ -1,0 +1,225 @@
+"""Phases that train otherwise than the one before, and tasks that take turns in one: each through whole runs."""
+
+import dataclasses
+import json
+import shutil
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from data_pipelines.corpora import open_corpora
+from data_pipelines.errors import UserError
+from models.attention.encoder import Encoder, EncoderConfig, encoder_parameters
+from models.attention.mask import Mask
+from models.attention.transformer import encode
+from models.blocks.embeddings import Term
+from models.blocks.heads import TOKENS, token_head
+from models.core.family import Family, Input
+from models.core.parameters import leaves
+from models.core.program import Program
+from models.families.registry import FAMILIES
+from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.next_token_prediction import NextTokenPrediction
+from pretrain.objectives.phase import Task
+from pretrain.optimizers import Optimizer
+from pretrain.recipe import Phase, check, from_json, rate_after, to_json
+from pretrain.schedules import Schedule
+from pretrain.storage.journal import read_metrics
+from pretrain.storage.run_directory import RunDirectory
+from pretrain.training.assembly import assemble
+from pretrain.training.data import check_data
+from pretrain.training.placement import of_phase, stages
+from pretrain.training.run import run
+from tests.pretrain import tiny
+from tpu.mesh import row_mesh
+
+TOKENS_ALONE = MaskedLanguageModel(next_sentence=False)
+STAGES = (
+    Phase(0.5, 32, 8),
+    Phase(
+        0.5,
+        32,
+        8,
+        objective=TOKENS_ALONE,
+        optimizer=Optimizer("adagrad"),
+        schedule=Schedule("constant", peak=5e-3, warmup=0.0),
+        frozen=("predictions", "layers[0:1]"),
+    ),
+)
+
+
+def staged(**changes):
+    return tiny.bert(**{"phases": STAGES, "steps": 12} | changes)
+
+
+@pytest.fixture(scope="module")
+def two_stages(corpus_path, tmp_path_factory):
+    """The work directory of a run with a checkpoint in each stage. Tests must not change it."""
+    workdir = tmp_path_factory.mktemp("stages") / "run"
+    run(staged(), tiny.options(corpus_path, workdir, log_every=1, checkpoint_every=4, keep=9))
+    return workdir
+
+
+def test_a_stage_trains_its_parts_alone_by_its_optimiser_at_its_rate(two_stages, corpus_path, tmp_path):
+    recipe = staged()
+    before = tmp_path / "before"  # the same run up to the second stage
+    half = dataclasses.replace(recipe, steps=6, phases=(dataclasses.replace(STAGES[0], share=1.0),))
+    run(half, tiny.options(corpus_path, before))
+    whole, first = tiny.final_state(two_stages), tiny.final_state(before)
+    params, old = dict(leaves(whole.params)), dict(leaves(first.params))
+    same = {path for path in params if np.array_equal(params[path], old[path])}
+    of_pairs = {path for path in params if path.startswith(("pooler", "pair"))}  # no loss reads these any more
+    assert same == {path for path in params if path.startswith("predictions")} | of_pairs
+    stacked = [path for path in params if path.startswith("layers/")]
+    assert all(np.array_equal(params[path][0], old[path][0]) for path in stacked)
+    assert all((params[path][1] != old[path][1]).any() for path in stacked if "key/bias" not in path)
+    (sums, *_) = whole.opt_state
+    assert not any(path.startswith("predictions") for path, _ in leaves(sums.sum_of_squares))
+    assert all((leaf[0] == np.float32(0.1)).all() for path, leaf in leaves(sums.sum_of_squares) if path in stacked)
+    found = {entry["step"]: entry for entry in read_metrics(RunDirectory(two_stages), "train")}
+    assert found[7]["learning_rate"] == found[12]["learning_rate"] == pytest.approx(5e-3)
+    assert found[6]["learning_rate"] == pytest.approx(rate_after(tiny.bert(steps=6), 5))  # its own steps' last
+    assert "next_sentence_loss" in found[6] and "next_sentence_loss" not in found[7]
+
+
+@pytest.mark.parametrize("gone", [(12,), (12, 8)])
+def test_a_run_of_stages_goes_on_bit_for_bit_from_a_checkpoint_of_either(two_stages, corpus_path, tmp_path, gone):
+    workdir = shutil.copytree(two_stages, tmp_path / "run")
+    for step in gone:
+        shutil.rmtree(workdir / "checkpoints" / str(step))
+    run(staged(), tiny.options(corpus_path, workdir, log_every=1, checkpoint_every=4, keep=9))
+    assert tiny.equal(tiny.final_state(workdir), tiny.final_state(two_stages))
+
+
+def test_what_is_frozen_is_there_and_leaves_something_to_train():
+    def refused(*frozen):
+        phase = dataclasses.replace(STAGES[0], frozen=frozen)
+        with pytest.raises(UserError) as caught:
+            stages(assemble(staged(phases=(phase,))), row_mesh(jax.devices()[:1], [1]))
+        return str(caught.value)
+
+    assert "phases.0.frozen: no parameters are below layer; did you mean layers" in refused("layer[0:1]")
+    assert "names layers of what is no stack" in refused("embeddings[0:1]")
+    assert "frozen: layers[1:3] is no range of the 2 layers there" in refused("layers[1:3]")
+    assert "nothing is left to train" in refused("layers", "embeddings", "predictions", "pooler", "pair")
+
+
+def test_two_seeds_rates_and_lengths_of_run_are_one_program():
+    def text(**changes):
+        step = stages(assemble(tiny.bert(**changes), Program()), row_mesh(jax.devices()[:1], [1]))[0].train
+        return step.run.lower(*step.arguments).as_text()
+
+    assert text(seed=1) == text(seed=2, steps=77, schedule=Schedule(peak=0.5, warmup=0.3, final=0.1))
+    assert text(seed=1) != text(seed=1, schedule=Schedule("cosine"))
+
+
+# Masked tokens of one corpus and next tokens of another, by one trunk
+
+
+@dataclasses.dataclass(frozen=True)
+class BothConfig(EncoderConfig):
+    """Without types."""
+
+    @property
+    def terms(self):
+        return (Term("positions", self.positions, "positions", by_place=True),)
+
+
+class Both(Encoder):
+    """An encoder that is a decoder where its tokens see none after them."""
+
+    @nn.compact
+    def encode(self, inputs, noise=None, slots=None, causal=False):
+        mask = Mask(inputs["segments"], causal=causal)
+        return encode(self, self.config, self.embeddings(inputs), mask, noise, self.program, slots)
+
+    def decode(self, inputs, noise=None):
+        return self.encode(inputs, noise, causal=True)
+
+    def softmax(self, hidden):
+        table = self.embeddings.tokens
+        return (
+            hidden,
+            table,
+            jax.numpy.where(jax.numpy.arange(len(table)) < self.config.vocab_size, 0.0, -jax.numpy.inf),
+        )
+
+    def begin(self): ...
+    def advance(self): ...
+    def take(self): ...
+    def token_logits(self): ...
+
+
+def _table(config):
+    return [parameter for parameter in encoder_parameters("both") if parameter.path != "embeddings/types"]
+
+
+BOTH = Family(
+    config=BothConfig,
+    sizes={},
+    inputs=dict.fromkeys(("tokens", "segments"), Input(("length",))),
+    trunk=Both,
+    table=_table,
+    heads=(token_head("cls.predictions"),),
+    hf={},
+)
+TASKS = (
+    Task("masked", MaskedLanguageModel(layout="packed-sentences", next_sentence=False), 2.0, corpus="a"),
+    Task("next", NextTokenPrediction(), 1.0, corpus="b"),
+)
+
+
+@pytest.fixture
+def both(monkeypatch, corpus_path):
+    """A recipe of two tasks, and how it is run in a work directory."""
+    monkeypatch.setitem(FAMILIES, "both", BOTH)
+    model = BothConfig(**vars(tiny.BERT))
+    recipe = tiny.bert(model=model, steps=12, phases=(Phase(1.0, 32, 8, tasks=TASKS),))
+
+    def go(workdir, recipe=recipe):
+        options = tiny.options(corpus_path, workdir, log_every=6, checkpoint_every=5, keep=9, eval_every=6)
+        assert run(recipe, dataclasses.replace(options, corpus=f"a={corpus_path},b={corpus_path}")) == 0
+
+    return recipe, go
+
+
+def test_two_tasks_train_one_trunk_with_figures_of_each_and_go_on_bit_for_bit(both, tmp_path):
+    recipe, go = both
+    assert from_json(to_json(recipe)) == recipe
+    go(tmp_path / "whole")
+    for kind in ("train", "eval"):
+        *_, last = read_metrics(RunDirectory(tmp_path / "whole"), kind)
+        assert {"loss", "masked/loss", "masked/mlm_accuracy", "next/loss", "next/perplexity"} <= last.keys()
+    assert last["loss"] == pytest.approx((2 * last["masked/loss"] + last["next/loss"]) / 3)
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for step in (12, 10):
+        shutil.rmtree(tmp_path / "killed" / "checkpoints" / str(step))
+    go(tmp_path / "killed")
+    assert tiny.equal(tiny.final_state(tmp_path / "killed"), tiny.final_state(tmp_path / "whole"))
+
+
+def test_a_step_is_of_its_task_s_loss_alone(both):
+    recipe, _ = both
+    made = of_phase(stages(assemble(recipe, Program()), row_mesh(jax.devices()[:1], [1])), 0)
+    assert made.keys() == {"masked", "next"}
+    assert {*made["next"].untrained()} == {
+        path for path, _ in leaves(made["next"].state.params) if path.startswith(TOKENS)
+    }
+    assert not made["masked"].untrained()
+
+
+def test_tasks_that_cannot_be_told_apart_or_read_what_is_not_there_are_refused(both, corpus_path):
+    recipe, _ = both
+    twice = dataclasses.replace(recipe, phases=(Phase(1.0, 32, 8, tasks=TASKS[:1] * 2),))
+    with pytest.raises(
+        UserError, match=r"phases.0.tasks: are named \['masked', 'masked'\]; give each a name of its own"
+    ):
+        check(twice)
+    with pytest.raises(UserError, match="--corpus: task next reads b=DIR, there is a; give it, too"):
+        check_data(recipe, open_corpora(f"a={corpus_path}", {}))
+    fields = json.loads(to_json(recipe))
+    fields["phases"][0]["tasks"][1]["objective"]["kind"] = "next-word"
+    with pytest.raises(UserError, match="phases.0.tasks.1.objective.kind: this version has no next-word"):
+        from_json(json.dumps(fields))
