@@ -1,5 +1,6 @@
-"""What a format yields, before tokens: named texts, and values of spans of their characters."""
+"""What a format yields, before tokens: named texts, values of spans of their characters, and values of the whole."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -8,6 +9,7 @@ class Segment(NamedTuple):
 
     name: str
     text: str
+    language: str = ""  # where it is not that of the source
 
 
 class Annotation(NamedTuple):
@@ -34,7 +36,7 @@ class Document(NamedTuple):
     segments: tuple[Segment, ...]
     annotations: tuple[Annotation, ...] = ()
     continues: bool = False  # goes on with the document before
-    code: str = ""  # the control code that it names itself
+    values: Mapping[str, object] = {}  # by name: of a format all that it has, of a source those that are kept
 
 
 def plain(text: str, continues: bool = False) -> Document:

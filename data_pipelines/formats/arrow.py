@@ -115,12 +115,12 @@ def _records(source: Source, part: Range) -> Iterator[dict]:
         stream = pyarrow.PythonFile(file, mode="r")
         if part.end is None:
             for batch in pyarrow.ipc.open_stream(stream):
-                yield from records(batch, source.options.read)
+                yield from records(batch, source.columns)
             return
         schema = pyarrow.ipc.read_schema(stream)
         file.seek(part.start)
         while file.tell() < part.end:
-            yield from records(pyarrow.ipc.read_record_batch(stream, schema), source.options.read)
+            yield from records(pyarrow.ipc.read_record_batch(stream, schema), source.columns)
 
 
-FORMAT = Format(Options, _ranges, _read, "DIR", segments_of)
+FORMAT = Format(Options, _ranges, _read, "DIR", segments_of, values=None)

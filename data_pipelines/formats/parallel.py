@@ -107,7 +107,7 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
         else:
             texts = [readable(side.rstrip(b"\r"), source, where, problems) for side in pair]
             if None not in texts:
-                yield from together(NAMES, texts)
+                yield from together(source, NAMES, texts)
 
 
 def _pairs(source: Source, part: Range) -> Iterator[tuple[bytes | None, ...]]:

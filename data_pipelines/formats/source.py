@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from data_pipelines.document import AnnotationField, Document
 from data_pipelines.formats.problems import Problems, printable
+from data_pipelines.formats.values import Value
 
 SHARD = 8 << 20  # bytes of source per unit of work
 
@@ -17,13 +18,18 @@ class Source:
     kind: str  # a name in the table of formats
     location: str
     options: Any  # the format's own frozen dataclass
-    language: str = "en"
+    language: str = "en"  # en,de: of the first segment and of the second
     unit: int | None = None  # bytes of text in a unit of work, where they are to be fewer than SHARD
-    codes: tuple[str, ...] = ()  # the control code of all documents, or those that a document may name
+    values: tuple[Value, ...] = ()  # what is kept of each document
 
     @property
     def shard(self) -> int:
         return min(self.unit or SHARD, SHARD)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields of records that are read, those of the text first."""
+        return tuple(dict.fromkeys([*self.options.fields, *(value.field for value in self.values if value.field)]))
 
     def __str__(self) -> str:
         return printable(f"{self.kind}:{self.location}" if self.location else self.kind)
@@ -69,3 +75,5 @@ class Format:
     """options -> the names that segments may have."""
     annotations: Callable[[Any], dict[str, AnnotationField]] = lambda options: {}
     """options -> what the annotations are."""
+    values: tuple[str, ...] | None = ()
+    """What values its documents may have; None: the fields of their records."""

@@ -62,4 +62,4 @@ def _examples(source: Source):
         raise UserError(f"--source tfds:{source.location} cannot be opened: {reason}; see --tfds-dir") from error
 
 
-FORMAT = Format(Options, _ranges, _read, location="NAME:SPLIT", segments=segments_of)
+FORMAT = Format(Options, _ranges, _read, location="NAME:SPLIT", segments=segments_of, values=None)

@@ -1,6 +1,7 @@
 """`wikiextractor:` files of <doc ...> on a line, the title, the text, </doc> on a line."""
 
 import html
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -12,6 +13,8 @@ from data_pipelines.formats.problems import MALFORMED
 from data_pipelines.formats.source import Format, Range, Source
 
 SUFFIXES = ("", ".txt")  # the files are wiki_00 and so on
+VALUES = ("id", "url", "title", "revid")
+VALUE = re.compile(r'(\w+)="(.*?)"')
 
 
 @dataclass(frozen=True)
@@ -32,22 +35,25 @@ def _to_block(file: BinaryIO, place: int) -> None:
 
 
 def _read(source: Source, part: Range, problems) -> Iterator[Document]:
-    for text in decoded(_articles(part, problems), source, part, problems):
-        yield from whole(html.unescape(text))
+    for begin, article in _articles(part, problems):
+        values = {name: html.unescape(value) for name, value in VALUE.findall(begin)}
+        for text in decoded([article], source, part, problems):
+            yield from (document._replace(values=values) for document in whole(html.unescape(text)))
 
 
-def _articles(part: Range, problems) -> Iterator[bytes | None]:
-    """The insides of blocks; None for one that is too long. A block without its end is malformed."""
-    inside, article = False, files.Record(b"\n")
+def _articles(part: Range, problems) -> Iterator[tuple[str, bytes | None]]:
+    """The first lines and the insides of blocks; None for one that is too long. A block without its end is
+    malformed."""
+    inside, begin, article = False, "", files.Record(b"\n")
     for line in files.lines(files.range_blocks(part)):
         if line is not None and line.startswith((b"<doc ", b"<doc>")):
             if inside:
                 problems.note(MALFORMED, f"{part.path}: <doc> inside <doc>")
-            inside = True
+            inside, begin = True, line.decode("utf-8", "replace")
             article.take()
         elif line is not None and line.startswith(b"</doc>"):
             if inside:
-                yield article.take()
+                yield begin, article.take()
             else:
                 problems.note(MALFORMED, f"{part.path}: </doc> without <doc>")
             inside = False
@@ -59,4 +65,4 @@ def _articles(part: Range, problems) -> Iterator[bytes | None]:
         problems.note(MALFORMED, f"{part.path}: <doc> without </doc>")
 
 
-FORMAT = Format(Options, _ranges, _read, location="DIR_OR_PATTERN")
+FORMAT = Format(Options, _ranges, _read, location="DIR_OR_PATTERN", values=VALUES)

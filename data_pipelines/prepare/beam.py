@@ -45,7 +45,9 @@ def count_all(
 ) -> Counter:
     """The words of all stretches, by way of a file beside the corpus."""
     sources = [dataclasses.astuple(source) for source in how.sources]
-    named = json.dumps([stretches, sources, how.kind, dataclasses.astuple(how.asked), versions.versions(how.steps)])
+    named = json.dumps(
+        [stretches, sources, how.kind, dataclasses.astuple(how.asked), versions.versions(how.steps), how.value]
+    )
     name = hashlib.sha256(named.encode()).hexdigest()[:16]
     place = out / partial.FOLDER / f"words-{name}.json"
     if not cloud.is_file(place):

@@ -18,6 +18,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats import table
 from data_pipelines.formats.problems import OWN, Problems, printable
 from data_pipelines.formats.source import Source
+from data_pipelines.formats.values import CODE
 from data_pipelines.manifest import fields_of, parse_manifest
 from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
@@ -25,12 +26,13 @@ from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, s
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, units_present
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.pool import cores
+from data_pipelines.prepare.sample import Stretch
 from data_pipelines.prepare.unknown import enough
 from data_pipelines.prepare.versions import differences, versions
 from data_pipelines.progress import busy
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import Job, planned
-from data_pipelines.tokenizers import codes, stored
+from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
 
@@ -42,7 +44,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
     """
     settings(options)
     refusals = cloud.cloud_errors(f"--out {options.out}") if cloud.in_cloud(options.out) else contextlib.nullcontext()
-    with faults(options.out, _processes(options)), refusals:
+    with faults(options.out, options.processes or cores()), refusals:
         before = read_finished(options.out)
         if options.append:
             if before is None:
@@ -58,7 +60,6 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
         if before and not found.parts:
             return _leave(options.out, before, console)
         if before:
-            codes.check(before["special"], options.code, f"the corpus {options.out}")
             word_starts = fields_of(before)["word_starts"].kept
             fields = planned(sources, before["vocab_size"], word_starts, options.steps)
             check_added(before, Job(sources, before["vocab_size"], fields), before["special"])
@@ -102,10 +103,6 @@ def _leave(out: Path, manifest: dict, console: Console, come_since: int = 0) -> 
         said = f"files of its sources that are not in it: {come_since}; add them with --append"
     console.print(f"{printable(str(out))} is already finished; {said}", markup=False, soft_wrap=True)
     return manifest
-
-
-def _processes(options: Prepare) -> int:
-    return options.processes or cores()
 
 
 def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Plan]:
@@ -153,7 +150,9 @@ def _now(options: Prepare, before: dict | None) -> partial.State:
 def _make_tokenizer(options, sources, found, to: Path, before, runner_options, console: Console):
     """Train, load or copy the tokenizer into a folder; returns role -> id, and what State calls `enough`. What fails
     here binds no settings."""
+    name, values = _prefix(options, sources, found, runner_options)
     if before:
+        prefixes.check(before["special"], name, values, f"the corpus {options.out}")
         with cloud.local_folder(options.out / "tokenizer") as own:
             shutil.copytree(own, to)
         return before["special"], None
@@ -161,21 +160,26 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
             text, counting = training.chosen(options, found, sources), training.counting(options, sources)
-            if options.runner:
-                from data_pipelines.prepare import beam  # not everybody has it
-
-                words = beam.count_all(text, counting, options.out, options.runner, runner_options)
-            else:
-                words = training.count_all(text, counting, _processes(options))
+            words = training.count_all(text, counting, options, runner_options)
             made, size = training.learn(options, words), enough(options.tokenizer, words)
-        made = codes.added(made, options.code)
+        made = prefixes.added(made, name, values)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
         made = with_end(made) if options.end_of_text else made
         made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
-        made = codes.found(made, options.code)
+        made = prefixes.found(made, values) if name == CODE else prefixes.added(made, name, values)
     stored.save(made, to)
     return made.special, size
+
+
+def _prefix(options: Prepare, sources, found: Plan, runner_options) -> tuple[str, Sequence[str]]:
+    """The value whose token stands before documents, and all that there are, none where none does."""
+    if options.prefix is None:
+        return CODE, options.code
+    every = [Stretch(unit, None) for part in found.parts for unit in part]
+    counting = training.counting(options, sources)._replace(value=options.prefix)
+    values = training.count_all(every, counting, options, runner_options)
+    return options.prefix, sorted(prefixes.check_number(options.prefix, values))
 
 
 def _make(options: Prepare, work: Work, state, before, runner_options, console: Console) -> dict | None:
@@ -192,7 +196,7 @@ def _make(options: Prepare, work: Work, state, before, runner_options, console: 
         console.print(f"{len(missing)} of {len(wanted)} parts are to be made")
         beam.make_parts(work.out, missing, options.runner, runner_options)
     elif missing:
-        _make_here(work, missing, len(done), _processes(options), console)
+        _make_here(work, missing, len(done), options.processes or cores(), console)
     largest = max(map(work.plan.size, work.plan.numbers))
     if largest > 2 * options.part_size * MIB:
         line = f"a part has {largest / MIB:,.0f} MiB of text, in a file that cannot be cut, as compressed ones"

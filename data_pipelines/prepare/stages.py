@@ -3,17 +3,16 @@
 OUT/plans/HASH.json
 """
 
-import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Range, Source
+from data_pipelines.formats.values import CODE
 from data_pipelines.prepare import plan as plans
 from data_pipelines.prepare.options import sources_of
 
@@ -21,19 +20,12 @@ FOLDER = "plans"
 KNOWN = "files left out that the corpus has already"
 
 
-class Known(NamedTuple):
-    """A file whose text a corpus has.   codes: how its documents were given theirs, as options."""
-
-    version: tuple[str, ...]
-    codes: set[str]
-
-
 def name(plan_hash: str) -> str:
     return f"{plan_hash[:16]}.json"
 
 
-def known(out: Path, manifest: dict) -> dict[tuple, Known]:
-    """(path, how it was read) -> the files whose text a corpus has."""
+def known(out: Path, manifest: dict) -> dict[tuple, dict[str, tuple]]:
+    """(path, how it was read) of files whose text a corpus has -> {how its documents were given codes: version}."""
     found = {}
     for stage in manifest["stages"]:
         place = out / FOLDER / name(stage["plan"])
@@ -41,18 +33,14 @@ def known(out: Path, manifest: dict) -> dict[tuple, Known]:
             raise UserError(f"--append: {place} is missing, which says what the corpus has; copy the corpus again")
         sources = sources_of(stage["settings"])
         for piece in plans.of_json(place.read_bytes()).ranges():
-            file = found.setdefault(_key(piece, sources), Known(_version(piece), set()))
-            file.codes.add(_codes(sources[piece.source]))
+            found.setdefault(_key(piece, sources), {})[_codes(sources[piece.source])] = _version(piece)
     return found
 
 
 def _key(piece: Range, sources: Sequence[Source]) -> tuple:
     """A file, however its path is written, and how it is read."""
     source = sources[piece.source]
-    options = source.options
-    if hasattr(options, "code_field"):
-        options = dataclasses.replace(options, code_field=None)  # says nothing of the text
-    return _place(piece, source), source.kind, options, source.language
+    return _place(piece, source), source.kind, source.options, source.language
 
 
 def _place(piece: Range, source: Source) -> str:
@@ -73,16 +61,17 @@ def check_once(units: list[tuple[Range, ...]], sources: Sequence[Source]) -> Non
             )
 
 
-def come_since(units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, Known]) -> int:
+def come_since(units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, dict]) -> int:
     """How many files the corpus does not have."""
     return len({piece.path for unit in units for piece in unit if _key(piece, sources) not in before})
 
 
 def _codes(source: Source) -> str:
     """How a source's documents are given their control codes, as options."""
-    if field := getattr(source.options, "code_field", None):
-        return f"--code-field {field}"
-    return " ".join(f"--code {code}" for code in source.codes) or "no --code"
+    code = next((value for value in source.values if value.name == CODE), None)
+    if code is None:
+        return "no --code"
+    return f"--code-field {code.field}" if code.field else f"--code {code.known[0]}"
 
 
 def _version(piece: Range) -> tuple[str, ...]:
@@ -90,7 +79,7 @@ def _version(piece: Range) -> tuple[str, ...]:
 
 
 def new(
-    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, Known], problems: Problems
+    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, dict], problems: Problems
 ) -> list[tuple[Range, ...]]:
     """What the corpus does not have yet; the rest is counted. UserError for a file that has changed since then, or is
     to have other control codes."""
@@ -101,14 +90,14 @@ def new(
             file, codes = before.get(_key(piece, sources)), _codes(sources[piece.source])
             if file is None:
                 fresh.append(piece)
-            elif file.version != _version(piece):
+            elif _version(piece) not in file.values():
                 raise UserError(
                     f"--append: {printable(piece.path)} has changed since its text was added, which would be stored "
                     "twice; name files that are new"
                 )
-            elif codes not in file.codes:
+            elif codes not in file:
                 raise UserError(
-                    f"--append: {printable(piece.path)} is in already, with {' and '.join(sorted(file.codes))} and not "
+                    f"--append: {printable(piece.path)} is in already, with {' and '.join(sorted(file))} and not "
                     f"with {codes}; leave it out, or give the same"
                 )
             else:

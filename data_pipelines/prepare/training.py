@@ -1,17 +1,20 @@
 """The tokenizer that `prepare` trains: of words, counted where the text is, whose counts are added in any order."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
+from data_pipelines.formats.table import read
 from data_pipelines.prepare import sample
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.prepare.plan import Plan
-from data_pipelines.prepare.pool import pool
+from data_pipelines.prepare.pool import cores, pool
 from data_pipelines.prepare.sample import Stretch
 from data_pipelines.tokenizers import table
 from data_pipelines.tokenizers.made import Made
+from data_pipelines.tokenizers.prefixes import check_number
 from data_pipelines.tokenizers.table import KINDS
 from data_pipelines.tokenizers.training import Training
 
@@ -26,12 +29,13 @@ def chosen(options: Prepare, plan: Plan, sources: Sequence[Source]) -> list[Stre
 
 
 class Counting(NamedTuple):
-    """How words are counted; it travels to where the text is."""
+    """How words are counted; it travels to where the text is.   value: of documents, that is counted in their place."""
 
     sources: tuple[Source, ...]
     steps: tuple[str, ...]
     kind: str
     asked: Training
+    value: str = ""
 
 
 def counting(options: Prepare, sources: tuple[Source, ...]) -> Counting:
@@ -40,11 +44,19 @@ def counting(options: Prepare, sources: tuple[Source, ...]) -> Counting:
 
 
 def count(how: Counting, stretch: Stretch) -> Counter:
+    if how.value:
+        pieces = (document for one in stretch.ranges for document in read(how.sources[one.source], one, Problems()))
+        return Counter(check_number(how.value, Counter(piece.values[how.value] for piece in pieces)))
     return KINDS[how.kind].count(sample.read(stretch, how.sources, how.steps), how.asked)
 
 
-def count_all(stretches: Iterable[Stretch], how: Counting, processes: int) -> Counter:
-    """The words of all stretches, counted on all cores."""
+def count_all(stretches: Sequence[Stretch], how: Counting, options: Prepare, runner_options: Sequence[str]) -> Counter:
+    """The words of all stretches, counted on all cores or by the runner of parts."""
+    if options.runner:
+        from data_pipelines.prepare import beam  # not everybody has it
+
+        return beam.count_all(stretches, how, options.out, options.runner, runner_options)
+    processes = options.processes or cores()
     words, waiting = Counter(), deque()
     with pool(processes) as workers:
         for stretch in stretches:

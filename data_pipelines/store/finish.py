@@ -7,8 +7,9 @@ import numpy as np
 from data_pipelines.durable import sync
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
+from data_pipelines.formats.values import CODE
 from data_pipelines.manifest import VERSION, fields_of, fingerprint
-from data_pipelines.store.fields import Field
+from data_pipelines.store.fields import Field, valued
 from data_pipelines.store.files import describe_files
 from data_pipelines.store.job import Job
 
@@ -37,7 +38,7 @@ def finish(
         "version": VERSION,
         "vocab_size": job.vocab_size,
         "special": special,
-        "fields": {name: _with_values(name, field, parts).to_json() for name, field in job.fields.items()},
+        "fields": {name: field.to_json() for name, field in _with_values(job.fields, parts, before).items()},
         "tokenizer": describe_files(out, "tokenizer/*"),
         "tables": describe_files(out, "tables/*"),
         "parts": parts,
@@ -63,8 +64,8 @@ def check_added(before: dict, job: Job, special: dict[str, int]) -> None:
         return {name: field._replace(values=None) for name, field in fields.items()}
 
     fields = stripped(fields_of(before)), stripped(job.fields)
-    if "codes" in fields[0].keys() - fields[1].keys():
-        known = fields_of(before)["codes"].values
+    if CODE in fields[0].keys() - fields[1].keys():
+        known = fields_of(before)[CODE].values
         raise UserError(f"--append: the corpus has control codes; give --code too, as in --code {known[0]}")
     for what, old, new in (
         ("tokenizer", {f"{before['vocab_size']} tokens": 0}, {f"{job.vocab_size} tokens": 0}),
@@ -84,8 +85,12 @@ def _differing(old: dict, new: dict) -> str:
     return ", ".join(said + [f"{name} differ" for name in old if name in new and old[name] != new[name]])
 
 
-def _with_values(name: str, field: Field, parts: list[dict]) -> Field:
-    """The union of the parts' values, in their order."""
-    if field.values is None:
-        return field
-    return field._replace(values=tuple(dict.fromkeys(value for part in parts for value in part["values"][name])))
+def _with_values(fields: dict[str, Field], parts: list[dict], before: dict | None) -> dict[str, Field]:
+    """With the union of the parts' values, in their order; labels of documents sorted, after those that there were."""
+    found, known, labels = {}, fields_of(before) if before else {}, valued(fields)
+    for name, field in fields.items():
+        values = [value for part in parts for value in part["values"].get(name, ())]
+        if name in labels and field.values is not None:
+            values = [*(known[name].values if known else ()), *sorted(values)]
+        found[name] = field if field.values is None else field._replace(values=tuple(dict.fromkeys(values)))
+    return found

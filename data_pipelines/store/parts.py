@@ -21,10 +21,10 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import EMPTY, Problems
 from data_pipelines.manifest import SPLITS, part_fingerprint
 from data_pipelines.store import heldout
-from data_pipelines.store.fields import check_values
+from data_pipelines.store.fields import TEXT, check_values, valued
 from data_pipelines.store.files import NpyFile, describe_files, write_json
 from data_pipelines.store.job import Job
-from data_pipelines.store.units import Unit, check_unit, read_unit
+from data_pipelines.store.units import VALUE, Unit, check_unit, read_unit
 
 CHUNK = 1 << 22  # tokens that are copied at a time
 CUT = "documents cut at the end of a part"
@@ -32,12 +32,11 @@ CUT = "documents cut at the end of a part"
 
 class Documents(NamedTuple):
     """The documents of a part, without empty ones. starts: the first sentence of each, then their number, int64
-    [documents + 1]. tokens: int64, hashes: uint64, sources: uint16 [documents]."""
+    [documents + 1]. tokens: int64 [documents]. rows: `document_dtype` [documents]."""
 
     starts: np.ndarray
     tokens: np.ndarray
-    hashes: np.ndarray
-    sources: np.ndarray
+    rows: np.ndarray
 
 
 def part_name(number: int) -> str:
@@ -56,13 +55,13 @@ def write_part(folder: Path, units: list[Path], job: Job, choose: Callable | Non
     temporary = folder.with_name(f"{folder.name}.{ours()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    documents, said = _documents(units, job)
+    documents, numbered, said = _documents(units, job)
     if choose is None:
-        held = heldout.choose(documents.hashes, documents.tokens, job.heldout, job.parts)
+        held = heldout.choose(documents.rows["hash"], documents.tokens, job.heldout, job.parts)
         documents, held = _with_end_held(documents, held, units, job)
     else:
         held = choose(documents, job)
-    sizes = _write_splits(temporary, documents, held, units, job, said["values"])
+    sizes = _write_splits(temporary, documents, held, units, job, numbered)
     files = describe_files(temporary, "*/*.npy")
     summary = {"fingerprint": part_fingerprint(files, said["values"]), "splits": sizes, **said, "files": files}
     write_json(temporary / "summary.json", summary)
@@ -85,20 +84,24 @@ def read_summary(folder: Path) -> dict:
     return summary
 
 
-def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
-    """All documents of the units, and what the summaries say together: characters, counts and values."""
+def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict[str, int]], dict]:
+    """All documents of the units, the number of each text of a field, and what the summaries say together: characters,
+    counts and values."""
     found, offsets, empty, cut, path = [], [], {}, None, None
-    values = {name: dict.fromkeys(field.values) for name, field in job.fields.items() if field.values is not None}
+    texts_of = {name: field.values for name, field in job.fields.items() if field.values is not None}
+    numbered = {name: {text: number for number, text in enumerate(texts)} for name, texts in texts_of.items()}
     problems, characters, sentences, tokens, number = Problems(), 0, 0, 0, 0
     for folder in folders:
         check_unit(folder)
         unit = read_unit(folder, job)
         problems.merge(unit.summary["problems"])
-        characters += unit.summary["characters"]
+        characters, documents = characters + unit.summary["characters"], unit.documents
         for name, texts in unit.summary["values"].items():
-            values[name] |= dict.fromkeys(texts)
-            check_values(name, job.fields[name], len(values[name]))
-        documents, paths = unit.documents, unit.summary["paths"]
+            numbers = [numbered[name].setdefault(text, len(numbered[name])) for text in texts]
+            check_values(name, job.fields[name], len(numbered[name]))
+            if VALUE + name in documents.dtype.names:
+                documents[VALUE + name] = np.array(numbers, np.int64)[documents[VALUE + name]]
+        paths = unit.summary["paths"]
         offset, end = tokens + unit.sentences[documents["start"]], tokens + int(unit.sentences[-1])
         for at in np.flatnonzero(np.diff(offset, append=end) == 0):
             empty[number + int(at)] = paths[documents["range"][at]]
@@ -124,9 +127,9 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
         problems.note(EMPTY, empty[document])
     documents, size = documents[begins[size > 0]], size[size > 0]
     starts = np.append(documents["start"], sentences)
-    values = {name: list(texts) for name, texts in values.items()}
+    values = {name: list(numbers) for name, numbers in numbered.items() if job.fields[name].kept != TEXT}
     said = {"characters": characters, "counts": problems, "values": values}
-    return Documents(starts, size, documents["hash"].copy(), documents["source"].copy()), said
+    return Documents(starts, size, documents), numbered, said
 
 
 def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], job: Job):
@@ -149,23 +152,22 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
     return Documents(
         np.insert(documents.starts, after, documents.starts[after] - count),
         sizes,
-        np.insert(documents.hashes, after, documents.hashes[longest]),
-        np.insert(documents.sources, after, documents.sources[longest]),
+        np.insert(documents.rows, after, documents.rows[longest]),
     ), np.insert(held, after, True)
 
 
 def _write_splits(
-    to: Path, documents: Documents, held: np.ndarray, folders: list[Path], job: Job, values: dict[str, list[str]]
+    to: Path, documents: Documents, held: np.ndarray, folders: list[Path], job: Job, numbered: dict[str, dict[str, int]]
 ) -> dict:
     """Write the arrays of both splits; returns {split: {documents, sentences, tokens}}."""
     splits = [_Split(to / name, job, counted=name == "train") for name in SPLITS]
-    places = {name: {text: number for number, text in enumerate(texts)} for name, texts in values.items()}
     first = 0  # sentence of the unit
     for folder in folders:
         unit = read_unit(folder, job)
         numbers = {
-            name: np.array([places[name][text] for text in texts], job.fields[name].dtype)
+            name: np.array([numbered[name][text] for text in texts], job.fields[name].dtype)
             for name, texts in unit.summary["values"].items()
+            if job.fields[name].per != "document"
         }
         last = first + len(unit.sentences) - 1
         inside = slice(*np.searchsorted(documents.starts[:-1], [first, last]))
@@ -177,10 +179,16 @@ def _write_splits(
             starts = bounds[max(run, 1) : following] - bounds[run]
             splits[int(split[run])].add(unit, bounds[run] - first, bounds[following] - first, starts, numbers)
         first = last
-    columns = {"sources": documents.sources, "languages": job.language_of()[documents.sources]}
-    for name, here in zip(SPLITS, (~held, held), strict=True):
-        for field, column in columns.items():
-            np.save(to / name / f"{field}.npy", column[here])
+    sources = documents.rows["source"]
+    columns = {"sources": sources, "languages": job.language_of()[sources]}
+    columns |= {name: documents.rows[VALUE + name] for name in valued(job.fields)}
+    for name, here in itertools.product(SPLITS, columns):
+        column = columns[here][held == (name == "heldout")]
+        if job.fields[here].kept == TEXT:
+            texts = [text.encode() for text in np.array([*numbered[here]], object)[column]]
+            np.save(to / name / f"{here}.starts.npy", np.cumsum([0, *map(len, texts)]))
+            column = np.frombuffer(b"".join(texts), np.uint8)
+        np.save(to / name / f"{here}.npy", column)
     return {name: split.finish() for name, split in zip(SPLITS, splits, strict=True)}
 
 

@@ -2,7 +2,7 @@
 
     tokens.bin         uint16 or uint32 [tokens], and so for each other field that is stored by token or sentence
     sentences.bin      uint32 [sentences]       tokens of each
-    documents.bin      DOCUMENT [documents]
+    documents.bin      DOCUMENT [documents], and a column for each of their values
     summary.json       characters; problems: what could not be read; paths: of the ranges; values: what the numbers of
                        fields stand for in this unit; files: sizes and hashes
 
@@ -20,12 +20,22 @@ import numpy as np
 
 from data_pipelines.durable import ours, put
 from data_pipelines.errors import UserError
+from data_pipelines.store.fields import TEXT, valued
 from data_pipelines.store.files import Written
 from data_pipelines.store.job import Job
 
+VALUE = "value "  # begins the columns of values
 # start: its first sentence; hash: of its first piece; range: of the unit, where it is
 DOCUMENT = np.dtype([("start", "<i8"), ("hash", "<u8"), ("source", "<u2"), ("range", "<u2"), ("continues", "?")])
 LENGTH = np.dtype("<u4")
+
+
+def document_dtype(job: Job) -> np.dtype:
+    """Of the documents of a unit: those of DOCUMENT, then their values, of texts their numbers."""
+    columns = (
+        (VALUE + name, "u4" if field.kept == TEXT else field.dtype) for name, field in valued(job.fields).items()
+    )
+    return np.dtype([*DOCUMENT.descr, *columns])
 
 
 class Unit(NamedTuple):
@@ -68,7 +78,7 @@ def read_unit(folder: Path, job: Job) -> Unit:
         for name, field in job.stored(per).items():
             fields[name] = _mapped(folder / f"{name}.bin", field.dtype, (count, *field.shape))
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    return Unit(fields, bounds, np.fromfile(folder / "documents.bin", DOCUMENT), summary)
+    return Unit(fields, bounds, np.fromfile(folder / "documents.bin", document_dtype(job)), summary)
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -84,7 +94,7 @@ class UnitFiles:
         shutil.rmtree(self.temporary, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)  # damaged
         self.temporary.mkdir(parents=True)
-        self.dtypes = {"sentences": LENGTH, "documents": DOCUMENT}
+        self.dtypes = {"sentences": LENGTH, "documents": document_dtype(job)}
         self.dtypes |= {name: np.dtype(f.dtype) for name, f in (job.stored("token") | job.stored("sentence")).items()}
         self.files = {name: Written(self.temporary / f"{name}.bin") for name in self.dtypes}
         self.sentences = 0
@@ -97,7 +107,7 @@ class UnitFiles:
             file.close()
 
     def add(self, lengths: np.ndarray, documents: np.ndarray, **fields: np.ndarray) -> None:
-        """Sentences of lengths i64 [sentences]; documents (DOCUMENT, start counted from the first of these
+        """Sentences of lengths i64 [sentences]; documents (of `document_dtype`, start counted from the first of these
         sentences); the values of every stored field by token and by sentence."""
         documents = documents.copy()
         documents["start"] += self.sentences

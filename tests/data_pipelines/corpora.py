@@ -56,7 +56,7 @@ def write_corpus(
         share = lambda texts: texts[len(texts) * number // parts : len(texts) * (number + 1) // parts]  # noqa: B023
         unit = path / "unit"
         write_tokens(unit, job, share(documents), share(heldout))
-        summaries.append(write_part(path / part_name(number), [unit], job, lambda found, _: found.hashes == 1))
+        summaries.append(write_part(path / part_name(number), [unit], job, lambda found, _: found.rows["hash"] == 1))
         shutil.rmtree(unit)
     write_json(path / "manifest.json", finish(path, summaries, job, special))
     return path
