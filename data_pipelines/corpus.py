@@ -35,7 +35,6 @@ from data_pipelines.errors import PassingError, UserError
 from data_pipelines.fetch import Copy, cache, open_copy
 from data_pipelines.manifest import (
     PartEntry,
-    check_described,
     check_size,
     fields_of,
     files_of,
@@ -70,7 +69,6 @@ class Corpus:
         self.source = str(path) if self.copy else str(Path(path).absolute())
         self.path = self.copy.folder if self.copy else Path(path)
         self.manifest = read_manifest(self.path)
-        check_described(self.source, self.manifest)
         self.fingerprint = fingerprint or self.manifest["fingerprint"]
         self.vocab_size = self.manifest["vocab_size"]
         self.special = dict(self.manifest["special"])
