@@ -14,7 +14,6 @@ class Plan(NamedTuple):
     """The documents of a part one after the other, in an order of the seed; rows are cut from them."""
 
     stream: DocumentStream
-    prefixed: bool  # documents begin with the token of a value
     number: int  # examples per epoch
 
 
@@ -53,7 +52,7 @@ class PackedDocuments(RowLayout):
         prefixes = prefix_tokens(part, split)
         stream = DocumentStream([whole], split, seed, 0, prefixes=prefixes)
         targets = max(stream.total - (prefixes is None), 0)
-        return Plan(stream, prefixes is not None, -(-targets // self.length))
+        return Plan(stream, -(-targets // self.length))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         window, document = chosen.gather(self._read)
@@ -77,12 +76,12 @@ class PackedDocuments(RowLayout):
         read = np.arange(self.length + 1) < size[:, None]
         window, document = np.zeros(read.shape, np.int32), np.full(read.shape, -1)
         window[read], document[read] = plan.stream.read(start, size)
-        if not plan.prefixed:
+        if plan.stream.prefixes is None:
             return window, document
         # A row that begins with its code has one target less: the token after it is the next row's first
         begins = plan.stream.begins(start)
         document[begins, -1] = -1
-        lead = plan.stream.prefixes(document[:, 0])
+        lead = plan.stream.prefixes[document[:, 0]]
         window = np.where(begins[:, None], window, np.insert(window[:, :-1], 0, lead, 1))
         document = np.where(begins[:, None], document, np.insert(document[:, :-1], 0, document[:, 0], 1))
         return window, document

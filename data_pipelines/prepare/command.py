@@ -179,7 +179,7 @@ def _prefix(options: Prepare, sources, found: Plan, runner_options) -> tuple[str
     every = [Stretch(unit, None) for part in found.parts for unit in part]
     counting = training.counting(options, sources)._replace(value=options.prefix)
     values = training.count_all(every, counting, options, runner_options)
-    return options.prefix, sorted(prefixes.check_number(options.prefix, values))
+    return options.prefix, sorted(prefixes.check_values(options.prefix, values))
 
 
 def _make(options: Prepare, work: Work, state, before, runner_options, console: Console) -> dict | None:

@@ -14,7 +14,7 @@ from data_pipelines.prepare.pool import cores, pool
 from data_pipelines.prepare.sample import Stretch
 from data_pipelines.tokenizers import table
 from data_pipelines.tokenizers.made import Made
-from data_pipelines.tokenizers.prefixes import check_number
+from data_pipelines.tokenizers.prefixes import check_values
 from data_pipelines.tokenizers.table import KINDS
 from data_pipelines.tokenizers.training import Training
 
@@ -46,7 +46,7 @@ def counting(options: Prepare, sources: tuple[Source, ...]) -> Counting:
 def count(how: Counting, stretch: Stretch) -> Counter:
     if how.value:
         pieces = (document for one in stretch.ranges for document in read(how.sources[one.source], one, Problems()))
-        return Counter(check_number(how.value, Counter(piece.values[how.value] for piece in pieces)))
+        return Counter(check_values(how.value, Counter(piece.values[how.value] for piece in pieces)))
     return KINDS[how.kind].count(sample.read(stretch, how.sources, how.steps), how.asked)
 
 

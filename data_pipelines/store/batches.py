@@ -11,7 +11,7 @@ from data_pipelines.document import Annotation, Document, Segment
 from data_pipelines.formats.problems import PLAIN_SPACES, Problems
 from data_pipelines.formats.source import Range
 from data_pipelines.formats.table import read
-from data_pipelines.store.fields import Field, annotated, check_values, valued
+from data_pipelines.store.fields import PLANNED, Field, check_values, valued
 from data_pipelines.store.job import Job
 from data_pipelines.store.units import UnitFiles, is_whole
 from data_pipelines.text.encoding import Encoded, Encoder
@@ -58,7 +58,8 @@ class Batches:
         self.files, self.encoder, self.fields = files, encoder, fields
         self.characters, self.range = 0, None  # of the document before
         # Of fields of texts: text -> its number in this unit; by token and sentence 0 is where nothing is said
-        self.annotated, self.valued = annotated(fields), valued(fields)
+        self.valued = valued(fields)
+        self.annotated = {name: fields[name] for name in fields if name not in {*PLANNED, *self.valued}}
         self.values = {name: {"": 0} for name, field in self.annotated.items() if field.values is not None}
         self.values |= {name: {} for name, field in self.valued.items() if field.values is not None}
         self._empty()

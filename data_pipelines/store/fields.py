@@ -44,11 +44,6 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= LARGEST_IN_TWO_BYTES else "uint32"
 
 
-def annotated(fields: dict[str, Field]) -> dict[str, Field]:
-    """The fields that annotations fill."""
-    return {name: field for name, field in fields.items() if name not in PLANNED and field.per != "document"}
-
-
 def valued(fields: dict[str, Field]) -> dict[str, Field]:
     """The fields that values of documents fill."""
     return {name: field for name, field in fields.items() if name not in PLANNED and field.per == "document"}

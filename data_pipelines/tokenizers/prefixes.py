@@ -29,13 +29,15 @@ def added(made: Made, name: str, values: Iterable[str]) -> Made:
     return made._replace(special=made.special | roles)
 
 
-def check_number(name: str, values: Mapping[str, int]) -> Mapping[str, int]:
-    """The values. UserError where they are more than may get a token each."""
+def check_values(name: str, values: Mapping[str, int]) -> Mapping[str, int]:
+    """The values. UserError where they are more than may get a token each, or one is no name of a token."""
     if len(values) > MOST:
         raise UserError(
             f"--prefix {name}: there are more than {MOST:,} different values, of which each would be a token; take one "
             "of fewer, such as a year or a class"
         )
+    if strange := [value for value in values if not value.isprintable()]:
+        raise UserError(f"--prefix {name}: {strange[0]!r} has control characters, which no token may have; change it")
     return values
 
 

@@ -215,10 +215,12 @@ def test_a_document_begins_with_the_token_of_its_year(tmp_path, capsys):
     assert (other.special["year_1991"], other.special["year_"]) == (tokens[1991], corpus.vocab_size)
 
 
-def test_too_many_values_to_be_tokens_are_one_line(tmp_path, capsys):
+def test_values_that_cannot_be_tokens_are_one_line(tmp_path, capsys):
     lines = [{"text": "a", "year": number} for number in range(prefixes.MOST + 1)]
     assert command(tmp_path / "c", *YEARS, lines=lines) == 2
     assert "--prefix year: there are more than 1,000 different values" in capsys.readouterr().err
+    assert command(tmp_path / "c", *YEARS, lines=[{"text": "a", "year": "19\n99"}]) == 2
+    assert "--prefix year: '19\\n99' has control characters" in capsys.readouterr().err
 
 
 def test_control_codes_that_were_stored_by_sentence_are_read(tmp_path):
