@@ -58,7 +58,9 @@ def read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
     """The documents of one range of a source; an empty one is counted by whoever finds that it has no tokens."""
     try:
         for document in FORMATS[source.kind].read(source, part, problems):
-            yield document._replace(values=kept(document, source.values, part.path, problems))
+            if source.values or document.values:
+                document = document._replace(values=kept(document, source.values, part.path, problems))
+            yield document
     except Unreadable as error:
         problems.note(UNREADABLE, f"{part.path}: {error}")
 

@@ -32,21 +32,18 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
             source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
             for document in read(source, part, problems):
                 document = run(job.steps, document)
-                segments = tuple(one._replace(language=one.language or source.language) for one in document.segments)
-                begins = [starts(segment.text, segment.language, plainly) for segment in segments]
-                batches.add(document._replace(segments=segments), begins, part.source, index)
+                begins = [starts(one.text, one.language or source.language, plainly) for one in document.segments]
+                batches.add(document, begins, part.source, index, source.language)
         batches.flush()
         values = {name: list(numbers) for name, numbers in batches.values.items()}
         files.finish(batches.characters, problems, [part.path for part in unit], values)
-
-
-OF_SEGMENTS = {"segments": "name", "segment_languages": "language"}  # fields by sentence
 
 
 class _Text(NamedTuple):
     """A segment that waits to be encoded; places are characters."""
 
     segment: Segment
+    language: str
     starts: np.ndarray  # i64: where sentences start, at least one
     notes: list[Annotation]
 
@@ -69,9 +66,10 @@ class Batches:
         self.size = self.sentences = 0
         self.begun = []  # a row of `document_dtype` each
 
-    def add(self, document: Document, starts: list[np.ndarray], source: int, index: int) -> None:
+    def add(self, document: Document, starts: list[np.ndarray], source: int, index: int, language: str = "") -> None:
         """A document of a source, from a range of the unit, or a piece of one; its (first piece of) text decides the
-        split. starts: where sentences start in each segment; the white space of one without sentences is left out."""
+        split. starts: where sentences start in each segment; the white space of one without sentences is left out.
+        language: of segments that name none."""
         if not document.continues or index != self.range:
             text = "\n\n".join(segment.text for segment in document.segments)
             digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -81,7 +79,7 @@ class Batches:
         for number, (segment, begins) in enumerate(zip(document.segments, starts, strict=True)):
             if len(begins):
                 notes = [note for note in document.annotations if note.segment == number]
-                self.texts.append(_Text(segment, begins, notes))
+                self.texts.append(_Text(segment, segment.language or language, begins, notes))
                 self.sentences += len(begins)
                 self.size += len(segment.text)
             if self.size >= BATCH:
@@ -100,10 +98,11 @@ class Batches:
         if "word_starts" in self.files.dtypes:
             by_token = encoded.word_starts is None
             fields["word_starts"] = self.encoder.word_starts[encoded.tokens] if by_token else encoded.word_starts
-        for name, field in self.fields.items():
-            if name in OF_SEGMENTS:
-                numbers = [field.values.index(getattr(text.segment, OF_SEGMENTS[name])) for text in self.texts]
-                fields[name] = np.repeat(np.array(numbers, field.dtype), counts[:, 0])[kept]
+        names, languages = [text.segment.name for text in self.texts], [text.language for text in self.texts]
+        for name, of_texts in (("segments", names), ("segment_languages", languages)):
+            if name in self.fields:
+                numbers = np.array([self.fields[name].values.index(one) for one in of_texts], self.fields[name].dtype)
+                fields[name] = np.repeat(numbers, counts[:, 0])[kept]
         self.files.add(lengths[kept], documents, **fields)
         self.characters += self.size
         self._empty()

@@ -89,8 +89,10 @@ def _with_values(fields: dict[str, Field], parts: list[dict], before: dict | Non
     """With the union of the parts' values, in their order; labels of documents sorted, after those that there were."""
     found, known, labels = {}, fields_of(before) if before else {}, valued(fields)
     for name, field in fields.items():
-        values = [value for part in parts for value in part["values"].get(name, ())]
-        if name in labels and field.values is not None:
-            values = [*(known[name].values if known else ()), *sorted(values)]
-        found[name] = field if field.values is None else field._replace(values=tuple(dict.fromkeys(values)))
+        if field.values is not None:
+            values = [value for part in parts for value in part["values"][name]]
+            if name in labels:
+                values = [*(known[name].values if known else ()), *sorted(values)]
+            field = field._replace(values=tuple(dict.fromkeys(values)))
+        found[name] = field
     return found

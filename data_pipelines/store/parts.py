@@ -127,7 +127,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
         problems.note(EMPTY, empty[document])
     documents, size = documents[begins[size > 0]], size[size > 0]
     starts = np.append(documents["start"], sentences)
-    values = {name: list(numbers) for name, numbers in numbered.items() if job.fields[name].kept != TEXT}
+    values = {name: [] if job.fields[name].kept == TEXT else list(numbers) for name, numbers in numbered.items()}
     said = {"characters": characters, "counts": problems, "values": values}
     return Documents(starts, size, documents), numbered, said
 
