@@ -16,7 +16,7 @@ from data_pipelines.document import Annotation, AnnotationField, Document, Segme
 from data_pipelines.errors import UserError
 from data_pipelines.formats import cutting, files
 from data_pipelines.formats.problems import MALFORMED, TOO_LONG, Problems
-from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.source import Decoding, Format, Range, Source
 
 # The last are those of CoNLL-2003's own files. A treebank's folder has its plain text, too, in .txt
 SUFFIXES = (".conllu", ".conll", ".iob", ".iob2", ".bio", ".bioes", ".bmes", ".train", ".dev", ".test", ".testa",
@@ -27,12 +27,11 @@ UNSPACED = ("zh", "ja")  # languages written without spaces between words
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Decoding):
     """Which columns are read, counted from 1."""
 
     token_column: int | None = None  # the first; in CoNLL-U the second
     label_column: int | None = None  # the last; in CoNLL-U the fourth, UPOS. 0: no labels
-    undecodable: str = "replace"  # or "skip": what to do with a token that is not UTF-8
 
 
 class Token(NamedTuple):

@@ -10,18 +10,17 @@ from data_pipelines.formats import files
 from data_pipelines.formats.cutting import document_of, readable, segments_of
 from data_pipelines.formats.listing import find
 from data_pipelines.formats.problems import MALFORMED, NO_FIELD, TOO_LONG, Problems
-from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.source import Decoding, Format, Range, Source
 
 SUFFIXES = ("", ".jsonl", ".ndjson", ".json")
 LOOKED_AT = 4 << 20  # bytes at the beginning of a source, in which a record must have the fields
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Decoding):
     """Which fields hold the text."""
 
     fields: tuple[str, ...] = ("text",)  # one: the text; several: the segments
-    undecodable: str = "replace"  # or "skip": what to do with a document that is not UTF-8
 
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:

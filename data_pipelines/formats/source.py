@@ -40,6 +40,13 @@ class NoOptions:
     """Of a format that has none."""
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """Of a format whose text is bytes."""
+
+    undecodable: str = "replace"  # or "skip": what to do with a document (or token, or pair) that is not UTF-8
+
+
 class Other(NamedTuple):
     """The file that is read beside the one of a range."""
 

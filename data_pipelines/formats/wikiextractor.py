@@ -1,31 +1,20 @@
 """`wikiextractor:` files of <doc ...> on a line, the title, the text, </doc> on a line."""
 
+import functools
 import html
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
 from data_pipelines.formats.cutting import decoded, whole
 from data_pipelines.formats.problems import MALFORMED
-from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.source import Decoding, Format, Range, Source
 
 SUFFIXES = ("", ".txt")  # the files are wiki_00 and so on
 VALUES = ("id", "url", "title", "revid")
 VALUE = re.compile(r'(\w+)="(.*?)"')
-
-
-@dataclass(frozen=True)
-class Options:
-    """How files are read."""
-
-    undecodable: str = "replace"  # or "skip": what to do with a document that is not UTF-8
-
-
-def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
-    return files.files_of(index, source, problems, exclude, _to_block, SUFFIXES)
 
 
 def _to_block(file: BinaryIO, place: int) -> None:
@@ -65,4 +54,5 @@ def _articles(part: Range, problems) -> Iterator[tuple[str, bytes | None]]:
         problems.note(MALFORMED, f"{part.path}: <doc> without </doc>")
 
 
-FORMAT = Format(Options, _ranges, _read, location="DIR_OR_PATTERN", values=VALUES)
+_ranges = functools.partial(files.files_of, border=_to_block, suffixes=SUFFIXES)
+FORMAT = Format(Decoding, _ranges, _read, location="DIR_OR_PATTERN", values=VALUES)
