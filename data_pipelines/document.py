@@ -22,14 +22,6 @@ class Annotation(NamedTuple):
     value: str | int | tuple[int, ...]
 
 
-class AnnotationField(NamedTuple):
-    """What the annotations of one name are."""
-
-    dtype: str  # 'label': values are strings, of which there are few
-    shape: tuple[int, ...] = ()
-    per: str = "token"  # or "sentence"
-
-
 class Document(NamedTuple):
     """A document, or one of the pieces in which a long one comes: of the segments in turn, with their annotations."""
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from data_pipelines.document import Annotation, AnnotationField, Document, Segment
+from data_pipelines.document import Annotation, Document, Segment
 from data_pipelines.errors import UserError
 from data_pipelines.formats import cutting, files
 from data_pipelines.formats.problems import MALFORMED, TOO_LONG, Problems
 from data_pipelines.formats.source import Decoding, Format, Range, Source
+from data_pipelines.store.fields import Field
 
 # The last are those of CoNLL-2003's own files. A treebank's folder has its plain text, too, in .txt
 SUFFIXES = (".conllu", ".conll", ".iob", ".iob2", ".bio", ".bioes", ".bmes", ".train", ".dev", ".test", ".testa",
@@ -175,8 +176,8 @@ def _space(source: Source) -> str:
     return "" if source.language.partition("-")[0] in UNSPACED else " "
 
 
-def _annotations(options: Options) -> dict[str, AnnotationField]:
-    return {} if options.label_column == 0 else {"labels": AnnotationField("label")}
+def _annotations(options: Options) -> dict[str, Field]:
+    return {} if options.label_column == 0 else {"labels": Field("uint16", values=())}
 
 
 FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", annotations=_annotations, values=("id",))

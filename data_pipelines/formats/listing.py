@@ -25,7 +25,7 @@ class Found(NamedTuple):
 
     path: str
     size: int | None  # bytes; None where a server does not tell
-    version: str  # another one once the content has changed
+    version: str  # another one once the content has changed: its time and size, or what a store says of an object
 
     @property
     def text_size(self) -> int:
@@ -39,11 +39,6 @@ def is_compressed(path: str) -> bool:
 
 def _suffix(path: str) -> str:
     return os.path.splitext(path)[1].lower()
-
-
-def version(path: str) -> str:
-    """What changes with the content of a file: its time and size, or what a store says of an object."""
-    return look(path).version
 
 
 def look(path: str) -> Found:

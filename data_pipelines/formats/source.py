@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from data_pipelines.document import AnnotationField, Document
+from data_pipelines.document import Document
 from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.values import Value
+from data_pipelines.store.fields import Field
 
 SHARD = 8 << 20  # bytes of source per unit of work
 
@@ -80,7 +81,7 @@ class Format:
     location: str = "LOCATION"  # what follows the colon; "": nothing
     segments: Callable[[Any], tuple[str, ...]] = lambda options: ("text",)
     """options -> the names that segments may have."""
-    annotations: Callable[[Any], dict[str, AnnotationField]] = lambda options: {}
-    """options -> what the annotations are."""
+    annotations: Callable[[Any], dict[str, Field]] = lambda options: {}
+    """options -> the fields of tokens or sentences that the annotations fill; values () where these are texts."""
     values: tuple[str, ...] | None = ()
     """What values its documents may have; None: the fields of their records."""

@@ -7,7 +7,7 @@ from importlib import import_module
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats.files import Unreadable
-from data_pipelines.formats.listing import version
+from data_pipelines.formats.listing import look
 from data_pipelines.formats.problems import UNREADABLE, Problems, printable
 from data_pipelines.formats.source import Format, Range, Source
 from data_pipelines.formats.values import Value, kept
@@ -68,7 +68,7 @@ def read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
 def changed(part: Range) -> str | None:
     """A file of the range whose content has changed since it was planned."""
     files = (part.path, part.version), *([(part.other.path, part.other.version)] if part.other else [])
-    return next((path for path, planned in files if planned and version(path) != planned), None)
+    return next((path for path, planned in files if planned and look(path).version != planned), None)
 
 
 def _ranges(sources: list[Source], problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:

@@ -32,11 +32,6 @@ class Job:
         """The fields that are written per token, sentence or document."""
         return {name: field for name, field in self.fields.items() if field.per == per and field.kept == STORED}
 
-    def language_of(self) -> np.ndarray:
-        """uint16 [sources]: the language of each, as the field numbers them."""
-        languages = self.fields["languages"].values
-        return np.array([languages.index(source.language) for source in self.sources], np.uint16)
-
 
 def word_starts_of(encoder: Encoder) -> tuple[str, np.ndarray | None]:
     """How word starts are kept, and the table bool [vocab] where they are looked up."""
@@ -70,9 +65,7 @@ def planned(
     annotators = [(f"--source {source}", FORMATS[source.kind].annotations(source.options)) for source in sources]
     annotators += [(f"--steps {step}", STEPS[step].fields) for step in steps]
     for where, annotations in annotators:
-        for name, said in annotations.items():
-            label = said.dtype == "label"
-            field = Field("uint16" if label else said.dtype, said.shape, said.per, values=() if label else None)
+        for name, field in annotations.items():
             if fields.setdefault(check_name(name), field) != field:
                 raise UserError(f"{where}: field {name!r} is another elsewhere; prepare it by itself")
     return fields

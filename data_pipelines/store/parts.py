@@ -180,7 +180,8 @@ def _write_splits(
             splits[int(split[run])].add(unit, bounds[run] - first, bounds[following] - first, starts, numbers)
         first = last
     sources = documents.rows["source"]
-    columns = {"sources": sources, "languages": job.language_of()[sources]}
+    languages = [job.fields["languages"].values.index(source.language) for source in job.sources]
+    columns = {"sources": sources, "languages": np.array(languages, np.uint16)[sources]}
     columns |= {name: documents.rows[VALUE + name] for name in valued(job.fields)}
     for name, here in itertools.product(SPLITS, columns):
         column = columns[here][held == (name == "heldout")]

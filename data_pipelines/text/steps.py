@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from data_pipelines.document import AnnotationField, Document
+from data_pipelines.document import Document
 from data_pipelines.errors import UserError
+from data_pipelines.store.fields import Field
 
 PAIRS = ["()", "（）", "[]", "［］", "{}", "《》", "〈〉", "【】", "〔〕", "「」", "『』", "“”", "‘’"]
 EMPTY_PAIR = re.compile("|".join(rf"{re.escape(begin)}\s*{re.escape(end)}" for begin, end in PAIRS))
@@ -27,7 +28,7 @@ class Step(NamedTuple):
     version: int
     change: Callable[[str], str] | None = None
     annotate: Callable[[Document], Document] | None = None
-    fields: dict[str, AnnotationField] = {}
+    fields: dict[str, Field] = {}
 
 
 def without_empty_pairs(text: str) -> str:
