@@ -56,25 +56,24 @@ def _json(path: str) -> dict | None:
 
 def _batches(index: int, source: Source, found: Found) -> Iterator[Range]:
     """Batches of records together up to SHARD bytes; all of a file that is damaged or has dictionaries between them."""
+    whole = Range(index, found.path, 0, None, found.size or 0, False, found.version)
     try:
         with files.reading(found.path, files.ARROW_DAMAGE) as file:
             names = pyarrow.ipc.open_stream(pyarrow.PythonFile(file, mode="r")).schema.names
             messages = list(_messages(file))
     except (files.Unreadable, struct.error):
-        yield Range(index, found.path, 0, None, found.size or 0, False, found.version)
+        yield whole
         return
     files.check_fields(source, found.path, "column", names)
-    kinds = [kind for kind, _, _ in messages]
+    kinds, ends = [kind for kind, _, _ in messages], [end for _, _, end in messages]
     if kinds != [SCHEMA] + [RECORDS] * (len(kinds) - 1):
-        yield Range(index, found.path, 0, None, found.size or 0, False, found.version)
+        yield whole
         return
-    start = end = messages[0][2]
-    for _, _, end in messages[1:]:
-        if end - start >= source.shard:
-            yield Range(index, found.path, start, end, end - start, False, found.version)
+    start = ends[0]
+    for end in ends[1:]:
+        if end - start >= source.shard or end == ends[-1]:
+            yield whole._replace(start=start, end=end, size=end - start)
             start = end
-    if end > start:
-        yield Range(index, found.path, start, end, end - start, False, found.version)
 
 
 def _messages(file: files.Watched) -> Iterator[tuple[int, int, int]]:
