@@ -163,14 +163,9 @@ def _stage(
     evaluation = evaluation_step(objective, evaluated.model, EVALUATION_SEED, assembly.teachers)
     number = jax.ShapeDtypeStruct((), np.int32)
     evaluated_on = (params, frozen, evaluated_batch, number, number, evaluated_carry, number)
-    after_training, after_evaluation = (
-        (shardings(state), everywhere),
-        (everywhere, everywhere, shardings(evaluated_carry)),
-    )
-    train = jit_on(mesh, assembly, train, options, out_shardings=after_training, donate_argnums=0)
-    evaluate = jit_on(
-        mesh, evaluated, evaluation, options, out_shardings=after_evaluation
-    )  # the carry as the first lies
+    train = jit_on(mesh, assembly, train, options, out_shardings=(shardings(state), everywhere), donate_argnums=0)
+    outputs = (everywhere, everywhere, shardings(evaluated_carry))  # it comes back as it lies in the first one
+    evaluate = jit_on(mesh, evaluated, evaluation, options, out_shardings=outputs)
     return Stage(
         assembly,
         index,
