@@ -87,6 +87,14 @@ def architectures(folder: Path) -> list[str]:
     return _read(folder).get("architectures") or []
 
 
+def heads_in_folder(source: str | Path, config) -> set[str]:
+    """The heads of a model, by the classes that its folders name; none where those are unknown, as of a bare trunk."""
+    family = family_of(config)
+    parts = folders(source, family).items()
+    classes = [(family.hf[part].architectures, name) for part, folder in parts for name in architectures(folder)]
+    return {head for known, name in classes for head in known.get(name, ())}
+
+
 def _is_listing(source: str | Path) -> bool:
     return "=" in str(source) and not Path(source).is_dir()
 

@@ -16,7 +16,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import PassingError, UserError
 from models.core.parameters import leaves
 from pretrain.__main__ import main
-from pretrain.commands.export import export_run
+from pretrain.commands.export import export_model
 from pretrain.storage import journal
 from pretrain.storage.journal import Journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -185,12 +185,12 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
     bucket, uninterrupted, corpus_path, tmp_path, capsys
 ):
     bucket.upload_folder(uninterrupted, "bucket", "runs/a")
-    export_run(uninterrupted, tmp_path / "disk")
+    export_model(uninterrupted, tmp_path / "disk")
     assert main(["export", str(WORKDIR), "--to", str(EXPORT)]) == 0
     assert str(EXPORT) in capsys.readouterr().out
     bucket.put("bucket", "hf/a/generation_config.json", b"of an earlier export")
     bucket.put("bucket", "hf/a/generator/config.json", b"of an earlier ELECTRA")
-    export_run(WORKDIR, EXPORT)  # in the place of the first
+    export_model(WORKDIR, EXPORT)  # in the place of the first
     download(EXPORT, tmp_path / "cloud")
     folders = tmp_path / "disk", tmp_path / "cloud"
     contents = [{file.name: file.read_bytes() for file in folder.rglob("*")} for folder in folders]
@@ -205,7 +205,7 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
 
     bucket.put("bucket", "hf/a/thesis.tex", b"")
     with pytest.raises(UserError, match="export --to gs://bucket/hf/a: holds thesis.tex, so it is no export"):
-        export_run(WORKDIR, EXPORT)
+        export_model(WORKDIR, EXPORT)
     assert ("bucket", "hf/a/thesis.tex") in bucket.objects
 
 

@@ -13,7 +13,8 @@ import pytest
 from data_pipelines.command_line import as_option
 from data_pipelines.errors import UserError
 from pretrain.__main__ import COMMANDS, main
-from pretrain.commands.arguments import parse_run
+from pretrain.commands import recipes
+from pretrain.commands.run import parse_run
 from pretrain.huggingface.config import check_same
 from pretrain.options import Options
 from pretrain.recipes.registry import RECIPES
@@ -142,7 +143,8 @@ def test_a_file_that_is_no_recipe_is_one_line(tmp_path, capsys):
     assert "missing.json: cannot be read (No such file" in mistake(capsys, "run", "--recipe", missing)
     assert "cannot be read" in mistake(capsys, "run", "--recipe", tmp_path)
     assert "broken.json: " in mistake(capsys, "run", "--recipe", broken)
-    assert "--recipe FILE.json" in mistake(capsys, "run", "--recipe")
+    for nothing in ([], [""], ["--steps", 3]):
+        assert "--recipe FILE.json" in mistake(capsys, "run", "--recipe", *nothing)
     assert "no recipe 'mine'" in mistake(capsys, "recipes", "--json", "mine")
 
 
@@ -272,7 +274,7 @@ def test_a_mistake_in_a_real_process_exits_with_2_and_one_line(tmp_path):
 
 def test_errors_are_for_users_only(monkeypatch):
     """What is not the user's to put right keeps its traceback."""
-    monkeypatch.setitem(COMMANDS, "recipes", lambda arguments: 1 / 0)
+    monkeypatch.setattr(recipes, "main", lambda arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["recipes"])
 

@@ -1,44 +1,71 @@
-"""Tables on the screen."""
+"""`python -m pretrain eval`: figures on a run's held-out set, beside what guessing reaches."""
 
 import dataclasses
 import logging
-from pathlib import Path
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
+from tyro.conf import Positional
 
+from data_pipelines.command_line import Place
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.progress import doing
-from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
-from pretrain.recipe import phase_at
+from models.core.ranges import COUNT
+from pretrain.commands.common import import_models, parse_checked
 from pretrain.recipes.table import wide_console
-from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import Assembly
-from pretrain.training.evaluate import Evaluators
-from pretrain.training.placement import of_phase, stages
-from pretrain.training.restore import Restored, restore
+
+if TYPE_CHECKING:
+    from pretrain.storage.run_directory import RunDirectory
+    from pretrain.training.assembly import Assembly
+    from pretrain.training.restore import Restored
 
 log = logging.getLogger(__name__)
 
 
-def print_evaluation(
-    run: Path,
-    every_checkpoint: bool,
-    corpus: str | None,
-    examples: int,
-    memory: int | None = None,
-    stride: int | None = None,
-) -> dict[str, float]:
-    """Held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures.
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """Evaluate a run on its fixed held-out set."""
 
-    memory: positions remembered, None for the recipe's.   stride: of whole documents, None for rows as in training.
-    """
-    directory = RunDirectory(run)
-    newest = restore(directory)
+    run: Positional[Place]
+    """Work directory of the run."""
+    all: bool = False
+    """Every checkpoint, not only the newest."""
+    corpus: str | None = None
+    """Where the run's corpus is now, or several by name, if it has moved."""
+    examples: int | None = None
+    """Rows of the held-out set: by default 1024, with --stride all."""
+    memory: int | None = None
+    """Positions that a language model remembers here, if not as many as in its recipe."""
+    stride: int | None = None
+    """Of all documents whole, in rows that begin so many tokens after each other and predict what no row before has."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse_checked(Eval, arguments, "eval", {"examples": COUNT})
+    import_models()
+    evaluate(options)
+    return 0
+
+
+def evaluate(options: Eval) -> dict[str, float]:
+    """Print held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures."""
+    from pretrain.recipe import phase_at
+    from pretrain.storage.run_directory import RunDirectory
+    from pretrain.training.evaluate import Evaluators
+    from pretrain.training.opened import open_model
+    from pretrain.training.placement import of_phase, stages
+
+    directory, newest = RunDirectory(options.run), open_model(options.run).run
+    if newest is None:
+        raise UserError(f"eval {options.run}: a Hugging Face folder has no objective and no corpus; give a run")
     assembly, recipe = newest.assembly, newest.assembly.recipe
-    assembly = assembly if memory is None else _remembering(assembly, memory)
-    assembly = assembly if stride is None else striding(assembly, stride)
+    assembly = assembly if options.memory is None else _remembering(assembly, options.memory)
+    assembly = assembly if options.stride is None else striding(assembly, options.stride)
+    examples = options.examples or (1024 if options.stride is None else sys.maxsize)
     placed = newest.stages if assembly is newest.assembly else stages(assembly, newest.mesh)
-    steps = sorted({newest.step, *(directory.checkpoint_steps() if every_checkpoint else [])})
+    steps = sorted({newest.step, *(directory.checkpoint_steps() if options.all else [])})
     columns, evaluator, phase = {}, None, None
     for step in steps:
         restored = newest if step == newest.step else _restored(directory, step)
@@ -46,16 +73,18 @@ def print_evaluation(
             continue
         if phase != phase_at(recipe, step - 1):
             phase = phase_at(recipe, step - 1)
-            evaluator = Evaluators(of_phase(placed, phase), directory.open_corpora(corpus), examples)
+            evaluator = Evaluators(of_phase(placed, phase), directory.open_corpora(options.corpus), examples)
         doing(f"evaluating step {step}")
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
     columns["unigram"] = evaluator.baselines()
-    wide_console().print(_figures_table(f"held-out figures of {run}", columns))
+    wide_console().print(_figures_table(f"held-out figures of {options.run}", columns))
     return columns[f"step {newest.step}"]
 
 
-def _restored(directory: RunDirectory, step: int) -> Restored | None:
+def _restored(directory: "RunDirectory", step: int) -> "Restored | None":
     """A checkpoint among others; None where it is damaged, or gone since they were listed, which is said."""
+    from pretrain.training.restore import restore
+
     try:
         return restore(directory, step)
     except PassingError:
@@ -65,7 +94,7 @@ def _restored(directory: RunDirectory, step: int) -> Restored | None:
         return None
 
 
-def _remembering(assembly: Assembly, memory: int) -> Assembly:
+def _remembering(assembly: "Assembly", memory: int) -> "Assembly":
     """The assembly with another memory in evaluation; UserError where the objective does not let it be chosen."""
     recipe = assembly.recipe
     if not hasattr(recipe.objective, "evaluation_memory"):
@@ -77,9 +106,11 @@ def _remembering(assembly: Assembly, memory: int) -> Assembly:
     return assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))
 
 
-def striding(assembly: Assembly, stride: int) -> Assembly:
+def striding(assembly: "Assembly", stride: int) -> "Assembly":
     """The assembly that reads whole documents, else as in training; UserError where the objective is not of next tokens
     of documents or no row fits."""
+    from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
+
     recipe = assembly.recipe
     if not isinstance(recipe.objective, NextTokenPrediction):
         raise UserError(f"--stride {stride}: {recipe.name} does not predict next tokens of rows; leave it out")
