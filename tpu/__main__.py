@@ -83,6 +83,8 @@ def _launch(arguments: list[str]) -> int:
     for name in ("coordinator", "processes", "process"):
         if getattr(settings, name) is not None:
             raise UserError(f"--{name} {getattr(settings, name)}: leave it out; hosts of a slice find each other")
+    if settings.track:
+        raise UserError(f"--track {' '.join(settings.track)}: leave it out; hosts of a slice have no tracker installed")
     parts = settings.init_from.split(",") if settings.init_from else []
     if not all(re.match(r"(\w+=)?gs://", part) for part in parts):
         raise UserError(f"--init-from {settings.init_from}: must be a gs:// path, because the VMs see no other")

@@ -10,6 +10,7 @@ from data_pipelines.errors import UserError
 from pretrain.commands.arguments import parse_recipe
 from pretrain.commands.platform import keep_compiled_with, may_be_one_of_several
 from pretrain.options import Options
+from pretrain.trackers import check_installed
 
 if TYPE_CHECKING:
     from pretrain.recipe import Recipe
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     recipe, options = parse_run(arguments)
+    check_installed(options.track)
     if options.coordinator is None and not may_be_one_of_several():
         for path in named(options.corpus).values():
             if not is_remote(path):

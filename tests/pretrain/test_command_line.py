@@ -181,6 +181,8 @@ def test_a_corpus_that_cannot_be_used_is_one_line(kind, recipe, corpus_path, tmp
 def test_a_workdir_that_cannot_be_made_is_one_line(corpus_path, tmp_path, capsys, nothing_compiles):
     (tmp_path / "file").touch()
     assert "--workdir" in mistake(capsys, *settings(corpus_path, tmp_path / "file" / "run"))
+    said = mistake(capsys, *settings(corpus_path, tmp_path / "file"))
+    assert said == f"error: --workdir {tmp_path / 'file'}: is a file; give a folder\n"
 
 
 def test_reading_what_is_no_run_is_one_line(tmp_path, capsys, nothing_compiles):
