@@ -3,11 +3,10 @@
 Another tracker is a class and a line in TRACKERS; its package is imported only when it is asked for.
 """
 
-import os
 from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from data_pipelines.errors import UserError
 
@@ -50,7 +49,19 @@ class Tracked(NamedTuple):
     folder: Path
 
 
-class Wandb(Sink):
+class _Client(Sink):
+    """A package whose `run` is logged to, as Weights & Biases has it."""
+
+    run: Any
+
+    def figures(self, kind, step, figures):
+        self.run.log({f"{kind}/{name}": value for name, value in figures.items()}, step=step)
+
+    def close(self):
+        self.run.finish()
+
+
+class Wandb(_Client):
     """Weights & Biases, with WANDB_API_KEY, WANDB_MODE and so on from the environment."""
 
     def __init__(self, run: Tracked):
@@ -60,14 +71,8 @@ class Wandb(Sink):
         about = {"project": run.project, "name": run.name, "id": run.id, "config": run.config, "dir": run.folder}
         self.run = wandb.init(**about, resume="allow", allow_val_change=True, settings=settings)
 
-    def figures(self, kind, step, figures):
-        self.run.log({f"{kind}/{name}": value for name, value in figures.items()}, step=step)
 
-    def close(self):
-        self.run.finish()
-
-
-class Trackio(Sink):
+class Trackio(_Client):
     """Hugging Face's, on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say."""
 
     def __init__(self, run: Tracked):
@@ -75,12 +80,6 @@ class Trackio(Sink):
 
         name = f"{run.name}-{run.id}"  # by which it finds a run again
         self.run = trackio.init(run.project, name, config=run.config, resume="allow")
-
-    def figures(self, kind, step, figures):
-        self.run.log({f"{kind}/{name}": value for name, value in figures.items()}, step=step)
-
-    def close(self):
-        self.run.finish()
 
 
 TRACKERS: dict[str, Callable[[Tracked], Sink]] = {"wandb": Wandb, "trackio": Trackio}  # by the package's name
@@ -101,8 +100,7 @@ class Guarded(Sink):
 
     def __init__(self, name: str, tracked: Tracked, sent: Collection[tuple[str, int]], say: Callable[[str], None]):
         self.name, self.sent, self.say_of_it, self.sink = name, sent, say, None
-        project = os.environ.get(f"{name.upper()}_PROJECT", tracked.project)
-        self.sink = self._tried(TRACKERS[name], tracked._replace(project=project))
+        self.sink = self._tried(TRACKERS[name], tracked)
 
     def figures(self, kind, step, figures):
         if self.sink and (kind, step) not in self.sent:
@@ -115,6 +113,6 @@ class Guarded(Sink):
     def _tried(self, call: Callable, *arguments):
         try:
             return call(*arguments)
-        except Exception as error:  # theirs are of many kinds
+        except Exception as error:  # a package may raise anything
             self.sink = None
             self.say_of_it(f"--track {self.name}: failed ({error!r}); the run goes on without it")

@@ -1,6 +1,7 @@
 """What sees what in a recipe's sparse pattern, as a picture and in words."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,11 +84,9 @@ def _grid(
 ) -> Grid:
     """beside: global tokens before the row.   chosen: those of the row, of which the first is its first token."""
     arrays = jax.tree.leaves(on_host(pattern, depth, heads, length))
-    alike = lambda axis: all((array == array.take([0], axis)).all() for array in arrays)
-    layers, of_heads = (
-        _listed(option, number, there, alike(axis))
-        for option, number, there, axis in (("layer", shown.layer, depth, 0), ("head", shown.head, heads, 1))
-    )
+    alike = [all((array == array.take([0], axis)).all() for array in arrays) for axis in (0, 1)]
+    layers = _listed("layer", shown.layer, depth, alike[0])
+    of_heads = _listed("head", shown.head, heads, alike[1])
     before, number = (-(-beside // pattern.block), 0), -(-length // pattern.block)
     if len(layers) * len(of_heads) * number**2 > MOST:
         raise UserError(
@@ -125,9 +124,8 @@ def _draw(title: str, pattern: Pattern, length: int, grids: list[Grid], out: Pat
     for panel, grid, canvas in zip(axes[:, 0], grids, canvases, strict=True):
         panel.imshow(canvas, interpolation="nearest")
         panel.set_title(f"{title} {grid.name}".strip(), fontsize="medium")
-        middles = lambda size, names: (np.arange(len(names)) + 0.5) * size / len(names)
-        panel.set_yticks(middles(len(canvas), grid.layers), grid.layers.values(), fontsize="small")
-        panel.set_xticks(middles(canvas.shape[1], grid.heads), grid.heads.values(), fontsize="small")
+        panel.set_yticks(_middles(len(canvas), grid.layers), grid.layers.values(), fontsize="small")
+        panel.set_xticks(_middles(canvas.shape[1], grid.heads), grid.heads.values(), fontsize="small")
         panel.tick_params(length=0)
     axes[-1, 0].set_xlabel(f"each square: keys (across) of queries (down), {length:,} tokens", fontsize="small")
     names = {WINDOW: "window", DRAWN: DRAWN_AS.get(pattern.name, "further"), GLOBAL: "global"}
@@ -137,6 +135,11 @@ def _draw(title: str, pattern: Pattern, length: int, grids: list[Grid], out: Pat
     figure.tight_layout(rect=(0, 0.3 / figure.get_figheight(), 1, 1))
     figure.legend(marks, labels, loc="lower center", ncols=3, fontsize="small", frameon=False)
     return save(figure, out)
+
+
+def _middles(size: int, names: Collection) -> np.ndarray:
+    """Of as many equal parts of an axis as there are names."""
+    return (np.arange(len(names)) + 0.5) * size / len(names)
 
 
 def canvas_of(tables: list[list[np.ndarray]]) -> np.ndarray:

@@ -14,7 +14,7 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.family import HuggingFace
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of
-from pretrain.huggingface.beginning import as_ours, as_theirs
+from pretrain.huggingface.beginning import to_source, to_target
 from pretrain.huggingface.config import architectures, check_same, config_from, folders
 from pretrain.huggingface.shards import INDEX, WHOLE
 from pretrain.huggingface.tensors import Tensor, architecture, heads_in, tensors
@@ -42,21 +42,21 @@ def load(
     UserError for a config field that differs, another vocabulary, and tensors that are missing, unexpected or of
     another shape; safetensors only, in one file or sharded.
     """
-    theirs = config_from(source)
-    check_same(source, theirs, config)
+    there = config_from(source)
+    check_same(source, there, config)
     begun = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
     if start is not None:
         begun = {path: np.array(leaf) for path, leaf in leaves(start())}
-    given = nest(as_theirs(begun, theirs, config))
-    for folder in folders(source, family_of(theirs)).values():
-        check_vocabulary(folder, tokenizer_path, theirs, config)
-    read = dict(leaves(_read(source, theirs, given, heads_anew=start is not None)))
-    ours = as_ours(str(source), read, theirs, config)
-    if lacking := sorted(begun.keys() - ours.keys()):
+    given = nest(to_source(begun, there, config))
+    for folder in folders(source, family_of(there)).values():
+        check_vocabulary(folder, tokenizer_path, there, config)
+    read = dict(leaves(_read(source, there, given, heads_anew=start is not None)))
+    found = to_target(str(source), read, there, config)
+    if lacking := sorted(begun.keys() - found.keys()):
         if start is None:
             raise UserError(f"{source}: has no {_listed(lacking)}; start them anew with --init-heads-anew")
         log.warning("%s: these start anew: %s", source, ", ".join(lacking))
-    return nest(begun | ours)
+    return nest(begun | found)
 
 
 def _read(source: str | Path, config, params: Params, heads_anew: bool) -> Params:
@@ -96,24 +96,24 @@ def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]],
             piece.view[...] = new
         elif not np.array_equal(piece.view, new):
             other_part, other = read[piece.origin]
-            theirs = f"the {other_part}'s" if other_part != part else other.split(": ")[-1]
-            raise UserError(f"{setting} differs from {theirs}, but the model shares it; give the parts of one model")
+            another = f"the {other_part}'s" if other_part != part else other.split(": ")[-1]
+            raise UserError(f"{setting} differs from {another}, but the model shares it; give the parts of one model")
 
 
-def check_vocabulary(folder: Path, tokenizer_path: Path, theirs, ours) -> None:
+def check_vocabulary(folder: Path, tokenizer_path: Path, source, target) -> None:
     """UserError when the folder has a tokenizer whose vocabulary is not that of the corpus's tokenizer, but for tokens
-    that follow all those of its model.   theirs, ours: the configs of the models."""
+    that follow all those of its model.   source, target: the configs of the models."""
     before, after = _vocabulary(folder), _vocabulary(Path(tokenizer_path))
-    if before is None and theirs.vocab_size < ours.vocab_size:
+    if before is None and source.vocab_size < target.vocab_size:
         raise UserError(
-            f"{folder}: has {theirs.vocab_size:,} tokens and no tokenizer, the corpus {ours.vocab_size:,}; copy its "
+            f"{folder}: has {source.vocab_size:,} tokens and no tokenizer, the corpus {target.vocab_size:,}; copy its "
             f"tokenizer there and prepare the corpus with --tokenizer {folder}"
         )
     if before is None or before == after:
         return
     differing = sorted(before.items() ^ after.items(), key=lambda item: item[::-1])
     token, index = differing[0]
-    if index < theirs.vocab_size or any(token in before for token, _ in differing):
+    if index < source.vocab_size or any(token in before for token, _ in differing):
         raise UserError(
             f"{folder}: its tokenizer gives {token!r} the id {before.get(token)}, "
             f"the corpus's {after.get(token)}; prepare the corpus with --tokenizer {folder}"

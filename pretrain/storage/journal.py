@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,6 @@ from data_pipelines.errors import UserError
 from pretrain.storage.run_directory import RunDirectory, write_whole
 from pretrain.storage.sinks import JsonLines, LogFile, Mirror, Screen, TensorBoard
 from pretrain.trackers import Guarded, Sink, Tracked
-
-PROJECT = "pretrain"  # of trackers
 
 
 class Journal(Sink):
@@ -82,7 +81,8 @@ def _tracked(directory: RunDirectory, track: Sequence[str]) -> dict[str, tuple[T
     write_whole(directory.trackers, json.dumps(before | ids) + "\n")
     folder = Path(tempfile.gettempdir()) if in_cloud(directory.path) else directory.path
     name, recipe = directory.path.absolute().name, json.loads(directory.recipe.read_text())
-    return {one: (Tracked(PROJECT, name, ids[one], recipe, folder), one in before) for one in track}
+    projects = {one: os.environ.get(f"{one.upper()}_PROJECT", "pretrain") for one in track}
+    return {one: (Tracked(projects[one], name, ids[one], recipe, folder), one in before) for one in track}
 
 
 class Warnings(logging.Handler):

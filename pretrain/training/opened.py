@@ -1,9 +1,8 @@
 """A trained model to be read, whatever it is stored as: a run at one of its checkpoints, or a Hugging Face folder."""
 
-import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -30,8 +29,7 @@ from tpu.mesh import row_mesh
 from tpu.rules import parameter_shardings
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """params: of the module, with those that were frozen, on the mesh.   tokenizer_folder: of its files, maybe gs://.
     run: what was restored of one; None for a Hugging Face folder."""
 
@@ -53,7 +51,7 @@ class Opened:
 
     @property
     def objective(self) -> Objective | None:
-        return self.recipe and self.recipe.objective
+        return self.run and self.recipe.objective
 
     @property
     def step(self) -> int | None:
@@ -67,9 +65,7 @@ class Opened:
     @property
     def row_length(self) -> int:
         """Of the longest rows that it is known to read."""
-        if self.recipe:
-            return self.recipe.phases[-1].length
-        return getattr(self.config, "positions", 512)
+        return self.recipe.phases[-1].length if self.run else getattr(self.config, "positions", 512)
 
     def check_decodes(self) -> None:
         """UserError unless it is a causal decoder."""
