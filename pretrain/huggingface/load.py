@@ -61,23 +61,12 @@ def load(
 
 def _read(source: str | Path, config, params: Params, heads_anew: bool) -> Params:
     """A folder's model of this config, written into params, which may lack some; heads that the folder lacks stay."""
-    family = family_of(config)
+    models = family_of(config).hf
     read: dict[tuple, tuple[str, str]] = {}
-    for part, folder in folders(source, family).items():
-        wanted, trunk = tensors(params, config, part), family.hf[part].trunk
-        stored = _Tensors(folder, trunk)
-        missing = [name for name in wanted if _stored_name(name, stored, family.hf[part]) not in stored]
-        heads = [name for name in missing if _of_head(name, wanted[name], config, part)]
-        anew = heads if heads_anew else []
-        cure = "; start them anew with --init-heads-anew" if missing == heads else ""
-        lacking = [name for name in missing if name not in anew]
-        needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"
-        _check_names(folder, stored, wanted, lacking, cure, config, part, needed, heads_anew)
-        if anew:
-            log.warning("%s: read all but %s, which start anew", folder, ", ".join(anew))
-            wanted = {name: tensor for name, tensor in wanted.items() if name not in anew}
-        for name, tensor in wanted.items():
-            array = stored.read(_stored_name(name, stored, family.hf[part]))
+    for part, folder in folders(source, family_of(config)).items():
+        stored = _Tensors(folder, models[part])
+        for name, tensor in _wanted(stored, params, config, part, heads_anew).items():
+            array = stored.read(name)
             if array.shape != tensor.shape:
                 raise UserError(f"{folder}: {name} has shape {array.shape}, this model needs {tensor.shape}")
             _take(tensor, array, read, part, f"{folder}: {name}")
@@ -137,10 +126,10 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
 
 
 class _Tensors:
-    """The tensors of a folder by name, read from disk one at a time; legacy names are brought up to date."""
+    """The tensors of a folder by name, read from disk one at a time; legacy names are brought up to date, and a trunk
+    without heads, which transformers saves without its name, is given it. A tied one stands for the other."""
 
-    def __init__(self, folder: Path, trunk: str):
-        """trunk: put before all names where none begins so: transformers saves a bare trunk without it."""
+    def __init__(self, folder: Path, model: HuggingFace):
         self.folder = folder
         self.found = {}  # name -> (open file, name in the file)
         for file in _tensor_files(folder):
@@ -153,14 +142,15 @@ class _Tensors:
                 for old, new in LEGACY.items():
                     name = name.replace(old, new)
                 self.found[name] = (handle, stored)
-        if not any(name.startswith(trunk) for name in self.found):
-            self.found = {trunk + name: place for name, place in self.found.items()}
+        if not any(name.startswith(model.trunk) for name in self.found):
+            self.found = {model.trunk + name: place for name, place in self.found.items()}
+        self.twins = {source: target for target, source in model.tied.items() if target in self.found}
 
     def __contains__(self, name: str) -> bool:
-        return name in self.found
+        return name in self.found or name in self.twins
 
     def read(self, name: str) -> np.ndarray:
-        handle, stored = self.found[name]
+        handle, stored = self.found[name if name in self.found else self.twins[name]]
         return handle.get_tensor(stored).astype(np.float32)
 
 
@@ -183,43 +173,28 @@ def _tensor_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _stored_name(name: str, tensors: _Tensors, model: HuggingFace) -> str:
-    """The tensor to read: itself, or a tied one where only that was stored."""
-    twins = [target for target, source in model.tied.items() if source == name and target in tensors]
-    return name if name in tensors or not twins else twins[0]
-
-
-def _check_names(
-    folder: Path,
-    tensors: _Tensors,
-    wanted: Mapping,
-    missing: list[str],
-    cure: str,
-    config,
-    part: str,
-    needed: str,
-    other_heads: bool,
-) -> None:
-    """UserError for tensors that are missing, that this model has no place for, or tied ones that are not equal.
-
-    cure: of what is missing.   needed: the class that has all that is wanted.
-    other_heads: whether heads of any kind are left out.
-    """
-    model = family_of(config).hf[part]
-    if missing:
+def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: bool) -> dict[str, Tensor]:
+    """What is to be read of a part's tensors. UserError for those that are missing, that this model has no place for,
+    or tied ones that are not equal.   heads_anew: whether heads may be missing, and others be left out."""
+    folder, model, wanted = stored.folder, family_of(config).hf[part], tensors(params, config, part)
+    needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"
+    missing = [name for name in wanted if name not in stored]
+    heads = [name for name in missing if _of_head(name, wanted[name], config, part)]
+    if lacking := [name for name in missing if not heads_anew or name not in heads]:
         raise UserError(
-            f"{folder}: has no {_listed(missing)}; it is a {' or '.join(architectures(folder)) or 'model'} "
-            f"and this recipe needs a {needed}{cure}"
+            f"{folder}: has no {_listed(lacking)}; it is a {' or '.join(architectures(folder)) or 'model'} and this "
+            f"recipe needs a {needed}" + ("; start them anew with --init-heads-anew" if missing == heads else "")
         )
     for target, source in model.tied.items():
-        if target in tensors and source in tensors and not np.array_equal(tensors.read(target), tensors.read(source)):
+        both = target in stored.found and source in stored.found
+        if both and not np.array_equal(stored.read(target), stored.read(source)):
             raise UserError(
                 f"{folder}: {target} differs from {source}, but this model ties them; give a folder of a tied model"
             )
-    others = [name for name in tensors.found if name not in wanted and name not in model.tied]
+    others = [name for name in stored.found if name not in wanted and name not in model.tied]
     known = {row.hf[part].name for row in family_of(config).every_parameter(config) if part in row.hf}
     unexpected = [name for name in others if name not in known and not name.endswith(BUFFERS)]
-    if other_heads:
+    if heads_anew:
         unexpected = [name for name in unexpected if name.startswith(model.trunk)]
     if unexpected:
         raise UserError(
@@ -227,6 +202,9 @@ def _check_names(
         )
     if others:
         log.warning("%s: left out %s, which this model does not use", folder, _listed(others))
+    if missing:
+        log.warning("%s: read all but %s, which start anew", folder, ", ".join(missing))
+    return {name: tensor for name, tensor in wanted.items() if name not in missing}
 
 
 def _of_head(name: str, tensor: Tensor, config, part: str) -> bool:
