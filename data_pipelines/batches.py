@@ -11,7 +11,7 @@ from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import spread
-from data_pipelines.examples.layout import Chosen, Layout, Piece, RowLayout, StreamLayout
+from data_pipelines.examples.layout import Chosen, Feature, Layout, Piece, RowLayout, StreamLayout
 from data_pipelines.order import ONE_LANE, Order, Window, deal, distinct, permute_each, stretch
 
 HELD_OUT = 8  # parts that an evaluation reads, spread evenly over a corpus
@@ -38,10 +38,10 @@ def make_examples(
     return RowExamples(layout, corpus, split, batch_size, seed, order, sizes)
 
 
-def together(cells: int, length: int) -> int:
-    """How many rows are best built together where they are of so many parts, or sources and parts."""
-    few = max(ROWS, TOKENS // length)
-    return max(few, min(few * cells, MOST // length))
+def together(cells: int, tokens: int) -> int:
+    """How many rows of so many tokens are best built together where they are of so many parts, or sources and parts."""
+    few = max(ROWS, TOKENS // tokens)
+    return max(few, min(few * cells, MOST // tokens))
 
 
 Built = tuple[np.ndarray, dict[str, np.ndarray]]  # some rows (int64 [m]) of a batch: name -> array [m, ...]
@@ -80,8 +80,8 @@ class Examples:
         self._batches, self._read = 0, {}  # windows that batches are of: the last of these, counted
 
     @property
-    def spec(self) -> dict[str, tuple]:
-        """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
+    def spec(self) -> dict[str, Feature]:
+        """A batch's arrays, by name."""
         return self.layout.spec
 
     @property
@@ -97,7 +97,7 @@ class Examples:
     @property
     def together(self) -> int:
         """How many rows, of several steps, are best built together."""
-        return together(self.cells, self.layout.length)
+        return together(self.cells, self.layout.tokens)
 
     def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Some rows (int64 [n], from batch_size on those of later steps) of a step's global batch: name -> array

@@ -124,7 +124,7 @@ class Mixture:
         self.batch_size, self.order, self.spec = one.batch_size, one.order, one.spec
         self.rows = self.batch_size // self.order.lanes
         cells = sum(source.cells for source in sources.values())
-        self.together = together(cells, one.layout.length)
+        self.together = together(cells, one.layout.tokens)
 
     @property
     def corpora(self) -> tuple[Corpus, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.layout import Chosen, RowLayout
+from data_pipelines.examples.layout import Chosen, Feature, RowLayout
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class GlobalTokens(RowLayout):
         return self.rows.copies
 
     @property
-    def spec(self) -> dict[str, tuple]:
-        return self.rows.spec | {"globals": ((self.number,), np.int32)}
+    def spec(self) -> dict[str, Feature]:
+        return self.rows.spec | {"globals": Feature((self.number,))}
 
     def check(self, corpus):
         self.rows.check(corpus)

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import end_token, next_token_spec, prefix_tokens
-from data_pipelines.examples.layout import Chosen, RowLayout
+from data_pipelines.examples.layout import Chosen, Feature, RowLayout
 
 
 class Plan(NamedTuple):
@@ -56,7 +56,7 @@ class InputTarget(RowLayout):
             raise UserError(f"length {self.length} leaves no room for a target; use at least 2")
 
     @property
-    def spec(self) -> dict[str, tuple]:
+    def spec(self) -> dict[str, Feature]:
         spec = next_token_spec(self.length)
         return spec | ({"auxiliary_weights": spec["weights"]} if self.auxiliary else {})
 

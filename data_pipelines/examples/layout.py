@@ -11,6 +11,19 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 
 
+class Feature(NamedTuple):
+    """What an array of a batch holds of each row. fill: what it holds of a row that only fills up a batch and counts
+    nowhere; of a label, none of its classes."""
+
+    shape: tuple[int, ...]
+    dtype: Any = np.int32
+    fill: float = 0
+
+    def blank(self, rows: int) -> np.ndarray:
+        """Rows that fill up: [rows, *shape]."""
+        return np.full((rows, *self.shape), self.fill, self.dtype)
+
+
 @dataclass(frozen=True)
 class Layout(abc.ABC):
     """Base of frozen dataclasses. length: tokens per row."""
@@ -19,8 +32,13 @@ class Layout(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def spec(self) -> dict[str, tuple]:
-        """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
+    def spec(self) -> dict[str, Feature]:
+        """A batch's arrays, by name."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a row in all its arrays that a model reads: of rows of an input and a target, both."""
+        return self.length
 
     def check(self, corpus: Corpus) -> None:
         """Raises UserError for a corpus without the special tokens."""

@@ -20,6 +20,7 @@ import numpy as np
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Feature
 
 TOKENS, FATE, SIZES = "masked tokens", "what masked tokens become", "lengths of n-grams"  # streams of the rows' keys
 SHORT = 512  # tokens of rows whose order fits 32 bits: 23 of a hash, 9 of the position
@@ -85,17 +86,12 @@ def predictions(length: int, rate: float) -> int:
     return ceil(rate * length)
 
 
-def spec(length: int, masking: Masking) -> dict[str, tuple]:
-    """Shapes (without the batch) and dtypes of the arrays that every masked layout has: name -> (shape, dtype)."""
+def spec(length: int, masking: Masking) -> dict[str, Feature]:
+    """The arrays that every masked layout has."""
     slots = predictions(length, masking.rate)
-    return {
-        "tokens": ((length,), np.int32),
-        "types": ((length,), np.int32),
-        "segments": ((length,), np.int32),
-        "prediction_positions": ((slots,), np.int32),
-        "prediction_targets": ((slots,), np.int32),
-        "prediction_weights": ((slots,), np.float32),
-    }
+    whole = dict.fromkeys(("tokens", "types", "segments"), Feature((length,)))
+    predicted = dict.fromkeys(("prediction_positions", "prediction_targets"), Feature((slots,)))
+    return whole | predicted | {"prediction_weights": Feature((slots,), np.float32)}
 
 
 def mask(

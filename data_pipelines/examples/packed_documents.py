@@ -7,7 +7,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import DocumentStream, end_token, next_token_spec, prefix_tokens
-from data_pipelines.examples.layout import Chosen, Piece, RowLayout
+from data_pipelines.examples.layout import Chosen, Feature, Piece, RowLayout
 
 
 class Plan(NamedTuple):
@@ -40,7 +40,7 @@ class PackedDocuments(RowLayout):
             raise UserError(f"length {self.length} leaves no room for text; use at least 1")
 
     @property
-    def spec(self) -> dict[str, tuple]:
+    def spec(self) -> dict[str, Feature]:
         return next_token_spec(self.length, self.restart)
 
     def check(self, corpus):

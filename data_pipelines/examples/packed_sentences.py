@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks, masking
-from data_pipelines.examples.layout import Chosen, RowLayout
+from data_pipelines.examples.layout import Chosen, Feature, RowLayout
 from data_pipelines.examples.masking import Masking, SpecialTokens
 
 
@@ -80,7 +80,7 @@ class PackedSentences(RowLayout):
             raise UserError(f"length {self.length} leaves no room beside [CLS] and [SEP]; use at least 3")
 
     @property
-    def spec(self) -> dict[str, tuple]:
+    def spec(self) -> dict[str, Feature]:
         return masking.spec(self.length, self.masks)
 
     @property

@@ -17,7 +17,7 @@ from data_pipelines import noise
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.evaluation import consecutive
-from data_pipelines.examples.layout import StreamLayout
+from data_pipelines.examples.layout import Feature, StreamLayout
 
 TOKENS, SPANS, ORDER = "permuted tokens", "permuted spans", "order of prediction"  # streams of the rows' keys
 SPLIT, COIN, ELSEWHERE = range(3)  # draws per row, in a stream of their own
@@ -81,11 +81,11 @@ class PermutedSpans(StreamLayout):
             )
 
     @property
-    def spec(self) -> dict[str, tuple]:
+    def spec(self) -> dict[str, Feature]:
         slots = predictions(self.length, self.permuting)
-        whole = dict.fromkeys(("tokens", "types", "segments", "ranks", "thresholds"), ((self.length,), np.int32))
-        predicted = dict.fromkeys(("prediction_positions", "prediction_targets"), ((slots,), np.int32))
-        return whole | predicted | {"prediction_weights": ((slots,), np.float32), "reversed": ((), np.int32)}
+        whole = dict.fromkeys(("tokens", "types", "segments", "ranks", "thresholds"), Feature((self.length,)))
+        predicted = dict.fromkeys(("prediction_positions", "prediction_targets"), Feature((slots,)))
+        return whole | predicted | {"prediction_weights": Feature((slots,), np.float32), "reversed": Feature(())}
 
     @property
     def _room(self):

@@ -24,7 +24,7 @@ import numpy as np
 from data_pipelines import noise
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks, masking
-from data_pipelines.examples.layout import Chosen, RowLayout
+from data_pipelines.examples.layout import Chosen, Feature, RowLayout
 from data_pipelines.examples.masking import Masking, SpecialTokens
 
 SHORT = 0.1  # share of the chunks that are short on purpose, so that the model sees rows of every length
@@ -75,8 +75,8 @@ class SegmentPairs(RowLayout):
             raise UserError(f"length {self.length} leaves no room for two segments; use at least 5")
 
     @property
-    def spec(self) -> dict[str, tuple]:
-        return masking.spec(self.length, self.masks) | ({self.label: ((), np.int32)} if self.label else {})
+    def spec(self) -> dict[str, Feature]:
+        return masking.spec(self.length, self.masks) | ({self.label: Feature((), fill=-1)} if self.label else {})
 
     @property
     def _room(self):

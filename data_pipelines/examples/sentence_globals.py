@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
-from data_pipelines.examples.layout import Chosen
+from data_pipelines.examples.layout import Chosen, Feature
 from data_pipelines.examples.packed_sentences import PackedSentences, Plan
 
 LONGEST, PIECE = 128, 16
@@ -39,9 +39,8 @@ class SentenceGlobals(PackedSentences):
             )
 
     @property
-    def spec(self) -> dict[str, tuple]:
-        of_globals = {"global_of": ((self.length,), np.int32), "global_segments": ((self.globals,), np.int32)}
-        return super().spec | of_globals
+    def spec(self) -> dict[str, Feature]:
+        return super().spec | {"global_of": Feature((self.length,)), "global_segments": Feature((self.globals,))}
 
     def plan(self, part, split: str, seed: int) -> Plan:
         pieces = chunks.units(part.sentences(split), longest=min(LONGEST, self.length - 2), piece=PIECE)

@@ -10,7 +10,7 @@ import numpy as np
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import DocumentStream, end_token, next_token_spec
 from data_pipelines.examples.evaluation import consecutive
-from data_pipelines.examples.layout import StreamLayout
+from data_pipelines.examples.layout import Feature, StreamLayout
 
 NUMBERS = 2**31 - 1  # segments that int32 has
 
@@ -34,7 +34,7 @@ class ContiguousStreams(StreamLayout):
             raise UserError(f"length {self.length} leaves no room for text; use at least 1")
 
     @property
-    def spec(self) -> dict[str, tuple]:
+    def spec(self) -> dict[str, Feature]:
         return next_token_spec(self.length)
 
     def check(self, corpus):

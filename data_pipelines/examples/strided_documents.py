@@ -8,7 +8,7 @@ import numpy as np
 from data_pipelines.errors import UserError
 from data_pipelines.examples.chunks import document_starts
 from data_pipelines.examples.document_stream import end_token, next_token_spec, prefix_tokens
-from data_pipelines.examples.layout import Chosen, RowLayout
+from data_pipelines.examples.layout import Chosen, Feature, RowLayout
 
 
 class Plan(NamedTuple):
@@ -52,7 +52,7 @@ class StridedDocuments(RowLayout):
             raise UserError(f"--stride {self.stride}: give a number from 1 to the length of the rows, {self.length}")
 
     @property
-    def spec(self) -> dict[str, tuple]:
+    def spec(self) -> dict[str, Feature]:
         return next_token_spec(self.length, self.restart)
 
     def check(self, corpus):

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Sharding
 
 from models.core.family import Inputs
 from models.core.parameters import Params
@@ -16,7 +17,13 @@ def inputs_of(model: nn.Module, batch: Batch) -> Inputs:
     return {name: batch[name] for name in family_of(model.config).inputs if name in batch}
 
 
+def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+    """A batch of so many rows, as shapes and dtypes."""
+    of = jax.ShapeDtypeStruct
+    return {name: of((rows, *one.shape), one.dtype, sharding=sharding) for name, one in spec.items()}
+
+
 def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
     """Random parameters of a model for batches of a spec; one row of zeros stands for the batch."""
-    row = inputs_of(model, {name: jnp.zeros((1, *shape), dtype) for name, (shape, dtype) in spec.items()})
-    return jax.jit(model.init)(key, row)["params"]
+    row = inputs_of(model, shapes_of(spec, 1))
+    return jax.jit(model.init)(key, {name: jnp.zeros(one.shape, one.dtype) for name, one in row.items()})["params"]

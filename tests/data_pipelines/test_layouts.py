@@ -35,12 +35,14 @@ from tests.data_pipelines.corpora import (
     SPECIAL,
     epoch,
     equal,
+    fits,
     in_format_1,
     numbered,
     random_documents,
     unmasked,
     write_corpus,
 )
+from tests.data_pipelines.two_lengths import TwoWindows
 
 ALBERT, MACBERT = (1, 1 / 2, 1 / 3), (0.4, 0.3, 0.2, 0.1)  # weights of n-grams
 ONE_WAY = {"spans": False, "bidirectional": False}
@@ -64,10 +66,11 @@ LAYOUTS = {
     "documents, apart": (PackedDocuments(32, separate=True, restart=True), "17735a3cba09decb"),
     "stream": (ContiguousStreams(32), "f2a5ce2dda034efb"),
     "stream, reset": (ContiguousStreams(32, reset=True), "692dc52fbe19f20d"),
+    "windows of two lengths": (TwoWindows(20, 12), "40a33ec7f3cc1e21"),
     "permuted spans": (PermutedSpans(32, Permuting(reuse_len=14, perm_size=8)), "5e52697bd7201d7f"),
     "permuted tokens, one way": (PermutedSpans(32, Permuting(0, k=4, perm_size=32, **ONE_WAY)), "d3812268a78ee418"),
 }
-NOISY = [name for name in LAYOUTS if not name.startswith(("documents", "stream"))]  # these draw nothing
+NOISY = [name for name in LAYOUTS if not name.startswith(("documents", "stream", "windows"))]  # these draw nothing
 ROWS = np.array([6, 0, 3, 7])  # as a host builds them: some, in any order
 
 
@@ -116,7 +119,7 @@ def test_rows_built_together_are_those_built_apart_and_as_the_spec_says(name, co
     last = getattr(examples, "steps", examples.number // 8) - 1
     for step in (0, last):  # the rows from 8 on are those of the next step, which may be in the next epoch
         whole = examples.batch(step, np.arange(16))
-        assert {name: (array.shape[1:], array.dtype) for name, array in whole.items()} == layout.spec
+        assert fits(whole, layout)
         for rows in (np.array([0]), np.arange(3, 12), np.array([15, 2, 7])):
             assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
         other = pickle.loads(pickle.dumps(examples))  # as it goes to a worker
@@ -247,6 +250,17 @@ def test_the_limit_is_kept_and_the_last_batch_is_filled_with_rows_that_count_now
     assert (whole["segments"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
     assert (whole["prediction_weights"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
     assert (whole[label][limit:] == -1).all() and (whole[label][:limit] >= 0).any()
+
+
+def test_rows_that_fill_up_hold_what_the_layout_says(heldout):
+    (batch,) = evaluation_batches(make_examples(TwoWindows(10, 6), heldout, "heldout", 8, seed=0), limit=5)
+    assert (batch["even"][5:] == -1).all() and set(batch["even"][:5].tolist()) == {0, 1}
+    assert not batch["targets"][5:].any() and fits(batch, TwoWindows(10, 6))
+
+
+def test_as_many_rows_are_built_together_as_all_their_tokens_allow(heldout):
+    together = lambda layout: make_examples(layout, heldout, "heldout", 8, seed=0).together
+    assert together(TwoWindows(64, 192)) == together(PackedSentences(256)) < together(PackedSentences(64))
 
 
 def test_the_set_is_the_same_every_time_and_spread_over_the_split(heldout):

@@ -15,6 +15,7 @@ from data_pipelines.loader import Loader
 from models.attention.patterns.pattern import PATTERNS, Pattern
 from models.core.parameters import decays, leaves
 from models.core.program import Program
+from pretrain.objectives.inputs import shapes_of
 from pretrain.objectives.objective import Moment
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -105,8 +106,7 @@ def told(function, *arguments):
 def rows_and_keys(recipe):
     """Arguments of a loss besides the parameters, as shapes."""
     spec = recipe.objective.spec(recipe.phases[0])
-    batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
-    return batch, jax.ShapeDtypeStruct((8, 2), np.uint32)
+    return shapes_of(spec, 8), jax.ShapeDtypeStruct((8, 2), np.uint32)
 
 
 def first_batch(recipe, corpus):
