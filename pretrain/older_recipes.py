@@ -4,12 +4,17 @@ from typing import Any
 
 from data_pipelines.errors import UserError
 
+# Fields that there were -> what they say by their value, as fields of now
+OF_BEFORE = {
+    "pair_head": lambda value: {},  # the objective says which heads a model has
+    "whole_word": lambda value: {"unit": "word_starts" if value else "token"},
+}
+
 
 def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
     """A recipe's JSON object with what has another name or place now. UserError for what no version has written."""
-    model, schedule = fields.get("model"), fields.get("schedule")
-    if isinstance(model, dict):
-        fields = fields | {"model": {name: value for name, value in model.items() if name != "pair_head"}}
+    fields = _renamed(fields)
+    schedule = fields.get("schedule")
     if not isinstance(schedule, dict) or "stretches" not in schedule:
         return fields
     kept = {name: value for name, value in schedule.items() if name not in ("stretches", "from_here")}
@@ -18,6 +23,15 @@ def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
         return _with_phases(fields, stretches) if stretches else fields
     except (KeyError, TypeError, IndexError, ZeroDivisionError):
         raise UserError("schedule.stretches: is damaged; restore the file from a copy") from None
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_renamed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    fields = (OF_BEFORE[name](item) if name in OF_BEFORE else {name: _renamed(item)} for name, item in value.items())
+    return {name: item for of in fields for name, item in of.items()}
 
 
 def _with_phases(fields: dict[str, Any], stretches: list[dict[str, Any]]) -> dict[str, Any]:

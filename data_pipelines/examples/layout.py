@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,9 +26,26 @@ class Feature(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout(abc.ABC):
-    """Base of frozen dataclasses. length: tokens per row."""
+    """Base of frozen dataclasses. length: tokens per row.
+
+    streams: what a row's key draws numbers for, each from counters of its own (`noise.counters`). A layout that draws
+    for more than its base names that behind the base's; another order makes other rows.
+    least: the shortest rows that have room for text; UserError for shorter ones.
+    """
+
+    streams: ClassVar[tuple[str, ...]] = ()
+    least: ClassVar[int] = 1
 
     length: int
+
+    def __init_subclass__(cls):
+        for base in (base.streams for base in cls.__bases__ if issubclass(base, Layout)):
+            if cls.streams[: len(base)] != base:
+                raise TypeError(f"{cls.__name__}.streams={cls.streams}: name its base's first, {base}")
+
+    def __post_init__(self):
+        if self.length < self.least:
+            raise UserError(f"length {self.length} leaves no room for text; use at least {self.least}")
 
     @property
     @abc.abstractmethod

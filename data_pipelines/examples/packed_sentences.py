@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from data_pipelines.examples import chunks, masking
-from data_pipelines.examples.layout import Chosen, Feature, RowLayout
-from data_pipelines.examples.masking import Masking, SpecialTokens
+from data_pipelines.examples import chunks
+from data_pipelines.examples.layout import Chosen
+from data_pipelines.examples.masked_rows import MaskedRows
+from data_pipelines.examples.masking import SpecialTokens
 
 
 class Plan(NamedTuple):
@@ -59,36 +59,20 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PackedSentences(RowLayout):
+class PackedSentences(MaskedRows):
     """Masked rows of packed sentences; in an epoch every token comes exactly once.
 
-    A batch holds tokens, types (0), segments and the prediction arrays of `masking.mask`. segments number the
-    documents in the row from 1 ([CLS] belongs to the first, a [SEP] to the document that it closes), 0 is
-    padding: attention stays within a segment. With cross_document_attention all real tokens are in segment 1.
+    In a batch types are 0, and segments number the documents in the row from 1 ([CLS] belongs to the first, a [SEP] to
+    the document that it closes), 0 is padding: attention stays within a segment. With cross_document_attention all real
+    tokens are in segment 1.
 
     one_document: whether a row ends with its document.
-
-    Raises UserError for a length below 3.
     """
 
-    masks: Masking = masking.BERT
+    least = 3
+
     cross_document_attention: bool = False
     one_document: bool = False
-
-    def __post_init__(self):
-        if self.length < 3:
-            raise UserError(f"length {self.length} leaves no room beside [CLS] and [SEP]; use at least 3")
-
-    @property
-    def spec(self) -> dict[str, Feature]:
-        return masking.spec(self.length, self.masks)
-
-    @property
-    def copies(self):
-        return self.masks.copies
-
-    def check(self, corpus):
-        SpecialTokens.of(corpus)
 
     def plan(self, part, split: str, seed: int) -> Plan:
         sentences, length = part.sentences(split), self.length
@@ -128,20 +112,20 @@ class PackedSentences(RowLayout):
         """Rows with their text, masked."""
         split, special, text = chosen.plans[0].split, chosen.plans[0].special, frame.text
         stretch = frame.stretch
+
+        def read(field, beside):
+            beside[text] = chosen.read(split, field, frame.start, self.length)[stretch]
+            return beside
+
         tokens = np.where(frame.real, np.int32(special.sep), np.int32(special.pad))
         tokens[:, 0] = special.cls
-        tokens[text] = chosen.read(split, "tokens", frame.start, self.length)[stretch]
-        word_starts = None
-        if self.masks.whole_word:
-            word_starts = ~text
-            word_starts[text] = chosen.read(split, "word_starts", frame.start, self.length)[stretch]
-        masked = masking.mask(self.masks, special, keys, tokens, text, frame.size, word_starts)
         segments = frame.real.astype(np.int32)
         if not self.cross_document_attention:
             begins = np.zeros(tokens.shape, bool)
             begins[:, 0] = begins[frame.row, frame.separator + 1] = True
             segments *= np.cumsum(begins, axis=1, dtype=np.int32)
-        return {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments} | masked
+        batch = {"tokens": read("tokens", tokens), "types": np.zeros_like(tokens), "segments": segments}
+        return self.masked(batch, special, keys, text, frame.size, lambda field: read(field, ~text))
 
 
 def _stretches(plan, _, example):

@@ -19,7 +19,8 @@ from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.evaluation import consecutive
 from data_pipelines.examples.layout import Feature, StreamLayout
 
-TOKENS, SPANS, ORDER = "permuted tokens", "permuted spans", "order of prediction"  # streams of the rows' keys
+TOKENS, SPANS, ORDER, SEGMENTS = "permuted tokens", "permuted spans", "order of prediction", "permuted segments"
+STREAMS = TOKENS, SPANS, ORDER, SEGMENTS
 SPLIT, COIN, ELSEWHERE = range(3)  # draws per row, in a stream of their own
 LONGEST = 5  # tokens of a span; one of n has a chance in proportion to 1 / n
 SPECIALS = 3  # SEP, SEP, CLS
@@ -70,6 +71,8 @@ class PermutedSpans(StreamLayout):
 
     Raises UserError where the parts of a row do not fit its length.
     """
+
+    streams = STREAMS
 
     permuting: Permuting = XLNET
 
@@ -139,7 +142,7 @@ class PermutedSpans(StreamLayout):
         backwards, piece = np.divmod(example, self._pieces(plan.total))
         backwards = backwards.astype(bool)
         begin = piece * self._advance
-        draws = noise.bits(keys, noise.counters("permuted segments", 3))
+        draws = noise.bits(keys, noise.counters(STREAMS, SEGMENTS, 3))
         size_a, begin_b = self._segments(plan, draws, begin, backwards)
         tokens = self._tokens(plan, begin, size_a, begin_b, backwards)
         separator = self.permuting.reuse_len + size_a.astype(np.int32)[:, None]
@@ -216,7 +219,7 @@ class PermutedSpans(StreamLayout):
         permuted = np.concatenate([positions, separator, special], axis=1)
         block = np.where(permuted < reuse, permuted // size, -(-reuse // size) + (permuted - reuse) // size)
         slot = np.arange(permuted.shape[1])
-        drawn = noise.bits(keys, noise.counters(ORDER, len(slot))) >> 8
+        drawn = noise.bits(keys, noise.counters(STREAMS, ORDER, len(slot))) >> 8
         order = (block.astype(np.uint64) << SLOT + 24) | (drawn.astype(np.uint64) << SLOT) | slot.astype(np.uint64)
         return visibility(order, permuted, slot < positions.shape[1], reuse, self.length)
 
@@ -252,7 +255,7 @@ def _chosen(permuting, keys, begin, size, wanted):
     bits = (size - 1).bit_length() if size else 0
     low = np.uint32((1 << bits) - 1)
     position = np.arange(size, dtype=np.uint32)
-    order = noise.bits(keys, noise.counters(TOKENS, size) + np.uint32(begin))
+    order = noise.bits(keys, noise.counters(STREAMS, TOKENS, size) + np.uint32(begin))
     order &= ~low
     order |= position
     if permuting.spans:
@@ -267,7 +270,7 @@ def _chosen(permuting, keys, begin, size, wanted):
 def _spans(context, keys, begin, size, wanted):
     """Positions below size in spans, at most `wanted` per row: (row, position), int64 [all]."""
     most = min(wanted, size // (1 + context) + 1)
-    counters = noise.counters(SPANS, 2 * most) + np.uint32(2 * begin)
+    counters = noise.counters(STREAMS, SPANS, 2 * most) + np.uint32(2 * begin)
     draws = noise.bits(keys, counters).reshape(len(keys), 2, most)
     chances = np.cumsum(1 / np.arange(1, LONGEST + 1))
     length = 1 + np.searchsorted(chances[:-1] / chances[-1] * 2**32, draws[:, 0].astype(np.float64), "right")

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_pipelines import noise
-from data_pipelines.errors import UserError
-from data_pipelines.examples import chunks, masking
-from data_pipelines.examples.layout import Chosen, Feature, RowLayout
-from data_pipelines.examples.masking import Masking, SpecialTokens
+from data_pipelines.examples import chunks
+from data_pipelines.examples.layout import Chosen, Feature
+from data_pipelines.examples.masked_rows import MaskedRows
+from data_pipelines.examples.masking import SEGMENTS, SpecialTokens
 
 SHORT = 0.1  # share of the chunks that are short on purpose, so that the model sees rows of every length
 COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in a stream of their own; TRIM and what follows
@@ -55,39 +55,26 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SegmentPairs(RowLayout):
+class SegmentPairs(MaskedRows):
     """Masked segment pairs.
 
-    A batch holds tokens, types (1 in B [SEP], else 0), segments (1, and 0 at padding), the prediction arrays of
-    `masking.mask`, and the label under its name: 0 where B follows A, 1 where B is random (NEXT_SENTENCE) or A follows
-    B (SENTENCE_ORDER). A chunk of one sentence gets a random B for NEXT_SENTENCE, as in BERT; it is of the same part.
-    Where there is none to get (another label or none, or a single document) it stands alone, as [CLS] A [SEP] with
-    label -1: no label.
-
-    Raises UserError for a length below 5.
+    In a batch types are 1 in B [SEP], else 0, segments 1, and 0 at padding; the label has its own name: 0 where B
+    follows A, 1 where B is random (NEXT_SENTENCE) or A follows B (SENTENCE_ORDER). A chunk of one sentence gets a
+    random B for NEXT_SENTENCE, as in BERT; it is of the same part. Where there is none to get (another label or none,
+    or a single document) it stands alone, as [CLS] A [SEP] with label -1: no label.
     """
 
-    masks: Masking = masking.BERT
-    label: str | None = NEXT_SENTENCE
+    least = 5
 
-    def __post_init__(self):
-        if self.length < 5:
-            raise UserError(f"length {self.length} leaves no room for two segments; use at least 5")
+    label: str | None = NEXT_SENTENCE
 
     @property
     def spec(self) -> dict[str, Feature]:
-        return masking.spec(self.length, self.masks) | ({self.label: Feature((), fill=-1)} if self.label else {})
+        return super().spec | ({self.label: Feature((), fill=-1)} if self.label else {})
 
     @property
     def _room(self):
         return self.length - 3
-
-    @property
-    def copies(self):
-        return self.masks.copies
-
-    def check(self, corpus):
-        SpecialTokens.of(corpus)
 
     def plan(self, part, split: str, seed: int) -> Plan:
         sentences, key = part.sentences(split), noise.key(seed)
@@ -100,7 +87,7 @@ class SegmentPairs(RowLayout):
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         trims = -(-self.length // 32)
-        draws = noise.bits(keys, noise.counters("segments", TRIM + 2 * trims))
+        draws = noise.bits(keys, noise.counters(self.streams, SEGMENTS, TRIM + 2 * trims))
         start, size, label = self._segments(chosen, draws)
         start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
         arrays = self._laid_out(chosen, keys, start, size)
@@ -189,11 +176,11 @@ class SegmentPairs(RowLayout):
         np.copyto(tokens, special.pad, where=~real)
         tokens[:, 0] = special.cls
         tokens[row, middle] = tokens[row, end - 1] = special.sep
-        word_starts = read("word_starts") | ~maskable if self.masks.whole_word else None
-        masked = masking.mask(self.masks, special, keys, tokens, maskable, size.sum(axis=1), word_starts)
         in_b = real & ~in_a
         in_b[row, middle] = False
-        return {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)} | masked
+        batch = {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)}
+        starts = lambda field: read(field) | ~maskable
+        return self.masked(batch, special, keys, maskable, size.sum(axis=1), starts)
 
 
 def _chunks(plan, _, example):
