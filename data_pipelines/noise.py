@@ -74,6 +74,11 @@ def bits(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
     return x
 
 
+def each(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """32 random bits for each counter (uint32 [n]) under one key, or under its own (uint64 [n]): uint32 [n]."""
+    return bits(keys, counters) if isinstance(keys, int) else bits(keys, counters[:, None])[:, 0]
+
+
 def below(bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
     """Whole numbers uniform in 0 .. bound - 1, int64, from uint32 bits (Lemire 2019, without rejection).
 

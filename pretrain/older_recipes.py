@@ -11,9 +11,16 @@ OF_BEFORE = {
 }
 
 
+def renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Any object of a recipe's JSON, as `json.loads` hands it to its `object_hook`, with fields of now."""
+    found = {}
+    for name, value in fields.items():
+        found |= OF_BEFORE[name](value) if name in OF_BEFORE else {name: value}
+    return found
+
+
 def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
     """A recipe's JSON object with what has another name or place now. UserError for what no version has written."""
-    fields = _renamed(fields)
     schedule = fields.get("schedule")
     if not isinstance(schedule, dict) or "stretches" not in schedule:
         return fields
@@ -23,15 +30,6 @@ def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
         return _with_phases(fields, stretches) if stretches else fields
     except (KeyError, TypeError, IndexError, ZeroDivisionError):
         raise UserError("schedule.stretches: is damaged; restore the file from a copy") from None
-
-
-def _renamed(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_renamed(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    fields = (OF_BEFORE[name](item) if name in OF_BEFORE else {name: _renamed(item)} for name, item in value.items())
-    return {name: item for of in fields for name, item in of.items()}
 
 
 def _with_phases(fields: dict[str, Any], stretches: list[dict[str, Any]]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pretrain.objectives.objective import Objective
 from pretrain.objectives.phase import Phase, Task
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.objectives.teacher import Teacher
-from pretrain.older_recipes import brought_up_to_date
+from pretrain.older_recipes import brought_up_to_date, renamed
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 
@@ -276,7 +276,7 @@ def to_json(recipe: Recipe) -> str:
 def from_json(text: str) -> Recipe:
     """The inverse of `to_json`; UserError naming the field that is unknown, missing or of another type."""
     try:
-        fields = json.loads(text)
+        fields = json.loads(text, object_hook=renamed)
     except ValueError as error:
         raise UserError(f"is not JSON ({error}); write it anew") from None
     if not isinstance(fields, dict):

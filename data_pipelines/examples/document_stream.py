@@ -57,8 +57,8 @@ class DocumentStream:
         starts, end = self._starts, start + size
         first = np.searchsorted(starts, start, "right") - 1
         count = np.searchsorted(starts, end, "left") - first
-        stretch = np.repeat(np.arange(len(start)), count)  # of each run: a document's part of a stretch
-        place = first[stretch] + np.arange(len(stretch)) - np.repeat(np.cumsum(count) - count, count)
+        stretch, rank = chunks.ranks(count)  # of each run: a document's part of a stretch
+        place = first[stretch] + rank
         begins = np.maximum(starts[place], start[stretch])
         ends = np.minimum(starts[place + 1], end[stretch])
         lengths = ends - begins
@@ -107,9 +107,7 @@ class DocumentStream:
             first[mine] = np.searchsorted(of_part, begin, "right")
             # One begins with the document, or with what is left of it
             found[mine] = np.maximum(np.searchsorted(of_part, begin + sizes[mine]) - first[mine] + 1, 1)
-        self._sentences = np.append(0, np.cumsum(found))  # before each document
-        document = np.repeat(np.arange(len(found)), found)
-        rank = np.arange(len(document)) - self._sentences[document]
+        document, rank = chunks.ranks(found)
         places = np.repeat(self._starts[:-1], found)
         later = rank > 0
         for part, of_part in enumerate(units):

@@ -56,20 +56,21 @@ class MaskedRows(RowLayout):
 
     def masked(
         self,
-        batch: dict[str, np.ndarray],
+        tokens: np.ndarray,
         special: SpecialTokens,
         keys: np.ndarray,
         maskable: np.ndarray,
         available: np.ndarray,
         starts: Callable[[str], np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Rows whose tokens, types and segments are given, masked. starts: the field that says where units begin -> its
-        values and True at special tokens, bool [n, length]. The others: see `masking.mask`."""
+        """Mask rows of tokens (int32 [n, length]) in place -> the arrays of a batch beside tokens, types and segments.
+        starts: the field that says where units begin -> its values, and True at special tokens, bool [n, length]. The
+        others: see `masking.mask`."""
         begins = None if self.masks.unit == TOKEN else starts(self.masks.unit)
-        masked = masking.mask(self.masks, special, keys, batch["tokens"], maskable, available, begins)
+        made = masking.mask(self.masks, special, keys, tokens, maskable, available, begins)
         if self.global_tokens:
-            masked["globals"] = global_positions(batch["tokens"], special.sep, self.global_tokens)
-        return batch | masked
+            made["globals"] = global_positions(tokens, special.sep, self.global_tokens)
+        return made
 
 
 def global_positions(tokens: np.ndarray, sep: int, number: int) -> np.ndarray:

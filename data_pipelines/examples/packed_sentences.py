@@ -93,14 +93,10 @@ class PackedSentences(MaskedRows):
         """Where text lies in the rows of examples."""
         start, size, inners = chosen.gather(_stretches)
         rows, separators = [], []
-
-        def separate(plan, of, example):
-            row, column = _separators(plan, example)
+        for plan, of, example in chosen.groups:
+            row, rank = chunks.ranks(plan.inners[example])
             rows.append(np.arange(len(start))[of][row])
-            separators.append(column)
-            return ()
-
-        chosen.gather(separate)
+            separators.append(1 + plan.documents[plan.inner[example][row] + rank] - plan.starts[example][row] + rank)
         row, separator = np.concatenate(rows), np.concatenate(separators)
         end = size + 2 + inners
         real = np.arange(self.length, dtype=np.int32) < end[:, None]
@@ -110,37 +106,27 @@ class PackedSentences(MaskedRows):
 
     def filled(self, chosen: Chosen, keys: np.ndarray, frame: Frame) -> dict[str, np.ndarray]:
         """Rows with their text, masked."""
-        split, special, text = chosen.plans[0].split, chosen.plans[0].special, frame.text
-        stretch = frame.stretch
+        special, text, stretch = chosen.plans[0].special, frame.text, frame.stretch
 
         def read(field, beside):
-            beside[text] = chosen.read(split, field, frame.start, self.length)[stretch]
+            beside[text] = chosen.read(field, frame.start, self.length)[stretch]
             return beside
 
         tokens = np.where(frame.real, np.int32(special.sep), np.int32(special.pad))
         tokens[:, 0] = special.cls
+        masked = self.masked(read("tokens", tokens), special, keys, text, frame.size, lambda field: read(field, ~text))
         segments = frame.real.astype(np.int32)
         if not self.cross_document_attention:
             begins = np.zeros(tokens.shape, bool)
             begins[:, 0] = begins[frame.row, frame.separator + 1] = True
             segments *= np.cumsum(begins, axis=1, dtype=np.int32)
-        batch = {"tokens": read("tokens", tokens), "types": np.zeros_like(tokens), "segments": segments}
-        return self.masked(batch, special, keys, text, frame.size, lambda field: read(field, ~text))
+        return {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments} | masked
 
 
 def _stretches(plan, _, example):
     """Where rows begin, their tokens, and the documents that begin inside: int64 [n] each."""
     start = plan.starts[example]
     return start, plan.starts[example + 1] - start, plan.inners[example]
-
-
-def _separators(plan, example):
-    """Where documents end inside the rows: row number and column of each such [SEP], int64 [separators]."""
-    count = plan.inners[example]
-    row = np.repeat(np.arange(len(count)), count)
-    rank = np.arange(len(row)) - (np.cumsum(count) - count)[row]  # 0, 1, .. within each row
-    boundary = plan.documents[plan.inner[example][row] + rank]
-    return row, 1 + boundary - plan.starts[example][row] + rank
 
 
 def _row_ends(units, documents, length):

@@ -15,6 +15,7 @@ import numpy as np
 
 from data_pipelines import noise
 from data_pipelines.errors import UserError
+from data_pipelines.examples import chunks
 from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.evaluation import consecutive
 from data_pipelines.examples.layout import Feature, StreamLayout
@@ -99,38 +100,31 @@ class PermutedSpans(StreamLayout):
         return self.permuting.reuse_len or self._room
 
     @property
-    def _directions(self):
+    def multiple(self) -> int:
+        """As many rows as directions."""
         return 1 + self.permuting.bidirectional
 
     def check(self, corpus):
         corpus.require("cls", "sep")
         end_token(corpus)
 
-    @property
-    def multiple(self) -> int:
-        return self._directions
-
-    def check_rows(self, rows: int) -> None:
-        if rows % self.multiple:
-            raise UserError(f"{rows} rows are odd: bidirectional data needs two halves; make their number even")
-
     def _pieces(self, total):
         return max((total - self.permuting.reuse_len - self._room) // self._advance + 1, 0)
 
     def number(self, total: int) -> int:
         """Those that run forwards, then as many backwards if bidirectional."""
-        return self._pieces(total) * self._directions
+        return self._pieces(total) * self.multiple
 
     def steps(self, total: int, rows: int) -> int:
         return self.number(total) // rows
 
     def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
-        direction, row = np.divmod(row, rows // self._directions)
+        direction, row = np.divmod(row, rows // self.multiple)
         return direction * self._pieces(total) + row * self.steps(total, rows) + step
 
     def fixed(self, total, limit, batch_size):
         """With bidirectional data the rows run forwards and backwards by turns, at least one of each."""
-        ways = self._pieces(total) * np.arange(self._directions)
+        ways = self._pieces(total) * np.arange(self.multiple)
         for chosen in consecutive(self._pieces(total), max(limit // len(ways), 1), batch_size // len(ways)):
             yield (chosen[:, None] + ways).ravel()
 
@@ -279,5 +273,5 @@ def _spans(context, keys, begin, size, wanted):
     first = before * (1 + context) + noise.below(draws[:, 1], np.maximum(length * context, 1))
     row, span = np.nonzero((length > 0) & (first + length <= size))
     length, first = length[row, span], first[row, span]
-    inside = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-    return np.repeat(row, length), np.repeat(first, length) + inside
+    which, rank = chunks.ranks(length)
+    return row[which], first[which] + rank

@@ -29,8 +29,6 @@ from data_pipelines.examples.masking import SEGMENTS, SpecialTokens
 
 SHORT = 0.1  # share of the chunks that are short on purpose, so that the model sees rows of every length
 COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in a stream of their own; TRIM and what follows
-NEAR = 32  # units among which most ends of segments are found
-AHEAD = np.arange(1, NEAR + 1)
 NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"  # what a pair may be labelled with
 
 
@@ -95,8 +93,7 @@ class SegmentPairs(MaskedRows):
 
     def _targets(self, key, units):
         """The length that a chunk beginning at each unit aims for: int64 [n]. key: one, or uint64 [n]."""
-        counters = units.astype(np.uint32)
-        draw = noise.bits(key, counters) if isinstance(key, int) else noise.bits(key, counters[:, None])[:, 0]
+        draw = noise.each(key, units.astype(np.uint32))
         short = round(SHORT * 2**32)
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
@@ -141,20 +138,13 @@ class SegmentPairs(MaskedRows):
     def _reached(self, units, unit, goal):
         """The first unit boundary after each unit at or beyond a goal at most `length` tokens away, int64 [n].
 
-        A search that stays near the unit: a binary search over a large corpus misses the cache at every probe. Most
-        are within the next `NEAR`; what is left goes on in steps of halving size.
+        In steps of halving size, that stay near the unit: a binary search over a large corpus misses the cache.
         """
-        last, most = len(units) - 1, min(NEAR, 8 + self.length // 16)
-        near = units[np.minimum(unit[:, None] + AHEAD[:most], last)]
-        found = np.sum(near < goal[:, None], axis=1, dtype=np.uint8)
-        reached = near[np.arange(len(unit)), np.minimum(found, most - 1)]
-        if len(rows := np.flatnonzero(found == most)):
-            unit, goal = unit[rows], goal[rows]
-            for step in reversed(range(self.length.bit_length())):
-                ahead = np.minimum(unit + (1 << step), last)
-                unit = np.where(units[ahead] < goal, ahead, unit)
-            reached[rows] = units[np.minimum(unit + 1, last)]
-        return reached
+        last = len(units) - 1
+        for step in reversed(range(self.length.bit_length())):
+            ahead = np.minimum(unit + (1 << step), last)
+            unit = np.where(units[ahead] < goal, ahead, unit)
+        return units[np.minimum(unit + 1, last)]
 
     def _laid_out(self, chosen, keys, start, size):
         """The row arrays for segments A and B (start and size, int64 [n, 2]), masked."""
@@ -167,20 +157,20 @@ class SegmentPairs(MaskedRows):
         maskable[:, 0] = maskable[row, middle] = maskable[row, end - 1] = False
 
         def read(field):  # both stretches aligned with their places in the row, so no index per token
-            values = chosen.read(split, field, start[:, 1] - middle - 1, self.length)
-            np.copyto(values, chosen.read(split, field, start[:, 0] - 1, self.length), where=in_a)
+            values = chosen.read(field, start[:, 1] - middle - 1, self.length)
+            np.copyto(values, chosen.read(field, start[:, 0] - 1, self.length), where=in_a)
             return values
 
-        split, special = chosen.plans[0].split, chosen.plans[0].special
+        special = chosen.plans[0].special
         tokens = read("tokens").astype(np.int32)
         np.copyto(tokens, special.pad, where=~real)
         tokens[:, 0] = special.cls
         tokens[row, middle] = tokens[row, end - 1] = special.sep
+        starts = lambda field: read(field) | ~maskable
+        masked = self.masked(tokens, special, keys, maskable, size.sum(axis=1), starts)
         in_b = real & ~in_a
         in_b[row, middle] = False
-        batch = {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)}
-        starts = lambda field: read(field) | ~maskable
-        return self.masked(batch, special, keys, maskable, size.sum(axis=1), starts)
+        return {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)} | masked
 
 
 def _chunks(plan, _, example):

@@ -65,8 +65,7 @@ class SentenceGlobals(PackedSentences):
         start, end = plan.starts[example], plan.starts[example + 1]
         first = np.searchsorted(plan.pieces, start, "right")
         count = np.searchsorted(plan.pieces, end) - first
-        row = np.repeat(np.arange(len(count)), count)
-        rank = np.arange(len(row)) - (np.cumsum(count) - count)[row]  # 0, 1, .. within each row
+        row, rank = chunks.ranks(count)
         begins = np.zeros((len(example), self.length), bool)
         begins[row, plan.pieces[first[row] + rank] - start[row]] = True
         return (begins,)

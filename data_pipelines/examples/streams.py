@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipelines.examples.document_stream import DocumentStream, NextTokens
-from data_pipelines.examples.evaluation import consecutive
 from data_pipelines.examples.layout import StreamLayout
 
 NUMBERS = 2**31 - 1  # segments that int32 has
@@ -28,16 +27,13 @@ class ContiguousStreams(NextTokens, StreamLayout):
 
     def number(self, total: int) -> int:
         """The last may be shorter."""
-        return -(-_targets(total) // self.length)
+        return -(-max(total - 1, 0) // self.length)  # the first token is no target
 
     def steps(self, total: int, rows: int) -> int:
-        return _targets(total) // (rows * self.length)
+        return max(total - 1, 0) // (rows * self.length)
 
     def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
         return row * self.steps(total, rows) + step
-
-    def fixed(self, total, limit, batch_size):
-        return consecutive(self.number(total), limit, batch_size)
 
     def plan(self, pieces, split: str, key: int, epoch: int, first: int = 0) -> DocumentStream:
         return DocumentStream(pieces, split, key, epoch, first=first)
@@ -59,8 +55,3 @@ class ContiguousStreams(NextTokens, StreamLayout):
             segments *= numbers[:, :-1]
         arrays = {"tokens": window[:, :-1] * real, "targets": window[:, 1:], "segments": segments}
         return arrays | {"weights": real.astype(np.float32)}
-
-
-def _targets(total):
-    """Every token but the first."""
-    return max(total - 1, 0)

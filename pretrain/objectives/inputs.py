@@ -2,7 +2,6 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Sharding
 
@@ -24,6 +23,6 @@ def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[s
 
 
 def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
-    """Random parameters of a model for batches of a spec; one row of zeros stands for the batch."""
-    row = inputs_of(model, shapes_of(spec, 1))
-    return jax.jit(model.init)(key, {name: jnp.zeros(one.shape, one.dtype) for name, one in row.items()})["params"]
+    """Random parameters of a model for batches of a spec; one blank row stands for the batch."""
+    row = inputs_of(model, {name: one.blank(1) for name, one in spec.items()})
+    return jax.jit(model.init)(key, row)["params"]

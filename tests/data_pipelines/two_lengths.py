@@ -38,6 +38,6 @@ class TwoWindows(RowLayout):
 
     def build(self, chosen, keys):
         (starts,) = chosen.gather(lambda plan, rows, example: (example * self.tokens,))
-        window = chosen.read(chosen.plans[0].split, "tokens", starts, self.tokens).astype(np.int32)
+        window = chosen.read("tokens", starts, self.tokens).astype(np.int32)
         tokens, targets = np.split(window, [self.length], axis=1)
         return {"tokens": tokens, "targets": targets, "even": (targets[:, 0] % 2 == 0).astype(np.int8)}
