@@ -272,7 +272,7 @@ class Meter:
         flops = _mean(model_flops(self.run.recipe, stage.phase, self.stages[task].task) for task in tasks)
         figures = {
             "step_ms": 1000 * seconds,
-            "tokens_per_s": stage.phase.batch_size * stage.phase.length / seconds,
+            "tokens_per_s": stage.phase.batch_size * stage.task.objective.rows(stage.phase).tokens / seconds,
             "model_tflops_per_s": flops / seconds / 1e12,
             "seconds_left": left.total_seconds(),
         }

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from models.core.parameters import Params, count
 from models.core.program import Program
 from models.core.sharding import placed_by
+from pretrain.objectives.inputs import shapes_of
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.phase import Phase, Task
 from pretrain.recipe import Recipe, every_task
@@ -146,7 +147,8 @@ def _stage(
     evaluated_rows = _evaluated_rows(objective, phase, mesh, microbatches)
     of_evaluation = dataclasses.replace(phase, batch_size=evaluated_rows)
     first_evaluated, evaluated_carry, _ = _carry(lambda: objective.carry(assembly.model, of_evaluation, False), mesh)
-    batch, evaluated_batch = (_batch(objective, one, mesh) for one in (phase, of_evaluation))
+    spec = objective.spec(phase)
+    batch, evaluated_batch = (shapes_of(spec, size, rows(mesh)) for size in (phase.batch_size, evaluated_rows))
 
     @functools.cache
     def untrained() -> tuple[str, ...]:
@@ -199,15 +201,9 @@ def _evaluated_rows(objective: Objective, phase: Phase, mesh: Mesh, microbatches
     if not objective.rowwise:
         return phase.batch_size
     parts = mesh_shape(mesh).batch_parts
-    most = min(phase.batch_size // microbatches, EVALUATED_ROWS, parts * EVALUATED_TOKENS // phase.length)
+    of_tokens = parts * EVALUATED_TOKENS // objective.rows(phase).tokens
+    most = min(phase.batch_size // microbatches, EVALUATED_ROWS, of_tokens)
     return max((n for n in range(parts, most + 1, parts) if phase.batch_size % n == 0), default=parts)
-
-
-def _batch(objective: Objective, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    return {
-        name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype, sharding=rows(mesh))
-        for name, (shape, dtype) in objective.spec(phase).items()
-    }
 
 
 def _carry(make: Callable, mesh: Mesh) -> tuple[Callable, Any, Any]:

@@ -15,6 +15,7 @@ from models.core.noise import row_keys
 from models.core.parameters import Params, leaves
 from models.core.program import Program
 from models.families.registry import family_of
+from pretrain.objectives.inputs import shapes_of
 from pretrain.objectives.objective import Batch, Moment, Objective
 from pretrain.objectives.phase import Phase, Task
 from pretrain.objectives.teacher import scope
@@ -74,8 +75,7 @@ def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float
     assembly = assemble(recipe, Program(attention="dense"))
     trained, frozen = split_frozen(parameter_shapes(assembly), recipe)
     carry = jax.eval_shape(lambda: objective.carry(assembly.model, phase, train=True)[0])
-    spec = objective.spec(phase).items()
-    batch = {name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype) for name, (shape, dtype) in spec}
+    batch = shapes_of(objective.spec(phase), phase.batch_size)
     traced = traced_loss(objective, assembly.model, trained, frozen, batch, carry, assembly.teachers)
     taught = {scope(teacher.name): teacher.model for teacher in recipe.teachers}
 
