@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -95,31 +95,42 @@ def _restored(directory: "RunDirectory", step: int) -> "Restored | None":
 
 
 def _remembering(assembly: "Assembly", memory: int) -> "Assembly":
-    """The assembly with another memory in evaluation; UserError where the objective does not let it be chosen."""
-    recipe = assembly.recipe
-    if not hasattr(recipe.objective, "evaluation_memory"):
-        raise UserError(f"--memory {memory}: {recipe.name} has no memory whose length could be chosen; leave it out")
+    """The assembly with another memory in evaluation; UserError where an objective does not let it be chosen."""
+
+    def remembering(objective):
+        if not hasattr(objective, "evaluation_memory"):
+            name = assembly.recipe.name
+            raise UserError(f"--memory {memory}: {name} has no memory whose length could be chosen; leave it out")
+        return dataclasses.replace(objective, evaluation_memory=memory)
+
     try:
-        objective = dataclasses.replace(recipe.objective, evaluation_memory=memory)
+        return _with_objectives(assembly, remembering)
     except ValueError as error:
         raise UserError(str(error).replace("objective.evaluation_memory=", "--memory ")) from None
-    return assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))
 
 
 def striding(assembly: "Assembly", stride: int) -> "Assembly":
-    """The assembly that reads whole documents, else as in training; UserError where the objective is not of next tokens
+    """The assembly that reads whole documents, else as in training; UserError where an objective is not of next tokens
     of documents or no row fits."""
     from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
 
-    recipe = assembly.recipe
-    if not isinstance(recipe.objective, NextTokenPrediction):
-        raise UserError(f"--stride {stride}: {recipe.name} does not predict next tokens of rows; leave it out")
-    if recipe.objective.layout != DOCUMENTS:
-        raise UserError(f"--stride {stride}: {recipe.name} reads rows of input and target; leave it out")
-    objective = StridedPerplexity(**vars(recipe.objective), stride=stride)
-    for phase in recipe.phases:
-        objective.rows(phase)  # says what is wrong
-    return assembly._replace(recipe=dataclasses.replace(recipe, objective=objective))
+    def strided(objective):
+        if not isinstance(objective, NextTokenPrediction):
+            raise UserError(f"--stride {stride}: {name} does not predict next tokens of rows; leave it out")
+        if objective.layout != DOCUMENTS:
+            raise UserError(f"--stride {stride}: {name} reads rows of input and target; leave it out")
+        return StridedPerplexity(**vars(objective), stride=stride)
+
+    name, changed = assembly.recipe.name, _with_objectives(assembly, strided)
+    for phase in changed.recipe.phases:
+        changed.recipe.objective.rows(phase)  # says what is wrong
+    return changed
+
+
+def _with_objectives(assembly: "Assembly", change: Callable) -> "Assembly":
+    from pretrain.recipe import with_objectives
+
+    return assembly._replace(recipe=with_objectives(assembly.recipe, change))
 
 
 def _figures_table(title: str, columns: dict[str, dict[str, float]]) -> Table:
