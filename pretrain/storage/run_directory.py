@@ -332,7 +332,7 @@ def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe, extendi
         listed = "; ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed)
         raise UserError(
             f"{directory.path} was started with another recipe ({listed}): give the old values to resume, "
-            "or use another --workdir"
+            f"as --recipe {directory.recipe} does, or use another --workdir"
         )
 
 
