@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import socket
 import threading
 from pathlib import Path
@@ -14,8 +15,18 @@ def put(new: Path, place: Path) -> None:
     _sync(place.parent)
 
 
+def put_folder(new: Path, place: Path) -> None:
+    """The same for a folder, unless its place is taken by one of the same content."""
+    try:
+        put(new, place)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        shutil.rmtree(new)
+
+
 def put_new(new: Path, place: Path) -> None:
-    """The same for a file where none may be replaced: of several processes the first keeps the name."""
+    """As `put`, for a file where none may be replaced: of several processes the first keeps the name."""
     sync(new)
     try:
         os.link(new, place)

@@ -13,11 +13,11 @@ from data_pipelines.formats.problems import Problems
 from data_pipelines.prepare import partial, stages
 from data_pipelines.prepare.parts import Work, present, read_encoder
 from data_pipelines.prepare.report import report
-from data_pipelines.store.files import write_json
+from data_pipelines.store.files import SUMMARY, write_json
 from data_pipelines.store.finish import finish as describe
 from data_pipelines.store.finish import write_tables
 from data_pipelines.store.job import word_starts_of
-from data_pipelines.store.parts import part_name, read_summary
+from data_pipelines.store.parts import part_name
 from data_pipelines.text.steps import check_steps
 
 
@@ -31,7 +31,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
             f"--finish: {len(missing)} of {len(work.plan.parts)} parts are missing ({runs(missing)}); make them with "
             "--part I/N, then --finish again"
         )
-    summaries = [_summary(out, number) for number in work.plan.numbers]
+    summaries = [json.loads((out / part_name(number) / SUMMARY).read_text()) for number in work.plan.numbers]
     _check_text(work, state, before, summaries)
     with partial.workroom(out) as folder:
         made = Path(folder)
@@ -55,11 +55,6 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
     shutil.rmtree(work.scratch, ignore_errors=True)
     report(out, manifest, before, state.enough, console)
     return manifest
-
-
-def _summary(out: Path, number: int) -> dict:
-    folder = out / part_name(number)
-    return json.loads((folder / "summary.json").read_text("utf-8")) if cloud.in_cloud(out) else read_summary(folder)
 
 
 def _check_text(work: Work, state: partial.State, before: dict | None, summaries: list[dict]) -> None:

@@ -3,7 +3,7 @@
 OUT/.partial/state.json           written once, by whoever is first: it binds the settings, and names
 OUT/.partial/plan-HASH.json       the plan, and
 OUT/.partial/tokenizer-HASH/      the tokenizer
-OUT/.partial/units/               units of work on their way into a part
+OUT/.partial/arrays/              units of work on their way into a part
 OUT/parts/000000/                 the parts that are done
 OUT/manifest.json                 written last: its presence says that the corpus is finished
 """
@@ -11,25 +11,25 @@ OUT/manifest.json                 written last: its presence says that the corpu
 import fcntl
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from errno import EEXIST, ENOLCK, ENOSYS, ENOTEMPTY, EOPNOTSUPP
+from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 from typing import NamedTuple
 
-from data_pipelines import cloud
+from data_pipelines import cloud, durable
 from data_pipelines.download import say
-from data_pipelines.durable import ours, put, put_new, sync
+from data_pipelines.durable import ours, put_new, sync
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import plan as plans
 from data_pipelines.prepare import versions
 from data_pipelines.prepare.options import Prepare, settings
 from data_pipelines.prepare.plan import Plan
+from data_pipelines.store.files import SUMMARY
 
 FOLDER = ".partial"
-SUMMARY = "summary.json"  # its presence says that a part is there
+UNITS = "arrays"  # not "units", where an older version may have left files of another form
 NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # some network file systems
 
 
@@ -128,13 +128,8 @@ def put_folder(made: Path, place: Path) -> None:
         for file in sorted(made.rglob("*"), key=lambda file: (file.name == SUMMARY, file)):
             if file.is_file():
                 upload(file, place / file.relative_to(made).as_posix())
-        return
-    try:
-        put(made, place)
-    except OSError as error:
-        if error.errno not in (EEXIST, ENOTEMPTY):
-            raise
-        shutil.rmtree(made)
+    else:
+        durable.put_folder(made, place)
 
 
 def add_files(made: Path, folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Parts of a corpus from their text: on all cores of this machine, or one as a function of (plan, number)."""
 
 import itertools
-import json
 import os
 import shutil
 import tempfile
@@ -18,7 +17,7 @@ from data_pipelines.formats.source import Range, Source
 from data_pipelines.formats.table import changed
 from data_pipelines.prepare.partial import (
     FOLDER,
-    SUMMARY,
+    UNITS,
     State,
     check_tokenizer,
     digest,
@@ -28,9 +27,9 @@ from data_pipelines.prepare.partial import (
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.prepare.pool import pool
 from data_pipelines.store.batches import write_unit
+from data_pipelines.store.files import is_whole
 from data_pipelines.store.job import Job, planned, word_starts_of
 from data_pipelines.store.parts import part_name, write_part
-from data_pipelines.store.units import is_whole
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import vocabulary
@@ -58,7 +57,7 @@ class _Task(NamedTuple):
 
 def open_work(out: Path, state: State, plan: Plan, sources: tuple[Source, ...]) -> Work:
     """From what is written down; where that is in a bucket, the tokenizer is copied to a folder of this machine."""
-    tokenizer, scratch = out / FOLDER / state.tokenizer, out / FOLDER / "units"
+    tokenizer, scratch = out / FOLDER / state.tokenizer, out / FOLDER / UNITS
     if cloud.in_cloud(out):
         name = digest([str(out), state])[:16]  # all that units depend on
         scratch = Path(tempfile.gettempdir()) / f"prepare-{os.getuid()}-{name}"
@@ -91,16 +90,8 @@ def present(out: Path, numbers: Iterable[int]) -> set[int]:
     if cloud.in_cloud(out):
         found = {Path(name).parent.name for name in cloud.filesystem().glob(f"{out}/parts/*/summary.json")}
     else:
-        found = {path.parent.name for path in out.glob("parts/*/summary.json") if _is_there(path.parent)}
+        found = {path.parent.name for path in out.glob("parts/*/summary.json") if is_whole(path.parent)}
     return {number for number in numbers if Path(part_name(number)).name in found}
-
-
-def _is_there(part: Path) -> bool:
-    """Whether a folder is a part, which one without a summary is not."""
-    try:
-        return bool(json.loads((part / SUMMARY).read_bytes()))
-    except (FileNotFoundError, ValueError):
-        return False
 
 
 def unit_folders(work: Work, number: int) -> list[Path]:
@@ -162,7 +153,7 @@ def _join(number: int, folders: list[Path], job: Job, out: Path) -> None:
     place = out / part_name(number)
     if not cloud.in_cloud(out):
         place.parent.mkdir(parents=True, exist_ok=True)
-        if not _is_there(place):
+        if not is_whole(place):
             shutil.rmtree(place, ignore_errors=True)
     put_folder(made, place)
     shutil.rmtree(folders[0].parent)

@@ -37,7 +37,7 @@ def uninterrupted(text, tmp_path_factory):
 
 
 def units_of(out):
-    return sorted(out.glob(".partial/units/*/unit-??????"))
+    return sorted(out.glob(".partial/arrays/*/unit-??????"))
 
 
 KILLS = [
@@ -48,7 +48,7 @@ KILLS = [
     ("parts.read_unit", 9),  # while counting held-out documents
     ("parts.read_unit", 20),  # while joining
     ("parts.describe_files", 1),
-    ("partial.put", 2),  # the part's place
+    ("making.put_folder", 1),  # the part's place
     ("finish.fingerprint", 1),
     ("ending.write_json", 1),  # everything is in place but the manifest
 ]

@@ -16,11 +16,11 @@ from data_pipelines.formats.source import Source
 from data_pipelines.manifest import parse_manifest
 from data_pipelines.store import heldout
 from data_pipelines.store.fields import BY_TOKEN, STORED
-from data_pipelines.store.files import NpyFile
+from data_pipelines.store.files import NpyFile, is_whole, read_summary
 from data_pipelines.store.finish import check_added, finish
 from data_pipelines.store.job import Job, planned
-from data_pipelines.store.parts import CUT, part_name, read_summary, write_part
-from data_pipelines.store.units import DOCUMENT, UnitFiles, is_whole
+from data_pipelines.store.parts import CUT, part_name, write_part
+from data_pipelines.store.units import DOCUMENT, UnitFiles
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
 
 SOURCES = (Source("text", "tests", None),)
@@ -34,9 +34,9 @@ def write_unit(folder, documents, job=JOB, continues=False, hashes=None, path="f
     begins["hash"] = np.arange(len(documents)) if hashes is None else hashes
     begins["continues"][:1] = continues
     lengths = np.array([length for document in documents for length in document], np.int64)
-    with UnitFiles(folder, job) as files:
-        files.add(lengths, begins, tokens=np.full(lengths.sum(), 7))
-        files.finish(0, {}, [path], {})
+    files = UnitFiles(folder, job)
+    files.add(lengths, begins, tokens=np.full(lengths.sum(), 7))
+    files.finish(0, {}, [path], {})
     return folder
 
 
@@ -74,14 +74,15 @@ def test_a_document_that_goes_on_in_another_part_is_cut_there_and_counted(tmp_pa
     assert summary["counts"] == {CUT: {"count": 1, "first": "file"}}
 
 
-UNIT_FILES = ("tokens.bin", "sentences.bin", "documents.bin", "summary.json")
+UNIT_FILES = ("tokens.npy", "sentences.npy", "documents.npy", "summary.json")
 
 
-@pytest.mark.parametrize(("name", "keep"), [*itertools.product(UNIT_FILES, (0, 2)), ("tokens.bin", None)])
+@pytest.mark.parametrize(("name", "keep"), [*itertools.product(UNIT_FILES, (0, 2)), ("tokens.npy", None)])
 def test_a_unit_that_a_power_cut_shortened_or_that_changed_is_not_joined(tmp_path, name, keep):
     unit = write_unit(tmp_path / "a", [[3]])
     assert is_whole(unit)
-    (unit / name).write_bytes(bytes(6) if keep is None else (unit / name).read_bytes()[:keep])
+    content = (unit / name).read_bytes()
+    (unit / name).write_bytes(content[:-1] + b"9" if keep is None else content[:keep])
     assert is_whole(unit) == (keep is None)
     with pytest.raises(UserError, match="is damaged: .* start the same command again"):
         write_part(tmp_path / "part", [unit], JOB)
