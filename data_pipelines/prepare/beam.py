@@ -90,7 +90,7 @@ def _open(out: str) -> Work:
     state = partial.read_state(place)
     if said := versions.differences(state.versions, versions.versions(state.settings["steps"])):
         raise UserError(f"on a worker {'; '.join(said)}: give workers the versions of constraints-beam.txt")
-    return open_work(place, state, partial.read_plan(place, state), sources_of(state.settings))
+    return open_work(place, state, sources_of(state.settings))
 
 
 def _count(how: Counting, stretch: Stretch) -> Iterable[tuple[str, int]]:

@@ -7,6 +7,7 @@ number of processes may make them: all here, each its share with --part, or Apac
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
         several = options.finish or options.runner or cloud.in_cloud(options.out)
         with contextlib.nullcontext() if several else partial.alone(options.out, options.part):
             state = _begin(options, sources, found, before, runner_options, console)
-            work = open_work(options.out, state, found, sources)
+            work = open_work(options.out, state, sources)
             return _make(options, work, state, before, runner_options, console)
 
 
@@ -117,7 +118,7 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
             raise UserError(f"--out {options.out} is what --source {source} reads; use another directory")
     if options.part and (state := partial.read_state(options.out)):  # --finish sees what has changed since
         partial.check_begun(options.out, state, _now(options, before))
-        return sources, partial.read_plan(options.out, state)
+        return sources, state.plan
     units = table.plan(list(sources), problems, (str(options.out),))
     stages.check_once(units, sources)
     problems.pop(OWN, None)  # of which there is more each time
@@ -137,26 +138,22 @@ def _begin(options: Prepare, sources, found: Plan, before, runner_options, conso
         if read_finished(out) != before:
             raise UserError(f"--out {out}: another process has finished it in the meantime; there is nothing to do")
         partial.remove_folders(given_up)
-        with partial.workroom(out) as folder:
-            made = Path(folder) / "tokenizer"
-            special, known_by = _make_tokenizer(options, sources, found, made, before, runner_options, console)
-            state = partial.begin(out, now._replace(special=special, enough=known_by), found, made)
+        files, special, size = _make_tokenizer(options, sources, found, before, runner_options, console)
+        state = partial.begin(out, now._replace(plan=found, tokenizer=files, special=special, enough=size))
     partial.check(out, state, found, now)
     return state
 
 
 def _now(options: Prepare, before: dict | None) -> partial.State:
     """What would be written down, but for the plan and the tokenizer."""
-    return partial.State(settings(options), versions(options.steps), {}, "", "", before and before["fingerprint"])
+    return partial.State(settings(options), versions(options.steps), {}, Plan(()), {}, before and before["fingerprint"])
 
 
-def _make_tokenizer(options, sources, found, to: Path, before, runner_options, console: Console):
-    """Train, load or copy the tokenizer into a folder; returns role -> id, and what State calls `enough`. What fails
-    here binds no settings."""
+def _make_tokenizer(options, sources, found, before, runner_options, console: Console):
+    """Train or load the tokenizer, or take the corpus's own: name -> text of its files, role -> id, and what State
+    calls `enough`. What fails here binds no settings."""
     if before:
-        with cloud.local_folder(options.out / "tokenizer") as own:
-            shutil.copytree(own, to)
-        return before["special"], None
+        return partial.files_of(options.out / "tokenizer"), before["special"], None
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
@@ -174,8 +171,9 @@ def _make_tokenizer(options, sources, found, to: Path, before, runner_options, c
         made = with_end(made) if options.end_of_text else made
         made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
         made = codes.found(made, options.code)
-    stored.save(made, to)
-    return made.special, size
+    with tempfile.TemporaryDirectory() as folder:
+        stored.save(made, Path(folder))
+        return partial.files_of(Path(folder)), made.special, size
 
 
 def _make(options: Prepare, work: Work, state, before, runner_options, console: Console) -> dict | None:

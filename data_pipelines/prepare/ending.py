@@ -40,15 +40,14 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
         manifest = describe(made, summaries, work.job, state.special, before, **_described(work, state, before))
         for stage in manifest["stages"]:
             manifest["counts"].merge(stage["left_out"])
-        (made / stages.FOLDER).mkdir()
-        (made / stages.FOLDER / stages.name(work.plan.hash)).write_bytes(work.plan.to_json())
-        partial.add_files(made / stages.FOLDER, out / stages.FOLDER)
+        plan = json.dumps(work.plan._asdict()).encode()
+        partial.write_new(out / stages.FOLDER / stages.name(work.plan.hash), plan)
         if before is None:
             for name in ("tokenizer", "tables"):
                 partial.put_folder(made / name, out / name)
         if cloud.in_cloud(out):
             write_json(made / "manifest.json", manifest)
-            partial.upload(made / "manifest.json", out / "manifest.json")
+            cloud.upload_file(made / "manifest.json", out / "manifest.json")
         else:
             write_json(out / "manifest.json", manifest)
     partial.remove(out)

@@ -1,8 +1,6 @@
 """What an unfinished corpus knows of itself, so that other processes and later ones go on with it.
 
-OUT/.partial/state.json           written once, by whoever is first: it binds the settings, and names
-OUT/.partial/plan-HASH.json       the plan, and
-OUT/.partial/tokenizer-HASH/      the tokenizer
+OUT/.partial/state.json           written once, by whoever is first: settings, plan and tokenizer
 OUT/.partial/arrays/              units of work on their way into a part
 OUT/parts/000000/                 the parts that are done
 OUT/manifest.json                 written last: its presence says that the corpus is finished
@@ -11,6 +9,7 @@ OUT/manifest.json                 written last: its presence says that the corpu
 import fcntl
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,14 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipelines import cloud, durable
-from data_pipelines.download import say
 from data_pipelines.durable import ours, put_new, sync
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import plan as plans
 from data_pipelines.prepare import versions
 from data_pipelines.prepare.options import Prepare, settings
 from data_pipelines.prepare.plan import Plan
-from data_pipelines.store.files import SUMMARY
+from data_pipelines.store.files import SUMMARY, beside
 
 FOLDER = ".partial"
 UNITS = "arrays"  # not "units", where an older version may have left files of another form
@@ -34,15 +32,15 @@ NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # some network file systems
 
 
 class State(NamedTuple):
-    """settings: of the options.   versions: of the libraries.   special: role -> id.   plan, tokenizer: names of what
-    lies beside.   base: the fingerprint of the corpus that parts are added to, or None.   enough: the size of a
-    vocabulary that knows (nearly) all of the text, where that was seen in training."""
+    """settings: of the options.   versions: of the libraries.   special: role -> id.   tokenizer: name -> text of its
+    files.   base: the fingerprint of the corpus that parts are added to, or None.   enough: the size of a vocabulary
+    that knows (nearly) all of the text, where that was seen in training."""
 
     settings: dict
     versions: dict
     special: dict
-    plan: str
-    tokenizer: str
+    plan: Plan
+    tokenizer: dict[str, str]
     base: str | None = None
     enough: int | None = None
 
@@ -50,65 +48,44 @@ class State(NamedTuple):
 def read_state(out: Path) -> State | None:
     """What is written down, None where nothing is. UserError where it is damaged."""
     file = out / FOLDER / "state.json"
+    damaged = UserError(f"{file} is damaged; delete {file.parent} and start the same command again")
     try:
         said = json.loads(file.read_bytes())
-        if said["sha256"] == digest(said["state"]):
-            return State(**said["state"])
+        if said["sha256"] != digest(said["state"]):
+            raise damaged
+        state = State(**said["state"])
+        return state._replace(plan=plans.of_json(state.plan))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
-        raise _damaged(file) from error
-    raise _damaged(file)
+        raise damaged from error
 
 
 def digest(said: object) -> str:
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def read_plan(out: Path, state: State) -> Plan:
-    file = out / FOLDER / state.plan
-    try:
-        found = plans.of_json(file.read_bytes())
-    except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
-        raise _damaged(file) from error
-    if state.plan != plan_name(found):
-        raise _damaged(file)
-    return found
-
-
-def check_tokenizer(out: Path, state: State, folder: Path) -> None:
-    """UserError where its files are not what was written down. folder: where they are on this machine."""
-    if state.tokenizer != tokenizer_name(folder):
-        raise _damaged(out / FOLDER / state.tokenizer)
-
-
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is damaged; delete {path.parent} and start the same command again")
-
-
-def plan_name(plan: Plan) -> str:
-    return f"plan-{plan.hash[:16]}.json"
-
-
-def tokenizer_name(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
-    return f"tokenizer-{digest.hexdigest()[:16]}"
-
-
-def begin(out: Path, state: State, plan: Plan, tokenizer: Path) -> State:
-    """Write down what the corpus is to be, unless another process was faster: returns what is then written.
-
-    tokenizer: the folder with its files. Names come from the content, so that what two processes write alike is one.
-    """
-    state = state._replace(plan=plan_name(plan), tokenizer=tokenizer_name(tokenizer))
-    folder = out / FOLDER
-    put_folder(tokenizer, folder / state.tokenizer)
-    write_new(folder / state.plan, plan.to_json())
-    said = {"state": state._asdict(), "sha256": digest(state._asdict())}
-    write_new(folder / "state.json", json.dumps(said).encode())
+def begin(out: Path, state: State) -> State:
+    """Write down what the corpus is to be, unless another process was faster: returns what is then written."""
+    said = state._asdict() | {"plan": state.plan._asdict()}
+    write_new(out / FOLDER / "state.json", json.dumps({"state": said, "sha256": digest(said)}).encode())
     return read_state(out)
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """name -> text of the files in a folder. What is no UTF-8 comes back by `write_files`, too."""
+    return {file.name: file.read_bytes().decode("utf-8", "surrogateescape") for file in cloud.entries(folder)}
+
+
+def write_files(files: dict[str, str], folder: Path) -> None:
+    """Make a local folder of them, which is whole at any time: others may open it meanwhile."""
+    if files_of(folder) == files:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    made = beside(folder)
+    for name, text in files.items():
+        (made / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    durable.put_folder(made, folder)
 
 
 def write_new(place: Path, content: bytes) -> None:
@@ -117,6 +94,7 @@ def write_new(place: Path, content: bytes) -> None:
         with suppress(FileExistsError):
             cloud.filesystem().pipe_file(str(place), content, mode="create")
         return
+    place.parent.mkdir(parents=True, exist_ok=True)
     temporary = place.with_name(f".{place.name}.{ours()}")
     temporary.write_bytes(content)
     put_new(temporary, place)
@@ -127,22 +105,9 @@ def put_folder(made: Path, place: Path) -> None:
     if cloud.in_cloud(place):
         for file in sorted(made.rglob("*"), key=lambda file: (file.name == SUMMARY, file)):
             if file.is_file():
-                upload(file, place / file.relative_to(made).as_posix())
+                cloud.upload_file(file, place / file.relative_to(made).as_posix())
     else:
         durable.put_folder(made, place)
-
-
-def add_files(made: Path, folder: Path) -> None:
-    """Add files of a local folder to a folder of the corpus."""
-    if not cloud.in_cloud(folder):
-        folder.mkdir(exist_ok=True)
-    for file in made.iterdir():
-        write_new(folder / file.name, file.read_bytes())
-
-
-def upload(file: Path, to: Path) -> None:
-    """Copy a local file to a bucket, however long that is busy."""
-    cloud.patiently(lambda: cloud.upload_file(file, to), lambda error: say(f"{to}: {error}; it is tried again"))
 
 
 def workroom(out: Path) -> tempfile.TemporaryDirectory:
@@ -153,9 +118,8 @@ def workroom(out: Path) -> tempfile.TemporaryDirectory:
 def check(out: Path, state: State, plan: Plan, now: State) -> None:
     """UserError where an unfinished corpus was begun with other settings, libraries or sources than there are now."""
     check_begun(out, state, now)
-    before = read_plan(out, state)
-    if (before.hash, before.first) != (plan.hash, plan.first):
-        said = plans.changed(before.files(), plan.files()) or "they are cut otherwise"
+    if (state.plan.hash, state.plan.first) != (plan.hash, plan.first):
+        said = plans.changed(state.plan.files(), plan.files()) or "they are cut otherwise"
         raise UserError(
             f"--out {out} is unfinished, and its sources have changed since it began ({said}): restore them, "
             f"{_anew(out, state)}"

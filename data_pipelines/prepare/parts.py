@@ -15,15 +15,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
 from data_pipelines.formats.source import Range, Source
 from data_pipelines.formats.table import changed
-from data_pipelines.prepare.partial import (
-    FOLDER,
-    UNITS,
-    State,
-    check_tokenizer,
-    digest,
-    put_folder,
-    tokenizer_name,
-)
+from data_pipelines.prepare.partial import FOLDER, UNITS, State, digest, put_folder, write_files
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.prepare.pool import pool
 from data_pipelines.store.batches import write_unit
@@ -55,34 +47,18 @@ class _Task(NamedTuple):
     unit: int | None
 
 
-def open_work(out: Path, state: State, plan: Plan, sources: tuple[Source, ...]) -> Work:
-    """From what is written down; where that is in a bucket, the tokenizer is copied to a folder of this machine."""
-    tokenizer, scratch = out / FOLDER / state.tokenizer, out / FOLDER / UNITS
+def open_work(out: Path, state: State, sources: tuple[Source, ...]) -> Work:
+    """From what is written down; the tokenizer's files are put into a folder of this machine."""
+    scratch = out / FOLDER / UNITS
     if cloud.in_cloud(out):
         name = digest([str(out), state])[:16]  # all that units depend on
         scratch = Path(tempfile.gettempdir()) / f"prepare-{os.getuid()}-{name}"
-        tokenizer = _fetch_tokenizer(out, state, scratch)
-    check_tokenizer(out, state, tokenizer)
-    file = tokenizer / "tokenizer.json"
-    size = len(vocabulary(stored.load(tokenizer).tokenizer))
+    write_files(state.tokenizer, scratch / "tokenizer")
+    file = scratch / "tokenizer" / "tokenizer.json"
+    size = len(vocabulary(stored.load(file.parent).tokenizer))
     fields = planned(sources, size, word_starts_of(read_encoder(file))[0], state.settings["steps"])
-    job = Job(sources, size, fields, state.settings["heldout"], len(plan.parts), tuple(state.settings["steps"]))
-    return Work(job, plan, file, out, scratch)
-
-
-def _fetch_tokenizer(out: Path, state: State, scratch: Path) -> Path:
-    """The tokenizer of a bucket in the scratch of this machine, whole at any time: others may open it meanwhile."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    place = scratch / "tokenizer"
-    with tempfile.TemporaryDirectory(prefix="work-", dir=scratch) as folder:
-        made = Path(folder) / "tokenizer"
-        made.mkdir()
-        cloud.download(out / FOLDER / state.tokenizer, made)
-        check_tokenizer(out, state, made)
-        if place.exists() and tokenizer_name(place) != state.tokenizer:
-            shutil.rmtree(place)
-        put_folder(made, place)
-    return place
+    job = Job(sources, size, fields, state.settings["heldout"], len(state.plan.parts), tuple(state.settings["steps"]))
+    return Work(job, state.plan, file, out, scratch)
 
 
 def present(out: Path, numbers: Iterable[int]) -> set[int]:

@@ -5,6 +5,7 @@ OUT/plans/HASH.json
 
 import dataclasses
 import itertools
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def known(out: Path, manifest: dict) -> dict[tuple, Known]:
         if not cloud.is_file(place):
             raise UserError(f"--append: {place} is missing, which says what the corpus has; copy the corpus again")
         sources = sources_of(stage["settings"])
-        for piece in plans.of_json(place.read_bytes()).ranges():
+        for piece in plans.of_json(json.loads(place.read_bytes())).ranges():
             file = found.setdefault(_key(piece, sources), Known(_version(piece), set()))
             file.codes.add(_codes(sources[piece.source]))
     return found

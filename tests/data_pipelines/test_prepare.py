@@ -42,8 +42,7 @@ def units_of(out):
 
 KILLS = [
     ("tokenizers.save", 1),
-    ("partial.put_new", 1),  # before the plan is there
-    ("partial.put_new", 2),  # before the state is
+    ("partial.put_new", 1),  # before the state is there
     ("making.write_unit", 7),
     ("parts.read_unit", 9),  # while counting held-out documents
     ("parts.read_unit", 20),  # while joining
