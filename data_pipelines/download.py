@@ -1,7 +1,6 @@
 """One file from a storage to this host's disk: hashed on the way, tried again where the network fails for now."""
 
 import hashlib
-import itertools
 import sys
 import time
 from collections import deque
@@ -71,19 +70,15 @@ def say(line: str) -> None:
 
 def _blocks(source: str, name: str, size: int) -> Iterator[bytes]:
     """A file's content in order, several blocks asked for at once."""
-    waiting, told = deque(), _once(source)
-    read = partial(_block, source, name, size)
-    next_block = lambda: _asked(source, waiting.popleft(), told)
-    pool = ThreadPoolExecutor(ASKED_AT_ONCE)
+    pool, waiting, told = ThreadPoolExecutor(ASKED_AT_ONCE), deque(), _once(source)
     try:
         for start in range(0, size, BLOCK):
-            again = partial(read, start, min(start + BLOCK, size))
-            tries = itertools.chain([pool.submit(again).result], itertools.repeat(again))
-            waiting.append(lambda tries=tries: next(tries)())
+            read = partial(_block, source, name, size, start, min(start + BLOCK, size))
+            waiting.append(pool.submit(_asked, source, read, told))
             if len(waiting) == ASKED_AT_ONCE:
-                yield next_block()
+                yield waiting.popleft().result()
         while waiting:
-            yield next_block()
+            yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # where one block fails the others are not waited for
 
