@@ -3,7 +3,6 @@
 import hashlib
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,6 +12,7 @@ from typing import NamedTuple, TypeVar
 from data_pipelines.cloud import PAUSES, cloud_errors, filesystem, may_pass, patiently, refusal, status
 from data_pipelines.durable import put
 from data_pipelines.errors import UserError
+from data_pipelines.over_parts import in_turn
 
 BLOCK = 16 << 20  # bytes asked for at a time
 ASKED_AT_ONCE = 8  # one stream does not fill a host's network
@@ -70,15 +70,10 @@ def say(line: str) -> None:
 
 def _blocks(source: str, name: str, size: int) -> Iterator[bytes]:
     """A file's content in order, several blocks asked for at once."""
-    pool, waiting, told = ThreadPoolExecutor(ASKED_AT_ONCE), deque(), _once(source)
+    pool, told = ThreadPoolExecutor(ASKED_AT_ONCE), _once(source)
+    read = lambda start: _asked(source, partial(_block, source, name, size, start, min(start + BLOCK, size)), told)
     try:
-        for start in range(0, size, BLOCK):
-            read = partial(_block, source, name, size, start, min(start + BLOCK, size))
-            waiting.append(pool.submit(_asked, source, read, told))
-            if len(waiting) == ASKED_AT_ONCE:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        yield from in_turn(pool, read, range(0, size, BLOCK), ASKED_AT_ONCE)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # where one block fails the others are not waited for
 

@@ -5,9 +5,11 @@ number of processes may make them: all here, each its share with --part, or Apac
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from data_pipelines.formats import table
 from data_pipelines.formats.problems import OWN, Problems, printable
 from data_pipelines.formats.source import Source
 from data_pipelines.manifest import fields_of, parse_manifest
+from data_pipelines.over_parts import over_parts
 from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
 from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, settings, share, sources_of
@@ -158,12 +161,15 @@ def _make_tokenizer(options, sources, found, before, runner_options, console: Co
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
             text, counting = training.chosen(options, found, sources), training.counting(options, sources)
+            pipeline = None
             if options.runner:
                 from data_pipelines.prepare import beam  # not everybody has it
 
-                words = beam.count_all(text, counting, options.out, options.runner, runner_options)
-            else:
-                words = training.count_all(text, counting, _processes(options))
+                name = partial.digest(repr((text, counting, versions(options.steps))))[:16]
+                place = options.out / partial.FOLDER / f"words-{name}.json"
+                pipeline = beam.summing(place, options.runner, runner_options)
+            count = functools.partial(training.count, counting)
+            words = over_parts(count, training.merged, Counter, text, _processes(options), pipeline)
             made, size = training.learn(options, words), enough(options.tokenizer, words)
         made = codes.added(made, options.code)
     else:

@@ -1,14 +1,13 @@
 """The tokenizer that `prepare` trains: of words, counted where the text is, whose counts are added in any order."""
 
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from data_pipelines.formats.source import Source
 from data_pipelines.prepare import sample
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.prepare.plan import Plan
-from data_pipelines.prepare.pool import pool
 from data_pipelines.prepare.sample import Stretch
 from data_pipelines.tokenizers import table
 from data_pipelines.tokenizers.made import Made
@@ -17,7 +16,6 @@ from data_pipelines.tokenizers.training import Training
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
 COUNTED = 1_000_000_000  # where a vocabulary is of whole words; their counts take about 1 GB
-AHEAD = 2  # stretches for each process that are counted at a time
 
 
 def chosen(options: Prepare, plan: Plan, sources: Sequence[Source]) -> list[Stretch]:
@@ -43,16 +41,8 @@ def count(how: Counting, stretch: Stretch) -> Counter:
     return KINDS[how.kind].count(sample.read(stretch, how.sources, how.steps), how.asked)
 
 
-def count_all(stretches: Iterable[Stretch], how: Counting, processes: int) -> Counter:
-    """The words of all stretches, counted on all cores."""
-    words, waiting = Counter(), deque()
-    with pool(processes) as workers:
-        for stretch in stretches:
-            waiting.append(workers.submit(count, how, stretch))
-            if len(waiting) > AHEAD * processes:
-                words.update(waiting.popleft().result())
-        while waiting:
-            words.update(waiting.popleft().result())
+def merged(words: Counter, more: Mapping[str, int]) -> Counter:
+    words.update(more)
     return words
 
 
