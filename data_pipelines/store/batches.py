@@ -30,8 +30,8 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
     batches = Batches(files, encoder, job.fields)
     for index, part in enumerate(unit):
         source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
-        for document in read(source, part, problems):
-            document = run(job.steps, document)
+        drop = functools.partial(problems.note, where=part.path)
+        for document in run(job.steps, read(source, part, problems), drop):
             begins = [starts(segment.text, source.language, plainly) for segment in document.segments]
             batches.add(document, begins, part.source, index, document.code or "".join(source.codes[:1]))
     batches.flush()

@@ -19,7 +19,7 @@ from data_pipelines.store.job import Job, planned, word_starts_of
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.sentences import starts
-from data_pipelines.text.steps import STEPS, Step
+from data_pipelines.text.steps import STEPS, Step, of_document
 from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import documents, run
@@ -232,7 +232,7 @@ def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, m
             Annotation("marks", 0, place, place + 1, 3) for place in range(0, len(document.segments[0].text), 2)
         )
     )
-    monkeypatch.setitem(STEPS, "marks", Step(1, annotate=mark, fields={"marks": AnnotationField("uint8")}))
+    monkeypatch.setitem(STEPS, "marks", Step(1, of_document(mark), {"marks": AnnotationField("uint8")}))
     (tmp_path / "a.txt").write_text("q<b>q</b>qq")
     source, tokenizer = parse(f"text:{tmp_path}/a.txt"), trained("bpe")
     encoder, steps = Encoder(tokenizer), ("tags", "marks")
