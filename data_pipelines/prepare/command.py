@@ -33,7 +33,7 @@ from data_pipelines.prepare.unknown import enough
 from data_pipelines.prepare.versions import differences, versions
 from data_pipelines.progress import busy
 from data_pipelines.store.finish import check_added
-from data_pipelines.store.job import Job, planned
+from data_pipelines.store.job import planned
 from data_pipelines.tokenizers import codes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
@@ -64,8 +64,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
         if before:
             codes.check(before["special"], options.code, f"the corpus {options.out}")
             word_starts = fields_of(before)["word_starts"].kept
-            fields = planned(sources, before["vocab_size"], word_starts, options.steps)
-            check_added(before, Job(sources, before["vocab_size"], fields), before["special"])
+            check_added(before, planned(sources, before["vocab_size"], word_starts, options.steps))
         partial.open_folder(options.out)
         several = options.finish or options.runner or cloud.in_cloud(options.out)
         with contextlib.nullcontext() if several else partial.alone(options.out, options.part):
@@ -91,7 +90,8 @@ def _come_since(options: Prepare, before: dict) -> int:
     try:
         sources = sources_of(settings(options))
         units = table.plan(list(sources), Problems(), (str(options.out),))
-        return stages.come_since(units, sources, stages.known(options.out, before))
+        units = stages.new(units, sources, stages.known(options.out, before), Problems())
+        return len({piece.path for unit in units for piece in unit})
     except (UserError, OSError):
         return 0
 

@@ -7,9 +7,9 @@ import dataclasses
 import itertools
 import json
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
@@ -22,28 +22,20 @@ FOLDER = "plans"
 KNOWN = "files left out that the corpus has already"
 
 
-class Known(NamedTuple):
-    """A file whose text a corpus has.   codes: how its documents were given theirs, as options."""
-
-    version: tuple[str, ...]
-    codes: set[str]
-
-
 def name(plan_hash: str) -> str:
     return f"{plan_hash[:16]}.json"
 
 
-def known(out: Path, manifest: dict) -> dict[tuple, Known]:
-    """(path, how it was read) -> the files whose text a corpus has."""
-    found = {}
+def known(out: Path, manifest: dict) -> dict[tuple, set[tuple]]:
+    """(path, how it was read) -> the (versions, how it was given codes) of each file whose text a corpus has."""
+    found = defaultdict(set)
     for stage in manifest["stages"]:
         place = out / FOLDER / name(stage["plan"])
         if not cloud.is_file(place):
             raise UserError(f"--append: {place} is missing, which says what the corpus has; copy the corpus again")
         sources = sources_of(stage["settings"])
         for piece in plans.of_json(json.loads(place.read_bytes())).ranges():
-            file = found.setdefault(_key(piece, sources), Known(_version(piece), set()))
-            file.codes.add(_codes(sources[piece.source]))
+            found[_key(piece, sources)].add((_version(piece), _codes(sources[piece.source])))
     return found
 
 
@@ -74,11 +66,6 @@ def check_once(units: list[tuple[Range, ...]], sources: Sequence[Source]) -> Non
             )
 
 
-def come_since(units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, Known]) -> int:
-    """How many files the corpus does not have."""
-    return len({piece.path for unit in units for piece in unit if _key(piece, sources) not in before})
-
-
 def _codes(source: Source) -> str:
     """How a source's documents are given their control codes, as options."""
     if field := getattr(source.options, "code_field", None):
@@ -91,30 +78,29 @@ def _version(piece: Range) -> tuple[str, ...]:
 
 
 def new(
-    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, Known], problems: Problems
+    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, set[tuple]], problems: Problems
 ) -> list[tuple[Range, ...]]:
     """What the corpus does not have yet; the rest is counted. UserError for a file that has changed since then, or is
     to have other control codes."""
-    kept, seen = [], set()
-    for unit in units:
-        fresh = []
-        for piece in unit:
-            file, codes = before.get(_key(piece, sources)), _codes(sources[piece.source])
-            if file is None:
-                fresh.append(piece)
-            elif file.version != _version(piece):
-                raise UserError(
-                    f"--append: {printable(piece.path)} has changed since its text was added, which would be stored "
-                    "twice; name files that are new"
-                )
-            elif codes not in file.codes:
-                raise UserError(
-                    f"--append: {printable(piece.path)} is in already, with {' and '.join(sorted(file.codes))} and not "
-                    f"with {codes}; leave it out, or give the same"
-                )
-            else:
-                seen.add(piece.path)
-        kept += [tuple(fresh)] if fresh else []
+    seen = set()
+
+    def is_new(piece: Range) -> bool:
+        there, version, codes = before.get(_key(piece, sources)), _version(piece), _codes(sources[piece.source])
+        if there and all(version != was for was, _ in there):
+            raise UserError(
+                f"--append: {printable(piece.path)} has changed since its text was added, which would be stored "
+                "twice; name files that are new"
+            )
+        if there and (version, codes) not in there:
+            raise UserError(
+                f"--append: {printable(piece.path)} is in already, with {' and '.join(sorted(had for _, had in there))}"
+                f" and not with {codes}; leave it out, or give the same"
+            )
+        if there:
+            seen.add(piece.path)
+        return not there
+
+    kept = [fresh for unit in units if (fresh := tuple(filter(is_new, unit)))]
     for path in sorted(seen):
         problems.note(KNOWN, path)
     return kept

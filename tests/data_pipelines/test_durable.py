@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from rich.console import Console
 
-from data_pipelines.download import File, copy_file
+from data_pipelines.download import copy_file
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.store import files
@@ -39,7 +39,7 @@ def order(monkeypatch):
 def downloaded(path, content):
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/corpus/tokens.npy", content)
-    copy_file("memory://corpus", "tokens.npy", File(len(content), None), path, ".partial")
+    copy_file("memory://corpus", "tokens.npy", {"bytes": len(content), "sha256": None}, path, ".partial")
 
 
 @pytest.mark.parametrize(
