@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import IO
 
 from data_pipelines.download import copy_file, read_object, say, sizes_below
-from data_pipelines.durable import put
+from data_pipelines.durable import locked, put
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.manifest import SPLITS, files_of, parse_manifest, parts_of
 
 COUNTS = "token_counts.npy"  # read for all parts at once, by those who need nothing else of them
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # what network file systems answer
 FULL = (errno.ENOSPC, errno.EDQUOT)
 ROOM = 0.9  # of what is free on the disk may be filled with a corpus that is kept
 GROUPS = (*SPLITS, "counts")
@@ -136,7 +135,7 @@ class Copy:
         with self._lock:
             if key not in self._held:
                 self._mark(key, "used").parent.mkdir(parents=True, exist_ok=True)
-                self._held[key] = _locked(self._mark(key, "used"), fcntl.LOCK_SH)
+                self._held[key] = locked(self._mark(key, "used"), fcntl.LOCK_SH)
             self._inside[key] += 1
 
     def _exit(self, key: Key) -> None:
@@ -156,7 +155,7 @@ class Copy:
     def _drop(self, key: Key) -> bool:
         """Delete a part's files unless a process reads them; whether it did."""
         try:
-            used = _locked(self._mark(key, "used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            used = locked(self._mark(key, "used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, FileNotFoundError):  # read by another; never copied
             return False
         if used is None:
@@ -245,29 +244,15 @@ def _alone(path: Path) -> Iterator[str]:
     file at the same time do not write to the same one.
     """
     try:
-        lock = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         say(f"waiting for another process, which copies the corpus to {path.with_suffix('')}")
-        lock = _locked(path, fcntl.LOCK_EX)
+        lock = locked(path, fcntl.LOCK_EX)
     if lock is None:
         yield f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.partial"
         return
     with lock:
         yield ".partial"
-
-
-def _locked(path: Path, operation: int) -> IO | None:
-    """An open file that holds the lock until it is closed; None where the disk has no locks. BlockingIOError where
-    LOCK_NB was asked for and another holds it; FileNotFoundError where the folder is not there."""
-    file = open(path, "a+")  # noqa: SIM115, over a network a shared lock needs a file that can be read
-    try:
-        fcntl.flock(file, operation)
-    except OSError as error:
-        file.close()
-        if error.errno in NO_LOCKS:
-            return None
-        raise
-    return file
 
 
 @contextmanager

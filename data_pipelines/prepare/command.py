@@ -36,7 +36,7 @@ from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import planned
 from data_pipelines.tokenizers import codes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
-from data_pipelines.tokenizers.table import KINDS
+from data_pipelines.tokenizers.table import KINDS, learn
 
 
 def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = ()) -> dict | None:
@@ -120,7 +120,6 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
         if source.location and os.path.realpath(source.location) == os.path.realpath(options.out):
             raise UserError(f"--out {options.out} is what --source {source} reads; use another directory")
     if options.part and (state := partial.read_state(options.out)):  # --finish sees what has changed since
-        partial.check_begun(options.out, state, _now(options, before))
         return sources, state.plan
     units = table.plan(list(sources), problems, (str(options.out),))
     stages.check_once(units, sources)
@@ -132,7 +131,8 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
 
 def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:
     """What the corpus is to be: as an earlier process or another one wrote it down, or as it is written down now."""
-    out, now = options.out, _now(options, before)
+    base = before and before["fingerprint"]
+    out, now = options.out, partial.State(settings(options), versions(options.steps), {}, found, {}, base)
     given_up = partial.parts_from(out, found.first)  # if nothing is written down after they were seen
     state = partial.read_state(out)
     if state is None:
@@ -142,14 +142,9 @@ def _begin(options: Prepare, sources, found: Plan, before, runner_options, conso
             raise UserError(f"--out {out}: another process has finished it in the meantime; there is nothing to do")
         partial.remove_folders(given_up)
         files, special, size = _make_tokenizer(options, sources, found, before, runner_options, console)
-        state = partial.begin(out, now._replace(plan=found, tokenizer=files, special=special, enough=size))
-    partial.check(out, state, found, now)
+        state = partial.begin(out, now._replace(tokenizer=files, special=special, enough=size))
+    partial.check(out, state, now)
     return state
-
-
-def _now(options: Prepare, before: dict | None) -> partial.State:
-    """What would be written down, but for the plan and the tokenizer."""
-    return partial.State(settings(options), versions(options.steps), {}, Plan(()), {}, before and before["fingerprint"])
 
 
 def _make_tokenizer(options, sources, found, before, runner_options, console: Console):
@@ -170,7 +165,7 @@ def _make_tokenizer(options, sources, found, before, runner_options, console: Co
                 pipeline = beam.summing(place, options.runner, runner_options)
             count = functools.partial(training.count, counting)
             words = over_parts(count, training.merged, Counter, text, _processes(options), pipeline)
-            made, size = training.learn(options, words), enough(options.tokenizer, words)
+            made, size = learn(options.tokenizer, words, counting.asked), enough(options.tokenizer, words)
         made = codes.added(made, options.code)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)

@@ -12,8 +12,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from errno import ENOLCK, ENOSYS, EOPNOTSUPP
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ from data_pipelines.store.files import SUMMARY, beside
 
 FOLDER = ".partial"
 UNITS = "arrays"  # not "units", where an older version may have left files of another form
-NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # some network file systems
 
 
 class State(NamedTuple):
@@ -115,20 +113,9 @@ def workroom(out: Path) -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="work-", dir=None if cloud.in_cloud(out) else out / FOLDER)
 
 
-def check(out: Path, state: State, plan: Plan, now: State) -> None:
+def check(out: Path, state: State, now: State) -> None:
     """UserError where an unfinished corpus was begun with other settings, libraries or sources than there are now."""
-    check_begun(out, state, now)
-    if (state.plan.hash, state.plan.first) != (plan.hash, plan.first):
-        said = plans.changed(state.plan.files(), plan.files()) or "they are cut otherwise"
-        raise UserError(
-            f"--out {out} is unfinished, and its sources have changed since it began ({said}): restore them, "
-            f"{_anew(out, state)}"
-        )
-
-
-def check_begun(out: Path, state: State, now: State) -> None:
-    """The same of settings and libraries alone."""
-    begun, anew = f"--out {out} is unfinished", _anew(out, state)
+    begun, anew = f"--out {out} is unfinished", f"or delete {out / FOLDER if state.base else out} to begin anew"
     if said := changes(state.settings, now.settings):
         raise UserError(f"{begun}, and was begun with other settings: {said}; give those, {anew}")
     if state.base != now.base:
@@ -136,10 +123,10 @@ def check_begun(out: Path, state: State, now: State) -> None:
     if said := versions.differences(state.versions, now.versions):
         cure = versions.cure(state.versions, now.versions)
         raise UserError(f"{begun}, and since it began {'; '.join(said)}: {cure}, {anew}")
-
-
-def _anew(out: Path, state: State) -> str:
-    return f"or delete {out if state.base is None else out / FOLDER} to begin anew"
+    before, plan = state.plan, now.plan
+    if (before.hash, before.first) != (plan.hash, plan.first):
+        said = plans.changed(before.files(), plan.files()) or "they are cut otherwise"
+        raise UserError(f"{begun}, and its sources have changed since it began ({said}): restore them, {anew}")
 
 
 def changes(old: dict, new: dict) -> str:
@@ -152,29 +139,23 @@ def changes(old: dict, new: dict) -> str:
 def alone(out: Path, share: str | None = None) -> Iterator[None]:
     """While the context lasts no other process makes the corpus, or this share of it; on trust where nothing can be
     locked. UserError where one does."""
-    with open(out / FOLDER / f"lock{'-' + share.replace('/', '-of-') if share else ''}", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            what = f"--part {share}: another process makes it" if share else "another prepare is writing there"
-            raise UserError(f"--out {out}: {what}; wait or use another --out") from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
+    place = out / FOLDER / f"lock{'-' + share.replace('/', '-of-') if share else ''}"
+    try:
+        lock = durable.locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        what = f"--part {share}: another process makes it" if share else "another prepare is writing there"
+        raise UserError(f"--out {out}: {what}; wait or use another --out") from None
+    with lock or nullcontext():
         yield
 
 
 def open_folder(out: Path) -> None:
     """Make OUT/.partial. UserError where OUT holds what no prepare has written."""
-    folder = out / FOLDER
-    if cloud.in_cloud(out):
-        others = [path.name for path in cloud.entries(out)]
-    else:
-        others = [path.name for path in out.iterdir()] if out.is_dir() else []
-    if others and not {FOLDER, "manifest.json"} & {*others}:
+    others = {path.name for path in cloud.entries(out)}
+    if others and not {FOLDER, "manifest.json"} & others:
         raise UserError(f"--out {out} holds files that are no corpus; use an empty or a new directory")
     if not cloud.in_cloud(out):
-        folder.mkdir(parents=True, exist_ok=True)
+        (out / FOLDER).mkdir(parents=True, exist_ok=True)
 
 
 def parts_from(out: Path, first: int) -> list[Path]:

@@ -9,8 +9,6 @@ from data_pipelines.prepare import sample
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.sample import Stretch
-from data_pipelines.tokenizers import table
-from data_pipelines.tokenizers.made import Made
 from data_pipelines.tokenizers.table import KINDS
 from data_pipelines.tokenizers.training import Training
 
@@ -44,7 +42,3 @@ def count(how: Counting, stretch: Stretch) -> Counter:
 def merged(words: Counter, more: Mapping[str, int]) -> Counter:
     words.update(more)
     return words
-
-
-def learn(options: Prepare, words: Counter) -> Made:
-    return table.learn(options.tokenizer, words, counting(options, ()).asked)
