@@ -80,10 +80,10 @@ def _described(work: Work, state: partial.State, before: dict | None) -> dict:
     stage = {"parts": len(work.plan.parts), "plan": work.plan.hash, "left_out": work.plan.problems}
     stage |= {"settings": state.settings, "versions": state.versions}
     return {
-        "sources": [*(before["sources"] if before else []), *sources],
+        "sources": before["sources"] + sources if before else sources,
         "settings": before["settings"] if before else state.settings,
         "steps": check_steps(state.settings["steps"]),
-        "stages": [*(before["stages"] if before else []), stage],
+        "stages": [*before["stages"], stage] if before else [stage],
     }
 
 
