@@ -5,11 +5,9 @@ number of processes may make them: all here, each its share with --part, or Apac
 """
 
 import contextlib
-import functools
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,21 +20,19 @@ from data_pipelines.formats import table
 from data_pipelines.formats.problems import OWN, Problems, printable
 from data_pipelines.formats.source import Source
 from data_pipelines.manifest import fields_of, parse_manifest
-from data_pipelines.over_parts import over_parts
 from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
 from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, settings, share, sources_of
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, units_present
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.pool import cores
-from data_pipelines.prepare.unknown import enough
 from data_pipelines.prepare.versions import differences, versions
 from data_pipelines.progress import busy
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import planned
 from data_pipelines.tokenizers import codes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
-from data_pipelines.tokenizers.table import KINDS, learn
+from data_pipelines.tokenizers.table import KINDS
 
 
 def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = ()) -> dict | None:
@@ -155,17 +151,7 @@ def _make_tokenizer(options, sources, found, before, runner_options, console: Co
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
-            text, counting = training.chosen(options, found, sources), training.counting(options, sources)
-            pipeline = None
-            if options.runner:
-                from data_pipelines.prepare import beam  # not everybody has it
-
-                name = partial.digest(repr((text, counting, versions(options.steps))))[:16]
-                place = options.out / partial.FOLDER / f"words-{name}.json"
-                pipeline = beam.summing(place, options.runner, runner_options)
-            count = functools.partial(training.count, counting)
-            words = over_parts(count, training.merged, Counter, text, _processes(options), pipeline)
-            made, size = learn(options.tokenizer, words, counting.asked), enough(options.tokenizer, words)
+            made, size = training.trained(options, found, sources, runner_options)
         made = codes.added(made, options.code)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
