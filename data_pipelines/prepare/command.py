@@ -23,11 +23,12 @@ from data_pipelines.manifest import fields_of, parse_manifest
 from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
 from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, settings, share, sources_of
-from data_pipelines.prepare.parts import Work, make_parts, open_work, present, units_present
+from data_pipelines.prepare.parts import Work, make_parts, open_work, present, unit_folders
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.pool import cores
 from data_pipelines.prepare.versions import differences, versions
 from data_pipelines.progress import busy
+from data_pipelines.store.files import is_whole
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import planned
 from data_pipelines.tokenizers import codes, stored
@@ -136,7 +137,8 @@ def _begin(options: Prepare, sources, found: Plan, before, runner_options, conso
             raise UserError(f"--finish: {out} has no parts yet; run the command with --part I/N first")
         if read_finished(out) != before:
             raise UserError(f"--out {out}: another process has finished it in the meantime; there is nothing to do")
-        partial.remove_folders(given_up)
+        for part in given_up:
+            cloud.remove_folder(part)
         files, special, size = _make_tokenizer(options, sources, found, before, runner_options, console)
         state = partial.begin(out, now._replace(tokenizer=files, special=special, enough=size))
     partial.check(out, state, now)
@@ -190,10 +192,10 @@ def _make(options: Prepare, work: Work, state, before, runner_options, console: 
 
 def _make_here(work: Work, missing: list[int], done: int, processes: int, console: Console) -> None:
     """Make parts on all cores, showing progress by bytes of source."""
-    there = list(units_present(work, missing))
+    there = sum(is_whole(folder) for number in missing for folder in unit_folders(work, number))
     if done or there:
         units = sum(len(work.plan.units(number)) for number in missing)
-        console.print(f"continuing: {done} parts are there, and {len(there)} of {units} units of the others")
+        console.print(f"continuing: {done} parts are there, and {there} of {units} units of the others")
     columns = TextColumn("tokenising"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=sum(map(work.plan.size, missing)))

@@ -64,7 +64,8 @@ def _check_text(work: Work, state: partial.State, before: dict | None, summaries
         problems.merge(summary["counts"])
     said = "; ".join(f"{seen['count']} {problem}, first {seen['first']}" for problem, seen in problems.items())
     partial.remove(work.out)
-    partial.remove_folders([work.out / "parts"] if before is None else partial.parts_from(work.out, work.plan.first))
+    for folder in [work.out / "parts"] if before is None else partial.parts_from(work.out, work.plan.first):
+        cloud.remove_folder(folder)
     raise UserError(f"--source {' '.join(state.settings['source'])}: no documents with text ({said or 'no text'})")
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -161,11 +161,6 @@ def open_folder(out: Path) -> None:
 def parts_from(out: Path, first: int) -> list[Path]:
     """The parts from a number on that are there."""
     return [path for path in cloud.entries(out / "parts") if path.name.isdecimal() and int(path.name) >= first]
-
-
-def remove_folders(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        cloud.remove_folder(folder)
 
 
 def remove(out: Path) -> None:

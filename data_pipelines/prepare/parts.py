@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import NamedTuple
@@ -40,13 +40,6 @@ class Work(NamedTuple):
     scratch: Path
 
 
-class _Task(NamedTuple):
-    """To make a unit of a part, or (unit None) the part of its units."""
-
-    number: int
-    unit: int | None
-
-
 def open_work(out: Path, state: State, sources: tuple[Source, ...]) -> Work:
     """From what is written down; the tokenizer's files are put into a folder of this machine."""
     scratch = out / FOLDER / UNITS
@@ -78,33 +71,32 @@ def unit_folders(work: Work, number: int) -> list[Path]:
 def make_parts(work: Work, numbers: list[int], processes: int, advance: Callable[[int], None]) -> None:
     """Make parts from all cores: the units of one after the other, and each part as soon as its units are there, so
     that the disk never holds the units of more than about two. advance is told bytes of text that are done."""
-    tasks = (_Task(number, unit) for number in numbers for unit in range(len(work.plan.units(number))))
+    units = ((number, unit) for number in numbers for unit in range(len(work.plan.units(number))))
     left = {number: len(work.plan.units(number)) for number in numbers}
-    running: dict[Future, _Task] = {}
+    running: dict[Future, tuple[int, int | None]] = {}
     with pool(min(processes, sum(left.values()))) as workers:
         while True:
-            for task in itertools.islice(tasks, max(AHEAD * processes - len(running), 0)):
-                running[_submit(workers, work, task)] = task
+            for number, unit in itertools.islice(units, max(AHEAD * processes - len(running), 0)):
+                running[_submit(workers, work, number, unit)] = number, unit
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                task = running.pop(future)
+                number, unit = running.pop(future)
                 future.result()
-                if task.unit is None:
+                if unit is None:
                     continue
-                advance(size(work.plan.units(task.number)[task.unit]))
-                left[task.number] -= 1
-                if not left[task.number]:
-                    whole = _Task(task.number, None)
-                    running[_submit(workers, work, whole)] = whole
+                advance(size(work.plan.units(number)[unit]))
+                left[number] -= 1
+                if not left[number]:
+                    running[_submit(workers, work, number)] = number, None
 
 
-def _submit(workers, work: Work, task: _Task) -> Future:
-    folders = unit_folders(work, task.number)
-    if task.unit is None:
-        return workers.submit(_join, task.number, folders, work.job, work.out)
-    unit = work.plan.units(task.number)[task.unit]
-    return workers.submit(_unit, folders[task.unit], unit, work.job, work.tokenizer)
+def _submit(workers, work: Work, number: int, unit: int | None = None) -> Future:
+    """To make a unit of a part, or the part of its units."""
+    folders = unit_folders(work, number)
+    if unit is None:
+        return workers.submit(_join, number, folders, work.job, work.out)
+    return workers.submit(_unit, folders[unit], work.plan.units(number)[unit], work.job, work.tokenizer)
 
 
 def _unit(folder: Path, unit: tuple[Range, ...], job: Job, tokenizer: Path) -> None:
@@ -141,11 +133,3 @@ def make_part(work: Work, number: int) -> None:
     for folder, unit in zip(folders, work.plan.units(number), strict=True):
         _unit(folder, unit, work.job, work.tokenizer)
     _join(number, folders, work.job, work.out)
-
-
-def units_present(work: Work, numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """(part, unit) of those that an earlier run has left."""
-    for number in numbers:
-        for index, folder in enumerate(unit_folders(work, number)):
-            if is_whole(folder):
-                yield number, index
