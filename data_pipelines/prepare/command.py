@@ -149,7 +149,7 @@ def _make_tokenizer(options, sources, found, before, runner_options, console: Co
     """Train or load the tokenizer, or take the corpus's own: name -> text of its files, role -> id, and what State
     calls `enough`. What fails here binds no settings."""
     if before:
-        return partial.files_of(options.out / "tokenizer"), before["special"], None
+        return partial.read_texts(options.out / "tokenizer"), before["special"], None
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
@@ -162,7 +162,7 @@ def _make_tokenizer(options, sources, found, before, runner_options, console: Co
         made = codes.found(made, options.code)
     with tempfile.TemporaryDirectory() as folder:
         stored.save(made, Path(folder))
-        return partial.files_of(Path(folder)), made.special, size
+        return partial.read_texts(Path(folder)), made.special, size
 
 
 def _make(options: Prepare, work: Work, state, before, runner_options, console: Console) -> dict | None:

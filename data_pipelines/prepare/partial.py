@@ -70,14 +70,14 @@ def begin(out: Path, state: State) -> State:
     return read_state(out)
 
 
-def files_of(folder: Path) -> dict[str, str]:
-    """name -> text of the files in a folder. What is no UTF-8 comes back by `write_files`, too."""
+def read_texts(folder: Path) -> dict[str, str]:
+    """name -> text of the files in a folder. What is no UTF-8 comes back by `write_texts`, too."""
     return {file.name: file.read_bytes().decode("utf-8", "surrogateescape") for file in cloud.entries(folder)}
 
 
-def write_files(files: dict[str, str], folder: Path) -> None:
+def write_texts(files: dict[str, str], folder: Path) -> None:
     """Make a local folder of them, which is whole at any time: others may open it meanwhile."""
-    if files_of(folder) == files:
+    if read_texts(folder) == files:
         return
     shutil.rmtree(folder, ignore_errors=True)
     made = beside(folder)

@@ -15,7 +15,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
 from data_pipelines.formats.source import Range, Source
 from data_pipelines.formats.table import changed
-from data_pipelines.prepare.partial import FOLDER, UNITS, State, digest, put_folder, write_files
+from data_pipelines.prepare.partial import FOLDER, UNITS, State, digest, put_folder, write_texts
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.prepare.pool import pool
 from data_pipelines.store.batches import write_unit
@@ -46,7 +46,7 @@ def open_work(out: Path, state: State, sources: tuple[Source, ...]) -> Work:
     if cloud.in_cloud(out):
         name = digest([str(out), state])[:16]  # all that units depend on
         scratch = Path(tempfile.gettempdir()) / f"prepare-{os.getuid()}-{name}"
-    write_files(state.tokenizer, scratch / "tokenizer")
+    write_texts(state.tokenizer, scratch / "tokenizer")
     file = scratch / "tokenizer" / "tokenizer.json"
     size = len(vocabulary(stored.load(file.parent).tokenizer))
     fields = planned(sources, size, word_starts_of(read_encoder(file))[0], state.settings["steps"])
