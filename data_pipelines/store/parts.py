@@ -20,7 +20,7 @@ from data_pipelines.store import heldout
 from data_pipelines.store.fields import check_values
 from data_pipelines.store.files import SUMMARY, NpyFile, beside, describe_files, read_summary, write_json
 from data_pipelines.store.job import Job
-from data_pipelines.store.units import check_unit, read_unit
+from data_pipelines.store.units import read_unit
 
 CHUNK = 1 << 22  # tokens that are copied at a time
 CUT = "documents cut at the end of a part"
@@ -73,8 +73,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
     values = {name: dict.fromkeys(field.values) for name, field in job.fields.items() if field.values is not None}
     problems, characters, sentences, tokens = Problems(), 0, 0, 0
     for folder in folders:
-        check_unit(folder)
-        unit = read_unit(folder)
+        unit = read_unit(folder, hashed=True)
         problems.merge(unit.summary["problems"])
         characters += unit.summary["characters"]
         for name, texts in unit.summary["values"].items():

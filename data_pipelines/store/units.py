@@ -36,21 +36,18 @@ class Unit(NamedTuple):
     summary: dict
 
 
-def read_unit(folder: Path) -> Unit:
-    summary = read_summary(folder)
-    arrays = {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r") for name in summary["files"]}
-    bounds = np.append(0, np.cumsum(arrays.pop("sentences"), dtype=np.int64))
-    return Unit(arrays, bounds, np.array(arrays.pop("documents")), summary)
-
-
-def check_unit(folder: Path) -> None:
-    """UserError for a unit whose content is not what was written; its folder is removed, so that it is made again."""
+def read_unit(folder: Path, hashed: bool = False) -> Unit:
+    """UserError where it is not what was written (hashed: to the last byte); its folder is removed, so that it is made
+    again."""
     try:
-        read_summary(folder, hashed=True)
+        summary = read_summary(folder, hashed)
     except (UserError, FileNotFoundError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         cure = "a file has changed since it was written; start the same command again"
         raise UserError(f"{folder} is damaged: {cure}") from error
+    arrays = {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r") for name in summary["files"]}
+    bounds = np.append(0, np.cumsum(arrays.pop("sentences"), dtype=np.int64))
+    return Unit(arrays, bounds, np.array(arrays.pop("documents")), summary)
 
 
 class UnitFiles:
