@@ -98,6 +98,7 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
         problems.note(EMPTY, paths[file[document]])
     documents, size = documents[begins[size > 0]], size[size > 0]
     starts = np.append(documents["start"], sentences)
+    starts[0] = 0  # sentences without tokens may come before
     values = {name: list(texts) for name, texts in values.items()}
     said = {"characters": characters, "counts": problems, "values": values}
     return Documents(starts, size, documents["hash"].copy(), documents["source"].copy()), said
@@ -142,7 +143,7 @@ def _write_split(
         name: NpyFile(to / f"{name}.npy", of.dtype, of.shape) for per in fields for name, of in fields[per].items()
     }
     sentences, tokens = NpyFile(to / "sentences.npy", np.int64), 0
-    for folder in folders:
+    for folder in folders if chosen.any() else ():
         unit = read_unit(folder)
         numbers = {name: np.array([*map(places[name].get, texts)]) for name, texts in unit.summary["values"].items()}
         for at, stop in _chunks(unit.sentences):
