@@ -77,12 +77,14 @@ def read_texts(folder: Path) -> dict[str, str]:
 
 def write_texts(files: dict[str, str], folder: Path) -> None:
     """Make a local folder of them, which is whole at any time: others may open it meanwhile."""
-    if read_texts(folder) == files:
+    found = read_texts(folder)
+    if found == files:
         return
-    shutil.rmtree(folder, ignore_errors=True)
     made = beside(folder)
     for name, text in files.items():
         (made / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    if found:  # damaged
+        shutil.rmtree(folder, ignore_errors=True)
     durable.put_folder(made, folder)
 
 
