@@ -11,7 +11,8 @@ A corpus is a folder written by `python -m data_pipelines prepare`:
         {train,heldout}/tokens.npy      uint16 or uint32 [tokens], no special tokens stored
         {train,heldout}/sentences.npy   int64 [sentences + 1], token offset where each sentence starts, then the total
         {train,heldout}/documents.npy   int64 [documents + 1], sentence index where each document starts, then the total
-        {train,heldout}/FIELD.npy       [tokens, sentences or documents, ...], any other field
+        {train,heldout}/FIELD.npy       [tokens, sentences or documents, ...], any other field; of texts of documents
+                                        the bytes of all, uint8, and in FIELD.starts.npy, int64 [documents + 1], places
         train/token_counts.npy          int64 [vocab], unigram counts of the train split
 
 Of format 1, where there were no parts, a corpus is read as one part that lies beside the manifest.
@@ -19,6 +20,7 @@ Of format 1, where there were no parts, a corpus is read as one part that lies b
 
 import errno
 import hashlib
+import itertools
 import resource
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +35,6 @@ from data_pipelines.errors import PassingError, UserError
 from data_pipelines.fetch import Copy, cache, open_copy
 from data_pipelines.manifest import (
     PartEntry,
-    check_described,
     check_size,
     fields_of,
     files_of,
@@ -44,7 +45,7 @@ from data_pipelines.manifest import (
     total,
 )
 from data_pipelines.over_parts import over_parts
-from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED
+from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED, TEXT
 
 OPEN_FILES, FILES_OF_A_PART = 1024, 4  # besides the parts; a part's maps of tokens and other fields by token
 
@@ -69,7 +70,6 @@ class Corpus:
         self.source = str(path) if self.copy else str(Path(path).absolute())
         self.path = self.copy.folder if self.copy else Path(path)
         self.manifest = read_manifest(self.path)
-        check_described(self.source, self.manifest)
         self.fingerprint = fingerprint or self.manifest["fingerprint"]
         self.vocab_size = self.manifest["vocab_size"]
         self.special = dict(self.manifest["special"])
@@ -241,16 +241,27 @@ class Part:
         return self._load("train", "token_counts")
 
     def column(self, split: str, field: str) -> np.ndarray:
-        """The values of a field by document or sentence: [documents or sentences, ...]."""
-        return self._of_all_parts(field, self._load(split, field))
+        """The values of a field by document or sentence: [documents or sentences, ...]; of texts, str."""
+        found = self._load(split, field)
+        if self.corpus.fields[field].kept == TEXT:
+            data, places = found.tobytes(), self._load(split, f"{field}.starts").tolist()
+            return np.array([data[begin:end].decode() for begin, end in itertools.pairwise(places)], object)
+        return self._of_all_parts(field, found)
 
     def read(self, split: str, field: str, starts: np.ndarray, length: int) -> np.ndarray:
-        """`length` consecutive values of a field by token from each start: [n, length, ...].
+        """`length` consecutive values of a field by token from each start, or of each of these tokens the value of its
+        sentence or document: [n, length, ...].
 
         starts: int64 [n], token offsets; one may lie before 0 or reach past the end. Values outside the split
         are whatever is cheap to fill in, never an error: the caller covers them with padding.
         """
-        kept = self.corpus.fields[field].kept
+        kept, per = self.corpus.fields[field].kept, self.corpus.fields[field].per
+        if per != "token":
+            begins = self.array(split, "sentences")
+            row = np.searchsorted(begins[1:-1], starts[:, None] + np.arange(length), "right")
+            if per == "document":
+                row = np.searchsorted(self.array(split, "documents")[1:-1], row, "right")
+            return self._of_all_parts(field, self.array(split, field)[row])
         if kept != STORED:
             tokens = self.read(split, "tokens", starts - (kept == BY_TOKEN_BEFORE), length)
             values = self.corpus.table(field).take(tokens, axis=0)  # three times as fast as indexing

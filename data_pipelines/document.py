@@ -1,5 +1,6 @@
-"""What a format yields, before tokens: named texts, and values of spans of their characters."""
+"""What a format yields, before tokens: named texts, values of spans of their characters, and values of the whole."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -8,6 +9,7 @@ class Segment(NamedTuple):
 
     name: str
     text: str
+    language: str = ""  # where it is not that of the source
 
 
 class Annotation(NamedTuple):
@@ -20,21 +22,13 @@ class Annotation(NamedTuple):
     value: str | int | tuple[int, ...]
 
 
-class AnnotationField(NamedTuple):
-    """What the annotations of one name are."""
-
-    dtype: str  # 'label': values are strings, of which there are few
-    shape: tuple[int, ...] = ()
-    per: str = "token"  # or "sentence"
-
-
 class Document(NamedTuple):
     """A document, or one of the pieces in which a long one comes: of the segments in turn, with their annotations."""
 
     segments: tuple[Segment, ...]
     annotations: tuple[Annotation, ...] = ()
     continues: bool = False  # goes on with the document before
-    code: str = ""  # the control code that it names itself
+    values: Mapping[str, object] = {}  # by name: of a format all that it has, of a source those that are kept
 
 
 def plain(text: str, continues: bool = False) -> Document:

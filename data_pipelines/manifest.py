@@ -47,12 +47,12 @@ def read_manifest(folder: Path) -> dict:
 
 
 def parse_manifest(corpus: Path | str, content: bytes) -> dict:
-    """The manifest from its file's content; corpus: where it is, for the message of a UserError."""
+    """The manifest from its file's content. UserError for what readers would stumble over: names of files that must not
+    become paths, sizes, ids or types that are none. corpus: where it is, for the message."""
     try:
         manifest = json.loads(content.decode())
         version = manifest["version"]
-        if version in READ:
-            parts_of(manifest), fields_of(manifest), files_of(manifest)
+        wrong = next((what for what, holds in _described(manifest) if not holds), None) if version in READ else None
     except UserError as error:
         raise UserError(f"corpus {corpus}: manifest.json: {error}; rerun prepare") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -60,6 +60,10 @@ def parse_manifest(corpus: Path | str, content: bytes) -> dict:
     if version not in READ:
         raise UserError(
             f"corpus {corpus} has format version {version!r} and this program reads {VERSION}; rerun prepare"
+        )
+    if wrong:
+        raise UserError(
+            f"corpus {corpus}: manifest.json is not as prepare wrote it ({wrong}); copy it again or rerun prepare"
         )
     return manifest
 
@@ -112,27 +116,15 @@ def total(splits: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, in
     return sums
 
 
-def check_described(corpus: Path | str, manifest: dict) -> None:
-    """UserError for what readers would stumble over: sizes, ids or types that are none."""
-    try:
-        wrong = next((what for what, holds in _described(manifest) if not holds), None)
-    except (TypeError, KeyError, AttributeError) as error:
-        wrong = repr(error)
-    if wrong:
-        raise UserError(
-            f"corpus {corpus}: manifest.json is not as prepare wrote it ({wrong}); copy it again or rerun prepare"
-        )
-
-
 def _described(manifest: dict) -> Iterator[tuple[str, bool]]:
     """(what, whether it is as it should be)."""
     number = lambda value, below: isinstance(value, int) and 0 <= value < below
-    yield "vocab_size", number(manifest["vocab_size"] - 1, 2**31)
+    parts, _ = parts_of(manifest), files_of(manifest)
+    yield "vocab_size", number(manifest["vocab_size"], 2**31 + 1) and manifest["vocab_size"] > 0
     special = manifest["special"]
     yield "special", all(number(index, manifest["vocab_size"]) for index in special.values())
     yield "fields.tokens", fields_of(manifest)["tokens"].dtype in ("uint16", "uint32")
     yield "counts", isinstance(manifest["counts"], dict)
-    parts = parts_of(manifest)
     yield "parts", bool(parts)
     for part in parts:
         sizes = [part.splits[split][name] for split in SPLITS for name in SIZES]

@@ -47,7 +47,12 @@ def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> N
     for name, field in corpus.fields.items():
         if field.values:
             values = _listed([value for value in field.values if value])
-            console.print(f"{name}: {values}", markup=False, soft_wrap=True)
+        elif field.per == "document":
+            first = corpus.parts[0].column("train", name)[:VALUES].tolist()
+            values = f"{', '.join(map(str, first))} and so on"
+        else:
+            continue
+        console.print(f"{name}: {values}", markup=False, soft_wrap=True)
     tokens = sum(corpus.size(split)["tokens"] for split in SPLITS)
     frequency = corpus.token_counts()
     used = np.count_nonzero(frequency)

@@ -8,8 +8,11 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
 from data_pipelines.examples.layout import Piece
+from data_pipelines.formats.values import CODE
 from data_pipelines.order import permute
-from data_pipelines.tokenizers.codes import ROLE as CODE
+from data_pipelines.tokenizers.prefixes import role_of
+
+OLD_CODES = "codes"  # the field of control codes, by sentence, before there were values of documents
 
 
 class DocumentStream:
@@ -17,8 +20,8 @@ class DocumentStream:
 
     A document that a piece begins or ends inside of is cut there. longest: a longer sentence counts as several; None
     where sentences are not asked for, then a document counts as one. first: what the first document's number is.
-    codes: int32 [documents], a token that stands before each; then the one piece is a whole part.
-    total: tokens of the stream, end tokens included.   sentences: their number.
+    prefixes: int32 [documents], a token that stands before each; then the one piece is a whole part.
+    total: tokens of the stream, end tokens included.   sentences: their number.   prefixes: as given, in the order.
 
     Memory: 19 bytes per document, with sentences 8 more and 8 per sentence.
     """
@@ -31,7 +34,7 @@ class DocumentStream:
         epoch: int,
         longest: int | None = None,
         first: int = 0,
-        codes: np.ndarray | None = None,
+        prefixes: np.ndarray | None = None,
     ):
         self.split, self.first, self._parts = split, first, [piece.part for piece in pieces]
         corpus = self._parts[0].corpus
@@ -41,9 +44,9 @@ class DocumentStream:
         order = permute(key, epoch, len(part), np.arange(len(part)))
         starts, sizes, ended = (np.concatenate(arrays)[order] for arrays in zip(*found, strict=True))
         self._part, self._offsets, self._ended = part[order].astype(np.uint16), starts, ended
-        self._codes = None if codes is None else codes[order]
+        self.prefixes = None if prefixes is None else prefixes[order]
         # Where each begins in the stream, then the total
-        self._starts = np.append(0, np.cumsum(sizes + (codes is not None)))
+        self._starts = np.append(0, np.cumsum(sizes + (prefixes is not None)))
         self.total = int(self._starts[-1])
         if longest:
             self._count_sentences(longest)
@@ -60,17 +63,13 @@ class DocumentStream:
         ends = np.minimum(starts[place + 1], end[stretch])
         lengths = ends - begins
         after = np.cumsum(lengths)  # where each run ends in what is returned
-        offsets = self._offsets[place] + begins - starts[place] - (self._codes is not None)
+        offsets = self._offsets[place] + begins - starts[place] - (self.prefixes is not None)
         tokens = self._tokens(place, offsets, lengths, after)
-        if self._codes is not None:
+        if self.prefixes is not None:
             whole = begins == starts[place]
-            tokens[(after - lengths)[whole]] = self._codes[place[whole]]
+            tokens[(after - lengths)[whole]] = self.prefixes[place[whole]]
         tokens[after[(ends == starts[place + 1]) & self._ended[place]] - 1] = self.end
         return tokens, np.repeat(place, lengths)
-
-    def codes(self, place: np.ndarray) -> np.ndarray:
-        """The tokens before the documents at these places in the order."""
-        return self._codes[place]
 
     def begins(self, at: np.ndarray) -> np.ndarray:
         """Whether a document begins at places (int64 [n], below the total) of the stream: bool [n]."""
@@ -143,13 +142,17 @@ def _documents(piece, split):
     return offsets[first:last] + begins - starts[first:last], ends - begins, ends == starts[first + 1 : last + 1]
 
 
-def code_tokens(part, split: str) -> np.ndarray | None:
-    """The control code of each document of a part: int32 [documents]; None where the corpus has none."""
+def prefix_tokens(part, split: str) -> np.ndarray | None:
+    """The token of the value that stands before each document of a part: int32 [documents]; None where the corpus has
+    no such value."""
     corpus = part.corpus
-    if "codes" not in corpus.fields:
-        return None
-    tokens = np.array([corpus.special[CODE + code] for code in corpus.fields["codes"].values], np.int32)
-    return tokens[part.column(split, "codes")[part.documents(split)[:-1]]]
+    for name, field in corpus.fields.items():
+        if field.prefix or name == OLD_CODES:
+            of_role = CODE if name == OLD_CODES else name
+            tokens = np.array([corpus.special[role_of(of_role, value)] for value in field.values], np.int32)
+            found = tokens[part.column(split, name)]
+            return found[part.documents(split)[:-1]] if field.per == "sentence" else found
+    return None
 
 
 def next_token_spec(length: int, positions: bool = False) -> dict[str, tuple]:
@@ -176,7 +179,7 @@ def counts_with_ends(corpus: Corpus, more: Sequence[int] = (), codes: bool = Fal
     for token in (end_token(corpus), *more):
         counts[token] += corpus.size("train")["documents"]
     for part in corpus.parts if codes else ():
-        found = code_tokens(part, "train")
+        found = prefix_tokens(part, "train")
         if found is not None:
             counts += np.bincount(found, minlength=len(counts))
     return counts

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import code_tokens, end_token, next_token_spec
+from data_pipelines.examples.document_stream import end_token, next_token_spec, prefix_tokens
 from data_pipelines.examples.layout import Chosen, RowLayout
 
 
@@ -18,7 +18,7 @@ class Plan(NamedTuple):
     """The documents of a part.
 
     input_begins, target_begins, inputs, targets: int64 [documents], where its segments begin, and their tokens.
-    codes: int32 [documents], of each the control code; None where there are none.
+    prefixes: int32 [documents], of each the token of a value; None where there are none.
     """
 
     part: Any
@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     target_begins: np.ndarray
     inputs: np.ndarray
     targets: np.ndarray
-    codes: np.ndarray | None
+    prefixes: np.ndarray | None
 
     @property
     def number(self) -> int:
@@ -36,7 +36,8 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class InputTarget(RowLayout):
-    """Rows of one document each: its control code, where it has one, input, delimiter, target and end token, padded.
+    """Rows of one document each: its control code, or another value's token, where it has one, input, delimiter, target
+    and end token, padded.
 
     The input is the segment that the corpus names first, the target the other one. The delimiter is the corpus's 'sep',
     where 'eod' ends documents; else it is the end token too. Of what does not fit the end of the input is cut, then the
@@ -76,7 +77,7 @@ class InputTarget(RowLayout):
         begins, inputs = offsets[:-1], np.diff(offsets) - targets
         turned = is_target[documents[:-1]]  # a source added later may name its fields in another order
         places = begins + np.where(turned, targets, 0), begins + np.where(turned, 0, inputs)
-        return Plan(part, split, *places, inputs, targets, code_tokens(part, split))
+        return Plan(part, split, *places, inputs, targets, prefix_tokens(part, split))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         row, real, of_target = chosen.gather(self._read)
@@ -93,7 +94,7 @@ class InputTarget(RowLayout):
         or end it: bool [n, length]."""
         place, end = np.arange(self.length + 1), end_token(plan.part.corpus)
         inputs, targets = plan.inputs[example], plan.targets[example]
-        lead = int(plan.codes is not None)
+        lead = int(plan.prefixes is not None)
         kept = np.clip(self.length - 1 - lead - targets, 0, inputs)
         delimiter = (lead + kept)[:, None]
         of_input = plan.input_begins[example][:, None] + place - lead
@@ -104,7 +105,7 @@ class InputTarget(RowLayout):
         row[place == delimiter] = delimiter_token(plan.part.corpus.special)
         row[place == last] = end
         if lead:
-            row[:, 0] = plan.codes[example]
+            row[:, 0] = plan.prefixes[example]
         return row, place[1:] <= last, place[1:] > delimiter
 
 

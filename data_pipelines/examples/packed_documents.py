@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream, code_tokens, end_token, next_token_spec
+from data_pipelines.examples.document_stream import DocumentStream, end_token, next_token_spec, prefix_tokens
 from data_pipelines.examples.layout import Chosen, Piece, RowLayout
 
 
@@ -14,7 +14,6 @@ class Plan(NamedTuple):
     """The documents of a part one after the other, in an order of the seed; rows are cut from them."""
 
     stream: DocumentStream
-    coded: bool  # documents begin with codes
     number: int  # examples per epoch
 
 
@@ -26,9 +25,9 @@ class PackedDocuments(RowLayout):
     part) and segments. separate: whether segments number the documents in the row, from 1 on, so that attention stays
     within one; else they are all 1. restart: whether there are `positions` that begin with 0 in every document.
 
-    Of a corpus with control codes each document begins with its code, and so does each row that goes on with one, whose
-    first target is then predicted from the code alone (Keskar et al. 2019). A code is predicted like any other token,
-    but for those that begin a row; of the other tokens each is a target once.
+    Of a corpus with control codes (or years) each document begins with its code, and so does each row that goes on with
+    one, whose first target is then predicted from the code alone (Keskar et al. 2019). A code is predicted like any
+    other token, but for those that begin a row; of the other tokens each is a target once.
 
     Raises UserError for a length below 1.
     """
@@ -50,10 +49,10 @@ class PackedDocuments(RowLayout):
     def plan(self, part, split: str, seed: int) -> Plan:
         documents = len(part.documents(split)) - 1
         whole = Piece(part, 0, int(part.sentences(split)[-1]) + documents)
-        codes = code_tokens(part, split)
-        stream = DocumentStream([whole], split, seed, 0, codes=codes)
-        targets = max(stream.total - (codes is None), 0)
-        return Plan(stream, codes is not None, -(-targets // self.length))
+        prefixes = prefix_tokens(part, split)
+        stream = DocumentStream([whole], split, seed, 0, prefixes=prefixes)
+        targets = max(stream.total - (prefixes is None), 0)
+        return Plan(stream, -(-targets // self.length))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         window, document = chosen.gather(self._read)
@@ -77,11 +76,12 @@ class PackedDocuments(RowLayout):
         read = np.arange(self.length + 1) < size[:, None]
         window, document = np.zeros(read.shape, np.int32), np.full(read.shape, -1)
         window[read], document[read] = plan.stream.read(start, size)
-        if not plan.coded:
+        if plan.stream.prefixes is None:
             return window, document
         # A row that begins with its code has one target less: the token after it is the next row's first
         begins = plan.stream.begins(start)
         document[begins, -1] = -1
-        window = np.where(begins[:, None], window, np.insert(window[:, :-1], 0, plan.stream.codes(document[:, 0]), 1))
+        lead = plan.stream.prefixes[document[:, 0]]
+        window = np.where(begins[:, None], window, np.insert(window[:, :-1], 0, lead, 1))
         document = np.where(begins[:, None], document, np.insert(document[:, :-1], 0, document[:, 0], 1))
         return window, document

@@ -7,7 +7,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.chunks import document_starts
-from data_pipelines.examples.document_stream import code_tokens, end_token, next_token_spec
+from data_pipelines.examples.document_stream import end_token, next_token_spec, prefix_tokens
 from data_pipelines.examples.layout import Chosen, RowLayout
 
 
@@ -15,7 +15,7 @@ class Plan(NamedTuple):
     """The documents of a part as they lie there.
 
     offsets, sizes: of each the first token and how many it has.   rows: int64 [documents + 1], rows before each.
-    codes: of each the control code, None where there are none.
+    prefixes: of each the token of a value, None where there are none.
     """
 
     part: Any
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
     sizes: np.ndarray
     rows: np.ndarray
     end: int
-    codes: np.ndarray | None
+    prefixes: np.ndarray | None
 
     @property
     def number(self) -> int:
@@ -63,7 +63,7 @@ class StridedDocuments(RowLayout):
         offsets, sizes = starts[:-1], np.diff(starts)
         rows = 1 - (-np.maximum(sizes + 1 - self.length, 0)) // self.stride  # -(-a // b): rounded up
         before = np.append(0, np.cumsum(rows))
-        return Plan(part, split, offsets, sizes, before, end_token(part.corpus), code_tokens(part, split))
+        return Plan(part, split, offsets, sizes, before, end_token(part.corpus), prefix_tokens(part, split))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         window, real, scored, behind = chosen.gather(self._read)
@@ -84,9 +84,9 @@ class StridedDocuments(RowLayout):
         starts = plan.offsets[document] + begin[:, 0] - 1
         window = plan.part.read(plan.split, "tokens", starts, self.length + 1).astype(np.int32)
         window[(place == -1) | (place == size)] = plan.end
-        behind = (place[:, :1] == -1) & (place[:, :-1] >= 0) & (plan.codes is None)
-        if plan.codes is not None:
-            window[:, 0] = plan.codes[document]
+        behind = (place[:, :1] == -1) & (place[:, :-1] >= 0) & (plan.prefixes is None)
+        if plan.prefixes is not None:
+            window[:, 0] = plan.prefixes[document]
         target = place[:, 1:]
         before = np.where(row > 0, (row - 1) * self.stride + self.length, 0)[:, None]
         return window, target <= size, (target >= before) & (target <= size), behind

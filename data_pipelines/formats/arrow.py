@@ -58,16 +58,15 @@ def _batches(index: int, source: Source, found: Found) -> Iterator[Range]:
         names = pyarrow.ipc.open_stream(pyarrow.PythonFile(file, mode="r")).schema.names
         files.check_fields(source, found.path, "column", names)
         ends = _ends(file)
+    whole = Range(index, found.path, 0, None, found.size or 0, False, found.version)
     if not ends or ends[-1] > (found.size or 0):
-        yield Range(index, found.path, 0, None, found.size or 0, False, found.version)
+        yield whole
         return
-    start = end = ends[0]
+    start = ends[0]
     for end in ends[1:]:
-        if end - start >= source.shard:
-            yield Range(index, found.path, start, end, end - start, False, found.version)
+        if end - start >= source.shard or end == ends[-1]:
+            yield whole._replace(start=start, end=end, size=end - start)
             start = end
-    if end > start:
-        yield Range(index, found.path, start, end, end - start, False, found.version)
 
 
 class _Heads:
@@ -107,12 +106,12 @@ def _records(source: Source, part: Range) -> Iterator[dict]:
         stream = pyarrow.PythonFile(file, mode="r")
         if part.end is None:
             for batch in pyarrow.ipc.open_stream(stream):
-                yield from records(batch, source.options.read)
+                yield from records(batch, source.columns)
             return
         schema = pyarrow.ipc.read_schema(stream)
         file.seek(part.start)
         while file.tell() < part.end:
-            yield from records(pyarrow.ipc.read_record_batch(stream, schema), source.options.read)
+            yield from records(pyarrow.ipc.read_record_batch(stream, schema), source.columns)
 
 
-FORMAT = Format(Options, _ranges, _read, "DIR", segments_of)
+FORMAT = Format(Options, _ranges, _read, "DIR", segments_of, values=None)

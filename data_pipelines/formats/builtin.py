@@ -13,7 +13,7 @@ from pathlib import Path
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats.cutting import whole
-from data_pipelines.formats.listing import version
+from data_pipelines.formats.listing import look
 from data_pipelines.formats.source import Format, NoOptions, Range
 
 TOPICS = Path("pydoc_data", "topics.py")
@@ -57,7 +57,7 @@ def docstrings(node: ast.AST) -> Iterator[str]:
 
 def _ranges(index, source, problems, exclude) -> Iterator[Range]:
     for path in files():
-        yield Range(index, str(path), 0, None, path.stat().st_size, False, version(str(path)))
+        yield Range(index, str(path), 0, None, path.stat().st_size, False, look(str(path)).version)
 
 
 def _read(source, part, problems) -> Iterator[Document]:

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from data_pipelines.document import Annotation, AnnotationField, Document, Segment
+from data_pipelines.document import Annotation, Document, Segment
 from data_pipelines.errors import UserError
 from data_pipelines.formats import cutting, files
 from data_pipelines.formats.problems import MALFORMED, TOO_LONG, Problems
-from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.source import Decoding, Format, Range, Source
+from data_pipelines.store.fields import Field
 
 # The last are those of CoNLL-2003's own files. A treebank's folder has its plain text, too, in .txt
 SUFFIXES = (".conllu", ".conll", ".iob", ".iob2", ".bio", ".bioes", ".bmes", ".train", ".dev", ".test", ".testa",
@@ -27,12 +28,11 @@ UNSPACED = ("zh", "ja")  # languages written without spaces between words
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Decoding):
     """Which columns are read, counted from 1."""
 
     token_column: int | None = None  # the first; in CoNLL-U the second
     label_column: int | None = None  # the last; in CoNLL-U the fourth, UPOS. 0: no labels
-    undecodable: str = "replace"  # or "skip": what to do with a token that is not UTF-8
 
 
 class Token(NamedTuple):
@@ -69,21 +69,22 @@ def _to_document(file: BinaryIO, place: int) -> None:
 def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
     """Documents, long ones in pieces that end with a sentence."""
     held: list[Token] = []
-    size, continues = 0, False
+    size, continues, name = 0, False, ""
     for token in _tokens(source, part, problems):
-        if held and (token is None or size > cutting.WINDOW and (token.starts_line or size > 2 * cutting.WINDOW)):
-            yield _document(held, continues)
-            held, size, continues = [], 0, token is not None
-        if token is None:
-            continues = False
+        begins = isinstance(token, str)
+        if held and (begins or size > cutting.WINDOW and (token.starts_line or size > 2 * cutting.WINDOW)):
+            yield _document(held, continues, name)
+            held, size, continues = [], 0, True
+        if begins:
+            continues, name = False, token
         else:
             held.append(token)
             size += len(token.before) + len(token.text)
     if held:
-        yield _document(held, continues)
+        yield _document(held, continues, name)
 
 
-def _document(tokens: list[Token], continues: bool) -> Document:
+def _document(tokens: list[Token], continues: bool, name: str) -> Document:
     """The text of tokens, with an annotation for each label."""
     if not continues:
         tokens[0] = tokens[0]._replace(before="")
@@ -91,11 +92,11 @@ def _document(tokens: list[Token], continues: bool) -> Document:
     labelled = ((token, end) for token, end in zip(tokens, ends, strict=True) if token.label)
     annotations = (Annotation("labels", 0, end - len(token.text), end, token.label) for token, end in labelled)
     text = "".join(token.before + token.text for token in tokens)
-    return Document((Segment("text", text),), tuple(annotations), continues)
+    return Document((Segment("text", text),), tuple(annotations), continues, {"id": name})
 
 
-def _tokens(source: Source, part: Range, problems: Problems) -> Iterator[Token | None]:
-    """The tokens of a range; None where a document begins."""
+def _tokens(source: Source, part: Range, problems: Problems) -> Iterator[Token | str]:
+    """The tokens of a range; a document's id, "" without one, where it begins."""
     read = _universal if _is_universal(part) else _plain
     return read(_lines(source, part, problems), source, problems)
 
@@ -107,18 +108,18 @@ def _is_universal(part: Range) -> bool:
 
 
 def _lines(source: Source, part: Range, problems: Problems) -> Iterator[tuple[str | None, str]]:
-    """(a line, where it is); None where a document begins, '' between sentences."""
+    """(a line, where it is), '' between sentences; (None, its id) where a document begins."""
     for number, line in enumerate(files.lines(files.range_blocks(part)), 1):
         where = f"{part.path}, line {number}" + (f" after byte {part.start}" if part.start else "")
         if line is None:
             problems.note(TOO_LONG, where)
         elif line.startswith(BORDERS):
-            yield None, where
+            yield None, line.partition(b" id = ")[2].decode("utf-8", "replace").strip()
         elif (text := cutting.readable(line, source, where, problems)) is not None:
             yield text.rstrip("\r") if text.strip() else "", where
 
 
-def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | None]:
+def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | str]:
     """The tokens of lines such as those of CoNLL-2003."""
     token_column, label_column = source.options.token_column or 1, source.options.label_column
     space, before = _space(source), ""
@@ -126,7 +127,7 @@ def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Pr
         if not line:
             before = "\n"
             if line is None:
-                yield None
+                yield where
             continue
         columns = line.split("\t") if "\t" in line else line.split()
         if len(columns) < max(token_column, label_column or 1) or not columns[token_column - 1].strip():
@@ -138,7 +139,7 @@ def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Pr
         before = space
 
 
-def _universal(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | None]:
+def _universal(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | str]:
     """The tokens of CoNLL-U."""
     token_column = source.options.token_column or 2
     label_column = 4 if source.options.label_column is None else source.options.label_column
@@ -148,7 +149,7 @@ def _universal(lines: Iterator[tuple[str | None, str]], source: Source, problems
         if not line:
             before, last = "\n", 0
             if line is None:
-                yield None
+                yield where
             continue
         if line.startswith("#"):
             before = "\n\n" if line.startswith("# newpar") else before
@@ -175,8 +176,8 @@ def _space(source: Source) -> str:
     return "" if source.language.partition("-")[0] in UNSPACED else " "
 
 
-def _annotations(options: Options) -> dict[str, AnnotationField]:
-    return {} if options.label_column == 0 else {"labels": AnnotationField("label")}
+def _annotations(options: Options) -> dict[str, Field]:
+    return {} if options.label_column == 0 else {"labels": Field("uint16", values=())}
 
 
-FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", annotations=_annotations)
+FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", annotations=_annotations, values=("id",))

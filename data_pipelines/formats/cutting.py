@@ -5,14 +5,14 @@ between characters. So pieces have at most two windows, and the same text has th
 wherever its reader began.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow
 
 from data_pipelines.document import Document, Segment, plain
-from data_pipelines.errors import UserError, nearest
 from data_pipelines.formats import files
-from data_pipelines.formats.problems import EMPTY, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems, printable
+from data_pipelines.formats.problems import EMPTY, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems
 
 WINDOW = 1 << 19  # bytes
 
@@ -58,7 +58,7 @@ def streamed(
                 problems.note(SKIPPED, part.path)
                 return
     replaced = False
-    for index, piece in enumerate(_chain(head, found)):
+    for index, piece in enumerate(itertools.chain(head, found)):
         text = decode(piece, "skip")
         if text is None and skip:
             problems.note(SKIPPED, part.path)
@@ -67,11 +67,6 @@ def streamed(
         yield plain(decode(piece, "replace") if text is None else text, index > 0 or part.continues)
     if replaced:
         problems.note(REPLACED, part.path)
-
-
-def _chain(head: list[bytes], rest: Iterable[bytes]) -> Iterator[bytes]:
-    yield from head
-    yield from rest
 
 
 def decode(data: bytes, undecodable: str) -> str | None:
@@ -131,20 +126,8 @@ def document_of(record: Mapping, source, where: str, problems: Problems) -> Iter
         if text is None:
             return
         texts.append(text)
-    code = _code_of(record, source, where)
-    for document in whole(texts[0]) if len(names) == 1 else together(names, texts):
-        yield document._replace(code=code)
-
-
-def _code_of(record: Mapping, source, where: str) -> str:
-    """The control code that a record names, '' where none is asked for; UserError for one that was not told."""
-    field = getattr(source.options, "code_field", None)
-    if field is None or record[field] in source.codes:
-        return record[field] if field else ""
-    raise UserError(
-        f"{printable(where)}: its {field} is {printable(str(record[field]))!r}, which no --code names; the nearest is "
-        f"{nearest(str(record[field]), source.codes)!r}: give --code for each code that there is"
-    )
+    for document in whole(texts[0]) if len(names) == 1 else together(source, names, texts):
+        yield document._replace(values=record)
 
 
 def records(batch: pyarrow.RecordBatch, names: Sequence[str]) -> Iterator[dict]:
@@ -172,12 +155,14 @@ def whole(text: str) -> Iterator[Document]:
     return (plain(piece, index > 0) for index, piece in enumerate(_pieces(text)))
 
 
-def together(names: Sequence[str], texts: Sequence[str]) -> Iterator[Document]:
+def together(source, names: Sequence[str], texts: Sequence[str]) -> Iterator[Document]:
     """A document of several segments; a long one in pieces, each of one segment."""
+    languages = source.language.split(",") if "," in source.language else [""] * len(names)
+    segments = tuple(map(Segment, names, texts, languages))
     if sum(map(len, texts)) <= WINDOW // 4:
-        yield Document(tuple(map(Segment, names, texts)))
+        yield Document(segments)
         return
-    parts = (Segment(name, piece) for name, text in zip(names, texts, strict=True) for piece in _pieces(text))
+    parts = (segment._replace(text=piece) for segment in segments for piece in _pieces(segment.text))
     for index, segment in enumerate(parts):
         yield Document((segment,), (), index > 0)
 

@@ -62,14 +62,16 @@ def _to_header(file: BinaryIO, place: int) -> None:
 
 
 def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
-    replaced = False
-    for number, group in itertools.groupby(_sequences(files.range_blocks(part)), lambda found: found[0]):
+    replaced, headers = False, [b""]
+    sequences = _sequences(files.range_blocks(part), headers)
+    for number, group in itertools.groupby(sequences, lambda found: found[0]):
         empty = True
         for _, stretch in itertools.groupby(_stretches(data for _, data in group), lambda found: found[0]):
             for index, piece in enumerate(pieces(data for _, data in stretch)):
                 text = decode(piece, "replace")
                 replaced |= decode(piece, "skip") is None
-                yield plain(text, continues=index > 0)
+                name, _, said = headers[number].decode("utf-8", "replace").removeprefix(">").strip().partition(" ")
+                yield plain(text, index > 0)._replace(values={"id": name, "description": said})
                 empty = False
         if empty and number:  # else there was nothing before the first header
             problems.note(EMPTY, part.path)
@@ -77,21 +79,24 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
         problems.note(REPLACED, part.path)
 
 
-def _sequences(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(which header it follows, letters), some letters for each block, none for each header."""
-    number, in_header, begins = 0, False, True
+def _sequences(blocks: Iterator[bytes], headers: list[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(which header it follows, letters), some letters for each block, none for each header; headers gets them."""
+    number, in_header, begins, kept = 0, False, True, False
     for block in blocks:
         letters = []
         for index, line in enumerate(block.replace(b"\r", b"\n").split(b"\n")):
             if index:
                 in_header, begins = False, True
             if begins and line:
-                in_header, begins = line[:1] in (b">", b";"), False
-                if line[:1] == b">":
+                in_header, begins, kept = line[:1] in (b">", b";"), False, line[:1] == b">"
+                if kept:
                     yield number, _joined(letters)
                     letters, number = [], number + 1
+                    headers.append(b"")
             if not in_header:
                 letters.append(line)
+            elif kept:
+                headers[number] += line
         yield number, _joined(letters)
 
 
@@ -121,4 +126,4 @@ def _stretches(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         yield number, held
 
 
-FORMAT = Format(NoOptions, _ranges, _read, "DIR_OR_PATTERN")
+FORMAT = Format(NoOptions, _ranges, _read, "DIR_OR_PATTERN", values=("id", "description"))

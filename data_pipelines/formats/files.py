@@ -245,8 +245,7 @@ def skip_line(file: BinaryIO) -> bytes:
 def check_fields(source: Source, where: str, what: str, there: Sequence[str]) -> None:
     """UserError where a field that the source names is not there."""
     named = [("--field", field) for field in source.options.fields]
-    if code := getattr(source.options, "code_field", None):
-        named.append(("--code-field", code))
+    named += [(value.option, value.field) for value in source.values if value.field]
     for option, field in named:
         if field not in there:
             raise UserError(f"{option} {field}: {printable(where)} has no such {what}; it has {', '.join(there)}")

@@ -10,24 +10,17 @@ from data_pipelines.formats import files
 from data_pipelines.formats.cutting import document_of, readable, segments_of
 from data_pipelines.formats.listing import find
 from data_pipelines.formats.problems import MALFORMED, NO_FIELD, TOO_LONG, Problems
-from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.source import Decoding, Format, Range, Source
 
 SUFFIXES = ("", ".jsonl", ".ndjson", ".json")
 LOOKED_AT = 4 << 20  # bytes at the beginning of a source, in which a record must have the fields
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Decoding):
     """Which fields hold the text."""
 
     fields: tuple[str, ...] = ("text",)  # one: the text; several: the segments
-    undecodable: str = "replace"  # or "skip": what to do with a document that is not UTF-8
-    code_field: str | None = None  # names the document's control code
-
-    @property
-    def read(self) -> tuple[str, ...]:
-        """The fields that a record must have."""
-        return (*self.fields, self.code_field) if self.code_field else self.fields
 
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
@@ -37,20 +30,20 @@ def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[st
 
 
 def _check_fields(source: Source, path: str) -> None:
-    """UserError where no record at the beginning of the first file has the fields."""
-    first = None
+    """UserError where the records at the beginning of the first file lack a field."""
+    there = {}
     start = itertools.islice(files.blocks(path), LOOKED_AT // files.BLOCK)
     try:
         for line in files.lines(start):
             record = _parse(line.decode("utf-8", "replace").strip()) if line else None
             if isinstance(record, dict):
-                if all(field in record for field in source.options.read):
+                there |= dict.fromkeys(record)
+                if all(field in there for field in source.columns):
                     return
-                first = record if first is None else first
     except files.Unreadable:
         return  # its reader counts it
-    if first is not None:
-        files.check_fields(source, path, "field", list(first))
+    if there:
+        files.check_fields(source, path, "field", list(there))
 
 
 def _parse(line: str):
@@ -76,10 +69,10 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
         record = line = _parse(line)
         if isinstance(record, str):
             problems.note(MALFORMED, f"{where}: {record}")
-        elif missing := [field for field in source.options.read if field not in record]:
+        elif missing := [field for field in source.options.fields if field not in record]:
             problems.note(NO_FIELD, f"{where}: it has no {missing[0]} but {', '.join(record)[:200]}")
         else:
             yield from document_of(record, source, where, problems)
 
 
-FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", segments_of)
+FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", segments_of, values=None)

@@ -25,7 +25,7 @@ class Found(NamedTuple):
 
     path: str
     size: int | None  # bytes; None where a server does not tell
-    version: str  # another one once the content has changed
+    version: str  # another one once the content has changed: its time and size, or what a store says of an object
 
     @property
     def text_size(self) -> int:
@@ -39,11 +39,6 @@ def is_compressed(path: str) -> bool:
 
 def _suffix(path: str) -> str:
     return os.path.splitext(path)[1].lower()
-
-
-def version(path: str) -> str:
-    """What changes with the content of a file: its time and size, or what a store says of an object."""
-    return look(path).version
 
 
 def look(path: str) -> Found:
@@ -70,9 +65,10 @@ def find(source: Source, problems: Problems, exclude: Sequence[str] = (), suffix
         folder, paths = _reached(source, problems)
     else:
         folder, paths = _on_disk(os.path.expanduser(source.location), problems, excluded)
-    if excluded:
-        paths = [found for found in paths if not _below(found.path, excluded, problems)]
-    files = [found for found in paths if not (folder and suffixes) or _is_named(found.path, suffixes, problems)]
+    below = lambda path: any(_place(os.path.dirname(path)).is_relative_to(place) for place in excluded)
+    paths = [found for found in paths if not _left_out(below(found.path), OWN, found.path, problems)]
+    other = lambda path: bool(folder and suffixes) and not _is_named(path, suffixes)
+    files = [found for found in paths if not _left_out(other(found.path), OTHER, found.path, problems)]
     if not files:
         raise UserError(f"--source {source} {_nothing(folder, paths, suffixes)}")
     if not any(found.size is None or found.size for found in files):
@@ -158,8 +154,9 @@ def _reached(source: Source, problems: Problems) -> tuple[bool, list[Found]]:
             return False, [_remote(location, info)]
         root = files._strip_protocol(location).rstrip("/")
         found = files.find(location, detail=True)
-    shown = {name: info for name, info in found.items() if not _is_hidden(name[len(root) :], name, problems)}
-    return True, [_remote(files.unstrip_protocol(name), info) for name, info in shown.items()]
+    hidden = lambda name: any(part.startswith(".") for part in PurePosixPath(name[len(root) :]).parts)
+    shown = [name for name in found if not _left_out(hidden(name), HIDDEN, name, problems)]
+    return True, [_remote(files.unstrip_protocol(name), found[name]) for name in shown]
 
 
 def _unlisted(error: Exception) -> str | None:
@@ -169,20 +166,11 @@ def _unlisted(error: Exception) -> str | None:
     return cloud.refusal(error) or f"cannot be listed ({' '.join(str(error).split()) or type(error).__name__})"
 
 
-def _is_hidden(relative: str, name: str, problems: Problems) -> bool:
-    hidden = any(part.startswith(".") for part in PurePosixPath(relative).parts)
-    if hidden:
-        problems.note(HIDDEN, name)
-    return hidden
-
-
-def _below(path: str, excluded: Sequence[PurePath], problems: Problems) -> bool:
-    """Whether a file lies below a folder that is no part of the source."""
-    folder = _place(os.path.dirname(path))
-    below = any(folder.is_relative_to(place) for place in excluded)
-    if below:
-        problems.note(OWN, path)
-    return below
+def _left_out(left_out: bool, problem: str, path: str, problems: Problems) -> bool:
+    """Whether a file is left out, which is then noted."""
+    if left_out:
+        problems.note(problem, path)
+    return left_out
 
 
 @functools.lru_cache(1024)
@@ -193,9 +181,5 @@ def _place(folder: str) -> PurePath:
     return PurePosixPath(folder.partition("://")[0], filesystem(folder)._strip_protocol(folder).lstrip("/"))
 
 
-def _is_named(path: str, suffixes: Sequence[str], problems: Problems) -> bool:
-    plain = os.path.splitext(path)[0] if is_compressed(path) else path
-    named = _suffix(plain) in suffixes
-    if not named:
-        problems.note(OTHER, path)
-    return named
+def _is_named(path: str, suffixes: Sequence[str]) -> bool:
+    return _suffix(os.path.splitext(path)[0] if is_compressed(path) else path) in suffixes

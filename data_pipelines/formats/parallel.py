@@ -4,7 +4,7 @@ a document with the segments source and target."""
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,18 +14,11 @@ from data_pipelines.formats import files
 from data_pipelines.formats.cutting import readable, together
 from data_pipelines.formats.listing import Found, find, is_compressed
 from data_pipelines.formats.problems import HALF, MALFORMED, TOO_LONG, Problems, printable
-from data_pipelines.formats.source import Format, Other, Range, Source
+from data_pipelines.formats.source import Decoding, Format, Other, Range, Source
 
 NAMES = ("source", "target")
 SUFFIXES = (".tsv", ".txt")  # of files with tabs
 ENDED = object()  # of a file whose lines are all read
-
-
-@dataclass(frozen=True)
-class Options:
-    """How lines are read."""
-
-    undecodable: str = "replace"  # or "skip": what to do with a pair that is not UTF-8
 
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
@@ -107,7 +100,7 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
         else:
             texts = [readable(side.rstrip(b"\r"), source, where, problems) for side in pair]
             if None not in texts:
-                yield from together(NAMES, texts)
+                yield from together(source, NAMES, texts)
 
 
 def _pairs(source: Source, part: Range) -> Iterator[tuple[bytes | None, ...]]:
@@ -123,4 +116,4 @@ def _pairs(source: Source, part: Range) -> Iterator[tuple[bytes | None, ...]]:
         yield pair
 
 
-FORMAT = Format(Options, _ranges, _read, "FILE,FILE", lambda options: NAMES)
+FORMAT = Format(Decoding, _ranges, _read, "FILE,FILE", lambda options: NAMES)

@@ -63,8 +63,8 @@ def _rows(source: Source, part: Range) -> Iterator[dict]:
         for group in range(part.start, opened.num_row_groups if part.end is None else part.end):
             each = _bytes(opened.metadata, group, source) // max(opened.metadata.row_group(group).num_rows, 1)
             rows = max(1, min(MOST_ROWS, BATCH // max(each, 1)))
-            for batch in opened.iter_batches(rows, [group], list(source.options.read), use_threads=False):
-                yield from records(batch, source.options.read)
+            for batch in opened.iter_batches(rows, [group], list(source.columns), use_threads=False):
+                yield from records(batch, source.columns)
 
 
-FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", segments_of)
+FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", segments_of, values=None)

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from data_pipelines.document import AnnotationField, Document
+from data_pipelines.document import Document
 from data_pipelines.formats.problems import Problems, printable
+from data_pipelines.formats.values import Value
+from data_pipelines.store.fields import Field
 
 SHARD = 8 << 20  # bytes of source per unit of work
 
@@ -17,13 +19,18 @@ class Source:
     kind: str  # a name in the table of formats
     location: str
     options: Any  # the format's own frozen dataclass
-    language: str = "en"
+    language: str = "en"  # en,de: of the first segment and of the second
     unit: int | None = None  # bytes of text in a unit of work, where they are to be fewer than SHARD
-    codes: tuple[str, ...] = ()  # the control code of all documents, or those that a document may name
+    values: tuple[Value, ...] = ()  # what is kept of each document
 
     @property
     def shard(self) -> int:
         return min(self.unit or SHARD, SHARD)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields of records that are read, those of the text first."""
+        return tuple(dict.fromkeys([*self.options.fields, *(value.field for value in self.values if value.field)]))
 
     def __str__(self) -> str:
         return printable(f"{self.kind}:{self.location}" if self.location else self.kind)
@@ -32,6 +39,13 @@ class Source:
 @dataclass(frozen=True)
 class NoOptions:
     """Of a format that has none."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Of a format whose text is bytes."""
+
+    undecodable: str = "replace"  # or "skip": what to do with a document (or token, or pair) that is not UTF-8
 
 
 class Other(NamedTuple):
@@ -67,5 +81,7 @@ class Format:
     location: str = "LOCATION"  # what follows the colon; "": nothing
     segments: Callable[[Any], tuple[str, ...]] = lambda options: ("text",)
     """options -> the names that segments may have."""
-    annotations: Callable[[Any], dict[str, AnnotationField]] = lambda options: {}
-    """options -> what the annotations are."""
+    annotations: Callable[[Any], dict[str, Field]] = lambda options: {}
+    """options -> the fields of tokens or sentences that the annotations fill; values () where these are texts."""
+    values: tuple[str, ...] | None = ()
+    """What values its documents may have; None: the fields of their records."""

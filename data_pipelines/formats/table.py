@@ -4,22 +4,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from importlib import import_module
 
-from data_pipelines.document import AnnotationField, Document
+from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats.files import Unreadable
-from data_pipelines.formats.listing import version
+from data_pipelines.formats.listing import look
 from data_pipelines.formats.problems import UNREADABLE, Problems, printable
 from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.values import Value, kept
 
 KINDS = ("text", "jsonl", "parquet", "arrow", "wikiextractor", "fasta", "conll", "parallel", "tfds", "builtin")
 FORMATS: dict[str, Format] = {kind: import_module(f"data_pipelines.formats.{kind}").FORMAT for kind in KINDS}
 MOST_FILES = 1000  # in a unit of work
 
 
-def parse(spec: str, language: str = "en", unit: int | None = None, codes: tuple[str, ...] = (), **settings) -> Source:
+def parse(
+    spec: str, language: str = "en", unit: int | None = None, values: tuple[Value, ...] = (), **settings
+) -> Source:
     """The source a spec like 'text:corpus/*.txt' names; of the settings it takes those that are options of its format.
-    unit: bytes of text in a unit of work. codes: see Source. UserError for an unknown kind or a location of another
-    form."""
+    unit: bytes of text in a unit of work. language, values: see Source. UserError for an unknown kind, a location of
+    another form, or values and languages that its documents have not."""
     kind, _, location = spec.partition(":")
     if kind not in FORMATS:
         raise UserError(f"--source {spec}: unknown kind {kind!r}; use one of {', '.join(FORMATS)}, as in text:DIR")
@@ -29,8 +32,16 @@ def parse(spec: str, language: str = "en", unit: int | None = None, codes: tuple
     if form and (not location or ":" in form and ":" not in location):
         raise UserError(f"--source {spec}: write {kind}:{form}")
     known = {field.name for field in fields(FORMATS[kind].options)}
-    options = {name: value for name, value in settings.items() if name in known}
-    return Source(kind, location, FORMATS[kind].options(**options), language, unit, codes)
+    options = FORMATS[kind].options(**{name: value for name, value in settings.items() if name in known})
+    has = FORMATS[kind].values
+    for value in values if has is not None else ():
+        if value.field and value.field not in has:
+            said = f"has no such field but {', '.join(has)}" if has else "has no fields"
+            raise UserError(f"{value.option} {value.field}: --source {spec} {said}; leave it out")
+    segments, languages = FORMATS[kind].segments(options), language.split(",")
+    if len(languages) not in (1, len(segments)):
+        raise UserError(f"--language {language}: --source {spec} has documents of {', '.join(segments)}; give one")
+    return Source(kind, location, options, language, unit, values)
 
 
 def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ()) -> list[tuple[Range, ...]]:
@@ -46,7 +57,10 @@ def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ())
 def read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
     """The documents of one range of a source; an empty one is counted by whoever finds that it has no tokens."""
     try:
-        yield from FORMATS[source.kind].read(source, part, problems)
+        for document in FORMATS[source.kind].read(source, part, problems):
+            if source.values or document.values:
+                document = document._replace(values=kept(document, source.values, part.path, problems))
+            yield document
     except Unreadable as error:
         problems.note(UNREADABLE, f"{part.path}: {error}")
 
@@ -54,17 +68,7 @@ def read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
 def changed(part: Range) -> str | None:
     """A file of the range whose content has changed since it was planned."""
     files = (part.path, part.version), *([(part.other.path, part.other.version)] if part.other else [])
-    return next((path for path, planned in files if planned and version(path) != planned), None)
-
-
-def segments(source: Source) -> tuple[str, ...]:
-    """The names that the segments of its documents may have."""
-    return FORMATS[source.kind].segments(source.options)
-
-
-def annotations(source: Source) -> dict[str, AnnotationField]:
-    """What the annotations of its documents are, by name."""
-    return FORMATS[source.kind].annotations(source.options)
+    return next((path for path, planned in files if planned and look(path).version != planned), None)
 
 
 def _ranges(sources: list[Source], problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:

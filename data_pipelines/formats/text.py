@@ -9,18 +9,17 @@ from data_pipelines.formats import cutting, files
 from data_pipelines.formats import source as sizes
 from data_pipelines.formats.cutting import decoded, streamed, whole
 from data_pipelines.formats.listing import is_compressed
-from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.source import Decoding, Format, Range, Source
 
 # Of a folder's files; also compressed. '.tokens' and '.raw' are those of WikiText.
 SUFFIXES = ("", ".txt", ".text", ".md", ".rst", ".tokens", ".raw")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Decoding):
     """How text files are read."""
 
     documents: str = "file"  # or "blank-line": what separates documents
-    undecodable: str = "replace"  # or "skip": what to do with a document that is not UTF-8
 
 
 def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:

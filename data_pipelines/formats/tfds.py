@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
-from data_pipelines.formats import files
+from data_pipelines.formats import files, jsonl
 from data_pipelines.formats.cutting import document_of, segments_of
 from data_pipelines.formats.source import Format, Range, Source
 
@@ -14,11 +14,9 @@ EXAMPLES = 10_000  # in a range, at most
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(jsonl.Options):
     """Where the data set is, and which features hold the text."""
 
-    fields: tuple[str, ...] = ("text",)  # one: the text; several: the segments
-    undecodable: str = "replace"  # or "skip": what to do with a document that is not UTF-8
     tfds_dir: str | None = None
 
 
@@ -62,4 +60,4 @@ def _examples(source: Source):
         raise UserError(f"--source tfds:{source.location} cannot be opened: {reason}; see --tfds-dir") from error
 
 
-FORMAT = Format(Options, _ranges, _read, location="NAME:SPLIT", segments=segments_of)
+FORMAT = Format(Options, _ranges, _read, location="NAME:SPLIT", segments=segments_of, values=None)

@@ -1,28 +1,20 @@
 """`wikiextractor:` files of <doc ...> on a line, the title, the text, </doc> on a line."""
 
+import functools
 import html
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
 from data_pipelines.formats.cutting import decoded, whole
 from data_pipelines.formats.problems import MALFORMED
-from data_pipelines.formats.source import Format, Range, Source
+from data_pipelines.formats.source import Decoding, Format, Range, Source
 
 SUFFIXES = ("", ".txt")  # the files are wiki_00 and so on
-
-
-@dataclass(frozen=True)
-class Options:
-    """How files are read."""
-
-    undecodable: str = "replace"  # or "skip": what to do with a document that is not UTF-8
-
-
-def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
-    return files.files_of(index, source, problems, exclude, _to_block, SUFFIXES)
+VALUES = ("id", "url", "title", "revid")
+VALUE = re.compile(r'(\w+)="(.*?)"')
 
 
 def _to_block(file: BinaryIO, place: int) -> None:
@@ -32,22 +24,25 @@ def _to_block(file: BinaryIO, place: int) -> None:
 
 
 def _read(source: Source, part: Range, problems) -> Iterator[Document]:
-    for text in decoded(_articles(part, problems), source, part, problems):
-        yield from whole(html.unescape(text))
+    for begin, article in _articles(part, problems):
+        values = {name: html.unescape(value) for name, value in VALUE.findall(begin)}
+        for text in decoded([article], source, part, problems):
+            yield from (document._replace(values=values) for document in whole(html.unescape(text)))
 
 
-def _articles(part: Range, problems) -> Iterator[bytes | None]:
-    """The insides of blocks; None for one that is too long. A block without its end is malformed."""
-    inside, article = False, files.Record(b"\n")
+def _articles(part: Range, problems) -> Iterator[tuple[str, bytes | None]]:
+    """The first lines and the insides of blocks; None for one that is too long. A block without its end is
+    malformed."""
+    inside, begin, article = False, "", files.Record(b"\n")
     for line in files.lines(files.range_blocks(part)):
         if line is not None and line.startswith((b"<doc ", b"<doc>")):
             if inside:
                 problems.note(MALFORMED, f"{part.path}: <doc> inside <doc>")
-            inside = True
+            inside, begin = True, line.decode("utf-8", "replace")
             article.take()
         elif line is not None and line.startswith(b"</doc>"):
             if inside:
-                yield article.take()
+                yield begin, article.take()
             else:
                 problems.note(MALFORMED, f"{part.path}: </doc> without <doc>")
             inside = False
@@ -59,4 +54,5 @@ def _articles(part: Range, problems) -> Iterator[bytes | None]:
         problems.note(MALFORMED, f"{part.path}: <doc> without </doc>")
 
 
-FORMAT = Format(Options, _ranges, _read, location="DIR_OR_PATTERN")
+_ranges = functools.partial(files.files_of, border=_to_block, suffixes=SUFFIXES)
+FORMAT = Format(Decoding, _ranges, _read, location="DIR_OR_PATTERN", values=VALUES)

@@ -19,6 +19,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats import table
 from data_pipelines.formats.problems import OWN, Problems, printable
 from data_pipelines.formats.source import Source
+from data_pipelines.formats.values import CODE
 from data_pipelines.manifest import fields_of, parse_manifest
 from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
@@ -31,7 +32,7 @@ from data_pipelines.progress import busy
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.finish import check_added
 from data_pipelines.store.job import planned
-from data_pipelines.tokenizers import codes, stored
+from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
 
@@ -43,7 +44,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
     """
     settings(options)
     refusals = cloud.cloud_errors(f"--out {options.out}") if cloud.in_cloud(options.out) else contextlib.nullcontext()
-    with faults(options.out, _processes(options)), refusals:
+    with faults(options.out, options.processes or cores()), refusals:
         before = read_finished(options.out)
         if options.append:
             if before is None:
@@ -59,7 +60,6 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
         if before and not found.parts:
             return _leave(options.out, before, console)
         if before:
-            codes.check(before["special"], options.code, f"the corpus {options.out}")
             word_starts = fields_of(before)["word_starts"].kept
             check_added(before, planned(sources, before["vocab_size"], word_starts, options.steps))
         partial.open_folder(options.out)
@@ -105,10 +105,6 @@ def _leave(out: Path, manifest: dict, console: Console, come_since: int = 0) -> 
     return manifest
 
 
-def _processes(options: Prepare) -> int:
-    return options.processes or cores()
-
-
 def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Plan]:
     """The sources, and the plan of their text; for --part the one that is written down, where one is."""
     sources, problems = sources_of(settings(options)), Problems()
@@ -148,18 +144,22 @@ def _begin(options: Prepare, sources, found: Plan, before, runner_options, conso
 def _make_tokenizer(options, sources, found, before, runner_options, console: Console):
     """Train or load the tokenizer, or take the corpus's own: name -> text of its files, role -> id, and what State
     calls `enough`. What fails here binds no settings."""
+    name, values = CODE, options.code  # whose tokens stand before documents
+    if options.prefix is not None:
+        name, values = options.prefix, training.values(options, found, sources, runner_options)
     if before:
+        prefixes.check(before["special"], name, values, f"the corpus {options.out}")
         return partial.read_texts(options.out / "tokenizer"), before["special"], None
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
             made, size = training.trained(options, found, sources, runner_options)
-        made = codes.added(made, options.code)
+        made = prefixes.added(made, name, values)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
         made = with_end(made) if options.end_of_text else made
         made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
-        made = codes.found(made, options.code)
+        made = prefixes.found(made, values) if name == CODE else prefixes.added(made, name, values)
     with tempfile.TemporaryDirectory() as folder:
         stored.save(made, Path(folder))
         return partial.read_texts(Path(folder)), made.special, size
@@ -179,7 +179,7 @@ def _make(options: Prepare, work: Work, state, before, runner_options, console: 
         console.print(f"{len(missing)} of {len(wanted)} parts are to be made")
         beam.make_parts(work.out, missing, options.runner, runner_options)
     elif missing:
-        _make_here(work, missing, len(done), _processes(options), console)
+        _make_here(work, missing, len(done), options.processes or cores(), console)
     largest = max(map(work.plan.size, work.plan.numbers))
     if largest > 2 * options.part_size * MIB:
         line = f"a part has {largest / MIB:,.0f} MiB of text, in a file that cannot be cut, as compressed ones"

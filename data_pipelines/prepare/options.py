@@ -13,6 +13,8 @@ from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse
+from data_pipelines.formats.values import CODE, Value, parse_value
+from data_pipelines.store.fields import PLANNED, TAKEN, check_name
 from data_pipelines.text.sentences import check_language
 from data_pipelines.text.steps import check_steps
 from data_pipelines.tokenizers.table import KINDS, check_specials
@@ -23,8 +25,8 @@ MOST_SENTINELS = 10_000
 # How it is made, on which the corpus does not depend
 MEANS = ("out", "processes", "part", "finish", "append", "runner")
 # What --append takes from the command line; the rest is the corpus's own
-OF_FORMATS = ("documents", "undecodable", "tfds_dir", "token_column", "label_column", "code_field")
-OF_SOURCES = ("source", "language", "field", "code", "part_size", *OF_FORMATS)
+OF_FORMATS = ("documents", "undecodable", "tfds_dir", "token_column", "label_column")
+OF_SOURCES = ("source", "language", "field", "code", "code_field", "part_size", *OF_FORMATS)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Prepare:
     """Put <|endoftext|>, which ends documents, after the vocabulary of a tokenizer that is given and has no such token,
     as OpenAI's GPT and CTRL."""
     language: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Of the text, for splitting sentences; en unless told. Repeatable: one for each --source, in their order."""
+    """Of the text, for splitting sentences; en unless told. Repeatable: one for each --source, in their order. en,de is
+    of two segments, as of parallel sources, whose sentences are then stored with their language."""
     documents: Literal["file", "blank-line"] = "file"
     """What is a document in a text source: each file, or what blank lines separate."""
     field: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
@@ -67,7 +70,13 @@ class Prepare:
     """A control code, one token of the vocabulary, that stands before each document in rows of next tokens. Repeatable:
     one for each --source, in their order, or one for all; with --code-field all that there are."""
     code_field: str | None = None
-    """The field or column of jsonl, parquet and arrow sources that names each document's code."""
+    """The field or column of jsonl, parquet, arrow and tfds sources that names each document's code."""
+    values: tuple[str, ...] = ()
+    """What to keep of each document: fields or columns of records, as labels, of which there are few, or as told: year
+    score:float count:int url:text. wikiextractor has id, url, title and revid, fasta id and description, conll id."""
+    prefix: str | None = None
+    """The label of --values, as year, that stands before each document in rows of next tokens, as a token for each that
+    there is; the --code unless told."""
     token_column: int | None = None
     """The column with the token in conll sources, from 1; the first, in CoNLL-U the second, unless told."""
     label_column: int | None = None
@@ -119,7 +128,7 @@ def settings(options: Prepare) -> dict:
     share(options)
     said = {name: value for name, value in dataclasses.asdict(options).items() if name not in MEANS}
     said |= {"language": languages(options), "field": options.field or ("text",)}
-    codes(options)
+    values_of(options)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
@@ -139,40 +148,51 @@ def share(options: Prepare) -> tuple[int, int] | None:
 def languages(options: Prepare) -> tuple[str, ...]:
     """Of each source."""
     given = options.language or ("en",)
-    for code in given:
-        check_language(code)
-    if len(given) not in (1, len(options.source)):
-        raise UserError(
-            f"--language {' --language '.join(given)}: {len(given)} for {len(options.source)} sources; give one, or "
-            "one for each --source"
-        )
-    return given if len(given) > 1 else given * len(options.source)
+    for language in given:
+        for code in language.split(","):
+            check_language(code)
+    return _of_each("language", given, len(options.source))
 
 
-def codes(options: Prepare) -> tuple[tuple[str, ...], ...]:
-    """Of each source the control codes of its documents."""
-    given = options.code
-    if options.code_field is not None:
-        if not given:
-            raise UserError(f"--code-field {options.code_field}: give --code for each code that there is")
-        if others := [one for one in options.source if one.partition(":")[0] not in ("jsonl", "parquet", "arrow")]:
-            raise UserError(f"--code-field {options.code_field}: --source {others[0]} has no fields; give --code alone")
-        return (tuple(dict.fromkeys(given)),) * len(options.source)
-    if len(given) not in (0, 1, len(options.source)):
-        raise UserError(
-            f"--code {' --code '.join(given)}: {len(given)} for {len(options.source)} sources; give one, or one for "
-            "each --source, or --code-field where documents name theirs"
-        )
-    return tuple((code,) for code in given) if len(given) == len(options.source) else (given,) * len(options.source)
+def _of_each(option: str, given: Sequence, sources: int) -> list:
+    """Of each source what an option gives: one for all, or one for each, in their order."""
+    if len(given) not in (1, sources):
+        said = " ".join(f"--{option} {one}" for one in given)
+        raise UserError(f"{said}: {len(given)} for {sources} sources; give one, or one for each --source")
+    return [*given] if len(given) == sources else [*given] * sources
+
+
+def values_of(options: Prepare) -> list[tuple[Value, ...]]:
+    """Of each source what is kept of its documents, with their control code, where they have one."""
+    named = tuple(parse_value(spec, options.prefix) for spec in options.values)
+    names = [value.name for value in named] + [CODE] * bool(options.code)
+    for name in names:
+        check_name(name, (*TAKEN, *PLANNED))
+        if names.count(name) > 1:
+            raise UserError(f"--values {' '.join(options.values)}: {name} is there twice; give it once")
+    if options.prefix is not None:
+        if options.code:
+            raise UserError(f"--prefix {options.prefix}: the --code stands before documents; leave one of them out")
+        if not any(value.prefix and value.kind == "label" for value in named):
+            raise UserError(f"--prefix {options.prefix}: is no label of --values; give --values {options.prefix}, too")
+    field, known, sources = options.code_field, tuple(dict.fromkeys(options.code)), len(options.source)
+    if field is not None and not known:
+        raise UserError(f"--code-field {field}: give --code for each code that there is")
+    if not known:
+        return [named] * sources
+    each = [known] * sources if field is not None else [(code,) for code in _of_each("code", options.code, sources)]
+    return [(*named, Value(CODE, "label", field, codes, prefix=True)) for codes in each]
 
 
 def sources_of(settings: dict) -> tuple[Source, ...]:
     """The sources that settings name."""
     choices = {name: settings[name] for name in OF_FORMATS if name in settings}  # an older corpus lacks newer ones
-    of_each = codes(Prepare(tuple(settings["source"]), Path(), **_coded(settings)))
+    kept = {name: tuple(settings.get(name, ())) for name in ("code", "values")}
+    kept |= {name: settings.get(name) for name in ("code_field", "prefix")}
+    of_each = values_of(Prepare(tuple(settings["source"]), Path(), **kept))
     told = zip(settings["source"], settings["language"], of_each, strict=True)
     choices |= {"fields": tuple(settings["field"]), "unit": settings["part_size"] * MIB}
-    return tuple(parse(spec, language, codes=of_source, **choices) for spec, language, of_source in told)
+    return tuple(parse(spec, language, values=of_source, **choices) for spec, language, of_source in told)
 
 
 def check_taken(options: Prepare, sources: Sequence[Source]) -> None:
@@ -185,10 +205,6 @@ def check_taken(options: Prepare, sources: Sequence[Source]) -> None:
             said = " ".join(told) if isinstance(told, tuple) else told
             given = " ".join(f"--source {source}" for source in sources)
             raise UserError(f"--{name.replace('_', '-')} {said}: {given} does not read it; leave it out")
-
-
-def _coded(settings: dict) -> dict:
-    return {"code": tuple(settings.get("code", ())), "code_field": settings.get("code_field")}
 
 
 def inherit(options: Prepare, of_corpus: dict) -> Prepare:

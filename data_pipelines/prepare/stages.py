@@ -3,11 +3,9 @@
 OUT/plans/HASH.json
 """
 
-import dataclasses
 import itertools
 import json
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from data_pipelines import cloud
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Range, Source
+from data_pipelines.formats.values import CODE
 from data_pipelines.prepare import plan as plans
 from data_pipelines.prepare.options import sources_of
 
@@ -26,26 +25,23 @@ def name(plan_hash: str) -> str:
     return f"{plan_hash[:16]}.json"
 
 
-def known(out: Path, manifest: dict) -> dict[tuple, set[tuple]]:
-    """(path, how it was read) -> the (versions, how it was given codes) of each file whose text a corpus has."""
-    found = defaultdict(set)
+def known(out: Path, manifest: dict) -> dict[tuple, dict[str, tuple]]:
+    """(path, how it was read) of files whose text a corpus has -> {how its documents were given codes: version}."""
+    found = {}
     for stage in manifest["stages"]:
         place = out / FOLDER / name(stage["plan"])
         if not cloud.is_file(place):
             raise UserError(f"--append: {place} is missing, which says what the corpus has; copy the corpus again")
         sources = sources_of(stage["settings"])
         for piece in plans.of_json(json.loads(place.read_bytes())).ranges():
-            found[_key(piece, sources)].add((_version(piece), _codes(sources[piece.source])))
+            found.setdefault(_key(piece, sources), {})[_codes(sources[piece.source])] = _version(piece)
     return found
 
 
 def _key(piece: Range, sources: Sequence[Source]) -> tuple:
     """A file, however its path is written, and how it is read."""
     source = sources[piece.source]
-    options = source.options
-    if hasattr(options, "code_field"):
-        options = dataclasses.replace(options, code_field=None)  # says nothing of the text
-    return _place(piece, source), source.kind, options, source.language
+    return _place(piece, source), source.kind, source.options, source.language
 
 
 def _place(piece: Range, source: Source) -> str:
@@ -68,9 +64,10 @@ def check_once(units: list[tuple[Range, ...]], sources: Sequence[Source]) -> Non
 
 def _codes(source: Source) -> str:
     """How a source's documents are given their control codes, as options."""
-    if field := getattr(source.options, "code_field", None):
-        return f"--code-field {field}"
-    return " ".join(f"--code {code}" for code in source.codes) or "no --code"
+    code = next((value for value in source.values if value.name == CODE), None)
+    if code is None:
+        return "no --code"
+    return f"--code-field {code.field}" if code.field else f"--code {code.known[0]}"
 
 
 def _version(piece: Range) -> tuple[str, ...]:
@@ -78,29 +75,30 @@ def _version(piece: Range) -> tuple[str, ...]:
 
 
 def new(
-    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, set[tuple]], problems: Problems
+    units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, dict], problems: Problems
 ) -> list[tuple[Range, ...]]:
     """What the corpus does not have yet; the rest is counted. UserError for a file that has changed since then, or is
     to have other control codes."""
-    seen = set()
-
-    def is_new(piece: Range) -> bool:
-        there, version, codes = before.get(_key(piece, sources)), _version(piece), _codes(sources[piece.source])
-        if there and all(version != was for was, _ in there):
-            raise UserError(
-                f"--append: {printable(piece.path)} has changed since its text was added, which would be stored "
-                "twice; name files that are new"
-            )
-        if there and (version, codes) not in there:
-            raise UserError(
-                f"--append: {printable(piece.path)} is in already, with {' and '.join(sorted(had for _, had in there))}"
-                f" and not with {codes}; leave it out, or give the same"
-            )
-        if there:
-            seen.add(piece.path)
-        return not there
-
-    kept = [fresh for unit in units if (fresh := tuple(filter(is_new, unit)))]
+    kept, seen = [], set()
+    for unit in units:
+        fresh = []
+        for piece in unit:
+            file, codes = before.get(_key(piece, sources)), _codes(sources[piece.source])
+            if file is None:
+                fresh.append(piece)
+            elif _version(piece) not in file.values():
+                raise UserError(
+                    f"--append: {printable(piece.path)} has changed since its text was added, which would be stored "
+                    "twice; name files that are new"
+                )
+            elif codes not in file:
+                raise UserError(
+                    f"--append: {printable(piece.path)} is in already, with {' and '.join(sorted(file))} and not "
+                    f"with {codes}; leave it out, or give the same"
+                )
+            else:
+                seen.add(piece.path)
+        kept += [tuple(fresh)] if fresh else []
     for path in sorted(seen):
         problems.note(KNOWN, path)
     return kept

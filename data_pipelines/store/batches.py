@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.document import Document
+from data_pipelines.document import Annotation, Document, Segment
 from data_pipelines.formats.problems import PLAIN_SPACES, Problems
 from data_pipelines.formats.source import Range
 from data_pipelines.formats.table import read
-from data_pipelines.store.fields import Field, annotated, check_values
+from data_pipelines.store.fields import PLANNED, Field, check_values, valued
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.job import Job
-from data_pipelines.store.units import DOCUMENT, UnitFiles
+from data_pipelines.store.units import UnitFiles
 from data_pipelines.text.encoding import Encoded, Encoder
 from data_pipelines.text.sentences import starts
 from data_pipelines.text.steps import run
@@ -32,8 +32,8 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
         source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
         drop = functools.partial(problems.note, where=part.path)
         for document in run(job.steps, read(source, part, problems), drop):
-            begins = [starts(segment.text, source.language, plainly) for segment in document.segments]
-            batches.add(document, begins, part.source, index, document.code or "".join(source.codes[:1]))
+            begins = [starts(one.text, one.language or source.language, plainly) for one in document.segments]
+            batches.add(document, begins, part.source, index, source.language)
     batches.flush()
     values = {name: list(numbers) for name, numbers in batches.values.items()}
     files.finish(batches.characters, problems, [part.path for part in unit], values)
@@ -42,11 +42,10 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
 class _Text(NamedTuple):
     """A segment that waits to be encoded; places are characters."""
 
-    text: str
-    segment: int  # which of the segments' names
-    code: int  # which of the control codes its document has
+    segment: Segment
+    language: str
     starts: np.ndarray  # i64: where sentences start, at least one
-    values: list  # (field, start, end, value) of its annotations
+    notes: list[Annotation]
 
 
 class Batches:
@@ -55,35 +54,32 @@ class Batches:
     def __init__(self, files: UnitFiles, encoder: Encoder, fields: dict[str, Field]):
         self.files, self.encoder, self.fields = files, encoder, fields
         self.characters, self.range = 0, None  # of the document before
-        self.segments = {name: at for at, name in enumerate(fields["segments"].values)} if "segments" in fields else {}
-        self.codes = {name: at for at, name in enumerate(fields["codes"].values)} if "codes" in fields else {}
-        # Of fields of texts: text -> its number in this unit; 0 is where nothing is said
-        self.values = {name: {"": 0} for name, field in annotated(fields).items() if field.values is not None}
+        # Of fields of texts: text -> its number in this unit; by token and sentence 0 is where nothing is said
+        self.valued = valued(fields)
+        self.annotated = {name: fields[name] for name in fields if name not in {*PLANNED, *self.valued}}
+        self.values = {name: {"": 0} for name, field in self.annotated.items() if field.values is not None}
+        self.values |= {name: {} for name, field in self.valued.items() if field.values is not None}
         self._empty()
 
     def _empty(self) -> None:
         self.texts: list[_Text] = []
         self.size = self.sentences = 0
-        self.begun = []  # a row of DOCUMENT each
+        self.begun = []  # a row of `document_dtype` each
 
-    def add(self, document: Document, starts: list[np.ndarray], source: int, index: int, code: str = "") -> None:
+    def add(self, document: Document, starts: list[np.ndarray], source: int, index: int, language: str = "") -> None:
         """A document of a source, from a range of the unit, or a piece of one; its (first piece of) text decides the
         split. starts: where sentences start in each segment; the white space of one without sentences is left out.
-        code: its control code, where documents have one."""
+        language: of segments that name none."""
         if not document.continues or index != self.range:
             text = "\n\n".join(segment.text for segment in document.segments)
             digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-            self.begun.append((self.sentences, digest, source, index, document.continues))
+            values = (self._number(name, document.values[name]) for name in self.valued)
+            self.begun.append((self.sentences, digest, source, index, document.continues, *values))
         self.range = index
         for number, (segment, begins) in enumerate(zip(document.segments, starts, strict=True)):
             if len(begins):
-                values = [
-                    (note.field, note.start, note.end, note.value)
-                    for note in document.annotations
-                    if note.segment == number
-                ]
-                numbers = self.segments.get(segment.name, 0), self.codes.get(code, 0)
-                self.texts.append(_Text(segment.text, *numbers, begins, values))
+                notes = [note for note in document.annotations if note.segment == number]
+                self.texts.append(_Text(segment, segment.language or language, begins, notes))
                 self.sentences += len(begins)
                 self.size += len(segment.text)
             if self.size >= BATCH:
@@ -91,22 +87,21 @@ class Batches:
 
     def flush(self) -> None:
         """Encode and write what waits."""
-        spans = [_spans(text.values) for text in self.texts]
-        places = [np.concatenate([text.starts, *span]) for text, span in zip(self.texts, spans, strict=True)]
-        encoded = self.encoder.encode([text.text for text in self.texts], places)
-        counts = np.array([(len(text.starts), len(text.values)) for text in self.texts], np.int64).reshape(-1, 2)
+        places = [np.concatenate([text.starts, *_spans(text.notes)]) for text in self.texts]
+        encoded = self.encoder.encode([text.segment.text for text in self.texts], places)
+        counts = np.array([(len(text.starts), len(text.notes)) for text in self.texts], np.int64).reshape(-1, 2)
         lengths, begin, end = _cut(encoded, *counts.T)
         kept = lengths > 0  # a sentence of control characters has no tokens
-        documents = np.array(self.begun, DOCUMENT)
+        documents = np.array(self.begun, self.files.dtype)
         documents["start"] = np.append(0, np.cumsum(kept))[documents["start"]]
         fields = {"tokens": encoded.tokens, **self._annotated(len(encoded.tokens), begin, end, kept)}
         if "word_starts" in self.files.files:
             by_token = encoded.word_starts is None
             fields["word_starts"] = self.encoder.word_starts[encoded.tokens] if by_token else encoded.word_starts
-        of_texts = {"segments": self.segments and "segment", "codes": self.codes and "code"}
-        for name, attribute in of_texts.items():
-            if attribute:
-                numbers = np.array([getattr(text, attribute) for text in self.texts], self.fields[name].dtype)
+        names, languages = [text.segment.name for text in self.texts], [text.language for text in self.texts]
+        for name, of_texts in (("segments", names), ("segment_languages", languages)):
+            if name in self.fields:
+                numbers = np.array([self.fields[name].values.index(one) for one in of_texts], self.fields[name].dtype)
                 fields[name] = np.repeat(numbers, counts[:, 0])[kept]
         self.files.add(lengths[kept], documents, **fields)
         self.characters += self.size
@@ -115,16 +110,16 @@ class Batches:
     def _annotated(self, tokens: int, begin: np.ndarray, end: np.ndarray, kept: np.ndarray) -> dict[str, np.ndarray]:
         """The values of annotations: name -> [tokens or sentences, ...]. begin, end: i64 [annotations], in tokens."""
         sizes = {"token": tokens, "sentence": len(kept)}
-        fields = annotated(self.fields)
-        arrays = {name: np.zeros((sizes[field.per], *field.shape), field.dtype) for name, field in fields.items()}
+        fields = self.annotated.items()
+        arrays = {name: np.zeros((sizes[field.per], *field.shape), field.dtype) for name, field in fields}
         at = first = 0
         for text in self.texts:
-            for name, start, _, value in text.values:
-                if self.fields[name].per == "token":
+            for note in text.notes:
+                if self.fields[note.field].per == "token":
                     place = slice(begin[at], end[at])
                 else:
-                    place = first + max(int(np.searchsorted(text.starts, start, "right")) - 1, 0)
-                arrays[name][place] = self._number(name, value)
+                    place = first + max(int(np.searchsorted(text.starts, note.start, "right")) - 1, 0)
+                arrays[note.field][place] = self._number(note.field, note.value)
                 at += 1
             first += len(text.starts)
         by_sentence = {name: arrays[name][kept] for name in arrays if self.fields[name].per == "sentence"}
@@ -138,9 +133,9 @@ class Batches:
         return number
 
 
-def _spans(values: list) -> np.ndarray:
-    """i64 [2, values]: where they begin and end, in characters."""
-    return np.array([(start, end) for _, start, end, _ in values], np.int64).reshape(-1, 2).T
+def _spans(notes: list[Annotation]) -> np.ndarray:
+    """i64 [2, notes]: where they begin and end, in characters."""
+    return np.array([(note.start, note.end) for note in notes], np.int64).reshape(-1, 2).T
 
 
 def _cut(encoded: Encoded, sentences: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

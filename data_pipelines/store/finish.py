@@ -7,8 +7,9 @@ import numpy as np
 from data_pipelines.durable import sync
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
+from data_pipelines.formats.values import CODE
 from data_pipelines.manifest import VERSION, fields_of, fingerprint
-from data_pipelines.store.fields import Field
+from data_pipelines.store.fields import Field, valued
 from data_pipelines.store.files import describe_files
 from data_pipelines.store.job import Job
 
@@ -35,7 +36,7 @@ def finish(
         "version": VERSION,
         "vocab_size": job.vocab_size,
         "special": special,
-        "fields": {name: _with_values(name, field, parts).to_json() for name, field in job.fields.items()},
+        "fields": {name: field.to_json() for name, field in _with_values(job.fields, parts, before).items()},
         "tokenizer": describe_files(out, "tokenizer/*"),
         "tables": describe_files(out, "tables/*"),
         "parts": parts,
@@ -53,8 +54,8 @@ def finish(
 def check_added(before: dict, fields: dict[str, Field]) -> None:
     """UserError where text with these fields cannot be added to a corpus, of which `before` is the manifest."""
     old, new = ({name: field._replace(values=None) for name, field in of.items()} for of in (fields_of(before), fields))
-    if "codes" in old.keys() - new.keys():
-        known = fields_of(before)["codes"].values
+    if CODE in old.keys() - new.keys():
+        known = fields_of(before)[CODE].values
         raise UserError(f"--append: the corpus has control codes; give --code too, as in --code {known[0]}")
     said = [f"{name} only in the corpus" for name in old if name not in new]
     said += [f"{name} only in these sources" for name in new if name not in old]
@@ -66,8 +67,14 @@ def check_added(before: dict, fields: dict[str, Field]) -> None:
         )
 
 
-def _with_values(name: str, field: Field, parts: list[dict]) -> Field:
-    """The union of the parts' values, in their order."""
-    if field.values is None:
-        return field
-    return field._replace(values=tuple(dict.fromkeys(value for part in parts for value in part["values"][name])))
+def _with_values(fields: dict[str, Field], parts: list[dict], before: dict | None) -> dict[str, Field]:
+    """With the union of the parts' values, in their order; labels of documents sorted, after those that there were."""
+    found, known, labels = {}, fields_of(before) if before else {}, valued(fields)
+    for name, field in fields.items():
+        if field.values is not None:
+            values = [value for part in parts for value in part["values"][name]]
+            if name in labels:
+                values = [*(known[name].values if known else ()), *sorted(values)]
+            field = field._replace(values=tuple(dict.fromkeys(values)))
+        found[name] = field
+    return found

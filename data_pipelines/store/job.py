@@ -8,13 +8,11 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.formats.source import Source
-from data_pipelines.formats.table import annotations as annotations_of
-from data_pipelines.formats.table import segments as segments_of
+from data_pipelines.formats.table import FORMATS
+from data_pipelines.formats.values import KINDS
 from data_pipelines.store.fields import BY_TOKEN, BY_TOKEN_BEFORE, STORED, Field, check_name, token_dtype
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.steps import STEPS
-
-ANNOTATED = ("token", "sentence")  # what annotations may be of
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,6 @@ class Job:
         """The fields that are written per token, sentence or document."""
         return {name: field for name, field in self.fields.items() if field.per == per and field.kept == STORED}
 
-    def language_of(self) -> np.ndarray:
-        """uint16 [sources]: the language of each, as the field numbers them."""
-        languages = self.fields["languages"].values
-        return np.array([languages.index(source.language) for source in self.sources], np.uint16)
-
 
 def word_starts_of(encoder: Encoder) -> tuple[str, np.ndarray | None]:
     """How word starts are kept, and the table bool [vocab] where they are looked up."""
@@ -55,7 +48,7 @@ def planned(
     """The fields of a corpus that is to be made of these sources by these text steps. UserError where two differ in
     what a field is. word_starts: how they are kept."""
     languages = sorted({source.language for source in sources})
-    segments = dict.fromkeys(chain(*map(segments_of, sources)))
+    segments = dict.fromkeys(chain(*(FORMATS[source.kind].segments(source.options) for source in sources)))
     fields = {
         "tokens": Field(token_dtype(vocab_size)),
         "word_starts": Field("bool", kept=word_starts),
@@ -64,18 +57,15 @@ def planned(
     }
     if list(segments) != ["text"]:
         fields["segments"] = Field("uint8", per="sentence", values=tuple(segments))
-    if codes := dict.fromkeys(chain(*(source.codes for source in sources))):  # of its document
-        fields["codes"] = Field("uint16", per="sentence", values=tuple(codes))
-    annotators = [(f"--source {source}", annotations_of(source)) for source in sources]
+    if any("," in language for language in languages):
+        each = sorted({*",".join(languages).split(",")})
+        fields["segment_languages"] = Field("uint16", per="sentence", values=tuple(each))
+    for value in chain(*(source.values for source in sources)):
+        fields[value.name] = KINDS[value.kind]._replace(prefix=value.prefix)
+    annotators = [(f"--source {source}", FORMATS[source.kind].annotations(source.options)) for source in sources]
     annotators += [(f"--steps {step}", STEPS[step].fields) for step in steps]
     for where, annotations in annotators:
-        for name, said in annotations.items():
-            if said.per not in ANNOTATED:
-                raise UserError(
-                    f"{where}: field {name!r} is of a {said.per}; annotations are of {' or '.join(ANNOTATED)}"
-                )
-            label = said.dtype == "label"
-            field = Field("uint16" if label else said.dtype, said.shape, said.per, values=() if label else None)
+        for name, field in annotations.items():
             if fields.setdefault(check_name(name), field) != field:
                 raise UserError(f"{where}: field {name!r} is another elsewhere; prepare it by itself")
     return fields

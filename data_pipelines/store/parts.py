@@ -17,10 +17,10 @@ from data_pipelines.durable import put
 from data_pipelines.formats.problems import EMPTY, Problems
 from data_pipelines.manifest import SPLITS, part_fingerprint
 from data_pipelines.store import heldout
-from data_pipelines.store.fields import check_values
+from data_pipelines.store.fields import TEXT, check_values, valued
 from data_pipelines.store.files import SUMMARY, NpyFile, beside, describe_files, read_summary, write_json
 from data_pipelines.store.job import Job
-from data_pipelines.store.units import read_unit
+from data_pipelines.store.units import VALUE, read_unit
 
 CHUNK = 1 << 22  # tokens that are copied at a time
 CUT = "documents cut at the end of a part"
@@ -28,12 +28,11 @@ CUT = "documents cut at the end of a part"
 
 class Documents(NamedTuple):
     """The documents of a part, without empty ones. starts: the first sentence of each, then their number, int64
-    [documents + 1]. tokens: int64, hashes: uint64, sources: uint16 [documents]."""
+    [documents + 1]. tokens: int64 [documents]. rows: `document_dtype` [documents]."""
 
     starts: np.ndarray
     tokens: np.ndarray
-    hashes: np.ndarray
-    sources: np.ndarray
+    rows: np.ndarray
 
 
 def part_name(number: int) -> str:
@@ -48,12 +47,12 @@ def write_part(folder: Path, units: list[Path], job: Job) -> dict:
     """
     if (folder / SUMMARY).exists():
         return read_summary(folder)
-    documents, said = _documents(units, job)
-    held = heldout.choose(documents.hashes, documents.tokens, job.heldout, job.parts)
+    documents, numbered, said = _documents(units, job)
+    held = heldout.choose(documents.rows["hash"], documents.tokens, job.heldout, job.parts)
     documents, held = _with_end_held(documents, held, units, job)
     temporary = beside(folder)
     sizes = {
-        name: _write_split(temporary / name, documents, chosen, units, job, said["values"])
+        name: _write_split(temporary / name, documents, chosen, units, job, numbered)
         for name, chosen in zip(SPLITS, (~held, held), strict=True)
     }
     tokens, counts = np.load(temporary / "train" / "tokens.npy", mmap_mode="r"), np.zeros(job.vocab_size, np.int64)
@@ -67,19 +66,22 @@ def write_part(folder: Path, units: list[Path], job: Job) -> dict:
     return summary
 
 
-def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
-    """All documents of the units, and what the summaries say together: characters, counts and values."""
+def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict[str, int]], dict]:
+    """All documents of the units, the number of each text of a field, and what the summaries say together: characters,
+    counts and values."""
     found, offsets, files, paths = [], [], [], {}
-    values = {name: dict.fromkeys(field.values) for name, field in job.fields.items() if field.values is not None}
+    texts_of = {name: field.values for name, field in job.fields.items() if field.values is not None}
+    numbered = {name: {text: number for number, text in enumerate(texts)} for name, texts in texts_of.items()}
     problems, characters, sentences, tokens = Problems(), 0, 0, 0
     for folder in folders:
         unit = read_unit(folder, hashed=True)
         problems.merge(unit.summary["problems"])
-        characters += unit.summary["characters"]
+        characters, documents = characters + unit.summary["characters"], unit.documents
         for name, texts in unit.summary["values"].items():
-            values[name] |= dict.fromkeys(texts)
-            check_values(name, job.fields[name], len(values[name]))
-        documents = unit.documents
+            numbers = [numbered[name].setdefault(text, len(numbered[name])) for text in texts]
+            check_values(name, job.fields[name], len(numbered[name]))
+            if VALUE + name in documents.dtype.names:
+                documents[VALUE + name] = np.array(numbers, np.int64)[documents[VALUE + name]]
         numbers = [paths.setdefault(path, len(paths)) for path in unit.summary["paths"]]
         files.append(np.array(numbers)[documents["range"]])
         offsets.append(tokens + unit.sentences[documents["start"]])
@@ -99,9 +101,9 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict]:
     documents, size = documents[begins[size > 0]], size[size > 0]
     starts = np.append(documents["start"], sentences)
     starts[0] = 0  # sentences without tokens may come before
-    values = {name: list(texts) for name, texts in values.items()}
+    values = {name: [] if job.fields[name].kept == TEXT else list(numbers) for name, numbers in numbered.items()}
     said = {"characters": characters, "counts": problems, "values": values}
-    return Documents(starts, size, documents["hash"].copy(), documents["source"].copy()), said
+    return Documents(starts, size, documents), numbered, said
 
 
 def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], job: Job):
@@ -124,18 +126,16 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
     return Documents(
         np.insert(documents.starts, after, documents.starts[after] - count),
         sizes,
-        np.insert(documents.hashes, after, documents.hashes[longest]),
-        np.insert(documents.sources, after, documents.sources[longest]),
+        np.insert(documents.rows, after, documents.rows[longest]),
     ), np.insert(held, after, True)
 
 
 def _write_split(
-    to: Path, documents: Documents, chosen: np.ndarray, folders: list[Path], job: Job, values: dict[str, list[str]]
+    to: Path, documents: Documents, chosen: np.ndarray, folders: list[Path], job: Job, numbered: dict[str, dict]
 ) -> dict[str, int]:
-    """Write the arrays of the chosen documents, bool [documents]; returns {documents, sentences, tokens}. values: what
-    the part's numbers stand for."""
+    """Write the arrays of the chosen documents, bool [documents]; returns {documents, sentences, tokens}. numbered: of
+    fields, the part's number of each text."""
     to.mkdir()
-    places = {name: {text: number for number, text in enumerate(texts)} for name, texts in values.items()}
     sizes = np.diff(documents.starts)
     inside, first = np.repeat(chosen, sizes), 0  # bool [sentences]; the first of the unit
     fields = {per: job.stored(per) for per in ("token", "sentence")}
@@ -145,7 +145,8 @@ def _write_split(
     sentences, tokens = NpyFile(to / "sentences.npy", np.int64), 0
     for folder in folders if chosen.any() else ():
         unit = read_unit(folder)
-        numbers = {name: np.array([*map(places[name].get, texts)]) for name, texts in unit.summary["values"].items()}
+        values = unit.summary["values"].items()
+        numbers = {name: np.array([*map(numbered[name].get, texts)], np.int64) for name, texts in values}
         for at, stop in _chunks(unit.sentences):
             lengths, taken = np.diff(unit.sentences[at : stop + 1]), inside[first + at : first + stop]
             begin, end = unit.sentences[[at, stop]]
@@ -162,9 +163,21 @@ def _write_split(
     for file in (sentences, *files.values()):
         file.close()
     np.save(to / "documents.npy", np.append(0, np.cumsum(sizes[chosen])))
-    np.save(to / "sources.npy", documents.sources[chosen])
-    np.save(to / "languages.npy", job.language_of()[documents.sources[chosen]])
+    _write_columns(to, documents.rows[chosen], job, numbered)
     return {"documents": int(chosen.sum()), "sentences": sentences.length - 1, "tokens": tokens}
+
+
+def _write_columns(to: Path, rows: np.ndarray, job: Job, numbered: dict[str, dict]) -> None:
+    """Write what is said of documents. rows: `document_dtype` [documents]."""
+    languages = [job.fields["languages"].values.index(source.language) for source in job.sources]
+    columns = {"sources": rows["source"], "languages": np.array(languages, np.uint16)[rows["source"]]}
+    columns |= {name: rows[VALUE + name] for name in valued(job.fields)}
+    for name, column in columns.items():
+        if job.fields[name].kept == TEXT:
+            texts = [text.encode() for text in np.array([*numbered[name]], object)[column]]
+            np.save(to / f"{name}.starts.npy", np.cumsum([0, *map(len, texts)]))
+            column = np.frombuffer(b"".join(texts), np.uint8)
+        np.save(to / f"{name}.npy", column)
 
 
 def _chunks(bounds: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
     FIELD.npy          [tokens or sentences, ...], each field that is stored by token or sentence
     sentences.npy      uint32 [sentences]       tokens of each
-    documents.npy      DOCUMENT [documents]
+    documents.npy      DOCUMENT [documents], and a column for each of their values
     summary.json       characters; problems: what could not be read; paths: of the ranges; values: what the numbers of
                        fields stand for in this unit; files: sizes and hashes
 
@@ -18,12 +18,22 @@ import numpy as np
 
 from data_pipelines.durable import put_folder
 from data_pipelines.errors import UserError
+from data_pipelines.store.fields import TEXT, valued
 from data_pipelines.store.files import SUMMARY, NpyFile, beside, describe_files, read_summary, write_json
 from data_pipelines.store.job import Job
 
+VALUE = "value "  # begins the columns of values
 # start: its first sentence; hash: of its first piece; range: of the unit, where it is
 DOCUMENT = np.dtype([("start", "<i8"), ("hash", "<u8"), ("source", "<u2"), ("range", "<u2"), ("continues", "?")])
 LENGTH = np.dtype("<u4")
+
+
+def document_dtype(job: Job) -> np.dtype:
+    """Of the documents of a unit: those of DOCUMENT, then their values, of texts their numbers."""
+    columns = (
+        (VALUE + name, "u4" if field.kept == TEXT else field.dtype) for name, field in valued(job.fields).items()
+    )
+    return np.dtype([*DOCUMENT.descr, *columns])
 
 
 class Unit(NamedTuple):
@@ -59,13 +69,14 @@ class UnitFiles:
         fields = job.stored("token") | job.stored("sentence")
         self.files = {name: NpyFile(self._place(name), field.dtype, field.shape) for name, field in fields.items()}
         self.files["sentences"] = NpyFile(self._place("sentences"), LENGTH)
-        self.documents = [np.zeros(0, DOCUMENT)]
+        self.dtype = document_dtype(job)
+        self.documents = [np.zeros(0, self.dtype)]
 
     def _place(self, name: str) -> Path:
         return self.temporary / f"{name}.npy"
 
     def add(self, lengths: np.ndarray, documents: np.ndarray, **fields: np.ndarray) -> None:
-        """Sentences of lengths i64 [sentences]; documents (DOCUMENT, start counted from the first of these
+        """Sentences of lengths i64 [sentences]; documents (of `document_dtype`, start counted from the first of these
         sentences); the values of every stored field by token and by sentence."""
         documents = documents.copy()
         documents["start"] += self.files["sentences"].length

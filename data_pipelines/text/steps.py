@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from data_pipelines.document import AnnotationField, Document
+from data_pipelines.document import Document
 from data_pipelines.errors import UserError
+from data_pipelines.store.fields import Field
 
 PAIRS = ["()", "（）", "[]", "［］", "{}", "《》", "〈〉", "【】", "〔〕", "「」", "『』", "“”", "‘’"]
 EMPTY_PAIR = re.compile("|".join(rf"{re.escape(begin)}\s*{re.escape(end)}" for begin, end in PAIRS))
@@ -36,7 +37,7 @@ class Step(NamedTuple):
 
     version: int
     run: Callable[[Iterator[Document], Drop], Iterator[Document]]
-    fields: dict[str, AnnotationField] = {}
+    fields: dict[str, Field] = {}
 
 
 def of_document(change: Callable[[Document], Document]) -> Callable[[Iterator[Document], Drop], Iterator[Document]]:

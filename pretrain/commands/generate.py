@@ -9,7 +9,7 @@ from data_pipelines.cloud import local_folder
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import codes, stored
+from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import Made
 from pretrain.commands.options import Generate
 from pretrain.commands.steering import program_of
@@ -62,7 +62,7 @@ def _print_texts(options: Generate, restored: Restored, made: Made, prompts: lis
     number = 1 if options.number is None else options.number
     aim = options.words, options.discriminator, options.label
     program = program_of(*aim, options.steering, made, model, params)
-    before = [] if options.code is None else [codes.token(made, options.code)]
+    before = [] if options.code is None else [prefixes.token(made, options.code)]
     asked, behind = encoded, []
     if (token := delimiter(restored.assembly.recipe.objective, made.special)) is not None:
         print("the run's rows are input and target: each prompt is an input, after which its target is written")

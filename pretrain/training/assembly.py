@@ -16,7 +16,7 @@ from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.objectives.inputs import initialise
 from pretrain.objectives.objective import Spec
-from pretrain.objectives.phase import Task
+from pretrain.objectives.phase import Phase, Task
 from pretrain.objectives.teacher import TEACHERS
 from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Recipe, asked, asked_of_teachers, tasks_of
@@ -112,8 +112,17 @@ def table_of(config: Any, asks: Iterable[type | str]) -> list[Parameter]:
     return family_of(config).parameters(config, made_heads(config, asks))
 
 
-def initial_carry(assembly: Assembly, phase: int, task: Task | None = None) -> tuple[Any, Any]:
-    """The carry of a task's objective, the first one's unless given, before a phase's first batch, and its axes."""
-    of = assembly.recipe.phases[phase]
-    task = task or tasks_of(assembly.recipe, of)[0]
-    return task.objective.carry(assembly.model, of, train=True)
+def initial_carry(assembly: Assembly, index: int) -> tuple[Any, Any]:
+    """The carry before a phase's first batch, the objective's or of tasks each one's by its name, and its axes."""
+    phase = assembly.recipe.phases[index]
+    carries = {
+        task.name: task.objective.carry(assembly.model, phase, train=True) for task in tasks_of(assembly.recipe, phase)
+    }
+    if not phase.tasks:
+        return carries[""]
+    return {name: carry for name, (carry, _) in carries.items()}, {name: axes for name, (_, axes) in carries.items()}
+
+
+def of_task(phase: Phase, task: Task, carry: Any) -> Any:
+    """A task's part of a carry of its phase, or of its axes."""
+    return carry[task.name] if phase.tasks else carry

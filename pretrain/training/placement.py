@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +16,18 @@ from models.core.program import Program
 from models.core.sharding import placed_by
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.phase import Phase, Task
-from pretrain.recipe import Recipe, tasks_of
+from pretrain.recipe import Recipe, every_task
 from pretrain.state import TrainState
-from pretrain.training.assembly import Assembly, all_parameters, parameter_shapes, transformation_in
+from pretrain.training.assembly import (
+    Assembly,
+    all_parameters,
+    initial_carry,
+    of_task,
+    parameter_shapes,
+    transformation_in,
+)
 from pretrain.training.attention_choice import for_evaluation
-from pretrain.training.step import Given, evaluation_step, first_carry, first_moments, given_in, train_step
+from pretrain.training.step import Given, evaluation_step, first_moments, given_in, train_step
 from pretrain.training.traced import mean_flops, unread
 from pretrain.training.trained import check_layers, frozen_in, merge, split, split_frozen
 from tpu.mesh import Load, load_on, mesh_shape
@@ -88,10 +94,8 @@ def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params
     check_layers(assembly.recipe, shapes)
     everything = parameter_shardings(all_parameters(assembly.recipe), shapes, mesh)
     trained, frozen = split_frozen(jax.tree.map(_placed, shapes, everything), assembly.recipe)
-    made = []
-    for index in range(len(assembly.recipe.phases)):
-        made += _of_phase(assembly, index, mesh, microbatches, trained, frozen)
-    return made
+    tasks = every_task(assembly.recipe)
+    return [_stage(assembly, index, task, mesh, microbatches, trained, frozen) for index, _, task in tasks]
 
 
 def of_phase(made: Sequence[Stage], index: int) -> dict[str, Stage]:
@@ -130,67 +134,38 @@ def place_given(stage: Stage) -> Given:
     return jax.tree.map(_place_whole, given, stage.train.arguments[-1])
 
 
-def _of_phase(
-    assembly: Assembly, index: int, mesh: Mesh, microbatches: int, params: Params, frozen: Params
-) -> list[Stage]:
-    recipe, everywhere = assembly.recipe, replicated(mesh)
-    tasks = tasks_of(recipe, recipe.phases[index])
-    moments, opt_state = _moments(assembly, index, mesh, params)
-    carries = {task.name: _carry(assembly, task, recipe.phases[index], mesh, train=True) for task in tasks}
-    alone = len(tasks) == 1
-    carry = carries[tasks[0].name].placed if alone else {name: of.placed for name, of in carries.items()}
-    first = jax.jit(lambda: first_carry(assembly, index), out_shardings=shardings(carry))
-    scalar = jax.ShapeDtypeStruct((), np.int32, sharding=everywhere)
-    skipped = jax.ShapeDtypeStruct((2,), np.int32, sharding=everywhere)
-    state = TrainState(scalar, params, opt_state, carry, skipped)
-    made = []
-    for task in tasks:
-        step = partial(train_step, assembly, carries[task.name].axes, microbatches, index, task)
-        made.append(_stage(assembly, index, task, mesh, microbatches, state, frozen, step, first, moments))
-    return made
-
-
 def _stage(
-    assembly: Assembly,
-    index: int,
-    task: Task,
-    mesh: Mesh,
-    microbatches: int,
-    state: TrainState,
-    frozen: Params,
-    train_step_of: Callable,
-    first: Callable,
-    moments: Callable,
+    assembly: Assembly, index: int, task: Task, mesh: Mesh, microbatches: int, params: Params, frozen: Params
 ) -> Stage:
     recipe, phase, objective = assembly.recipe, assembly.recipe.phases[index], task.objective
+    everywhere = replicated(mesh)
+    first, carry, axes = _carry(lambda: initial_carry(assembly, index), mesh)
+    moments, opt_state = _moments(assembly, index, mesh, params)
+    step, skipped = (jax.ShapeDtypeStruct(shape, np.int32, sharding=everywhere) for shape in ((), (2,)))
+    state = TrainState(step, params, opt_state, carry, skipped)
     evaluated_rows = _evaluated_rows(objective, phase, mesh, microbatches)
     of_evaluation = dataclasses.replace(phase, batch_size=evaluated_rows)
-    evaluation_carry = _carry(assembly, task, of_evaluation, mesh, train=False)
+    first_evaluated, evaluated_carry, _ = _carry(lambda: objective.carry(assembly.model, of_evaluation, False), mesh)
     batch, evaluated_batch = (_batch(objective, one, mesh) for one in (phase, of_evaluation))
-    several = len(tasks_of(recipe, phase)) > 1
 
     @functools.cache
     def untrained() -> tuple[str, ...]:
         model = assembly.model.clone(program=Program())  # the form that is traced fastest
-        carry = state.carry[task.name] if several else state.carry
-        given = jax.tree.map(_shape, (state.params, frozen, batch, carry))
+        given = jax.tree.map(_shape, (params, frozen, batch, of_task(phase, task, carry)))
         with placed_by(None):
             return unread(objective, model, *given, assembly.teachers)
 
-    step = train_step_of(untrained)
-    step = _on_own_carry(step, task.name) if several else step
-    options_of = small_product_options if count(merge(state.params, frozen)) <= SMALL else compiler_options
+    train = train_step(assembly, of_task(phase, task, axes), microbatches, index, task, untrained)
+    options_of = small_product_options if count(merge(params, frozen)) <= SMALL else compiler_options
     options = options_of(mesh, looped=assembly.model.program.depth == "scan")
-    everywhere = replicated(mesh)
-    train = jit_on(mesh, assembly, step, options, out_shardings=(shardings(state), everywhere), donate_argnums=0)
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=everywhere), given_in(recipe, index))
     evaluated = for_evaluation(assembly, index, task, mesh)
     evaluation = evaluation_step(objective, evaluated.model, EVALUATION_SEED, assembly.teachers)
-    # The carry comes back as it lies in the first one.
-    outputs = (everywhere, everywhere, shardings(evaluation_carry.placed))
-    evaluate = jit_on(mesh, evaluated, evaluation, options, out_shardings=outputs)
     number = jax.ShapeDtypeStruct((), np.int32)
-    evaluated_on = (state.params, frozen, evaluated_batch, number, number, evaluation_carry.placed, number)
+    evaluated_on = (params, frozen, evaluated_batch, number, number, evaluated_carry, number)
+    train = jit_on(mesh, assembly, train, options, out_shardings=(shardings(state), everywhere), donate_argnums=0)
+    outputs = (everywhere, everywhere, shardings(evaluated_carry))  # it comes back as it lies in the first one
+    evaluate = jit_on(mesh, evaluated, evaluation, options, out_shardings=outputs)
     return Stage(
         assembly,
         index,
@@ -204,18 +179,8 @@ def _stage(
         evaluated_rows=evaluated_rows,
         first_carry=first,
         first_moments=moments,
-        first_evaluation_carry=evaluation_carry.first,
+        first_evaluation_carry=first_evaluated,
     )
-
-
-def _on_own_carry(step: Callable, name: str) -> Callable:
-    """A task's step in a phase of several, whose state has a carry for each by name."""
-
-    def of_state(state: TrainState, *others):
-        after, metrics = step(state._replace(carry=state.carry[name]), *others)
-        return after._replace(carry=state.carry | {name: after.carry}), metrics
-
-    return of_state
 
 
 def jit_on(mesh: Mesh, assembly: Assembly, step: Callable, options: Mapping[str, str | bool], **how) -> Callable:
@@ -245,26 +210,21 @@ def _batch(objective: Objective, phase: Phase, mesh: Mesh) -> dict[str, jax.Shap
     }
 
 
-class Carry(NamedTuple):
-    """first: makes a task's first one, jitted.   placed: as shapes, dtypes and shardings.   axes: of its leaves."""
+def _carry(make: Callable, mesh: Mesh) -> tuple[Callable, Any, Any]:
+    """(makes a first carry, jitted; the carry as shapes, dtypes and shardings; its axes).   make: () -> (it, its axes).
 
-    first: Callable
-    placed: Any
-    axes: Any
-
-
-def _carry(assembly: Assembly, task: Task, phase: Phase, mesh: Mesh, train: bool) -> Carry:
-    """Nothing is computed: a memory of many rows fits on no single device."""
+    Nothing is computed: a memory of many rows fits on no single device.
+    """
     axes = []
 
-    def make():
-        carry, of_carry = task.objective.carry(assembly.model, phase, train)
-        axes.append(of_carry)
-        return carry
+    def carry():
+        made, of_made = make()
+        axes.append(of_made)
+        return made
 
-    shapes = jax.eval_shape(make)
+    shapes = jax.eval_shape(carry)
     where = carry_shardings(axes[0], mesh)
-    return Carry(jax.jit(make, out_shardings=where), jax.tree.map(_placed, shapes, where), axes[0])
+    return jax.jit(carry, out_shardings=where), jax.tree.map(_placed, shapes, where), axes[0]
 
 
 def _moments(assembly: Assembly, index: int, mesh: Mesh, params: Params) -> tuple[Callable, Any]:

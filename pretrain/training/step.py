@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -21,7 +21,7 @@ from pretrain.optimizers import clip
 from pretrain.recipe import Recipe, rate_at, tasks_of
 from pretrain.schedules import Numbers, learning_rate
 from pretrain.state import TrainState
-from pretrain.training.assembly import Assembly, initial_carry, optimizer_in, transformation_in
+from pretrain.training.assembly import Assembly, initial_carry, of_task, optimizer_in, transformation_in
 from pretrain.training.trained import frozen_in, frozen_layers, merge, split, split_frozen
 from tpu.rules import is_axes
 
@@ -50,27 +50,18 @@ def given_in(recipe: Recipe, index: int) -> Given:
     return Given(np.uint32(recipe.seed), rate_at(recipe, index)[1])
 
 
-def new_state(params: Params, opt_state: optax.OptState, carry) -> TrainState:
-    """The state before the first step."""
-    return TrainState(jnp.int32(0), params, opt_state, carry, jnp.zeros(2, jnp.int32))
-
-
 def initial_state(assembly: Assembly, params: Params, phase: int = 0) -> tuple[TrainState, Params]:
     """(state before the first step of a phase, frozen parameters)."""
     trained, frozen = split_frozen(params, assembly.recipe)
-    return new_state(trained, first_moments(assembly, trained, phase), first_carry(assembly, phase)), frozen
+    carry, _ = initial_carry(assembly, phase)
+    return TrainState(
+        jnp.int32(0), trained, first_moments(assembly, trained, phase), carry, jnp.zeros(2, jnp.int32)
+    ), frozen
 
 
 def first_moments(assembly: Assembly, params: Params, phase: int) -> optax.OptState:
     """The optimiser's state before a phase in which what is trained, or by what, is new."""
     return transformation_in(assembly, phase).init(split(params, frozen_in(assembly.recipe, phase))[0])
-
-
-def first_carry(assembly: Assembly, phase: int) -> Any:
-    """The carry before a phase's first batch: the objective's, of several tasks each one's by its name."""
-    tasks = tasks_of(assembly.recipe, assembly.recipe.phases[phase])
-    carries = {task.name: initial_carry(assembly, phase, task)[0] for task in tasks}
-    return carries if len(tasks) > 1 else carries[tasks[0].name]
 
 
 def train_step(
@@ -88,7 +79,8 @@ def train_step(
     untrained: () -> paths of parameters that the loss does not read; they stay as they are, without decay.
     """
     recipe, model, optimizer = assembly.recipe, assembly.model, transformation_in(assembly, phase)
-    objective = (task or tasks_of(recipe, recipe.phases[phase])[0]).objective
+    here, task = recipe.phases[phase], task or tasks_of(recipe, recipe.phases[phase])[0]
+    objective = task.objective
     schedule, held_here, limit = rate_at(recipe, phase)[0], frozen_in(recipe, phase), optimizer_in(recipe, phase).clip
 
     def step(state: TrainState, frozen: Params, batch: Batch, given: Given) -> tuple[TrainState, Metrics]:
@@ -107,7 +99,7 @@ def train_step(
 
         gradient = jax.value_and_grad(loss, has_aux=True)
         (total, (terms, carry, counts)), gradients = accumulate(
-            gradient, trained, (batch, keys), state.carry, carry_axes, microbatches
+            gradient, trained, (batch, keys), of_task(here, task, state.carry), carry_axes, microbatches
         )
         gradients = _without_layers(gradients, held_here)
         norm = optax.global_norm(gradients)
@@ -127,7 +119,7 @@ def train_step(
             state.step + 1,
             merge(keep(params, trained), held),
             opt_state,
-            keep(carry, state.carry),
+            keep(state.carry | {task.name: carry} if here.tasks else carry, state.carry),
             skipped,
         )
         return new, Metrics(total, Sums(terms, weights), counts, norm, rate, skipped)

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from data_pipelines.corpus import Corpus
-from data_pipelines.document import Annotation, AnnotationField, Document, Segment, plain
+from data_pipelines.document import Annotation, Document, Segment, plain
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
@@ -232,7 +232,7 @@ def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, m
             Annotation("marks", 0, place, place + 1, 3) for place in range(0, len(document.segments[0].text), 2)
         )
     )
-    monkeypatch.setitem(STEPS, "marks", Step(1, of_document(mark), {"marks": AnnotationField("uint8")}))
+    monkeypatch.setitem(STEPS, "marks", Step(1, of_document(mark), {"marks": Field("uint8")}))
     (tmp_path / "a.txt").write_text("q<b>q</b>qq")
     source, tokenizer = parse(f"text:{tmp_path}/a.txt"), trained("bpe")
     encoder, steps = Encoder(tokenizer), ("tags", "marks")

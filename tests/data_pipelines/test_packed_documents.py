@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.examples.document_stream import code_tokens
+from data_pipelines.examples.document_stream import prefix_tokens
 from data_pipelines.examples.input_target import InputTarget
 from data_pipelines.examples.packed_documents import PackedDocuments
 from data_pipelines.examples.strided_documents import StridedDocuments
@@ -121,7 +121,7 @@ def test_records_that_name_no_code_are_one_line_and_those_that_do_are_read_alike
     assert "--code-field none: " in said and "; it has domain, text" in said and said.count("\n") == 1
     assert command(tmp_path / "c", *told, **source) == 0
     corpus = Corpus(tmp_path / "c")
-    tokens = code_tokens(corpus.parts[0], "train")
+    tokens = prefix_tokens(corpus.parts[0], "train")
     assert tokens.tolist() == [corpus.special[f"code_{line['domain']}"] for line in lines]
     assert command(tmp_path / "d", *CODED, lines=[{"domain": "Foot", "text": "x"}]) == 2
     assert "its domain is 'Foot', which no --code names; the nearest is 'Food'" in capsys.readouterr().err
@@ -216,7 +216,7 @@ def row_of(of_pairs, source, target, length):
     encode = lambda text: stored.load(of_pairs.tokenizer_path).tokenizer.encode(text, add_special_tokens=False).ids
     code = ("Law", "Food")[len(target) % 2]
     source, target, end = encode(source), encode(target), of_pairs.special["sep"]
-    lead = [of_pairs.special[f"code_{code}"]] if "codes" in of_pairs.fields else []
+    lead = [of_pairs.special[f"code_{code}"]] if "code" in of_pairs.fields else []
     source = source[: max(length + 1 - len(lead) - len(target) - 2, 0)]
     row = [*lead, *source, end, *target, end][: length + 1]
     return row, [place > len(lead) + len(source) for place in range(1, len(row))]

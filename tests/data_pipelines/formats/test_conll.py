@@ -2,10 +2,11 @@
 
 import pytest
 
-from data_pipelines.document import AnnotationField
 from data_pipelines.errors import UserError
 from data_pipelines.formats import cutting, source, table
+from data_pipelines.formats.conll import FORMAT, Options
 from data_pipelines.formats.problems import MALFORMED
+from data_pipelines.store.fields import Field
 from tests.data_pipelines.formats.reading import ranges, read, texts
 
 CONLL_2003 = """-DOCSTART- -X- -X- O
@@ -80,8 +81,8 @@ def test_columns_are_options(tmp_path):
     assert read(spec, label_column=0)[0][0].annotations == ()
     spec = write(tmp_path, CONLL_U)
     assert labelled(read(spec, token_column=3, label_column=5)[0][0])[:1] == [("he", "PRP")]
-    assert table.annotations(table.parse(spec)) == {"labels": AnnotationField("label")}
-    assert table.annotations(table.parse(spec, label_column=0)) == {}
+    assert FORMAT.annotations(Options()) == {"labels": Field("uint16", values=())}
+    assert FORMAT.annotations(Options(label_column=0)) == {}
 
 
 @pytest.mark.parametrize(("option", "value"), [("token_column", 0), ("label_column", -1)])

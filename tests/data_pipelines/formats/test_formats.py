@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import builtin, files, source, table
 from data_pipelines.formats.problems import EMPTY, REPLACED, SKIPPED, Problems
@@ -67,9 +68,11 @@ def test_a_string_that_is_no_utf_8_costs_no_other_row(tmp_path, kind, undecodabl
 
 def test_a_tfds_example_is_a_document(tmp_path, monkeypatch):
     TinyTexts(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
-    options = {"tfds_dir": str(tmp_path / "tfds"), "field": ("body",)}
+    options = {"tfds_dir": str(tmp_path / "tfds"), "field": ("body",), "values": ("label:int", "body:text")}
     run(tmp_path / "out", "tfds:tiny_texts:train", **options)
     assert sorted(documents(tmp_path / "out")) == [[text.replace(".", " .")] for text in TEXTS]
+    (part,) = Corpus(tmp_path / "out").parts
+    assert [TEXTS[label] for label in part.column("train", "label")] == part.column("train", "body").tolist()
     one = table.parse("tfds:tiny_texts:train", tfds_dir=options["tfds_dir"], fields=("body",))
     monkeypatch.setattr(source, "SHARD", 100)  # of 250 bytes
     assert [len(unit) for unit in table.plan([one], Problems())] == [1, 1, 1]

@@ -6,6 +6,7 @@ import pytest
 
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files, source, table
+from data_pipelines.formats.parallel import FORMAT
 from data_pipelines.formats.problems import HALF, MALFORMED, SKIPPED, Problems
 from tests.data_pipelines.formats.reading import ranges, read
 
@@ -88,7 +89,7 @@ def test_either_file_that_changes_after_the_plan_is_seen(tmp_path):
     assert table.changed(part) is None
     (tmp_path / "a.zh").write_text("other")
     assert table.changed(part) == f"{tmp_path}/a.zh"
-    assert table.segments(one) == ("source", "target")
+    assert FORMAT.segments(one.options) == ("source", "target")
 
 
 @pytest.mark.parametrize("location", ["a,b,c", "a,", ",b"])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipelines.document import Document, Segment
 from data_pipelines.errors import UserError
 from data_pipelines.formats import cutting, source, table
 from data_pipelines.formats.cutting import pieces
@@ -82,8 +83,8 @@ def test_several_fields_are_segments_in_every_format_of_records(tmp_path):
     for kind in ("jsonl", "parquet"):
         documents, problems = read(f"{kind}:{tmp_path}/a.{kind}", fields=("context", "question"))
         assert [one.segments for one in documents] == [
-            (("context", "It was Ann."), ("question", "Who?")),
-            (("context", "It was Bob."), ("question", "Who?")),
+            (Segment("context", "It was Ann."), Segment("question", "Who?")),
+            (Segment("context", "It was Bob."), Segment("question", "Who?")),
         ]
         assert not problems
 
@@ -92,13 +93,14 @@ def test_long_segments_come_in_pieces_of_one_document(small, tmp_path):
     long = {"question": "é" * 100, "context": "word " * 50}
     (tmp_path / "a.jsonl").write_text(json.dumps(long) + "\n" + json.dumps({"question": "q", "context": "c"}))
     documents, _ = read(f"jsonl:{tmp_path}/a.jsonl", fields=("question", "context"))
-    assert documents[-1] == ((("question", "q"), ("context", "c")), (), False, "")
+    assert documents[-1] == Document((Segment("question", "q"), Segment("context", "c")))
     pieces_of_it = [segment for one in documents[:-1] for segment in one.segments]
     assert [one.continues for one in documents[:-1]] == [False] + [True] * (len(documents) - 2)
-    assert max(len(text.encode()) for _, text in pieces_of_it) <= 64
+    assert max(len(text.encode()) for _, text, _ in pieces_of_it) <= 64
     for name, text in long.items():
-        assert "".join(found for segment, found in pieces_of_it if segment == name) == text
-    assert [name for name, _ in pieces_of_it] == sorted((name for name, _ in pieces_of_it), reverse=True)
+        assert "".join(found for segment, found, _ in pieces_of_it if segment == name) == text
+    names = [segment.name for segment in pieces_of_it]
+    assert names == sorted(names, reverse=True)
 
 
 ROWS = [f"Text {number}. " + "word " * number for number in range(60)]

@@ -1,6 +1,7 @@
 """Apache Beam makes the bytes that `prepare` makes alone. Skipped where neither this Python nor .venv-beam has it."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 import time
@@ -17,13 +18,14 @@ PYTHON = sys.executable if importlib.util.find_spec("apache_beam") else str(BESI
 pytestmark = pytest.mark.skipif(not Path(PYTHON).exists(), reason="Apache Beam is not installed: make setup-beam")
 
 
-def start(python, text, out, *more):
-    command = [python, "-c", PROGRAM, *arguments(text, out), *more]
+def start(python, text, out, *more, kind="text"):
+    source, of_text, *others = arguments(text, out)
+    command = [python, "-c", PROGRAM, source, of_text.replace("text:", f"{kind}:", 1), *others, *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def run(*given):
-    process = start(*given)
+def run(*given, **more):
+    process = start(*given, **more)
     printed, errors = process.communicate()
     assert process.returncode == 0, errors
     return printed
@@ -42,6 +44,16 @@ def test_a_pipeline_in_this_process_makes_the_same_bytes(text, tmp_path, tokeniz
     run(sys.executable, text, alone, *choice)
     run(PYTHON, text, by_beam, *choice, "--runner=direct", "--", *options)
     assert content(by_beam) == content(alone)
+
+
+def test_a_pipeline_counts_the_values_before_documents(tmp_path):
+    lines = [{"text": f"{number} alpha beta " * 20, "year": 1990 + number % 9} for number in range(99)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    more = "--values", "year", "--prefix=year"
+    run(sys.executable, tmp_path / "a.jsonl", tmp_path / "alone", *more, kind="jsonl")
+    run(PYTHON, tmp_path / "a.jsonl", tmp_path / "beam", *more, "--runner=direct", kind="jsonl")
+    assert content(tmp_path / "beam") == content(tmp_path / "alone")
+    assert b"[year:1998]" in content(tmp_path / "beam")["tokenizer/tokenizer.json"]
 
 
 def test_a_pipeline_with_worker_processes_that_is_killed_goes_on(text, tmp_path):

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.tokenizers import codes, stored
+from data_pipelines.tokenizers import prefixes, stored
 from tests.data_pipelines.prepared import command
 
 TEXT = "the horror of the links and the laws of the land\n" * 20
@@ -28,7 +28,7 @@ def test_a_code_of_each_source_is_a_token_that_nothing_cuts(tmp_path, capsys, ki
     codes = [corpus.special["code_Horror"], corpus.special["code_r/Science"]]
     assert codes == [corpus.vocab_size - 2, corpus.vocab_size - 1]
     (part,) = corpus.parts
-    numbers = part.column("train", "codes")[part.documents("train")[:-1]]
+    numbers = part.column("train", "code")
     assert numbers.tolist() == part.column("train", "sources").tolist() == [0, 1]
     assert not set(codes) & set(part.array("train", "tokens").tolist())
     theirs = AutoTokenizer.from_pretrained(corpus.tokenizer_path)
@@ -37,7 +37,7 @@ def test_a_code_of_each_source_is_a_token_that_nothing_cuts(tmp_path, capsys, ki
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         assert ids[0] == code and codes[0] not in ids[1:] and len(ids) > 2
     assert main(["show", str(tmp_path / "c")]) == 0
-    assert "codes: Horror, r/Science" in capsys.readouterr().out
+    assert "code: Horror, r/Science" in capsys.readouterr().out
 
 
 def test_a_tokenizer_that_is_there_must_have_the_code(tmp_path, capsys):
@@ -54,10 +54,10 @@ def test_a_run_s_tokenizer_tells_the_token_of_a_code_and_names_the_nearest(tmp_p
     assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--specials", "gpt2", "--code", "Horror") == 0
     corpus = Corpus(tmp_path / "c")
     made = stored.load(corpus.tokenizer_path)
-    assert codes.token(made, "Horror") == corpus.special["code_Horror"] == corpus.vocab_size - 1
+    assert prefixes.token(made, "Horror") == corpus.special["code_Horror"] == corpus.vocab_size - 1
     for other in ("horror", "the", "<|endoftext|>"):  # the last is special, and no code
         with pytest.raises(UserError, match="no code of the run's tokenizer; the nearest that it has is 'Horror'"):
-            codes.token(made, other)
+            prefixes.token(made, other)
 
 
 @pytest.mark.parametrize("tokenizer", ["wordlevel", "wordpiece", "bpe"])
@@ -78,7 +78,7 @@ def test_a_code_takes_no_token_from_texts(tmp_path, capsys, tokenizer):
         (["--code", "a\nb"], "--code 'a\\nb': is blank or has control characters"),
         (["--code", "A", "--code", "B"], "--code A --code B: 2 for 1 sources; give one, or one for each"),
         (["--code-field", "domain"], "--code-field domain: give --code for each code that there is"),
-        (["--code-field", "domain", "--code", "A"], "has no fields; give --code alone"),
+        (["--code-field", "domain", "--code", "A"], "has no fields; leave it out"),
     ],
 )
 def test_codes_that_cannot_be_are_errors_before_anything_is_read(tmp_path, capsys, more, said):
@@ -110,4 +110,4 @@ def test_what_is_in_a_corpus_gets_no_other_code(tmp_path, capsys):
 def test_one_code_is_that_of_all_sources(tmp_path):
     assert prepared(tmp_path, "c", "--tokenizer", "bpe", "--code", "[A]", sources=2) == 0
     (part,) = Corpus(tmp_path / "c").parts
-    assert part.column("train", "codes")[part.documents("train")[:-1]].tolist() == [0, 0]
+    assert part.column("train", "code").tolist() == [0, 0]
