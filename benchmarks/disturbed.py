@@ -169,18 +169,18 @@ def _damaged_part(plan: Plan, mark) -> None:
 
 def _metrics(plan: Plan, mark) -> None:
     """After half a line."""
-    from pretrain.storage.journal import Journal
+    from pretrain.storage.sinks import JsonLines
 
-    def half(journal, *_) -> bool:
+    def half(written, *_) -> bool:
         nonlocal calls
         calls += 1
         if plan.calm < calls <= plan.calm + plan.times:
-            journal._metrics.write('{"kind": "train", "st')
-            journal._metrics.flush()
+            written.file.write('{"kind": "train", "st')
+            written.file.flush()
         return True
 
     calls = 0
-    _failing(Journal, "figures", lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), plan, mark, half)
+    _failing(JsonLines, "figures", lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), plan, mark, half)
 
 
 def _full_disk(plan: Plan, mark) -> None:

@@ -131,7 +131,7 @@ STUDIES = {
         {
             # Whole words: a generator predicts the pieces of a word one by one, and what does not make a word is the
             # first thing that a discriminator learns to find.
-            "electra-mini": Run("electra-mini", "--objective.masking.whole-word"),
+            "electra-mini": Run("electra-mini", "--objective.masking.unit word_starts"),
             "bert-mini": Run("bert-mini", "--objective.no-next-sentence --objective.masking.rate 0.2"),
         },
     ),

@@ -47,8 +47,8 @@ from data_pipelines.store.fields import STORED
 from data_pipelines.store.files import describe_files
 
 ROWS_PER_ROUND = 1024  # few, so that some rounds go undisturbed on a busy machine
-MASKS = {"token": Masking(), "word": Masking(whole_word=True)}
-MASKS["n-gram"] = Masking(whole_word=True, ngrams=(1, 1 / 2, 1 / 3))
+MASKS = {"token": Masking(), "word": Masking(unit="word_starts")}
+MASKS["n-gram"] = Masking(unit="word_starts", ngrams=(1, 1 / 2, 1 / 3))
 PARTS, LANES = 16, Order(lanes=8, window=4)
 RATES = {"a": 0.5, "b": 0.25, "c": 0.25}  # of a lane of 8 rows each has an even number
 

@@ -1,9 +1,10 @@
 """Batches: a layout's rows of one split of a corpus, in an order. What the loader and the evaluation read."""
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import spread
-from data_pipelines.examples.layout import Chosen, Layout, Piece, RowLayout, StreamLayout
+from data_pipelines.examples.layout import Chosen, Feature, Layout, Piece, RowLayout, StreamLayout
 from data_pipelines.order import ONE_LANE, Order, Window, deal, distinct, permute_each, stretch
 
 HELD_OUT = 8  # parts that an evaluation reads, spread evenly over a corpus
@@ -38,13 +39,8 @@ def make_examples(
     return RowExamples(layout, corpus, split, batch_size, seed, order, sizes)
 
 
-def together(cells: int, length: int) -> int:
-    """How many rows are best built together where they are of so many parts, or sources and parts."""
-    few = max(ROWS, TOKENS // length)
-    return max(few, min(few * cells, MOST // length))
-
-
 Built = tuple[np.ndarray, dict[str, np.ndarray]]  # some rows (int64 [m]) of a batch: name -> array [m, ...]
+WindowOf = tuple[int, int, int]  # a lane, an epoch and the window's number there
 
 
 def put_together(built: Sequence[Built], number: int) -> dict[str, np.ndarray]:
@@ -58,46 +54,26 @@ def put_together(built: Sequence[Built], number: int) -> dict[str, np.ndarray]:
     return batch
 
 
-class Examples:
-    """Batches of one layout, corpus, split, seed and order; a batch depends on these and the step alone.
+class Batches:
+    """Batches of rows; one depends on what they are made of and the step alone.
 
-    Held-out examples are of at most `HELD_OUT` parts, in one lane and one window.
+    spec: a batch's arrays, by name. tokens: of a row. corpora: what is read. order: its lanes have equally many `rows`
+    of a batch. cells: the most parts, or sources and parts, each with rows of its own, that a batch is of.
     """
 
-    def __init__(self, layout: Layout, corpus: Corpus, split: str, batch_size: int, seed: int, order: Order):
-        layout.check(corpus)
-        order.check("batch size", batch_size)
-        self.layout, self.corpus, self.split = layout, corpus, split
-        self.batch_size, self.seed, self.order = batch_size, seed, order
-        self.rows = batch_size // order.lanes  # of each lane
-        self.parts = corpus.parts
-        if split != "train":
-            self.parts = _spread_out(self.parts, split)
-            self.order = Order(lanes=1, window=max(len(self.parts), 1))
-            self.rows = batch_size
-        self._plans, self._deals = _Kept(), {}
-        self._lock = threading.Lock()
-        self._batches, self._read = 0, {}  # windows that batches are of: the last of these, counted
-
-    @property
-    def spec(self) -> dict[str, tuple]:
-        """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
-        return self.layout.spec
-
-    @property
-    def corpora(self) -> tuple[Corpus, ...]:
-        """What is read."""
-        return (self.corpus,)
-
-    @property
-    def cells(self) -> int:
-        """The most parts, each with rows of its own, that a batch is of."""
-        return min(self.order.lanes * self.order.window, len(self.parts) + self.order.lanes - 1)
+    spec: dict[str, Feature]
+    corpora: tuple[Corpus, ...]
+    batch_size: int
+    order: Order
+    rows: int
+    tokens: int
+    cells: int
 
     @property
     def together(self) -> int:
         """How many rows, of several steps, are best built together."""
-        return together(self.cells, self.layout.length)
+        few = max(ROWS, TOKENS // self.tokens)
+        return max(few, min(few * self.cells, MOST // self.tokens))
 
     def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Some rows (int64 [n], from batch_size on those of later steps) of a step's global batch: name -> array
@@ -110,6 +86,32 @@ class Examples:
         """Rows of lanes, as they are at steps, all int64 [n]: name -> array [n, ...]."""
         raise NotImplementedError
 
+    def check_size(self) -> None:
+        """Raises UserError where there is too little text for a step."""
+        raise NotImplementedError
+
+
+class Examples(Batches):
+    """Of one layout, corpus, split and seed.
+
+    Held-out examples are of at most `HELD_OUT` parts that have some, evenly spaced, in one lane and one window.
+    """
+
+    def __init__(self, layout: Layout, corpus: Corpus, split: str, batch_size: int, seed: int, order: Order):
+        layout.check(corpus)
+        order.check("batch size", batch_size)
+        parts = corpus.parts
+        if split != "train":
+            full = [part for part in parts if part.sizes[split]["tokens"]] or parts[:1]
+            count = min(HELD_OUT, len(full))
+            parts = tuple(full[index * len(full) // count] for index in range(count))
+            order = Order(lanes=1, window=max(len(parts), 1))
+        self.layout, self.spec, self.tokens = layout, layout.spec, layout.tokens
+        self.corpus, self.corpora, self.split, self.parts = corpus, (corpus,), split, parts
+        self.seed, self.batch_size, self.order, self.rows = seed, batch_size, order, batch_size // order.lanes
+        self.cells = min(order.lanes * order.window, len(parts) + order.lanes - 1)
+        self._deals, self._kept = {}, _Kept()
+
     def _windows(self, lane: int, epoch: int) -> list[Window]:
         """What a lane reads in an epoch; of two epochs in a row they are remembered."""
         if (lane, epoch) not in self._deals:
@@ -119,56 +121,42 @@ class Examples:
             return windows
         return self._deals[lane, epoch]
 
-    def _enter(self, read: Sequence[tuple[int, int, int]]) -> None:
-        """A batch is of these windows (lane, epoch, index): what a new one and the next one need is wanted, and what
-        windows have that their lanes are through with is let go, a few batches later."""
-        with self._lock:
-            self._batches += 1
-            new = [key for key in read if key not in self._read]
-            self._read.update(dict.fromkeys(read, self._batches))
-            newest = {lane: (epoch, index) for lane, epoch, index in sorted(self._read)}
+    def _begins(self, lane: int, epoch: int) -> np.ndarray:
+        """The places of a lane's epoch at which its windows begin: int64 [windows or one more]."""
+        raise NotImplementedError
 
-            def past(lane, *window):
-                return window < newest[lane]  # not by age alone: a rare source's lane has no row in most batches
+    def _read(self, lane: np.ndarray, epoch: np.ndarray, place: np.ndarray) -> list[tuple[WindowOf, np.ndarray]]:
+        """The windows of rows at places of epochs of lanes, all int64 [n], and which rows (int64 [m]) are of each."""
+        found, lanes = [], self.order.lanes
+        walks, walk = distinct(epoch * lanes + lane)
+        for number, (of_epoch, of_lane) in enumerate(divmod(one, lanes) for one in walks):
+            here = np.flatnonzero(walk == number)
+            index = np.searchsorted(self._begins(of_lane, of_epoch), place[here], "right") - 1
+            found += [((of_lane, of_epoch, one), here[index == one]) for one in distinct(index)[0]]
+        self._enter([window for window, _ in found])
+        return found
 
-            old = [key for key, last in self._read.items() if last < self._batches - KEPT and past(*key)]
-
-            def parts_of(keys):
-                return {part for lane, epoch, index in keys for part in self._parts_of(lane, epoch, index)}
-
-            done = parts_of(old)
-            for key in old:
-                del self._read[key]
-            done -= parts_of(self._read) if done else set()
-        self._plans.drop([*old, *done])
+    def _enter(self, windows: Sequence[WindowOf]) -> None:
+        """A batch is of these: what new ones and the next ones need is wanted, and what others have that their lanes
+        are through with is let go, a few batches later."""
+        new, old, left = self._kept.enter(windows)
+        done = {*self._parts_of(old)}.difference(self._parts_of(left) if old else ())
+        self._kept.drop([*old, *done])
         self._release(done)
         for lane, epoch, index in new if len(self.parts) > 1 else ():
-            following = (epoch, index + 1) if index + 1 < len(self._windows(lane, epoch)) else (epoch + 1, 0)
-            wanted = dict.fromkeys((*self._parts_of(lane, epoch, index), *self._parts_of(lane, *following)))
+            is_last = index + 1 == len(self._windows(lane, epoch))
+            following = (lane, epoch + 1, 0) if is_last else (lane, epoch, index + 1)
+            wanted = self._parts_of([(lane, epoch, index), following])
             self.corpus.want(self.split, [self.parts[part].index for part in wanted])
 
-    def _parts_of(self, lane: int, epoch: int, index: int) -> list[int]:
-        return self._windows(lane, epoch)[index].parts.tolist()
+    def _parts_of(self, windows: Iterable[WindowOf]) -> Iterable[int]:
+        """The parts that windows are of, each once, in order."""
+        found = (self._windows(lane, epoch)[index].parts.tolist() for lane, epoch, index in windows)
+        return dict.fromkeys(itertools.chain.from_iterable(found))
 
     def _release(self, parts: Iterable[int]) -> None:
         if parts := [self.parts[part].index for part in parts]:
             self.corpus.release(self.split, parts)
-
-    def __getstate__(self):  # a worker process plans for itself
-        return {**self.__dict__, "_plans": None, "_deals": {}, "_read": {}, "_lock": None}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self._plans, self._lock = _Kept(), threading.Lock()
-
-
-class Choice(NamedTuple):
-    """Examples to be built. which: int64 [n], the plan of each; example: int64 [n], within it; keys: uint64 [n]."""
-
-    plans: list[Any]
-    which: np.ndarray
-    example: np.ndarray
-    keys: np.ndarray
 
 
 class RowExamples(Examples):
@@ -179,17 +167,19 @@ class RowExamples(Examples):
     layout with copies epochs that are so many apart have the same noise, in another order.
     """
 
+    layout: RowLayout
+
     def __init__(self, layout: RowLayout, corpus, split, batch_size, seed, order=ONE_LANE, sizes=None):
         super().__init__(layout, corpus, split, batch_size, seed, order)
-        self._sizes = None if sizes is None else tuple(sizes)
+        self._known = sizes
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
+    @functools.cached_property
+    def sizes(self) -> Sequence[int]:
         """Examples of each part. Counting them plans every part once, one at a time."""
-        if self._sizes is None:
-            one = len(self.parts) == 1  # its plan is kept
-            self._sizes = (self._plan(0).number,) if one else tuple(map(self.count, range(len(self.parts))))
-        return self._sizes
+        if self._known is not None:
+            return self._known
+        one = len(self.parts) == 1  # its plan is kept
+        return (self._plan(0).number,) if one else tuple(map(self.count, range(len(self.parts))))
 
     def count(self, index: int) -> int:
         """Examples of a part."""
@@ -203,9 +193,10 @@ class RowExamples(Examples):
         return np.cumsum((0, *self.sizes))
 
     @functools.cached_property
-    def _bounds(self) -> np.ndarray:
-        """int64 [lanes, 2]: where each lane's share of an epoch begins and ends."""
-        return np.array([stretch(self.number, lane, self.order.lanes) for lane in range(self.order.lanes)])
+    def _shares(self) -> np.ndarray:
+        """int64 [lanes]: the examples of each in an epoch."""
+        lanes = self.order.lanes
+        return np.diff([stretch(self.number, lane, lanes) for lane in range(lanes)]).ravel()
 
     @property
     def number(self) -> int:
@@ -216,82 +207,62 @@ class RowExamples(Examples):
         """How often all examples come in so many rows."""
         return rows / self.number
 
-    def check_size(self) -> None:
-        """Raises UserError where a lane has no example."""
+    def check_size(self):
         if self.number < self.order.lanes:
             lanes = f" for {self.order.lanes} lanes; lower order.lanes or" if self.number else ";"
             empty = f"has {self.number} examples" if self.number else "is empty"
             raise UserError(f"split '{self.split}' of corpus {self.corpus.path} {empty}{lanes} prepare more text")
 
     def at(self, lane, step, row):
-        return self._built(self.choose(lane, step * self.rows + row))
+        return self.layout.build(*self.choose(lane, step * self.rows + row))
 
-    def choose(self, lane: np.ndarray, count: np.ndarray) -> "Choice":
-        """The examples of lanes at their counts, both int64 [n]."""
+    def choose(self, lane: np.ndarray, count: np.ndarray) -> tuple[Chosen, np.ndarray]:
+        """The examples of lanes at their counts, both int64 [n], and their keys, uint64 [n]."""
         self.check_size()
-        if self.order.lanes == len(self.parts) == 1:
+        if self.order.lanes == len(self.parts) == 1:  # the same, of one window, sooner
             epochs, which = distinct(count // self.number)
             inside = permute_each([(self.seed, epoch, self.number) for epoch in epochs], which, count % self.number)
-            return self._choice(np.array(epochs)[which], np.zeros_like(count), inside)
-        epoch, place = np.divmod(count, (self._bounds[:, 1] - self._bounds[:, 0])[lane])
-        windows, which = self._windows_at(lane, epoch, place)
-        of = lambda value: np.array([value(window) for _, window in windows])
-        networks = [(window.key, epoch, window.size) for epoch, window in windows]
-        inside = permute_each(networks, which, place - of(lambda window: window.start)[which])
-        # Which piece of its window each is of: windows laid end to end, so that one search finds all
-        pieces = np.concatenate([window.ends - window.begins for _, window in windows])
-        ends = np.cumsum(pieces)
-        inside += np.append(0, np.cumsum(of(lambda window: window.size)))[which]
-        piece = np.searchsorted(ends, inside, "right")
-        parts = np.concatenate([window.parts for _, window in windows])[piece]
-        begins = np.concatenate([window.begins for _, window in windows])
-        example = inside - (ends - pieces)[piece] + begins[piece]
-        return self._choice(epoch, parts, example)
+            return self._chosen(np.array(epochs)[which], np.zeros_like(count), inside)
+        epoch, place = np.divmod(count, self._shares[lane])
+        which, windows, networks = np.empty(len(place), np.int64), [], []
+        for number, ((of_lane, of_epoch, index), rows) in enumerate(self._read(lane, epoch, place)):
+            window, which[rows] = self._windows(of_lane, of_epoch)[index], number
+            windows.append(window)
+            networks.append((window.key, of_epoch, window.size))
+        # Windows laid end to end, so that one search finds which piece of its window each row is of
+        starts, sizes = (np.array(of) for of in zip(*((window.start, window.size) for window in windows), strict=True))
+        parts, begins, ends = (np.concatenate(of) for of in [*zip(*windows, strict=True)][:3])
+        after = np.cumsum(ends - begins)
+        inside = permute_each(networks, which, place - starts[which]) + (np.cumsum(sizes) - sizes)[which]
+        piece = np.searchsorted(after, inside, "right")
+        return self._chosen(epoch, parts[piece], inside - after[piece] + ends[piece])
 
     def build(self, epoch: int | np.ndarray, example: np.ndarray) -> dict[str, np.ndarray]:
         """The examples (int64 [n], below `number`) as they look in an epoch (or one each): name -> array [n, ...]."""
         part = np.searchsorted(self._firsts, example, "right") - 1
-        return self._built(self._choice(epoch, part, example - self._firsts[part]))
+        return self.layout.build(*self._chosen(epoch, part, example - self._firsts[part]))
 
     def fixed(self, limit: int) -> Iterator[np.ndarray]:
         """The examples of each batch of a fixed set, at most `limit` in all, spread over the split: int64 [n]."""
         return spread(self.number, limit, self.batch_size)
 
-    def _windows_at(self, lane, epoch, place):
-        """The windows of rows, each with its epoch, and which each row's is: int64 [n]."""
-        found, read, which = [], [], np.empty(len(place), np.int64)
-        walks, walk = distinct(epoch * self.order.lanes + lane)
-        for index, (of_epoch, of_lane) in enumerate(divmod(one, self.order.lanes) for one in walks):
-            windows = self._windows(of_lane, of_epoch)
-            here = np.flatnonzero(walk == index)
-            number = np.searchsorted([window.start for window in windows], place[here], "right") - 1
-            for one in distinct(number)[0]:
-                which[here[number == one]] = len(found)
-                found.append((of_epoch, windows[one]))
-                read.append((of_lane, of_epoch, one))
-        self._enter(read)
-        return found, which
+    def _begins(self, lane, epoch):
+        return np.array([window.start for window in self._windows(lane, epoch)])
 
-    def _choice(self, epoch, part, example):
+    def _chosen(self, epoch, part, example):
         epoch = epoch % self.layout.copies if self.layout.copies else epoch
-        if len(self.parts) == 1:
-            return Choice([self._plan(0)], part, example, noise.key(self.seed, epoch, example))
         keys = noise.key(self.seed, epoch, self._firsts[part] + example)
-        chosen, which = distinct(part)
-        plans = [self._plan(index) for index in chosen] or [self._plan(0)]
-        return Choice(plans, which, example, keys)
-
-    def _built(self, choice):
-        return self.layout.build(Chosen(choice.plans, choice.which, choice.example), choice.keys)
+        parts, which = distinct(part)
+        return Chosen([self._plan(index) for index in parts or [0]], which, example), keys
 
     def _plan(self, index):
-        return self._plans.get(index, lambda: self._planned(index))
+        return self._kept.plan(index, lambda: self._planned(index))
 
     def _planned(self, index):
         plan = self.layout.plan(self.parts[index], self.split, self.seed)
-        if self._sizes is not None and plan.number != self._sizes[index]:
+        if self._known is not None and plan.number != self._known[index]:
             raise UserError(
-                f"part {index} of corpus {self.corpus.path} has {plan.number} examples, not {self._sizes[index]}: they "
+                f"part {index} of corpus {self.corpus.path} has {plan.number} examples, not {self._known[index]}: they "
                 "were counted otherwise; remove examples.json from the work directory to count them again"
             )
         return plan
@@ -310,7 +281,6 @@ class StreamExamples(Examples):
     def __init__(self, layout: StreamLayout, corpus, split, batch_size, seed, order=ONE_LANE):
         super().__init__(layout, corpus, split, batch_size, seed, order)
         layout.check_rows(self.rows)
-        self._first_steps = None
         self._epoch_steps: dict[int, list[int]] = {}  # of a lane, the steps before each epoch
 
     @functools.cached_property
@@ -319,29 +289,22 @@ class StreamExamples(Examples):
         sizes = (part.sizes[self.split] for part in self.parts)
         return tuple(of["tokens"] + of["documents"] for of in sizes)
 
-    @functools.cached_property
-    def _documents(self) -> int:
-        return sum(part.sizes[self.split]["documents"] for part in self.parts)
-
     @property
     def number(self) -> int:
         """Examples in the first epoch's streams; the last of each may be shorter."""
         lanes = range(self.order.lanes)
         return sum(self.layout.number(window.size) for lane in lanes for window in self._windows(lane, 0))
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         """Steps of the first epoch; lanes may have a few more or fewer, in other epochs too."""
-        if self._first_steps is None:
-            self._first_steps = int(min(self._steps(self._windows(lane, 0))[-1] for lane in range(self.order.lanes)))
-        return self._first_steps
+        return int(min(self._begins(lane, 0)[-1] for lane in range(self.order.lanes)))
 
     def epochs(self, rows: int) -> float:
         """How often the first epoch's steps come in so many rows."""
         return rows / (self.steps * self.rows * self.order.lanes)
 
-    def check_size(self) -> None:
-        """Raises UserError where the split is too small for a step."""
+    def check_size(self):
         if not self.steps:
             lanes = f" in {self.order.lanes} lanes" if self.order.lanes > 1 else ""
             raise UserError(
@@ -356,21 +319,16 @@ class StreamExamples(Examples):
     def pieces(self, lane: np.ndarray, step: np.ndarray, row: np.ndarray) -> list[Built]:
         """The same, by the windows that the rows are of."""
         self.check_size()
-        built, read = [], []
-        for of_lane in distinct(lane)[0]:
-            in_lane = np.flatnonzero(lane == of_lane)
-            epoch, place = self._epochs(of_lane, step[in_lane])
-            for of_epoch in distinct(epoch)[0]:
-                windows = self._windows(of_lane, of_epoch)
-                begins = self._steps(windows)
-                number = np.searchsorted(begins, place, "right") - 1
-                for index in distinct(number[epoch == of_epoch])[0]:
-                    read.append((of_lane, of_epoch, index))
-                    here = np.flatnonzero((epoch == of_epoch) & (number == index))
-                    rows = in_lane[here]
-                    arrays = self._built(of_lane, of_epoch, index, place[here] - begins[index], row[rows])
-                    built.append((rows, arrays))
-        self._enter(read)
+        epoch, place = np.empty_like(step), np.empty_like(step)
+        for one in distinct(lane)[0]:
+            here = lane == one
+            epoch[here], place[here] = self._epochs(one, step[here])
+        built = []
+        for (of_lane, of_epoch, index), rows in self._read(lane, epoch, place):
+            within = place[rows] - self._begins(of_lane, of_epoch)[index]
+            size = self._windows(of_lane, of_epoch)[index].size
+            example = self.layout.example(size, self.rows, row[rows], within)
+            built.append((rows, self._build(of_lane, of_epoch, index, example)))
         return built
 
     def build(self, epoch: int, example: np.ndarray) -> dict[str, np.ndarray]:
@@ -381,9 +339,9 @@ class StreamExamples(Examples):
         """The examples of each batch of a fixed set, at most `limit` in all, rows continuing each other: int64 [n]."""
         return self.layout.fixed(sum(self.sizes), limit, self.batch_size)
 
-    def _steps(self, windows):
-        """The steps before each window, and of all: int64 [windows + 1]."""
-        return np.cumsum([0, *(self.layout.steps(window.size, self.rows) for window in windows)])
+    def _begins(self, lane, epoch):
+        """In steps, and at the end of all."""
+        return np.cumsum([0, *(self.layout.steps(window.size, self.rows) for window in self._windows(lane, epoch))])
 
     def _epochs(self, lane, step):
         """The epochs that steps (int64 [n]) of a lane are in, and their places there: int64 [n] each."""
@@ -391,66 +349,61 @@ class StreamExamples(Examples):
             return np.divmod(step, self.steps)
         begun = self._epoch_steps.get(lane, [0])
         while begun[-1] <= step.max():
-            begun = [*begun, begun[-1] + int(self._steps(self._windows(lane, len(begun) - 1))[-1])]
+            begun = [*begun, begun[-1] + int(self._begins(lane, len(begun) - 1)[-1])]
         self._epoch_steps[lane] = begun  # replaced whole: other threads may be reading it
         epoch = np.searchsorted(begun, step, "right") - 1
         return epoch, step - np.array(begun)[epoch]
 
-    def _built(self, lane, epoch, index, step, row):
-        size = self._windows(lane, epoch)[index].size
-        return self._build(lane, epoch, index, self.layout.example(size, self.rows, row, step))
-
     def _build(self, lane, epoch, index, example):
         window = self._windows(lane, epoch)[index]
-        keys = noise.key(window.key, epoch, example)
-        return self.layout.build(self._plan(lane, epoch, index), example, keys)
 
-    def _plan(self, lane, epoch, index):
-        """A window's stream."""
-        window = self._windows(lane, epoch)[index]
-        pieces = zip(window.parts.tolist(), window.begins.tolist(), window.ends.tolist(), strict=True)
-        # Documents of windows that follow each other have other numbers; one that a lane begins inside of counts twice
-        documents = self._documents + self.order.lanes - 1
-        before = (epoch * -(-len(self.parts) // self.order.window) + index) * documents
-
-        def make():
+        def plan():
+            pieces = zip(window.parts.tolist(), window.begins.tolist(), window.ends.tolist(), strict=True)
             found = [Piece(self.parts[part], begin, end) for part, begin, end in pieces]
+            # Documents of windows that follow each other have other numbers; one that a lane begins inside of counts
+            # twice
+            documents = sum(part.sizes[self.split]["documents"] for part in self.parts) + self.order.lanes - 1
+            before = (epoch * -(-len(self.parts) // self.order.window) + index) * documents
             return self.layout.plan(found, self.split, window.key, epoch, before)
 
-        return self._plans.get((lane, epoch, index), make)
+        keys = noise.key(window.key, epoch, example)
+        return self.layout.build(self._kept.plan((lane, epoch, index), plan), example, keys)
 
 
 class _Kept:
-    """Plans, each made once, safe from several threads."""
+    """Plans, each made once, and the windows that batches are of; safe from several threads. A worker process, to which
+    it is pickled, begins anew."""
 
     def __init__(self):
-        self._lock, self._plans = threading.Lock(), {}
+        self._lock, self._locks, self._plans = threading.Lock(), {}, {}
+        self._batches, self._last = 0, {}  # windows that batches are of: the last of these, counted
 
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def __reduce__(self):
+        return _Kept, ()
+
+    def plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The plan of a key; what has to be made holds up nobody who asks for another."""
-        with self._lock:
-            plan = self._plans.setdefault(key, _Plan())
-        with plan.lock:
-            if plan.made is None:
-                plan.made = make()
-            return plan.made
+        with self._locks.setdefault(key, threading.Lock()):
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = make()
+            return plan
 
     def drop(self, keys: Iterable[Hashable]) -> None:
         """Forget plans."""
+        for key in keys:
+            self._plans.pop(key, None)
+            self._locks.pop(key, None)
+
+    def enter(self, windows: Sequence[WindowOf]) -> tuple[list[WindowOf], list[WindowOf], list[WindowOf]]:
+        """A batch is of these windows -> those that are new; those that are let go; and those that are left."""
         with self._lock:
-            for key in keys:
-                self._plans.pop(key, None)
-
-
-class _Plan:
-    """A place for a plan."""
-
-    def __init__(self):
-        self.lock, self.made = threading.Lock(), None
-
-
-def _spread_out(parts, split):
-    """At most `HELD_OUT` of the parts that have something of a split, evenly spaced."""
-    full = [part for part in parts if part.sizes[split]["tokens"]] or list(parts[:1])
-    count = min(HELD_OUT, len(full))
-    return tuple(full[index * len(full) // count] for index in range(count))
+            self._batches += 1
+            new = [window for window in windows if window not in self._last]
+            self._last.update(dict.fromkeys(windows, self._batches))
+            newest = {window[0]: window for window in sorted(self._last)}
+            # Not by age alone: a rare source's lane has no row in most batches
+            old = [w for w, last in self._last.items() if last < self._batches - KEPT and w < newest[w[0]]]
+            for window in old:
+                del self._last[window]
+            return new, old, [*self._last]

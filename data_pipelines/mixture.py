@@ -16,7 +16,7 @@ from math import inf
 import numpy as np
 
 from data_pipelines import noise
-from data_pipelines.batches import RowExamples, StreamExamples, make_examples, put_together, together
+from data_pipelines.batches import Batches, RowExamples, StreamExamples, make_examples, put_together
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Chosen, Layout
@@ -80,8 +80,8 @@ def make_mixture(
     weights, sources = weights_of(rates), {}
     for index, (name, layout) in enumerate(layouts.items()):
         known = None if sizes is None else sizes[name]
-        own = source_seed(seed, index)
-        sources[name] = make_examples(layout, corpora[name], "train", batch_size, own, order, known)
+        of_source = noise.key(seed, "source", index)  # no two have the same noise
+        sources[name] = make_examples(layout, corpora[name], "train", batch_size, of_source, order, known)
     kinds = {type(source) for source in sources.values()}
     if len(kinds) > 1:
         raise UserError("a mixture has rows that continue each other and rows that stand alone; give layouts of one")
@@ -91,11 +91,6 @@ def make_mixture(
 def weights_of(rates: Sequence[float]) -> tuple[int, ...]:
     """Whole numbers in proportion to rates, whose sum is 1."""
     return tuple(max(round(rate * PARTS), 1) for rate in rates)
-
-
-def source_seed(seed: int, index: int) -> int:
-    """What the examples of a mixture's corpus are made with, so that no two have the same noise."""
-    return noise.key(seed, "source", index)
 
 
 @functools.lru_cache(1 << 16)
@@ -112,8 +107,8 @@ def counts(weights: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Mixture:
-    """Batches of several sources, of one batch size and order. A batch depends on these, the seed and the step alone.
+class Mixture(Batches):
+    """Of several sources, of one batch size and order, and a seed.
 
     sources: name -> examples. weights: whole numbers, in proportion to the sources' rates.
     """
@@ -121,31 +116,14 @@ class Mixture:
     def __init__(self, sources: Mapping[str, RowExamples | StreamExamples], weights: tuple[int, ...], seed: int):
         self.sources, self.weights, self.seed = dict(sources), weights, seed
         one = next(iter(sources.values()))
-        self.batch_size, self.order, self.spec = one.batch_size, one.order, one.spec
-        self.rows = self.batch_size // self.order.lanes
-        cells = sum(source.cells for source in sources.values())
-        self.together = together(cells, one.layout.length)
+        self.batch_size, self.order, self.rows = one.batch_size, one.order, one.rows
+        self.spec, self.tokens = one.spec, one.tokens
+        self.corpora = tuple(source.corpus for source in sources.values())
+        self.cells = sum(source.cells for source in sources.values())
 
-    @property
-    def corpora(self) -> tuple[Corpus, ...]:
-        """What is read."""
-        return tuple(source.corpus for source in self.sources.values())
-
-    def check_size(self) -> None:
-        """Raises UserError where a source is too small."""
+    def check_size(self):
         for source in self.sources.values():
             source.check_size()
-
-    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Some rows (int64 [n], from batch_size on those of later steps) of a step's global batch: name -> array
-        [n, ...]."""
-        later, row = np.divmod(rows, self.batch_size)
-        lane, row = np.divmod(row, self.rows)
-        return self.at(lane, step + later, row)
-
-    def at(self, lane: np.ndarray, step: np.ndarray, row: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows of lanes, as they are at steps, all int64 [n]: name -> array [n, ...]."""
-        raise NotImplementedError
 
     def rows_before(self, step: int) -> dict[str, int]:
         """How many rows of each source come before a step."""
@@ -166,19 +144,15 @@ class RowMixture(Mixture):
         ends = np.cumsum(after - before, axis=1)  # the slots of each block are its sources', one after the other
         source = (slot[:, None] >= ends[which]).sum(axis=1)
         number = before[which, source] + slot - (ends - after + before)[which, source]
-        return self._built(lane, source, number)
-
-    def _built(self, lane, source, number):
-        """The rows of sources at their counts there; those of one layout are built together."""
         built, sources = [], list(self.sources.values())
-        for layout in dict.fromkeys(of.layout for of in sources):
+        for layout in dict.fromkeys(of.layout for of in sources):  # rows of one are built together
             rows = np.flatnonzero(np.array([of.layout == layout for of in sources])[source])
             plans, which = [], np.empty(len(rows), np.int64)
             example, keys = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint64)
             for of in distinct(source[rows])[0]:
                 here = source[rows] == of
-                chosen = sources[of].choose(lane[rows[here]], number[rows[here]])
-                which[here], example[here], keys[here] = chosen.which + len(plans), chosen.example, chosen.keys
+                chosen, keys[here] = sources[of].choose(lane[rows[here]], number[rows[here]])
+                which[here], example[here] = chosen.which + len(plans), chosen.example
                 plans += chosen.plans
             if len(rows):
                 built.append((rows, layout.build(Chosen(plans, which, example), keys)))

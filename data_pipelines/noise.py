@@ -5,8 +5,8 @@ Stafford's variant 13). The key's halves then steer a 32-bit mixer over the coun
 Wellons' hash-prospector search ("lowbias32": shifts 16, 15, 16), the low half added before the first round, the
 high half xored in between the two, so that two rows share a sequence only if all 64 bits of their keys agree.
 
-Different uses of one key take different streams: disjoint ranges of the counter, by name. Other kinds of keys have a
-name among their numbers.
+Different uses of one key take different streams: disjoint ranges of the counter, in the order in which a layout names
+them. Other kinds of keys have a name among their numbers.
 """
 
 import functools
@@ -17,12 +17,6 @@ import numpy as np
 GAMMA = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, SplitMix64's increment
 MASK = 0xFFFFFFFFFFFFFFFF
 STREAM = 1 << 24  # counters per stream; positions in a row stay far below it
-# What an example's numbers are drawn for. No row is both masked and permuted: those two share streams. A new use takes
-# a new number (below 256).
-STREAMS = {
-    "masked tokens": 0, "what masked tokens become": 1, "segments": 2, "lengths of n-grams": 3,
-    "permuted tokens": 0, "permuted spans": 1, "order of prediction": 2, "permuted segments": 3,
-}  # fmt: skip
 
 
 def key(*numbers: int | str | np.ndarray) -> int | np.ndarray:
@@ -47,9 +41,14 @@ def _mix64(x):
     return x ^ (x >> 31)
 
 
-def counters(stream: str, count: int) -> np.ndarray:
-    """uint32 [count]: the first counters of one of the `STREAMS`."""
-    first = STREAMS[stream] * STREAM
+def counters(streams: tuple[str, ...], stream: str, count: int) -> np.ndarray:
+    """uint32 [count]: the first counters of one of the streams, at most 256, that a layout draws with one key.
+
+    ValueError for one that is not among them, or there twice.
+    """
+    if streams.count(stream) != 1:
+        raise ValueError(f"stream {stream!r} is {streams.count(stream)} of {streams}: name each once")
+    first = streams.index(stream) * STREAM
     return np.arange(first, first + count, dtype=np.uint32)
 
 
@@ -73,6 +72,11 @@ def bits(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
     np.right_shift(x, 16, out=shifted)
     x ^= shifted
     return x
+
+
+def each(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """32 random bits for each counter (uint32 [n]) under one key, or under its own (uint64 [n]): uint32 [n]."""
+    return bits(keys, counters) if isinstance(keys, int) else bits(keys, counters[:, None])[:, 0]
 
 
 def below(bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:

@@ -146,11 +146,6 @@ def _feistel(round_keys, a, b, values):
     right, left = np.divmod(values, a)
     for index, key in enumerate(round_keys):
         # The round function may be any: only the sum modulo the half's size has to be invertible
-        drawn = _drawn(key, right.astype(np.uint32))
+        drawn = noise.each(key, right.astype(np.uint32))
         left, right = right, (left + drawn) % (b if index % 2 else a)
     return left + a * right
-
-
-def _drawn(keys, counters):
-    """A number for each counter, under one key or its own."""
-    return noise.bits(keys, counters) if isinstance(keys, int) else noise.bits(keys, counters[:, None])[:, 0]

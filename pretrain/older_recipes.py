@@ -4,12 +4,24 @@ from typing import Any
 
 from data_pipelines.errors import UserError
 
+# Fields that there were -> what they say by their value, as fields of now
+OF_BEFORE = {
+    "pair_head": lambda value: {},  # the objective says which heads a model has
+    "whole_word": lambda value: {"unit": "word_starts" if value else "token"},
+}
+
+
+def renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Any object of a recipe's JSON, as `json.loads` hands it to its `object_hook`, with fields of now."""
+    found = {}
+    for name, value in fields.items():
+        found |= OF_BEFORE[name](value) if name in OF_BEFORE else {name: value}
+    return found
+
 
 def brought_up_to_date(fields: dict[str, Any]) -> dict[str, Any]:
     """A recipe's JSON object with what has another name or place now. UserError for what no version has written."""
-    model, schedule = fields.get("model"), fields.get("schedule")
-    if isinstance(model, dict):
-        fields = fields | {"model": {name: value for name, value in model.items() if name != "pair_head"}}
+    schedule = fields.get("schedule")
     if not isinstance(schedule, dict) or "stretches" not in schedule:
         return fields
     kept = {name: value for name, value in schedule.items() if name not in ("stretches", "from_here")}

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from data_pipelines.command_line import Place
+from data_pipelines.command_line import Place, unknown
 from data_pipelines.errors import UserError
 from models.core.ranges import COUNT, COUNT_OR_NONE, Range
+from pretrain.trackers import TRACKERS
 
 AT_LEAST_1 = "microbatches", "log_every", "eval_examples", "checkpoint_every", "keep", "max_skipped", "processes"
 AT_LEAST_0 = "eval_every", "keep_every", "process"
@@ -69,6 +70,8 @@ class Options:
     """Checkpoints at multiples of this step stay for good; 0 for none."""
     max_skipped: int = 20
     """Stop after so many updates in a row with a loss or gradient that is not finite."""
+    track: tuple[str, ...] = ()
+    """Also send the figures to wandb (Weights & Biases), trackio (Hugging Face), or both."""
     profile: bool = False
     """Write a trace of ten steps to WORKDIR/profile, for TensorBoard or Perfetto."""
 
@@ -77,6 +80,9 @@ class Options:
             value = getattr(self, field)
             if value is not None and not allowed.holds(value):
                 raise UserError(f"--{field.replace('_', '-')} {value}: must be {allowed.words}")
+        for name in self.track:
+            if name not in TRACKERS:
+                raise UserError(unknown("--track: there is no", name, TRACKERS))
         if self.init_heads_anew and self.init_from is None:
             raise UserError("--init-heads-anew: give --init-from, whose heads it is about, or leave it out")
         if None not in (self.process, self.processes) and self.process >= self.processes:

@@ -24,7 +24,7 @@ from pretrain.objectives.objective import Objective
 from pretrain.objectives.phase import Phase, Task
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.objectives.teacher import Teacher
-from pretrain.older_recipes import brought_up_to_date
+from pretrain.older_recipes import brought_up_to_date, renamed
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 
@@ -164,9 +164,6 @@ def check(recipe: Recipe) -> None:
             names = [task.name for task in phase.tasks]
             if len({*names, ""}) <= len(names):
                 raise ValueError(f"phases.{index}.tasks: are named {names}; give each a name of its own")
-            if phase.batch_size * phase.length >= 2**31:
-                sizes = f"phases.{index}.batch_size={phase.batch_size} of length={phase.length}"
-                raise ValueError(f"{sizes}: a step has less than 2**31 tokens; lower one of them")
     except ValueError as error:
         raise UserError(str(error)) from None
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
@@ -177,6 +174,9 @@ def check(recipe: Recipe) -> None:
         objective.check_phase(phase)
         recipe.order.check(f"phases.{index}.batch_size", phase.batch_size)
         rows = rows_of(objective, phase, f"phases.{index}.")
+        if phase.batch_size * rows.tokens >= 2**31:
+            sizes = f"phases.{index}.batch_size={phase.batch_size} of length={phase.length}"
+            raise UserError(f"{sizes}: a step has less than 2**31 tokens; lower one of them")
         if isinstance(rows, StreamLayout):
             rows.check_rows(phase.batch_size // recipe.order.lanes)
         models = {"model": (recipe.model, objective.asks)}
@@ -276,7 +276,7 @@ def to_json(recipe: Recipe) -> str:
 def from_json(text: str) -> Recipe:
     """The inverse of `to_json`; UserError naming the field that is unknown, missing or of another type."""
     try:
-        fields = json.loads(text)
+        fields = json.loads(text, object_hook=renamed)
     except ValueError as error:
         raise UserError(f"is not JSON ({error}); write it anew") from None
     if not isinstance(fields, dict):

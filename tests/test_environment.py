@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -10,13 +11,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from data_pipelines.prepare.versions import LIBRARIES
+from pretrain.trackers import TRACKERS as TRACKER_NAMES
 
 ROOT = Path(__file__).parent.parent
 LOCK, BEAM_LOCK = ROOT / "constraints.txt", ROOT / "constraints-beam.txt"
 PYTHONS = ("3.11", "3.12", "3.13")
 HERE = ".".join(map(str, sys.version_info[:2]))
 BEAM = ROOT / "requirements-beam.txt"
-REQUIREMENTS = sorted({*ROOT.glob("requirements*.txt")} - {BEAM})
+TRACKERS = {ROOT / f"requirements-{name}.txt" for name in TRACKER_NAMES}  # what a user has of them, beside the lock
+REQUIREMENTS = sorted({*ROOT.glob("requirements*.txt")} - {BEAM} - TRACKERS)
 ACCELERATORS = "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt"
 
 
@@ -40,6 +43,13 @@ def test_every_requirement_is_locked_at_a_version_that_it_allows(path, python):
     wanted, versions = read(path, python), locked(python)
     assert len(wanted) > 0
     assert [str(one) for one in wanted if not one.specifier.contains(versions[canonicalize_name(one.name)])] == []
+
+
+def test_each_tracker_is_an_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"]
+    for name, path in zip(sorted(TRACKER_NAMES), sorted(TRACKERS), strict=True):
+        assert extras["optional-dependencies"][name]["file"] == [path.name]
+        assert [one.name for one in read(path, HERE)] == [name]
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.kneser_ney import fit, probabilities
 from benchmarks.learning import STUDIES, Options, trainings
-from pretrain.commands.arguments import parse_run
+from pretrain.commands.run import parse_run
 
 VOCAB = 40
 TOKENS = np.minimum(np.random.default_rng(0).zipf(1.5, 400), VOCAB - 2)  # the first and the last are never seen

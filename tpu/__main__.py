@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would wait for the compiler
-    from pretrain.commands.arguments import parse_target
+    from pretrain.commands.target import parse_target
 
     if arguments[:1] in (["-h"], ["--help"]):
         parse_target(arguments)
@@ -71,7 +71,7 @@ def _launch(arguments: list[str]) -> int:
     options = parse(Launch, own, "python -m tpu launch")
     run = run_arguments(options, further)
     from models.core.program import PLAIN
-    from pretrain.commands.arguments import parse_run
+    from pretrain.commands.run import parse_run
     from pretrain.recipe import check
     from pretrain.training.attention_choice import chosen_program
     from pretrain.training.prepare import check_batches
@@ -83,6 +83,8 @@ def _launch(arguments: list[str]) -> int:
     for name in ("coordinator", "processes", "process"):
         if getattr(settings, name) is not None:
             raise UserError(f"--{name} {getattr(settings, name)}: leave it out; hosts of a slice find each other")
+    if settings.track:
+        raise UserError(f"--track {' '.join(settings.track)}: leave it out; hosts of a slice have no tracker installed")
     parts = settings.init_from.split(",") if settings.init_from else []
     if not all(re.match(r"(\w+=)?gs://", part) for part in parts):
         raise UserError(f"--init-from {settings.init_from}: must be a gs:// path, because the VMs see no other")

@@ -10,14 +10,20 @@ from array import array
 import numpy as np
 
 
+def ranks(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of so many things each (int64 [n]), laid end to end: which one a thing is of, and its rank 0, 1, .. there."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, np.arange(len(which)) - (np.cumsum(counts) - counts)[which]
+
+
 def units(sentences: np.ndarray, longest: int, piece: int) -> np.ndarray:
     """Sentence offsets (int64 [sentences + 1]) with sentences of more than `longest` tokens cut every `piece`
     tokens, and without empty ones: int64 [units + 1], ending with the total."""
     offsets = sentences[np.flatnonzero(np.diff(sentences, prepend=-1))]
     lengths = np.diff(offsets)
     parts = np.where(lengths > longest, -(-lengths // piece), 1)
-    rank = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
-    return np.append(np.repeat(offsets[:-1], parts) + rank * piece, offsets[-1:])
+    sentence, rank = ranks(parts)
+    return np.append(offsets[sentence] + rank * piece, offsets[-1:])
 
 
 def document_starts(sentences: np.ndarray, documents: np.ndarray) -> np.ndarray:

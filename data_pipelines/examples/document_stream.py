@@ -7,7 +7,7 @@ import numpy as np
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
-from data_pipelines.examples.layout import Piece
+from data_pipelines.examples.layout import Feature, Layout, Piece
 from data_pipelines.formats.values import CODE
 from data_pipelines.order import permute
 from data_pipelines.tokenizers.prefixes import role_of
@@ -57,8 +57,8 @@ class DocumentStream:
         starts, end = self._starts, start + size
         first = np.searchsorted(starts, start, "right") - 1
         count = np.searchsorted(starts, end, "left") - first
-        stretch = np.repeat(np.arange(len(start)), count)  # of each run: a document's part of a stretch
-        place = first[stretch] + np.arange(len(stretch)) - np.repeat(np.cumsum(count) - count, count)
+        stretch, rank = chunks.ranks(count)  # of each run: a document's part of a stretch
+        place = first[stretch] + rank
         begins = np.maximum(starts[place], start[stretch])
         ends = np.minimum(starts[place + 1], end[stretch])
         lengths = ends - begins
@@ -107,9 +107,7 @@ class DocumentStream:
             first[mine] = np.searchsorted(of_part, begin, "right")
             # One begins with the document, or with what is left of it
             found[mine] = np.maximum(np.searchsorted(of_part, begin + sizes[mine]) - first[mine] + 1, 1)
-        self._sentences = np.append(0, np.cumsum(found))  # before each document
-        document = np.repeat(np.arange(len(found)), found)
-        rank = np.arange(len(document)) - self._sentences[document]
+        document, rank = chunks.ranks(found)
         places = np.repeat(self._starts[:-1], found)
         later = rank > 0
         for part, of_part in enumerate(units):
@@ -155,10 +153,19 @@ def prefix_tokens(part, split: str) -> np.ndarray | None:
     return None
 
 
-def next_token_spec(length: int, positions: bool = False) -> dict[str, tuple]:
-    """The arrays of rows whose next tokens are predicted; positions: whether they begin anew in documents."""
-    names = ("tokens", "targets", "segments", *(("positions",) if positions else ()))
-    return dict.fromkeys(names, ((length,), np.int32)) | {"weights": ((length,), np.float32)}
+class NextTokens(Layout):
+    """Base of rows whose next tokens are predicted, of documents that an end token ends. A batch holds tokens, targets,
+    segments, weights and, with `restart`, `positions` that begin with 0 in every document."""
+
+    restart = False
+
+    @property
+    def spec(self) -> dict[str, Feature]:
+        names = ("tokens", "targets", "segments", *(("positions",) if self.restart else ()))
+        return dict.fromkeys(names, Feature((self.length,))) | {"weights": Feature((self.length,), np.float32)}
+
+    def check(self, corpus):
+        end_token(corpus)
 
 
 def end_token(corpus: Corpus) -> int:

@@ -4,21 +4,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-BLANK = {"next_sentence": -1, "sentence_order": -1}  # what a padding row holds where it is not 0: no label
-
 
 def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:
     """Yield batches of the same at most `limit` examples in the same order with the same noise, each exactly
     once.
 
     Which they are the examples say (`fixed`); they are corrupted as in epoch 0. Every batch has
-    `examples.batch_size` rows: where there are fewer examples it is filled up with rows of zeros (no segment, no
-    weight, no label), which count nowhere.
+    `examples.batch_size` rows: where there are fewer examples it is filled up with the layout's blank rows (no segment,
+    no weight, no label), which count nowhere.
     """
+    spec = examples.spec
     for chosen in examples.fixed(limit):
         missing = examples.batch_size - len(chosen)
         batch = examples.build(0, chosen)
-        yield {name: _filled(array, missing, BLANK.get(name, 0)) for name, array in batch.items()}
+        yield {name: np.concatenate([array, spec[name].blank(missing)]) for name, array in batch.items()}
 
 
 def spread(number: int, limit: int, batch_size: int) -> Iterator[np.ndarray]:
@@ -37,7 +36,3 @@ def consecutive(number: int, limit: int, batch_size: int) -> Iterator[np.ndarray
     runs = np.arange(0, count, max(steps, 1))  # where each row begins
     for step in range(steps):
         yield runs[runs + step < count] + step
-
-
-def _filled(array, missing, value):
-    return np.concatenate([array, np.full((missing, *array.shape[1:]), value, array.dtype)])

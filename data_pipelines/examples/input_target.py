@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import end_token, next_token_spec, prefix_tokens
-from data_pipelines.examples.layout import Chosen, RowLayout
+from data_pipelines.examples.document_stream import NextTokens, end_token, prefix_tokens
+from data_pipelines.examples.layout import Chosen, Feature, RowLayout
 
 
 class Plan(NamedTuple):
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InputTarget(RowLayout):
+class InputTarget(NextTokens, RowLayout):
     """Rows of one document each: its control code, or another value's token, where it has one, input, delimiter, target
     and end token, padded.
 
@@ -44,24 +44,20 @@ class InputTarget(RowLayout):
     end of the target. A batch holds tokens, targets (the next token), segments (1; 0 in padding), weights (1 where a
     token of the document, or of its target alone, is predicted) and, with `auxiliary`, auxiliary_weights (1 where the
     other ones are).
-
-    Raises UserError for a length below 2, with which no target is left.
     """
+
+    least = 2
 
     target_alone: bool
     auxiliary: bool
 
-    def __post_init__(self):
-        if self.length < 2:
-            raise UserError(f"length {self.length} leaves no room for a target; use at least 2")
-
     @property
-    def spec(self) -> dict[str, tuple]:
-        spec = next_token_spec(self.length)
+    def spec(self) -> dict[str, Feature]:
+        spec = super().spec
         return spec | ({"auxiliary_weights": spec["weights"]} if self.auxiliary else {})
 
     def check(self, corpus):
-        end_token(corpus)
+        super().check(corpus)
         segments = corpus.fields["segments"].values if "segments" in corpus.fields else ("text",)
         if len(segments) != 2:
             raise UserError(

@@ -1,26 +1,63 @@
 """What a layout is: how the rows of a batch are made of a corpus's parts. Which rows come when is no part of it."""
 
 import abc
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.evaluation import consecutive
+
+
+class Feature(NamedTuple):
+    """What an array of a batch holds of each row. fill: what it holds of a row that only fills up a batch and counts
+    nowhere; of a label, none of its classes."""
+
+    shape: tuple[int, ...]
+    dtype: Any = np.int32
+    fill: float = 0
+
+    def blank(self, rows: int) -> np.ndarray:
+        """Rows that fill up: [rows, *shape]."""
+        return np.full((rows, *self.shape), self.fill, self.dtype)
 
 
 @dataclass(frozen=True)
 class Layout(abc.ABC):
-    """Base of frozen dataclasses. length: tokens per row."""
+    """Base of frozen dataclasses. length: tokens per row.
+
+    streams: what a row's key draws numbers for, each from counters of its own (`noise.counters`). A layout that draws
+    for more than its base names that behind the base's; another order makes other rows.
+    least: the shortest rows that have room for text; UserError for shorter ones.
+    """
+
+    streams: ClassVar[tuple[str, ...]] = ()
+    least: ClassVar[int] = 1
 
     length: int
 
+    def __init_subclass__(cls):
+        for base in (base.streams for base in cls.__bases__ if issubclass(base, Layout)):
+            if cls.streams[: len(base)] != base:
+                raise TypeError(f"{cls.__name__}.streams={cls.streams}: name its base's first, {base}")
+
+    def __post_init__(self):
+        if self.length < self.least:
+            raise UserError(f"length {self.length} leaves no room for text; use at least {self.least}")
+
     @property
     @abc.abstractmethod
-    def spec(self) -> dict[str, tuple]:
-        """Shapes (without the batch) and dtypes of a batch's arrays: name -> (shape, dtype)."""
+    def spec(self) -> dict[str, Feature]:
+        """A batch's arrays, by name."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a row in all its arrays that a model reads: of rows of an input and a target, both."""
+        return self.length
 
     def check(self, corpus: Corpus) -> None:
         """Raises UserError for a corpus without the special tokens."""
@@ -28,12 +65,12 @@ class Layout(abc.ABC):
 
 
 class RowLayout(Layout):
-    """Of rows that stand alone."""
+    """Of rows that stand alone.
 
-    @property
-    def copies(self) -> int:
-        """How many keys an example has, which epochs take in turn; 0: another one in every epoch."""
-        return 0
+    copies: how many keys an example has, which epochs take in turn; 0: another one in every epoch.
+    """
+
+    copies = 0
 
     @abc.abstractmethod
     def plan(self, part, split: str, seed: int) -> Any:
@@ -48,17 +85,16 @@ class StreamLayout(Layout):
     """Of rows that go on where the same row of the batch before has ended, in a stream of documents.
 
     A stream has a number of tokens, from which all else follows: its examples, and how many steps so many rows have.
+    multiple: what the number of rows of a batch, and of each lane and source, is a multiple of.
     """
 
-    @property
-    def multiple(self) -> int:
-        """What the number of rows of a batch, and of each lane and source, is a multiple of."""
-        return 1
+    multiple = 1
 
     def check_rows(self, rows: int) -> None:
         """Raises UserError where a batch or a lane cannot have so many rows."""
         if rows % self.multiple:
-            raise UserError(f"{rows} rows in a lane are no multiple of {self.multiple}, which these rows need")
+            cure = "change the batch size or order.lanes"
+            raise UserError(f"{rows} rows in a lane are no multiple of {self.multiple}: {cure}")
 
     @abc.abstractmethod
     def number(self, total: int) -> int:
@@ -72,12 +108,12 @@ class StreamLayout(Layout):
     def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
         """The examples of rows at steps of the stream: int64 [n] each."""
 
-    @abc.abstractmethod
-    def fixed(self, total: int, limit: int, batch_size: int) -> "Sequence[np.ndarray]":
+    def fixed(self, total: int, limit: int, batch_size: int) -> Iterator[np.ndarray]:
         """The examples of each batch of a fixed set, at most `limit` in all, rows continuing each other: int64 [n]."""
+        return consecutive(self.number(total), limit, batch_size)
 
     @abc.abstractmethod
-    def plan(self, pieces: "Sequence[Piece]", split: str, key: int, epoch: int, first: int = 0) -> Any:
+    def plan(self, pieces: Sequence["Piece"], split: str, key: int, epoch: int, first: int = 0) -> Any:
         """The stream of some pieces in a (key, epoch)'s order; first: documents before it that have a number."""
 
     @abc.abstractmethod
@@ -100,31 +136,31 @@ class Chosen:
     """
 
     def __init__(self, plans: Sequence[Any], which: np.ndarray, example: np.ndarray):
-        self.plans, self.number = plans, len(example)
-        if len(plans) == 1:
-            self._groups = [(plans[0], slice(None), example)]
-            return
-        order = np.argsort(which.astype(np.uint16), kind="stable")  # by radix, which 16 bits have
-        ends = np.searchsorted(which[order], np.arange(len(plans) + 1))
-        groups = ((plan, order[ends[index] : ends[index + 1]]) for index, plan in enumerate(plans))
-        self._groups = [(plan, rows, example[rows]) for plan, rows in groups if len(rows)]
+        self.plans, self.which, self.example = plans, which, example
+
+    @functools.cached_property
+    def groups(self) -> list[tuple[Any, Any, np.ndarray]]:
+        """(a plan; what takes its rows of arrays [n, ...]; their examples) for each plan that has some."""
+        if len(self.plans) == 1:
+            return [(self.plans[0], slice(None), self.example)]
+        order = np.argsort(self.which.astype(np.uint16), kind="stable")  # by radix, which 16 bits have
+        ends = np.searchsorted(self.which[order], np.arange(len(self.plans) + 1))
+        groups = ((plan, order[ends[index] : ends[index + 1]]) for index, plan in enumerate(self.plans))
+        return [(plan, rows, self.example[rows]) for plan, rows in groups if len(rows)]
 
     def gather(self, function: Callable) -> tuple[np.ndarray, ...]:
-        """function(plan, rows, examples), which gives arrays [m, ...] for the m rows of a plan, for all: [n, ...].
-
-        rows: what takes a plan's rows of arrays [n, ...].
-        """
-        if len(self._groups) == 1:
-            return function(*self._groups[0])
+        """function(plan, rows, examples), which gives arrays [m, ...] for the m rows of a group, for all: [n, ...]."""
+        if len(self.groups) == 1:
+            return function(*self.groups[0])
         gathered = None
-        for plan, rows, example in self._groups:
+        for plan, rows, example in self.groups:
             arrays = function(plan, rows, example)
             if gathered is None:
-                gathered = tuple(np.empty((self.number, *array.shape[1:]), array.dtype) for array in arrays)
+                gathered = tuple(np.empty((len(self.example), *array.shape[1:]), array.dtype) for array in arrays)
             for whole, array in zip(gathered, arrays, strict=True):
                 whole[rows] = array
         return gathered
 
-    def read(self, split: str, field: str, starts: np.ndarray, length: int) -> np.ndarray:
-        """`length` values of a field from each row's start (int64 [n]), in the row's part: [n, length]."""
-        return self.gather(lambda plan, rows, _: (plan.part.read(split, field, starts[rows], length),))[0]
+    def read(self, field: str, starts: np.ndarray, length: int) -> np.ndarray:
+        """`length` values of a field from each row's start (int64 [n]), in its plan's part and split: [n, length]."""
+        return self.gather(lambda plan, rows, _: (plan.part.read(plan.split, field, starts[rows], length),))[0]

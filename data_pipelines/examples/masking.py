@@ -1,9 +1,10 @@
 """Masking for masked language modelling (Devlin et al. 2019, section 3.1, task 1), a whole batch at
 once.
 
-In every row exactly k = max(1, round(rate * maskable tokens)) tokens are chosen, by token, by whole word or by
-n-grams of whole words; of the chosen a fraction becomes [MASK], a fraction a random token, and the rest stays.
-ELECTRA's generator uses mask 0.85 and random 0 (Clark et al. 2020, appendix A).
+In every row exactly k = max(1, round(rate * maskable tokens)) tokens are chosen, by token, by unit (whole words, or
+what another field of the corpus says the beginnings of) or by n-grams of units; of the chosen a fraction becomes
+[MASK], a fraction a random token, and the rest stays. ELECTRA's generator uses mask 0.85 and random 0 (Clark et al.
+2020, appendix A).
 
 For n-grams (ALBERT, Lan et al. 2019, section 4.1) a row's words are cut into runs, each of n words with n drawn by
 `Masking.ngrams`, which end early at special tokens. Then runs are chosen as words are: in random order, each while it
@@ -21,7 +22,9 @@ from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 
-TOKENS, FATE, SIZES = "masked tokens", "what masked tokens become", "lengths of n-grams"  # streams of the rows' keys
+TOKENS, FATE, SEGMENTS, SIZES = "masked tokens", "what masked tokens become", "segments", "lengths of n-grams"
+TOKEN = "token"  # the unit where each token is one
+STREAMS = TOKENS, FATE, SEGMENTS, SIZES  # the first ones of any layout with masked tokens; `SEGMENTS` is of pairs
 SHORT = 512  # tokens of rows whose order fits 32 bits: 23 of a hash, 9 of the position
 
 
@@ -32,8 +35,10 @@ class Masking:
     rate: float = 0.15  # share of the tokens that is predicted
     mask: float = 0.8  # share of those that become [MASK]
     random: float = 0.1  # share of those that become a random token
-    whole_word: bool = False  # choose words, not tokens; then fewer may be chosen where no word left is small enough
-    ngrams: tuple[float, ...] = ()  # weights of n = 1, 2, ..: choose n consecutive words at a time; none: single words
+    unit: str = TOKEN
+    """What is chosen whole: `token`, or the field of the corpus that says where units begin, as `word_starts`; then
+    fewer tokens may be chosen where no unit left is small enough."""
+    ngrams: tuple[float, ...] = ()  # weights of n = 1, 2, ..: choose n consecutive units at a time; none: single ones
     copies: int = 0  # static: fixed noise of so many copies of each row, which epochs take in turn; 0: always anew
 
     def __post_init__(self):
@@ -49,10 +54,10 @@ class Masking:
                 f"objective.masking.ngrams={self.ngrams}: must be weights of at least 0 with a sum above 0 "
                 "(ALBERT: 1 0.5 0.3333)"
             )
-        if self.ngrams and not self.whole_word:
+        if self.ngrams and self.unit == TOKEN:
             raise UserError(
-                f"objective.masking.ngrams={self.ngrams} but objective.masking.whole_word=False: "
-                "n-grams are of whole words; set it to True"
+                f"objective.masking.ngrams={self.ngrams} but objective.masking.unit={self.unit}: n-grams are of whole "
+                "words; set it to word_starts"
             )
         if not 0 <= self.copies < 2**31:
             raise UserError(
@@ -85,19 +90,6 @@ def predictions(length: int, rate: float) -> int:
     return ceil(rate * length)
 
 
-def spec(length: int, masking: Masking) -> dict[str, tuple]:
-    """Shapes (without the batch) and dtypes of the arrays that every masked layout has: name -> (shape, dtype)."""
-    slots = predictions(length, masking.rate)
-    return {
-        "tokens": ((length,), np.int32),
-        "types": ((length,), np.int32),
-        "segments": ((length,), np.int32),
-        "prediction_positions": ((slots,), np.int32),
-        "prediction_targets": ((slots,), np.int32),
-        "prediction_weights": ((slots,), np.float32),
-    }
-
-
 def mask(
     masking: Masking,
     special: SpecialTokens,
@@ -105,13 +97,13 @@ def mask(
     tokens: np.ndarray,
     maskable: np.ndarray,
     available: np.ndarray,
-    word_starts: np.ndarray | None,
+    starts: np.ndarray | None,
 ) -> dict[str, np.ndarray]:
     """Choose tokens and corrupt them in place.
 
     keys: uint64 [batch]. tokens: int32 [batch, length], changed in place. maskable: bool [batch, length], False at
-    special tokens and padding. available: int64 [batch], the maskable tokens of each row. word_starts: bool [batch,
-    length], True at special tokens too; None unless whole words are masked.
+    special tokens and padding. available: int64 [batch], the maskable tokens of each row. starts: where units
+    begin, bool [batch, length], True at special tokens too; None where each token is one.
 
     Returns prediction_positions (int32 [batch, slots], ascending, 0 where unused), prediction_targets (int32, the
     token that stood there, 0 where unused) and prediction_weights (float32, 1 where used, else 0).
@@ -121,11 +113,11 @@ def mask(
     wanted = np.maximum(np.rint(masking.rate * available).astype(np.int64), 1)
     wanted = np.minimum(np.minimum(wanted, available), slots)
     if masking.ngrams:
-        word_starts = _run_starts(masking.ngrams, keys, maskable, word_starts)
-    if masking.whole_word:
-        positions = _choose_words(keys, maskable, word_starts, wanted, slots)
-    else:
+        starts = _run_starts(masking.ngrams, keys, maskable, starts)
+    if starts is None:
         positions = _choose_tokens(keys, maskable, wanted, slots)
+    else:
+        positions = _choose_units(keys, maskable, starts, wanted, slots)
     used = positions < length
     positions *= used
     flat = positions + np.arange(0, batch * length, length)[:, None]  # into tokens.ravel()
@@ -140,7 +132,7 @@ def mask(
 
 def _corrupted(masking, special, keys, targets):
     """What the chosen tokens become: int32 [batch, slots]."""
-    fate = noise.bits(keys, noise.counters(FATE, targets.shape[1]))
+    fate = noise.bits(keys, noise.counters(STREAMS, FATE, targets.shape[1]))
     masked, random = round(masking.mask * 2**32), round((masking.mask + masking.random) * 2**32)
     corrupted = targets.copy()
     np.copyto(corrupted, special.mask, where=fate < masked)
@@ -151,22 +143,22 @@ def _corrupted(masking, special, keys, targets):
     return corrupted
 
 
-def _run_starts(ngrams, keys, maskable, word_starts):
-    """Where runs of words begin, to be chosen as if they were words: bool [batch, length]. A row's k-th has n words by
+def _run_starts(ngrams, keys, maskable, unit_starts):
+    """Where runs of units begin, to be chosen as if they were units: bool [batch, length]. A row's k-th has n units by
     the k-th draw, fewer where a special token comes before: then the next run has the rest."""
     starts = np.ones(maskable.shape, bool)
     np.logical_not(maskable[:, :-1], out=starts[:, 1:])  # after special tokens
-    words = maskable & (word_starts | starts)
-    count = np.count_nonzero(words, axis=1)
-    draws = noise.bits(keys, noise.counters(SIZES, count.max(initial=0)))
+    units = maskable & (unit_starts | starts)
+    count = np.count_nonzero(units, axis=1)
+    draws = noise.bits(keys, noise.counters(STREAMS, SIZES, count.max(initial=0)))
     sizes = np.ones(draws.shape, np.int32)
     for share in np.cumsum(ngrams)[:-1] / sum(ngrams):
         sizes += draws >= round(share * 2**32)
-    # The numbers, in the row, of the words that begin runs; the first follows a special token
+    # The numbers, in the row, of the units that begin runs; the first follows a special token
     number = np.cumsum(sizes, axis=1, out=sizes)
-    before = np.cumsum(count) - count  # words in earlier rows
+    before = np.cumsum(count) - count  # units in earlier rows
     begins = (number + before[:, None])[number < count[:, None]]
-    starts.ravel()[np.flatnonzero(words)[begins]] = True
+    starts.ravel()[np.flatnonzero(units)[begins]] = True
     return starts
 
 
@@ -174,21 +166,20 @@ def _choose_tokens(keys, maskable, wanted, slots):
     """`wanted` tokens per row, every set of that size alike: positions, uint32 [batch, slots], ascending, and
     `length` in the slots left over."""
     length = maskable.shape[1]
-    order = _shuffled(keys, noise.counters(TOKENS, length), maskable)[:, :slots]
+    order = _shuffled(keys, noise.counters(STREAMS, TOKENS, length), maskable)[:, :slots]
     return _ascending(order, np.arange(slots) < wanted[:, None], length)
 
 
-def _choose_words(keys, maskable, word_starts, wanted, slots):
-    """Like _choose_tokens, but words in random order, each included while it fits in what `wanted` leaves."""
+def _choose_units(keys, maskable, starts, wanted, slots):
+    """Like _choose_tokens, but units in random order, each included while it fits in what `wanted` leaves."""
     length = maskable.shape[1]
-    words = np.cumsum(word_starts, axis=1, dtype=np.uint32)
-    order = _shuffled(keys, words, maskable)
-    # Two words of a row whose hashes agree (1 row in 100 of 512 tokens, 1 in 3 of 65,536) count as one; none is split
-    word = order >> order.dtype.type(_position_bits(length))
+    order = _shuffled(keys, np.cumsum(starts, axis=1, dtype=np.uint32), maskable)
+    # Two units of a row whose hashes agree (1 row in 100 of 512 tokens, 1 in 3 of 65,536) count as one; none is split
+    unit = order >> order.dtype.type(_position_bits(length))
     starts = np.ones(order.shape, bool)
-    np.not_equal(word[:, 1:], word[:, :-1], out=starts[:, 1:])
+    np.not_equal(unit[:, 1:], unit[:, :-1], out=starts[:, 1:])
     column = np.arange(length)
-    # Tokens in the first words up to one that does not fit: `wanted` itself where a word ends there
+    # Tokens in the first units up to one that does not fit: `wanted` itself where a unit ends there
     head = column[: slots + 1]
     full = np.max(head * (starts[:, : slots + 1] & (head <= wanted[:, None])), axis=1)
     chosen = column < full[:, None]
@@ -200,12 +191,12 @@ def _choose_words(keys, maskable, word_starts, wanted, slots):
 
 
 def _fill(order, starts, at, room):
-    """Go on after the word at column `at`, which did not fit: take each later word that still does.
+    """Go on after the unit at column `at`, which did not fit: take each later unit that still does.
 
-    order: uint32 [rows, length], tokens in their words' random order; starts: bool, True where a word begins; at,
+    order: uint32 [rows, length], tokens in their units' random order; starts: bool, True where a unit begins; at,
     room: int64 [rows], changed. Returns bool [rows, length], True at the tokens taken.
     """
-    row, column = np.nonzero(starts)  # column 0 always begins a word, so no word runs into the next row
+    row, column = np.nonzero(starts)  # column 0 always begins a unit, so none runs into the next row
     size = np.diff(row * order.shape[1] + column, append=order.size)
     size[order[row, column] == _last(order.dtype)] = order.size
     edges = np.zeros((len(order), order.shape[1] + 1), np.int8)

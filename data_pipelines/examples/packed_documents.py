@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream, end_token, next_token_spec, prefix_tokens
+from data_pipelines.examples.document_stream import DocumentStream, NextTokens, prefix_tokens
 from data_pipelines.examples.layout import Chosen, Piece, RowLayout
 
 
@@ -18,7 +17,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PackedDocuments(RowLayout):
+class PackedDocuments(NextTokens, RowLayout):
     """Rows of `length` tokens of a part's documents, each of which ends with the corpus's end token.
 
     A batch holds tokens, targets (the next token, also at the row's end), weights (1; 0 behind the last document of a
@@ -28,23 +27,10 @@ class PackedDocuments(RowLayout):
     Of a corpus with control codes (or years) each document begins with its code, and so does each row that goes on with
     one, whose first target is then predicted from the code alone (Keskar et al. 2019). A code is predicted like any
     other token, but for those that begin a row; of the other tokens each is a target once.
-
-    Raises UserError for a length below 1.
     """
 
     separate: bool = False
     restart: bool = False
-
-    def __post_init__(self):
-        if self.length < 1:
-            raise UserError(f"length {self.length} leaves no room for text; use at least 1")
-
-    @property
-    def spec(self) -> dict[str, tuple]:
-        return next_token_spec(self.length, self.restart)
-
-    def check(self, corpus):
-        end_token(corpus)
 
     def plan(self, part, split: str, seed: int) -> Plan:
         documents = len(part.documents(split)) - 1

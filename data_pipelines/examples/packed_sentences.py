@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from data_pipelines.examples import chunks, masking
-from data_pipelines.examples.layout import Chosen, RowLayout
-from data_pipelines.examples.masking import Masking, SpecialTokens
+from data_pipelines.examples import chunks
+from data_pipelines.examples.layout import Chosen
+from data_pipelines.examples.masked_rows import MaskedRows
+from data_pipelines.examples.masking import SpecialTokens
 
 
 class Plan(NamedTuple):
@@ -59,36 +59,20 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PackedSentences(RowLayout):
+class PackedSentences(MaskedRows):
     """Masked rows of packed sentences; in an epoch every token comes exactly once.
 
-    A batch holds tokens, types (0), segments and the prediction arrays of `masking.mask`. segments number the
-    documents in the row from 1 ([CLS] belongs to the first, a [SEP] to the document that it closes), 0 is
-    padding: attention stays within a segment. With cross_document_attention all real tokens are in segment 1.
+    In a batch types are 0, and segments number the documents in the row from 1 ([CLS] belongs to the first, a [SEP] to
+    the document that it closes), 0 is padding: attention stays within a segment. With cross_document_attention all real
+    tokens are in segment 1.
 
     one_document: whether a row ends with its document.
-
-    Raises UserError for a length below 3.
     """
 
-    masks: Masking = masking.BERT
+    least = 3
+
     cross_document_attention: bool = False
     one_document: bool = False
-
-    def __post_init__(self):
-        if self.length < 3:
-            raise UserError(f"length {self.length} leaves no room beside [CLS] and [SEP]; use at least 3")
-
-    @property
-    def spec(self) -> dict[str, tuple]:
-        return masking.spec(self.length, self.masks)
-
-    @property
-    def copies(self):
-        return self.masks.copies
-
-    def check(self, corpus):
-        SpecialTokens.of(corpus)
 
     def plan(self, part, split: str, seed: int) -> Plan:
         sentences, length = part.sentences(split), self.length
@@ -109,14 +93,10 @@ class PackedSentences(RowLayout):
         """Where text lies in the rows of examples."""
         start, size, inners = chosen.gather(_stretches)
         rows, separators = [], []
-
-        def separate(plan, of, example):
-            row, column = _separators(plan, example)
+        for plan, of, example in chosen.groups:
+            row, rank = chunks.ranks(plan.inners[example])
             rows.append(np.arange(len(start))[of][row])
-            separators.append(column)
-            return ()
-
-        chosen.gather(separate)
+            separators.append(1 + plan.documents[plan.inner[example][row] + rank] - plan.starts[example][row] + rank)
         row, separator = np.concatenate(rows), np.concatenate(separators)
         end = size + 2 + inners
         real = np.arange(self.length, dtype=np.int32) < end[:, None]
@@ -126,16 +106,15 @@ class PackedSentences(RowLayout):
 
     def filled(self, chosen: Chosen, keys: np.ndarray, frame: Frame) -> dict[str, np.ndarray]:
         """Rows with their text, masked."""
-        split, special, text = chosen.plans[0].split, chosen.plans[0].special, frame.text
-        stretch = frame.stretch
+        special, text, stretch = chosen.plans[0].special, frame.text, frame.stretch
+
+        def read(field, beside):
+            beside[text] = chosen.read(field, frame.start, self.length)[stretch]
+            return beside
+
         tokens = np.where(frame.real, np.int32(special.sep), np.int32(special.pad))
         tokens[:, 0] = special.cls
-        tokens[text] = chosen.read(split, "tokens", frame.start, self.length)[stretch]
-        word_starts = None
-        if self.masks.whole_word:
-            word_starts = ~text
-            word_starts[text] = chosen.read(split, "word_starts", frame.start, self.length)[stretch]
-        masked = masking.mask(self.masks, special, keys, tokens, text, frame.size, word_starts)
+        masked = self.masked(read("tokens", tokens), special, keys, text, frame.size, lambda field: read(field, ~text))
         segments = frame.real.astype(np.int32)
         if not self.cross_document_attention:
             begins = np.zeros(tokens.shape, bool)
@@ -148,15 +127,6 @@ def _stretches(plan, _, example):
     """Where rows begin, their tokens, and the documents that begin inside: int64 [n] each."""
     start = plan.starts[example]
     return start, plan.starts[example + 1] - start, plan.inners[example]
-
-
-def _separators(plan, example):
-    """Where documents end inside the rows: row number and column of each such [SEP], int64 [separators]."""
-    count = plan.inners[example]
-    row = np.repeat(np.arange(len(count)), count)
-    rank = np.arange(len(row)) - (np.cumsum(count) - count)[row]  # 0, 1, .. within each row
-    boundary = plan.documents[plan.inner[example][row] + rank]
-    return row, 1 + boundary - plan.starts[example][row] + rank
 
 
 def _row_ends(units, documents, length):

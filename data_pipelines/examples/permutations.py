@@ -15,11 +15,13 @@ import numpy as np
 
 from data_pipelines import noise
 from data_pipelines.errors import UserError
+from data_pipelines.examples import chunks
 from data_pipelines.examples.document_stream import DocumentStream, end_token
 from data_pipelines.examples.evaluation import consecutive
-from data_pipelines.examples.layout import StreamLayout
+from data_pipelines.examples.layout import Feature, StreamLayout
 
-TOKENS, SPANS, ORDER = "permuted tokens", "permuted spans", "order of prediction"  # streams of the rows' keys
+TOKENS, SPANS, ORDER, SEGMENTS = "permuted tokens", "permuted spans", "order of prediction", "permuted segments"
+STREAMS = TOKENS, SPANS, ORDER, SEGMENTS
 SPLIT, COIN, ELSEWHERE = range(3)  # draws per row, in a stream of their own
 LONGEST = 5  # tokens of a span; one of n has a chance in proportion to 1 / n
 SPECIALS = 3  # SEP, SEP, CLS
@@ -71,6 +73,8 @@ class PermutedSpans(StreamLayout):
     Raises UserError where the parts of a row do not fit its length.
     """
 
+    streams = STREAMS
+
     permuting: Permuting = XLNET
 
     def __post_init__(self):
@@ -81,11 +85,11 @@ class PermutedSpans(StreamLayout):
             )
 
     @property
-    def spec(self) -> dict[str, tuple]:
+    def spec(self) -> dict[str, Feature]:
         slots = predictions(self.length, self.permuting)
-        whole = dict.fromkeys(("tokens", "types", "segments", "ranks", "thresholds"), ((self.length,), np.int32))
-        predicted = dict.fromkeys(("prediction_positions", "prediction_targets"), ((slots,), np.int32))
-        return whole | predicted | {"prediction_weights": ((slots,), np.float32), "reversed": ((), np.int32)}
+        whole = dict.fromkeys(("tokens", "types", "segments", "ranks", "thresholds"), Feature((self.length,)))
+        predicted = dict.fromkeys(("prediction_positions", "prediction_targets"), Feature((slots,)))
+        return whole | predicted | {"prediction_weights": Feature((slots,), np.float32), "reversed": Feature(())}
 
     @property
     def _room(self):
@@ -96,38 +100,31 @@ class PermutedSpans(StreamLayout):
         return self.permuting.reuse_len or self._room
 
     @property
-    def _directions(self):
+    def multiple(self) -> int:
+        """As many rows as directions."""
         return 1 + self.permuting.bidirectional
 
     def check(self, corpus):
         corpus.require("cls", "sep")
         end_token(corpus)
 
-    @property
-    def multiple(self) -> int:
-        return self._directions
-
-    def check_rows(self, rows: int) -> None:
-        if rows % self.multiple:
-            raise UserError(f"{rows} rows are odd: bidirectional data needs two halves; make their number even")
-
     def _pieces(self, total):
         return max((total - self.permuting.reuse_len - self._room) // self._advance + 1, 0)
 
     def number(self, total: int) -> int:
         """Those that run forwards, then as many backwards if bidirectional."""
-        return self._pieces(total) * self._directions
+        return self._pieces(total) * self.multiple
 
     def steps(self, total: int, rows: int) -> int:
         return self.number(total) // rows
 
     def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
-        direction, row = np.divmod(row, rows // self._directions)
+        direction, row = np.divmod(row, rows // self.multiple)
         return direction * self._pieces(total) + row * self.steps(total, rows) + step
 
     def fixed(self, total, limit, batch_size):
         """With bidirectional data the rows run forwards and backwards by turns, at least one of each."""
-        ways = self._pieces(total) * np.arange(self._directions)
+        ways = self._pieces(total) * np.arange(self.multiple)
         for chosen in consecutive(self._pieces(total), max(limit // len(ways), 1), batch_size // len(ways)):
             yield (chosen[:, None] + ways).ravel()
 
@@ -139,7 +136,7 @@ class PermutedSpans(StreamLayout):
         backwards, piece = np.divmod(example, self._pieces(plan.total))
         backwards = backwards.astype(bool)
         begin = piece * self._advance
-        draws = noise.bits(keys, noise.counters("permuted segments", 3))
+        draws = noise.bits(keys, noise.counters(STREAMS, SEGMENTS, 3))
         size_a, begin_b = self._segments(plan, draws, begin, backwards)
         tokens = self._tokens(plan, begin, size_a, begin_b, backwards)
         separator = self.permuting.reuse_len + size_a.astype(np.int32)[:, None]
@@ -216,7 +213,7 @@ class PermutedSpans(StreamLayout):
         permuted = np.concatenate([positions, separator, special], axis=1)
         block = np.where(permuted < reuse, permuted // size, -(-reuse // size) + (permuted - reuse) // size)
         slot = np.arange(permuted.shape[1])
-        drawn = noise.bits(keys, noise.counters(ORDER, len(slot))) >> 8
+        drawn = noise.bits(keys, noise.counters(STREAMS, ORDER, len(slot))) >> 8
         order = (block.astype(np.uint64) << SLOT + 24) | (drawn.astype(np.uint64) << SLOT) | slot.astype(np.uint64)
         return visibility(order, permuted, slot < positions.shape[1], reuse, self.length)
 
@@ -252,7 +249,7 @@ def _chosen(permuting, keys, begin, size, wanted):
     bits = (size - 1).bit_length() if size else 0
     low = np.uint32((1 << bits) - 1)
     position = np.arange(size, dtype=np.uint32)
-    order = noise.bits(keys, noise.counters(TOKENS, size) + np.uint32(begin))
+    order = noise.bits(keys, noise.counters(STREAMS, TOKENS, size) + np.uint32(begin))
     order &= ~low
     order |= position
     if permuting.spans:
@@ -267,7 +264,7 @@ def _chosen(permuting, keys, begin, size, wanted):
 def _spans(context, keys, begin, size, wanted):
     """Positions below size in spans, at most `wanted` per row: (row, position), int64 [all]."""
     most = min(wanted, size // (1 + context) + 1)
-    counters = noise.counters(SPANS, 2 * most) + np.uint32(2 * begin)
+    counters = noise.counters(STREAMS, SPANS, 2 * most) + np.uint32(2 * begin)
     draws = noise.bits(keys, counters).reshape(len(keys), 2, most)
     chances = np.cumsum(1 / np.arange(1, LONGEST + 1))
     length = 1 + np.searchsorted(chances[:-1] / chances[-1] * 2**32, draws[:, 0].astype(np.float64), "right")
@@ -276,5 +273,5 @@ def _spans(context, keys, begin, size, wanted):
     first = before * (1 + context) + noise.below(draws[:, 1], np.maximum(length * context, 1))
     row, span = np.nonzero((length > 0) & (first + length <= size))
     length, first = length[row, span], first[row, span]
-    inside = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-    return np.repeat(row, length), np.repeat(first, length) + inside
+    which, rank = chunks.ranks(length)
+    return row[which], first[which] + rank

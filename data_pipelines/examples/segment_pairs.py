@@ -22,15 +22,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_pipelines import noise
-from data_pipelines.errors import UserError
-from data_pipelines.examples import chunks, masking
-from data_pipelines.examples.layout import Chosen, RowLayout
-from data_pipelines.examples.masking import Masking, SpecialTokens
+from data_pipelines.examples import chunks
+from data_pipelines.examples.layout import Chosen, Feature
+from data_pipelines.examples.masked_rows import MaskedRows
+from data_pipelines.examples.masking import SEGMENTS, SpecialTokens
 
 SHORT = 0.1  # share of the chunks that are short on purpose, so that the model sees rows of every length
 COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in a stream of their own; TRIM and what follows
-NEAR = 32  # units among which most ends of segments are found
-AHEAD = np.arange(1, NEAR + 1)
 NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"  # what a pair may be labelled with
 
 
@@ -55,39 +53,26 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SegmentPairs(RowLayout):
+class SegmentPairs(MaskedRows):
     """Masked segment pairs.
 
-    A batch holds tokens, types (1 in B [SEP], else 0), segments (1, and 0 at padding), the prediction arrays of
-    `masking.mask`, and the label under its name: 0 where B follows A, 1 where B is random (NEXT_SENTENCE) or A follows
-    B (SENTENCE_ORDER). A chunk of one sentence gets a random B for NEXT_SENTENCE, as in BERT; it is of the same part.
-    Where there is none to get (another label or none, or a single document) it stands alone, as [CLS] A [SEP] with
-    label -1: no label.
-
-    Raises UserError for a length below 5.
+    In a batch types are 1 in B [SEP], else 0, segments 1, and 0 at padding; the label has its own name: 0 where B
+    follows A, 1 where B is random (NEXT_SENTENCE) or A follows B (SENTENCE_ORDER). A chunk of one sentence gets a
+    random B for NEXT_SENTENCE, as in BERT; it is of the same part. Where there is none to get (another label or none,
+    or a single document) it stands alone, as [CLS] A [SEP] with label -1: no label.
     """
 
-    masks: Masking = masking.BERT
+    least = 5
+
     label: str | None = NEXT_SENTENCE
 
-    def __post_init__(self):
-        if self.length < 5:
-            raise UserError(f"length {self.length} leaves no room for two segments; use at least 5")
-
     @property
-    def spec(self) -> dict[str, tuple]:
-        return masking.spec(self.length, self.masks) | ({self.label: ((), np.int32)} if self.label else {})
+    def spec(self) -> dict[str, Feature]:
+        return super().spec | ({self.label: Feature((), fill=-1)} if self.label else {})
 
     @property
     def _room(self):
         return self.length - 3
-
-    @property
-    def copies(self):
-        return self.masks.copies
-
-    def check(self, corpus):
-        SpecialTokens.of(corpus)
 
     def plan(self, part, split: str, seed: int) -> Plan:
         sentences, key = part.sentences(split), noise.key(seed)
@@ -100,7 +85,7 @@ class SegmentPairs(RowLayout):
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         trims = -(-self.length // 32)
-        draws = noise.bits(keys, noise.counters("segments", TRIM + 2 * trims))
+        draws = noise.bits(keys, noise.counters(self.streams, SEGMENTS, TRIM + 2 * trims))
         start, size, label = self._segments(chosen, draws)
         start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
         arrays = self._laid_out(chosen, keys, start, size)
@@ -108,8 +93,7 @@ class SegmentPairs(RowLayout):
 
     def _targets(self, key, units):
         """The length that a chunk beginning at each unit aims for: int64 [n]. key: one, or uint64 [n]."""
-        counters = units.astype(np.uint32)
-        draw = noise.bits(key, counters) if isinstance(key, int) else noise.bits(key, counters[:, None])[:, 0]
+        draw = noise.each(key, units.astype(np.uint32))
         short = round(SHORT * 2**32)
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
@@ -154,20 +138,13 @@ class SegmentPairs(RowLayout):
     def _reached(self, units, unit, goal):
         """The first unit boundary after each unit at or beyond a goal at most `length` tokens away, int64 [n].
 
-        A search that stays near the unit: a binary search over a large corpus misses the cache at every probe. Most
-        are within the next `NEAR`; what is left goes on in steps of halving size.
+        In steps of halving size, that stay near the unit: a binary search over a large corpus misses the cache.
         """
-        last, most = len(units) - 1, min(NEAR, 8 + self.length // 16)
-        near = units[np.minimum(unit[:, None] + AHEAD[:most], last)]
-        found = np.sum(near < goal[:, None], axis=1, dtype=np.uint8)
-        reached = near[np.arange(len(unit)), np.minimum(found, most - 1)]
-        if len(rows := np.flatnonzero(found == most)):
-            unit, goal = unit[rows], goal[rows]
-            for step in reversed(range(self.length.bit_length())):
-                ahead = np.minimum(unit + (1 << step), last)
-                unit = np.where(units[ahead] < goal, ahead, unit)
-            reached[rows] = units[np.minimum(unit + 1, last)]
-        return reached
+        last = len(units) - 1
+        for step in reversed(range(self.length.bit_length())):
+            ahead = np.minimum(unit + (1 << step), last)
+            unit = np.where(units[ahead] < goal, ahead, unit)
+        return units[np.minimum(unit + 1, last)]
 
     def _laid_out(self, chosen, keys, start, size):
         """The row arrays for segments A and B (start and size, int64 [n, 2]), masked."""
@@ -180,17 +157,17 @@ class SegmentPairs(RowLayout):
         maskable[:, 0] = maskable[row, middle] = maskable[row, end - 1] = False
 
         def read(field):  # both stretches aligned with their places in the row, so no index per token
-            values = chosen.read(split, field, start[:, 1] - middle - 1, self.length)
-            np.copyto(values, chosen.read(split, field, start[:, 0] - 1, self.length), where=in_a)
+            values = chosen.read(field, start[:, 1] - middle - 1, self.length)
+            np.copyto(values, chosen.read(field, start[:, 0] - 1, self.length), where=in_a)
             return values
 
-        split, special = chosen.plans[0].split, chosen.plans[0].special
+        special = chosen.plans[0].special
         tokens = read("tokens").astype(np.int32)
         np.copyto(tokens, special.pad, where=~real)
         tokens[:, 0] = special.cls
         tokens[row, middle] = tokens[row, end - 1] = special.sep
-        word_starts = read("word_starts") | ~maskable if self.masks.whole_word else None
-        masked = masking.mask(self.masks, special, keys, tokens, maskable, size.sum(axis=1), word_starts)
+        starts = lambda field: read(field) | ~maskable
+        masked = self.masked(tokens, special, keys, maskable, size.sum(axis=1), starts)
         in_b = real & ~in_a
         in_b[row, middle] = False
         return {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)} | masked

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
-from data_pipelines.examples.layout import Chosen
+from data_pipelines.examples.layout import Chosen, Feature
 from data_pipelines.examples.packed_sentences import PackedSentences, Plan
 
 LONGEST, PIECE = 128, 16
@@ -39,9 +39,8 @@ class SentenceGlobals(PackedSentences):
             )
 
     @property
-    def spec(self) -> dict[str, tuple]:
-        of_globals = {"global_of": ((self.length,), np.int32), "global_segments": ((self.globals,), np.int32)}
-        return super().spec | of_globals
+    def spec(self) -> dict[str, Feature]:
+        return super().spec | {"global_of": Feature((self.length,)), "global_segments": Feature((self.globals,))}
 
     def plan(self, part, split: str, seed: int) -> Plan:
         pieces = chunks.units(part.sentences(split), longest=min(LONGEST, self.length - 2), piece=PIECE)
@@ -66,8 +65,7 @@ class SentenceGlobals(PackedSentences):
         start, end = plan.starts[example], plan.starts[example + 1]
         first = np.searchsorted(plan.pieces, start, "right")
         count = np.searchsorted(plan.pieces, end) - first
-        row = np.repeat(np.arange(len(count)), count)
-        rank = np.arange(len(row)) - (np.cumsum(count) - count)[row]  # 0, 1, .. within each row
+        row, rank = chunks.ranks(count)
         begins = np.zeros((len(example), self.length), bool)
         begins[row, plan.pieces[first[row] + rank] - start[row]] = True
         return (begins,)

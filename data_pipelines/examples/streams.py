@@ -7,51 +7,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from data_pipelines.examples.document_stream import DocumentStream, end_token, next_token_spec
-from data_pipelines.examples.evaluation import consecutive
+from data_pipelines.examples.document_stream import DocumentStream, NextTokens
 from data_pipelines.examples.layout import StreamLayout
 
 NUMBERS = 2**31 - 1  # segments that int32 has
 
 
 @dataclass(frozen=True)
-class ContiguousStreams(StreamLayout):
+class ContiguousStreams(NextTokens, StreamLayout):
     """Rows that continue each other. Of a stream every token comes once, but for fewer than rows * length at its end.
 
     A stream is cut into pieces of `length` tokens, its examples; row b has the b-th of equally many runs of them, one
     for each row. A batch holds tokens, targets (the next token of the stream, also at the row's end), weights (1) and
     segments: the documents' running number when memory is to be `reset` where they end, so that nothing of an earlier
     one is seen, else 1.
-
-    Raises UserError for a length below 1.
     """
 
     reset: bool = False
 
-    def __post_init__(self):
-        if self.length < 1:
-            raise UserError(f"length {self.length} leaves no room for text; use at least 1")
-
-    @property
-    def spec(self) -> dict[str, tuple]:
-        return next_token_spec(self.length)
-
-    def check(self, corpus):
-        end_token(corpus)
-
     def number(self, total: int) -> int:
         """The last may be shorter."""
-        return -(-_targets(total) // self.length)
+        return -(-max(total - 1, 0) // self.length)  # the first token is no target
 
     def steps(self, total: int, rows: int) -> int:
-        return _targets(total) // (rows * self.length)
+        return max(total - 1, 0) // (rows * self.length)
 
     def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
         return row * self.steps(total, rows) + step
-
-    def fixed(self, total, limit, batch_size):
-        return consecutive(self.number(total), limit, batch_size)
 
     def plan(self, pieces, split: str, key: int, epoch: int, first: int = 0) -> DocumentStream:
         return DocumentStream(pieces, split, key, epoch, first=first)
@@ -73,8 +55,3 @@ class ContiguousStreams(StreamLayout):
             segments *= numbers[:, :-1]
         arrays = {"tokens": window[:, :-1] * real, "targets": window[:, 1:], "segments": segments}
         return arrays | {"weights": real.astype(np.float32)}
-
-
-def _targets(total):
-    """Every token but the first."""
-    return max(total - 1, 0)

@@ -7,7 +7,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.chunks import document_starts
-from data_pipelines.examples.document_stream import end_token, next_token_spec, prefix_tokens
+from data_pipelines.examples.document_stream import NextTokens, end_token, prefix_tokens
 from data_pipelines.examples.layout import Chosen, RowLayout
 
 
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StridedDocuments(RowLayout):
+class StridedDocuments(NextTokens, RowLayout):
     """Rows of one document each, that begin `stride` tokens after each other.
 
     A document follows an end token, or in each row its control code, and an end token ends it. Its first row predicts
@@ -50,13 +50,6 @@ class StridedDocuments(RowLayout):
     def __post_init__(self):
         if not 1 <= self.stride <= self.length:
             raise UserError(f"--stride {self.stride}: give a number from 1 to the length of the rows, {self.length}")
-
-    @property
-    def spec(self) -> dict[str, tuple]:
-        return next_token_spec(self.length, self.restart)
-
-    def check(self, corpus):
-        end_token(corpus)
 
     def plan(self, part, split: str, seed: int) -> Plan:
         starts = document_starts(part.sentences(split), part.documents(split))

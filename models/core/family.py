@@ -158,14 +158,14 @@ class Family(NamedTuple):
         return min(fitting, key=len, default=(*names, *sorted(read - {*names})))
 
 
-def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple[tuple[int, ...], Any]]) -> list[str]:
-    """What rows, name -> (shape, dtype), lack of the declared inputs or have in another form."""
+def unfit_inputs(declared: Mapping[str, Input], rows: Mapping[str, tuple]) -> list[str]:
+    """What rows, name -> (shape, dtype, ...), lack of the declared inputs or have in another form."""
     found, sizes = [], {}
     for name, (shape, dtype, required) in declared.items():
         if name not in rows:
             found += [f"{name} is missing"] * required
             continue
-        given, kind = rows[name]
+        given, kind = rows[name][:2]
         fits = len(given) == len(shape) and all(
             size == (sizes.setdefault(axis, size) if isinstance(axis, str) else axis)
             for axis, size in zip(shape, given, strict=True)

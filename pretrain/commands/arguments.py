@@ -14,49 +14,25 @@ from data_pipelines.cloud import place
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from data_pipelines.progress import IMPORTING, doing
-from pretrain.commands.options import Shown, Target
-from pretrain.options import Options
 from pretrain.recipes.table import rows
 
 if TYPE_CHECKING:
     from pretrain.recipe import Recipe
 
-Own = TypeVar("Own")
+Options = TypeVar("Options")
 
 
-def parse_run(arguments: Sequence[str]) -> tuple["Recipe", Options]:
-    """`bert-tiny --corpus DIR --workdir DIR --model.depth 3` -> the recipe with its changes, and the options."""
-    usage = "python -m pretrain run bert-tiny --corpus DIR --workdir DIR"
-    for index, argument in enumerate(arguments):
-        if argument.split("=")[0].replace("_", "-") == "--model.vocab-size":
-            given = " ".join(arguments[index : index + 1 + ("=" not in argument)])
-            raise UserError(
-                f"{given}: the vocabulary is the corpus's; leave this out, and prepare the corpus with --vocab-size"
-            )
-    return parse_recipe(arguments, Options, usage, "Train {}, or go on in the same --workdir.")
-
-
-def parse_shown(arguments: Sequence[str]) -> tuple["Recipe", Shown]:
-    """`RECIPE --out FILE.png` -> the recipe with its changes, and what to show of its pattern."""
-    usage = "python -m pretrain pattern bert-base --out pattern.png --model.pattern.name bigbird"
-    return parse_recipe(arguments, Shown, usage, "Draw what sees what in the sparse pattern of {}.")
-
-
-def parse_target(arguments: Sequence[str]) -> tuple["Recipe", Target]:
-    """`RECIPE --topology v5e:4x4` -> the recipe with its changes, and what to plan it for."""
-    usage = "python -m tpu plan bert-base --topology v5e:4x4"
-    purpose = "Compile the train step of {} for a slice of TPUs, on this machine, and say what it will do."
-    return parse_recipe(arguments, Target, usage, purpose)
-
-
-def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpose: str) -> tuple["Recipe", Own]:
+def parse_recipe(
+    arguments: Sequence[str], options: type[Options], usage: str, purpose: str
+) -> tuple["Recipe", Options]:
     """A recipe's name, or --recipe and its file, then any of its fields and of a command's own options -> both.
 
     usage: an example, 'python -m PROGRAM COMMAND RECIPE ...'.   purpose: for --help, with {} for the recipe.
     """
     program = " ".join(usage.split()[:4])
     name, *rest = arguments or [""]
-    named = bool(rest) if name == "--recipe" else name and not name.startswith("-")
+    file = rest[0] if name == "--recipe" and rest else name
+    named = file and not file.startswith("-")
     if not named and {"-h", "--help"} & {*arguments}:
         _help_without_recipe(options, usage, purpose)
     if not named:
@@ -66,8 +42,7 @@ def parse_recipe(arguments: Sequence[str], options: type[Own], usage: str, purpo
     from pretrain.recipes.registry import find
 
     if name == "--recipe":
-        file, *rest = rest
-        name, recipe = f"--recipe {file}", read_recipe(place(file))
+        name, recipe, rest = f"--recipe {file}", read_recipe(place(file)), rest[1:]
     else:
         recipe = find(name)
     fields = [_unnamed("options", options), (*_unnamed("recipe", Recipe), dataclasses.field(default=recipe))]
@@ -113,8 +88,8 @@ def _check_pattern(before, after) -> None:
     for field in dataclasses.fields(after.pattern):
         value, read = getattr(after.pattern, field.name), fields_of(name)
         if field.name not in ("name", *read) and value != getattr(before.pattern, field.name):
-            its = f"its fields are {', '.join(read)}" if read else "it has no fields"
+            known = f"its fields are {', '.join(read)}" if read else "it has no fields"
             raise UserError(
                 f"model.pattern.{field.name}={list(value) if isinstance(value, tuple) else value}: has no effect with "
-                f"model.pattern.name={name}, {its}; leave it out, or choose another name"
+                f"model.pattern.name={name}, {known}; leave it out, or choose another name"
             )

@@ -1,26 +1,54 @@
 """`python -m pretrain discriminator`: tells labelled texts apart by what a causal decoder makes of them."""
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from tyro.conf import Positional
 
-from data_pipelines.cloud import local_folder
+from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import stored
-from models.families.registry import name_of
-from pretrain.commands.options import Discriminate
-from pretrain.objectives.protocols import CausalDecoder
+from models.core.ranges import SEED, Range
+from pretrain.commands.common import import_models, parse_checked, writing
 from pretrain.prompting.examples import objects, text_of
-from pretrain.prompting.figures import mean
-from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, hits, means, written
-from pretrain.storage.run_directory import RunDirectory, write_whole
-from pretrain.training.restore import restore
-from pretrain.training.trained import merge
+from pretrain.prompting.figures import mean, with_error
+
+HELDOUT = Range("above 0 and below 1", lambda x: 0 < x < 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Discriminate:
+    """Train a linear layer that tells labelled texts by a run's mean hidden states, to steer what the run writes."""
+
+    run: Positional[Place]
+    """Work directory of the run, or a Hugging Face folder; the model stays as it is."""
+    examples: Path
+    """A file of JSON lines: {"text", "label"}."""
+    out: Path
+    """Folder to write, for `generate --discriminator`: new, empty, or with an earlier one, which is replaced."""
+    heldout: float = 0.1
+    """Share of the lines that it does not learn from, to measure how well it tells them."""
+    seed: int = 0
+    """Draws these."""
+    step: int | None = None
+    """Which checkpoint; by default the newest."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse_checked(Discriminate, arguments, "discriminator", {"heldout": HELDOUT, "seed": SEED})
+    import_models()
+    train(options)
+    return 0
 
 
 def train(options: Discriminate) -> None:
     """Write the discriminator and print in how many held-out texts it tells the label. UserError in one line."""
+    from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, hits, means, written
+    from pretrain.storage.run_directory import write_whole
+    from pretrain.training.opened import open_model
+
     _check_folder(options.out)
     texts, labels = _read(options.examples)
     names, numbers = np.unique(labels, return_inverse=True)
@@ -28,36 +56,29 @@ def train(options: Discriminate) -> None:
     held, learned = np.split(order, [max(1, round(options.heldout * len(texts)))])
     if len(names) < 2 or len(np.unique(numbers[learned])) < len(names):
         raise UserError(f"--examples {options.examples}: give at least two labels, and more lines of each")
-    directory = RunDirectory(options.run)
-    restored = restore(directory, options.step)
-    model, params = restored.assembly.model, merge(restored.params, restored.frozen)
-    if not isinstance(model, CausalDecoder):
-        raise UserError(f"{options.run}: a model of {name_of(model.config)} is no causal decoder; take one, like gpt2")
-    with local_folder(directory.tokenizer) as folder:
-        tokens = Encoder(stored.load(folder).tokenizer).tokens(texts)
-    states = means(model, params, [some[: model.config.positions] for some in tokens], restored.mesh)
+    opened = open_model(options.run, options.step)
+    opened.check_decodes()
+    tokens, positions = Encoder(opened.tokenizer.tokenizer).tokens(texts), opened.config.positions
+    states = means(opened.module, opened.params, [text[:positions] for text in tokens], opened.mesh)
     kernel, bias = fit(states[learned], numbers[learned], len(names))
-    discriminator = Discriminator(names.tolist(), kernel, bias, fingerprint(params), restored.step)
-    try:
+    discriminator = Discriminator(names.tolist(), kernel, bias, fingerprint(opened.params), opened.step)
+    with writing(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
         write_whole(options.out / FILE, written(discriminator))
-    except OSError as error:
-        raise UserError(f"--out {options.out}: cannot write there ({error.strerror}); choose another place") from None
     told = hits(states, numbers, kernel, bias)
-    share, error = mean(told[held])
     print(
-        f"step {restored.step}: held-out accuracy {share:.4f}"
-        + (f" ± {error:.4f}" if error is not None else "")
-        + f" of {len(held)} texts, "
+        f"{opened.name}: held-out accuracy {with_error(mean(told[held]))} of {len(held)} texts, "
         f"{told[learned].mean():.4f} of the {len(learned)} that it learned from; the commonest label is "
         f"{np.bincount(numbers).max() / len(numbers):.4f} of all"
     )
-    if cut := sum(len(some) > model.config.positions for some in tokens):
-        print(f"{cut} texts are longer than the model's {model.config.positions} positions; their beginnings were read")
+    if cut := sum(len(text) > positions for text in tokens):
+        print(f"{cut} texts are longer than the model's {positions} positions; their beginnings were read")
 
 
 def _check_folder(folder: Path) -> None:
     """UserError for one that holds anything but a discriminator."""
+    from pretrain.steering.discriminator import FILE
+
     if not folder.is_dir():
         return
     if others := sorted(path.name for path in folder.iterdir() if not path.name.startswith(FILE)):

@@ -1,39 +1,65 @@
-"""A run's model as Hugging Face folders."""
+"""`python -m pretrain export`: a model as Hugging Face folders."""
 
+import dataclasses
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
 
 from data_pipelines.cloud import cloud_errors, entries, in_cloud, local_folder, remove_folder, upload
-from models.core.parameters import Params
-from pretrain.huggingface.export import check_replaceable, export
-from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.restore import restore, warn_beyond_trained
-from pretrain.training.trained import merge
-from tpu.mesh import host_mesh
+from data_pipelines.command_line import Place
+from pretrain.commands.common import import_models, parse_checked
 
 
-def export_run(run: Path, to: Path, step: int | None = None, dtype: str = "float32") -> list[Path]:
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Write a run's model as Hugging Face folders."""
+
+    run: Positional[Place]
+    """Work directory of the run, or a Hugging Face folder, to write it in another dtype."""
+    to: Place
+    """Folder to write."""
+    step: int | None = None
+    """Which checkpoint; by default the newest."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse_checked(Export, arguments, "export")
+    import_models()
+    for folder in export_model(options.run, options.to, options.step, options.dtype):
+        print(folder)
+    return 0
+
+
+def export_model(source: Path, to: Path, step: int | None = None, dtype: str = "float32") -> list[Path]:
     """Write the model of a checkpoint, by default the newest -> the folders that transformers loads."""
-    directory = RunDirectory(run)
+    from models.families.registry import family_of
+    from pretrain.huggingface.export import check_replaceable, export
+    from pretrain.training.opened import identity_of, open_model
+    from tpu.mesh import host_mesh
+
+    identity = identity_of(source)
     with cloud_errors(f"export --to {to}"):
-        check_replaceable(to, directory.identity())
-    restored = restore(directory, step, host_mesh())
-    params, config = merge(restored.params, restored.frozen), restored.assembly.recipe.model
-    warn_beyond_trained(restored, getattr(config, "positions", 0))
-    with local_folder(directory.tokenizer) as tokenizer:
-        if in_cloud(to):
-            _export_to_cloud(params, config, tokenizer, to, dtype, directory.identity())
-        else:
-            export(params, config, tokenizer, to, dtype, directory.identity())
-    return [to / part.folder for part in restored.assembly.family.hf.values()]
+        check_replaceable(to, identity)
+    opened = open_model(source, step, host_mesh())
+    opened.warn_beyond_trained(getattr(opened.config, "positions", 0))
 
+    def write(folder: Path) -> None:
+        with local_folder(opened.tokenizer_folder) as tokenizer:
+            export(opened.params, opened.config, tokenizer, folder, dtype, identity)
 
-def _export_to_cloud(params: Params, config, tokenizer: Path, to: Path, dtype: str, run: str) -> None:
-    """Folders cannot be renamed there: an earlier export is overwritten file by file."""
-    with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:
-        made = Path(temporary) / "export"
-        export(params, config, tokenizer, made, dtype, run)
-        upload(made, to)
-        for entry in entries(to):
-            if not (made / entry.name).exists():
-                remove_folder(entry)
+    if in_cloud(to):  # folders cannot be renamed there: an earlier export is overwritten file by file
+        with cloud_errors(f"export --to {to}"), tempfile.TemporaryDirectory() as temporary:
+            made = Path(temporary) / "export"
+            write(made)
+            upload(made, to)
+            for entry in entries(to):
+                if not (made / entry.name).exists():
+                    remove_folder(entry)
+    else:
+        write(to)
+    return [to / part.folder for part in family_of(opened.config).hf.values()]

@@ -1,46 +1,146 @@
-"""`python -m pretrain generate`: what a run's model writes after prompts, or puts in the place of masks."""
+"""`python -m pretrain generate`: what a causal decoder writes after prompts, or what a model puts in place of masks."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jax
+import numpy as np
+from tyro.conf import Positional
 
-from data_pipelines.cloud import local_folder
+from data_pipelines.command_line import Place, unknown
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import prefixes, stored
+from data_pipelines.tokenizers import prefixes
 from data_pipelines.tokenizers.made import Made
-from pretrain.commands.options import Generate
-from pretrain.commands.steering import program_of
-from pretrain.generation.decoding import check_whole_rows, generate
-from pretrain.generation.fillings import fill, fills
-from pretrain.objectives.next_token_prediction import delimiter
+from models.core.ranges import SEED, Range
+from pretrain.commands.common import import_models, parse_checked
+from pretrain.generation.settings import Decoding
 from pretrain.prompting.prompts import unescaped
-from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.restore import Restored, restore, warn_beyond_trained
-from pretrain.training.trained import merge
-from tpu.mesh import divided_by, named_mesh, row_mesh
+from pretrain.steering.settings import Steering
+from pretrain.steering.words import bag
 
+if TYPE_CHECKING:
+    from pretrain.training.opened import Opened
+
+NUMBER = Range("at least 1 and at most 10000", lambda x: 1 <= x <= 10_000)
 MASK = "[MASK]"  # in prompts, whatever the tokenizer calls it
 OF_FILLINGS = "run", "prompt", "prompts", "number", "step"  # the options that a masked model has a use for
 
 
+@dataclasses.dataclass(frozen=True)
+class Generate:
+    """Continue prompts with a causal decoder, or fill the [MASK]s in them with a masked language model."""
+
+    run: Positional[Place]
+    """Work directory of the run, or a Hugging Face folder."""
+    prompt: tuple[str, ...] = ()
+    """The text to begin with, or several."""
+    prompts: Path | None = None
+    """A file with one on each line."""
+    code: str | None = None
+    """A control code of the corpus, to stand before each prompt."""
+    number: int | None = None
+    """Texts of each prompt, 1 unless given; fillings of each mask, 5 unless given."""
+    max_tokens: int = 64
+    """At most so many tokens after a prompt."""
+    sample: bool = False
+    """Draw tokens; otherwise the likeliest is taken."""
+    temperature: float | None = None
+    """With --sample: divides the logits, 1 unless given."""
+    top_k: int = 0
+    """With --sample: draw from so many of the likeliest alone; 0 for all."""
+    top_p: float = 1.0
+    """With --sample: draw from the likeliest alone that have this probability together."""
+    repetition_penalty: float = 1.0
+    """Makes tokens that stand in the text less likely, where above 1; CTRL's paper takes 1.2."""
+    beams: int = 1
+    """Beam search with so many."""
+    length_penalty: float = 1.0
+    """With --beams: above 0 prefers longer texts."""
+    stop: tuple[str, ...] = ()
+    """A text ends before this text, in which \\n is a newline, and where the model ends a document."""
+    words: Path | None = None
+    """Steer towards these words, one on each line of a file."""
+    discriminator: Path | None = None
+    """Steer towards a label of what `discriminator` has made in this folder."""
+    label: str | None = None
+    """Which."""
+    steering: Steering = Steering()
+    seed: int = 0
+    """Of what is drawn."""
+    step: int | None = None
+    """Which checkpoint; by default the newest."""
+    mesh: str | None = None
+    """How this machine's devices share the work, like tensor=4, as of `run`. By default one device does it."""
+
+    def decoding(self, stop: tuple[int, ...]) -> Decoding:
+        """UserError for settings that do not go together."""
+        if not self.sample and self.temperature is not None:
+            raise UserError(f"--temperature {self.temperature:g}: has no effect without --sample; add it")
+        if self.beams == 1 and self.length_penalty != 1.0:
+            raise UserError(f"--length-penalty {self.length_penalty:g}: has no effect without --beams; give 2 or more")
+        if self.sample and self.temperature is not None and not self.temperature > 0:
+            raise UserError(
+                f"--temperature {self.temperature:g}: must be above 0; leave --sample out for the likeliest"
+            )
+        temperature = (1.0 if self.temperature is None else self.temperature) if self.sample else 0.0
+        fields = {field.name for field in dataclasses.fields(Decoding)} & {*vars(self)}
+        return Decoding(**{**{name: getattr(self, name) for name in fields}, "temperature": temperature, "stop": stop})
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse_checked(Generate, arguments, "generate", {"seed": SEED, "number": NUMBER})
+    options.decoding(())
+    if (options.discriminator is None) != (options.label is None):
+        raise UserError("--discriminator and --label: give both, a folder and one of its labels, or neither")
+    prompts = _prompts(options, "--prompt" in arguments)
+    import_models()
+    write_texts(options, prompts)
+    return 0
+
+
+def _prompts(options: Generate, given: bool) -> list[str]:
+    """given: whether --prompt is."""
+    prompts = list(options.prompt)
+    if options.prompts is not None:
+        try:
+            lines = options.prompts.read_text("utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise UserError(f"--prompts {options.prompts}: cannot be read ({error}); give a text file") from None
+        for number, line in enumerate(lines, 1):
+            if not line.strip() and options.code is None:
+                raise UserError(f"--prompts {options.prompts}, line {number}: is blank; write a prompt or remove it")
+        prompts += lines
+    if not prompts and options.code is not None:
+        return [""]  # the text begins with the code alone
+    if not prompts and given:
+        raise UserError(f"generate: RUN is missing, or {options.run} is no text after --prompt; give RUN --prompt TEXT")
+    if not prompts:
+        raise UserError("generate: has no prompt; give --prompt TEXT, or --prompts FILE with one on each line")
+    return prompts
+
+
 def write_texts(options: Generate, prompts: list[str]) -> None:
     """Print texts or fillings. UserError in one line for what cannot be made."""
-    directory = RunDirectory(options.run)
+    import jax
+
+    from pretrain.generation.decoding import check_whole_rows
+    from pretrain.generation.fillings import fills
+    from pretrain.training.opened import open_model
+    from tpu.mesh import named_mesh, row_mesh
+
     devices = jax.local_devices()
     mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
     check_whole_rows(options.mesh, mesh)
-    restored = restore(directory, options.step, mesh)
-    with local_folder(directory.tokenizer) as folder:
-        made = stored.load(folder)
-    if fills(restored.assembly.model):
+    opened = open_model(options.run, options.step, mesh)
+    if fills(opened.module):
         if given := _of_texts_alone(options):
             raise UserError(f"{', '.join(given)}: no effect on a model that fills masks; leave out what writes texts")
-        _print_fillings(options, restored, made, prompts)
+        _print_fillings(options, opened, prompts)
     else:
-        _print_texts(options, restored, made, prompts)
+        _print_texts(options, opened, prompts)
 
 
 def _of_texts_alone(options: Generate) -> list[str]:
@@ -52,31 +152,61 @@ def _of_texts_alone(options: Generate) -> list[str]:
     return [prefix + name.replace("_", "-") for prefix, name in changed]
 
 
-def _print_texts(options: Generate, restored: Restored, made: Made, prompts: list[str]) -> None:
-    encoded = encode(made, prompts)
-    stops = [unescaped(written) for written in options.stop]
+def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> None:
+    from pretrain.generation.decoding import generate
+    from pretrain.objectives.next_token_prediction import delimiter
+    from tpu.mesh import divided_by
+
+    made = opened.tokenizer
+    encoded, stops = encode(made, prompts), [unescaped(written) for written in options.stop]
     ends = {tokens[0] for tokens in encode(made, stops) if len(tokens) == 1}
     ends |= {made.special[role] for role in ("eod", "sep") if role in made.special}
-    model, params = restored.assembly.model, merge(restored.params, restored.frozen)
     decoding = options.decoding(tuple(sorted(ends)))
     number = 1 if options.number is None else options.number
-    aim = options.words, options.discriminator, options.label
-    program = program_of(*aim, options.steering, made, model, params)
+    program = _program(options, opened)
     before = [] if options.code is None else [prefixes.token(made, options.code)]
-    asked, behind = encoded, []
-    if (token := delimiter(restored.assembly.recipe.objective, made.special)) is not None:
+    printed, behind = encoded, []
+    if (token := delimiter(opened.objective, made.special)) is not None:
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
-        asked, behind = [[] for _ in encoded], [token]
+        printed, behind = [[] for _ in encoded], [token]
     begun = [before + tokens + behind for tokens in encoded]
-    warn_beyond_trained(restored, max(map(len, begun)) + options.max_tokens - 1)
+    opened.warn_beyond_trained(max(map(len, begun)) + options.max_tokens - 1)
     doing("compiling, then writing")
-    with divided_by(restored.mesh):
-        texts = generate(model, params, begun, decoding, options.seed, number, restored.mesh, program)
-    for index, (tokens, found) in enumerate(zip(asked, texts, strict=True)):
+    with divided_by(opened.mesh):
+        texts = generate(opened.module, opened.params, begun, decoding, options.seed, number, opened.mesh, program)
+    for index, (tokens, found) in enumerate(zip(printed, texts, strict=True)):
         for which, more in enumerate(found):
             if len(prompts) * len(found) > 1:
                 print(f"== prompt {index + 1}, text {which + 1}")
             print(_text(made, tokens, more[:-1] if more[-1] in ends else more, stops))
+
+
+def _program(options: Generate, opened: "Opened") -> Callable:
+    """What `generate` takes for its program; words of several tokens are named in a line. UserError for options that
+    do not go together."""
+    from models.blocks.embeddings import padded_vocab
+    from pretrain.generation.loop import program
+    from pretrain.steering.discriminator import load
+    from pretrain.steering.loop import steered_program
+    from pretrain.steering.perturbation import Aim
+
+    aim, words, discriminator = Aim(), options.words, options.discriminator
+    if words is None and discriminator is None:
+        if options.steering != Steering():
+            raise UserError("--steering: has no effect without --words or --discriminator; give one of them")
+        return program
+    if words is not None:
+        tokens, left_out = bag(words, Encoder(opened.tokenizer.tokenizer), padded_vocab(opened.config.vocab_size))
+        if left_out:
+            print(f"left out of --words {words}, as they are several tokens: {', '.join(left_out)}")
+        aim = aim._replace(words=tokens)
+    if discriminator is not None:
+        found = load(discriminator, opened.params)
+        if options.label not in found.labels:
+            raise UserError(unknown(f"--label: {discriminator} has no label", options.label, found.labels))
+        label = np.int32(found.labels.index(options.label))
+        aim = aim._replace(discriminator=(found.kernel, found.bias, label))
+    return steered_program(aim, options.steering)
 
 
 def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -> str:
@@ -86,16 +216,16 @@ def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -
     return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
-def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: list[str]) -> None:
+def _print_fillings(options: Generate, opened: "Opened", prompts: list[str]) -> None:
     """Rows as the model read them: between the tokens that begin and end one."""
-    model, params = restored.assembly.model, merge(restored.params, restored.frozen)
-    recipe, mask = restored.assembly.recipe, made.special["mask"]
-    length, global_tokens = recipe.phases[-1].length, getattr(recipe.objective, "globals", 0)
-    name = made.tokenizer.id_to_token(mask)
+    from pretrain.generation.fillings import fill
+
+    made, mask = opened.tokenizer, opened.tokenizer.special["mask"]
     number = 5 if options.number is None else options.number
+    sizes = opened.row_length, number, getattr(opened.objective, "globals", 0)
     doing("compiling, then filling masks")
     for prompt in prompts:
-        pieces = prompt.replace(name, MASK).split(MASK)
+        pieces = prompt.replace(made.tokenizer.id_to_token(mask), MASK).split(MASK)
         if len(pieces) == 1:
             raise UserError(f"--prompt {prompt!r}: this model fills masks; write {MASK} where a word is missing")
         # White space before a mask belongs to the word there.
@@ -104,7 +234,7 @@ def _print_fillings(options: Generate, restored: Restored, made: Made, prompts: 
         for part in parts[1:]:
             row += [mask, *part]
         row.append(made.special["sep"])
-        for place, found in enumerate(fill(model, params, row, mask, length, number, global_tokens)):
+        for place, found in enumerate(fill(opened.module, opened.params, row, mask, *sizes)):
             print(prompt if len(pieces) == 2 else f"{prompt} (mask {place + 1})")
             for token, probability in found:
                 print(f"  {probability:.4f}  {made.tokenizer.decode([token], skip_special_tokens=False)}")

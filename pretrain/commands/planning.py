@@ -9,8 +9,7 @@ import jax
 
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
-from pretrain.commands.arguments import parse_target
-from pretrain.commands.options import CACHE, Target
+from pretrain.commands.target import CACHE, Target, parse_target
 from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe, check
 from pretrain.recipes.registry import RECIPES, find

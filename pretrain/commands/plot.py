@@ -1,18 +1,37 @@
-"""Learning curves as a picture."""
+"""`python -m pretrain plot`: learning curves as a picture."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-from matplotlib.backend_bases import FigureCanvasBase
+from tyro.conf import Positional
 
+from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
-from pretrain.storage.journal import read_metrics
-from pretrain.storage.run_directory import RunDirectory
+from pretrain.commands.common import import_models, parse_checked
 
 SKIPPED = ("kind", "step", "seconds_left", "step_ms", "model_tflops_per_s", "base_rate", "always_f1")
 LAST = ("gradient_norm", "learning_rate", "tokens_per_s", "mfu")  # after what is learned
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Draw learning curves of one or several runs."""
+
+    runs: Positional[tuple[Place, ...]]
+    """Work directories."""
+    out: Path
+    """The PNG (or PDF, SVG) file to write."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse_checked(Plot, arguments, "plot")
+    if not options.runs:
+        raise UserError("plot: name the --workdir of a run or several, as in `python -m pretrain plot RUN --out x.png`")
+    import_models()
+    print(plot(options.runs, options.out))
+    return 0
 
 
 def plot(runs: Sequence[Path], out: Path) -> Path:
@@ -21,9 +40,11 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
 
     UserError when a run has no figures, the format is unknown or the place not writable.
     """
+    from pretrain.commands.pictures import check_ending, pyplot, save
+    from pretrain.storage.journal import read_metrics
+    from pretrain.storage.run_directory import RunDirectory
+
     check_ending(out)
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
     curves = {run: {kind: read_metrics(RunDirectory(run), kind) for kind in ("train", "eval")} for run in runs}
     for run, kinds in curves.items():
@@ -48,28 +69,6 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
     figure.tight_layout(rect=(0, 0.22 * lines_of_legend / figure.get_figheight(), 1, 1))
     figure.legend(handles, labels, loc="lower center", ncols=columns, fontsize="small", frameon=False)
     return save(figure, out)
-
-
-def check_ending(out: Path) -> None:
-    """UserError where no picture has a name that ends so."""
-    if out.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
-        raise UserError(f"--out {out}: no picture's name ends like this; use .png, .pdf or .svg")
-
-
-def save(figure, out: Path) -> Path:
-    """Write a picture of a checked ending whole or not at all, and forget it -> the file; UserError naming --out."""
-    from matplotlib import pyplot
-
-    temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(temporary, dpi=110)
-        temporary.replace(out)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None
-    finally:
-        pyplot.close(figure)
-    return out
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:

@@ -3,68 +3,110 @@
 import dataclasses
 import itertools
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import jax
 import numpy as np
 from rich.table import Table
+from tyro.conf import Positional, arg
 
-from data_pipelines.cloud import local_folder
+from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
-from data_pipelines.tokenizers import stored
-from models.families.registry import name_of
-from pretrain.commands.options import Prompts
-from pretrain.generation.decoding import check_whole_rows
-from pretrain.objectives.next_token_prediction import delimiter
-from pretrain.objectives.protocols import CausalDecoder
-from pretrain.prompting import figures
-from pretrain.prompting.answers import answers
+from models.core.ranges import COUNT, SEED
+from pretrain.commands.common import import_models, parse_checked, writing
 from pretrain.prompting.examples import read
-from pretrain.prompting.figures import Figure
-from pretrain.prompting.likelihood import log_likelihoods
+from pretrain.prompting.figures import Figure, with_error
 from pretrain.prompting.prompts import Prompt, Prompter, Template, unescaped
 from pretrain.recipes.table import wide_console
-from pretrain.storage.run_directory import RunDirectory, write_whole
-from pretrain.training.restore import restore, warn_beyond_trained
-from pretrain.training.trained import merge
-from tpu.mesh import divided_by, named_mesh
+
+if TYPE_CHECKING:
+    from pretrain.training.opened import Opened
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """Ask a causal decoder questions of a file, each after some of the others with their answers."""
+
+    run: Positional[Place]
+    """Work directory of the run, or a Hugging Face folder."""
+    examples: Path
+    """A file of JSON lines: {"input", "target"}, or {"input", "choices", "answer"}."""
+    shots: tuple[int, ...] = (0,)
+    """How many answered examples stand before each question; one row of the table for each number."""
+    seed: int = 0
+    """Draws them, alike for all models."""
+    score: Literal["likelihood", "greedy"] = "likelihood"
+    """How likely targets are, or how many of them the likeliest text, token by token, equals."""
+    stop: str = "\\n"
+    """Greedy text ends before this, in which \\n is a newline."""
+    max_tokens: int = 32
+    """Greedy text has at most so many tokens."""
+    template: Annotated[Template, arg(name="")] = Template()
+    out: Path | None = None
+    """A JSON file for the figures."""
+    step: int | None = None
+    """Which checkpoint; by default the newest."""
+    mesh: str | None = None
+    """How this machine's devices share the work, as of `run`, whose automatic mesh is the default."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse_checked(Prompts, arguments, "prompts", {"seed": SEED, "max_tokens": COUNT})
+    if min(options.shots, default=-1) < 0:
+        raise UserError("--shots: give numbers from 0 on, as in --shots 0 1 8")
+    if options.score == "likelihood":
+        for option in "stop", "max_tokens":
+            if (value := getattr(options, option)) != getattr(Prompts, option):
+                raise UserError(f"--{option.replace('_', '-')} {value}: has no effect without --score greedy; add it")
+    import_models()
+    ask(options)
+    return 0
 
 
 def ask(options: Prompts) -> None:
     """Print a row of figures for each number of shots. UserError in one line for what cannot be asked."""
-    examples, directory = read(options.examples), RunDirectory(options.run)
+    import jax
+
+    from pretrain.generation.decoding import check_whole_rows
+    from pretrain.objectives.next_token_prediction import delimiter
+    from pretrain.prompting import figures
+    from pretrain.prompting.answers import answers
+    from pretrain.prompting.likelihood import log_likelihoods
+    from pretrain.training.opened import open_model
+    from tpu.mesh import divided_by, named_mesh
+
+    examples = read(options.examples)
     mesh = None if options.mesh is None else named_mesh(options.mesh, jax.local_devices())
     if mesh is not None and options.score == "greedy":
         check_whole_rows(options.mesh, mesh)
-    restored = restore(directory, options.step, mesh)
-    model = restored.assembly.model
-    if not isinstance(model, CausalDecoder):
-        raise UserError(f"{options.run}: a model of {name_of(model.config)} is no causal decoder; ask one, like gpt2")
-    greedy, positions = options.score == "greedy", model.config.positions
+    opened = open_model(options.run, options.step, mesh)
+    opened.check_decodes()
+    greedy, positions = options.score == "greedy", opened.config.positions
     if greedy and options.max_tokens >= positions:
         raise UserError(
             f"--max-tokens {options.max_tokens}: give from 1 to {positions - 1}, below the model's positions"
         )
-    with local_folder(directory.tokenizer) as folder:
-        made = stored.load(folder)
-    between, room = delimiter(restored.assembly.recipe.objective, made.special), positions - options.max_tokens * greedy
+    tokenizer, room = opened.tokenizer, positions - options.max_tokens * greedy
+    between = delimiter(opened.objective, tokenizer.special)
     if between is not None:
         _check_delimited(options)
-    prompter = Prompter(options.examples, examples, made, options.template, room, between)
+    prompter = Prompter(options.examples, examples, tokenizer, options.template, room, between)
     asked = {shots: prompter(shots, options.seed, not greedy) for shots in dict.fromkeys(options.shots)}
-    everything, params = [*itertools.chain(*asked.values())], merge(restored.params, restored.frozen)
+    everything = [*itertools.chain(*asked.values())]
     longest = max((len(text.tokens) for prompt in everything for text in prompt.texts), default=0) - 1
-    warn_beyond_trained(restored, longest + options.max_tokens * greedy)
+    opened.warn_beyond_trained(longest + options.max_tokens * greedy)
     doing("compiling, then asking")
-    with divided_by(restored.mesh):
+    with divided_by(opened.mesh):
         if greedy:
             limits = {"stop": unescaped(options.stop), "max_tokens": options.max_tokens}
-            found = answers(model, params, everything, prompter, **limits, mesh=restored.mesh)
+            found = answers(opened.module, opened.params, everything, prompter, **limits, mesh=opened.mesh)
         else:
-            found = log_likelihoods(model, params, everything, restored.mesh)
+            found = log_likelihoods(opened.module, opened.params, everything, opened.mesh)
     found, told = iter(found), figures.of_answers if greedy else figures.of_likelihoods
     rows = {shots: told(prompts, [*itertools.islice(found, len(prompts))]) for shots, prompts in asked.items()}
-    _show(options, restored.step, asked, rows)
+    _show(options, opened, asked, rows)
 
 
 def _check_delimited(options: Prompts) -> None:
@@ -77,32 +119,27 @@ def _check_delimited(options: Prompts) -> None:
     print("the run's rows are input and target: its delimiter stands between")
 
 
-def _show(options: Prompts, step: int, asked: dict[int, list[Prompt]], rows: dict[int, dict[str, Figure]]) -> None:
+def _show(
+    options: Prompts, opened: "Opened", asked: dict[int, list[Prompt]], rows: dict[int, dict[str, Figure]]
+) -> None:
     """The table, and the file."""
+    from pretrain.storage.run_directory import write_whole
+
     names = list(next(iter(rows.values())))
-    table = Table("shots", *names, "shots left out", title=f"{options.examples} of {options.run} at step {step}")
+    table = Table("shots", *names, "shots left out", title=f"{options.examples} of {opened.name}")
     kept = []
     for shots, of_shots in rows.items():
         left_out = np.array([prompt.left_out for prompt in asked[shots]])
         said = f"{left_out.sum()} of {np.count_nonzero(left_out)} prompts" if left_out.any() else "none"
-        table.add_row(str(shots), *(_written(of_shots[name]) for name in names), said)
+        table.add_row(str(shots), *(with_error(of_shots[name]) for name in names), said)
         named = {name: {"value": value, "standard_error": error} for name, (value, error) in of_shots.items()}
         kept.append({"shots": shots, "left_out": left_out.tolist(), "figures": named})
     console = wide_console()
     console.print(table)
     console.print(f"{len(left_out)} examples; ± is one standard error")
     if options.out:
-        about = {"run": str(options.run), "step": step, "examples": str(options.examples), "seed": options.seed}
+        about = {"run": str(options.run), "step": opened.step, "examples": str(options.examples), "seed": options.seed}
         about |= {"score": options.score, "stop": options.stop, "max_tokens": options.max_tokens}
         about |= {**dataclasses.asdict(options.template), "rows": kept}
-        try:
+        with writing(options.out):
             write_whole(options.out, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise UserError(
-                f"--out {options.out}: cannot write there ({error.strerror}); choose another place"
-            ) from None
-
-
-def _written(figure: Figure) -> str:
-    value, error = figure
-    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")

@@ -1,6 +1,7 @@
 """Beam search as transformers has it (with early_stopping=False): a prompt's texts of the best log probability, divided
 by a power of their length."""
 
+import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -46,7 +47,7 @@ def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
         logits, state = next_logits(model, params, last, beams.lengths, beams.state)
         return add(beams._replace(lengths=beams.lengths + 1, state=state), logits)
 
-    add = lambda beams, logits: _add(model, beams, logits, decoding)
+    add = functools.partial(_add, model, decoding)
     logits, state = read(model, params, tokens, segments, decoding.max_tokens)
     prompts = len(tokens)
     of_beams = jnp.repeat(jnp.arange(prompts), decoding.beams)
@@ -68,7 +69,7 @@ def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, 
     return jax.lax.while_loop(lambda beams: beams.going, step, add(beams, logits[of_beams])).ended
 
 
-def _add(model: nn.Module, beams: Beams, logits: Array, decoding: Decoding) -> Beams:
+def _add(model: nn.Module, decoding: Decoding, beams: Beams, logits: Array) -> Beams:
     """One token to each, by logits f32[prompts * beams, vocab]."""
     prompts, number = beams.scores.shape
     log_probabilities = penalised(jax.nn.log_softmax(logits), beams.seen, decoding.repetition_penalty)

@@ -15,37 +15,37 @@ POSITION, TOKEN = "position", "vocab"  # the axes of what has a row for each pos
 log = logging.getLogger(__name__)
 
 
-def counterparts(theirs, ours) -> dict[str, str]:
-    """Path of a parameter of a model of config `ours` -> of that which it begins as in one of `theirs`; of those that
+def counterparts(source, target) -> dict[str, str]:
+    """Path of a parameter of a model of config `target` -> of that which it begins as in one of `source`; of those that
     have one."""
-    there = {parameter.path for parameter in family_of(theirs).every_parameter(theirs)}
-    names = renamed(theirs, ours)
-    begun = {p.path: names.get(p.path, p.path) for p in family_of(ours).every_parameter(ours)}
+    there = {parameter.path for parameter in family_of(source).every_parameter(source)}
+    names = renamed(source, target)
+    begun = {p.path: names.get(p.path, p.path) for p in family_of(target).every_parameter(target)}
     return {path: name for path, name in begun.items() if name in there}
 
 
-def as_theirs(params: Mapping[str, np.ndarray], theirs, ours) -> dict[str, np.ndarray]:
-    """Parameters of a model of config `ours`, path -> array, under their names and with the shapes in `theirs`."""
-    resized = _resized(params, ours, ours, theirs)
-    return {name: resized[path] for path, name in counterparts(theirs, ours).items() if path in params}
+def to_source(params: Mapping[str, np.ndarray], source, target) -> dict[str, np.ndarray]:
+    """Parameters of a model of config `target`, path -> array, under their names and with the shapes in `source`."""
+    resized = _resized(params, target, target, source)
+    return {name: resized[path] for path, name in counterparts(source, target).items() if path in params}
 
 
-def as_ours(source: str, params: Mapping[str, np.ndarray], theirs, ours) -> dict[str, np.ndarray]:
-    """The inverse: what parameters of a model of config `theirs` are in one of `ours`, path -> array."""
-    named = {path: params[name] for path, name in counterparts(theirs, ours).items() if name in params}
-    before, after = (getattr(config, "positions", None) for config in (theirs, ours))
+def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) -> dict[str, np.ndarray]:
+    """The inverse: what parameters of a model of config `source` are in one of `target`, path -> array."""
+    named = {path: params[name] for path, name in counterparts(source, target).items() if name in params}
+    before, after = (getattr(config, "positions", None) for config in (source, target))
     if before and after and before != after:
-        log.warning("%s: its %s positions are copied on to %s", source, f"{before:,}", f"{after:,}")
-    if more := ours.vocab_size - theirs.vocab_size:
-        log.warning("%s: %s tokens that it lacks begin as the mean of the others", source, f"{more:,}")
-    if changed := other_pattern(theirs, ours):
-        log.warning("%s: its weights go on with another sparse pattern: %s", source, changed)
-    return _resized(named, ours, theirs, ours)
+        log.warning("%s: its %s positions are copied on to %s", setting, f"{before:,}", f"{after:,}")
+    if more := target.vocab_size - source.vocab_size:
+        log.warning("%s: %s tokens that it lacks begin as the mean of the others", setting, f"{more:,}")
+    if changed := other_pattern(source, target):
+        log.warning("%s: its weights go on with another sparse pattern: %s", setting, changed)
+    return _resized(named, target, source, target)
 
 
-def other_pattern(theirs, ours) -> str:
+def other_pattern(source, target) -> str:
     """The fields of a sparse pattern in which two configs differ, '' where they see the same keys."""
-    before, after = (getattr(config, "pattern", Pattern()) for config in (theirs, ours))
+    before, after = (getattr(config, "pattern", Pattern()) for config in (source, target))
     if before.name != after.name:
         return f"model.pattern.name is {before.name} there and {after.name} here"
     values = {name: (getattr(before, name), getattr(after, name)) for name in fields_of(after.name)}
@@ -53,10 +53,10 @@ def other_pattern(theirs, ours) -> str:
     return ", ".join(f"model.pattern.{name} is {old} there and {new} here" for name, (old, new) in differing.items())
 
 
-def _resized(params: Mapping[str, np.ndarray], ours, before, after) -> dict[str, np.ndarray]:
-    """Parameters by their paths in a model of config `ours`, with the positions and tokens of config `before`, with
+def _resized(params: Mapping[str, np.ndarray], target, before, after) -> dict[str, np.ndarray]:
+    """Parameters by their paths in a model of config `target`, with the positions and tokens of config `before`, with
     those of `after`: without the last ones, or with the first positions again, and tokens that are the others' mean."""
-    axes = {parameter.path: parameter.axes for parameter in family_of(ours).every_parameter(ours)}
+    axes = {parameter.path: parameter.axes for parameter in family_of(target).every_parameter(target)}
     positions, tokens = getattr(after, "positions", None), (before.vocab_size, after.vocab_size)
     return {
         path: _of_tokens(_repeated(array, axes[path], positions), axes[path], *tokens) for path, array in params.items()

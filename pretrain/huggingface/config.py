@@ -56,13 +56,13 @@ def folders(source: str | Path, family: Family) -> dict[str, Path]:
     return found
 
 
-def check_same(source: str | Path, theirs, ours) -> None:
+def check_same(setting: str | Path, source, target) -> None:
     """UserError listing each field that the weights depend on and that differs."""
-    if renamed(theirs, ours) is None:
-        check_class(str(source), ours)
-        kinds = [_model_type(family_of(config)) for config in (theirs, ours)]
-        raise UserError(f"{source}: is {kinds[0]!r} and the recipe's model {kinds[1]!r}; take another recipe")
-    differing = differing_fields(theirs, ours)
+    if renamed(source, target) is None:
+        check_class(str(setting), target)
+        kinds = [_model_type(family_of(config)) for config in (source, target)]
+        raise UserError(f"{setting}: is {kinds[0]!r} and the recipe's model {kinds[1]!r}; take another recipe")
+    differing = differing_fields(source, target)
     if not differing:
         return
     listed = ", ".join(f"model.{path} is {old} there and {new} here" for path, (old, new) in differing.items())
@@ -70,7 +70,7 @@ def check_same(source: str | Path, theirs, ours) -> None:
     cures = [f"set {flags}"] if flags else []
     if "vocab_size" in differing:
         cures.append("prepare the corpus with --tokenizer and that model's tokenizer")
-    raise UserError(f"{source}: {listed}; {' and '.join(cures)}, or give another folder")
+    raise UserError(f"{setting}: {listed}; {' and '.join(cures)}, or give another folder")
 
 
 def check_class(setting: str, config) -> None:
@@ -85,6 +85,14 @@ def check_class(setting: str, config) -> None:
 def architectures(folder: Path) -> list[str]:
     """The transformers classes that config.json names."""
     return _read(folder).get("architectures") or []
+
+
+def heads_in_folder(source: str | Path, config) -> set[str]:
+    """The heads of a model, by the classes that its folders name; none where those are unknown, as of a bare trunk."""
+    family = family_of(config)
+    parts = folders(source, family).items()
+    classes = [(family.hf[part].architectures, name) for part, folder in parts for name in architectures(folder)]
+    return {head for known, name in classes for head in known.get(name, ())}
 
 
 def _is_listing(source: str | Path) -> bool:

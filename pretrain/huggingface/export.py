@@ -127,8 +127,8 @@ def _check_only(folder: Path, parts: set[str]) -> list[str]:
     if is_file(folder):
         raise UserError(f"export --to {folder}: is a file; give a new folder")
     inside = sorted(entry.name for entry in entries(folder))
-    ours = (*FILES, *TOKENIZER_FILES, *parts, MARK)
-    if foreign := [name for name in inside if name not in ours and not shards.is_weights(name)]:
+    known = (*FILES, *TOKENIZER_FILES, *parts, MARK)
+    if foreign := [name for name in inside if name not in known and not shards.is_weights(name)]:
         raise UserError(f"export --to {folder}: holds {foreign[0]}, so it is no export; give a new folder")
     for part in parts.intersection(inside):
         _check_only(folder / part, set())

@@ -14,7 +14,7 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.family import HuggingFace
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of
-from pretrain.huggingface.beginning import as_ours, as_theirs
+from pretrain.huggingface.beginning import to_source, to_target
 from pretrain.huggingface.config import architectures, check_same, config_from, folders
 from pretrain.huggingface.shards import INDEX, WHOLE
 from pretrain.huggingface.tensors import Tensor, architecture, heads_in, tensors
@@ -42,42 +42,31 @@ def load(
     UserError for a config field that differs, another vocabulary, and tensors that are missing, unexpected or of
     another shape; safetensors only, in one file or sharded.
     """
-    theirs = config_from(source)
-    check_same(source, theirs, config)
+    there = config_from(source)
+    check_same(source, there, config)
     begun = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
     if start is not None:
         begun = {path: np.array(leaf) for path, leaf in leaves(start())}
-    given = nest(as_theirs(begun, theirs, config))
-    for folder in folders(source, family_of(theirs)).values():
-        check_vocabulary(folder, tokenizer_path, theirs, config)
-    read = dict(leaves(_read(source, theirs, given, heads_anew=start is not None)))
-    ours = as_ours(str(source), read, theirs, config)
-    if lacking := sorted(begun.keys() - ours.keys()):
+    given = nest(to_source(begun, there, config))
+    for folder in folders(source, family_of(there)).values():
+        check_vocabulary(folder, tokenizer_path, there, config)
+    read = dict(leaves(_read(source, there, given, heads_anew=start is not None)))
+    found = to_target(str(source), read, there, config)
+    if lacking := sorted(begun.keys() - found.keys()):
         if start is None:
             raise UserError(f"{source}: has no {_listed(lacking)}; start them anew with --init-heads-anew")
         log.warning("%s: these start anew: %s", source, ", ".join(lacking))
-    return nest(begun | ours)
+    return nest(begun | found)
 
 
 def _read(source: str | Path, config, params: Params, heads_anew: bool) -> Params:
     """A folder's model of this config, written into params, which may lack some; heads that the folder lacks stay."""
-    family = family_of(config)
+    models = family_of(config).hf
     read: dict[tuple, tuple[str, str]] = {}
-    for part, folder in folders(source, family).items():
-        wanted, trunk = tensors(params, config, part), family.hf[part].trunk
-        stored = _Tensors(folder, trunk)
-        missing = [name for name in wanted if _stored_name(name, stored, family.hf[part]) not in stored]
-        heads = [name for name in missing if _of_head(name, wanted[name], config, part)]
-        anew = heads if heads_anew else []
-        cure = "; start them anew with --init-heads-anew" if missing == heads else ""
-        lacking = [name for name in missing if name not in anew]
-        needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"
-        _check_names(folder, stored, wanted, lacking, cure, config, part, needed, heads_anew)
-        if anew:
-            log.warning("%s: read all but %s, which start anew", folder, ", ".join(anew))
-            wanted = {name: tensor for name, tensor in wanted.items() if name not in anew}
-        for name, tensor in wanted.items():
-            array = stored.read(_stored_name(name, stored, family.hf[part]))
+    for part, folder in folders(source, family_of(config)).items():
+        stored = _Tensors(folder, models[part])
+        for name, tensor in _wanted(stored, params, config, part, heads_anew).items():
+            array = stored.read(name)
             if array.shape != tensor.shape:
                 raise UserError(f"{folder}: {name} has shape {array.shape}, this model needs {tensor.shape}")
             _take(tensor, array, read, part, f"{folder}: {name}")
@@ -96,24 +85,24 @@ def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]],
             piece.view[...] = new
         elif not np.array_equal(piece.view, new):
             other_part, other = read[piece.origin]
-            theirs = f"the {other_part}'s" if other_part != part else other.split(": ")[-1]
-            raise UserError(f"{setting} differs from {theirs}, but the model shares it; give the parts of one model")
+            another = f"the {other_part}'s" if other_part != part else other.split(": ")[-1]
+            raise UserError(f"{setting} differs from {another}, but the model shares it; give the parts of one model")
 
 
-def check_vocabulary(folder: Path, tokenizer_path: Path, theirs, ours) -> None:
+def check_vocabulary(folder: Path, tokenizer_path: Path, source, target) -> None:
     """UserError when the folder has a tokenizer whose vocabulary is not that of the corpus's tokenizer, but for tokens
-    that follow all those of its model.   theirs, ours: the configs of the models."""
+    that follow all those of its model.   source, target: the configs of the models."""
     before, after = _vocabulary(folder), _vocabulary(Path(tokenizer_path))
-    if before is None and theirs.vocab_size < ours.vocab_size:
+    if before is None and source.vocab_size < target.vocab_size:
         raise UserError(
-            f"{folder}: has {theirs.vocab_size:,} tokens and no tokenizer, the corpus {ours.vocab_size:,}; copy its "
+            f"{folder}: has {source.vocab_size:,} tokens and no tokenizer, the corpus {target.vocab_size:,}; copy its "
             f"tokenizer there and prepare the corpus with --tokenizer {folder}"
         )
     if before is None or before == after:
         return
     differing = sorted(before.items() ^ after.items(), key=lambda item: item[::-1])
     token, index = differing[0]
-    if index < theirs.vocab_size or any(token in before for token, _ in differing):
+    if index < source.vocab_size or any(token in before for token, _ in differing):
         raise UserError(
             f"{folder}: its tokenizer gives {token!r} the id {before.get(token)}, "
             f"the corpus's {after.get(token)}; prepare the corpus with --tokenizer {folder}"
@@ -137,10 +126,10 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
 
 
 class _Tensors:
-    """The tensors of a folder by name, read from disk one at a time; legacy names are brought up to date."""
+    """The tensors of a folder by name, read from disk one at a time; legacy names are brought up to date, and a trunk
+    without heads, which transformers saves without its name, is given it. A tied one stands for the other."""
 
-    def __init__(self, folder: Path, trunk: str):
-        """trunk: put before all names where none begins so: transformers saves a bare trunk without it."""
+    def __init__(self, folder: Path, model: HuggingFace):
         self.folder = folder
         self.found = {}  # name -> (open file, name in the file)
         for file in _tensor_files(folder):
@@ -153,14 +142,15 @@ class _Tensors:
                 for old, new in LEGACY.items():
                     name = name.replace(old, new)
                 self.found[name] = (handle, stored)
-        if not any(name.startswith(trunk) for name in self.found):
-            self.found = {trunk + name: place for name, place in self.found.items()}
+        if not any(name.startswith(model.trunk) for name in self.found):
+            self.found = {model.trunk + name: place for name, place in self.found.items()}
+        self.twins = {source: target for target, source in model.tied.items() if target in self.found}
 
     def __contains__(self, name: str) -> bool:
-        return name in self.found
+        return name in self.found or name in self.twins
 
     def read(self, name: str) -> np.ndarray:
-        handle, stored = self.found[name]
+        handle, stored = self.found[name if name in self.found else self.twins[name]]
         return handle.get_tensor(stored).astype(np.float32)
 
 
@@ -183,43 +173,28 @@ def _tensor_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _stored_name(name: str, tensors: _Tensors, model: HuggingFace) -> str:
-    """The tensor to read: itself, or a tied one where only that was stored."""
-    twins = [target for target, source in model.tied.items() if source == name and target in tensors]
-    return name if name in tensors or not twins else twins[0]
-
-
-def _check_names(
-    folder: Path,
-    tensors: _Tensors,
-    wanted: Mapping,
-    missing: list[str],
-    cure: str,
-    config,
-    part: str,
-    needed: str,
-    other_heads: bool,
-) -> None:
-    """UserError for tensors that are missing, that this model has no place for, or tied ones that are not equal.
-
-    cure: of what is missing.   needed: the class that has all that is wanted.
-    other_heads: whether heads of any kind are left out.
-    """
-    model = family_of(config).hf[part]
-    if missing:
+def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: bool) -> dict[str, Tensor]:
+    """What is to be read of a part's tensors. UserError for those that are missing, that this model has no place for,
+    or tied ones that are not equal.   heads_anew: whether heads may be missing, and others be left out."""
+    folder, model, wanted = stored.folder, family_of(config).hf[part], tensors(params, config, part)
+    needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"
+    missing = [name for name in wanted if name not in stored]
+    heads = [name for name in missing if _of_head(name, wanted[name], config, part)]
+    if lacking := [name for name in missing if not heads_anew or name not in heads]:
         raise UserError(
-            f"{folder}: has no {_listed(missing)}; it is a {' or '.join(architectures(folder)) or 'model'} "
-            f"and this recipe needs a {needed}{cure}"
+            f"{folder}: has no {_listed(lacking)}; it is a {' or '.join(architectures(folder)) or 'model'} and this "
+            f"recipe needs a {needed}" + ("; start them anew with --init-heads-anew" if missing == heads else "")
         )
     for target, source in model.tied.items():
-        if target in tensors and source in tensors and not np.array_equal(tensors.read(target), tensors.read(source)):
+        both = target in stored.found and source in stored.found
+        if both and not np.array_equal(stored.read(target), stored.read(source)):
             raise UserError(
                 f"{folder}: {target} differs from {source}, but this model ties them; give a folder of a tied model"
             )
-    others = [name for name in tensors.found if name not in wanted and name not in model.tied]
+    others = [name for name in stored.found if name not in wanted and name not in model.tied]
     known = {row.hf[part].name for row in family_of(config).every_parameter(config) if part in row.hf}
     unexpected = [name for name in others if name not in known and not name.endswith(BUFFERS)]
-    if other_heads:
+    if heads_anew:
         unexpected = [name for name in unexpected if name.startswith(model.trunk)]
     if unexpected:
         raise UserError(
@@ -227,6 +202,9 @@ def _check_names(
         )
     if others:
         log.warning("%s: left out %s, which this model does not use", folder, _listed(others))
+    if missing:
+        log.warning("%s: read all but %s, which start anew", folder, ", ".join(missing))
+    return {name: tensor for name, tensor in wanted.items() if name not in missing}
 
 
 def _of_head(name: str, tensor: Tensor, config, part: str) -> bool:

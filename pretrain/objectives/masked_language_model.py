@@ -7,7 +7,6 @@ from types import MappingProxyType
 import jax.numpy as jnp
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.global_tokens import GlobalTokens
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
 from models.attention.patterns.pattern import DENSE
@@ -62,7 +61,7 @@ class MaskedLanguageModel(Objective):
     def rows(self, phase):
         rows = layouts.LAYOUTS[self.layout].layout(phase.length, self.masking, self.label)
         try:
-            return GlobalTokens(phase.length, rows, self.globals) if self.globals else rows
+            return dataclasses.replace(rows, global_tokens=self.globals)
         except UserError as error:
             raise UserError(f"objective.{error}") from None
 

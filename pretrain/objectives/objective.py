@@ -11,13 +11,13 @@ from jax import Array
 
 from data_pipelines.batches import Examples, make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.examples.layout import Layout
+from data_pipelines.examples.layout import Feature, Layout
 from models.core.parameters import Noise, Params
 from pretrain.objectives.phase import Phase
 from pretrain.objectives.teacher import Bound
 
 Batch = Mapping[str, Array]  # name -> [batch, ...]
-Spec = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape without the batch, dtype)
+Spec = Mapping[str, Feature]
 
 
 class Moment(NamedTuple):

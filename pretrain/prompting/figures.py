@@ -48,6 +48,12 @@ def mean(values: Sequence[float]) -> Figure:
     return float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
 
 
+def with_error(figure: Figure) -> str:
+    """In words."""
+    value, error = figure
+    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
+
+
 def _ratio(above: np.ndarray, below: np.ndarray) -> Figure:
     """The ratio of sums, with its standard error to first order."""
     ratio = above.sum() / below.sum()

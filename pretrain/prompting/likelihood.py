@@ -40,9 +40,9 @@ def log_likelihoods(model: nn.Module, params: Params, prompts: Sequence[Prompt],
         targets = _targets(texts, chosen)
         for begin in range(0, targets.shape[1], TARGETS):
             asked = targets[:, begin : begin + TARGETS]
-            some = asked.shape[1]
-            found = of_targets(params, hidden, *np.pad(asked, ((0, 0), (0, TARGETS - some))))
-            np.add.at(total, np.array(chosen)[asked[0]], np.asarray(found, np.float64)[:some])
+            number = asked.shape[1]
+            found = of_targets(params, hidden, *np.pad(asked, ((0, 0), (0, TARGETS - number))))
+            np.add.at(total, np.array(chosen)[asked[0]], np.asarray(found, np.float64)[:number])
     return np.split(total, np.cumsum([len(prompt.texts) for prompt in prompts])[:-1])
 
 

@@ -20,7 +20,7 @@ from pretrain.schedules import Schedule
 
 
 def _recipe(size: str, optimizer: Optimizer, schedule: Schedule, phase: Phase, steps: int) -> Recipe:
-    masking = Masking(whole_word=True, ngrams=(1.0, 1 / 2, 1 / 3))
+    masking = Masking(unit="word_starts", ngrams=(1.0, 1 / 2, 1 / 3))
     return Recipe(
         name=f"albert-{size}",
         source="Lan et al. 2020",

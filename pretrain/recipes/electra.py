@@ -40,7 +40,7 @@ def _minutes(size: str, peak: float) -> Recipe:
     start than 0.02, which suits a width of 768.
     """
     recipe = _recipe(size, Phase(1.0, 32, 16), peak, 3000, 0.1, 0.15)
-    masking = dataclasses.replace(recipe.objective.masking, whole_word=True)
+    masking = dataclasses.replace(recipe.objective.masking, unit="word_starts")
     return dataclasses.replace(
         recipe,
         model=dataclasses.replace(recipe.model, dropout=0.0, attention_dropout=0.0, init_std=0.05),

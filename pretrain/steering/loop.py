@@ -59,9 +59,7 @@ def steered_program(aim: Aim, steering: Steering) -> Callable:
 def _program(model: nn.Module, decoding: Decoding, steering: Steering, mesh: Mesh) -> Callable:
     def write(aim: Aim, params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
-            following = lambda last, lengths, read: _following(
-                model, params, aim, steering, decoding.temperature or 1.0, last, lengths, read
-            )
+            following = functools.partial(_following, model, params, aim, steering, decoding.temperature or 1.0)
             read = _read(model, params, tokens[:, :-1], segments[:, :-1], 1 + decoding.max_tokens)
             first = following(tokens[:, -1:], segments.sum(1) - 1, read)
             # What the temperature divides has been divided by it.

@@ -60,7 +60,7 @@ def extend(model: nn.Module, params: Params, tokens: Array, lengths: Array, cach
 def perturbed(
     model: nn.Module, params: Params, aim: Aim, steering: Steering, text: Reading, plain: Unsteered, norms: Array
 ) -> tuple[Cache, Array]:
-    """The cache after `iterations` gradient steps, and the norms with theirs.
+    """The cache after `iterations` gradient steps, and the norms with those of its gradients.
 
     norms: f32[depth, rows], of gradients of a layer's keys and values so far, by whose largest those towards a bag of
     words are divided, so that steps are small where none of its words is near.
@@ -74,10 +74,11 @@ def perturbed(
 
     def step(_, state: tuple[Cache, Array]) -> tuple[Cache, Array]:
         cache, norms = state
-        of = lambda keys, values: loss(
-            model, params, aim, steering, text, cache._replace(keys=keys, values=values), plain
-        )
-        gradients = [jnp.where(steered, g, 0) for g in jax.grad(of, (0, 1))(cache.keys, cache.values)]
+
+        def total(keys: Array, values: Array) -> Array:
+            return loss(model, params, aim, steering, text, cache._replace(keys=keys, values=values), plain)
+
+        gradients = [jnp.where(steered, g, 0) for g in jax.grad(total, (0, 1))(cache.keys, cache.values)]
         new = jnp.sqrt(sum(jnp.sum(gradient**2, axis=(2, 3, 4)) for gradient in gradients))
         norms = new if aim.discriminator else jnp.maximum(norms, new)
         rate = rates(steering, norms)[:, :, None, None, None]

@@ -9,10 +9,11 @@
     metrics.jsonl   one JSON object per line: {"kind": "train" | "eval", "step": ..., figures}
     tensorboard/    the same for TensorBoard
     log.txt         what was printed
+    trackers.json   by which id each of --track knows the run
     compiled/       in the cloud: programs for the next start, see `platform`
 
 It may be a gs:// path: then every file is written as a whole object, and what grows (figures, log, events) is written
-on this machine and uploaded before each checkpoint, see `journal`.
+on this machine and uploaded before each checkpoint, see `sinks`.
 """
 
 import contextlib
@@ -57,6 +58,7 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.log = self.path / "log.txt"
+        self.trackers = self.path / "trackers.json"
 
     def read_recipe(self) -> Recipe:
         """UserError when this is no work directory."""
@@ -305,6 +307,8 @@ def write_whole(path: Path, text: str) -> None:
 
 def _make(path: Path) -> None:
     probe = path / ".writable"
+    if is_file(path):
+        raise UserError(f"--workdir {path}: is a file; give a folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.touch()

@@ -10,7 +10,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import differing_fields, renamed
-from pretrain.huggingface.beginning import as_ours, counterparts
+from pretrain.huggingface.beginning import counterparts, to_target
 from pretrain.huggingface.load import check_vocabulary, load
 from pretrain.recipe import asked
 from pretrain.storage.run_directory import RunDirectory
@@ -59,7 +59,7 @@ def _weights(setting: str, source: str, config, shapes: Params, corpus: Corpus, 
     restored = restore(directory, mesh=host_mesh())
     trained = jax.device_get(dict(leaves(merge(restored.params, restored.frozen))))
     params = dict(leaves(start())) if start else {}
-    ours = {path: array for path, array in as_ours(source, trained, model, config).items() if path in wanted}
+    ours = {path: array for path, array in to_target(source, trained, model, config).items() if path in wanted}
     return jax.device_get(nest(params | ours))
 
 

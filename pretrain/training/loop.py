@@ -25,7 +25,7 @@ from pretrain.options import Options
 from pretrain.recipe import Recipe, boundaries, phase_at
 from pretrain.state import TrainState
 from pretrain.storage.checkpoints import Checkpoints
-from pretrain.storage.journal import Journal, Silence, read_metrics
+from pretrain.storage.journal import Journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, compiles_ahead, no_memory
 from pretrain.training.assembly import Assembly, same_training
@@ -52,7 +52,7 @@ class Run(NamedTuple):
     options: Options
     directory: RunDirectory
     checkpoints: Checkpoints
-    journal: Journal | Silence
+    journal: Journal
     mesh: Mesh
     frozen: Params
     stop: StopRequest
@@ -272,7 +272,7 @@ class Meter:
         flops = _mean(model_flops(self.run.recipe, stage.phase, self.stages[task].task) for task in tasks)
         figures = {
             "step_ms": 1000 * seconds,
-            "tokens_per_s": stage.phase.batch_size * stage.phase.length / seconds,
+            "tokens_per_s": stage.phase.batch_size * stage.task.objective.rows(stage.phase).tokens / seconds,
             "model_tflops_per_s": flops / seconds / 1e12,
             "seconds_left": left.total_seconds(),
         }

@@ -12,8 +12,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from models.core.parameters import Params, count
-from models.core.program import Program
 from models.core.sharding import placed_by
+from pretrain.objectives.inputs import shapes_of
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.phase import Phase, Task
 from pretrain.recipe import Recipe, every_task
@@ -28,7 +28,7 @@ from pretrain.training.assembly import (
 )
 from pretrain.training.attention_choice import for_evaluation
 from pretrain.training.step import Given, evaluation_step, first_moments, given_in, train_step
-from pretrain.training.traced import mean_flops, unread
+from pretrain.training.traced import mean_flops, untrained
 from pretrain.training.trained import check_layers, frozen_in, merge, split, split_frozen
 from tpu.mesh import Load, load_on, mesh_shape
 from tpu.rules import activation_rules, carry_shardings, divisor_of_fsdp, parameter_shardings, replicated, rows
@@ -55,7 +55,7 @@ class Stage(NamedTuple):
     state, frozen: the train state in this phase and the frozen parameters as shapes, dtypes and shardings.
     train: (state, frozen, batch, given) -> (state, metrics); the old state is given up.
     evaluate: `step.evaluation_step`, of `evaluated_rows` of a batch.
-    untrained: () -> paths of the parameters that the task's loss does not read.
+    untrained: () -> paths of the parameters that no loss of the phase reads.
     first_carry, first_evaluation_carry: () -> the carry before the phase's first batch, the task's before its first in
     evaluation, jitted.   first_moments: parameters -> the optimiser's state before the phase, jitted.
     """
@@ -146,16 +146,15 @@ def _stage(
     evaluated_rows = _evaluated_rows(objective, phase, mesh, microbatches)
     of_evaluation = dataclasses.replace(phase, batch_size=evaluated_rows)
     first_evaluated, evaluated_carry, _ = _carry(lambda: objective.carry(assembly.model, of_evaluation, False), mesh)
-    batch, evaluated_batch = (_batch(objective, one, mesh) for one in (phase, of_evaluation))
+    spec = objective.spec(phase)
+    batch, evaluated_batch = (shapes_of(spec, size, rows(mesh)) for size in (phase.batch_size, evaluated_rows))
 
     @functools.cache
-    def untrained() -> tuple[str, ...]:
-        model = assembly.model.clone(program=Program())  # the form that is traced fastest
-        given = jax.tree.map(_shape, (params, frozen, batch, of_task(phase, task, carry)))
+    def still() -> tuple[str, ...]:
         with placed_by(None):
-            return unread(objective, model, *given, assembly.teachers)
+            return untrained(assembly, index, *jax.tree.map(_shape, (params, frozen)))
 
-    train = train_step(assembly, of_task(phase, task, axes), microbatches, index, task, untrained)
+    train = train_step(assembly, of_task(phase, task, axes), microbatches, index, task, still)
     options_of = small_product_options if count(merge(params, frozen)) <= SMALL else compiler_options
     options = options_of(mesh, looped=assembly.model.program.depth == "scan")
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=everywhere), given_in(recipe, index))
@@ -173,7 +172,7 @@ def _stage(
         mesh,
         state,
         frozen,
-        untrained,
+        still,
         train=Jitted(train, (state, frozen, batch, given), options),
         evaluate=Jitted(evaluate, evaluated_on, options),
         evaluated_rows=evaluated_rows,
@@ -199,15 +198,9 @@ def _evaluated_rows(objective: Objective, phase: Phase, mesh: Mesh, microbatches
     if not objective.rowwise:
         return phase.batch_size
     parts = mesh_shape(mesh).batch_parts
-    most = min(phase.batch_size // microbatches, EVALUATED_ROWS, parts * EVALUATED_TOKENS // phase.length)
+    of_tokens = parts * EVALUATED_TOKENS // objective.rows(phase).tokens
+    most = min(phase.batch_size // microbatches, EVALUATED_ROWS, of_tokens)
     return max((n for n in range(parts, most + 1, parts) if phase.batch_size % n == 0), default=parts)
-
-
-def _batch(objective: Objective, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    return {
-        name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype, sharding=rows(mesh))
-        for name, (shape, dtype) in objective.spec(phase).items()
-    }
 
 
 def _carry(make: Callable, mesh: Mesh) -> tuple[Callable, Any, Any]:

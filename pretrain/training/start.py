@@ -17,7 +17,7 @@ from pretrain.state import TrainState
 from pretrain.storage import run_directory
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.environment import changed, versions
-from pretrain.storage.journal import Journal, Silence, Warnings
+from pretrain.storage.journal import Journal, Warnings, open_journal
 from pretrain.storage.run_directory import RunDirectory, disk_errors
 from pretrain.training.assembly import initial_params
 from pretrain.training.initial_weights import INIT_FROM, load_weights
@@ -42,7 +42,7 @@ class Started(NamedTuple):
 
     directory: RunDirectory
     checkpoints: Checkpoints
-    journal: Journal | Silence
+    journal: Journal
     state: TrainState
     phase: int
     frozen: Params
@@ -61,13 +61,13 @@ def start(
         directory, before = run_directory.start(recipe, corpora, options)
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
             state, phase, frozen, origin = _first_state(placed, before or recipe, directory, checkpoints, begun)
-            with closing(journal_of(directory, int(state.step), recipe)) as journal, warnings.going_to(journal):
+            with closing(journal_of(directory, state, recipe, options)) as journal, warnings.going_to(journal):
                 yield Started(directory, checkpoints, journal, state, phase, frozen, before, origin, renewed)
 
 
-def journal_of(directory: RunDirectory, step: int, recipe: Recipe) -> Journal | Silence:
+def journal_of(directory: RunDirectory, state: TrainState, recipe: Recipe, options: Options) -> Journal:
     """The first process writes for all."""
-    return Journal(directory, step, recipe.steps) if is_first() else Silence()
+    return open_journal(directory, int(state.step), recipe.steps, options.track) if is_first() else Journal()
 
 
 def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:

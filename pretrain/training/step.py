@@ -76,7 +76,8 @@ def train_step(
     -> (state, metrics), to be jitted.
 
     microbatches: the batch is cut into so many equal parts, whose gradients add up; saves memory, changes rounding.
-    untrained: () -> paths of parameters that the loss does not read; they stay as they are, without decay.
+    untrained: () -> paths of parameters that no loss of the phase reads; they stay as they are, without decay. What
+    only another task reads has a gradient of zero here, as in the mean of their losses by their rates.
     """
     recipe, model, optimizer = assembly.recipe, assembly.model, transformation_in(assembly, phase)
     here, task = recipe.phases[phase], task or tasks_of(recipe, recipe.phases[phase])[0]

@@ -1,10 +1,7 @@
 """A loss that is traced and not computed: what it reads, and what it costs."""
 
 import functools
-from collections.abc import Mapping
-from types import MappingProxyType
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
@@ -15,52 +12,44 @@ from models.core.noise import row_keys
 from models.core.parameters import Params, leaves
 from models.core.program import Program
 from models.families.registry import family_of
-from pretrain.objectives.objective import Batch, Moment, Objective
+from pretrain.objectives.inputs import shapes_of
+from pretrain.objectives.objective import Moment
 from pretrain.objectives.phase import Phase, Task
 from pretrain.objectives.teacher import scope
 from pretrain.recipe import Recipe, every_task, tasks_of
-from pretrain.training.assembly import assemble, parameter_shapes
+from pretrain.training.assembly import Assembly, assemble, parameter_shapes
 from pretrain.training.step import batch_rows, bound
 from pretrain.training.trained import merge, split_frozen
 from tpu.flops import flops
 
 
-def traced_loss(
-    objective: Objective,
-    model: nn.Module,
-    params: Params,
-    frozen: Params,
-    batch: Batch,
-    carry,
-    teachers: Mapping[str, nn.Module] = MappingProxyType({}),
-) -> ClosedJaxpr:
-    """The program of the loss in training: (params, frozen, batch, carry) -> the sum of its terms.
+def traced_loss(assembly: Assembly, phase: Phase, task: Task, params: Params, frozen: Params) -> ClosedJaxpr:
+    """The program of a task's loss in training: (params, frozen, batch, carry) -> the sum of its terms.
 
-    The arguments are shapes and dtypes; nothing is computed.
+    params, frozen: as shapes and dtypes; nothing is computed.
     """
+    objective = task.objective
 
     def loss(params, frozen, batch, carry):
         keys = row_keys(0, 0, jnp.arange(batch_rows(batch)))
-        merged, taught = bound(merge(params, frozen), objective, teachers)
-        terms = objective.loss(model, merged, batch, carry, Moment(keys, True, 0, taught))[0]
+        merged, taught = bound(merge(params, frozen), objective, assembly.teachers)
+        terms = objective.loss(assembly.model, merged, batch, carry, Moment(keys, True, 0, taught))[0]
         return sum(terms[term].sum for term in objective.coefficients(0))
 
-    return jax.make_jaxpr(loss)(params, frozen, batch, carry)
+    carry = jax.eval_shape(lambda: objective.carry(assembly.model, phase, train=True)[0])
+    return jax.make_jaxpr(loss)(params, frozen, shapes_of(objective.spec(phase), phase.batch_size), carry)
 
 
-def unread(
-    objective: Objective,
-    model: nn.Module,
-    params: Params,
-    frozen: Params,
-    batch: Batch,
-    carry,
-    teachers: Mapping[str, nn.Module] = MappingProxyType({}),
-) -> tuple[str, ...]:
-    """Paths of the parameters that the loss does not depend on: no gradient ever reaches them. As `traced_loss`."""
-    traced = traced_loss(objective, model, params, frozen, batch, carry, teachers).jaxpr
-    read = partial_eval.dce_jaxpr(traced, [True])[1]
-    return tuple(path for (path, _), is_read in zip(leaves(params), read, strict=False) if not is_read)
+def untrained(assembly: Assembly, index: int, params: Params, frozen: Params) -> tuple[str, ...]:
+    """Paths of the parameters that no task of a phase reads: no gradient ever reaches them.   As `traced_loss`."""
+    phase = assembly.recipe.phases[index]
+    plain = assembly._replace(model=assembly.model.clone(program=Program()))  # the form that is traced fastest
+    ever: set[str] = set()
+    for task in tasks_of(assembly.recipe, phase):
+        traced = traced_loss(plain, phase, task, params, frozen).jaxpr
+        read = partial_eval.dce_jaxpr(traced, [True])[1]
+        ever |= {path for (path, _), is_read in zip(leaves(params), read, strict=False) if is_read}
+    return tuple(path for path, _ in leaves(params) if path not in ever)
 
 
 @functools.lru_cache
@@ -70,13 +59,9 @@ def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float
     gradient is two products of its size; a teacher has none.
 
     task: the phase's only one unless given."""
-    objective = (task or tasks_of(recipe, phase)[0]).objective
     assembly = assemble(recipe, Program(attention="dense"))
-    trained, frozen = split_frozen(parameter_shapes(assembly), recipe)
-    carry = jax.eval_shape(lambda: objective.carry(assembly.model, phase, train=True)[0])
-    spec = objective.spec(phase).items()
-    batch = {name: jax.ShapeDtypeStruct((phase.batch_size, *shape), dtype) for name, (shape, dtype) in spec}
-    traced = traced_loss(objective, assembly.model, trained, frozen, batch, carry, assembly.teachers)
+    params = split_frozen(parameter_shapes(assembly), recipe)
+    traced = traced_loss(assembly, phase, task or tasks_of(recipe, phase)[0], *params)
     taught = {scope(teacher.name): teacher.model for teacher in recipe.teachers}
 
     def counted_as(where: str) -> float:

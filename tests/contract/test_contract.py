@@ -16,6 +16,7 @@ from models.core.parameters import leaves
 from models.core.program import Program
 from models.core.sharding import placed_by
 from models.families.registry import FAMILIES
+from pretrain.objectives.inputs import shapes_of
 from pretrain.objectives.objective import Moment
 from pretrain.training.assembly import made_heads, model_of
 from tests.contract import cases
@@ -101,7 +102,7 @@ def test_the_published_size_can_be_placed_and_what_rounds_badly_is_float32(name)
     shapes = parameter_shapes(model, heads)
     length = min(getattr(model, "positions", 128), 1024)  # which serves any pattern
     spec = case.objective.spec(case.of(length, rows))
-    batch = {field: jax.ShapeDtypeStruct((rows, *shape), dtype) for field, (shape, dtype) in spec.items()}
+    batch = shapes_of(spec, rows)
     loss = loss_of(case, Program(dtype="bfloat16", remat="dots"), True)
     own = model_of(case.model, case.objective.asks, Program(dtype="bfloat16"))
     carry = jax.eval_shape(lambda: case.objective.carry(own, case.of(length, rows), True)[0])

@@ -132,6 +132,12 @@ def equal(batch, other):
     return batch.keys() == other.keys() and all(same)
 
 
+def fits(batch, layout):
+    """Whether the arrays are those of the layout's spec."""
+    found = {name: (array.shape[1:], array.dtype) for name, array in batch.items()}
+    return found == {name: (one.shape, one.dtype) for name, one in layout.spec.items()}
+
+
 def chosen(batch):
     """bool [batch, length]: where a prediction is asked for."""
     found = np.zeros(batch["tokens"].shape, bool)

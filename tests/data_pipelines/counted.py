@@ -7,7 +7,7 @@ import numpy as np
 
 from data_pipelines import noise
 from data_pipelines.batches import make_examples
-from data_pipelines.examples.layout import RowLayout
+from data_pipelines.examples.layout import Feature, RowLayout
 from data_pipelines.order import Order
 
 SEED = 1
@@ -48,7 +48,7 @@ class Counted(RowLayout):
 
     @property
     def spec(self):
-        return dict.fromkeys(("part", "example", "epoch"), ((), np.int64))
+        return dict.fromkeys(("part", "example"), Feature((), np.int64)) | {"key": Feature((), np.uint64)}
 
     def plan(self, part, split, seed):
         return Plan(part.index, part.sizes[split]["tokens"])

@@ -6,6 +6,7 @@ change that is meant, put what this prints in place of the hashes:
     python -m tests.data_pipelines.test_layouts
 """
 
+import functools
 import hashlib
 import pickle
 import tempfile
@@ -19,7 +20,6 @@ from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import evaluation_batches
-from data_pipelines.examples.global_tokens import GlobalTokens
 from data_pipelines.examples.input_target import InputTarget
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_documents import PackedDocuments
@@ -35,12 +35,14 @@ from tests.data_pipelines.corpora import (
     SPECIAL,
     epoch,
     equal,
+    fits,
     in_format_1,
     numbered,
     random_documents,
     unmasked,
     write_corpus,
 )
+from tests.data_pipelines.two_lengths import TwoWindows
 
 ALBERT, MACBERT = (1, 1 / 2, 1 / 3), (0.4, 0.3, 0.2, 0.1)  # weights of n-grams
 ONE_WAY = {"spans": False, "bidirectional": False}
@@ -48,26 +50,27 @@ LAYOUTS = {
     "pairs, next sentence": (SegmentPairs(32), "9980de8e40aa0781"),
     "pairs, sentence order": (SegmentPairs(32, label=SENTENCE_ORDER), "54afb31a4926a3e9"),
     "pairs, no label": (SegmentPairs(32, label=None), "a060c012ffe3d553"),
-    "pairs, whole words": (SegmentPairs(32, Masking(whole_word=True)), "fe9a1826e40ccfec"),
+    "pairs, whole words": (SegmentPairs(32, Masking(unit="word_starts")), "fe9a1826e40ccfec"),
     "pairs, masked as ELECTRA's": (SegmentPairs(32, Masking(0.25, 0.85, 0.0), label=None), "ae16c0668180f179"),
-    "pairs, n-grams as ALBERT's": (SegmentPairs(32, Masking(whole_word=True, ngrams=ALBERT)), "4bce5446e9c11199"),
+    "pairs, n-grams as ALBERT's": (SegmentPairs(32, Masking(unit="word_starts", ngrams=ALBERT)), "4bce5446e9c11199"),
     "pairs of sentences": (SentencePairs(32), "a929273923fbae48"),
     "packed": (PackedSentences(32), "8c16f1d578064a42"),
-    "packed, whole words": (PackedSentences(32, Masking(whole_word=True)), "a2e339332e06a4f3"),
-    "packed, n-grams": (PackedSentences(32, Masking(whole_word=True, ngrams=MACBERT)), "cfceb8478f7417d4"),
+    "packed, whole words": (PackedSentences(32, Masking(unit="word_starts")), "a2e339332e06a4f3"),
+    "packed, n-grams": (PackedSentences(32, Masking(unit="word_starts", ngrams=MACBERT)), "cfceb8478f7417d4"),
     "packed across documents": (PackedSentences(32, cross_document_attention=True), "ab3e30038d0a25a5"),
     "packed, of one document": (PackedSentences(32, one_document=True), "a1972e0b3455ed10"),
     "packed, two fixed copies": (PackedSentences(32, Masking(copies=2)), "47905a31eec31a33"),
     "packed, with global tokens": (SentenceGlobals(32, globals=3), "e492820617f778b0"),
-    "pairs, which name global tokens": (GlobalTokens(32, SegmentPairs(32), 2), "9f6d14c102b57935"),
+    "pairs, which name global tokens": (SegmentPairs(32, global_tokens=2), "9f6d14c102b57935"),
     "documents": (PackedDocuments(32), "f7865c58abc5027f"),
     "documents, apart": (PackedDocuments(32, separate=True, restart=True), "17735a3cba09decb"),
     "stream": (ContiguousStreams(32), "f2a5ce2dda034efb"),
     "stream, reset": (ContiguousStreams(32, reset=True), "692dc52fbe19f20d"),
+    "windows of two lengths": (TwoWindows(20, 12), "40a33ec7f3cc1e21"),
     "permuted spans": (PermutedSpans(32, Permuting(reuse_len=14, perm_size=8)), "5e52697bd7201d7f"),
     "permuted tokens, one way": (PermutedSpans(32, Permuting(0, k=4, perm_size=32, **ONE_WAY)), "d3812268a78ee418"),
 }
-NOISY = [name for name in LAYOUTS if not name.startswith(("documents", "stream"))]  # these draw nothing
+NOISY = [name for name in LAYOUTS if not name.startswith(("documents", "stream", "windows"))]  # these draw nothing
 ROWS = np.array([6, 0, 3, 7])  # as a host builds them: some, in any order
 
 
@@ -116,7 +119,7 @@ def test_rows_built_together_are_those_built_apart_and_as_the_spec_says(name, co
     last = getattr(examples, "steps", examples.number // 8) - 1
     for step in (0, last):  # the rows from 8 on are those of the next step, which may be in the next epoch
         whole = examples.batch(step, np.arange(16))
-        assert {name: (array.shape[1:], array.dtype) for name, array in whole.items()} == layout.spec
+        assert fits(whole, layout)
         for rows in (np.array([0]), np.arange(3, 12), np.array([15, 2, 7])):
             assert equal(examples.batch(step, rows), {name: array[rows] for name, array in whole.items()})
         other = pickle.loads(pickle.dumps(examples))  # as it goes to a worker
@@ -152,12 +155,33 @@ def test_keys_are_of_the_seed_the_epoch_and_the_example_and_no_two_uses_share_a_
     assert len(set(found)) == 3 * len(ROWS)
 
 
+MASKED_STREAMS = ["masked tokens", "what masked tokens become", "segments", "lengths of n-grams"]
+PERMUTED_STREAMS = ["permuted tokens", "permuted spans", "order of prediction", "permuted segments"]
+
+
+@pytest.mark.parametrize(
+    "layout, streams",
+    [(SegmentPairs, MASKED_STREAMS), (SentenceGlobals, MASKED_STREAMS), (PermutedSpans, PERMUTED_STREAMS)],
+)
+def test_streams_have_the_numbers_that_they_have_had(layout, streams):
+    assert [noise.counters(layout.streams, stream, 1)[0] >> 24 for stream in streams] == [0, 1, 2, 3]
+
+
+def test_a_layout_names_its_streams_behind_those_of_its_base():
+    class Boxed(PackedSentences):
+        streams = (*PackedSentences.streams, "boxes")
+
+    assert noise.counters(Boxed.streams, "boxes", 1)[0] >> 24 == 4
+    with pytest.raises(TypeError, match="name its base's first"):
+        type("First", (PackedSentences,), {"streams": ("boxes", *PackedSentences.streams)})
+
+
 # Static masks: a row is made in so many fixed ways, which epochs take in turn
 
 MASKED = {
     "pairs": SegmentPairs,
     "packed": PackedSentences,
-    "with global tokens": lambda length, **masked: GlobalTokens(length, PackedSentences(length, **masked), 1),
+    "with global tokens": functools.partial(PackedSentences, global_tokens=1),
 }
 
 
@@ -192,14 +216,18 @@ ERRORS = [
     (lambda: ContiguousStreams(900), "tokens, too few for a batch of 4 rows of"),
     (lambda: StridedDocuments(8, 9), "--stride 9: give a number from 1 to the length of the rows, 8"),
     (lambda: Permuting(k=0), "permuting.k=0: must be at least 1"),
-    (lambda: GlobalTokens(32, PackedSentences(32), -1), "^globals=-1: must be from 0, for none, to the row's length"),
+    (lambda: PackedSentences(32, global_tokens=-1), "^globals=-1: must be from 0, for none, to the row's length"),
     (lambda: SentenceGlobals(48, globals=49), "globals=49 with length=48: must be from 1 to 48"),
     (lambda: Masking(rate=0), "must be"),
     (lambda: Masking(mask=0.8, random=0.3), "must be"),
     (lambda: Masking(copies=-1), "objective.masking.copies=-1: must be at least 0"),
-    (lambda: Masking(whole_word=True, ngrams=(-1.0, 2.0)), "masking.ngrams=.*: must be weights of at least 0"),
-    (lambda: Masking(whole_word=True, ngrams=(float("nan"), 1.0)), "must be weights of at least 0"),
-    (lambda: Masking(ngrams=ALBERT), "masking.ngrams=.* but objective.masking.whole_word=False: n-grams are"),
+    (lambda: Masking(unit="word_starts", ngrams=(-1.0, 2.0)), "masking.ngrams=.*: must be weights of at least 0"),
+    (lambda: Masking(unit="word_starts", ngrams=(float("nan"), 1.0)), "must be weights of at least 0"),
+    (
+        lambda: PackedSentences(32, Masking(unit="phrases")),
+        "objective.masking.unit='phrases': corpus .* has no field by token .*; use one of token, word_starts",
+    ),
+    (lambda: Masking(ngrams=ALBERT), "masking.ngrams=.* but objective.masking.unit=token: n-grams are"),
 ]
 LACKING = [
     (SegmentPairs(32), "has no .*mask token"),
@@ -247,6 +275,17 @@ def test_the_limit_is_kept_and_the_last_batch_is_filled_with_rows_that_count_now
     assert (whole["segments"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
     assert (whole["prediction_weights"].any(axis=1) == (np.arange(len(whole["tokens"])) < limit)).all()
     assert (whole[label][limit:] == -1).all() and (whole[label][:limit] >= 0).any()
+
+
+def test_rows_that_fill_up_hold_what_the_layout_says(heldout):
+    (batch,) = evaluation_batches(make_examples(TwoWindows(10, 6), heldout, "heldout", 8, seed=0), limit=5)
+    assert (batch["even"][5:] == -1).all() and set(batch["even"][:5].tolist()) == {0, 1}
+    assert not batch["targets"][5:].any() and fits(batch, TwoWindows(10, 6))
+
+
+def test_as_many_rows_are_built_together_as_all_their_tokens_allow(heldout):
+    together = lambda layout: make_examples(layout, heldout, "heldout", 8, seed=0).together
+    assert together(TwoWindows(64, 192)) == together(PackedSentences(256)) < together(PackedSentences(64))
 
 
 def test_the_set_is_the_same_every_time_and_spread_over_the_split(heldout):

@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
-from data_pipelines.examples.masking import SIZES, TOKENS, Masking, SpecialTokens, mask, predictions
-from tests.data_pipelines.corpora import chosen, unmasked, write_corpus
+from data_pipelines.document import Annotation
+from data_pipelines.examples.masking import SIZES, STREAMS, TOKENS, Masking, SpecialTokens, mask, predictions
+from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.segment_pairs import SegmentPairs
+from data_pipelines.store.fields import Field
+from data_pipelines.text.steps import STEPS, Step
+from tests.data_pipelines.corpora import chosen, rows_of, unmasked, write_corpus
+from tests.data_pipelines.prepared import CHARACTERS, run
 
 VOCAB = 1000
 ALBERT, MACBERT = (1, 1 / 2, 1 / 3), (0.4, 0.3, 0.2, 0.1)  # weights of n-grams
@@ -45,10 +51,10 @@ def test_every_row_has_exactly_its_share_chosen(rate, length):
     assert not (chosen(batch) & ~maskable).any()
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_slots_hold_the_positions_in_order_and_what_stood_there(whole_word):
+@pytest.mark.parametrize("unit", ["token", "word_starts"])
+def test_slots_hold_the_positions_in_order_and_what_stood_there(unit):
     tokens, maskable, word_starts = rows(50, 64)
-    batch = masked(Masking(whole_word=whole_word), tokens, maskable, word_starts)
+    batch = masked(Masking(unit=unit), tokens, maskable, None if unit == "token" else word_starts)
     assert np.array_equal(unmasked(batch), tokens)
     used = batch["prediction_weights"] == 1
     for positions, row in zip(batch["prediction_positions"], used, strict=True):
@@ -83,7 +89,7 @@ def test_random_tokens_come_from_the_whole_vocabulary_alike_but_the_special():
 
 def drawn(key, stream, number):
     """The random bits of one counter of a row's stream, as a Python integer."""
-    return int(noise.bits(key, np.array([noise.STREAMS[stream] * noise.STREAM + number], np.uint32))[0])
+    return int(noise.bits(key, noise.counters(STREAMS, stream, number + 1)[-1:])[0])
 
 
 def chosen_slowly(masking, key, maskable, word_starts):
@@ -103,10 +109,10 @@ def chosen_slowly(masking, key, maskable, word_starts):
             runs.setdefault(drawn(key, TOKENS, number) >> (len(maskable) - 1).bit_length(), []).append(position)
     left = min(max(round(masking.rate * sum(maskable)), 1), sum(maskable))
     found = []
-    for _, run in sorted(runs.items()):
-        if len(run) <= left:
-            found += run
-            left -= len(run)
+    for _, positions in sorted(runs.items()):
+        if len(positions) <= left:
+            found += positions
+            left -= len(positions)
     return sorted(found)
 
 
@@ -124,11 +130,34 @@ def test_words_and_n_grams_are_those_of_a_plain_loop(length, starts, specials, r
     maskable = generator.random((3, length)) >= specials
     maskable[:, 0] = False
     word_starts = (generator.random((3, length)) < starts) | ~maskable
-    masking = Masking(rate=rate, whole_word=True, ngrams=ngrams)
+    masking = Masking(rate=rate, unit="word_starts", ngrams=ngrams)
     batch = masked(masking, np.full((3, length), 9, np.int32), maskable, word_starts, seed)
     for row, where in enumerate(chosen(batch)):
         key = int(noise.key(seed, 0, np.arange(3))[row])
         assert np.flatnonzero(where).tolist() == chosen_slowly(masking, key, maskable[row], word_starts[row])
+
+
+@pytest.mark.parametrize("layout", [PackedSentences, SegmentPairs])
+def test_units_are_of_any_field_that_says_where_they_begin(tmp_path, monkeypatch, layout):
+    """An annotator's, say: phrases, each up to a comma and with it, which is a word of its own."""
+
+    def phrases(document):
+        (segment,) = document.segments
+        begins = [0, *(place + 1 for place, character in enumerate(segment.text) if character == ",")][:-1]
+        notes = (Annotation("phrase_starts", 0, begin, begin + 1, True) for begin in begins)
+        return document._replace(annotations=tuple(notes))
+
+    monkeypatch.setitem(STEPS, "phrases", Step(1, annotate=phrases, fields={"phrase_starts": Field("bool")}))
+    random = np.random.default_rng(0)
+    text = "".join("".join(random.choice([*"abcxyz"], random.integers(1, 6))) + "," for _ in range(3000))
+    (tmp_path / "a.txt").write_text(text)
+    run(tmp_path / "c", f"text:{tmp_path / 'a.txt'}", steps=("phrases",))
+    batch = rows_of(layout(64, Masking(rate=0.3, unit="phrase_starts")), Corpus(tmp_path / "c"))
+    texts, found, comma = unmasked(batch), chosen(batch), 5 + CHARACTERS.index(",")
+    goes_on = (texts[:, :-1] >= 5) & (texts[:, :-1] != comma) & (texts[:, 1:] >= 5)
+    assert np.array_equal(found[:, :-1][goes_on], found[:, 1:][goes_on])
+    begins = (texts[:, :-1] == comma) & (texts[:, 1:] >= 5)
+    assert 0.3 < (found[:, :-1][begins] != found[:, 1:][begins]).mean() < 0.6  # each phrase for itself: 0.42
 
 
 def test_a_row_without_text_predicts_nothing():

@@ -15,7 +15,7 @@ from data_pipelines.examples.packed_documents import PackedDocuments
 from data_pipelines.examples.strided_documents import StridedDocuments
 from data_pipelines.order import permute
 from data_pipelines.tokenizers import stored
-from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
+from tests.data_pipelines.corpora import SPECIAL, epoch, fits, numbered, write_corpus
 from tests.data_pipelines.prepared import command
 
 EOD = 4999
@@ -163,7 +163,7 @@ def test_the_end_token_before_a_document_is_of_another_one(tmp_path_factory, siz
     corpus = written(tmp_path_factory.mktemp("c"), documents)
     layout = StridedDocuments(8, 3, separate, restart)
     found = epoch(make_examples(layout, corpus, "train", 1, seed=0))
-    assert {name: (array.shape[1:], array.dtype) for name, array in found.items()} == layout.spec
+    assert fits(found, layout)
     for number, tokens in enumerate(found["tokens"]):
         first, size = tokens[0] == EOD, (tokens > 0).sum()
         segments = [1] + [1 + (first and separate)] * (size - 1) + [0] * (8 - size)
@@ -227,7 +227,7 @@ def row_of(of_pairs, source, target, length):
 def test_rows_of_input_and_target_are_the_loops(of_pairs, length, alone):
     layout = InputTarget(length, alone, auxiliary=alone)
     rows = epoch(make_examples(layout, of_pairs, "train", 1, seed=0))
-    assert {name: (array.shape[1:], array.dtype) for name, array in rows.items()} == layout.spec
+    assert fits(rows, layout)
     for number, (source, target) in enumerate(PAIRS):
         row, of_target = row_of(of_pairs, source, target, length)
         padding = [0] * (length + 1 - len(row))

@@ -1,12 +1,13 @@
 """Global tokens: one for each sentence of a packed row, documents apart; or those of the row that are named so."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples import sentence_globals
-from data_pipelines.examples.global_tokens import GlobalTokens
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
@@ -71,7 +72,7 @@ RANDOM = Masking(0.5, 0.0, 1.0)  # what is masked becomes a random token, which 
 @pytest.mark.parametrize("number", [1, 2, 4, 24])
 @pytest.mark.parametrize("below", [PackedSentences(24, RANDOM), SegmentPairs(24, RANDOM, label=None)])
 def test_the_first_token_and_then_the_separators_are_global_where_a_layout_names_them(corpus, below, number):
-    layouts = GlobalTokens(24, below, number), below
+    layouts = dataclasses.replace(below, global_tokens=number), below
     ours, theirs = (rows_of(layout, corpus) for layout in layouts)
     assert equal({name: ours[name] for name in theirs}, theirs)
     for row, named in zip(theirs["tokens"], ours["globals"], strict=True):

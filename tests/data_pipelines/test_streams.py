@@ -137,7 +137,7 @@ def steps_of(examples, lane, epoch):
     """The steps of an epoch of a lane."""
     begins = [0]
     for number in range(epoch + 1):
-        begins.append(begins[-1] + int(examples._steps(examples._windows(lane, number))[-1]))
+        begins.append(begins[-1] + int(examples._begins(lane, number)[-1]))
     return range(begins[epoch], begins[epoch + 1])
 
 
@@ -171,7 +171,7 @@ def test_pieces_hold_their_stretch_of_the_part_s_stream_wherever_documents_are_c
 def test_rows_go_on_within_a_window_and_begin_anew_with_the_next(of_parts):
     examples = make_examples(ContiguousStreams(5, reset=True), of_parts, "train", 4, 3, Order(2, 2))
     steps = steps_of(examples, 1, 0)
-    in_window = int(examples._steps(examples._windows(1, 0))[1])
+    in_window = int(examples._begins(1, 0)[1])
     assert 3 < in_window < len(steps)
     batches = [examples.batch(step, np.array([2, 3])) for step in steps]
     for step, (one, other) in enumerate(zip(batches, batches[1:], strict=False)):
@@ -201,5 +201,5 @@ def test_hosts_together_build_the_global_batch_and_any_step_alone(of_parts):
 
 
 def test_an_odd_number_of_rows_of_a_lane_is_said(of_parts):
-    with pytest.raises(UserError, match="3 rows are odd"):
+    with pytest.raises(UserError, match="3 rows in a lane are no multiple of 2"):
         make_examples(PermutedSpans(512), of_parts, "train", 6, 3, Order(2))

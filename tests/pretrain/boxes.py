@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
+from data_pipelines.examples.layout import Feature
 from data_pipelines.examples.packed_sentences import PackedSentences
 from models.blocks.heads import TOKENS
 from models.blocks.positions import gather_positions
@@ -72,7 +73,7 @@ class BoxedRows(PackedSentences):
 
     @property
     def spec(self):
-        return super().spec | {"boxes": ((self.length, 4), np.float32)}
+        return super().spec | {"boxes": Feature((self.length, 4), np.float32)}
 
     def build(self, chosen, keys):
         batch = super().build(chosen, keys)

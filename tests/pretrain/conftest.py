@@ -35,6 +35,14 @@ def bert_run(corpus_path, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def electra_run(corpus_path, tmp_path_factory):
+    """The work directory of a tiny ELECTRA after few steps. Tests must not change it."""
+    workdir = tmp_path_factory.mktemp("electra") / "run"
+    run(tiny.electra(steps=4), tiny.options(corpus_path, workdir, log_every=4, checkpoint_every=4))
+    return workdir
+
+
+@pytest.fixture(scope="session")
 def bytes_path(tmp_path_factory):
     """A small corpus of byte-level BPE with GPT-2's end token. Tests must not change it."""
     folder = tmp_path_factory.mktemp("bytes")

@@ -11,7 +11,7 @@ OTHERS = {
     "layout": ["packed-sentences", "segment-pairs"], "masking.random": [0.15], "ngrams": [(1.0, 0.5)],
     "permuting.reuse_len": [10], "permuting.k": [5], "permuting.context": [3], "permuting.perm_size": [4],
     "optimizer.name": ["lamb"], "schedule.name": ["cosine"], "schedule.steps": [15],
-    "frozen": [("embeddings", "pooler")],
+    "frozen": [("embeddings", "pooler")], "masking.unit": ["word_starts", "token"],
 }  # fmt: skip
 
 OF_STAGES = ("objective", "optimizer", "schedule", "frozen", "tasks")

@@ -16,9 +16,9 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import PassingError, UserError
 from models.core.parameters import leaves
 from pretrain.__main__ import main
-from pretrain.commands.export import export_run
-from pretrain.storage import journal
-from pretrain.storage.journal import Journal, read_metrics
+from pretrain.commands.export import export_model
+from pretrain.storage import sinks
+from pretrain.storage.journal import open_journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
 from pretrain.training.initial_weights import INIT_FROM, load_weights
@@ -96,7 +96,7 @@ def test_killed_as_a_checkpoint_is_whole_and_started_again_it_ends_as_a_local_ru
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(loop.Checkpoints, "save", save_and_die)
-        patch.setattr(journal._Mirror, "close", lambda mirror: None)  # uploads nothing more
+        patch.setattr(sinks.Mirror, "close", lambda mirror: None)  # uploads nothing more
         train(20, log_every=1)
     assert max(losses(WORKDIR)) == 10  # what led to the checkpoint was there before it
     assert train(20, log_every=1) == train(20, corpus_path, tmp_path / "run", log_every=1) == 0
@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(ten_steps,
 
 def test_what_has_grown_is_uploaded_once_and_what_fails_is_said_and_made_up_for(bucket, capsys):
     directory, log = RunDirectory(WORKDIR), ("bucket", "runs/a/log.txt")
-    writer = Journal(directory, 0, 10)
+    writer = open_journal(directory, 0, 10)
     writer.figures("train", 1, {"loss": 1.0})
     bucket.refuse = 403, "not now"
     writer.sync()
@@ -185,12 +185,12 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
     bucket, uninterrupted, corpus_path, tmp_path, capsys
 ):
     bucket.upload_folder(uninterrupted, "bucket", "runs/a")
-    export_run(uninterrupted, tmp_path / "disk")
+    export_model(uninterrupted, tmp_path / "disk")
     assert main(["export", str(WORKDIR), "--to", str(EXPORT)]) == 0
     assert str(EXPORT) in capsys.readouterr().out
     bucket.put("bucket", "hf/a/generation_config.json", b"of an earlier export")
     bucket.put("bucket", "hf/a/generator/config.json", b"of an earlier ELECTRA")
-    export_run(WORKDIR, EXPORT)  # in the place of the first
+    export_model(WORKDIR, EXPORT)  # in the place of the first
     filesystem().get(f"{EXPORT}/", f"{tmp_path}/cloud/", recursive=True)
     folders = tmp_path / "disk", tmp_path / "cloud"
     contents = [{file.name: file.read_bytes() for file in folder.rglob("*")} for folder in folders]
@@ -205,7 +205,7 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
 
     bucket.put("bucket", "hf/a/thesis.tex", b"")
     with pytest.raises(UserError, match="export --to gs://bucket/hf/a: holds thesis.tex, so it is no export"):
-        export_run(WORKDIR, EXPORT)
+        export_model(WORKDIR, EXPORT)
     assert ("bucket", "hf/a/thesis.tex") in bucket.objects
 
 

@@ -13,7 +13,8 @@ import pytest
 from data_pipelines.command_line import as_option
 from data_pipelines.errors import UserError
 from pretrain.__main__ import COMMANDS, main
-from pretrain.commands.arguments import parse_run
+from pretrain.commands import recipes
+from pretrain.commands.run import parse_run
 from pretrain.huggingface.config import check_same
 from pretrain.options import Options
 from pretrain.recipes.registry import RECIPES
@@ -142,7 +143,8 @@ def test_a_file_that_is_no_recipe_is_one_line(tmp_path, capsys):
     assert "missing.json: cannot be read (No such file" in mistake(capsys, "run", "--recipe", missing)
     assert "cannot be read" in mistake(capsys, "run", "--recipe", tmp_path)
     assert "broken.json: " in mistake(capsys, "run", "--recipe", broken)
-    assert "--recipe FILE.json" in mistake(capsys, "run", "--recipe")
+    for nothing in ([], [""], ["--steps", 3]):
+        assert "--recipe FILE.json" in mistake(capsys, "run", "--recipe", *nothing)
     assert "no recipe 'mine'" in mistake(capsys, "recipes", "--json", "mine")
 
 
@@ -179,6 +181,8 @@ def test_a_corpus_that_cannot_be_used_is_one_line(kind, recipe, corpus_path, tmp
 def test_a_workdir_that_cannot_be_made_is_one_line(corpus_path, tmp_path, capsys, nothing_compiles):
     (tmp_path / "file").touch()
     assert "--workdir" in mistake(capsys, *settings(corpus_path, tmp_path / "file" / "run"))
+    said = mistake(capsys, *settings(corpus_path, tmp_path / "file"))
+    assert said == f"error: --workdir {tmp_path / 'file'}: is a file; give a folder\n"
 
 
 def test_reading_what_is_no_run_is_one_line(tmp_path, capsys, nothing_compiles):
@@ -196,7 +200,7 @@ GIVEN_WITH = {  # fields that do not go with those of all others -> what is give
     "model.pattern.stride": {"model.pattern.name": "fixed"},
     "model.pattern.summary": {"model.pattern.name": "fixed"},
     "objective.sentence_order": {"objective.next_sentence": False},
-    "objective.masking.ngrams": {"objective.masking.whole_word": True},
+    "objective.masking.ngrams": {"objective.masking.unit": "word_starts"},
 }
 
 
@@ -272,7 +276,7 @@ def test_a_mistake_in_a_real_process_exits_with_2_and_one_line(tmp_path):
 
 def test_errors_are_for_users_only(monkeypatch):
     """What is not the user's to put right keeps its traceback."""
-    monkeypatch.setitem(COMMANDS, "recipes", lambda arguments: 1 / 0)
+    monkeypatch.setattr(recipes, "main", lambda arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["recipes"])
 

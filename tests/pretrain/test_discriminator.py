@@ -10,9 +10,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
-from pretrain.commands import steering
 from pretrain.generation.loop import program
-from pretrain.steering import discriminator
+from pretrain.steering import discriminator, loop
 from pretrain.steering.settings import Steering
 from pretrain.steering.words import bag
 from pretrain.storage.run_directory import RunDirectory
@@ -41,7 +40,9 @@ def trained(gpt2_run, tmp_path_factory):
 def test_it_tells_held_out_texts_and_says_so(trained, gpt2_run):
     said, folder = trained
     run = restore(RunDirectory(gpt2_run))
-    assert said[0].startswith(f"step {run.step}: held-out accuracy 1.0000 ± 0.0000 of 20 texts, 1.0000 of the 60")
+    assert said[0].startswith(
+        f"{gpt2_run} at step {run.step}: held-out accuracy 1.0000 ± 0.0000 of 20 texts, 1.0000 of the 60"
+    )
     assert "the commonest label is 0.5000" in said[0] and said[1].startswith("1 texts are longer than the model's 64")
     found = discriminator.load(folder, run.params)
     assert found.labels == ["ba", "te"] and found.kernel.shape == (32, 2)
@@ -115,7 +116,7 @@ def test_a_bag_has_its_words_of_one_token_as_they_stand_in_a_text(gpt2_run, tmp_
 def test_generate_takes_words_a_label_and_strengths(trained, gpt2_run, tmp_path, capsys, monkeypatch):
     (tmp_path / "words.txt").write_text("ba\nqqqq zzzz\n")
     given = []
-    monkeypatch.setattr(steering, "steered_program", lambda *aim: given.append(aim) or program)
+    monkeypatch.setattr(loop, "steered_program", lambda *aim: given.append(aim) or program)
     arguments = ["generate", str(gpt2_run), "--prompt", "Ba kilo", "--max-tokens", "2"]
     options = ["--words", str(tmp_path / "words.txt"), "--discriminator", str(trained[1]), "--label", "te"]
     assert main([*arguments, *options, "--steering.step-size", "0.5", "--steering.window", "7"]) == 0

@@ -15,7 +15,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.program import Program
 from pretrain.__main__ import main
-from pretrain.commands.export import export_run
+from pretrain.commands.export import export_model
 from pretrain.objectives.figures import Sums
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Term
@@ -298,7 +298,7 @@ import sys
 import jax
 import tpu.mesh
 from pretrain.__main__ import main
-from pretrain.commands import export
+from pretrain.huggingface import export
 from pretrain.training import evaluate
 
 run, exported = sys.argv[1:]
@@ -330,6 +330,6 @@ def test_a_run_is_read_on_several_devices_also_where_they_do_not_divide_its_batc
     (measured,) = read_metrics(RunDirectory(uninterrupted), "eval")
     assert f"{measured['mlm_loss']:.4f}" in said and "evaluated on fsdp=4" in said
     assert "exported from 1 device" in said  # no chip has to hold all parameters
-    export_run(uninterrupted, tmp_path / "one")
+    export_model(uninterrupted, tmp_path / "one")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "six")]
     assert files[0] == files[1]

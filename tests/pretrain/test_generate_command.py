@@ -7,17 +7,22 @@ import re
 import jax
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
-from pretrain.commands import generate as commands
-from pretrain.commands.generate import encode
-from pretrain.commands.options import Generate
+from pretrain.commands.export import export_model
+from pretrain.commands.generate import Generate, encode
+from pretrain.generation import decoding
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.inputs import inputs_of
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import opened
+from pretrain.training.opened import open_model
 from pretrain.training.restore import restore
 from tests.pretrain import tiny
+from tpu.mesh import named_mesh
 
 
 def printed(capsys, *arguments):
@@ -82,7 +87,7 @@ def test_a_control_code_stands_before_each_prompt_and_is_not_printed(gpt2_run, c
     words = sorted(token for token in made.tokenizer.get_vocab() if token.isalpha() and token.isascii())
     code = max(words, key=len)  # in no prompt
     again = lambda model, params, begun, *_, **__: given.extend(begun) or [[one[-1:]] for one in begun]
-    monkeypatch.setattr(commands, "generate", again)
+    monkeypatch.setattr(decoding, "generate", again)
     out = printed(capsys, gpt2_run, "--prompt", "ba", "ki", "--code", code)
     assert given == [[made.tokenizer.token_to_id(code), *tokens] for tokens in encode(made, ["ba", "ki"])]
     assert out.splitlines()[1].startswith("ba") and code not in out.splitlines()[3]
@@ -96,8 +101,8 @@ def test_where_rows_are_input_and_target_a_prompt_is_the_input_and_its_target_is
     """After the delimiter, as in training: here what ends documents."""
     made, given = stored.load(gpt2_run / "tokenizer"), []
     (written,) = encode(made, ["kimo"])
-    monkeypatch.setattr(commands, "restore", tiny.restored_of_pairs)
-    monkeypatch.setattr(commands, "generate", lambda model, params, begun, *_, **__: given.extend(begun) or [[written]])
+    monkeypatch.setattr(opened, "restore", tiny.restored_of_pairs)
+    monkeypatch.setattr(decoding, "generate", lambda model, params, begun, *_, **__: given.extend(begun) or [[written]])
     out = printed(capsys, gpt2_run, "--prompt", "the old river")
     assert given == [[*encode(made, ["the old river"])[0], made.special["eod"]]]
     assert out.splitlines() == [
@@ -125,6 +130,53 @@ def test_masks_are_filled_with_the_likeliest_tokens(bert_run, capsys):
     assert [tuple(line.split()) for line in found] == expected
 
 
+@pytest.fixture(scope="module")
+def exported(gpt2_run, bert_run, electra_run, tmp_path_factory):
+    """Work directory -> the folder of its export."""
+    folder = tmp_path_factory.mktemp("exported")
+    runs = {"gpt2": gpt2_run, "bert": bert_run, "electra": electra_run}
+    for name, run in runs.items():
+        export_model(run, folder / name)
+    return {run: folder / name for name, run in runs.items()}
+
+
+def test_an_exported_folder_writes_what_its_run_does(exported, gpt2_run, capsys, tmp_path):
+    given = ["--prompt", "the", "old river", "--max-tokens", 8]
+    for more in ([], ["--sample", "--seed", 3], ["--beams", 2]):
+        assert printed(capsys, exported[gpt2_run], *given, *more) == printed(capsys, gpt2_run, *given, *more)
+    said = mistake(capsys, exported[gpt2_run], *given, "--step", 4)
+    assert f"--step 4: {exported[gpt2_run]} is a Hugging Face folder, of one step; leave it out" in said
+    assert f"{tmp_path} is no run: it has no recipe.json, and no Hugging Face" in mistake(capsys, tmp_path, *given)
+    read = open_model(exported[gpt2_run], mesh=named_mesh("data=1", jax.local_devices()))
+    assert (read.step, read.recipe, read.objective, read.row_length) == (None, None, None, 64)
+
+
+def test_an_exported_folder_fills_the_masks_that_its_run_does(exported, bert_run, electra_run, capsys):
+    """An ELECTRA's is of two parts."""
+    for run in bert_run, electra_run:
+        given = ["--prompt", "the [MASK] of the", "--number", 3]
+        assert printed(capsys, exported[run], *given) == printed(capsys, run, *given)
+
+
+def test_a_folder_that_transformers_wrote_is_read_and_exported_in_another_dtype(exported, gpt2_run, tmp_path, capsys):
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported[gpt2_run])
+    model.save_pretrained(tmp_path / "there")
+    transformers.AutoTokenizer.from_pretrained(exported[gpt2_run]).save_pretrained(tmp_path / "there")
+    given = ["--prompt", "the", "--max-tokens", 8]
+    assert printed(capsys, tmp_path / "there", *given) == printed(capsys, gpt2_run, *given)
+    for _ in range(2):  # the second takes the place of the first
+        assert main(["export", str(tmp_path / "there"), "--to", str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
+    assert main(["export", str(exported[gpt2_run]), "--to", str(tmp_path / "half")]) == 2
+    assert "holds another run's export" in capsys.readouterr().err
+    half = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
+    assert half.dtype == torch.bfloat16
+
+
+def test_what_only_a_run_has_is_missed_in_a_folder_by_eval(exported, gpt2_run, capsys):
+    assert main(["eval", str(exported[gpt2_run])]) == 2
+    assert "a Hugging Face folder has no objective and no corpus; give a run" in capsys.readouterr().err
+
+
 MISTAKES = [  # arguments, what is said, whether before the run is read
     ([], "has no prompt; give --prompt TEXT, or --prompts FILE", False),
     (["--top-k", 5], "--top-k 5: has no effect without --sample", False),
@@ -132,10 +184,10 @@ MISTAKES = [  # arguments, what is said, whether before the run is read
     (["--number", 2], "--number 2: there are not so many texts", False),
     (["--max-tokens", 1000], "--max-tokens 1000 are more than the", False),
     (["--beams", 1000], "--beams 1000: the vocabulary has", False),
-    (["--seed", 2**32], "--seed=4294967296: must be at least 0 and below 2**32", True),
+    (["--seed", 2**32], "--seed 4294967296: must be at least 0 and below 2**32", True),
     (["--stop", ""], "--stop: is given no value", True),
     (["--prompt", "b"], "--prompt: is given twice; give it once, with all its values", True),
-    (["--number", 10_001], "--number=10001: must be at least 1 and at most 10000", True),
+    (["--number", 10_001], "--number 10001: must be at least 1 and at most 10000", True),
     (["--stop", "a", "\udcff"], "--stop '\\udcff': is not UTF-8", True),
     (["--length-penalty", 2], "--length-penalty 2: has no effect without --beams", True),
 ]
@@ -145,6 +197,10 @@ MISTAKES = [  # arguments, what is said, whether before the run is read
 def test_a_mistake_is_one_line(gpt2_run, tmp_path, capsys, arguments, words, early):
     prompt = ["--prompt", "a"] if arguments else []
     assert words in mistake(capsys, tmp_path / "none" if early else gpt2_run, *prompt, *arguments)
+
+
+def test_a_run_that_is_left_out_is_missed_though_the_prompt_was_taken_for_it(capsys):
+    assert "generate: RUN is missing, or the is no text after --prompt" in mistake(capsys, "--prompt", "the")
 
 
 def test_a_blank_line_among_prompts_and_a_file_that_is_not_there_are_named(tmp_path, capsys):

@@ -6,8 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
-from pretrain.storage import journal
-from pretrain.storage.journal import Journal
+from pretrain.storage import sinks
+from pretrain.storage.journal import Journal, open_journal
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
@@ -18,14 +18,14 @@ def shown(monkeypatch, tmp_path):
     """(terminal or pipe) -> (a journal of 10 steps, what it writes to the screen)."""
     opened = []
 
-    def open_journal(terminal: bool):
+    def opened_on(terminal: bool):
         screen = io.StringIO()
         console = Console(file=screen, force_terminal=terminal, width=120)
-        monkeypatch.setattr(journal, "Console", lambda **_: console)
-        opened.append(Journal(RunDirectory(tmp_path), 0, 10))
+        monkeypatch.setattr(sinks, "Console", lambda **_: console)
+        opened.append(open_journal(RunDirectory(tmp_path), 0, 10))
         return opened[-1], screen
 
-    yield open_journal
+    yield opened_on
     for one in opened:
         one.close()
 

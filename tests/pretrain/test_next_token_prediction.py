@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import sys
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +22,14 @@ from models.attention.mask import Mask
 from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.__main__ import main
-from pretrain.commands import tables
-from pretrain.commands.tables import print_evaluation
+from pretrain.commands import eval as evaluation
+from pretrain.commands.eval import Eval, evaluate
 from pretrain.objectives.figures import unigram
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, StridedPerplexity
 from pretrain.objectives.objective import Moment
 from pretrain.objectives.phase import Phase
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import evaluate as evaluators
 from pretrain.training.assembly import assemble
 from tests.contract import cases
 from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
@@ -197,16 +199,16 @@ def test_the_unigram_counts_what_stands_around_documents(tmp_path, objective):
 
 def test_eval_with_a_stride_keeps_what_was_trained_and_refuses_input_and_target():
     trained = NextTokenPrediction(separate=True, restart=True, z_loss=0.25)
-    striding = tables.striding(assemble(tiny.gpt2(objective=trained)), 3).recipe.objective
+    striding = evaluation.striding(assemble(tiny.gpt2(objective=trained)), 3).recipe.objective
     assert striding == StridedPerplexity(separate=True, restart=True, z_loss=0.25, stride=3)
     assert striding.rows(Phase(1.0, 8, 1)) == StridedDocuments(8, 3, separate=True, restart=True)
     with pytest.raises(UserError, match="--stride 3: gpt2 reads rows of input and target"):
-        tables.striding(assemble(tiny.gpt2(objective=NextTokenPrediction(layout="input-target"))), 3)
+        evaluation.striding(assemble(tiny.gpt2(objective=NextTokenPrediction(layout="input-target"))), 3)
 
 
 def test_eval_with_a_stride_reads_every_token_of_whole_documents(gpt2_run, capsys, monkeypatch):
     corpus = next(iter(RunDirectory(gpt2_run).open_corpora(None).values()))
-    figures = print_evaluation(gpt2_run, False, None, 10**6, stride=16)
+    figures = evaluate(Eval(gpt2_run, examples=10**6, stride=16))
     expected = math.exp(figures["lm_loss"])
     assert "perplexity" in capsys.readouterr().out and figures["perplexity"] == pytest.approx(expected, rel=1e-5)
     size = token_bytes(corpus.tokenizer_path)
@@ -214,7 +216,8 @@ def test_eval_with_a_stride_reads_every_token_of_whole_documents(gpt2_run, capsy
     nats = figures["lm_loss"] * (len(tokens) + corpus.size("heldout")["documents"])
     assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / size[tokens].sum(), rel=1e-5)
     read = []
-    monkeypatch.setattr(tables, "print_evaluation", lambda *arguments: read.append(arguments[3]))
+    nothing = Mock(return_value={}, **{"baselines.return_value": {}})
+    monkeypatch.setattr(evaluators, "Evaluators", lambda stage, corpora, examples: read.append(examples) or nothing)
     for more in (["--stride", "16"], [], ["--stride", "16", "--examples", "5"]):
         assert main(["eval", str(gpt2_run), *more]) == 0
     assert read == [sys.maxsize, 1024, 5]

@@ -30,7 +30,7 @@ def test_every_place_has_keys_of_its_own(name, monkeypatch):
         return jnp.stack(drawn)
 
     rows, spec = recipe.phases[0].batch_size, recipe.objective.spec(recipe.phases[0])
-    batch = {name: np.zeros((rows, *shape), dtype) for name, (shape, dtype) in spec.items()}
+    batch = {name: one.blank(rows) for name, one in spec.items()}
     params = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(lambda: initial_params(assembly)))
     found = np.asarray(jax.jit(keys_of_places)(params, batch, noise.row_keys(0, 0, jnp.arange(rows))))
     assert len(found) == PLACES[name]

@@ -15,6 +15,7 @@ from data_pipelines.loader import Loader
 from models.attention.patterns.pattern import PATTERNS, Pattern
 from models.core.parameters import decays, leaves
 from models.core.program import Program
+from pretrain.objectives.inputs import shapes_of
 from pretrain.objectives.objective import Moment
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -105,8 +106,7 @@ def told(function, *arguments):
 def rows_and_keys(recipe):
     """Arguments of a loss besides the parameters, as shapes."""
     spec = recipe.objective.spec(recipe.phases[0])
-    batch = {name: jax.ShapeDtypeStruct((8, *shape), dtype) for name, (shape, dtype) in spec.items()}
-    return batch, jax.ShapeDtypeStruct((8, 2), np.uint32)
+    return shapes_of(spec, 8), jax.ShapeDtypeStruct((8, 2), np.uint32)
 
 
 def first_batch(recipe, corpus):
@@ -136,7 +136,7 @@ def test_every_field_of_a_recipe_matters(name, field, corpus_path):
     if field in {"objective.layout", *LABELS} and LABELS[0] in fields_of(recipe):
         recipe = functools.reduce(lambda so_far, label: replaced(so_far, label, False), {*LABELS} - {field}, recipe)
     if field == "objective.masking.ngrams":
-        recipe = replaced(recipe, "objective.masking.whole_word", True)
+        recipe = replaced(recipe, "objective.masking.unit", "word_starts")
     changed = replaced(recipe, field, other(field, fields_of(recipe)[field]))
     if field.startswith("model."):
         what = SEEN_IN.get(field.rpartition(".")[2], "loss")

@@ -11,7 +11,7 @@ from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import Pattern
 from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW
 from pretrain.__main__ import main
-from pretrain.commands.pattern import COLORS, NOTHING, canvas_of
+from pretrain.commands.pattern_picture import COLORS, NOTHING, canvas_of
 from pretrain.recipe import check
 from tests.pretrain import tiny
 
@@ -82,9 +82,11 @@ def test_every_table_is_at_its_layer_and_head():
 
 
 def test_of_a_dense_recipe_there_is_nothing_to_draw(tmp_path, capsys):
-    for name in ("bert-tiny", "xlnet-tiny"):
-        said = shown(capsys, name, "--out", tmp_path / "x.png")
-        assert said.startswith(f"{name}: no sparse pattern, ") and said.endswith("; nothing is drawn\n")
+    cures = {"bert-tiny": "give --model.pattern.name, as in --model.pattern.name bigbird", "xlnet-tiny": "give another"}
+    for name, cure in cures.items():
+        assert main(["pattern", name, "--out", str(tmp_path / "x.png")]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {name}: no sparse pattern, ") and f"; nothing is drawn; {cure}" in said
     assert not (tmp_path / "x.png").exists()
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from pretrain.commands.options import Target
 from pretrain.commands.planning import plan_command, shaped, works
+from pretrain.commands.target import Target
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from pretrain.training import placement, prepare

@@ -11,13 +11,14 @@ import transformers
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
-from pretrain.commands import prompts
-from pretrain.commands.export import export_run
+from pretrain.commands.export import export_model
+from pretrain.prompting import answers as answering
 from pretrain.prompting import batches, figures, likelihood
 from pretrain.prompting.answers import answers
 from pretrain.prompting.examples import LONGEST_LINE, Example, read
 from pretrain.prompting.prompts import Prompt, Prompter, Template, Tokens, drawn
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import opened
 from pretrain.training.assembly import assemble
 from pretrain.training.restore import Restored, restore
 from tests.pretrain import tiny
@@ -132,9 +133,9 @@ def test_rows_of_input_and_target_are_asked_with_their_delimiter(file, gpt2_run,
         asked.extend(everything)
         return [np.zeros(len(prompt.texts)) for prompt in everything] if len(asked) == 1 else [""]
 
-    monkeypatch.setattr(prompts, "restore", tiny.restored_of_pairs)
-    monkeypatch.setattr(prompts, "log_likelihoods", heard)
-    monkeypatch.setattr(prompts, "answers", heard)
+    monkeypatch.setattr(opened, "restore", tiny.restored_of_pairs)
+    monkeypatch.setattr(likelihood, "log_likelihoods", heard)
+    monkeypatch.setattr(answering, "answers", heard)
     arguments = ["prompts", str(gpt2_run), "--examples", str(file(QUESTIONS[1]))]
     assert main(arguments) == 0 and main([*arguments, "--score", "greedy"]) == 0
     assert "input and target: its delimiter stands between" in capsys.readouterr().out
@@ -192,7 +193,7 @@ def test_shots_without_room_are_left_out_whole_from_the_front_alike_for_all_choi
 def in_transformers(gpt2_run, tmp_path_factory):
     """(model, tokenizer) of the run's export."""
     folder = tmp_path_factory.mktemp("exports") / "gpt2"
-    export_run(gpt2_run, folder)
+    export_model(gpt2_run, folder)
     load = lambda kind: kind.from_pretrained(folder)
     return load(transformers.AutoModelForCausalLM).eval(), load(transformers.AutoTokenizer)
 
@@ -280,11 +281,25 @@ def test_the_command_prints_a_row_for_each_number_of_shots_and_writes_them(file,
     assert "cannot write there" in capsys.readouterr().err
 
 
+def test_an_exported_folder_is_asked_as_its_run_is(file, gpt2_run, tmp_path):
+    export_model(gpt2_run, tmp_path / "hf")
+    path, told = file(*QUESTIONS), {}
+    for source in gpt2_run, tmp_path / "hf":
+        out = tmp_path / f"{source.name}.json"
+        assert main(["prompts", str(source), "--examples", str(path), "--shots", "0", "1", "--out", str(out)]) == 0
+        told[source] = json.loads(out.read_text())
+    of_run, of_folder = told.values()
+    assert (of_run["step"], of_folder["step"]) == (4, None) and of_folder["run"] == str(tmp_path / "hf")
+    for rows in zip(of_run["rows"], of_folder["rows"], strict=True):
+        values = [{name: figure["value"] for name, figure in row["figures"].items()} for row in rows]
+        assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
 def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
     arguments = ["prompts", str(gpt2_run), "--examples", str(file(*QUESTIONS))]
     mistakes = {
         ("--shots", "-1"): "give numbers from 0 on",
-        ("--seed", str(2**32)): "--seed=4294967296: must be at least 0 and below 2**32",
+        ("--seed", str(2**32)): "--seed 4294967296: must be at least 0 and below 2**32",
         ("--stop", "", "--score", "greedy"): "--stop: is given no value",
         ("--max-tokens", "31"): "--max-tokens 31: has no effect without --score greedy",
         ("--out", "s3://bucket/x.json"): "--out s3://bucket/x.json: give a local path",
@@ -295,6 +310,6 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         assert main([*arguments, *more]) == 2
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1
-    monkeypatch.setattr(prompts, "restore", lambda *_: Restored(assemble(tiny.bert()), 0, {}, {}, None, []))
+    monkeypatch.setattr(opened, "restore", lambda *_: Restored(assemble(tiny.bert()), 0, {}, {}, None, []))
     assert main(arguments) == 2
-    assert "a model of bert is no causal decoder; ask one, like gpt2" in capsys.readouterr().err
+    assert "a model of bert is no causal decoder; take one, like gpt2" in capsys.readouterr().err

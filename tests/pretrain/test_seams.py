@@ -83,11 +83,12 @@ def test_a_phase_has_the_lengths_that_its_objective_needs(corpus_path, tmp_path,
 
     monkeypatch.setattr(loop, "place_rows", seen)
     recipe = toys.recipe(objective=toys.WhatFollows(), phases=TWO_LENGTHS, steps=20)
-    assert run(recipe, tiny.options(corpus_path, tmp_path / "run")) == 0
+    assert run(recipe, tiny.options(corpus_path, tmp_path / "run", eval_examples=20)) == 0
     assert shapes == [(8, 4)] * 10 + [(8, 12)] * 10
     assert RunDirectory(tmp_path / "run").read_recipe().phases == TWO_LENGTHS
     losses = [entry["loss"] for entry in read_metrics(RunDirectory(tmp_path / "run"), "train")]
     assert losses[-1] < losses[0]
+    assert read_metrics(RunDirectory(tmp_path / "run"), "eval")[-1]["labelled"] == 20, "rows that fill up have labels"
 
 
 def test_a_loss_between_rows_trains_knows_its_step_and_gives_figures_of_each_example(corpus_path, tmp_path):

@@ -28,10 +28,11 @@ from pretrain.recipe import Phase, check, from_json, rate_after, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import assemble
+from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.data import check_data
-from pretrain.training.placement import of_phase, stages
+from pretrain.training.placement import of_phase, place_given, stages
 from pretrain.training.run import run
+from pretrain.training.step import initial_state
 from tests.pretrain import tiny
 from tpu.mesh import row_mesh
 
@@ -200,14 +201,25 @@ def test_two_tasks_train_one_trunk_with_figures_of_each_and_go_on_bit_for_bit(bo
     assert tiny.equal(tiny.final_state(tmp_path / "killed"), tiny.final_state(tmp_path / "whole"))
 
 
-def test_a_step_is_of_its_task_s_loss_alone(both):
+def test_what_a_task_does_not_read_has_a_gradient_of_zero_in_its_steps(both):
     recipe, _ = both
-    made = of_phase(stages(assemble(recipe, Program()), row_mesh(jax.devices()[:1], [1])), 0)
-    assert made.keys() == {"masked", "next"}
-    assert {*made["next"].untrained()} == {
-        path for path, _ in leaves(made["next"].state.params) if path.startswith(TOKENS)
-    }
-    assert not made["masked"].untrained()
+    one = row_mesh(jax.devices()[:1], [1])
+    made = of_phase(stages(assemble(recipe, Program()), one), 0)
+    assert made.keys() == {"masked", "next"} and not made["next"].untrained()
+    alone = dataclasses.replace(recipe, phases=(Phase(1.0, 32, 8, objective=TASKS[1].objective),))
+    (stage,) = stages(assemble(dataclasses.replace(alone, objective=TASKS[0].objective)), one)
+    assert not stage.untrained()  # it has no head for masked tokens
+
+    def moments(task):
+        stage = made[task]
+        state, frozen = initial_state(stage.assembly, initial_params(stage.assembly))
+        batch = {name: np.ones((8, *of.shape), of.dtype) for name, of in stage.task.objective.spec(stage.phase).items()}
+        state, _ = stage.train.run(state, frozen, batch, place_given(stage))
+        return dict(leaves(state.opt_state[0].mu))
+
+    of_head = [path for path in moments("next") if path.startswith(TOKENS)]
+    assert of_head and all(not moments("next")[path].any() for path in of_head)
+    assert any(moments("masked")[path].any() for path in of_head)
 
 
 def test_tasks_that_cannot_be_told_apart_or_read_what_is_not_there_are_refused(both, corpus_path):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_pipelines.examples.evaluation import spread
-from data_pipelines.examples.layout import StreamLayout
+from data_pipelines.examples.layout import Feature, StreamLayout
 from models.core.family import Family, Input
 from models.core.parameters import Parameter
 from models.families.registry import FAMILIES
@@ -19,6 +19,7 @@ from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe
 from pretrain.schedules import Schedule
+from tests.data_pipelines.two_lengths import TwoWindows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Windows(StreamLayout):
 
     @property
     def spec(self):
-        return {"tokens": ((self.length,), np.int32)}
+        return {"tokens": Feature((self.length,))}
 
     def number(self, total):
         return total // self.length
@@ -153,23 +154,11 @@ class WhatFollows(Objective):
 
     def loss(self, model, params, batch, carry, moment):
         nats = -jax.nn.log_softmax(model.apply({"params": params}, inputs_of(model, batch)))
-        return {"words": Term(_at(nats, batch["targets"]).sum())}, carry, {}
+        labelled = (batch["even"] >= 0).sum().astype(jnp.float32)
+        return {"words": Term(_at(nats, batch["targets"]).sum())}, carry, {"labelled": labelled}
 
-
-@dataclasses.dataclass(frozen=True)
-class TwoWindows(Windows):
-    """Two in a row."""
-
-    target: int
-
-    @property
-    def spec(self):
-        return super().spec | {"targets": ((self.target,), np.int32)}
-
-    def build(self, plan, example, keys):
-        starts = example * self.length
-        after = plan(starts + self.length - self.target, self.target).astype(np.int32)
-        return {"tokens": plan(starts, self.length).astype(np.int32), "targets": after}
+    def report(self, counts):
+        return {"labelled": float(counts["labelled"])}
 
 
 @dataclasses.dataclass(frozen=True)

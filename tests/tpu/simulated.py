@@ -33,9 +33,11 @@ def mesh_of(text):
 
 def recipe(name):
     """Wide enough for 8 heads in every tower."""
+    FAMILIES["bag"] = toys.FAMILY
     if name == "toy":
-        FAMILIES["bag"] = toys.FAMILY
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
+    if name == "two lengths":
+        return toys.recipe(objective=toys.WhatFollows(), phases=(toys.TwoLengths(1.0, 32, ROWS, target_length=12),))
     recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "etc": tiny.etc, "gpt2": tiny.gpt2}
     recipes["xlnet"] = tiny.xlnet
     recipes |= dict.fromkeys(PATTERNS, tiny.bert)
@@ -56,6 +58,7 @@ def rows_of(recipe, number):
     batch |= {"targets": np.roll(batch["tokens"], -1, axis=1), "weights": (batch["segments"] > 0).astype(np.float32)}
     batch["sentence_order"] = batch["next_sentence"]
     batch["reversed"] = np.arange(rows, dtype=np.int32) % 2
+    batch["even"] = batch["reversed"].astype(np.int8)
     rng = np.random.default_rng(number)
     batch["ranks"] = rng.permuted(np.tile(np.arange(length, dtype=np.int32), (rows, 1)), axis=1)
     batch["thresholds"] = batch["ranks"]
@@ -63,7 +66,7 @@ def rows_of(recipe, number):
     batch["global_segments"] = np.ones((rows, length), np.int32)
     spec = recipe.objective.spec(recipe.phases[0])
     cut = lambda array, shape: array[:, : shape[0]] if shape else array
-    return {key: _padded(cut(batch[key], shape), shape) for key, (shape, _) in spec.items()}
+    return {key: _padded(cut(batch[key], one.shape), one.shape) for key, one in spec.items()}
 
 
 def _padded(array, shape):

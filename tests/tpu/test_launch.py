@@ -142,6 +142,7 @@ def test_without_git_there_is_nothing_to_copy(cloud, tmp_path, monkeypatch, caps
         (["--init-from", "hf/bert"], "--init-from hf/bert: must be a gs:// path, because the VMs see no other"),
         (["--init-from", "discriminator=gs://b/d,generator=g"], "must be a gs:// path, because the VMs see no other"),
         (["--processes", "2"], "--processes 2: leave it out; hosts of a slice find each other"),
+        (["--track", "wandb"], "--track wandb: leave it out; hosts of a slice have no tracker installed"),
         (["--stepz", "3"], "unknown option --stepz; did you mean --steps?"),
         (["--phases.0.batch-size", "24"], "batch_size=24 is not a multiple of --microbatches 1 x the 16 parts"),
         (["--type", "v3-64"], "batch_size=32 is not a multiple of --microbatches 1 x the 64 parts"),  # two to a chip

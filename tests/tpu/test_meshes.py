@@ -137,6 +137,7 @@ def trained(name, text):
 TRAINED = [
     ("bert", "slice=2,fsdp=2,tensor=2/2", "one"),  # in two microbatches
     ("toy", "slice=2,data=4/2", "one/2"),  # its carry is one of each microbatch
+    ("two lengths", "slice=2,data=4", "one"),
 ]
 OTHERS = ("data=2,fsdp=2,tensor=2", "slice=2,data=2,fsdp=2", "fsdp=8", "tensor=8", "data=4,sequence=2/4")
 TRAINED += [pytest.param("bert", mesh, "one", marks=pytest.mark.slow) for mesh in OTHERS]

@@ -1,0 +1,56 @@
+"""What commands share: options are checked before models are imported, which takes seconds; files are written whole."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from data_pipelines.command_line import parse
+from data_pipelines.errors import UserError
+from data_pipelines.progress import IMPORTING, doing
+from models.core.ranges import Range
+
+Options = TypeVar("Options")
+
+
+def parse_checked(
+    options: type[Options], arguments: Sequence[str], command: str, ranges: Mapping[str, Range] = MappingProxyType({})
+) -> Options:
+    """A command's options. UserError for one that is out of its range, and for a text that is not UTF-8, which no
+    tokenizer reads.   ranges: of options by name; one that is None is not looked at."""
+    parsed = parse(options, arguments, f"python -m pretrain {command}")
+    for name, allowed in ranges.items():
+        value = getattr(parsed, name)
+        if value is not None and not allowed.holds(value):
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be {allowed.words}")
+    _check_texts(parsed)
+    return parsed
+
+
+def _check_texts(options) -> None:
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            _check_texts(value)
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and text != text.encode("utf-8", "ignore").decode():
+                raise UserError(f"--{field.name.replace('_', '-')} {text!r}: is not UTF-8; write it so")
+
+
+def import_models() -> None:
+    """Say that it begins, and have JAX write whole what it keeps of compiled programs."""
+    doing(IMPORTING)
+    from tpu.compiled import write_whole
+
+    write_whole()
+
+
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """UserError naming --out where it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None

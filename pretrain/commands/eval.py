@@ -1,0 +1,142 @@
+"""`python -m pretrain eval`: figures on a run's held-out set, beside what guessing reaches."""
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from tyro.conf import Positional
+
+from data_pipelines.command_line import Place
+from data_pipelines.errors import PassingError, UserError
+from data_pipelines.progress import doing
+from models.core.ranges import COUNT
+from pretrain.commands.common import import_models, parse_checked
+from pretrain.recipes.table import wide_console
+
+if TYPE_CHECKING:
+    from pretrain.storage.run_directory import RunDirectory
+    from pretrain.training.assembly import Assembly
+    from pretrain.training.restore import Restored
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    """Evaluate a run on its fixed held-out set."""
+
+    run: Positional[Place]
+    """Work directory of the run."""
+    all: bool = False
+    """Every checkpoint, not only the newest."""
+    corpus: str | None = None
+    """Where the run's corpus is now, or several by name, if it has moved."""
+    examples: int | None = None
+    """Rows of the held-out set: by default 1024, with --stride all."""
+    memory: int | None = None
+    """Positions that a language model remembers here, if not as many as in its recipe."""
+    stride: int | None = None
+    """Of all documents whole, in rows that begin so many tokens after each other and predict what no row before has."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse_checked(Eval, arguments, "eval", {"examples": COUNT})
+    import_models()
+    evaluate(options)
+    return 0
+
+
+def evaluate(options: Eval) -> dict[str, float]:
+    """Print held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures."""
+    from pretrain.recipe import phase_at
+    from pretrain.storage.run_directory import RunDirectory
+    from pretrain.training.evaluate import Evaluators
+    from pretrain.training.opened import open_model
+    from pretrain.training.placement import of_phase, stages
+
+    directory, newest = RunDirectory(options.run), open_model(options.run).run
+    if newest is None:
+        raise UserError(f"eval {options.run}: a Hugging Face folder has no objective and no corpus; give a run")
+    assembly, recipe = newest.assembly, newest.assembly.recipe
+    assembly = assembly if options.memory is None else _remembering(assembly, options.memory)
+    assembly = assembly if options.stride is None else striding(assembly, options.stride)
+    examples = options.examples or (1024 if options.stride is None else sys.maxsize)
+    placed = newest.stages if assembly is newest.assembly else stages(assembly, newest.mesh)
+    steps = sorted({newest.step, *(directory.checkpoint_steps() if options.all else [])})
+    columns, evaluator, phase = {}, None, None
+    for step in steps:
+        restored = newest if step == newest.step else _restored(directory, step)
+        if restored is None:
+            continue
+        if phase != phase_at(recipe, step - 1):
+            phase = phase_at(recipe, step - 1)
+            evaluator = Evaluators(of_phase(placed, phase), directory.open_corpora(options.corpus), examples)
+        doing(f"evaluating step {step}")
+        columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
+    columns["unigram"] = evaluator.baselines()
+    wide_console().print(_figures_table(f"held-out figures of {options.run}", columns))
+    return columns[f"step {newest.step}"]
+
+
+def _restored(directory: "RunDirectory", step: int) -> "Restored | None":
+    """A checkpoint among others; None where it is damaged, or gone since they were listed, which is said."""
+    from pretrain.training.restore import restore
+
+    try:
+        return restore(directory, step)
+    except PassingError:
+        raise
+    except UserError as error:
+        log.warning("step %d is left out: %s", step, error)
+        return None
+
+
+def _remembering(assembly: "Assembly", memory: int) -> "Assembly":
+    """The assembly with another memory in evaluation; UserError where an objective does not let it be chosen."""
+
+    def remembering(objective):
+        if not hasattr(objective, "evaluation_memory"):
+            name = assembly.recipe.name
+            raise UserError(f"--memory {memory}: {name} has no memory whose length could be chosen; leave it out")
+        return dataclasses.replace(objective, evaluation_memory=memory)
+
+    try:
+        return _with_objectives(assembly, remembering)
+    except ValueError as error:
+        raise UserError(str(error).replace("objective.evaluation_memory=", "--memory ")) from None
+
+
+def striding(assembly: "Assembly", stride: int) -> "Assembly":
+    """The assembly that reads whole documents, else as in training; UserError where an objective is not of next tokens
+    of documents or no row fits."""
+    from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
+
+    def strided(objective):
+        if not isinstance(objective, NextTokenPrediction):
+            raise UserError(f"--stride {stride}: {name} does not predict next tokens of rows; leave it out")
+        if objective.layout != DOCUMENTS:
+            raise UserError(f"--stride {stride}: {name} reads rows of input and target; leave it out")
+        return StridedPerplexity(**vars(objective), stride=stride)
+
+    name, changed = assembly.recipe.name, _with_objectives(assembly, strided)
+    for phase in changed.recipe.phases:
+        changed.recipe.objective.rows(phase)  # says what is wrong
+    return changed
+
+
+def _with_objectives(assembly: "Assembly", change: Callable) -> "Assembly":
+    from pretrain.recipe import with_objectives
+
+    return assembly._replace(recipe=with_objectives(assembly.recipe, change))
+
+
+def _figures_table(title: str, columns: dict[str, dict[str, float]]) -> Table:
+    table = Table("", *columns, title=title)
+    names = dict.fromkeys(name for figures in columns.values() for name in figures)
+    for name in names:
+        cells = (f"{figures[name]:.4f}" if name in figures else "" for figures in columns.values())
+        table.add_row(name.replace("_", " "), *cells)
+    return table

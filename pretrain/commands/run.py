@@ -1,0 +1,49 @@
+"""`python -m pretrain run`: trains a recipe, or goes on in the same work directory."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from data_pipelines.cloud import is_remote
+from data_pipelines.corpora import named
+from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
+from pretrain.commands.arguments import parse_recipe
+from pretrain.commands.platform import keep_compiled_with, may_be_one_of_several
+from pretrain.options import Options
+from pretrain.trackers import check_installed
+
+if TYPE_CHECKING:
+    from pretrain.recipe import Recipe
+
+
+def main(arguments: Sequence[str]) -> int:
+    recipe, options = parse_run(arguments)
+    check_installed(options.track)
+    if options.coordinator is None and not may_be_one_of_several():
+        for path in named(options.corpus).values():
+            if not is_remote(path):
+                Corpus(path)  # a mistaken one is said before the imports that follow, which take seconds
+    from pretrain.training.signals import stop_request
+    from tpu.cluster import ending_together, join
+    from tpu.compiled import write_whole
+
+    with stop_request() as stop:
+        join(options.coordinator, options.processes, options.process)
+        with ending_together():
+            keep_compiled_with(options.workdir)
+            write_whole()
+            from pretrain.training.run import run
+
+            return run(recipe, options, stop)
+
+
+def parse_run(arguments: Sequence[str]) -> tuple["Recipe", Options]:
+    """`bert-tiny --corpus DIR --workdir DIR --model.depth 3` -> the recipe with its changes, and the options."""
+    usage = "python -m pretrain run bert-tiny --corpus DIR --workdir DIR"
+    for index, argument in enumerate(arguments):
+        if argument.split("=")[0].replace("_", "-") == "--model.vocab-size":
+            given = " ".join(arguments[index : index + 1 + ("=" not in argument)])
+            raise UserError(
+                f"{given}: the vocabulary is the corpus's; leave this out, and prepare the corpus with --vocab-size"
+            )
+    return parse_recipe(arguments, Options, usage, "Train {}, or go on in the same --workdir.")

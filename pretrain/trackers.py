@@ -1,0 +1,118 @@
+"""Where a run's figures go beside its work directory, as `run --track` names it.
+
+Another tracker is a class and a line in TRACKERS; its package is imported only when it is asked for.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_pipelines.errors import UserError
+
+SECONDS = 60  # that a tracker may take to send the last figures of a run that ends
+
+
+class Sink:
+    """Takes what a run says of itself, and leaves what it has no use for."""
+
+    def say(self, line: str) -> None:
+        """One line for the reader."""
+
+    def note(self, line: str) -> None:
+        """One line for the log alone."""
+
+    def figures(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
+        """One measurement of kind 'train' or 'eval' after `step` steps."""
+
+    def doing(self, what: str) -> None:
+        """What is done until the next step has begun."""
+
+    def progress(self, step: int) -> None:
+        """How many steps have been handed to the devices, which may still be at earlier ones."""
+
+    def sync(self) -> None:
+        """To be called before a checkpoint is saved, so that what led to it is kept, and after an evaluation, which is
+        not repeated."""
+
+    def close(self) -> None: ...
+
+
+class Tracked(NamedTuple):
+    """A run to a tracker.   id: the same for all that goes on in a work directory.   config: its recipe as JSON.
+    folder: for files of the tracker's, on this machine."""
+
+    project: str
+    name: str
+    id: str
+    config: dict
+    folder: Path
+
+
+class _Client(Sink):
+    """A package whose `run` is logged to, as Weights & Biases has it."""
+
+    run: Any
+
+    def figures(self, kind, step, figures):
+        self.run.log({f"{kind}/{name}": value for name, value in figures.items()}, step=step)
+
+    def close(self):
+        self.run.finish()
+
+
+class Wandb(_Client):
+    """Weights & Biases, with WANDB_API_KEY, WANDB_MODE and so on from the environment."""
+
+    def __init__(self, run: Tracked):
+        import wandb
+
+        settings = wandb.Settings(console="off", finish_timeout=SECONDS)
+        about = {"project": run.project, "name": run.name, "id": run.id, "config": run.config, "dir": run.folder}
+        self.run = wandb.init(**about, resume="allow", allow_val_change=True, settings=settings)
+
+
+class Trackio(_Client):
+    """Hugging Face's, on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say."""
+
+    def __init__(self, run: Tracked):
+        import trackio
+
+        name = f"{run.name}-{run.id}"  # by which it finds a run again
+        self.run = trackio.init(run.project, name, config=run.config, resume="allow")
+
+
+TRACKERS: dict[str, Callable[[Tracked], Sink]] = {"wandb": Wandb, "trackio": Trackio}  # by the package's name
+
+
+def check_installed(names: Collection[str]) -> None:
+    """UserError for a tracker whose package is missing."""
+    for name in names:
+        if find_spec(name) is None:
+            raise UserError(f"--track {name}: the package is not installed; run `pip install {name}`")
+
+
+class Guarded(Sink):
+    """A tracker that never stops a run: when it fails it is said, and no more is sent.
+
+    sent: (kind, step) of the figures that it has had before the run was interrupted, and that come again.
+    """
+
+    def __init__(self, name: str, tracked: Tracked, sent: Collection[tuple[str, int]], say: Callable[[str], None]):
+        self.name, self.sent, self.say_of_it, self.sink = name, sent, say, None
+        self.sink = self._tried(TRACKERS[name], tracked)
+
+    def figures(self, kind, step, figures):
+        if self.sink and (kind, step) not in self.sent:
+            self._tried(self.sink.figures, kind, step, figures)
+
+    def close(self):
+        if self.sink:
+            self._tried(self.sink.close)
+
+    def _tried(self, call: Callable, *arguments):
+        try:
+            return call(*arguments)
+        except Exception as error:  # a package may raise anything
+            self.sink = None
+            self.say_of_it(f"--track {self.name}: failed ({error!r}); the run goes on without it")
