@@ -109,15 +109,6 @@ def upload_file(file: Path, to: Path) -> None:
     filesystem().put_file(str(file), str(to))
 
 
-def download(folder: Path, to: Path) -> None:
-    """Copy the objects below a gs:// folder to the same names below a local folder."""
-    files, start = filesystem(), f"{folder}/".removeprefix(SCHEME)
-    for name in files.find(str(folder)):
-        target = to / name.removeprefix(start)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        files.get_file(name, str(target))
-
-
 def remove_folder(folder: Path) -> None:
     """Remove a folder, if there is one, with all that is in it."""
     if in_cloud(folder):
@@ -133,7 +124,7 @@ def local_folder(folder: Path) -> Iterator[Path]:
         yield folder
         return
     with tempfile.TemporaryDirectory() as copy:
-        download(folder, Path(copy))
+        filesystem().get(f"{folder}/", f"{copy}/", recursive=True)
         yield Path(copy)
 
 

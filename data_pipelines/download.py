@@ -1,19 +1,18 @@
 """One file from a storage to this host's disk: hashed on the way, tried again where the network fails for now."""
 
 import hashlib
-import itertools
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from data_pipelines.cloud import PAUSES, cloud_errors, filesystem, may_pass, patiently, refusal, status
 from data_pipelines.durable import put
 from data_pipelines.errors import UserError
+from data_pipelines.over_parts import in_turn
 
 BLOCK = 16 << 20  # bytes asked for at a time
 ASKED_AT_ONCE = 8  # one stream does not fill a host's network
@@ -22,29 +21,24 @@ NOT_IN_OBJECT = 416  # HTTP: the object ends before the bytes that were asked fo
 Value = TypeVar("Value")
 
 
-class File(NamedTuple):
-    size: int
-    sha256: str | None  # None for tokenizer files of corpora whose manifest does not list them
-
-
 class Cut(ConnectionError):
     """Fewer bytes came than were asked for."""
 
 
-def copy_file(source: str, name: str, file: File, path: Path, suffix: str) -> None:
+def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> None:
     """Copy the file `name` of the corpus at `source` to a local path, where it is only when it is whole.
 
-    suffix: of its name until then. UserError when it is not what the manifest says or cannot be read; OSError when
-    the disk fails.
+    file: {bytes, sha256 or None where no manifest says it}. suffix: of its name until then. UserError when it is not
+    what the manifest says or cannot be read; OSError when the disk fails.
     """
-    hashed, advance, new = hashlib.sha256(), _progress(name, file.size), path.with_name(path.name + suffix)
+    hashed, advance, new = hashlib.sha256(), _progress(name, file["bytes"]), path.with_name(path.name + suffix)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(new, "wb") as stream:
-        for block in _blocks(source, name, file.size):
+        for block in _blocks(source, name, file["bytes"]):
             hashed.update(block)
             stream.write(block)
             advance(len(block))
-    if file.sha256 not in (None, hashed.hexdigest()):
+    if file["sha256"] not in (None, hashed.hexdigest()):
         raise UserError(
             f"--corpus {source}: the content of {name} is not what prepare wrote (its hash differs); "
             "copy the corpus to the bucket again"
@@ -71,19 +65,10 @@ def say(line: str) -> None:
 
 def _blocks(source: str, name: str, size: int) -> Iterator[bytes]:
     """A file's content in order, several blocks asked for at once."""
-    waiting, told = deque(), _once(source)
-    read = partial(_block, source, name, size)
-    next_block = lambda: _asked(source, waiting.popleft(), told)
-    pool = ThreadPoolExecutor(ASKED_AT_ONCE)
+    pool, told = ThreadPoolExecutor(ASKED_AT_ONCE), _once(source)
+    read = lambda start: _asked(source, partial(_block, source, name, size, start, min(start + BLOCK, size)), told)
     try:
-        for start in range(0, size, BLOCK):
-            again = partial(read, start, min(start + BLOCK, size))
-            tries = itertools.chain([pool.submit(again).result], itertools.repeat(again))
-            waiting.append(lambda tries=tries: next(tries)())
-            if len(waiting) == ASKED_AT_ONCE:
-                yield next_block()
-        while waiting:
-            yield next_block()
+        yield from in_turn(pool, read, range(0, size, BLOCK), ASKED_AT_ONCE)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # where one block fails the others are not waited for
 

@@ -12,6 +12,7 @@ A file has its name when it is whole and its hash was checked; until then it is 
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
 import socket
@@ -22,15 +23,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from data_pipelines.download import File, copy_file, read_object, say, sizes_below
-from data_pipelines.durable import put
+from data_pipelines.download import copy_file, read_object, say, sizes_below
+from data_pipelines.durable import locked, put
 from data_pipelines.errors import PassingError, UserError
-from data_pipelines.manifest import parse_manifest, parts_of
+from data_pipelines.manifest import SPLITS, files_of, parse_manifest, parts_of
 
 COUNTS = "token_counts.npy"  # read for all parts at once, by those who need nothing else of them
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # what network file systems answer
 FULL = (errno.ENOSPC, errno.EDQUOT)
 ROOM = 0.9  # of what is free on the disk may be filled with a corpus that is kept
+GROUPS = (*SPLITS, "counts")
 Key = tuple[int, str]  # a part's number, and which group of its files
 
 
@@ -69,7 +70,7 @@ class Copy:
     def __init__(self, source: str, folder: Path, keeps: bool):
         self.source, self.folder, self.keeps = source, folder, keeps
         manifest = parse_manifest(source, (folder / "manifest.json").read_bytes())
-        self._parts = [(part, _grouped(part.files)) for part in parts_of(manifest)]
+        self._parts = parts_of(manifest)
         self._lock, self._copying = threading.Lock(), defaultdict(threading.Lock)
         self._held: dict[Key, IO | None] = {}  # locks on what this process reads
         self._inside, self._leaving = Counter(), set()  # who reads just now; what they drop when they are done
@@ -87,7 +88,7 @@ class Copy:
         the others wait; what another process left unfinished is copied anew, what it finished is not.
         """
         key = number, _group(name)
-        path, file = self.path(number, name), self._parts[number][1][key[1]][name]
+        path, file = self.path(number, name), self._parts[number].files[name]
         disk_errors = lambda: _disk_errors(self.source, path.parent)
         with disk_errors():
             self._enter(key)
@@ -122,7 +123,10 @@ class Copy:
 
     def path(self, number: int, name: str) -> Path:
         """Where a part's file is on this host, if it is there."""
-        return _path(self._parts[number][0].fingerprint, name)
+        return _path(self._parts[number].fingerprint, name)
+
+    def _names(self, key: Key) -> list[str]:
+        return [name for name in self._parts[key[0]].files if _group(name) == key[1]]
 
     def _mark(self, key: Key, kind: str) -> Path:
         return self.path(key[0], f"{key[1]}.{kind}")
@@ -131,7 +135,7 @@ class Copy:
         with self._lock:
             if key not in self._held:
                 self._mark(key, "used").parent.mkdir(parents=True, exist_ok=True)
-                self._held[key] = _locked(self._mark(key, "used"), fcntl.LOCK_SH)
+                self._held[key] = locked(self._mark(key, "used"), fcntl.LOCK_SH)
             self._inside[key] += 1
 
     def _exit(self, key: Key) -> None:
@@ -150,34 +154,32 @@ class Copy:
 
     def _drop(self, key: Key) -> bool:
         """Delete a part's files unless a process reads them; whether it did."""
-        number, group = key
         try:
-            used = _locked(self._mark(key, "used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            used = locked(self._mark(key, "used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, FileNotFoundError):  # read by another; never copied
             return False
         if used is None:
             return False
         with used, suppress(OSError):  # what cannot be deleted is noticed when the disk is full
-            for name in self._parts[number][1][group]:
-                self.path(number, name).unlink(missing_ok=True)
+            for name in self._names(key):
+                self.path(key[0], name).unlink(missing_ok=True)
         return True
 
-    def _copy(self, key: Key, name: str, file: File, path: Path) -> None:
+    def _copy(self, key: Key, name: str, file: dict, path: Path) -> None:
         with self._copying[key], _alone(self._mark(key, "lock")) as suffix:
             if not _is_there(path, file):
-                self._make_room(file.size)
-                part = self._parts[key[0]][0].path
+                self._make_room(file["bytes"])
+                part = self._parts[key[0]].path
                 copy_file(self.source, name if part == "." else f"{part}/{name}", file, path, suffix)
 
     def _make_room(self, size: int) -> None:
         """Where the disk is full, drop what no process reads; UserError where that is not enough."""
         free = lambda: shutil.disk_usage(self.folder).free
-        for number, (_, groups) in enumerate(self._parts):
-            for group in groups:
-                if free() >= size:
-                    return
-                if (number, group) not in self._held:
-                    self._drop((number, group))
+        all_keys = itertools.product(range(len(self._parts)), GROUPS)
+        for key in [one for one in all_keys if one not in self._held]:
+            if free() >= size:
+                return
+            self._drop(key)
         if free() < size:
             raise OSError(errno.ENOSPC, f"{size / 1e6:,.1f} MB are to be copied, {free() / 1e6:,.1f} MB are free")
 
@@ -188,11 +190,11 @@ class Copy:
                 if not self._queue:
                     self._thread = None
                     return
-                number, split = key = self._queue.popleft()
-            for name in self._parts[number][1].get(split, ()):
+                key = self._queue.popleft()
+            for name in self._names(key):
                 if key not in self._wanted:
                     break
-                with suppress(Exception), self.file(number, name):  # it is raised when the file is read
+                with suppress(Exception), self.file(key[0], name):  # it is raised when the file is read
                     pass
 
 
@@ -201,31 +203,20 @@ def _group(name: str) -> str:
     return "counts" if name.endswith(COUNTS) else name.partition("/")[0]
 
 
-def _grouped(files: dict[str, dict]) -> dict[str, dict[str, File]]:
-    found = defaultdict(dict)
-    for name, file in files.items():
-        found[_group(name)][name] = _file(file)
-    return dict(found)
-
-
-def _file(described: dict) -> File:
-    return File(described["bytes"], described["sha256"])
-
-
 def _copy_beside_parts(source: str, manifest: dict, folder: Path, suffix: str) -> None:
     """The tokenizer's files and the tables."""
-    files = {name: _file(file) for name, file in (manifest.get("tokenizer", {}) | manifest.get("tables", {})).items()}
+    files = files_of(manifest)
     if "tokenizer" not in manifest and not (folder / "manifest.json").is_file():  # from before they were hashed
-        files |= {name: File(size, None) for name, size in sizes_below(source, "tokenizer").items()}
+        files |= {name: {"bytes": size, "sha256": None} for name, size in sizes_below(source, "tokenizer").items()}
     for name, file in files.items():
-        if file.sha256 is None or not _is_there(folder / name, file):
+        if file["sha256"] is None or not _is_there(folder / name, file):
             copy_file(source, name, file, folder / name, suffix)
 
 
 def _has_room(source: str, manifest: dict) -> bool:
     """Whether the disk has room for what is not there of all parts; which is said."""
-    files = [(part, name, _file(file)) for part in parts_of(manifest) for name, file in part.files.items()]
-    missing = sum(file.size for part, name, file in files if not _is_there(_path(part.fingerprint, name), file))
+    files = [(_path(part.fingerprint, name), file) for part in parts_of(manifest) for name, file in part.files.items()]
+    missing = sum(file["bytes"] for path, file in files if not _is_there(path, file))
     free = shutil.disk_usage(cache()).free
     if missing:
         room = "room for all" if missing <= ROOM * free else "no room for all: what is done is dropped"
@@ -238,9 +229,9 @@ def _path(fingerprint: str, name: str) -> Path:
     return cache() / fingerprint / name
 
 
-def _is_there(path: Path, file: File) -> bool:
+def _is_there(path: Path, file: dict) -> bool:
     try:
-        return path.stat().st_size == file.size
+        return path.stat().st_size == file["bytes"]
     except FileNotFoundError:
         return False
 
@@ -253,29 +244,15 @@ def _alone(path: Path) -> Iterator[str]:
     file at the same time do not write to the same one.
     """
     try:
-        lock = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         say(f"waiting for another process, which copies the corpus to {path.with_suffix('')}")
-        lock = _locked(path, fcntl.LOCK_EX)
+        lock = locked(path, fcntl.LOCK_EX)
     if lock is None:
         yield f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.partial"
         return
     with lock:
         yield ".partial"
-
-
-def _locked(path: Path, operation: int) -> IO | None:
-    """An open file that holds the lock until it is closed; None where the disk has no locks. BlockingIOError where
-    LOCK_NB was asked for and another holds it; FileNotFoundError where the folder is not there."""
-    file = open(path, "a+")  # noqa: SIM115, over a network a shared lock needs a file that can be read
-    try:
-        fcntl.flock(file, operation)
-    except OSError as error:
-        file.close()
-        if error.errno in NO_LOCKS:
-            return None
-        raise
-    return file
 
 
 @contextmanager

@@ -4,8 +4,8 @@ IPC streams. Read with pyarrow alone."""
 import itertools
 import json
 import os
-import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pyarrow
 
@@ -18,9 +18,6 @@ from data_pipelines.formats.jsonl import Options
 from data_pipelines.formats.listing import Found, look
 from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Format, Range, Source
-
-CONTINUATION = 0xFFFFFFFF  # before each message, then the length of its metadata; 0 ends the stream
-SCHEMA, RECORDS = 1, 3  # kinds of messages
 
 
 def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
@@ -56,17 +53,13 @@ def _json(path: str) -> dict | None:
 
 def _batches(index: int, source: Source, found: Found) -> Iterator[Range]:
     """Batches of records together up to SHARD bytes; all of a file that is damaged or has dictionaries between them."""
+    ends = []
+    with suppress(files.Unreadable), files.reading(found.path, files.ARROW_DAMAGE) as file:
+        names = pyarrow.ipc.open_stream(pyarrow.PythonFile(file, mode="r")).schema.names
+        files.check_fields(source, found.path, "column", names)
+        ends = _ends(file)
     whole = Range(index, found.path, 0, None, found.size or 0, False, found.version)
-    try:
-        with files.reading(found.path, files.ARROW_DAMAGE) as file:
-            names = pyarrow.ipc.open_stream(pyarrow.PythonFile(file, mode="r")).schema.names
-            messages = list(_messages(file))
-    except (files.Unreadable, struct.error):
-        yield whole
-        return
-    files.check_fields(source, found.path, "column", names)
-    kinds, ends = [kind for kind, _, _ in messages], [end for _, _, end in messages]
-    if kinds != [SCHEMA] + [RECORDS] * (len(kinds) - 1):
+    if not ends or ends[-1] > (found.size or 0):
         yield whole
         return
     start = ends[0]
@@ -76,32 +69,31 @@ def _batches(index: int, source: Source, found: Found) -> Iterator[Range]:
             start = end
 
 
-def _messages(file: files.Watched) -> Iterator[tuple[int, int, int]]:
-    """(kind, first byte, byte after the last) of each message of a stream; what it holds is not read."""
-    start = 0
-    while True:
-        file.seek(start)
-        head = file.read(8)
-        if len(head) < 8:
-            return
-        continuation, length = struct.unpack("<Ii", head)
-        if continuation != CONTINUATION or length == 0:
-            return
-        kind, body = _kind_and_body(file.read(length))
-        yield kind, start, start + 8 + length + body
-        start += 8 + length + body
+class _Heads:
+    """A file of which little is read: what is asked for in one long piece, as the body of a message is, is zeros."""
+
+    closed = False
+
+    def __init__(self, file: files.Watched):
+        self.file, self.tell = file, file.tell
+
+    def read(self, size: int) -> bytes:
+        if size <= files.LOOK:
+            return self.file.read(size)
+        self.file.seek(size, os.SEEK_CUR)
+        return bytes(size)
 
 
-def _kind_and_body(metadata: bytes) -> tuple[int, int]:
-    """The kind of a message and the length of its body, from its Flatbuffer: a table whose fields are (version, kind,
-    header, body's length)."""
-    table = struct.unpack_from("<I", metadata)[0]
-    fields = table - struct.unpack_from("<i", metadata, table)[0]
-    count = (struct.unpack_from("<H", metadata, fields)[0] - 4) // 2
-    places = struct.unpack_from(f"<{count}H", metadata, fields + 4)
-    kind = struct.unpack_from("<B", metadata, table + places[1])[0]
-    body = struct.unpack_from("<q", metadata, table + places[3])[0] if count > 3 and places[3] else 0
-    return kind, body
+def _ends(file: files.Watched) -> list[int]:
+    """Where the schema of a stream ends and each batch of records; [] where there is something else among them."""
+    file.seek(0)
+    heads, ends = _Heads(file), []
+    stream = pyarrow.PythonFile(heads, mode="r")
+    with suppress(EOFError):
+        while pyarrow.ipc.read_message(stream).type == ("record batch" if ends else "schema"):
+            ends.append(heads.tell())
+        return []
+    return ends
 
 
 def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:

@@ -145,17 +145,18 @@ def _reached(source: Source, problems: Problems) -> tuple[bool, list[Found]]:
     with cloud.cloud_errors(f"--source {source}", _unlisted):
         if glob.has_magic(location) and not location.startswith("http"):
             found = files.glob(location, detail=True)
-            return False, [_remote(_whole(name, location), info) for name, info in found.items() if _is_file(info)]
+            paths = {files.unstrip_protocol(name): info for name, info in found.items() if info["type"] == "file"}
+            return False, [_remote(path, info) for path, info in paths.items()]
         if not files.exists(location):
             return False, []
         info = files.info(location)
-        if _is_file(info):
+        if info["type"] == "file":
             return False, [_remote(location, info)]
         root = files._strip_protocol(location).rstrip("/")
         found = files.find(location, detail=True)
     hidden = lambda name: any(part.startswith(".") for part in PurePosixPath(name[len(root) :]).parts)
     shown = [name for name in found if not _left_out(hidden(name), HIDDEN, name, problems)]
-    return True, [_remote(_whole(name, location), found[name]) for name in shown]
+    return True, [_remote(files.unstrip_protocol(name), found[name]) for name in shown]
 
 
 def _unlisted(error: Exception) -> str | None:
@@ -165,21 +166,11 @@ def _unlisted(error: Exception) -> str | None:
     return cloud.refusal(error) or f"cannot be listed ({' '.join(str(error).split()) or type(error).__name__})"
 
 
-def _is_file(info: dict) -> bool:
-    return info["type"] == "file"
-
-
 def _left_out(left_out: bool, problem: str, path: str, problems: Problems) -> bool:
     """Whether a file is left out, which is then noted."""
     if left_out:
         problems.note(problem, path)
     return left_out
-
-
-def _whole(name: str, location: str) -> str:
-    """A name of a file system with the scheme of the location in which it was found."""
-    scheme = location.partition("://")[0]
-    return name if is_remote(name) else f"{scheme}://{name}"
 
 
 @functools.lru_cache(1024)

@@ -3,12 +3,9 @@
 Workers reach the corpus and its sources by their paths, and read the rest from what `partial.py` has written down.
 """
 
-import dataclasses
 import functools
-import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_pipelines import cloud
@@ -17,8 +14,6 @@ from data_pipelines.prepare import partial, versions
 from data_pipelines.prepare.faults import AGAIN
 from data_pipelines.prepare.options import sources_of
 from data_pipelines.prepare.parts import Work, make_part, open_work, present
-from data_pipelines.prepare.sample import Stretch
-from data_pipelines.prepare.training import Counting, count
 
 try:
     import apache_beam
@@ -40,26 +35,19 @@ def make_parts(out: Path, numbers: Sequence[int], runner: str, runner_options: S
     _run(runner, runner_options, lambda begin: begin | _each(numbers) | apache_beam.Map(make))
 
 
-def count_all(
-    stretches: Sequence[Stretch], how: Counting, out: Path, runner: str, runner_options: Sequence[str]
-) -> Counter:
-    """The words of all stretches, by way of a file beside the corpus."""
-    sources = [dataclasses.astuple(source) for source in how.sources]
-    named = json.dumps(
-        [stretches, sources, how.kind, dataclasses.astuple(how.asked), versions.versions(how.steps), how.value]
-    )
-    name = hashlib.sha256(named.encode()).hexdigest()[:16]
-    place = out / partial.FOLDER / f"words-{name}.json"
-    if not cloud.is_file(place):
-        count = apache_beam.FlatMap(functools.partial(_count, how))
-        collect = apache_beam.CombineGlobally(apache_beam.combiners.ToListCombineFn())
-        write = apache_beam.Map(functools.partial(_write, str(place)))
+def summing(place: Path, runner: str, runner_options: Sequence[str]) -> Callable:
+    """The `pipeline` of `over_parts` whose sum, name -> number, goes through a file; one that is there is taken."""
 
-        def chain(begin):
-            return begin | _each(stretches) | count | apache_beam.CombinePerKey(sum) | collect | write
+    def pipeline(count: Callable, merge: Callable, start: Callable, parts: Sequence) -> dict:
+        if not cloud.is_file(place):
+            # from an empty sum each time, for what passes through a pipeline may not be changed
+            add_up = apache_beam.CombineGlobally(lambda values: functools.reduce(merge, values, start()))
+            write = apache_beam.Map(functools.partial(_write, str(place)))
+            chain = lambda begin: begin | _each(parts) | apache_beam.Map(count) | add_up | write
+            _run(runner, runner_options, chain)
+        return merge(start(), json.loads(place.read_bytes()))
 
-        _run(runner, runner_options, chain)
-    return Counter(dict(json.loads(place.read_bytes())))
+    return pipeline
 
 
 def _each(elements: Sequence):
@@ -92,12 +80,8 @@ def _open(out: str) -> Work:
     state = partial.read_state(place)
     if said := versions.differences(state.versions, versions.versions(state.settings["steps"])):
         raise UserError(f"on a worker {'; '.join(said)}: give workers the versions of constraints-beam.txt")
-    return open_work(place, state, partial.read_plan(place, state), sources_of(state.settings))
+    return open_work(place, state, sources_of(state.settings))
 
 
-def _count(how: Counting, stretch: Stretch) -> Iterable[tuple[str, int]]:
-    return count(how, stretch).items()
-
-
-def _write(place: str, words: list[tuple[str, int]]) -> None:
-    partial.write_new(cloud.place(place), json.dumps(sorted(words)).encode())
+def _write(place: str, sums: dict[str, int]) -> None:
+    partial.write_new(cloud.place(place), json.dumps(sums, sort_keys=True).encode())

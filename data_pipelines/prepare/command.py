@@ -7,6 +7,7 @@ number of processes may make them: all here, each its share with --part, or Apac
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,15 +24,14 @@ from data_pipelines.manifest import fields_of, parse_manifest
 from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
 from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, settings, share, sources_of
-from data_pipelines.prepare.parts import Work, make_parts, open_work, present, units_present
+from data_pipelines.prepare.parts import Work, make_parts, open_work, present, unit_folders
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.prepare.pool import cores
-from data_pipelines.prepare.sample import Stretch
-from data_pipelines.prepare.unknown import enough
 from data_pipelines.prepare.versions import differences, versions
 from data_pipelines.progress import busy
+from data_pipelines.store.files import is_whole
 from data_pipelines.store.finish import check_added
-from data_pipelines.store.job import Job, planned
+from data_pipelines.store.job import planned
 from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
@@ -61,13 +61,12 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
             return _leave(options.out, before, console)
         if before:
             word_starts = fields_of(before)["word_starts"].kept
-            fields = planned(sources, before["vocab_size"], word_starts, options.steps)
-            check_added(before, Job(sources, before["vocab_size"], fields), before["special"])
+            check_added(before, planned(sources, before["vocab_size"], word_starts, options.steps))
         partial.open_folder(options.out)
         several = options.finish or options.runner or cloud.in_cloud(options.out)
         with contextlib.nullcontext() if several else partial.alone(options.out, options.part):
             state = _begin(options, sources, found, before, runner_options, console)
-            work = open_work(options.out, state, found, sources)
+            work = open_work(options.out, state, sources)
             return _make(options, work, state, before, runner_options, console)
 
 
@@ -88,7 +87,8 @@ def _come_since(options: Prepare, before: dict) -> int:
     try:
         sources = sources_of(settings(options))
         units = table.plan(list(sources), Problems(), (str(options.out),))
-        return stages.come_since(units, sources, stages.known(options.out, before))
+        units = stages.new(units, sources, stages.known(options.out, before), Problems())
+        return len({piece.path for unit in units for piece in unit})
     except (UserError, OSError):
         return 0
 
@@ -113,8 +113,7 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
         if source.location and os.path.realpath(source.location) == os.path.realpath(options.out):
             raise UserError(f"--out {options.out} is what --source {source} reads; use another directory")
     if options.part and (state := partial.read_state(options.out)):  # --finish sees what has changed since
-        partial.check_begun(options.out, state, _now(options, before))
-        return sources, partial.read_plan(options.out, state)
+        return sources, state.plan
     units = table.plan(list(sources), problems, (str(options.out),))
     stages.check_once(units, sources)
     problems.pop(OWN, None)  # of which there is more each time
@@ -125,7 +124,8 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
 
 def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:
     """What the corpus is to be: as an earlier process or another one wrote it down, or as it is written down now."""
-    out, now = options.out, _now(options, before)
+    base = before and before["fingerprint"]
+    out, now = options.out, partial.State(settings(options), versions(options.steps), {}, found, {}, base)
     given_up = partial.parts_from(out, found.first)  # if nothing is written down after they were seen
     state = partial.read_state(out)
     if state is None:
@@ -133,53 +133,36 @@ def _begin(options: Prepare, sources, found: Plan, before, runner_options, conso
             raise UserError(f"--finish: {out} has no parts yet; run the command with --part I/N first")
         if read_finished(out) != before:
             raise UserError(f"--out {out}: another process has finished it in the meantime; there is nothing to do")
-        partial.remove_folders(given_up)
-        with partial.workroom(out) as folder:
-            made = Path(folder) / "tokenizer"
-            special, known_by = _make_tokenizer(options, sources, found, made, before, runner_options, console)
-            state = partial.begin(out, now._replace(special=special, enough=known_by), found, made)
-    partial.check(out, state, found, now)
+        for part in given_up:
+            cloud.remove_folder(part)
+        files, special, size = _make_tokenizer(options, sources, found, before, runner_options, console)
+        state = partial.begin(out, now._replace(tokenizer=files, special=special, enough=size))
+    partial.check(out, state, now)
     return state
 
 
-def _now(options: Prepare, before: dict | None) -> partial.State:
-    """What would be written down, but for the plan and the tokenizer."""
-    return partial.State(settings(options), versions(options.steps), {}, "", "", before and before["fingerprint"])
-
-
-def _make_tokenizer(options, sources, found, to: Path, before, runner_options, console: Console):
-    """Train, load or copy the tokenizer into a folder; returns role -> id, and what State calls `enough`. What fails
-    here binds no settings."""
-    name, values = _prefix(options, sources, found, runner_options)
+def _make_tokenizer(options, sources, found, before, runner_options, console: Console):
+    """Train or load the tokenizer, or take the corpus's own: name -> text of its files, role -> id, and what State
+    calls `enough`. What fails here binds no settings."""
+    name, values = CODE, options.code  # whose tokens stand before documents
+    if options.prefix is not None:
+        name, values = options.prefix, training.values(options, found, sources, runner_options)
     if before:
         prefixes.check(before["special"], name, values, f"the corpus {options.out}")
-        with cloud.local_folder(options.out / "tokenizer") as own:
-            shutil.copytree(own, to)
-        return before["special"], None
+        return partial.read_texts(options.out / "tokenizer"), before["special"], None
     if options.tokenizer in KINDS:
         console.print("training a tokenizer")
         with busy("training a tokenizer", console):
-            text, counting = training.chosen(options, found, sources), training.counting(options, sources)
-            words = training.count_all(text, counting, options, runner_options)
-            made, size = training.learn(options, words), enough(options.tokenizer, words)
+            made, size = training.trained(options, found, sources, runner_options)
         made = prefixes.added(made, name, values)
     else:
         made = stored.load(Path(options.tokenizer).expanduser(), options.cased, options.keep_accents)
         made = with_end(made) if options.end_of_text else made
         made, size = with_sentinels(made, options.sentinels) if options.sentinels else made, None
         made = prefixes.found(made, values) if name == CODE else prefixes.added(made, name, values)
-    stored.save(made, to)
-    return made.special, size
-
-
-def _prefix(options: Prepare, sources, found: Plan, runner_options) -> tuple[str, Sequence[str]]:
-    """The value whose token stands before documents, and all that there are, none where none does."""
-    if options.prefix is None:
-        return CODE, options.code
-    every = [Stretch(unit, None) for part in found.parts for unit in part]
-    counting = training.counting(options, sources)._replace(value=options.prefix)
-    values = training.count_all(every, counting, options, runner_options)
-    return options.prefix, sorted(prefixes.check_values(options.prefix, values))
+    with tempfile.TemporaryDirectory() as folder:
+        stored.save(made, Path(folder))
+        return partial.read_texts(Path(folder)), made.special, size
 
 
 def _make(options: Prepare, work: Work, state, before, runner_options, console: Console) -> dict | None:
@@ -209,10 +192,10 @@ def _make(options: Prepare, work: Work, state, before, runner_options, console: 
 
 def _make_here(work: Work, missing: list[int], done: int, processes: int, console: Console) -> None:
     """Make parts on all cores, showing progress by bytes of source."""
-    there = list(units_present(work, missing))
+    there = sum(is_whole(folder) for number in missing for folder in unit_folders(work, number))
     if done or there:
         units = sum(len(work.plan.units(number)) for number in missing)
-        console.print(f"continuing: {done} parts are there, and {len(there)} of {units} units of the others")
+        console.print(f"continuing: {done} parts are there, and {there} of {units} units of the others")
     columns = TextColumn("tokenising"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=sum(map(work.plan.size, missing)))

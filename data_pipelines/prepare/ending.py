@@ -13,11 +13,11 @@ from data_pipelines.formats.problems import Problems
 from data_pipelines.prepare import partial, stages
 from data_pipelines.prepare.parts import Work, present, read_encoder
 from data_pipelines.prepare.report import report
-from data_pipelines.store.files import write_json
+from data_pipelines.store.files import SUMMARY, write_json
 from data_pipelines.store.finish import finish as describe
 from data_pipelines.store.finish import write_tables
 from data_pipelines.store.job import word_starts_of
-from data_pipelines.store.parts import part_name, read_summary
+from data_pipelines.store.parts import part_name
 from data_pipelines.text.steps import check_steps
 
 
@@ -31,7 +31,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
             f"--finish: {len(missing)} of {len(work.plan.parts)} parts are missing ({runs(missing)}); make them with "
             "--part I/N, then --finish again"
         )
-    summaries = [_summary(out, number) for number in work.plan.numbers]
+    summaries = [json.loads((out / part_name(number) / SUMMARY).read_text()) for number in work.plan.numbers]
     _check_text(work, state, before, summaries)
     with partial.workroom(out) as folder:
         made = Path(folder)
@@ -40,26 +40,20 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
         manifest = describe(made, summaries, work.job, state.special, before, **_described(work, state, before))
         for stage in manifest["stages"]:
             manifest["counts"].merge(stage["left_out"])
-        (made / stages.FOLDER).mkdir()
-        (made / stages.FOLDER / stages.name(work.plan.hash)).write_bytes(work.plan.to_json())
-        partial.add_files(made / stages.FOLDER, out / stages.FOLDER)
+        plan = json.dumps(work.plan._asdict()).encode()
+        partial.write_new(out / stages.FOLDER / stages.name(work.plan.hash), plan)
         if before is None:
             for name in ("tokenizer", "tables"):
                 partial.put_folder(made / name, out / name)
         if cloud.in_cloud(out):
             write_json(made / "manifest.json", manifest)
-            partial.upload(made / "manifest.json", out / "manifest.json")
+            cloud.upload_file(made / "manifest.json", out / "manifest.json")
         else:
             write_json(out / "manifest.json", manifest)
     partial.remove(out)
     shutil.rmtree(work.scratch, ignore_errors=True)
     report(out, manifest, before, state.enough, console)
     return manifest
-
-
-def _summary(out: Path, number: int) -> dict:
-    folder = out / part_name(number)
-    return json.loads((folder / "summary.json").read_text("utf-8")) if cloud.in_cloud(out) else read_summary(folder)
 
 
 def _check_text(work: Work, state: partial.State, before: dict | None, summaries: list[dict]) -> None:
@@ -70,7 +64,8 @@ def _check_text(work: Work, state: partial.State, before: dict | None, summaries
         problems.merge(summary["counts"])
     said = "; ".join(f"{seen['count']} {problem}, first {seen['first']}" for problem, seen in problems.items())
     partial.remove(work.out)
-    partial.remove_folders([work.out / "parts"] if before is None else partial.parts_from(work.out, work.plan.first))
+    for folder in [work.out / "parts"] if before is None else partial.parts_from(work.out, work.plan.first):
+        cloud.remove_folder(folder)
     raise UserError(f"--source {' '.join(state.settings['source'])}: no documents with text ({said or 'no text'})")
 
 
@@ -86,10 +81,10 @@ def _described(work: Work, state: partial.State, before: dict | None) -> dict:
     stage = {"parts": len(work.plan.parts), "plan": work.plan.hash, "left_out": work.plan.problems}
     stage |= {"settings": state.settings, "versions": state.versions}
     return {
-        "sources": [*(before["sources"] if before else []), *sources],
+        "sources": before["sources"] + sources if before else sources,
         "settings": before["settings"] if before else state.settings,
         "steps": check_steps(state.settings["steps"]),
-        "stages": [*(before["stages"] if before else []), stage],
+        "stages": [*before["stages"], stage] if before else [stage],
     }
 
 

@@ -85,7 +85,7 @@ class Prepare:
     """What to do with a document that is not UTF-8: replace the bad bytes by U+FFFD, or skip the document."""
     steps: tuple[str, ...] = ()
     """What is done to the text before anything else, in the order given: nfc, nfkc, control-characters, tags,
-    empty-pairs."""
+    empty-pairs, short (leaves out documents of fewer than 100 characters)."""
     heldout: float = 0.01
     """Share of documents, chosen by hash, to keep for evaluation; raised up to 0.05 to reach 50,000 tokens. 0: none."""
     tfds_dir: str | None = None

@@ -1,12 +1,11 @@
 """Parts of a corpus from their text: on all cores of this machine, or one as a function of (plan, number)."""
 
 import itertools
-import json
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import NamedTuple
@@ -16,21 +15,13 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import printable
 from data_pipelines.formats.source import Range, Source
 from data_pipelines.formats.table import changed
-from data_pipelines.prepare.partial import (
-    FOLDER,
-    SUMMARY,
-    State,
-    check_tokenizer,
-    digest,
-    put_folder,
-    tokenizer_name,
-)
+from data_pipelines.prepare.partial import FOLDER, UNITS, State, digest, put_folder, write_texts
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.prepare.pool import pool
 from data_pipelines.store.batches import write_unit
+from data_pipelines.store.files import is_whole
 from data_pipelines.store.job import Job, planned, word_starts_of
 from data_pipelines.store.parts import part_name, write_part
-from data_pipelines.store.units import is_whole
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import vocabulary
@@ -49,41 +40,18 @@ class Work(NamedTuple):
     scratch: Path
 
 
-class _Task(NamedTuple):
-    """To make a unit of a part, or (unit None) the part of its units."""
-
-    number: int
-    unit: int | None
-
-
-def open_work(out: Path, state: State, plan: Plan, sources: tuple[Source, ...]) -> Work:
-    """From what is written down; where that is in a bucket, the tokenizer is copied to a folder of this machine."""
-    tokenizer, scratch = out / FOLDER / state.tokenizer, out / FOLDER / "units"
+def open_work(out: Path, state: State, sources: tuple[Source, ...]) -> Work:
+    """From what is written down; the tokenizer's files are put into a folder of this machine."""
+    scratch = out / FOLDER / UNITS
     if cloud.in_cloud(out):
         name = digest([str(out), state])[:16]  # all that units depend on
         scratch = Path(tempfile.gettempdir()) / f"prepare-{os.getuid()}-{name}"
-        tokenizer = _fetch_tokenizer(out, state, scratch)
-    check_tokenizer(out, state, tokenizer)
-    file = tokenizer / "tokenizer.json"
-    size = len(vocabulary(stored.load(tokenizer).tokenizer))
+    write_texts(state.tokenizer, scratch / "tokenizer")
+    file = scratch / "tokenizer" / "tokenizer.json"
+    size = len(vocabulary(stored.load(file.parent).tokenizer))
     fields = planned(sources, size, word_starts_of(read_encoder(file))[0], state.settings["steps"])
-    job = Job(sources, size, fields, state.settings["heldout"], len(plan.parts), tuple(state.settings["steps"]))
-    return Work(job, plan, file, out, scratch)
-
-
-def _fetch_tokenizer(out: Path, state: State, scratch: Path) -> Path:
-    """The tokenizer of a bucket in the scratch of this machine, whole at any time: others may open it meanwhile."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    place = scratch / "tokenizer"
-    with tempfile.TemporaryDirectory(prefix="work-", dir=scratch) as folder:
-        made = Path(folder) / "tokenizer"
-        made.mkdir()
-        cloud.download(out / FOLDER / state.tokenizer, made)
-        check_tokenizer(out, state, made)
-        if place.exists() and tokenizer_name(place) != state.tokenizer:
-            shutil.rmtree(place)
-        put_folder(made, place)
-    return place
+    job = Job(sources, size, fields, state.settings["heldout"], len(state.plan.parts), tuple(state.settings["steps"]))
+    return Work(job, state.plan, file, out, scratch)
 
 
 def present(out: Path, numbers: Iterable[int]) -> set[int]:
@@ -91,16 +59,8 @@ def present(out: Path, numbers: Iterable[int]) -> set[int]:
     if cloud.in_cloud(out):
         found = {Path(name).parent.name for name in cloud.filesystem().glob(f"{out}/parts/*/summary.json")}
     else:
-        found = {path.parent.name for path in out.glob("parts/*/summary.json") if _is_there(path.parent)}
+        found = {path.parent.name for path in out.glob("parts/*/summary.json") if is_whole(path.parent)}
     return {number for number in numbers if Path(part_name(number)).name in found}
-
-
-def _is_there(part: Path) -> bool:
-    """Whether a folder is a part, which one without a summary is not."""
-    try:
-        return bool(json.loads((part / SUMMARY).read_bytes()))
-    except (FileNotFoundError, ValueError):
-        return False
 
 
 def unit_folders(work: Work, number: int) -> list[Path]:
@@ -111,33 +71,32 @@ def unit_folders(work: Work, number: int) -> list[Path]:
 def make_parts(work: Work, numbers: list[int], processes: int, advance: Callable[[int], None]) -> None:
     """Make parts from all cores: the units of one after the other, and each part as soon as its units are there, so
     that the disk never holds the units of more than about two. advance is told bytes of text that are done."""
-    tasks = (_Task(number, unit) for number in numbers for unit in range(len(work.plan.units(number))))
+    units = ((number, unit) for number in numbers for unit in range(len(work.plan.units(number))))
     left = {number: len(work.plan.units(number)) for number in numbers}
-    running: dict[Future, _Task] = {}
+    running: dict[Future, tuple[int, int | None]] = {}
     with pool(min(processes, sum(left.values()))) as workers:
         while True:
-            for task in itertools.islice(tasks, max(AHEAD * processes - len(running), 0)):
-                running[_submit(workers, work, task)] = task
+            for number, unit in itertools.islice(units, max(AHEAD * processes - len(running), 0)):
+                running[_submit(workers, work, number, unit)] = number, unit
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                task = running.pop(future)
+                number, unit = running.pop(future)
                 future.result()
-                if task.unit is None:
+                if unit is None:
                     continue
-                advance(size(work.plan.units(task.number)[task.unit]))
-                left[task.number] -= 1
-                if not left[task.number]:
-                    whole = _Task(task.number, None)
-                    running[_submit(workers, work, whole)] = whole
+                advance(size(work.plan.units(number)[unit]))
+                left[number] -= 1
+                if not left[number]:
+                    running[_submit(workers, work, number)] = number, None
 
 
-def _submit(workers, work: Work, task: _Task) -> Future:
-    folders = unit_folders(work, task.number)
-    if task.unit is None:
-        return workers.submit(_join, task.number, folders, work.job, work.out)
-    unit = work.plan.units(task.number)[task.unit]
-    return workers.submit(_unit, folders[task.unit], unit, work.job, work.tokenizer)
+def _submit(workers, work: Work, number: int, unit: int | None = None) -> Future:
+    """To make a unit of a part, or the part of its units."""
+    folders = unit_folders(work, number)
+    if unit is None:
+        return workers.submit(_join, number, folders, work.job, work.out)
+    return workers.submit(_unit, folders[unit], work.plan.units(number)[unit], work.job, work.tokenizer)
 
 
 def _unit(folder: Path, unit: tuple[Range, ...], job: Job, tokenizer: Path) -> None:
@@ -162,7 +121,7 @@ def _join(number: int, folders: list[Path], job: Job, out: Path) -> None:
     place = out / part_name(number)
     if not cloud.in_cloud(out):
         place.parent.mkdir(parents=True, exist_ok=True)
-        if not _is_there(place):
+        if not is_whole(place):
             shutil.rmtree(place, ignore_errors=True)
     put_folder(made, place)
     shutil.rmtree(folders[0].parent)
@@ -174,11 +133,3 @@ def make_part(work: Work, number: int) -> None:
     for folder, unit in zip(folders, work.plan.units(number), strict=True):
         _unit(folder, unit, work.job, work.tokenizer)
     _join(number, folders, work.job, work.out)
-
-
-def units_present(work: Work, numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """(part, unit) of those that an earlier run has left."""
-    for number in numbers:
-        for index, folder in enumerate(unit_folders(work, number)):
-            if is_whole(folder):
-                yield number, index

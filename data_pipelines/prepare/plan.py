@@ -39,17 +39,14 @@ class Plan(NamedTuple):
         both = ((one.path, one.version) for piece in self.ranges() for one in (piece, piece.other) if one)
         return dict(both)
 
-    def to_json(self) -> bytes:
-        return json.dumps(self._asdict()).encode()
-
     @property
     def hash(self) -> str:
         """Of the text, wherever its parts go."""
         return hashlib.sha256(json.dumps(self.parts).encode()).hexdigest()
 
 
-def of_json(content: bytes) -> Plan:
-    said = json.loads(content)
+def of_json(said: dict) -> Plan:
+    """The plan whose `_asdict` JSON has kept."""
     parts = tuple(tuple(tuple(map(_range, unit)) for unit in part) for part in said["parts"])
     return Plan(parts, said["first"], said["problems"])
 

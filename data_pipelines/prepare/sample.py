@@ -61,8 +61,8 @@ def read(stretch: Stretch, sources: Sequence[Source], steps: Sequence[str] = ())
     """Its texts; the last is cut where it has enough."""
     texts, left = [], stretch.characters
     for piece in stretch.ranges:
-        for document in table.read(sources[piece.source], piece, Problems()):
-            for segment in run(steps, document).segments:
+        for document in run(steps, table.read(sources[piece.source], piece, Problems())):
+            for segment in document.segments:
                 texts.append(segment.text[:left])
                 if left is not None:
                     left -= len(texts[-1])

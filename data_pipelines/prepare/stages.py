@@ -4,6 +4,7 @@ OUT/plans/HASH.json
 """
 
 import itertools
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def known(out: Path, manifest: dict) -> dict[tuple, dict[str, tuple]]:
         if not cloud.is_file(place):
             raise UserError(f"--append: {place} is missing, which says what the corpus has; copy the corpus again")
         sources = sources_of(stage["settings"])
-        for piece in plans.of_json(place.read_bytes()).ranges():
+        for piece in plans.of_json(json.loads(place.read_bytes())).ranges():
             found.setdefault(_key(piece, sources), {})[_codes(sources[piece.source])] = _version(piece)
     return found
 
@@ -59,11 +60,6 @@ def check_once(units: list[tuple[Range, ...]], sources: Sequence[Source]) -> Non
                 f"--source {source}: {printable(piece.path)} is of --source {first}, too, and its text would be stored "
                 "twice; leave one of them out, or give patterns without files in common"
             )
-
-
-def come_since(units: list[tuple[Range, ...]], sources: Sequence[Source], before: dict[tuple, dict]) -> int:
-    """How many files the corpus does not have."""
-    return len({piece.path for unit in units for piece in unit if _key(piece, sources) not in before})
 
 
 def _codes(source: Source) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_pipelines.over_parts import over_parts
 from data_pipelines.prepare.options import LARGEST_VOCABULARY
 from data_pipelines.store.parts import part_name
 from data_pipelines.tokenizers import wordlevel
@@ -21,9 +22,9 @@ def share(out: Path, manifest: dict) -> float | None:
     number, unknown = len(manifest["parts"]), manifest["special"].get("unk")
     if unknown is None:
         return None
-    total = np.zeros(manifest["vocab_size"], np.int64)
-    for part in sorted({index * number // PARTS for index in range(PARTS)}):
-        total += np.load(io.BytesIO((out / part_name(part) / "train" / "token_counts.npy").read_bytes()))
+    counts = lambda part: np.load(io.BytesIO((out / part_name(part) / "train" / "token_counts.npy").read_bytes()))
+    parts = sorted({index * number // PARTS for index in range(PARTS)})
+    total = over_parts(counts, np.add, lambda: np.zeros(manifest["vocab_size"], np.int64), parts)
     return float(total[unknown] / max(total.sum(), 1))
 
 

@@ -12,8 +12,9 @@ from data_pipelines.formats.problems import PLAIN_SPACES, Problems
 from data_pipelines.formats.source import Range
 from data_pipelines.formats.table import read
 from data_pipelines.store.fields import PLANNED, Field, check_values, valued
+from data_pipelines.store.files import is_whole
 from data_pipelines.store.job import Job
-from data_pipelines.store.units import UnitFiles, is_whole
+from data_pipelines.store.units import UnitFiles
 from data_pipelines.text.encoding import Encoded, Encoder
 from data_pipelines.text.sentences import starts
 from data_pipelines.text.steps import run
@@ -25,18 +26,17 @@ def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder
     """Make the folder from the ranges of a unit. One that exists and is whole is left alone."""
     if is_whole(folder):
         return
-    problems = Problems()
-    with UnitFiles(folder, job) as files:
-        batches = Batches(files, encoder, job.fields)
-        for index, part in enumerate(unit):
-            source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
-            for document in read(source, part, problems):
-                document = run(job.steps, document)
-                begins = [starts(one.text, one.language or source.language, plainly) for one in document.segments]
-                batches.add(document, begins, part.source, index, source.language)
-        batches.flush()
-        values = {name: list(numbers) for name, numbers in batches.values.items()}
-        files.finish(batches.characters, problems, [part.path for part in unit], values)
+    problems, files = Problems(), UnitFiles(folder, job)
+    batches = Batches(files, encoder, job.fields)
+    for index, part in enumerate(unit):
+        source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
+        drop = functools.partial(problems.note, where=part.path)
+        for document in run(job.steps, read(source, part, problems), drop):
+            begins = [starts(one.text, one.language or source.language, plainly) for one in document.segments]
+            batches.add(document, begins, part.source, index, source.language)
+    batches.flush()
+    values = {name: list(numbers) for name, numbers in batches.values.items()}
+    files.finish(batches.characters, problems, [part.path for part in unit], values)
 
 
 class _Text(NamedTuple):
@@ -92,10 +92,10 @@ class Batches:
         counts = np.array([(len(text.starts), len(text.notes)) for text in self.texts], np.int64).reshape(-1, 2)
         lengths, begin, end = _cut(encoded, *counts.T)
         kept = lengths > 0  # a sentence of control characters has no tokens
-        documents = np.array(self.begun, self.files.dtypes["documents"])
+        documents = np.array(self.begun, self.files.dtype)
         documents["start"] = np.append(0, np.cumsum(kept))[documents["start"]]
         fields = {"tokens": encoded.tokens, **self._annotated(len(encoded.tokens), begin, end, kept)}
-        if "word_starts" in self.files.dtypes:
+        if "word_starts" in self.files.files:
             by_token = encoded.word_starts is None
             fields["word_starts"] = self.encoder.word_starts[encoded.tokens] if by_token else encoded.word_starts
         names, languages = [text.segment.name for text in self.texts], [text.language for text in self.texts]

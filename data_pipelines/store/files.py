@@ -1,33 +1,18 @@
-"""Files of a corpus as they are written: arrays whose length is known at the end, sizes and hashes."""
+"""Files of a corpus as they are written: arrays whose length is known at the end, folders with a summary of them."""
 
 import hashlib
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 
-from data_pipelines.durable import put
+from data_pipelines.durable import ours, put
+from data_pipelines.errors import UserError
 
 HEADER = 128  # bytes of an .npy header; room for any shape of ours
-
-
-class Written:
-    """A file that is written from front to back, with its hash."""
-
-    def __init__(self, path: Path):
-        self.file, self.hash, self.bytes = open(path, "wb"), hashlib.sha256(), 0  # noqa: SIM115
-
-    def write(self, array: np.ndarray) -> None:
-        data = memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b""
-        self.file.write(data)
-        self.hash.update(data)
-        self.bytes += len(data)
-
-    def close(self) -> dict:
-        """{bytes, sha256} of what was written."""
-        self.file.close()
-        return {"bytes": self.bytes, "sha256": self.hash.hexdigest()}
+SUMMARY = "summary.json"  # of a folder, written last
 
 
 class NpyFile:
@@ -52,12 +37,12 @@ class NpyFile:
 
 def describe_files(folder: Path, pattern: str) -> dict[str, dict]:
     """{name: {bytes, sha256}} of the files below a folder that match."""
-    found = {}
-    for path in sorted(folder.glob(pattern)):
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
-    return found
+    return {path.relative_to(folder).as_posix(): _described(path) for path in sorted(folder.glob(pattern))}
+
+
+def _described(path: Path) -> dict:
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -66,3 +51,35 @@ def write_json(path: Path, content: dict) -> None:
     written = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     temporary.write_bytes(written.encode("utf-8", "backslashreplace"))  # a path that is not UTF-8: JSON's \udcff
     put(temporary, path)
+
+
+def beside(folder: Path) -> Path:
+    """An empty folder, in which another is made."""
+    temporary = folder.with_name(f"{folder.name}.{ours()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def read_summary(folder: Path, hashed: bool = False) -> dict:
+    """The summary of a part or of a unit. UserError where it is damaged, or a file has another size, or, hashed, other
+    content; FileNotFoundError where there is none."""
+    said = f"is not what was written; delete {folder} and start the command again"
+    try:
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        files = {name: (file["bytes"], file["sha256"]) for name, file in summary["files"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{folder}: {SUMMARY} {said}") from error
+    for name, (size, digest) in files.items():
+        place = folder / name
+        if not place.is_file() or place.stat().st_size != size or hashed and _described(place)["sha256"] != digest:
+            raise UserError(f"{folder}: {name} {said}")
+    return summary
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder is there with its summary and all its files, of the sizes that they had."""
+    try:
+        return bool(read_summary(folder))
+    except (UserError, FileNotFoundError, NotADirectoryError):
+        return False

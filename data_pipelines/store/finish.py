@@ -31,8 +31,6 @@ def finish(
     summaries: of its parts. special: role -> token. before: the manifest of the corpus that these parts are added to,
     whose parts come first. described: what else the manifest says.
     """
-    if before:
-        check_added(before, job, special)
     parts = [*(before["parts"] if before else []), *summaries]
     manifest = {
         "version": VERSION,
@@ -53,36 +51,20 @@ def finish(
     return manifest | said | described | {"counts": counts}
 
 
-def check_added(before: dict, job: Job, special: dict[str, int]) -> None:
-    """UserError where parts of a job cannot be added to a corpus, of which `before` is the manifest."""
-    if before["version"] != VERSION:
-        raise UserError(
-            f"--append: the corpus has format version {before['version']}, to which nothing is added; prepare all anew"
-        )
-
-    def stripped(fields):
-        return {name: field._replace(values=None) for name, field in fields.items()}
-
-    fields = stripped(fields_of(before)), stripped(job.fields)
-    if CODE in fields[0].keys() - fields[1].keys():
+def check_added(before: dict, fields: dict[str, Field]) -> None:
+    """UserError where text with these fields cannot be added to a corpus, of which `before` is the manifest."""
+    old, new = ({name: field._replace(values=None) for name, field in of.items()} for of in (fields_of(before), fields))
+    if CODE in old.keys() - new.keys():
         known = fields_of(before)[CODE].values
         raise UserError(f"--append: the corpus has control codes; give --code too, as in --code {known[0]}")
-    for what, old, new in (
-        ("tokenizer", {f"{before['vocab_size']} tokens": 0}, {f"{job.vocab_size} tokens": 0}),
-        ("special tokens", before["special"], special),
-        ("fields", *fields),
-    ):
-        if old != new:
-            raise UserError(
-                f"--append: these sources give other {what} than the corpus has ({_differing(old, new)}); "
-                "prepare them into another --out, and train on a mixture"
-            )
-
-
-def _differing(old: dict, new: dict) -> str:
     said = [f"{name} only in the corpus" for name in old if name not in new]
     said += [f"{name} only in these sources" for name in new if name not in old]
-    return ", ".join(said + [f"{name} differ" for name in old if name in new and old[name] != new[name]])
+    said += [f"{name} differ" for name in old if name in new and old[name] != new[name]]
+    if said:
+        raise UserError(
+            f"--append: these sources give other fields than the corpus has ({', '.join(said)}); prepare them into "
+            "another --out, and train on a mixture"
+        )
 
 
 def _with_values(fields: dict[str, Field], parts: list[dict], before: dict | None) -> dict[str, Field]:

@@ -7,24 +7,20 @@
 Memory: about 80 bytes per document of the part, and what is needed of one unit.
 """
 
-import itertools
-import json
-import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data_pipelines.durable import ours, put
-from data_pipelines.errors import UserError
+from data_pipelines.durable import put
 from data_pipelines.formats.problems import EMPTY, Problems
 from data_pipelines.manifest import SPLITS, part_fingerprint
 from data_pipelines.store import heldout
 from data_pipelines.store.fields import TEXT, check_values, valued
-from data_pipelines.store.files import NpyFile, describe_files, write_json
+from data_pipelines.store.files import SUMMARY, NpyFile, beside, describe_files, read_summary, write_json
 from data_pipelines.store.job import Job
-from data_pipelines.store.units import VALUE, Unit, check_unit, read_unit
+from data_pipelines.store.units import VALUE, read_unit
 
 CHUNK = 1 << 22  # tokens that are copied at a time
 CUT = "documents cut at the end of a part"
@@ -44,56 +40,41 @@ def part_name(number: int) -> str:
     return f"parts/{number:06}"
 
 
-def write_part(folder: Path, units: list[Path], job: Job, choose: Callable | None = None) -> dict:
+def write_part(folder: Path, units: list[Path], job: Job) -> dict:
     """Make the folder from the folders of units; returns its summary. A part that is there is left alone.
 
-    choose: (documents, job) -> bool [documents], which are held out; as `prepare` does it unless given.
     UserError for a damaged unit, whose folder is removed.
     """
-    if (folder / "summary.json").exists():
+    if (folder / SUMMARY).exists():
         return read_summary(folder)
-    temporary = folder.with_name(f"{folder.name}.{ours()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     documents, numbered, said = _documents(units, job)
-    if choose is None:
-        held = heldout.choose(documents.rows["hash"], documents.tokens, job.heldout, job.parts)
-        documents, held = _with_end_held(documents, held, units, job)
-    else:
-        held = choose(documents, job)
-    sizes = _write_splits(temporary, documents, held, units, job, numbered)
+    held = heldout.choose(documents.rows["hash"], documents.tokens, job.heldout, job.parts)
+    documents, held = _with_end_held(documents, held, units, job)
+    temporary = beside(folder)
+    sizes = {
+        name: _write_split(temporary / name, documents, chosen, units, job, numbered)
+        for name, chosen in zip(SPLITS, (~held, held), strict=True)
+    }
+    tokens, counts = np.load(temporary / "train" / "tokens.npy", mmap_mode="r"), np.zeros(job.vocab_size, np.int64)
+    for at in range(0, len(tokens), CHUNK):
+        counts += np.bincount(tokens[at : at + CHUNK], minlength=job.vocab_size)
+    np.save(temporary / "train" / "token_counts.npy", counts)
     files = describe_files(temporary, "*/*.npy")
     summary = {"fingerprint": part_fingerprint(files, said["values"]), "splits": sizes, **said, "files": files}
-    write_json(temporary / "summary.json", summary)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_json(temporary / SUMMARY, summary)
     put(temporary, folder)
-    return summary
-
-
-def read_summary(folder: Path) -> dict:
-    """The summary of a part. UserError where it is damaged, or a file has another size."""
-    said = f"is not what was written; delete {folder} and start the command again"
-    try:
-        summary = json.loads((folder / "summary.json").read_text("utf-8"))
-        files = {name: file["bytes"] for name, file in summary["files"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{folder}: summary.json {said}") from error
-    for name, size in files.items():
-        if not (folder / name).is_file() or (folder / name).stat().st_size != size:
-            raise UserError(f"{folder}: {name} {said}")
     return summary
 
 
 def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict[str, int]], dict]:
     """All documents of the units, the number of each text of a field, and what the summaries say together: characters,
     counts and values."""
-    found, offsets, empty, cut, path = [], [], {}, None, None
+    found, offsets, files, paths = [], [], [], {}
     texts_of = {name: field.values for name, field in job.fields.items() if field.values is not None}
     numbered = {name: {text: number for number, text in enumerate(texts)} for name, texts in texts_of.items()}
-    problems, characters, sentences, tokens, number = Problems(), 0, 0, 0, 0
+    problems, characters, sentences, tokens = Problems(), 0, 0, 0
     for folder in folders:
-        check_unit(folder)
-        unit = read_unit(folder, job)
+        unit = read_unit(folder, hashed=True)
         problems.merge(unit.summary["problems"])
         characters, documents = characters + unit.summary["characters"], unit.documents
         for name, texts in unit.summary["values"].items():
@@ -101,32 +82,25 @@ def _documents(folders: list[Path], job: Job) -> tuple[Documents, dict[str, dict
             check_values(name, job.fields[name], len(numbered[name]))
             if VALUE + name in documents.dtype.names:
                 documents[VALUE + name] = np.array(numbers, np.int64)[documents[VALUE + name]]
-        paths = unit.summary["paths"]
-        offset, end = tokens + unit.sentences[documents["start"]], tokens + int(unit.sentences[-1])
-        for at in np.flatnonzero(np.diff(offset, append=end) == 0):
-            empty[number + int(at)] = paths[documents["range"][at]]
-        for at in np.flatnonzero(documents["continues"]):
-            before = paths[documents["range"][at - 1]] if at else path
-            # Of a file whose beginning could not be read, the rest is no other file's
-            documents["continues"][at] = before in (None, paths[documents["range"][at]])
-        if len(documents):
-            cut = cut or paths[documents["range"][0]]
-            path = paths[documents["range"][-1]]
+        numbers = [paths.setdefault(path, len(paths)) for path in unit.summary["paths"]]
+        files.append(np.array(numbers)[documents["range"]])
+        offsets.append(tokens + unit.sentences[documents["start"]])
         documents["start"] += sentences
         found.append(documents)
-        offsets.append(offset)
-        number, sentences, tokens = number + len(documents), sentences + len(unit.sentences) - 1, end
-    documents, offset = np.concatenate(found), np.concatenate(offsets)
-    begins = ~documents["continues"]
-    begins[:1] = True  # no document crosses parts
-    begins = np.flatnonzero(begins)
+        sentences, tokens = sentences + len(unit.sentences) - 1, tokens + int(unit.sentences[-1])
+    documents, offset, file = map(np.concatenate, (found, offsets, files))
+    continues = documents["continues"]
+    continues[1:] &= file[1:] == file[:-1]  # of a file whose beginning could not be read, the rest is no other file's
+    begins = np.flatnonzero(~continues | (np.arange(len(documents)) == 0))  # no document crosses parts
     size = np.diff(offset[begins], append=tokens)
-    if len(documents) and documents["continues"][0] and size[0]:
-        problems.note(CUT, cut)
-    for document in begins[(size == 0) & ~documents["continues"][begins]].tolist():
-        problems.note(EMPTY, empty[document])
+    paths = list(paths)
+    if len(documents) and continues[0] and size[0]:
+        problems.note(CUT, paths[file[0]])
+    for document in begins[(size == 0) & ~continues[begins]].tolist():
+        problems.note(EMPTY, paths[file[document]])
     documents, size = documents[begins[size > 0]], size[size > 0]
     starts = np.append(documents["start"], sentences)
+    starts[0] = 0  # sentences without tokens may come before
     values = {name: [] if job.fields[name].kept == TEXT else list(numbers) for name, numbers in numbered.items()}
     said = {"characters": characters, "counts": problems, "values": values}
     return Documents(starts, size, documents), numbered, said
@@ -140,7 +114,7 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
     longest = int(documents.tokens.argmax()) if total else 0
     if wanted <= 0 or 2 * documents.tokens[longest] <= total:
         return documents, held
-    lengths = np.concatenate([np.diff(read_unit(folder, job).sentences) for folder in folders])
+    lengths = np.concatenate([np.diff(read_unit(folder).sentences) for folder in folders])
     lengths = lengths[documents.starts[longest] : documents.starts[longest + 1]]
     count = heldout.end_to_hold(lengths, wanted, total // 2 - has)
     if not count:
@@ -156,86 +130,60 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
     ), np.insert(held, after, True)
 
 
-def _write_splits(
-    to: Path, documents: Documents, held: np.ndarray, folders: list[Path], job: Job, numbered: dict[str, dict[str, int]]
-) -> dict:
-    """Write the arrays of both splits; returns {split: {documents, sentences, tokens}}."""
-    splits = [_Split(to / name, job, counted=name == "train") for name in SPLITS]
-    first = 0  # sentence of the unit
-    for folder in folders:
-        unit = read_unit(folder, job)
-        numbers = {
-            name: np.array([numbered[name][text] for text in texts], job.fields[name].dtype)
-            for name, texts in unit.summary["values"].items()
-            if job.fields[name].per != "document"
-        }
-        last = first + len(unit.sentences) - 1
-        inside = slice(*np.searchsorted(documents.starts[:-1], [first, last]))
-        bounds = np.concatenate([[first], documents.starts[:-1][inside], [last]])
-        before = max(inside.start - 1, 0)  # the document that goes on
-        split = np.concatenate([held[before : before + 1], held[inside]])
-        begins = np.flatnonzero(np.diff(split, prepend=~split[:1]))  # runs of documents that go the same way
-        for run, following in itertools.pairwise([*begins.tolist(), len(split)]):
-            starts = bounds[max(run, 1) : following] - bounds[run]
-            splits[int(split[run])].add(unit, bounds[run] - first, bounds[following] - first, starts, numbers)
-        first = last
-    sources = documents.rows["source"]
+def _write_split(
+    to: Path, documents: Documents, chosen: np.ndarray, folders: list[Path], job: Job, numbered: dict[str, dict]
+) -> dict[str, int]:
+    """Write the arrays of the chosen documents, bool [documents]; returns {documents, sentences, tokens}. numbered: of
+    fields, the part's number of each text."""
+    to.mkdir()
+    sizes = np.diff(documents.starts)
+    inside, first = np.repeat(chosen, sizes), 0  # bool [sentences]; the first of the unit
+    fields = {per: job.stored(per) for per in ("token", "sentence")}
+    files = {
+        name: NpyFile(to / f"{name}.npy", of.dtype, of.shape) for per in fields for name, of in fields[per].items()
+    }
+    sentences, tokens = NpyFile(to / "sentences.npy", np.int64), 0
+    for folder in folders if chosen.any() else ():
+        unit = read_unit(folder)
+        values = unit.summary["values"].items()
+        numbers = {name: np.array([*map(numbered[name].get, texts)], np.int64) for name, texts in values}
+        for at, stop in _chunks(unit.sentences):
+            lengths, taken = np.diff(unit.sentences[at : stop + 1]), inside[first + at : first + stop]
+            begin, end = unit.sentences[[at, stop]]
+            of_text = {"token": (slice(begin, end), np.repeat(taken, lengths)), "sentence": (slice(at, stop), taken)}
+            for per, (here, kept) in of_text.items():
+                for name in fields[per]:
+                    array = unit.fields[name][here][kept]
+                    files[name].write(numbers[name][array] if name in numbers else array)
+            ends = tokens + np.cumsum(lengths[taken])
+            sentences.write(ends - lengths[taken])
+            tokens += int(lengths[taken].sum())
+        first += len(unit.sentences) - 1
+    sentences.write(np.array([tokens]))
+    for file in (sentences, *files.values()):
+        file.close()
+    np.save(to / "documents.npy", np.append(0, np.cumsum(sizes[chosen])))
+    _write_columns(to, documents.rows[chosen], job, numbered)
+    return {"documents": int(chosen.sum()), "sentences": sentences.length - 1, "tokens": tokens}
+
+
+def _write_columns(to: Path, rows: np.ndarray, job: Job, numbered: dict[str, dict]) -> None:
+    """Write what is said of documents. rows: `document_dtype` [documents]."""
     languages = [job.fields["languages"].values.index(source.language) for source in job.sources]
-    columns = {"sources": sources, "languages": np.array(languages, np.uint16)[sources]}
-    columns |= {name: documents.rows[VALUE + name] for name in valued(job.fields)}
-    for name, here in itertools.product(SPLITS, columns):
-        column = columns[here][held == (name == "heldout")]
-        if job.fields[here].kept == TEXT:
-            texts = [text.encode() for text in np.array([*numbered[here]], object)[column]]
-            np.save(to / name / f"{here}.starts.npy", np.cumsum([0, *map(len, texts)]))
+    columns = {"sources": rows["source"], "languages": np.array(languages, np.uint16)[rows["source"]]}
+    columns |= {name: rows[VALUE + name] for name in valued(job.fields)}
+    for name, column in columns.items():
+        if job.fields[name].kept == TEXT:
+            texts = [text.encode() for text in np.array([*numbered[name]], object)[column]]
+            np.save(to / f"{name}.starts.npy", np.cumsum([0, *map(len, texts)]))
             column = np.frombuffer(b"".join(texts), np.uint8)
-        np.save(to / name / f"{here}.npy", column)
-    return {name: split.finish() for name, split in zip(SPLITS, splits, strict=True)}
+        np.save(to / f"{name}.npy", column)
 
 
-class _Split:
-    """The files of a split, written from front to back."""
-
-    def __init__(self, folder: Path, job: Job, counted: bool):
-        folder.mkdir()
-        self.folder, self.job = folder, job
-
-        def open_file(name, dtype, shape=()):
-            return NpyFile(folder / f"{name}.npy", dtype, shape)
-
-        self.starts = {name: open_file(name, np.int64) for name in ("sentences", "documents")}
-        self.fields = {
-            per: {name: open_file(name, field.dtype, field.shape) for name, field in job.stored(per).items()}
-            for per in ("token", "sentence")
-        }
-        self.tokens = 0
-        self.counts = np.zeros(job.vocab_size, np.int64) if counted else None
-
-    def add(self, unit: Unit, first: int, last: int, starts: np.ndarray, numbers: dict[str, np.ndarray]) -> None:
-        """Sentences [first, last) of a unit, and which of them documents begin with, counted from the first. numbers:
-        of fields, the part's number for each of the unit's."""
-        of_part = lambda name, array: numbers[name][array] if name in numbers else array
-        if first == last:
-            return
-        self.starts["documents"].write(starts + self.starts["sentences"].length)
-        begin, end = int(unit.sentences[first]), int(unit.sentences[last])
-        self.starts["sentences"].write(self.tokens + unit.sentences[first:last] - begin)
-        self.tokens += end - begin
-        for name, file in self.fields["sentence"].items():
-            file.write(of_part(name, unit.fields[name][first:last]))
-        for at in range(begin, end, CHUNK):
-            stop = min(end, at + CHUNK)
-            for name, file in self.fields["token"].items():
-                file.write(of_part(name, unit.fields[name][at:stop]))
-            if self.counts is not None:
-                self.counts += np.bincount(unit.fields["tokens"][at:stop], minlength=len(self.counts))
-
-    def finish(self) -> dict[str, int]:
-        sizes = {name: self.starts[name].length for name in ("documents", "sentences")} | {"tokens": self.tokens}
-        self.starts["documents"].write(np.array([sizes["sentences"]]))
-        self.starts["sentences"].write(np.array([sizes["tokens"]]))
-        for file in (*self.starts.values(), *self.fields["token"].values(), *self.fields["sentence"].values()):
-            file.close()
-        if self.counts is not None:
-            np.save(self.folder / "token_counts.npy", self.counts)
-        return sizes
+def _chunks(bounds: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(first, after the last) sentences of about CHUNK tokens. bounds: int64 [sentences + 1], where each begins."""
+    at = 0
+    while at < len(bounds) - 1:
+        stop = max(at + 1, int(np.searchsorted(bounds, bounds[at] + CHUNK, "right")) - 1)
+        yield at, stop
+        at = stop

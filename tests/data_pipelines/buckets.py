@@ -6,7 +6,8 @@ import types
 from collections import Counter
 
 from data_pipelines import cloud, download
-from data_pipelines.manifest import VERSION
+from data_pipelines.manifest import SIZES, SPLITS, VERSION
+from data_pipelines.store.fields import Field
 
 SOURCE = "s3://bucket/corpus"
 
@@ -47,12 +48,16 @@ class Bucket:
         for number, files in enumerate(parts):
             self.objects |= {f"parts/{number:06}/{name}": content for name, content in files.items()}
             digests = {name: _described(content) for name, content in files.items()}
-            described.append({"fingerprint": _sha(json.dumps(digests).encode()), "files": digests, "splits": {}})
+            splits = {split: dict.fromkeys(SIZES, 0) for split in SPLITS}
+            described.append({"fingerprint": _sha(json.dumps(digests).encode()), "files": digests, "splits": splits})
         self.objects["tokenizer/tokenizer.json"] = tokenizer
         manifest = {
             "version": VERSION,
             "fingerprint": _sha(json.dumps(described).encode()),
-            "fields": {},
+            "vocab_size": 100,
+            "special": {},
+            "fields": {"tokens": Field("uint16").to_json()},
+            "counts": {},
             "parts": described,
             "tokenizer": {"tokenizer/tokenizer.json": _described(tokenizer)},
             "tables": {},

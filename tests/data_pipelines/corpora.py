@@ -3,6 +3,7 @@
 import json
 import shutil
 from itertools import count
+from unittest import mock
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def write_corpus(
     of as many documents each as can be.
     """
     sources = (Source("text", "tests", None),)
-    job = Job(sources, vocab_size, planned(sources, vocab_size, BY_TOKEN), parts=parts)
+    job = Job(sources, vocab_size, planned(sources, vocab_size, BY_TOKEN), heldout=0.0, parts=parts)
     (path / "tokenizer").mkdir(parents=True)
     write_tables(path, job, np.array([word_starts(token) for token in range(vocab_size)]))
     summaries = []
@@ -56,7 +57,8 @@ def write_corpus(
         share = lambda texts: texts[len(texts) * number // parts : len(texts) * (number + 1) // parts]  # noqa: B023
         unit = path / "unit"
         write_tokens(unit, job, share(documents), share(heldout))
-        summaries.append(write_part(path / part_name(number), [unit], job, lambda found, _: found.rows["hash"] == 1))
+        with mock.patch("data_pipelines.store.heldout.choose", lambda hashes, *_: hashes == 1):
+            summaries.append(write_part(path / part_name(number), [unit], job))
         shutil.rmtree(unit)
     write_json(path / "manifest.json", finish(path, summaries, job, special))
     return path
@@ -69,10 +71,10 @@ def write_tokens(folder, job, train, heldout):
     begins = np.zeros(len(documents), DOCUMENT)
     begins["start"] = np.cumsum([0, *map(len, documents)])[: len(documents)]
     begins["hash"] = np.arange(len(documents)) >= len(train)
-    with UnitFiles(folder, job) as files:
-        tokens = np.array([token for sentence in sentences for token in sentence], np.int64)
-        files.add(np.array([*map(len, sentences)], np.int64), begins, tokens=tokens)
-        files.finish(0, {}, ["tests"], {})
+    files = UnitFiles(folder, job)
+    tokens = np.array([token for sentence in sentences for token in sentence], np.int64)
+    files.add(np.array([*map(len, sentences)], np.int64), begins, tokens=tokens)
+    files.finish(0, {}, ["tests"], {})
 
 
 def in_format_1(corpus, path):

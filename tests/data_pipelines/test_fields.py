@@ -19,7 +19,7 @@ from data_pipelines.store.job import Job, planned, word_starts_of
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.sentences import starts
-from data_pipelines.text.steps import STEPS, Step
+from data_pipelines.text.steps import STEPS, Step, of_document
 from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import documents, run
@@ -106,13 +106,13 @@ def write(path, documents_of_parts, tokenizer, fields=ADDED):
     for number, documents_of_units in enumerate(documents_of_parts):
         folders = [path / f"{number}-{unit}" for unit in range(len(documents_of_units))]
         for folder, written_here in zip(folders, documents_of_units, strict=True):
-            with units.UnitFiles(folder, job) as files:
-                written = batches.Batches(files, encoder, job.fields)
-                for document in written_here:
-                    written.add(document, [starts(segment.text) for segment in document.segments], 0, 0)
-                written.flush()
-                values = {name: list(numbers) for name, numbers in written.values.items()}
-                files.finish(written.characters, {}, ["here"], values)
+            files = units.UnitFiles(folder, job)
+            written = batches.Batches(files, encoder, job.fields)
+            for document in written_here:
+                written.add(document, [starts(segment.text) for segment in document.segments], 0, 0)
+            written.flush()
+            values = {name: list(numbers) for name, numbers in written.values.items()}
+            files.finish(written.characters, {}, ["here"], values)
         summaries.append(write_part(path / part_name(number), folders, job))
     write_tables(path, job, table)
     (path / "manifest.json").write_text(json.dumps(finish(path, summaries, job, {})))
@@ -216,12 +216,12 @@ def test_formats_bring_their_fields_through_prepare(tmp_path):
 def test_in_a_unit_only_the_rest_of_the_same_file_goes_on(tmp_path, paths, documents):
     tokenizer = trained("bpe")
     job = Job(SOURCES, tokenizer.get_vocab_size(), planned(SOURCES, tokenizer.get_vocab_size(), BY_TOKEN), 0.0)
-    with units.UnitFiles(tmp_path / "unit", job) as files:
-        written = batches.Batches(files, Encoder(tokenizer), job.fields)
-        for number, document in enumerate((plain("q"), plain("qq", continues=True), plain("q", continues=True))):
-            written.add(document, [np.zeros(1, np.int64)], 0, int(number > 0))
-        written.flush()
-        files.finish(4, {}, paths, {})
+    files = units.UnitFiles(tmp_path / "unit", job)
+    written = batches.Batches(files, Encoder(tokenizer), job.fields)
+    for number, document in enumerate((plain("q"), plain("qq", continues=True), plain("q", continues=True))):
+        written.add(document, [np.zeros(1, np.int64)], 0, int(number > 0))
+    written.flush()
+    files.finish(4, {}, paths, {})
     summary = write_part(tmp_path / "part", [tmp_path / "unit"], job)
     assert summary["splits"]["train"] == {"documents": documents, "sentences": 3, "tokens": 4}
 
@@ -232,7 +232,7 @@ def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, m
             Annotation("marks", 0, place, place + 1, 3) for place in range(0, len(document.segments[0].text), 2)
         )
     )
-    monkeypatch.setitem(STEPS, "marks", Step(1, annotate=mark, fields={"marks": Field("uint8")}))
+    monkeypatch.setitem(STEPS, "marks", Step(1, of_document(mark), {"marks": Field("uint8")}))
     (tmp_path / "a.txt").write_text("q<b>q</b>qq")
     source, tokenizer = parse(f"text:{tmp_path}/a.txt"), trained("bpe")
     encoder, steps = Encoder(tokenizer), ("tags", "marks")

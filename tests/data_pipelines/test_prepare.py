@@ -37,18 +37,17 @@ def uninterrupted(text, tmp_path_factory):
 
 
 def units_of(out):
-    return sorted(out.glob(".partial/units/*/unit-??????"))
+    return sorted(out.glob(".partial/arrays/*/unit-??????"))
 
 
 KILLS = [
     ("tokenizers.save", 1),
-    ("partial.put_new", 1),  # before the plan is there
-    ("partial.put_new", 2),  # before the state is
+    ("partial.put_new", 1),  # before the state is there
     ("making.write_unit", 7),
     ("parts.read_unit", 9),  # while counting held-out documents
     ("parts.read_unit", 20),  # while joining
     ("parts.describe_files", 1),
-    ("partial.put", 2),  # the part's place
+    ("making.put_folder", 1),  # the part's place
     ("finish.fingerprint", 1),
     ("ending.write_json", 1),  # everything is in place but the manifest
 ]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data_pipelines import cloud
-from data_pipelines.cloud import download, entries, place
+from data_pipelines.cloud import entries, filesystem, place
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import PassingError, UserError
 from models.core.parameters import leaves
@@ -191,7 +191,7 @@ def test_an_export_to_the_bucket_is_the_export_to_a_disk_and_weights_come_from_b
     bucket.put("bucket", "hf/a/generation_config.json", b"of an earlier export")
     bucket.put("bucket", "hf/a/generator/config.json", b"of an earlier ELECTRA")
     export_model(WORKDIR, EXPORT)  # in the place of the first
-    download(EXPORT, tmp_path / "cloud")
+    filesystem().get(f"{EXPORT}/", f"{tmp_path}/cloud/", recursive=True)
     folders = tmp_path / "disk", tmp_path / "cloud"
     contents = [{file.name: file.read_bytes() for file in folder.rglob("*")} for folder in folders]
     assert contents[0] == contents[1]

@@ -1,7 +1,10 @@
 """Sources in a bucket and on a web server are read where they are."""
 
+import io
+import json
 import threading
 
+import pyarrow
 import pytest
 
 from data_pipelines import cloud
@@ -63,6 +66,21 @@ def test_long_files_of_a_web_server_are_cut_at_lines_of_which_little_is_read(sto
     assert storage.served < 1.5 * len(content)
     with pytest.raises(UserError, match="--source text:http://.*none.txt?.* does not exist"):
         ranges(table.parse(f"{web}/none.txt?alt=media"))
+
+
+def test_a_long_arrow_file_of_a_store_is_cut_between_batches_whose_bodies_are_not_read(storage, monkeypatch):
+    monkeypatch.setattr(source, "SHARD", 1 << 20)
+    written = [f"Text {number}. " + "word " * 2000 for number in range(1000)]
+    rows, content = pyarrow.table({"text": written}), io.BytesIO()
+    with pyarrow.ipc.new_stream(content, rows.schema) as stream:
+        stream.write_table(rows, max_chunksize=50)
+    one = table.parse("arrow:gs://bucket/set")
+    storage.put("bucket", "set/a.arrow", content.getvalue())
+    storage.put("bucket", "set/state.json", json.dumps({"_data_files": [{"filename": "a.arrow"}]}).encode())
+    parts = ranges(one)
+    assert len(parts) == 7 and storage.served < 0.01 * len(content.getvalue())
+    read = [document.segments[0].text for part in parts for document in table.read(one, part, Problems())]
+    assert read == written
 
 
 def test_files_of_a_store_are_looked_at_together_and_come_in_order():

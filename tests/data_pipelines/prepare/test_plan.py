@@ -1,5 +1,6 @@
 """Text is dealt to parts of about one size; a tokenizer's text is of all sources; what it does not know is said."""
 
+import json
 import re
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_a_plan_is_the_same_after_json_and_its_hash_is_of_the_text():
     pair = (Range(0, "a.de", 0, 9, 9, False, "1", Other("a.en", 0, 8, "2")),)
     units = lambda version: [unit(1), unit(2, path="b\udcff", version=version), pair]
     found = plan.cut(units("7"), 1, first=3, problems={"x": {"count": 1}})
-    assert plan.of_json(found.to_json()) == found
+    assert plan.of_json(json.loads(json.dumps(found._asdict()))) == found
     assert list(found.numbers) == [3, 4, 5][: len(found.parts)]
     assert found.hash == plan.cut(units("7"), 1).hash != plan.cut(units("8"), 1).hash
     assert {"a.de": "1", "a.en": "2"}.items() <= found.files().items()

@@ -49,15 +49,21 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", ["plan-*", "tokenizer-*/tokenizer.json", "tokenizer-*/vocab.txt", "state.json"])
-def test_what_was_written_down_and_is_damaged_is_named_and_beginning_anew_cures(unfinished, name, damage):
-    (file,) = (unfinished / ".partial").glob(name)
-    DAMAGE[damage](file)
+def test_what_was_written_down_and_is_damaged_is_named_and_beginning_anew_cures(unfinished, damage):
+    DAMAGE[damage](unfinished / ".partial" / "state.json")
     with pytest.raises(UserError, match=r"is damaged; delete \S+\.partial and start the same command again"):
         again(unfinished)
     shutil.rmtree(unfinished / ".partial")
     again(unfinished)
     assert documents(unfinished) == [["Some text ."]]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
+def test_a_copy_of_the_tokenizer_that_is_damaged_is_made_again(unfinished, name):
+    _flip(unfinished / ".partial" / "arrays" / "tokenizer" / name)
+    again(unfinished)
+    assert documents(unfinished) == [["Some text ."]]
+    Corpus(unfinished).verify()
 
 
 @pytest.mark.parametrize("damage", [os.remove, DAMAGE["cut"]])

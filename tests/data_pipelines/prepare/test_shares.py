@@ -102,7 +102,7 @@ def test_units_are_removed_as_soon_as_their_part_is_there(text, tmp_path, monkey
     out = tmp_path / "out"
 
     def counted(*given):
-        seen.append(sum(1 for folder in out.glob(".partial/units/*/unit-*") if folder.name[-1].isdigit()))
+        seen.append(sum(1 for folder in out.glob(".partial/arrays/*/unit-*") if folder.name[-1].isdigit()))
         return submit(*given)
 
     monkeypatch.setattr(parts, "_submit", counted)

@@ -70,7 +70,7 @@ CHINESE = ["control-characters", "tags", "empty-pairs"]
 
 
 def text_after(names, text: str) -> str:
-    return run(names, plain(text)).segments[0].text
+    return next(run(names, [plain(text)])).segments[0].text
 
 
 def test_the_rules_for_wiki_text():
@@ -86,7 +86,7 @@ def test_unicode_is_normalised():
     assert text_after(["nfkc"], "e\u0301ﬁ１") == "éfi1"
 
 
-NAMES = st.lists(st.sampled_from(sorted(STEPS)), max_size=3)
+NAMES = st.lists(st.sampled_from(sorted(STEPS.keys() - {"short"})), max_size=3)
 PARTS = st.sampled_from(["()", "（", "）", "<b>", "</b>", "\x00", "e\u0301", "ﬁ", "中", " ", "a"])
 TEXT = st.lists(PARTS, min_size=1, max_size=12)
 
@@ -97,7 +97,7 @@ def test_an_annotation_keeps_its_characters(names, before, inside, after):
     before, inside, after = ("".join(part) for part in (before, inside, after))
     note = Annotation("label", 1, len(before), len(before + inside), "LOC")
     segments = (Segment("title", "()x"), Segment("text", before + inside + after))
-    found = run(names, Document(segments, (note,)))
+    found = next(run(names, [Document(segments, (note,))]))
     assert [segment.text for segment in found.segments][0] == text_after(names, "()x")
     if expected := text_after(names, inside):
         (moved,) = found.annotations
