@@ -12,7 +12,7 @@ from data_pipelines.examples.masking import SIZES, STREAMS, TOKENS, Masking, Spe
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.store.fields import Field
-from data_pipelines.text.steps import STEPS, Step
+from data_pipelines.text.steps import STEPS, Step, of_document
 from tests.data_pipelines.corpora import chosen, rows_of, unmasked, write_corpus
 from tests.data_pipelines.prepared import CHARACTERS, run
 
@@ -147,7 +147,7 @@ def test_units_are_of_any_field_that_says_where_they_begin(tmp_path, monkeypatch
         notes = (Annotation("phrase_starts", 0, begin, begin + 1, True) for begin in begins)
         return document._replace(annotations=tuple(notes))
 
-    monkeypatch.setitem(STEPS, "phrases", Step(1, annotate=phrases, fields={"phrase_starts": Field("bool")}))
+    monkeypatch.setitem(STEPS, "phrases", Step(1, of_document(phrases), fields={"phrase_starts": Field("bool")}))
     random = np.random.default_rng(0)
     text = "".join("".join(random.choice([*"abcxyz"], random.integers(1, 6))) + "," for _ in range(3000))
     (tmp_path / "a.txt").write_text(text)
