@@ -1,8 +1,9 @@
 """What is trained: one frozen value, its checks, and its JSON form."""
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,25 @@ def phase_at(recipe: Recipe, step: int) -> int:
     return next((i for i, end in enumerate(boundaries(recipe)) if step < end), len(recipe.phases) - 1)
 
 
+def phase_after(recipe: Recipe, step: int) -> int:
+    """The phase of the last batch of `step` steps, of which the state then is."""
+    return phase_at(recipe, max(step - 1, 0))
+
+
 def rate_at(recipe: Recipe, index: int) -> tuple[str, Numbers]:
-    """The schedule of a phase: its own over its steps, else the recipe's over all before the first that has its own."""
-    ends, phase = boundaries(recipe), recipe.phases[index]
-    if phase.schedule is not None:
-        begin = ends[index - 1] if index else 0
-        return phase.schedule.name, numbers(phase.schedule, ends[index] - begin, begin)
-    shared = (end for end, later in zip(ends, recipe.phases[1:], strict=False) if later.schedule is not None)
-    return recipe.schedule.name, numbers(recipe.schedule, next(shared, recipe.steps))
+    """The schedule of a phase: its own over its steps, else the recipe's, over all phases around it that have none."""
+    phases, begins = recipe.phases, [0, *boundaries(recipe)]
+    if (schedule := phases[index].schedule) is not None:
+        return schedule.name, numbers(schedule, begins[index + 1] - begins[index], begins[index])
+    first, end = _shared_span(phases, index)
+    return recipe.schedule.name, numbers(recipe.schedule, begins[end] - begins[first], begins[first])
+
+
+def _shared_span(phases: Sequence[Phase], index: int) -> tuple[int, int]:
+    """The first phase, and the one behind the last, that have the recipe's schedule together with one that has."""
+    apart = [number for number, phase in enumerate(phases) if phase.schedule is not None]
+    first = max((number + 1 for number in apart if number < index), default=0)
+    return first, min((number for number in apart if number > index), default=len(phases))
 
 
 def rate_after(recipe: Recipe, step: int) -> float:
@@ -83,23 +95,33 @@ def rate_after(recipe: Recipe, step: int) -> float:
 
 
 def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:
-    """The recipe with so many steps: after those that are `done` comes a further phase, like the last begun.
+    """The recipe with so many steps: after those that are `done` comes a further phase, like the last.
 
     kind: 'constant' goes on at the rate that the run has come to, 'decay' falls linearly from it to `final` x peak.
-    That rate is at least `LEAST` of the peak, since a schedule that ended at 0 would learn nothing.
+    That rate is at least `LEAST` of the peak, since a schedule that ended at 0 would learn nothing. UserError where the
+    last phase has not begun.
     """
-    peak, last = recipe.schedule.peak, phase_at(recipe, done - 1)
-    rate, lowest = max(rate_after(recipe, done - 1), LEAST * peak), recipe.schedule.final * peak
-    phases, begin = [], 0
-    for phase, end in zip(recipe.phases[: last + 1], boundaries(recipe), strict=False):
-        schedule = phase.schedule and dataclasses.replace(phase.schedule, steps=phase.schedule.steps or end - begin)
-        phases.append(dataclasses.replace(phase, share=(min(end, done) - begin) / steps, schedule=schedule))
-        begin = end
+    last, begins = recipe.phases[-1], [0, *boundaries(recipe)]
+    if phase_after(recipe, done) + 1 < len(recipe.phases):
+        raise UserError(
+            f"--extend {kind}: the last phase begins at step {begins[-2]} and {done} are done: let it begin first, or "
+            "leave this out"
+        )
+    schedule = last.schedule or recipe.schedule
+    rate, lowest = max(rate_after(recipe, done - 1), LEAST * schedule.peak), schedule.final * schedule.peak
     name = {"constant": "constant", "decay": "linear"}[kind]
-    goes_on = Schedule(name, peak=rate, warmup=0.0, final=min(lowest / rate, 1.0))
-    phases.append(dataclasses.replace(phases[-1], share=(steps - done) / steps, schedule=goes_on))
-    shared = dataclasses.replace(recipe.schedule, steps=recipe.schedule.steps or recipe.steps)
-    return dataclasses.replace(recipe, steps=steps, phases=tuple(phases), schedule=shared)
+    goes_on = Schedule(name, peak=rate, warmup=0.0, final=min(lowest / rate, 1.0) if rate else 0.0)
+    sizes = [min(end, done) - begin for begin, end in itertools.pairwise(begins)]
+    phases = [dataclasses.replace(one, share=size / steps) for one, size in zip(recipe.phases, sizes, strict=True)]
+    if last.schedule is None:  # what is done keeps the rate that it had
+        first, _ = _shared_span(recipe.phases, len(recipe.phases) - 1)
+        shared = dataclasses.replace(recipe.schedule, steps=recipe.schedule.steps or recipe.steps - begins[first])
+    else:
+        shared = recipe.schedule
+        planned = dataclasses.replace(last.schedule, steps=last.schedule.steps or recipe.steps - begins[-2])
+        phases[-1] = dataclasses.replace(phases[-1], schedule=planned)
+    further = dataclasses.replace(last, share=(steps - done) / steps, schedule=goes_on)
+    return dataclasses.replace(recipe, steps=steps, phases=(*phases, further), schedule=shared)
 
 
 def tasks_of(recipe: Recipe, phase: Phase) -> tuple[Task, ...]:
@@ -118,8 +140,12 @@ def asked(recipe: Recipe) -> tuple[type | str, ...]:
 
 
 def asked_of_teachers(recipe: Recipe) -> dict[str, tuple[type | str, ...]]:
-    """The same of each teacher, by its name."""
-    return {name: asks for _, _, task in every_task(recipe) for name, asks in task.objective.teachers.items()}
+    """What they together ask of each teacher, by its name."""
+    asks: dict[str, dict[type | str, None]] = {}
+    for _, _, task in every_task(recipe):
+        for name, wanted in task.objective.teachers.items():
+            asks.setdefault(name, {}).update(dict.fromkeys(wanted))
+    return {name: tuple(wanted) for name, wanted in asks.items()}
 
 
 def with_objectives(recipe: Recipe, change: Callable[[Objective], Objective]) -> Recipe:
@@ -161,9 +187,7 @@ def check(recipe: Recipe) -> None:
             check_ranges(phase, {"share": SHARE, "length": LENGTH, "batch_size": COUNT}, f"phases.{index}.")
             for number, task in enumerate(phase.tasks):
                 check_ranges(task, {"rate": POSITIVE}, f"phases.{index}.tasks.{number}.")
-            names = [task.name for task in phase.tasks]
-            if len({*names, ""}) <= len(names):
-                raise ValueError(f"phases.{index}.tasks: are named {names}; give each a name of its own")
+            _check_tasks(phase, f"phases.{index}.")
     except ValueError as error:
         raise UserError(str(error)) from None
     if not recipe.phases or abs(sum(phase.share for phase in recipe.phases) - 1) > 1e-6:
@@ -192,6 +216,19 @@ def check(recipe: Recipe) -> None:
                 )
             check_pattern(config, phase.length, f"phases.{index}.length={phase.length}", setting)
             _check_model(config, objective, asks, phase)
+
+
+def _check_tasks(phase: Phase, prefix: str) -> None:
+    names = [task.name for task in phase.tasks]
+    if len({*names, ""}) <= len(names) or "/" in "".join(names):
+        raise ValueError(f"{prefix}tasks: are named {names}; give each a name of its own, without /")
+    if phase.tasks and phase.objective is not None:
+        raise ValueError(f"{prefix}objective: has no effect beside tasks; leave one of them out")
+    for task in phase.tasks:
+        if not isinstance(phase, task.objective.phase):
+            raise ValueError(
+                f"{prefix}tasks: {task.name} needs a {task.objective.phase.__name__}; put it first, or apart"
+            )
 
 
 def rows_of(objective: Objective, phase: Phase, prefix: str) -> Layout:

@@ -44,11 +44,6 @@ class Schedule:
         if self.name == "warmup-stable-decay" and self.warmup + self.decay > 1:
             raise ValueError(f"schedule.warmup={self.warmup}, decay={self.decay}: shares, together at most 1")
 
-    @property
-    def depends_on_total(self) -> bool:
-        """Whether the rate at a step changes when the run is made longer."""
-        return self.steps is None and (self.name not in ("constant", "inverse-sqrt") or self.warmup > 0)
-
 
 class Numbers(NamedTuple):
     """A schedule's numbers, f32[] each: arguments of a compiled step, which so serves all runs of one kind.

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def evaluate(options: Eval) -> dict[str, float]:
     """Print held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures."""
-    from pretrain.recipe import phase_at
+    from pretrain.recipe import phase_after
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.evaluate import Evaluators
     from pretrain.training.opened import open_model
@@ -71,8 +71,8 @@ def evaluate(options: Eval) -> dict[str, float]:
         restored = newest if step == newest.step else _restored(directory, step)
         if restored is None:
             continue
-        if phase != phase_at(recipe, step - 1):
-            phase = phase_at(recipe, step - 1)
+        if phase != phase_after(recipe, step):
+            phase = phase_after(recipe, step)
             evaluator = Evaluators(of_phase(placed, phase), directory.open_corpora(options.corpus), examples)
         doing(f"evaluating step {step}")
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
@@ -113,6 +113,7 @@ def striding(assembly: "Assembly", stride: int) -> "Assembly":
     """The assembly that reads whole documents, else as in training; UserError where an objective is not of next tokens
     of documents or no row fits."""
     from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
+    from pretrain.recipe import every_task
 
     def strided(objective):
         if not isinstance(objective, NextTokenPrediction):
@@ -122,8 +123,8 @@ def striding(assembly: "Assembly", stride: int) -> "Assembly":
         return StridedPerplexity(**vars(objective), stride=stride)
 
     name, changed = assembly.recipe.name, _with_objectives(assembly, strided)
-    for phase in changed.recipe.phases:
-        changed.recipe.objective.rows(phase)  # says what is wrong
+    for _, phase, task in every_task(changed.recipe):
+        task.objective.rows(phase)  # says what is wrong
     return changed
 
 

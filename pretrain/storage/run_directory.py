@@ -211,6 +211,7 @@ def _start(
         "fingerprint": fingerprint,
         "init_from": init_from,
         "init_heads_anew": heads_anew,
+        "extended": options.extend or about.get("extended"),
         "versions": versions(),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "started": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -245,14 +246,15 @@ def longer(options: Options, recipe: Recipe) -> Recipe:
             f"{setting}: {directory.path} has no checkpoint to go on from: leave this out until you give a run more "
             "--steps"
         )
-    before = directory.read_recipe()
+    before, run = directory.read_recipe(), directory.read_run()
+    if _identity(recipe, run["fingerprint"], run["init_from"]) != directory.identity():  # nor is it what it became
+        _check_same(directory, before, dataclasses.replace(recipe, steps=before.steps))
     if before.steps != recipe.steps:
         _check_steps(directory, recipe)
-        if before.schedule.steps is None:
-            _check_same(directory, before, dataclasses.replace(recipe, steps=before.steps))
         before = extended(before, done, recipe.steps, options.extend)
-    elif before.schedule.steps is None:
-        raise UserError(f"{setting}: {directory.path} has {before.steps} steps already; give more with --steps")
+    elif (was := run.get("extended")) != options.extend:
+        how = f", by --extend {was}" if was else ""
+        raise UserError(f"{setting}: {directory.path} has {before.steps} steps already{how}; give more with --steps")
     return dataclasses.replace(recipe, phases=before.phases, schedule=before.schedule)
 
 

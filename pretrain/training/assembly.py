@@ -15,11 +15,10 @@ from models.core.parameters import Parameter, Params
 from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.objectives.inputs import initialise
-from pretrain.objectives.objective import Spec
 from pretrain.objectives.phase import Phase, Task
 from pretrain.objectives.teacher import TEACHERS
 from pretrain.optimizers import Optimizer, transformation
-from pretrain.recipe import Recipe, asked, asked_of_teachers, tasks_of
+from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, tasks_of
 from pretrain.training.trained import check_frozen, frozen_in, is_frozen
 
 
@@ -60,7 +59,7 @@ def transformation_in(assembly: Assembly, index: int) -> optax.GradientTransform
 
 
 def same_training(recipe: Recipe, one: int, other: int) -> bool:
-    """Whether two phases train the same parameters by the same kind of optimiser, whose state then goes on."""
+    """Whether two phases freeze the same parameters and have the same kind of optimiser."""
     same = {*frozen_in(recipe, one)} == {*frozen_in(recipe, other)}
     return same and optimizer_in(recipe, one).name == optimizer_in(recipe, other).name
 
@@ -78,22 +77,23 @@ def made_heads(config: Any, asks: Iterable[type | str]) -> tuple[str, ...]:
 def initial_params(assembly: Assembly, key: Array | None = None) -> Params:
     """Random parameters of the model, trained and frozen.   key: of the recipe's seed unless given."""
     key = jax.random.key(assembly.recipe.seed) if key is None else key
-    return initialise(key, assembly.model, _first_spec(assembly.recipe))
+    _, phase, task = every_task(assembly.recipe)[0]
+    return initialise(key, assembly.model, task.objective.spec(phase))
 
 
 def parameter_shapes(assembly: Assembly) -> Params:
     """`initial_params` and the teachers' as shapes, whatever the program, without computing anything."""
-    spec, key = _first_spec(assembly.recipe), jax.random.key(0)
+    key, tasks = jax.random.key(0), every_task(assembly.recipe)
 
-    def teach():
-        return {name: initialise(key, module, spec) for name, module in assembly.teachers.items()}
+    def teach(name, module):
+        phase, task = next((phase, task) for _, phase, task in tasks if name in task.objective.teachers)
+        return initialise(key, module, task.objective.spec(phase))
 
-    return jax.eval_shape(lambda: initial_params(assembly) | ({TEACHERS: teach()} if assembly.teachers else {}))
+    def make():
+        teachers = {name: teach(name, module) for name, module in assembly.teachers.items()}
+        return initial_params(assembly) | ({TEACHERS: teachers} if teachers else {})
 
-
-def _first_spec(recipe: Recipe) -> Spec:
-    phase = recipe.phases[0]
-    return tasks_of(recipe, phase)[0].objective.spec(phase)
+    return jax.eval_shape(make)
 
 
 def all_parameters(recipe: Recipe) -> list[Parameter]:

@@ -22,7 +22,7 @@ from data_pipelines.tasks import Tasks
 from models.core.parameters import Params, count
 from pretrain.objectives.figures import figures as figures_of
 from pretrain.options import Options
-from pretrain.recipe import Recipe, boundaries, phase_at
+from pretrain.recipe import Recipe, boundaries, phase_after, phase_at
 from pretrain.state import TrainState
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.journal import Journal, read_metrics
@@ -70,7 +70,7 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
     evaluated = from_first("evaluations", lambda: [entry["step"] for entry in read_metrics(run.directory, "eval")])
     run = _compiled(run, step)
     if step and every and step % every == 0 and step < recipe.steps and step not in evaluated:
-        _evaluate(run, state, _evaluator(run, phase_at(recipe, step - 1)))  # which a kill has cut off
+        _evaluate(run, state, _evaluator(run, phase_after(recipe, step)))  # which a kill has cut off
     evaluator = None
     batches = phase_batches(recipe, run.corpora, step, run.directory.examples, run.journal.say)
     while (step := int(state.step)) < recipe.steps:
@@ -88,7 +88,7 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
             return state, EXIT_STOPPED
     _save(run, state, entered)
     if step not in evaluated:
-        _evaluate(run, state, evaluator or _evaluator(run, phase_at(recipe, step - 1)))
+        _evaluate(run, state, evaluator or _evaluator(run, phase_after(recipe, step)))
     run.checkpoints.wait()
     return state, 0
 
@@ -98,7 +98,7 @@ def _enter(run: Run, state: TrainState, before: int, phase: int) -> TrainState:
     or otherwise begins without moments."""
     stage = _any_task(run, phase)
     state = state._replace(carry=stage.first_carry())
-    if not same_training(run.recipe, before, phase):
+    if not same_training(run.recipe, before, phase) or _any_task(run, before).untrained() != stage.untrained():
         state = state._replace(opt_state=stage.first_moments(state.params))
     return state
 
@@ -173,7 +173,7 @@ def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> Non
 
 def _evaluate(run: Run, state: TrainState, evaluator: Evaluators) -> None:
     run.journal.doing("evaluating")
-    with no_memory(phase_at(run.recipe, int(state.step) - 1), EVALUATE):
+    with no_memory(phase_after(run.recipe, int(state.step)), EVALUATE):
         figures = evaluator(state.params, run.frozen, int(state.step))
     run.journal.figures("eval", int(state.step), figures)
     run.journal.sync()
@@ -269,10 +269,12 @@ class Meter:
     def _speed(self, seconds: float, tasks: Sequence[str], step: int) -> dict[str, float]:
         left = datetime.timedelta(seconds=round(seconds * (self.run.recipe.steps - step)))
         stage = self.stages[tasks[0]]
-        flops = _mean(model_flops(self.run.recipe, stage.phase, self.stages[task].task) for task in tasks)
+        of_tasks = [self.stages[task].task for task in tasks]
+        flops = _mean(model_flops(self.run.recipe, stage.phase, task) for task in of_tasks)
+        tokens = stage.phase.batch_size * _mean(task.objective.rows(stage.phase).tokens for task in of_tasks)
         figures = {
             "step_ms": 1000 * seconds,
-            "tokens_per_s": stage.phase.batch_size * stage.task.objective.rows(stage.phase).tokens / seconds,
+            "tokens_per_s": tokens / seconds,
             "model_tflops_per_s": flops / seconds / 1e12,
             "seconds_left": left.total_seconds(),
         }

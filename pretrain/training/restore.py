@@ -17,7 +17,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from models.core import program as programs
 from models.core.parameters import Params
-from pretrain.recipe import Recipe, phase_at
+from pretrain.recipe import phase_after
 from pretrain.state import TrainState
 from pretrain.storage.checkpoints import newest_intact
 from pretrain.storage.run_directory import RunDirectory
@@ -99,11 +99,6 @@ def state_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> Tr
     recorded = phase_of(directory.checkpoints / str(step))
     phase = phase_after(made[0].assembly.recipe, step) if recorded is None else recorded
     return next(iter(of_phase(made, phase).values())).state
-
-
-def phase_after(recipe: Recipe, step: int) -> int:
-    """The phase of the last batch of `step` steps, of which the state then is."""
-    return phase_at(recipe, max(step - 1, 0))
 
 
 def _parameters_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> TrainState:

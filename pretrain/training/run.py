@@ -15,7 +15,7 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import count
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.options import Options
-from pretrain.recipe import Recipe, from_json, rate_after, resolve, to_json
+from pretrain.recipe import Recipe, from_json, phase_at, rate_after, rate_at, resolve, to_json
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import flat
@@ -147,9 +147,10 @@ def _said(placed: Placed, corpora: dict[str, Corpus], options: Options, started:
 def longer_or_shorter(before: Recipe, recipe: Recipe, step: int, extend: str | None = None) -> str:
     """What another number of steps changes."""
     said = f"steps: {before.steps} -> {recipe.steps}"
-    if not before.schedule.depends_on_total:
-        return said
-    rate = f"rate {rate_after(before, step):.3g} -> {rate_after(recipe, step):.3g}"
+    old, new = rate_after(before, step), rate_after(recipe, step)
     if extend:
-        return f"{said}; from here {extend}: {rate}"
-    return f"{said}; the {recipe.schedule.name} schedule is evaluated for the new total: {rate}"
+        return f"{said}; from here {extend}: rate {old:.3g} -> {new:.3g}"
+    if old == new:
+        return said
+    name, _ = rate_at(recipe, phase_at(recipe, step))
+    return f"{said}; the {name} schedule is evaluated for the new total: rate {old:.3g} -> {new:.3g}"

@@ -12,7 +12,7 @@ from data_pipelines.progress import busy
 from models.core.parameters import Params
 from pretrain.objectives.teacher import TEACHERS
 from pretrain.options import Options
-from pretrain.recipe import Recipe
+from pretrain.recipe import Recipe, phase_after
 from pretrain.state import TrainState
 from pretrain.storage import run_directory
 from pretrain.storage.checkpoints import Checkpoints
@@ -23,7 +23,7 @@ from pretrain.training.assembly import initial_params
 from pretrain.training.initial_weights import INIT_FROM, load_weights
 from pretrain.training.placement import of_phase, place_parameters, shardings
 from pretrain.training.prepare import Placed
-from pretrain.training.restore import load_frozen, phase_after, save_frozen
+from pretrain.training.restore import load_frozen, save_frozen
 from pretrain.training.step import initial_state
 from tpu.cluster import from_first, gather, is_first
 

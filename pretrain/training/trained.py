@@ -72,8 +72,8 @@ def merge(params: Params, frozen: Params) -> Params:
 
 
 def check_frozen(recipe: Recipe, table: Sequence[Parameter]) -> None:
-    """UserError where an entry names no parameter, or nothing is left to train."""
-    for index, phase in enumerate(recipe.phases):
+    """UserError where an entry names no parameter."""
+    for index in range(len(recipe.phases)):
         for entry in frozen_in(recipe, index):
             of = part(entry)
             setting = "frozen" if entry in recipe.frozen else f"phases.{index}.frozen"
@@ -83,15 +83,22 @@ def check_frozen(recipe: Recipe, table: Sequence[Parameter]) -> None:
                 raise UserError(unknown(f"{setting}: no parameters are below", of.path, known))
             if of.layers and not all(parameter.axes[:1] == (LAYERS,) for parameter in below):
                 raise UserError(f"{setting}: {entry} names layers of what is no stack; leave the numbers out")
-        if all(is_frozen(parameter.path, frozen_in(recipe, index)) for parameter in table):
-            raise UserError(f"frozen={(*recipe.frozen, *phase.frozen)}: nothing is left to train; freeze less")
 
 
 def check_layers(recipe: Recipe, shapes: Params) -> None:
-    """UserError where an entry names layers that a stack has not."""
+    """UserError where an entry names layers that a stack has not, or nothing is left to train."""
+    flat = [(path, leaf.shape) for path, leaf in leaves(shapes) if not path.startswith(f"{TEACHERS}/")]
     for index in range(len(recipe.phases)):
-        for entry in frozen_in(recipe, index):
+        entries = frozen_in(recipe, index)
+        for entry in entries:
             of = part(entry)
-            depths = {leaf.shape[0] for path, leaf in leaves(shapes) if of.layers and of.has(path)}
+            depths = {shape[0] for path, shape in flat if of.layers and of.has(path)}
             if depths and not of.layers[0] < of.layers[1] <= min(depths):
                 raise UserError(f"frozen: {entry} is no range of the {min(depths)} layers there; give one, from 0 on")
+
+        def moves(path, shape, entries=entries):
+            held = {layer for layers in frozen_layers(path, entries) for layer in range(layers.start, layers.stop)}
+            return not is_frozen(path, entries) and not (held and len(held) == shape[0])
+
+        if not any(moves(path, shape) for path, shape in flat):
+            raise UserError(f"frozen={entries}: nothing is left to train; freeze less")

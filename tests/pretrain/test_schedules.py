@@ -55,15 +55,6 @@ def test_without_warmup_the_first_update_has_the_peak(name):
     assert rates(name, warmup=0.0)[0] == pytest.approx(PEAK, rel=2e-3)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_longer_run_changes_the_rate_just_when_the_schedule_says_that_it_depends_on_the_total(name):
-    for warmup in (0.0, 0.1):
-        schedule = Schedule(name, peak=PEAK, warmup=warmup)
-        early = np.arange(1000)
-        same = np.array_equal(of_schedule(schedule, 1000, early), of_schedule(schedule, 2000, early))
-        assert same != schedule.depends_on_total, warmup
-
-
 def test_a_run_of_one_step_trains():
     for name in NAMES:
         assert np.isfinite(rates(name, steps=1)).all()

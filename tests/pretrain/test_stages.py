@@ -24,7 +24,7 @@ from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.phase import Task
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, check, from_json, rate_after, to_json
+from pretrain.recipe import Phase, asked_of_teachers, check, extended, from_json, rate_after, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
@@ -104,7 +104,9 @@ def test_what_is_frozen_is_there_and_leaves_something_to_train():
     assert "phases.0.frozen: no parameters are below layer; did you mean layers" in refused("layer[0:1]")
     assert "names layers of what is no stack" in refused("embeddings[0:1]")
     assert "frozen: layers[1:3] is no range of the 2 layers there" in refused("layers[1:3]")
-    assert "nothing is left to train" in refused("layers", "embeddings", "predictions", "pooler", "pair")
+    rest = ("embeddings", "predictions", "pooler", "pair")
+    assert "nothing is left to train" in refused("layers", *rest)
+    assert "nothing is left to train" in refused("layers[0:1]", "layers[1:2]", *rest)
 
 
 def test_two_seeds_rates_and_lengths_of_run_are_one_program():
@@ -229,9 +231,52 @@ def test_tasks_that_cannot_be_told_apart_or_read_what_is_not_there_are_refused(b
         UserError, match=r"phases.0.tasks: are named \['masked', 'masked'\]; give each a name of its own"
     ):
         check(twice)
+    beside = dataclasses.replace(recipe.phases[0], objective=TOKENS_ALONE)
+    with pytest.raises(UserError, match="phases.0.objective: has no effect beside tasks; leave one of them out"):
+        check(dataclasses.replace(recipe, phases=(beside,)))
     with pytest.raises(UserError, match="--corpus: task next reads b=DIR, there is a; give it, too"):
         check_data(recipe, open_corpora(f"a={corpus_path}", {}))
     fields = json.loads(to_json(recipe))
     fields["phases"][0]["tasks"][1]["objective"]["kind"] = "next-word"
     with pytest.raises(UserError, match="phases.0.tasks.1.objective.kind: this version has no next-word"):
         from_json(json.dumps(fields))
+
+
+def test_phases_without_a_schedule_share_the_recipe_s_and_others_begin_it_anew():
+    apart = dataclasses.replace(STAGES[0], share=0.25, schedule=Schedule("constant", peak=7e-3, warmup=0.0))
+    shared = dataclasses.replace(STAGES[0], share=0.25)
+    recipe = staged(steps=400, phases=(shared, shared, apart, shared), schedule=Schedule(peak=1e-3, warmup=0.1))
+    alone = staged(steps=200, phases=STAGES[:1] * 2, schedule=recipe.schedule)
+    assert [rate_after(recipe, step) for step in (0, 50, 199)] == [rate_after(alone, step) for step in (0, 50, 199)]
+    assert rate_after(recipe, 250) == pytest.approx(7e-3)
+    half = staged(steps=100, phases=STAGES[:1], schedule=recipe.schedule)
+    assert [rate_after(recipe, 300 + step) for step in (0, 50, 99)] == [rate_after(half, step) for step in (0, 50, 99)]
+
+
+def test_a_stage_with_a_schedule_of_its_own_is_made_longer_at_its_rate():
+    stage = dataclasses.replace(STAGES[0], schedule=Schedule("linear", peak=1e-5, warmup=0.0, final=0.5))
+    recipe = staged(steps=100, phases=(STAGES[0], stage))
+    longer = extended(recipe, 100, 200, "constant")
+    assert [rate_after(longer, step) for step in (0, 30, 60, 99)] == [rate_after(recipe, at) for at in (0, 30, 60, 99)]
+    assert rate_after(longer, 100) == rate_after(longer, 199) == rate_after(recipe, 99) == pytest.approx(5e-6)
+    with pytest.raises(UserError, match="--extend decay: the last phase begins at step 50 and 50 are done: let"):
+        extended(recipe, 50, 200, "decay")
+
+
+def test_what_begins_to_be_read_in_a_later_phase_begins_with_moments_anew(corpus_path, tmp_path):
+    phases = (dataclasses.replace(STAGES[0], objective=TOKENS_ALONE), STAGES[0])
+    run(staged(phases=phases), tiny.options(corpus_path, tmp_path / "run"))
+    assert tiny.final_state(tmp_path / "run").opt_state[0].count == 6
+
+
+def test_two_objectives_ask_a_teacher_for_what_either_needs():
+    @dataclasses.dataclass(frozen=True)
+    class Asking(MaskedLanguageModel):
+        teachers = {"teacher": ("one",)}
+
+    @dataclasses.dataclass(frozen=True)
+    class AskingMore(MaskedLanguageModel):
+        teachers = {"teacher": ("two",)}
+
+    recipe = staged(phases=(Phase(0.5, 32, 8, objective=Asking()), Phase(0.5, 32, 8, objective=AskingMore())))
+    assert asked_of_teachers(recipe) == {"teacher": ("one", "two")}
