@@ -195,7 +195,6 @@ def check(recipe: Recipe) -> None:
     _check_teachers(recipe)
     for index, phase, task in every_task(recipe):
         objective = task.objective
-        objective.check_phase(phase)
         recipe.order.check(f"phases.{index}.batch_size", phase.batch_size)
         rows = rows_of(objective, phase, f"phases.{index}.")
         if phase.batch_size * rows.tokens >= 2**31:

@@ -39,11 +39,14 @@ class Parameter(NamedTuple):
     axes: a name per dimension ('layers', 'vocab', 'width', ...), None for a dimension without one.
     hf: checkpoint part -> its place in that Hugging Face checkpoint.
         Several parts when a parameter is written to several checkpoints (embeddings that two models share).
+    ids: of a large table, the batch's arrays that say which of its rows, along the first axis, a model reads by
+        `table[ids]`: a step then touches no others (`pretrain/training/sparse_rows.py`). () where it may read all.
     """
 
     path: str
     axes: tuple[str | None, ...]
     hf: Mapping[str, Slot]
+    ids: tuple[str, ...] = ()
 
     @property
     def layer_axes(self) -> tuple[str | None, ...]:

@@ -40,7 +40,7 @@ class CausalLanguageModel(Objective):
         if self.evaluation_memory is not None:
             check_ranges(self, {"evaluation_memory": COUNT_OR_NONE}, "objective.")
 
-    def check(self, model_config, corpus, phases):
+    def check(self, model_config, corpus, phase):
         clusters = family_of(model_config).module(model_config, Program()).clusters
         if clusters:  # a corpus in a bucket has a file of counts for each part
             _check_order(clusters, corpus.token_counts())

@@ -49,7 +49,7 @@ class MaskedLanguageModel(Objective):
     def asks(self):
         return (Encoder, TOKENS, PAIR) if self.label else (Encoder, TOKENS)
 
-    def check(self, model_config, corpus, phases):
+    def check(self, model_config, corpus, phase):
         if not self.globals:
             return
         family, setting = family_of(model_config), f"objective.globals={self.globals}"

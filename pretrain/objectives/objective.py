@@ -1,7 +1,7 @@
 """What an objective is: the device half of what is learned. The host half are its examples."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -74,12 +74,8 @@ class Objective(abc.ABC):
     rowwise: ClassVar[bool] = True
     per_example: ClassVar[tuple[str, ...]] = ()
 
-    def check_phase(self, phase: Phase) -> None:
-        """UserError when the rows of a phase cannot be made, whatever the corpus."""
-        return
-
-    def check(self, model_config, corpus: Corpus, phases: Sequence[Phase]) -> None:
-        """UserError when this objective cannot train this model on this corpus in these phases."""
+    def check(self, model_config, corpus: Corpus, phase: Phase) -> None:
+        """UserError when this objective cannot train this model on this corpus in a phase."""
         return
 
     @abc.abstractmethod

@@ -29,13 +29,12 @@ class PermutationLanguageModel(Objective):
 
     permuting: Permuting = Permuting()  # how rows are made, permuted and predicted
 
-    def check(self, model_config, corpus, phases):
-        for phase in phases:
-            if not self.examples(corpus, "heldout", phase, seed=0).number:
-                raise UserError(
-                    f"--corpus {corpus.path}: its held-out split is shorter than a row of {phase.length}; prepare it "
-                    "with a larger --heldout, or lower the length"
-                )
+    def check(self, model_config, corpus, phase):
+        if not self.examples(corpus, "heldout", phase, seed=0).number:
+            raise UserError(
+                f"--corpus {corpus.path}: its held-out split is shorter than a row of {phase.length}; prepare it "
+                "with a larger --heldout, or lower the length"
+            )
 
     def rows(self, phase):
         return PermutedSpans(phase.length, self.permuting)

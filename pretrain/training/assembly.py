@@ -19,6 +19,7 @@ from pretrain.objectives.phase import Phase, Task
 from pretrain.objectives.teacher import TEACHERS
 from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, tasks_of
+from pretrain.training.sparse_rows import check_sparse
 from pretrain.training.trained import check_frozen, frozen_in, is_frozen
 
 
@@ -33,10 +34,13 @@ class Assembly(NamedTuple):
 
 
 def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
-    """Nothing is allocated or compiled yet; UserError when `frozen` names no parameter, or all."""
+    """Nothing is allocated or compiled yet; UserError when `frozen` names no parameter, or all, or when a phase cannot
+    train a sparse table."""
     everything = table_of(recipe.model, asked(recipe))
     check_frozen(recipe, everything)
     table = [parameter for parameter in everything if not is_frozen(parameter.path, recipe.frozen)]
+    for index in range(len(recipe.phases)):
+        check_sparse(recipe, index, optimizer_in(recipe, index), table)
     program = program or programs.default()
     # Kernels are chosen for the trained model: a teacher's attention may be one that they do not take.
     plain, asks = dataclasses.replace(program, attention="xla"), asked_of_teachers(recipe)

@@ -62,7 +62,7 @@ def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
     for _, phase, task in every_task(recipe):
         for corpus in corpora_of(task, corpora).values():
             task.objective.rows(phase).check(corpus)
-            task.objective.check(recipe.model, corpus, (phase,))
+            task.objective.check(recipe.model, corpus, phase)
     mixture_rates(recipe, corpora)
     for _, phase, task in every_task(recipe):
         batches = training_batches(recipe, corpora, phase, task)

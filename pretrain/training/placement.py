@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -94,8 +95,16 @@ def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params
     check_layers(assembly.recipe, shapes)
     everything = parameter_shardings(all_parameters(assembly.recipe), shapes, mesh)
     trained, frozen = split_frozen(jax.tree.map(_placed, shapes, everything), assembly.recipe)
-    tasks = every_task(assembly.recipe)
-    return [_stage(assembly, index, task, mesh, microbatches, trained, frozen) for index, _, task in tasks]
+
+    @functools.cache
+    def untrained_in(index: int) -> tuple[str, ...]:
+        with placed_by(None):
+            return untrained(assembly, index, *jax.tree.map(_shape, (trained, frozen)))
+
+    return [
+        _stage(assembly, index, task, mesh, microbatches, trained, frozen, partial(untrained_in, index))
+        for index, _, task in every_task(assembly.recipe)
+    ]
 
 
 def of_phase(made: Sequence[Stage], index: int) -> dict[str, Stage]:
@@ -135,7 +144,14 @@ def place_given(stage: Stage) -> Given:
 
 
 def _stage(
-    assembly: Assembly, index: int, task: Task, mesh: Mesh, microbatches: int, params: Params, frozen: Params
+    assembly: Assembly,
+    index: int,
+    task: Task,
+    mesh: Mesh,
+    microbatches: int,
+    params: Params,
+    frozen: Params,
+    still: Callable[[], tuple[str, ...]],
 ) -> Stage:
     recipe, phase, objective = assembly.recipe, assembly.recipe.phases[index], task.objective
     everywhere = replicated(mesh)
@@ -148,11 +164,6 @@ def _stage(
     first_evaluated, evaluated_carry, _ = _carry(lambda: objective.carry(assembly.model, of_evaluation, False), mesh)
     spec = objective.spec(phase)
     batch, evaluated_batch = (shapes_of(spec, size, rows(mesh)) for size in (phase.batch_size, evaluated_rows))
-
-    @functools.cache
-    def still() -> tuple[str, ...]:
-        with placed_by(None):
-            return untrained(assembly, index, *jax.tree.map(_shape, (params, frozen)))
 
     train = train_step(assembly, of_task(phase, task, axes), microbatches, index, task, still)
     options_of = small_product_options if count(merge(params, frozen)) <= SMALL else compiler_options

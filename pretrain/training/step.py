@@ -1,8 +1,8 @@
-"""The train step and the evaluation step: the only two jitted programs of a run."""
+"""The train step and the evaluation step, of which each task of a phase has one: what a run computes with."""
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -22,6 +22,7 @@ from pretrain.recipe import Recipe, rate_at, tasks_of
 from pretrain.schedules import Numbers, learning_rate
 from pretrain.state import TrainState
 from pretrain.training.assembly import Assembly, initial_carry, of_task, optimizer_in, transformation_in
+from pretrain.training.sparse_rows import rows_read
 from pretrain.training.trained import frozen_in, frozen_layers, merge, split, split_frozen
 from tpu.rules import is_axes
 
@@ -86,15 +87,15 @@ def train_step(
 
     def step(state: TrainState, frozen: Params, batch: Batch, given: Given) -> tuple[TrainState, Metrics]:
         weights = objective.weights(batch)
-        factors = {
-            term: jnp.where(weights[term] > 0, factor / jnp.maximum(weights[term], 1e-30), 0.0)
-            for term, factor in objective.coefficients(state.step).items()
-        }
+        factors = _factors(objective.coefficients(state.step), weights)
         keys = row_keys(given.seed, state.step, jnp.arange(batch_rows(batch)))
-        trained, held = split(state.params, held_here)
+        whole, held = split(state.params, held_here)
+        read = rows_read(assembly.table, batch, optimizer, whole, state.opt_state)
+        trained, moments = read.gathered()
 
         def loss(params, part, keys, carry):
-            merged, taught = bound(merge(params, merge(held, frozen)), objective, assembly.teachers)
+            merged = merge(read.in_tables(params), merge(held, frozen))
+            merged, taught = bound(merged, objective, assembly.teachers)
             terms, carry, counts = objective.loss(model, merged, part, carry, Moment(keys, True, state.step, taught))
             return sum(factors[term] * terms[term].sum for term in factors), (terms, carry, counts)
 
@@ -106,7 +107,7 @@ def train_step(
         norm = optax.global_norm(gradients)
         rate = learning_rate(schedule, given.rate, state.step)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
-        updates, opt_state = optimizer.update(clip(gradients, norm, limit), state.opt_state, trained, finite=finite)
+        updates, moments = optimizer.update(clip(gradients, norm, limit), moments, trained, finite=finite)
         before, updates = dict(leaves(trained)), dict(leaves(_without_layers(updates, held_here)))
         still = untrained()
         params = nest({path: p if path in still else p - rate * updates[path] for path, p in before.items()})
@@ -118,14 +119,22 @@ def train_step(
         skipped = jnp.stack([state.skipped[0] + bad, (state.skipped[1] + 1) * bad])
         new = TrainState(
             state.step + 1,
-            merge(keep(params, trained), held),
-            opt_state,
+            *read.put_back((keep(params, trained), moments)),
             keep(state.carry | {task.name: carry} if here.tasks else carry, state.carry),
             skipped,
         )
+        new = new._replace(params=merge(new.params, held))
         return new, Metrics(total, Sums(terms, weights), counts, norm, rate, skipped)
 
     return step
+
+
+def _factors(coefficients: Mapping[str, Any], weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Term -> what its sum is multiplied with: c_k / W_k, 0 where nothing of it is in the batch."""
+    return {
+        term: jnp.where(weights[term] > 0, factor / jnp.maximum(weights[term], 1e-30), 0.0)
+        for term, factor in coefficients.items()
+    }
 
 
 def _without_layers(updates: Params, frozen: Collection[str]) -> Params:

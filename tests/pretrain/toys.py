@@ -11,7 +11,7 @@ import numpy as np
 from data_pipelines.examples.evaluation import spread
 from data_pipelines.examples.layout import Feature, StreamLayout
 from models.core.family import Family, Input
-from models.core.parameters import Parameter
+from models.core.parameters import Parameter, parameter
 from models.families.registry import FAMILIES
 from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.objective import Objective, Term
@@ -189,6 +189,89 @@ class InBatch(WhatFollows):
         return {"at_step": float(counts["step"] / counts["batches"])} | ranked
 
 
+@dataclasses.dataclass(frozen=True)
+class GramsConfig:
+    """A bag of words and bigrams.   buckets: rows of the bigrams' table.   sparse: whether a step touches only the rows
+    of both tables that it reads."""
+
+    vocab_size: int = 195
+    buckets: int = 1 << 20
+    width: int = 8
+    sparse: bool = True
+
+
+class Grams(nn.Module):
+    """Logits f32[rows, vocab] from the mean embeddings, of bigrams and trigrams where there are any."""
+
+    config: GramsConfig
+    program: object
+
+    @nn.compact
+    def __call__(self, inputs):
+        config, normal = self.config, nn.initializers.normal(0.5)
+        words = parameter(self, "words", normal, (config.vocab_size, config.width))
+        bigrams = parameter(self, "bigrams", normal, (config.buckets, config.width))
+        out = parameter(self, "out", normal, (config.width, config.vocab_size))
+        read = words[inputs["tokens"]].mean(axis=1)
+        for name in ("bigrams", "trigrams"):
+            if name in inputs:
+                read += bigrams[inputs[name]].mean(axis=1)
+        return read @ out
+
+
+def _grams(config):
+    words, bigrams = (("tokens",), ("bigrams", "trigrams")) if config.sparse else ((), ())
+    return [
+        Parameter("words", ("vocab", "embedding"), {}, words),
+        Parameter("bigrams", ("vocab", "embedding"), {}, bigrams),
+        Parameter("out", ("embedding", "vocab"), {}),
+    ]
+
+
+GRAMS = Family(
+    config=GramsConfig,
+    sizes={},
+    inputs={"tokens": Input(("length",)), "bigrams": Input(("pairs",), required=False)},
+    trunk=Grams,
+    table=_grams,
+    hf={},
+)
+
+
+class Bigrams(Windows):
+    """Windows and, of each two tokens in a row, a number below 2^20."""
+
+    @property
+    def spec(self):
+        return super().spec | {"bigrams": Feature((self.length - 1,))}
+
+    def build(self, plan, example, keys):
+        rows = super().build(plan, example, keys)
+        tokens = rows["tokens"].astype(np.int64)
+        return rows | {"bigrams": ((tokens[:, :-1] * 65_599 + tokens[:, 1:]) % (1 << 20)).astype(np.int32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class NextOfGrams(Objective):
+    """Predict each window's last token from the words and, where they are asked for, bigrams before it."""
+
+    bigrams: bool = True
+
+    def rows(self, phase):
+        return Bigrams(phase.length) if self.bigrams else Windows(phase.length)
+
+    def weights(self, batch):
+        return {"next": jnp.float32(len(batch["tokens"]))}
+
+    def coefficients(self, step):
+        return {"next": 1.0}
+
+    def loss(self, model, params, batch, carry, moment):
+        read = {name: array[:, :-1] for name, array in batch.items()}
+        nats = -jax.nn.log_softmax(model.apply({"params": params}, read))
+        return {"next": Term(_at(nats, batch["tokens"][:, -1:]).sum())}, carry, {}
+
+
 def _at(nats, tokens):
     return jnp.take_along_axis(nats, tokens, axis=1)
 
@@ -196,9 +279,11 @@ def _at(nats, tokens):
 def register(monkeypatch) -> None:
     """Make the toys known, as a built-in family and objective are."""
     monkeypatch.setitem(FAMILIES, "bag", FAMILY)
+    monkeypatch.setitem(FAMILIES, "grams", GRAMS)
     monkeypatch.setitem(OBJECTIVES, "next-word", NextWord)
     monkeypatch.setitem(OBJECTIVES, "what-follows", WhatFollows)
     monkeypatch.setitem(OBJECTIVES, "in-batch", InBatch)
+    monkeypatch.setitem(OBJECTIVES, "next-of-grams", NextOfGrams)
 
 
 def recipe(**changes) -> Recipe:

@@ -15,6 +15,7 @@ from tests.pretrain.reference import random_batch
 from tpu.mesh import make_mesh, parse_mesh
 
 ROWS = 16
+BUCKETS = 1 << 16
 PATTERNS = {
     "bigbird": Pattern("bigbird", block=4, random=1),
     "longformer": Pattern("longformer", block=2, windows=(14, 6)),
@@ -38,6 +39,10 @@ def recipe(name):
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
     if name == "two lengths":
         return toys.recipe(objective=toys.WhatFollows(), phases=(toys.TwoLengths(1.0, 32, ROWS, target_length=12),))
+    if name == "grams":
+        FAMILIES["grams"] = toys.GRAMS
+        model = toys.GramsConfig(vocab_size=256, buckets=BUCKETS)
+        return toys.recipe(model=model, objective=toys.NextOfGrams(), phases=(Phase(1.0, 32, ROWS),))
     recipes = {"albert": tiny.albert, "bert": tiny.bert, "electra": tiny.electra, "etc": tiny.etc, "gpt2": tiny.gpt2}
     recipes["xlnet"] = tiny.xlnet
     recipes |= dict.fromkeys(PATTERNS, tiny.bert)
@@ -60,6 +65,7 @@ def rows_of(recipe, number):
     batch["reversed"] = np.arange(rows, dtype=np.int32) % 2
     batch["even"] = batch["reversed"].astype(np.int8)
     rng = np.random.default_rng(number)
+    batch["bigrams"] = rng.integers(0, BUCKETS, (rows, length), dtype=np.int32)
     batch["ranks"] = rng.permuted(np.tile(np.arange(length, dtype=np.int32), (rows, 1)), axis=1)
     batch["thresholds"] = batch["ranks"]
     batch["global_of"] = np.where(batch["segments"] > 0, np.arange(length) // 10, -1).astype(np.int32)

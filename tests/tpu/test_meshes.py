@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,7 @@ TRAINED = [
     ("bert", "slice=2,fsdp=2,tensor=2/2", "one"),  # in two microbatches
     ("toy", "slice=2,data=4/2", "one/2"),  # its carry is one of each microbatch
     ("two lengths", "slice=2,data=4", "one"),
+    ("grams", "data=2,fsdp=2,tensor=2/2", "one"),
 ]
 OTHERS = ("data=2,fsdp=2,tensor=2", "slice=2,data=2,fsdp=2", "fsdp=8", "tensor=8", "data=4,sequence=2/4")
 TRAINED += [pytest.param("bert", mesh, "one", marks=pytest.mark.slow) for mesh in OTHERS]
@@ -165,6 +167,16 @@ def test_what_a_device_holds_falls_with_fsdp_and_tensor_alone(name, mesh, alone)
     cut = ",".join(axis for axis in mesh.split("/")[0].split(",") if axis.startswith(("fsdp", "tensor")))
     least, most = SHARES[cut]
     assert least * whole <= held <= most * whole
+
+
+@pytest.mark.parametrize("mesh", ["data=8", "fsdp=8"])
+def test_of_a_sparse_table_a_mesh_exchanges_the_rows_of_a_batch_alone(mesh):
+    recipe = simulated.recipe("grams")
+    train = placement.stages(assemble(recipe, Program()), simulated.mesh_of(mesh))[0].train
+    compiled = train.run.lower(*train.arguments).compile()
+    sizes = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"[fs]32\[([\d,]+)\]", compiled.as_text())]
+    of_tables = (simulated.BUCKETS // (8 if mesh == "fsdp=8" else 1)) * recipe.model.width
+    assert max(sizes) == of_tables and compiled.memory_analysis().temp_size_in_bytes < of_tables * 4
 
 
 # The program that accelerators run: bfloat16, scan, remat 'dots' and the TPU's kernels.
