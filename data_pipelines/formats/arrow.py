@@ -1,7 +1,6 @@
 """`arrow:` a data set that Hugging Face's `save_to_disk` wrote: a folder with state.json, which names files of Arrow's
 IPC streams. Read with pyarrow alone."""
 
-import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -15,14 +14,13 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats import files
 from data_pipelines.formats.cutting import document_of, records, segments_of
 from data_pipelines.formats.jsonl import Options
-from data_pipelines.formats.listing import Found, look
+from data_pipelines.formats.listing import look
 from data_pipelines.formats.problems import Problems, printable
 from data_pipelines.formats.source import Format, Range, Source
 
 
-def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
-    of_file = lambda path: list(_batches(index, source, look(path)))
-    return itertools.chain.from_iterable(files.in_order(of_file, _data_files(source), source))
+def _ranges(source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
+    return files.each(_data_files(source), _batches, source)
 
 
 def _data_files(source: Source) -> list[str]:
@@ -51,14 +49,14 @@ def _json(path: str) -> dict | None:
         raise UserError(f"{printable(path)}: is no JSON ({error}); save the data set again") from error
 
 
-def _batches(index: int, source: Source, found: Found) -> Iterator[Range]:
+def _batches(source: Source, path: str) -> Iterator[Range]:
     """Batches of records together up to SHARD bytes; all of a file that is damaged or has dictionaries between them."""
-    ends = []
-    with suppress(files.Unreadable), files.reading(found.path, files.ARROW_DAMAGE) as file:
+    found, ends = look(path), []
+    with suppress(files.Unreadable), files.reading(path, files.ARROW_DAMAGE) as file:
         names = pyarrow.ipc.open_stream(pyarrow.PythonFile(file, mode="r")).schema.names
-        files.check_fields(source, found.path, "column", names)
+        files.check_fields(source, path, "column", names)
         ends = _ends(file)
-    whole = Range(index, found.path, 0, None, found.size or 0, False, found.version)
+    whole = files.uncut(found)
     if not ends or ends[-1] > (found.size or 0):
         yield whole
         return

@@ -13,6 +13,7 @@ from pathlib import Path
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats.cutting import whole
+from data_pipelines.formats.files import uncut
 from data_pipelines.formats.listing import look
 from data_pipelines.formats.source import Format, NoOptions, Range
 
@@ -55,9 +56,8 @@ def docstrings(node: ast.AST) -> Iterator[str]:
             yield from docstrings(child)
 
 
-def _ranges(index, source, problems, exclude) -> Iterator[Range]:
-    for path in files():
-        yield Range(index, str(path), 0, None, path.stat().st_size, False, look(str(path)).version)
+def _ranges(source, problems, exclude) -> Iterator[Range]:
+    return (uncut(look(str(path))) for path in files())
 
 
 def _read(source, part, problems) -> Iterator[Document]:

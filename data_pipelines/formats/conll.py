@@ -6,9 +6,10 @@ that is written with its neighbour has SpaceAfter=No, and a span such as 1-2 is 
 `-DOCSTART-` and `# newdoc` begin a document, and so does a file.
 """
 
+import functools
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
@@ -34,6 +35,11 @@ class Options(Decoding):
     token_column: int | None = None  # the first; in CoNLL-U the second
     label_column: int | None = None  # the last; in CoNLL-U the fourth, UPOS. 0: no labels
 
+    def __post_init__(self):
+        for name, column, least in (("token", self.token_column, 1), ("label", self.label_column, 0)):
+            if column is not None and column < least:
+                raise UserError(f"--{name}-column {column}: columns are counted from 1; give at least {least}")
+
 
 class Token(NamedTuple):
     """A written token."""
@@ -45,16 +51,6 @@ class Token(NamedTuple):
     @property
     def starts_line(self) -> bool:
         return self.before.startswith("\n")
-
-
-def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
-    least = {"token_column": 1, "label_column": 0}
-    for name, smallest in least.items():
-        column = getattr(source.options, name)
-        if column is not None and column < smallest:
-            option = f"--{name.replace('_', '-')} {column}"
-            raise UserError(f"{option}: columns are counted from 1; give at least {smallest}")
-    return files.files_of(index, source, problems, exclude, _to_document, SUFFIXES)
 
 
 def _to_document(file: BinaryIO, place: int) -> None:
@@ -180,4 +176,7 @@ def _annotations(options: Options) -> dict[str, Field]:
     return {} if options.label_column == 0 else {"labels": Field("uint16", values=())}
 
 
-FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", annotations=_annotations, values=("id",))
+_cut = functools.partial(files.cut_at, _to_document)
+FORMAT = Format(
+    Options, files.of_files(_cut, SUFFIXES), _read, "DIR_OR_PATTERN", annotations=_annotations, values=("id",)
+)

@@ -5,8 +5,7 @@ between characters. So pieces have at most two windows, and the same text has th
 wherever its reader began.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow
 
@@ -42,31 +41,6 @@ def pieces(blocks: Iterable[bytes], start: int = 0) -> Iterator[bytes]:
             border += WINDOW - cut
     if held:
         yield held
-
-
-def streamed(
-    reopen: Callable[[], Iterator[bytes]], source, part, problems: Problems, check_whole: bool
-) -> Iterator[Document]:
-    """A document from the bytes of a range. check_whole: a long one is read twice, the first time only to know
-    whether all of it can be read (and decoded, where what cannot is to be skipped)."""
-    skip = source.options.undecodable == "skip"
-    found = pieces(reopen(), part.start)
-    head = [piece for _, piece in zip(range(2), found, strict=False)]
-    if len(head) > 1 and check_whole:
-        for piece in pieces(reopen(), part.start):
-            if skip and decode(piece, "skip") is None:
-                problems.note(SKIPPED, part.path)
-                return
-    replaced = False
-    for index, piece in enumerate(itertools.chain(head, found)):
-        text = decode(piece, "skip")
-        if text is None and skip:
-            problems.note(SKIPPED, part.path)
-            return
-        replaced |= text is None
-        yield plain(decode(piece, "replace") if text is None else text, index > 0 or part.continues)
-    if replaced:
-        problems.note(REPLACED, part.path)
 
 
 def decode(data: bytes, undecodable: str) -> str | None:

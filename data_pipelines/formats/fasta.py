@@ -6,17 +6,18 @@ In nucleotides a run of GAP or more Ns, which stand for what nobody has read, en
 after it; fewer are letters that are not known. In proteins, N is an amino acid.
 """
 
+import contextlib
 import itertools
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from data_pipelines.document import Document, plain
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
 from data_pipelines.formats.cutting import decode, pieces
-from data_pipelines.formats.listing import Found, find
+from data_pipelines.formats.listing import Found
 from data_pipelines.formats.problems import EMPTY, REPLACED, Problems, printable
 from data_pipelines.formats.source import Format, NoOptions, Range, Source
 
@@ -28,23 +29,17 @@ PROTEIN = re.compile(rb"[EFILPQ]")  # letters of amino acids which are none of n
 TOLD = 1000  # letters that tell which of them a sequence is
 
 
-def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
-    found = find(source, problems, exclude, SUFFIXES)
-    list(files.in_order(lambda file: _check_header(source, file), found, source))
-    return files.ranges(index, source, found, _to_header)
-
-
-def _check_header(source: Source, found: Found) -> None:
+def _cut(source: Source, found: Found) -> Iterator[Range]:
     """UserError for a file with something before its first header."""
-    try:
-        begin = next(files.blocks(found.path), b">").lstrip()[:1]
-    except files.Unreadable:
-        return  # its reader counts it
+    begin = b""
+    with contextlib.suppress(files.Unreadable):  # its reader counts it
+        begin = next(files.blocks(found.path), b"").lstrip()[:1]
     if begin not in (b">", b";", b""):
         raise UserError(
             f"--source {source}: {printable(found.path)} does not begin with '>', so it is no FASTA; "
             "name the files that are with a pattern such as 'DIR/*.fa'"
         )
+    return files.cut_at(_to_header, source, found)
 
 
 def _to_header(file: BinaryIO, place: int) -> None:
@@ -126,4 +121,4 @@ def _stretches(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         yield number, held
 
 
-FORMAT = Format(NoOptions, _ranges, _read, "DIR_OR_PATTERN", values=("id", "description"))
+FORMAT = Format(NoOptions, files.of_files(_cut, SUFFIXES), _read, "DIR_OR_PATTERN", values=("id", "description"))

@@ -2,6 +2,7 @@
 
 import bz2
 import errno
+import functools
 import gzip
 import itertools
 import lzma
@@ -17,7 +18,7 @@ import zstandard
 from data_pipelines.cloud import filesystem, is_remote, patiently
 from data_pipelines.errors import UserError
 from data_pipelines.formats.listing import Found, find, is_compressed
-from data_pipelines.formats.problems import Problems, printable
+from data_pipelines.formats.problems import printable
 from data_pipelines.formats.source import Range, Source
 
 BLOCK = 1 << 20  # bytes read at a time
@@ -198,40 +199,44 @@ def in_order(look: Callable[[Item], Value], items: Iterable[Item], source: Sourc
         yield from pool.map(look, items)
 
 
-def ranges(
-    index: int, source: Source, found: Sequence[Found], border: Callable[[BinaryIO, int], None] | None
-) -> Iterator[Range]:
-    """The files of a source, long plain ones in pieces of about a shard. border: moves an open file to where a
-    document begins, at or after this byte; None: files may not be cut."""
-
-    def is_cut(one):
-        return border and one.size and not is_compressed(one.path) and one.size > source.shard
-
-    all_cuts = in_order(lambda one: _cuts(*one[:2], border, source.shard), filter(is_cut, found), source)
-    for one in found:
-        if not is_cut(one):
-            yield Range(index, one.path, 0, None, one.text_size, False, one.version)
-            continue
-        for start, end in itertools.pairwise(next(all_cuts)):
-            yield Range(index, one.path, start, end, end - start, False, one.version)
+def each(items: Iterable[Item], cut: Callable[[Source, Item], Iterable[Range]], source: Source) -> Iterator[Range]:
+    """The ranges into which each file, or what names it, is cut."""
+    return itertools.chain.from_iterable(in_order(lambda item: list(cut(source, item)), items, source))
 
 
-def _cuts(path: str, size: int, border: Callable[[BinaryIO, int], None], apart: int) -> list[int]:
-    """Byte offsets from 0 to size."""
-    cuts = [0]
-    with reading(path, block_size=LOOK) as file:
-        while cuts[-1] + apart < size:
-            border(file, cuts[-1] + apart)
-            if file.tell() >= size:
-                break
-            cuts.append(file.tell())
-    return [*cuts, size]
+def of_files(cut: Callable[[Source, Found], Iterable[Range]], suffixes: Sequence[str]) -> Callable:
+    """The `ranges` of a format whose files have these suffixes (see `find`) and are cut one by one."""
+    return lambda source, problems, exclude: each(find(source, problems, exclude, suffixes), cut, source)
+
+
+def uncut(found: Found) -> Range:
+    return Range(0, found.path, 0, None, found.text_size, False, found.version)
+
+
+def cut_at(border: Callable[[BinaryIO, int], None], source: Source, found: Found) -> Iterator[Range]:
+    """A file, a long plain one in pieces of about a shard. border: moves an open file to where a document begins, at or
+    after this byte."""
+    start, whole = 0, uncut(found)
+    if is_compressed(found.path) or (found.size or 0) <= source.shard:
+        yield whole
+        return
+    with reading(found.path, block_size=LOOK) as file:
+        while start < found.size:
+            end = found.size
+            if start + source.shard < found.size:
+                border(file, start + source.shard)
+                end = min(file.tell(), found.size)
+            yield whole._replace(start=start, end=end, size=end - start)
+            start = end
 
 
 def to_line(file: BinaryIO, place: int) -> None:
     """Go to the first line that begins after a place."""
     file.seek(place)
     skip_line(file)
+
+
+at_lines = functools.partial(cut_at, to_line)
 
 
 def skip_line(file: BinaryIO) -> bytes:
@@ -249,15 +254,3 @@ def check_fields(source: Source, where: str, what: str, there: Sequence[str]) ->
     for option, field in named:
         if field not in there:
             raise UserError(f"{option} {field}: {printable(where)} has no such {what}; it has {', '.join(there)}")
-
-
-def files_of(
-    index: int,
-    source: Source,
-    problems: Problems,
-    exclude: Sequence[str],
-    border: Callable[[BinaryIO, int], None] | None,
-    suffixes: Sequence[str] = (),
-) -> Iterator[Range]:
-    """The ranges of a source of files, see `find` and `ranges`."""
-    return ranges(index, source, find(source, problems, exclude, suffixes), border)

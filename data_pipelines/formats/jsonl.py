@@ -23,10 +23,10 @@ class Options(Decoding):
     fields: tuple[str, ...] = ("text",)  # one: the text; several: the segments
 
 
-def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
+def _ranges(source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
     found = find(source, problems, exclude, SUFFIXES)
     _check_fields(source, next(file.path for file in found if file.size != 0))
-    return files.ranges(index, source, found, files.to_line)
+    return files.each(found, files.at_lines, source)
 
 
 def _check_fields(source: Source, path: str) -> None:

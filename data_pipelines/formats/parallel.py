@@ -21,10 +21,10 @@ SUFFIXES = (".tsv", ".txt")  # of files with tabs
 ENDED = object()  # of a file whose lines are all read
 
 
-def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
+def _ranges(source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
     sides = source.location.split(",")
     if len(sides) == 1:
-        return files.files_of(index, source, problems, exclude, files.to_line, SUFFIXES)
+        return files.of_files(files.at_lines, SUFFIXES)(source, problems, exclude)
     if len(sides) > 2 or not all(sides):
         raise UserError(f"--source {source}: write parallel:FILE,FILE or parallel:FILE.tsv")
     first, second = (find(replace(source, location=side), problems, exclude) for side in sides)
@@ -33,16 +33,15 @@ def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[st
             f"--source {source}: {len(first)} files on one side and {len(second)} on the other; give as many, which "
             "belong together in the order of their names"
         )
-    pairs = zip(first, second, strict=True)
-    look = lambda pair: list(_aligned(index, source, *pair))
-    return itertools.chain.from_iterable(files.in_order(look, pairs, source))
+    return files.each(zip(first, second, strict=True), _aligned, source)
 
 
-def _aligned(index: int, source: Source, first: Found, second: Found) -> Iterator[Range]:
+def _aligned(source: Source, pair: tuple[Found, Found]) -> Iterator[Range]:
     """Two files that belong together, long ones cut at the same lines. UserError where they have not as many."""
+    first, second = pair
     size = first.text_size + second.text_size
-    whole = Range(index, first.path, 0, None, size, False, first.version, Other(second.path, 0, None, second.version))
-    if any(is_compressed(one.path) or one.size is None for one in (first, second)) or size <= source.shard:
+    whole = files.uncut(first)._replace(size=size, other=Other(second.path, 0, None, second.version))
+    if any(is_compressed(one.path) or one.size is None for one in pair) or size <= source.shard:
         yield whole
         return
     cuts, count = _cuts(first, source.shard // 2)

@@ -1,7 +1,6 @@
 """`parquet:` files of which each row is a document, with the text in a column."""
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow
 import pyarrow.parquet
@@ -10,7 +9,7 @@ from data_pipelines.document import Document
 from data_pipelines.formats import files
 from data_pipelines.formats.cutting import document_of, records, segments_of
 from data_pipelines.formats.jsonl import Options
-from data_pipelines.formats.listing import Found, find
+from data_pipelines.formats.listing import Found
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Format, Range, Source
 
@@ -19,25 +18,20 @@ BATCH = 4 << 20  # bytes of text in a batch of rows, about
 MOST_ROWS = 64  # in a batch, for rows are of uneven size
 
 
-def _ranges(index: int, source: Source, problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
-    look = lambda found: list(_row_groups(index, source, found))
-    return itertools.chain.from_iterable(files.in_order(look, find(source, problems, exclude, SUFFIXES), source))
-
-
-def _row_groups(index: int, source: Source, found: Found) -> Iterator[Range]:
+def _row_groups(source: Source, found: Found) -> Iterator[Range]:
     try:
         with files.reading(found.path, files.ARROW_DAMAGE) as file:
             opened = _open(file)
             metadata, names = opened.metadata, opened.schema_arrow.names
     except files.Unreadable:
-        yield Range(index, found.path, 0, None, found.size or 0, False, found.version)  # its reader counts it
+        yield files.uncut(found)  # its reader counts it
         return
     files.check_fields(source, found.path, "column", names)
     start, size = 0, 0
     for group in range(metadata.num_row_groups):
         size += _bytes(metadata, group, source)
         if size >= source.shard or group + 1 == metadata.num_row_groups:
-            yield Range(index, found.path, start, group + 1, size, False, found.version)
+            yield files.uncut(found)._replace(start=start, end=group + 1, size=size)
             start, size = group + 1, 0
 
 
@@ -67,4 +61,4 @@ def _rows(source: Source, part: Range) -> Iterator[dict]:
                 yield from records(batch, source.columns)
 
 
-FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", segments_of, values=None)
+FORMAT = Format(Options, files.of_files(_row_groups, SUFFIXES), _read, "DIR_OR_PATTERN", segments_of, values=None)

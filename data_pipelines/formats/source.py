@@ -1,6 +1,6 @@
 """What a format is, and what passes between a source, its plan and its reader."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ class Other(NamedTuple):
 class Range(NamedTuple):
     """Part of a source: bytes of a plain file, row groups of Parquet, examples of TFDS; 0 and None: all of a file."""
 
-    source: int  # index
+    source: int  # index, which the plan of all sources sets
     path: str
     start: int
     end: int | None
@@ -75,8 +75,8 @@ class Format:
     """One kind of source: an entry of the table."""
 
     options: type  # a frozen dataclass; prepare's options of the same names set its fields
-    ranges: Callable[[int, Source, Problems, Sequence[str]], Iterator[Range]]
-    """(the source's index, the source, what was left out, paths that are no part of it) -> its ranges, in order."""
+    ranges: Callable[[Source, Problems, Sequence[str]], Iterable[Range]]
+    """(the source, what was left out, paths that are no part of it) -> its ranges, in order."""
     read: Callable[[Source, Range, Problems], Iterator[Document]]
     location: str = "LOCATION"  # what follows the colon; "": nothing
     segments: Callable[[Any], tuple[str, ...]] = lambda options: ("text",)

@@ -73,7 +73,8 @@ def changed(part: Range) -> str | None:
 
 def _ranges(sources: list[Source], problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
     for index, source in enumerate(sources):
-        yield from FORMATS[source.kind].ranges(index, source, problems, exclude)
+        for part in FORMATS[source.kind].ranges(source, problems, exclude):
+            yield part._replace(source=index)
 
 
 def _grouped(sources: list[Source], ranges: Iterable[Range]) -> Iterator[tuple[Range, ...]]:

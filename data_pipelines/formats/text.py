@@ -1,14 +1,16 @@
 """`text:` files of plain text, each a document, or what blank lines separate in them."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from data_pipelines.document import Document
+from data_pipelines.document import Document, plain
 from data_pipelines.formats import cutting, files
 from data_pipelines.formats import source as sizes
-from data_pipelines.formats.cutting import decoded, streamed, whole
-from data_pipelines.formats.listing import is_compressed
+from data_pipelines.formats.cutting import decode, decoded, pieces, whole
+from data_pipelines.formats.listing import Found, is_compressed
+from data_pipelines.formats.problems import REPLACED, SKIPPED
 from data_pipelines.formats.source import Decoding, Format, Range, Source
 
 # Of a folder's files; also compressed. '.tokens' and '.raw' are those of WikiText.
@@ -22,16 +24,13 @@ class Options(Decoding):
     documents: str = "file"  # or "blank-line": what separates documents
 
 
-def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
-    options = source.options
-    if options.documents == "blank-line":
-        yield from files.files_of(index, source, problems, exclude, _to_blank_line, SUFFIXES)
-    elif options.undecodable == "skip":
-        # Whether a long document is to be skipped is known at its end only, so one reader must see all of it.
-        yield from files.files_of(index, source, problems, exclude, None, SUFFIXES)
-    else:
-        for part in files.files_of(index, source, problems, exclude, _to_cut, SUFFIXES):
-            yield part._replace(continues=part.start > 0)
+def _cut(source: Source, found: Found) -> Iterable[Range]:
+    if source.options.documents == "blank-line":
+        return files.cut_at(_to_blank_line, source, found)
+    # Whether a long document is to be skipped is known at its end only, so one reader must see all of it
+    if source.options.undecodable == "skip":
+        return [files.uncut(found)]
+    return (part._replace(continues=part.start > 0) for part in files.cut_at(_to_cut, source, found))
 
 
 def _to_blank_line(file: BinaryIO, place: int) -> None:
@@ -51,11 +50,30 @@ def _to_cut(file: BinaryIO, place: int) -> None:
 
 def _read(source: Source, part: Range, problems) -> Iterator[Document]:
     if source.options.documents == "file":
-        check_whole = source.options.undecodable == "skip" or is_compressed(part.path)
-        yield from streamed(lambda: files.range_blocks(part), source, part, problems, check_whole)
+        yield from _streamed(source, part, problems)
         return
     for text in decoded(files.paragraphs(files.range_blocks(part)), source, part, problems):
         yield from whole(text)
 
 
-FORMAT = Format(Options, _ranges, _read, location="DIR_OR_PATTERN")
+def _streamed(source: Source, part: Range, problems) -> Iterator[Document]:
+    """A document from the bytes of a range. A long one is read twice, the first time only to know whether all of it can
+    be read, and decoded where what cannot is to be skipped."""
+    skip = source.options.undecodable == "skip"
+    found = pieces(files.range_blocks(part), part.start)
+    head, checked = list(itertools.islice(found, 2)), []
+    if skip or is_compressed(part.path):
+        checked = pieces(files.range_blocks(part), part.start) if len(head) > 1 else head
+    if any(skip and decode(piece, "skip") is None for piece in checked):
+        problems.note(SKIPPED, part.path)
+        return
+    replaced = False
+    for index, piece in enumerate(itertools.chain(head, found)):
+        text = decode(piece, "skip")
+        replaced |= text is None
+        yield plain(decode(piece, "replace") if text is None else text, index > 0 or part.continues)
+    if replaced:
+        problems.note(REPLACED, part.path)
+
+
+FORMAT = Format(Options, files.of_files(_cut, SUFFIXES), _read, location="DIR_OR_PATTERN")

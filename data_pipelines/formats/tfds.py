@@ -20,7 +20,7 @@ class Options(jsonl.Options):
     tfds_dir: str | None = None
 
 
-def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
+def _ranges(source: Source, problems, exclude: Sequence[str]) -> Iterator[Range]:
     examples = _examples(source)
     count, info = len(examples), examples.dataset_info
     if not count:
@@ -30,7 +30,7 @@ def _ranges(index: int, source: Source, problems, exclude: Sequence[str]) -> Ite
     step = max(1, min(EXAMPLES, source.shard // each))
     for start in range(0, count, step):
         end = min(start + step, count)
-        yield Range(index, source.location, start, end, (end - start) * each, False)
+        yield Range(0, source.location, start, end, (end - start) * each)
 
 
 def _read(source: Source, part: Range, problems) -> Iterator[Document]:

@@ -54,5 +54,5 @@ def _articles(part: Range, problems) -> Iterator[tuple[str, bytes | None]]:
         problems.note(MALFORMED, f"{part.path}: <doc> without </doc>")
 
 
-_ranges = functools.partial(files.files_of, border=_to_block, suffixes=SUFFIXES)
-FORMAT = Format(Decoding, _ranges, _read, location="DIR_OR_PATTERN", values=VALUES)
+_cut = functools.partial(files.cut_at, _to_block)
+FORMAT = Format(Decoding, files.of_files(_cut, SUFFIXES), _read, location="DIR_OR_PATTERN", values=VALUES)
