@@ -71,7 +71,11 @@ def _unread() -> bool:
 
 def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:
     """The options that the arguments give. Raises UserError; --help prints the help and exits with 0."""
-    known, option = _names(options, prog, default), ""
+    keywords = {"prog": prog, "config": (tyro.conf.AvoidSubcommands,)} | ({"default": default} if default else {})
+    actions = tyro.extras.get_parser(options, **keywords)._option_string_actions.items()
+    # Option -> whether it takes several values at once; of others that are given twice the last counts
+    known = {name: action.nargs in ("*", "+") for name, action in actions if name.startswith("--")}
+    option = ""
     given: set[str] = set()
     for argument in arguments:
         if argument.startswith("--"):
@@ -84,10 +88,9 @@ def parse(options: type[Options], arguments: Sequence[str], prog: str, default: 
         if argument == "" or argument.startswith("--") and argument.endswith("="):
             raise UserError(f"{option or prog}: is given no value; give one, or leave it out")
     printed = io.StringIO()
-    keywords = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(printed):
-            parsed = tyro.cli(options, prog=prog, args=arguments, config=(tyro.conf.AvoidSubcommands,), **keywords)
+            parsed = tyro.cli(options, args=arguments, **keywords)
     except SystemExit as exit:
         if not exit.code:
             raise
@@ -120,14 +123,6 @@ def unknown(what: str, name: str, known) -> str:
     """'what name; did you mean ...?'"""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"{what} {name}; " + (f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(known))}")
-
-
-def _names(options, prog, default) -> dict[str, bool]:
-    """Option -> whether it takes several values at once; of others that are given twice the last counts."""
-    keywords = {} if default is None else {"default": default}
-    parser = tyro.extras.get_parser(options, prog=prog, config=(tyro.conf.AvoidSubcommands,), **keywords)
-    actions = parser._option_string_actions.items()
-    return {name: action.nargs in ("*", "+") for name, action in actions if name.startswith("--")}
 
 
 def _one_line(report: str) -> str:

@@ -26,10 +26,9 @@ def units(sentences: np.ndarray, longest: int, piece: int) -> np.ndarray:
     return np.append(offsets[sentence] + rank * piece, offsets[-1:])
 
 
-def document_starts(sentences: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Token offsets at which the documents begin, without empty ones, then the total: int64 [documents +
-    1]."""
-    offsets = sentences[documents]
+def document_starts(part, split: str) -> np.ndarray:
+    """Token offsets at which a part's documents begin, without empty ones, then the total: int64 [documents + 1]."""
+    offsets = part.sentences(split)[part.documents(split)]
     return offsets[np.flatnonzero(np.diff(offsets, prepend=-1))]
 
 

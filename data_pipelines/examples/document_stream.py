@@ -71,6 +71,16 @@ class DocumentStream:
         tokens[after[(ends == starts[place + 1]) & self._ended[place]] - 1] = self.end
         return tokens, np.repeat(place, lengths)
 
+    def rows(self, example: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """The stream cut every `length` tokens: those of examples (int64 [n]) and the one after them, 0 behind the end,
+        and the place of each one's document, -1 there: int32 and int64 [n, length + 1]."""
+        start = example * length
+        size = np.minimum(length + 1, self.total - start)
+        there = np.arange(length + 1) < size[:, None]
+        tokens, place = np.zeros(there.shape, np.int32), np.full(there.shape, -1)
+        tokens[there], place[there] = self.read(start, size)
+        return tokens, place
+
     def begins(self, at: np.ndarray) -> np.ndarray:
         """Whether a document begins at places (int64 [n], below the total) of the stream: bool [n]."""
         return self._starts[np.searchsorted(self._starts, at, "right") - 1] == at
@@ -131,7 +141,7 @@ def _documents(piece, split):
     """Of the documents in a piece: where each begins in the part's tokens, its size with an end token, and whether
     that is in the piece. int64, int64 and bool [documents]."""
     part = piece.part
-    offsets = chunks.document_starts(part.sentences(split), part.documents(split))
+    offsets = chunks.document_starts(part, split)
     starts = offsets + np.arange(len(offsets))  # with end tokens
     first = np.searchsorted(starts, piece.begin, "right") - 1
     last = np.searchsorted(starts, piece.end, "left")

@@ -55,17 +55,12 @@ class PackedDocuments(NextTokens, RowLayout):
         return arrays | {"weights": real.astype(np.float32)}
 
     def _read(self, plan: Plan, _, example: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of rows and the one after them, and the place of each one's document, -1 behind the last:
-        int32 and int64 [n, length + 1]."""
-        start = example * self.length
-        size = np.minimum(self.length + 1, plan.stream.total - start)
-        read = np.arange(self.length + 1) < size[:, None]
-        window, document = np.zeros(read.shape, np.int32), np.full(read.shape, -1)
-        window[read], document[read] = plan.stream.read(start, size)
+        """As `DocumentStream.rows`, with the code before what goes on with its document."""
+        window, document = plan.stream.rows(example, self.length)
         if plan.stream.prefixes is None:
             return window, document
         # A row that begins with its code has one target less: the token after it is the next row's first
-        begins = plan.stream.begins(start)
+        begins = plan.stream.begins(example * self.length)
         document[begins, -1] = -1
         lead = plan.stream.prefixes[document[:, 0]]
         window = np.where(begins[:, None], window, np.insert(window[:, :-1], 0, lead, 1))

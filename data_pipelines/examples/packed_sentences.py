@@ -76,7 +76,7 @@ class PackedSentences(MaskedRows):
 
     def plan(self, part, split: str, seed: int) -> Plan:
         sentences, length = part.sentences(split), self.length
-        documents = chunks.document_starts(sentences, part.documents(split))
+        documents = chunks.document_starts(part, split)
         units = chunks.units(sentences, longest=length - 2, piece=length - 2)
         ends = _row_ends(units, documents, length)
         if self.one_document:

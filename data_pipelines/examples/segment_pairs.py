@@ -78,7 +78,7 @@ class SegmentPairs(MaskedRows):
         sentences, key = part.sentences(split), noise.key(seed)
         # Pieces of half a row, so that a corpus without sentence boundaries makes pairs too
         units = chunks.units(sentences, longest=self._room, piece=-(-self._room // 2))
-        documents = np.searchsorted(units, chunks.document_starts(sentences, part.documents(split)))
+        documents = np.searchsorted(units, chunks.document_starts(part, split))
         followed = chunks.follow(self._chunk_ends(key, units, documents))
         of = np.searchsorted(documents, followed[:-1], "right") - 1
         return Plan(part, split, SpecialTokens.of(part.corpus), key, units, documents, followed, of)

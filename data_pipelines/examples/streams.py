@@ -40,18 +40,11 @@ class ContiguousStreams(NextTokens, StreamLayout):
 
     def build(self, plan: DocumentStream, example: np.ndarray, keys: np.ndarray) -> dict[str, np.ndarray]:
         """Beyond the stream's end weights and segments are 0."""
-        start = example * self.length
-        size = np.minimum(self.length + 1, plan.total - start)
-        tokens, place = plan.read(start, size)
-        read = np.arange(self.length + 1) < size[:, None]
-        window = np.zeros(read.shape, np.int32)
-        window[read] = tokens
-        real = read[:, 1:]
+        window, place = plan.rows(example, self.length)
+        real = place[:, 1:] >= 0
         segments = real.astype(np.int32)
         if self.reset:
-            numbers = np.zeros(read.shape, np.int32)
             # Running on over streams: with the same number again, the memory would be of another text
-            numbers[read] = 1 + (plan.first + place) % NUMBERS
-            segments *= numbers[:, :-1]
+            segments *= (1 + (plan.first + place) % NUMBERS).astype(np.int32)[:, :-1]
         arrays = {"tokens": window[:, :-1] * real, "targets": window[:, 1:], "segments": segments}
         return arrays | {"weights": real.astype(np.float32)}

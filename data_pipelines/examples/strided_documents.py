@@ -52,7 +52,7 @@ class StridedDocuments(NextTokens, RowLayout):
             raise UserError(f"--stride {self.stride}: give a number from 1 to the length of the rows, {self.length}")
 
     def plan(self, part, split: str, seed: int) -> Plan:
-        starts = document_starts(part.sentences(split), part.documents(split))
+        starts = document_starts(part, split)
         offsets, sizes = starts[:-1], np.diff(starts)
         rows = 1 - (-np.maximum(sizes + 1 - self.length, 0)) // self.stride  # -(-a // b): rounded up
         before = np.append(0, np.cumsum(rows))

@@ -12,7 +12,7 @@ from data_pipelines.cloud import is_remote
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
-from data_pipelines.formats.cutting import document_of, records, segments_of
+from data_pipelines.formats.cutting import documents_of, segments_of
 from data_pipelines.formats.jsonl import Options
 from data_pipelines.formats.listing import look
 from data_pipelines.formats.problems import Problems, printable
@@ -95,21 +95,16 @@ def _ends(file: files.Watched) -> list[int]:
 
 
 def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
-    for record in _records(source, part):
-        yield from document_of(record, source, part.path, problems)
-
-
-def _records(source: Source, part: Range) -> Iterator[dict]:
     with files.reading(part.path, files.ARROW_DAMAGE) as file:
         stream = pyarrow.PythonFile(file, mode="r")
         if part.end is None:
             for batch in pyarrow.ipc.open_stream(stream):
-                yield from records(batch, source.columns)
+                yield from documents_of(batch, source, part, problems)
             return
         schema = pyarrow.ipc.read_schema(stream)
         file.seek(part.start)
         while file.tell() < part.end:
-            yield from records(pyarrow.ipc.read_record_batch(stream, schema), source.columns)
+            yield from documents_of(pyarrow.ipc.read_record_batch(stream, schema), source, part, problems)
 
 
 FORMAT = Format(Options, _ranges, _read, "DIR", segments_of, values=None)

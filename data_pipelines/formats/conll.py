@@ -48,10 +48,6 @@ class Token(NamedTuple):
     label: str | None
     before: str  # what stands between it and the token before
 
-    @property
-    def starts_line(self) -> bool:
-        return self.before.startswith("\n")
-
 
 def _to_document(file: BinaryIO, place: int) -> None:
     """Go to the first border of documents after a place, or to the end."""
@@ -66,9 +62,10 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
     """Documents, long ones in pieces that end with a sentence."""
     held: list[Token] = []
     size, continues, name = 0, False, ""
-    for token in _tokens(source, part, problems):
+    read = _universal if _is_universal(part) else _plain
+    for token in read(_lines(source, part, problems), source, problems):
         begins = isinstance(token, str)
-        if held and (begins or size > cutting.WINDOW and (token.starts_line or size > 2 * cutting.WINDOW)):
+        if held and (begins or size > cutting.WINDOW and (token.before[:1] == "\n" or size > 2 * cutting.WINDOW)):
             yield _document(held, continues, name)
             held, size, continues = [], 0, True
         if begins:
@@ -91,12 +88,6 @@ def _document(tokens: list[Token], continues: bool, name: str) -> Document:
     return Document((Segment("text", text),), tuple(annotations), continues, {"id": name})
 
 
-def _tokens(source: Source, part: Range, problems: Problems) -> Iterator[Token | str]:
-    """The tokens of a range; a document's id, "" without one, where it begins."""
-    read = _universal if _is_universal(part) else _plain
-    return read(_lines(source, part, problems), source, problems)
-
-
 def _is_universal(part: Range) -> bool:
     """Whether the lines at its beginning are those of CoNLL-U."""
     columns = (line.split(b"\t") for line in itertools.islice(files.lines(files.range_blocks(part)), 200) if line)
@@ -116,7 +107,7 @@ def _lines(source: Source, part: Range, problems: Problems) -> Iterator[tuple[st
 
 
 def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | str]:
-    """The tokens of lines such as those of CoNLL-2003."""
+    """The tokens of lines such as those of CoNLL-2003; a document's id, "" without one, where it begins."""
     token_column, label_column = source.options.token_column or 1, source.options.label_column
     space, before = _space(source), ""
     for line, where in lines:
@@ -136,7 +127,7 @@ def _plain(lines: Iterator[tuple[str | None, str]], source: Source, problems: Pr
 
 
 def _universal(lines: Iterator[tuple[str | None, str]], source: Source, problems: Problems) -> Iterator[Token | str]:
-    """The tokens of CoNLL-U."""
+    """The same of CoNLL-U."""
     token_column = source.options.token_column or 2
     label_column = 4 if source.options.label_column is None else source.options.label_column
     space, before = _space(source), ""

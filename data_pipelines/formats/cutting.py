@@ -104,10 +104,11 @@ def document_of(record: Mapping, source, where: str, problems: Problems) -> Iter
         yield document._replace(values=record)
 
 
-def records(batch: pyarrow.RecordBatch, names: Sequence[str]) -> Iterator[dict]:
-    """The rows of some columns, one at a time."""
+def documents_of(batch: pyarrow.RecordBatch, source, part, problems: Problems) -> Iterator[Document]:
+    """Those of its rows, one at a time."""
     for row in range(batch.num_rows):
-        yield {name: _value(batch[name][row]) for name in names}
+        record = {name: _value(batch[name][row]) for name in source.columns}
+        yield from document_of(record, source, part.path, problems)
 
 
 def _value(cell: pyarrow.Scalar) -> object:

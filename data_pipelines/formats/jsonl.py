@@ -1,5 +1,6 @@
 """`jsonl:` files of which each line is a JSON object with the text in a field."""
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -32,18 +33,15 @@ def _ranges(source: Source, problems: Problems, exclude: Sequence[str]) -> Itera
 def _check_fields(source: Source, path: str) -> None:
     """UserError where the records at the beginning of the first file lack a field."""
     there = {}
-    start = itertools.islice(files.blocks(path), LOOKED_AT // files.BLOCK)
-    try:
-        for line in files.lines(start):
+    with contextlib.suppress(files.Unreadable):  # its reader counts it
+        for line in files.lines(itertools.islice(files.blocks(path), LOOKED_AT // files.BLOCK)):
             record = _parse(line.decode("utf-8", "replace").strip()) if line else None
             if isinstance(record, dict):
                 there |= dict.fromkeys(record)
-                if all(field in there for field in source.columns):
+                if there.keys() >= {*source.columns}:
                     return
-    except files.Unreadable:
-        return  # its reader counts it
-    if there:
-        files.check_fields(source, path, "field", list(there))
+        if there:
+            files.check_fields(source, path, "field", list(there))
 
 
 def _parse(line: str):

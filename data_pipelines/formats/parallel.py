@@ -44,12 +44,21 @@ def _aligned(source: Source, pair: tuple[Found, Found]) -> Iterator[Range]:
     if any(is_compressed(one.path) or one.size is None for one in pair) or size <= source.shard:
         yield whole
         return
-    cuts, count = _cuts(first, source.shard // 2)
-    others, other_count = _places(second, [line for line, _ in cuts])
+    cuts, others, count, other_count = [(0, 0)], [0], 0, 0  # (lines before it, byte) of the first, byte of the second
+    for before, ends in _line_ends(first):
+        count = before + len(ends)
+        while (at := int(np.searchsorted(ends, cuts[-1][1] + source.shard // 2, "right"))) < len(ends):
+            cuts.append((before + at + 1, int(ends[at])))
+    if cuts[-1][1] < first.size:
+        cuts.append((count, first.size))
+    for before, ends in _line_ends(second):
+        other_count = before + len(ends)
+        others += [int(ends[line - before - 1]) for line, _ in cuts[len(others) :] if line <= other_count]
     if count != other_count:
         raise _unequal(source, whole, f"{count:,} and {other_count:,}")
-    begins = [(0, 0), *((place, other) for (_, place), other in zip(cuts, others, strict=True))]
-    for (start, start2), (end, end2) in zip(begins, [*begins[1:], (first.size, second.size)], strict=True):
+    for ((_, start), (_, end)), (start2, end2) in zip(
+        itertools.pairwise(cuts), itertools.pairwise(others), strict=True
+    ):
         other = Other(second.path, start2, end2, second.version)
         yield whole._replace(start=start, end=end, size=end - start + end2 - start2, other=other)
 
@@ -61,30 +70,16 @@ def _unequal(source: Source, part: Range, counts: str) -> UserError:
     )
 
 
-def _cuts(found: Found, apart: int) -> tuple[list[tuple[int, int]], int]:
-    """[(lines before it, byte)] where lines begin, about `apart` bytes; and how many lines there are."""
-    cuts, lines, place, wanted, last = [], 0, 0, apart, b"\n"
+def _line_ends(found: Found) -> Iterator[tuple[int, np.ndarray]]:
+    """(lines before them, the bytes at which lines end: int64 [n]), of some lines at a time."""
+    lines = place = 0
     for block in files.blocks(found.path):
-        at = block.find(b"\n", max(wanted - place, 0))
-        while at >= 0 and place + at + 1 < found.size:
-            cuts.append((lines + block.count(b"\n", 0, at + 1), place + at + 1))
-            wanted = place + at + 1 + apart
-            at = block.find(b"\n", wanted - place)
-        lines, place, last = lines + block.count(b"\n"), place + len(block), block[-1:]
-    return cuts, lines + (last != b"\n")
-
-
-def _places(found: Found, wanted: list[int]) -> tuple[list[int], int]:
-    """The bytes at which lines of these numbers begin (the end for those that are not there); how many there are."""
-    places, lines, place, last = [], 0, 0, b"\n"
-    for block in files.blocks(found.path):
-        count = block.count(b"\n")
-        if len(places) < len(wanted) and wanted[len(places)] <= lines + count:
-            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            here = [number for number in wanted[len(places) :] if number <= lines + count]
-            places += [place + int(ends[number - lines - 1]) + 1 for number in here]
-        lines, place, last = lines + count, place + len(block), block[-1:]
-    return places + [found.size] * (len(wanted) - len(places)), lines + (last != b"\n")
+        ends = place + 1 + np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+        place += len(block)
+        if place == found.size and not block.endswith(b"\n"):
+            ends = np.append(ends, place)
+        yield lines, ends
+        lines += len(ends)
 
 
 def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:

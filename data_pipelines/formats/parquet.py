@@ -7,7 +7,7 @@ import pyarrow.parquet
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
-from data_pipelines.formats.cutting import document_of, records, segments_of
+from data_pipelines.formats.cutting import documents_of, segments_of
 from data_pipelines.formats.jsonl import Options
 from data_pipelines.formats.listing import Found
 from data_pipelines.formats.problems import Problems
@@ -47,18 +47,13 @@ def _bytes(metadata, group: int, source: Source) -> int:
 
 
 def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]:
-    for record in _rows(source, part):
-        yield from document_of(record, source, part.path, problems)
-
-
-def _rows(source: Source, part: Range) -> Iterator[dict]:
     with files.reading(part.path, files.ARROW_DAMAGE) as file:
         opened = _open(file)
         for group in range(part.start, opened.num_row_groups if part.end is None else part.end):
             each = _bytes(opened.metadata, group, source) // max(opened.metadata.row_group(group).num_rows, 1)
             rows = max(1, min(MOST_ROWS, BATCH // max(each, 1)))
             for batch in opened.iter_batches(rows, [group], list(source.columns), use_threads=False):
-                yield from records(batch, source.columns)
+                yield from documents_of(batch, source, part, problems)
 
 
 FORMAT = Format(Options, files.of_files(_row_groups, SUFFIXES), _read, "DIR_OR_PATTERN", segments_of, values=None)

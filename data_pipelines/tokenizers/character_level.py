@@ -28,8 +28,8 @@ CONTINUES = "@@"  # in CTRL's files, where the end of a word has no mark
 UNKNOWN = "<unk>"
 WHOLE = UNKNOWN, END_OF_TEXT  # no words, so without a mark
 NEWLINE = "\ue00a"  # while merges are learnt: CTRL's words may end in a newline
-SPECIALS = ("gpt", "ctrl")
 CLASSES = {"gpt": "OpenAIGPTTokenizer", "ctrl": "CTRLTokenizer"}
+SPECIALS = tuple(CLASSES)
 
 
 def count(texts: Iterable[str], options: Training) -> Counter:
@@ -92,18 +92,15 @@ def _empty(flavour: str, vocab: dict | None = None, merges: list | None = None) 
 
 def read_ctrl(vocab: dict[str, int]) -> dict[str, int]:
     """CTRL's vocab.json with </w> at ends of words, as its merges have it."""
-
-    def marked(token):
-        return token.removesuffix(CONTINUES) if token.endswith(CONTINUES) else token + END
-
-    return {token if token in WHOLE else marked(token): index for token, index in vocab.items()}
+    return {token if token in WHOLE else _exchanged(token, CONTINUES, END): index for token, index in vocab.items()}
 
 
 def write_ctrl(vocab: dict[str, int], added: Collection[str]) -> dict[str, int]:
     """The reverse.   added: tokens that no merge makes, as control codes, which get no mark."""
     whole = {*WHOLE, *added}
+    return {token if token in whole else _exchanged(token, END, CONTINUES): index for token, index in vocab.items()}
 
-    def marked(token):
-        return token.removesuffix(END) if token.endswith(END) else token + CONTINUES
 
-    return {token if token in whole else marked(token): index for token, index in vocab.items()}
+def _exchanged(token: str, mark: str, other: str) -> str:
+    """Without the mark, or where there is none with the other one."""
+    return token.removesuffix(mark) if token.endswith(mark) else token + other

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from data_pipelines.errors import UserError
 
@@ -48,6 +48,13 @@ def special_ids(tokenizer: Tokenizer, names: dict[str, str]) -> dict[str, int]:
         matches = [(match, index) for token, index in added.items() if (match := pattern.fullmatch(token))]
         ids |= {f"{role}_{match[1]}": index for match, index in matches}
     return ids
+
+
+def surround(tokenizer: Tokenizer, single: str, pair: str) -> None:
+    """Put special tokens around a text and around two, as in "[CLS] $A [SEP]" and "[CLS] $A [SEP] $B:1 [SEP]:1"."""
+    named = {token.split(":")[0] for token in single.split()} - {"$A"}
+    ids = [(token, tokenizer.token_to_id(token)) for token in sorted(named)]
+    tokenizer.post_processor = processors.TemplateProcessing(single, pair, ids)
 
 
 def token_ids(made: Made) -> dict[str, int | None]:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import sentencepiece
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import WORD
 from data_pipelines.tokenizers import spiece
-from data_pipelines.tokenizers.made import Made, names_in, special_ids
+from data_pipelines.tokenizers.made import Made, names_in, special_ids, surround
 from data_pipelines.tokenizers.training import Training, bounded, count_words
 
 COVERAGE = 0.99995  # share of the text's characters that get a piece; the others are <unk>. XLNet's
@@ -90,7 +90,7 @@ def learn(words: Counter, options: Training, kind: str) -> Made:
     generic one. UserError for a size that the text does not allow.
     """
     flavour, normalizer, config = _plan(options, kind)
-    vocab = learn_pieces(dict(bounded(words)), kind, options.vocab_size, flavour)[0]
+    vocab = _scored(spiece.parse(learn_pieces(dict(bounded(words)), kind, options.vocab_size, flavour)))
     model = _unigram(vocab) if kind == "unigram" else _bpe([piece for piece, _ in vocab])
     tokenizer = _assemble(model, normalizer, flavour)
     return Made(tokenizer, special_ids(tokenizer, names_in(config)), config)
@@ -108,11 +108,9 @@ def _plan(options: Training, kind: str) -> tuple[Flavour, normalizers.Normalizer
     return flavour, _normalizer(not options.cased, keep_accents, compose=not own_class), config
 
 
-def learn_pieces(
-    words: dict[str, int], kind: str, vocab_size: int, flavour: Flavour
-) -> tuple[list[tuple[str, float]], bytes]:
-    """(piece, score) by id, from normalised words and how often they occur; and the content of the spiece.model, which
-    itself normalises nothing. Unigram: Kudo 2018; byte-pair encoding: Sennrich et al. 2016."""
+def learn_pieces(words: dict[str, int], kind: str, vocab_size: int, flavour: Flavour) -> bytes:
+    """The content of a spiece.model, which itself normalises nothing, from normalised words and how often they occur.
+    Unigram: Kudo 2018; byte-pair encoding: Sennrich et al. 2016."""
     if vocab_size <= len(flavour.specials):
         raise UserError(f"--vocab-size {vocab_size} is too small; use more than {len(flavour.specials)}")
     model = io.BytesIO()
@@ -135,7 +133,7 @@ def learn_pieces(
         )
     except RuntimeError as error:
         raise UserError(_reason(vocab_size, str(error))) from error
-    return _scored(spiece.parse(model.getvalue())), model.getvalue()
+    return model.getvalue()
 
 
 def _reason(vocab_size: int, error: str) -> str:
@@ -160,10 +158,10 @@ def read_model(path: Path, config: dict) -> tuple[Tokenizer, dict]:
     model = spiece.parse(path.read_bytes())
     vocab = _scored(model)
     flavour = _find(config, [piece for piece, _ in vocab])
-    if flavour is None or model.model_type != spiece.UNIGRAM:
+    if flavour is None or model.trainer.model_type != spiece.UNIGRAM:
         raise ValueError("it is not XLNet's or ALBERT's; convert it to a tokenizer.json with transformers")
     added = [AddedToken(piece.piece, normalized=False) for piece in model.pieces if piece.type == spiece.USER_DEFINED]
-    return _rebuild(flavour, vocab, model.precompiled_charsmap, added, config)
+    return _rebuild(flavour, vocab, model.normalizer.precompiled_charsmap, added, config)
 
 
 def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:
@@ -245,7 +243,5 @@ def _assemble(model: models.Model, normalizer: normalizers.Normalizer, flavour: 
     tokenizer.decoder = decoders.Metaspace(WORD, prepend_scheme="always")
     plain = [AddedToken(piece, normalized=False, special=True) for piece in flavour.specials]
     tokenizer.add_special_tokens([flavour.mask if token.content == flavour.mask.content else token for token in plain])
-    named = {*re.findall(r"\S+(?=:\d)", flavour.single)} - {"$A"}
-    places = [(piece, tokenizer.token_to_id(piece)) for piece in sorted(named)]
-    tokenizer.post_processor = processors.TemplateProcessing(flavour.single, flavour.pair, places)
+    surround(tokenizer, flavour.single, flavour.pair)
     return tokenizer

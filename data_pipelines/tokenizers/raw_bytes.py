@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from data_pipelines.text.encoding import byte_characters
-from data_pipelines.tokenizers.made import Made, special_ids
+from data_pipelines.tokenizers.made import Made, special_ids, surround
 from data_pipelines.tokenizers.training import Training
 
 SPECIALS = ("<pad>", "</s>", "<unk>")
@@ -25,5 +25,5 @@ def learn(words: Counter, options: Training) -> Made:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([*SPECIALS, *(f"<extra_id_{index}>" for index in range(SENTINELS))])
-    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", vocab["</s>"])])
+    surround(tokenizer, "$A </s>", "$A </s> $B </s>")
     return Made(tokenizer, special_ids(tokenizer, {}), {"eos_token": "</s>"})

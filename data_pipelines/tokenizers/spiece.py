@@ -1,76 +1,46 @@
-"""A spiece.model read without protobuf, whose versions differ between environments: what of it a tokenizer needs.
+"""A spiece.model: what of it a tokenizer needs, by its numbers in sentencepiece_model.proto.
 
-The wire format is https://protobuf.dev/programming-guides/encoding, the fields are those of sentencepiece_model.proto.
+The module that comes with `sentencepiece` asks for a newer protobuf than some environments have.
 """
 
-import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory, text_format
 
 UNIGRAM = 1  # TrainerSpec.ModelType
-NORMAL, USER_DEFINED = 1, 4  # ModelProto.SentencePiece.Type
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-
-
-class Piece(NamedTuple):
-    piece: str
-    score: float
-    type: int
-
-
-class Model(NamedTuple):
-    pieces: list[Piece]
-    model_type: int
-    precompiled_charsmap: bytes
+USER_DEFINED = 4  # ModelProto.SentencePiece.Type
+FILE = """
+name: "spiece.proto"
+message_type {
+  name: "Piece"
+  field { name: "piece" number: 1 label: LABEL_REQUIRED type: TYPE_STRING }
+  field { name: "score" number: 2 label: LABEL_OPTIONAL type: TYPE_FLOAT }
+  field { name: "type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 default_value: "1" }
+}
+message_type {
+  name: "Trainer"
+  field { name: "model_type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 default_value: "1" }
+}
+message_type {
+  name: "Normalizer"
+  field { name: "precompiled_charsmap" number: 2 label: LABEL_OPTIONAL type: TYPE_BYTES }
+}
+message_type {
+  name: "Model"
+  field { name: "pieces" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: "Piece" }
+  field { name: "trainer" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: "Trainer" }
+  field { name: "normalizer" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: "Normalizer" }
+}
+"""
+pool = descriptor_pool.DescriptorPool()
+pool.Add(text_format.Parse(FILE, descriptor_pb2.FileDescriptorProto()))
+Model = message_factory.GetMessageClass(pool.FindMessageTypeByName("Model"))
 
 
 def parse(content: bytes) -> Model:
     """ValueError where this is no spiece.model."""
-    pieces, trainer, normalizer = [], {}, {}
     try:
-        for number, value in _fields(content):
-            if number == 1:
-                said = dict(_fields(value))
-                score = struct.unpack("<f", said.get(2, bytes(4)))[0]
-                pieces.append(Piece(said[1].decode("utf-8"), score, said.get(3, NORMAL)))
-            elif number == 2:
-                trainer = dict(_fields(value))
-            elif number == 3:
-                normalizer = dict(_fields(value))
-    except (IndexError, KeyError, TypeError, AttributeError, struct.error) as error:
+        model = Model.FromString(content)
+    except message.DecodeError as error:
         raise ValueError("it is no SentencePiece model") from error
-    if not pieces:
+    if not model.pieces:
         raise ValueError("it has no pieces")
-    return Model(pieces, trainer.get(3, UNIGRAM), normalizer.get(2, b""))
-
-
-def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of the fields of a message: an int, or the bytes of what is longer."""
-    at = 0
-    while at < len(content):
-        key, at = _varint(content, at)
-        number, kind = key >> 3, key & 7
-        if kind == VARINT:
-            value, at = _varint(content, at)
-            yield number, value
-            continue
-        if kind == BYTES:
-            size, at = _varint(content, at)
-        elif kind in (FIXED32, FIXED64):
-            size = 4 if kind == FIXED32 else 8
-        else:
-            raise ValueError("it is no SentencePiece model")
-        if at + size > len(content):
-            raise ValueError("it ends too early")
-        yield number, content[at : at + size]
-        at += size
-
-
-def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """An int of seven bits a byte, and where it ends."""
-    value = shift = 0
-    while True:
-        value |= (content[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if content[at - 1] < 128:
-            return value, at
+    return model

@@ -11,12 +11,8 @@ from data_pipelines.tokenizers.made import Made, named_tokens, names_in, special
 from data_pipelines.tokenizers.table import KINDS
 
 KEPT = ("padding_side", "bos_token", "eos_token", "additional_special_tokens", "model_input_names")
-# class or model that a folder may name -> the Hugging Face class that reads its vocab.json and merges.txt
+# model -> the Hugging Face class that reads its vocab.json and merges.txt
 MERGED = {
-    **{name: name for name in ("RobertaTokenizer", "GPT2Tokenizer", "OpenAIGPTTokenizer", "CTRLTokenizer")},
-    "RobertaTokenizerFast": "RobertaTokenizer",
-    "GPT2TokenizerFast": "GPT2Tokenizer",
-    "OpenAIGPTTokenizerFast": "OpenAIGPTTokenizer",
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
     "openai-gpt": "OpenAIGPTTokenizer",
@@ -45,8 +41,6 @@ def load(path: Path, cased: bool = False, keep_accents: bool = False) -> Made:
         path = inside[0]
     try:
         tokenizer, config = _read(path, cased, keep_accents, config)
-    except UserError:
-        raise
     except Exception as error:  # the library raises bare Exception
         reason = str(error).splitlines()[0]
         raise UserError(
@@ -79,8 +73,9 @@ def _read_merges(path: Path, config: dict) -> Made:
     vocab = json.loads(path.read_text("utf-8"))
     lines = path.with_name("merges.txt").read_text("utf-8").split("\n")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    name = MERGED.get(config.get("tokenizer_class", config.get("model_type")))
-    if name is None:
+    named = config.get("tokenizer_class", config.get("model_type"))
+    name = MERGED.get(named, str(named).removesuffix("Fast"))
+    if name not in MERGED.values():
         ends = any(token.endswith("</w>") for token in vocab)
         name = "OpenAIGPTTokenizer" if ends else "GPT2Tokenizer" if "<s>" not in vocab else "RobertaTokenizer"
     kept = {role: config[role] for role in ("add_prefix_space", *KEPT) if role in config} | {"tokenizer_class": name}

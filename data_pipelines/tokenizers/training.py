@@ -33,6 +33,10 @@ class Training:
     specials: str | None = None  # one of its kind's, the first unless told
     sentinels: int = 0
 
+    @property
+    def keeps_accents(self) -> bool:
+        return self.cased or self.keep_accents
+
 
 def count_words(texts: Iterable[str], words_of: Callable[[str], Iterable[str]], run: re.Pattern = RUN) -> Counter:
     """The words of texts, words_of(run) of each word with the white space before it, and how often they occur."""

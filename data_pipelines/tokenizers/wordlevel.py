@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from data_pipelines.tokenizers.made import Made, special_ids
+from data_pipelines.tokenizers.made import Made, special_ids, surround
 from data_pipelines.tokenizers.training import Training, check_size, count_words
 
 SPECIALS = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "<eod>")
@@ -26,14 +26,10 @@ def learn(words: Counter, options: Training) -> Made:
     tokenizer.normalizer = _normalizer(options)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIALS))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<cls> $A <sep>",
-        pair="<cls> $A <sep> $B:1 <sep>:1",
-        special_tokens=[("<cls>", kept.index("<cls>")), ("<sep>", kept.index("<sep>"))],
-    )
+    surround(tokenizer, "<cls> $A <sep>", "<cls> $A <sep> $B:1 <sep>:1")
     return Made(tokenizer, special_ids(tokenizer, {}), {})
 
 
 def _normalizer(options: Training) -> normalizers.Normalizer:
-    strip = not (options.cased or options.keep_accents)
-    return normalizers.BertNormalizer(handle_chinese_chars=False, lowercase=not options.cased, strip_accents=strip)
+    case, accents = not options.cased, not options.keeps_accents
+    return normalizers.BertNormalizer(handle_chinese_chars=False, lowercase=case, strip_accents=accents)

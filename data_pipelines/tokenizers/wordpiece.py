@@ -4,9 +4,9 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from data_pipelines.tokenizers.made import ROLES, Made, special_ids
+from data_pipelines.tokenizers.made import ROLES, Made, special_ids, surround
 from data_pipelines.tokenizers.training import (
     SMALLEST_VOCABULARY,
     Training,
@@ -27,7 +27,7 @@ LONGEST = 100  # characters of a word; longer ones are [UNK]
 
 def count(texts: Iterable[str], options: Training) -> Counter:
     """Words as the tokenizer sees them."""
-    pipeline = _assemble({}, options)
+    pipeline = assemble({}, options.cased, options.keeps_accents)
     return count_words(texts, pre_tokenized(pipeline.normalizer, pipeline.pre_tokenizer))
 
 
@@ -49,7 +49,7 @@ def learn(words: Counter, options: Training) -> Made:
                 break
             alphabet.append(ordered[len(alphabet)])
         vocab = _merge(kept, alphabet, inside, options)
-    tokenizer = _assemble(vocab, options)
+    tokenizer = assemble(vocab, options.cased, options.keeps_accents)
     return Made(tokenizer, special_ids(tokenizer, {}), {})
 
 
@@ -78,10 +78,6 @@ def _is_punctuation(character: str) -> bool:
     return ascii_symbol or unicodedata.category(character).startswith("P")
 
 
-def _assemble(vocab: dict[str, int], options: Training) -> Tokenizer:
-    return assemble(vocab, options.cased, options.keep_accents or options.cased)
-
-
 def assemble(vocab: dict[str, int], cased: bool, keep_accents: bool) -> Tokenizer:
     """BERT's tokenizer around a vocabulary: normaliser, splitting at space and punctuation, [CLS] a [SEP] b [SEP]."""
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=LONGEST))
@@ -90,9 +86,5 @@ def assemble(vocab: dict[str, int], cased: bool, keep_accents: bool) -> Tokenize
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUES)
     tokenizer.add_special_tokens([token for token in SPECIALS if token in vocab])
     if "[CLS]" in vocab and "[SEP]" in vocab:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
-        )
+        surround(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
     return tokenizer
