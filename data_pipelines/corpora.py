@@ -36,14 +36,12 @@ def written(paths: dict[str, str]) -> str:
 def open_corpora(text: str, states: Mapping[str, str]) -> dict[str, Corpus]:
     """The corpora that `--corpus` names; states: of some the fingerprint that it is opened with, if it ever had that
     one. UserError where one is none, and unless `check_alike`."""
-    opened = {name: _in_state(Corpus(path), states.get(name)) for name, path in named(text).items()}
+    opened = {name: Corpus(path) for name, path in named(text).items()}
+    for name, corpus in opened.items():
+        if states.get(name) in [state["fingerprint"] for state in corpus.manifest.get("history", [])]:
+            opened[name] = Corpus(corpus.source, states[name])
     check_alike(opened)
     return opened
-
-
-def _in_state(corpus: Corpus, fingerprint: str | None) -> Corpus:
-    before = [state["fingerprint"] for state in corpus.manifest.get("history", [])]
-    return Corpus(corpus.source, fingerprint) if fingerprint in before else corpus
 
 
 def check_alike(corpora: Mapping[str, Corpus]) -> None:

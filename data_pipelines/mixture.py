@@ -73,7 +73,7 @@ def make_mixture(
     """The training batches of several corpora, each with its layout, by name. sizes: the examples of each one's parts,
     where they are known.
 
-    Raises UserError where the layouts are not of one spec or some of streams and some not, or a stream has no row.
+    Raises UserError where the layouts are not of one spec, or a stream has no row.
     """
     if any(layout.spec != next(iter(layouts.values())).spec for layout in layouts.values()):
         raise UserError("the layouts of a mixture make other arrays; give all corpora layouts of one spec")
@@ -82,10 +82,7 @@ def make_mixture(
         known = None if sizes is None else sizes[name]
         of_source = noise.key(seed, "source", index)  # no two have the same noise
         sources[name] = make_examples(layout, corpora[name], "train", batch_size, of_source, order, known)
-    kinds = {type(source) for source in sources.values()}
-    if len(kinds) > 1:
-        raise UserError("a mixture has rows that continue each other and rows that stand alone; give layouts of one")
-    return (RowMixture if kinds == {RowExamples} else StreamMixture)(sources, weights, seed)
+    return (RowMixture if isinstance(sources[name], RowExamples) else StreamMixture)(sources, weights, seed)
 
 
 def weights_of(rates: Sequence[float]) -> tuple[int, ...]:

@@ -117,14 +117,9 @@ def show_examples(tokenizer: Tokenizer, mask: int, batch: dict[str, np.ndarray],
     segment), or ranks i32[n, length] (the order in which tokens are predicted) and reversed i32[n].
     """
     if "prediction_positions" in batch:
-        legend = [
-            (" masked ", MASKED),
-            " ",
-            (" replaced by a random token ", RANDOM),
-            " ",
-            (" kept, to be predicted ", KEPT),
-        ]
-        console.print(Text.assemble("\n", *legend, "   with the original after the arrow"))
+        named = (" masked ", MASKED), (" replaced by a random token ", RANDOM), (" kept, to be predicted ", KEPT)
+        legend = Text(" ").join(Text(*one) for one in named)
+        console.print(Text.assemble("\n", legend, "   with the original after the arrow"))
     for row in range(len(batch["tokens"])):
         targets = _predicted(batch, row)
         real = batch["segments"][row] > 0

@@ -6,7 +6,6 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from data_pipelines.corpus import Corpus
-from data_pipelines.manifest import parts_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,6 @@ def verify(options: Verify, console: Console) -> None:
     """UserError at the first file that differs."""
     corpus = Corpus(options.corpus)
     corpus.verify()
-    parts = parts_of(corpus.manifest)
-    size = sum(file["bytes"] for part in parts for file in part.files.values())
-    said = f"{corpus.source}: {len(parts)} part{'s' * (len(parts) > 1)}, {size / 1e6:,.1f} MB, as prepare wrote them"
+    parts, size = len(corpus.parts), sum(file["bytes"] for part in corpus.parts for file in part.entry.files.values())
+    said = f"{corpus.source}: {parts} part{'s' * (parts > 1)}, {size / 1e6:,.1f} MB, as prepare wrote them"
     console.print(said, markup=False, soft_wrap=True)

@@ -167,15 +167,15 @@ class PermutedSpans(StreamLayout):
         mirrored = lambda place: np.where(backwards, stream.total - place, place)
         # A ends where a sentence begins, at least one token after A begins and before the room ends
         lowest = np.where(backwards, stream.total - begin_a - room, begin_a) + 1
-        first = stream.sentences_before(lowest)
-        number = stream.sentences_before(lowest + room - 1) - first
-        end_a = mirrored(stream.sentence_start(first + noise.below(draws[:, SPLIT], number)))
+        first = np.searchsorted(stream.sentences, lowest)
+        number = np.searchsorted(stream.sentences, lowest + room - 1) - first
+        end_a = mirrored(stream.sentences[first + noise.below(draws[:, SPLIT], number)])
         size_b = room - end_a + begin_a
         # B anywhere else begins where a sentence does (or, backwards, ends) and does not reach past the stream
-        before = stream.sentences_before(np.where(backwards, size_b, stream.total - size_b + 1))
+        before = np.searchsorted(stream.sentences, np.where(backwards, size_b, stream.total - size_b + 1))
         first = np.where(backwards, before, 0)
-        number = np.where(backwards, stream.sentences + 1 - before, before)
-        other = stream.sentence_start(first + noise.below(draws[:, ELSEWHERE], number))
+        number = np.where(backwards, len(stream.sentences) - before, before)
+        other = stream.sentences[first + noise.below(draws[:, ELSEWHERE], number)]
         return end_a - begin_a, np.where(draws[:, COIN] < 1 << 31, end_a, mirrored(other))
 
     def _tokens(self, stream, begin, size_a, begin_b, backwards):

@@ -63,9 +63,12 @@ def decoded(raw: Iterable[bytes | None], source, part, problems: Problems) -> It
 def readable(data: bytes | str, source, where: str, problems: Problems) -> str | None:
     """Text that can be encoded as UTF-8. A str may hold lone surrogates, which JSON can escape: as undecodable."""
     if isinstance(data, str):
-        if _is_encodable(data):
+        try:
+            for at in range(0, len(data), WINDOW):  # never a second copy of a long one
+                data[at : at + WINDOW].encode()
             return data.removeprefix("\ufeff")
-        data = data.encode("utf-8", "surrogatepass")
+        except UnicodeEncodeError:
+            data = data.encode("utf-8", "surrogatepass")
     text = decode(data, "skip")
     if text is not None:
         return text
@@ -73,28 +76,15 @@ def readable(data: bytes | str, source, where: str, problems: Problems) -> str |
     return decode(data, source.options.undecodable)
 
 
-def _is_encodable(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        for at in range(0, len(text), WINDOW):  # never a second copy of a long one
-            text[at : at + WINDOW].encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def document_of(record: Mapping, source, where: str, problems: Problems) -> Iterator[Document]:
     """The document of a record that has the source's fields: one is its text, several are its segments."""
     names = source.options.fields
-    found = [record[name] for name in names]
     texts = []
-    for one in found:
-        if one is None or not isinstance(one, str | bytes):
-            problems.note(EMPTY if one is None else NOT_TEXT, where)
-            return
-        if len(one) > files.LARGEST_RECORD:
-            problems.note(TOO_LONG, where)
+    for name in names:
+        one = record[name]
+        if not isinstance(one, str | bytes) or len(one) > files.LARGEST_RECORD:
+            problem = TOO_LONG if isinstance(one, str | bytes) else NOT_TEXT
+            problems.note(EMPTY if one is None else problem, where)
             return
         text = readable(one, source, where, problems)
         if text is None:

@@ -32,7 +32,7 @@ def starts(text: str, language: str = "en", panicked: Callable[[], None] = lambd
     """
     found = []
     at = 0
-    for end, following in _paragraphs(text):
+    for end, following in [*(blank.span() for blank in BLANK_LINE.finditer(text)), (len(text), len(text))]:
         found += _paragraph(text, at, end, language, panicked)
         at = following
     return np.array(found, np.int64)
@@ -45,13 +45,6 @@ def check_language(language: str) -> None:
         near = [code for code in (base, base[:3], base[:2]) if code in LANGUAGES]
         near = near[0] if near else nearest(base, LANGUAGES)
         raise UserError(f"--language {language}: not known; the nearest is {near}; give a code such as en or zh")
-
-
-def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
-    """(where a paragraph ends, where the next one begins)."""
-    for blank in BLANK_LINE.finditer(text):
-        yield blank.span()
-    yield len(text), len(text)
 
 
 def _paragraph(text: str, at: int, end: int, language: str, panicked) -> Iterator[int]:

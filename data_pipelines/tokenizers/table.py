@@ -39,10 +39,6 @@ def learn(kind: str, words: Counter, options: Training) -> Made:
     return with_sentinels(made, options.sentinels) if options.sentinels else made
 
 
-def train(kind: str, texts: Iterable[str], options: Training) -> Made:
-    return learn(kind, KINDS[kind].count(texts, options), options)
-
-
 def check_specials(kind: str, specials: str | None) -> None:
     """UserError for special tokens that a kind of tokenizer does not have. kind: also a path, which has its own."""
     choices = KINDS[kind].specials if kind in KINDS else ()

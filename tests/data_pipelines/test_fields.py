@@ -20,10 +20,9 @@ from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.sentences import starts
 from data_pipelines.text.steps import STEPS, Step, of_document
-from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.prepared import documents, run
-from tests.data_pipelines.tokenizers.trained import make
+from tests.data_pipelines.tokenizers.trained import make, train
 
 SOURCES = (Source("text", "tests", None),)
 WORDS = ["Alpha", "beta", "gamma", "unaffable", "naïve", "Zürich", "3,141", "x"]

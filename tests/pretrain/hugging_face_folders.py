@@ -8,7 +8,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from data_pipelines.tokenizers import pieces, stored
-from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from models.attention.patterns.pattern import Pattern
 from models.blocks.heads import CLASSIFIER, PAIR, POOLER, TOKENS
@@ -26,6 +25,7 @@ from models.families.roberta import RobertaConfig
 from models.families.xlnet import XLNetConfig
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
+from tests.data_pipelines.tokenizers.trained import train
 from tests.models.shapes import parameter_shapes
 
 TEXTS = [

@@ -16,10 +16,9 @@ from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import pieces, spiece
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import Made
-from data_pipelines.tokenizers.table import train
 from data_pipelines.tokenizers.training import Training
 from tests.data_pipelines.tokenizers import trained
-from tests.data_pipelines.tokenizers.trained import PIECES, PROBES, TEXT, TEXTS, ids
+from tests.data_pipelines.tokenizers.trained import PIECES, PROBES, TEXT, TEXTS, ids, train
 
 VOCAB_SIZE = 400
 XLNET = pieces.FLAVOURS["xlnet"]

@@ -9,9 +9,10 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import training
 from data_pipelines.tokenizers.made import Made, vocabulary
-from data_pipelines.tokenizers.table import KINDS, learn, train
+from data_pipelines.tokenizers.table import KINDS, learn
 from data_pipelines.tokenizers.training import LONGEST, Training, bounded
 from tests.data_pipelines.prepared import run, stored
+from tests.data_pipelines.tokenizers.trained import train
 
 LINE = "".join(random.Random(1).choices("abcdefghij", k=100_000))  # without white space
 TRAINED = [kind for kind in KINDS if kind != "bytes"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers.made import Made
-from data_pipelines.tokenizers.table import train
+from data_pipelines.tokenizers.table import KINDS, learn
 from data_pipelines.tokenizers.training import Training
 
 TEXTS = [
@@ -25,6 +25,10 @@ PIECES = st.sampled_from(WORDS) | st.sampled_from(SPACES) | st.text(max_size=5)
 # Special tokens are text for the encoder, but not for the tokenizers that it is compared with
 TEXT = st.lists(PIECES, max_size=12).map("".join).map(lambda text: text.replace("<", "").replace("[", ""))
 SIZES = {"sentencepiece-unigram": 400, "sentencepiece-bpe": 400, "wordlevel": 60, "bpe": 400, "bytes": 384}
+
+
+def train(kind: str, texts: list[str], options: Training) -> Made:
+    return learn(kind, KINDS[kind].count(texts, options), options)
 
 
 @functools.cache
