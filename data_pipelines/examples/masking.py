@@ -198,7 +198,7 @@ def _fill(order, starts, at, room):
     """
     row, column = np.nonzero(starts)  # column 0 always begins a unit, so none runs into the next row
     size = np.diff(row * order.shape[1] + column, append=order.size)
-    size[order[row, column] == _last(order.dtype)] = order.size
+    size[order[row, column] == np.iinfo(order.dtype).max] = order.size
     edges = np.zeros((len(order), order.shape[1] + 1), np.int8)
     while len(row):
         fits = np.flatnonzero((size <= room[row]) & (column > at[row]))
@@ -214,7 +214,7 @@ def _fill(order, starts, at, room):
 
 def _shuffled(keys, counters, maskable):
     """Sort each row's tokens by a hash of their counter: uint32 [batch, length], the position in the low bits, so
-    that one sort of plain integers moves both; what may not be chosen comes last, as `_last`. uint64 where the row is
+    that one sort of plain integers moves both; what may not be chosen is the highest number. uint64 where the row is
     longer than `SHORT`: there the position would leave too little of the hash.
 
     Tokens of equal hash come by position, which favours one only where such a pair straddles the last one chosen.
@@ -226,7 +226,7 @@ def _shuffled(keys, counters, maskable):
     else:
         order &= ~_position_mask(length, order.dtype)
     order |= np.arange(length, dtype=order.dtype)
-    np.copyto(order, _last(order.dtype), where=~maskable)
+    np.copyto(order, np.iinfo(order.dtype).max, where=~maskable)
     order.sort(axis=1)
     return order
 
@@ -245,8 +245,3 @@ def _position_bits(length):
 
 def _position_mask(length, dtype):
     return dtype.type((1 << _position_bits(length)) - 1)
-
-
-def _last(dtype):
-    """What sorts after every token that may be chosen."""
-    return dtype.type(np.iinfo(dtype).max)

@@ -1,6 +1,5 @@
 """Byte-pair encoding of bytes, as GPT-2 and RoBERTa have it: no text is unknown, and white space is kept."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -49,7 +48,7 @@ def learn(words: Counter, options: Training) -> Made:
         initial_alphabet=ALPHABET,
         show_progress=False,
     )
-    model = json.loads(merge(bounded(words), models.BPE(), trainer).to_str())["model"]
+    model = merge(bounded(words), models.BPE(), trainer)
     vocab = model["vocab"] | {token: len(model["vocab"]) + index for index, token in enumerate(flavour.last)}
     return assemble(vocab, list(map(tuple, model["merges"])), flavour.config)
 

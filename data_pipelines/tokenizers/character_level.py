@@ -3,25 +3,15 @@
 Theirs have no token that ends a document; those that are trained here have GPT-2's, after all others.
 """
 
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_pipelines.text.encoding import CTRL_WORD
+from data_pipelines.tokenizers import training
 from data_pipelines.tokenizers.made import END_OF_TEXT, Made, names_in, special_ids
-from data_pipelines.tokenizers.training import (
-    SMALLEST_VOCABULARY,
-    Training,
-    bounded,
-    characters_of,
-    check_size,
-    count_words,
-    covering,
-    merge,
-    pre_tokenized,
-)
+from data_pipelines.tokenizers.training import Training
 
 END = "</w>"
 CONTINUES = "@@"  # in CTRL's files, where the end of a word has no mark
@@ -35,18 +25,17 @@ SPECIALS = tuple(CLASSES)
 def count(texts: Iterable[str], options: Training) -> Counter:
     """Words as the tokenizer sees them."""
     if options.specials == "ctrl":
-        return count_words(texts, lambda run: [run.replace("\n", NEWLINE)], CTRL_WORD)
+        return training.count_words(texts, lambda run: [run.replace("\n", NEWLINE)], CTRL_WORD)
     pipeline = _empty("gpt")
-    return count_words(texts, pre_tokenized(pipeline.normalizer, pipeline.pre_tokenizer))
+    return training.count_words(texts, training.pre_tokenized(pipeline.normalizer, pipeline.pre_tokenizer))
 
 
 def learn(words: Counter, options: Training) -> Made:
     """At most `vocab_size` tokens: <unk>, characters at the end of words, others, what is merged, and what ends a
     document. GPT's are of lower case and without accents, CTRL's of the text as it is."""
-    check_size(options, SMALLEST_VOCABULARY)
-    kept, flavour = bounded(words), options.specials or SPECIALS[0]
-    characters = characters_of(kept)
-    alphabet = covering(characters, options.vocab_size)
+    training.check_size(options, training.SMALLEST_VOCABULARY)
+    kept, flavour = training.bounded(words), options.specials or SPECIALS[0]
+    alphabet = training.covering(training.characters_of(kept), options.vocab_size)
     ends = sorted({word[-1] for word, _ in kept}.intersection(alphabet))
     trainer = trainers.BpeTrainer(
         vocab_size=options.vocab_size - 1,
@@ -56,7 +45,7 @@ def learn(words: Counter, options: Training) -> Made:
         end_of_word_suffix=END,
         show_progress=False,
     )
-    model = json.loads(merge(kept, models.BPE(end_of_word_suffix=END), trainer).to_str())["model"]
+    model = training.merge(kept, models.BPE(end_of_word_suffix=END), trainer)
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     if flavour == "ctrl":  # a merges.txt has no way to write a newline
         tokens = [NEWLINE + END, *(token for token in tokens if NEWLINE not in token)]

@@ -28,7 +28,6 @@ DIGIT_COMMA = re.compile(r"(?<=\d)(?=,)")  # no piece spans it: the original cod
 CUT = "\x1f"  # white space, so in no word
 NUMBERED = {"unk_id": "<unk>", "bos_id": "<s>", "eos_id": "</s>", "pad_id": "<pad>"}  # the trainer names these itself
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]  # transformers 5 leaves the types out unless told
-ADDED_TOKEN = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 class Flavour(NamedTuple):
@@ -174,11 +173,8 @@ def read_json(path: Path, config: dict) -> tuple[Tokenizer, dict] | None:
     normalizer = written["normalizer"] or {}
     tables = [part.get("precompiled_charsmap") for part in normalizer.get("normalizers", [normalizer])]
     table = base64.b64decode(next(filter(None, tables), ""))
-    added = [
-        AddedToken(token["content"], **{name: token[name] for name in ADDED_TOKEN})
-        for token in written["added_tokens"]
-        if token["content"] not in flavour.specials  # sentinels, too
-    ]
+    added = [token for _, token in sorted(Tokenizer.from_file(str(path)).get_added_tokens_decoder().items())]
+    added = [token for token in added if token.content not in flavour.specials]  # sentinels, too
     return _rebuild(flavour, [(piece, score) for piece, score in written["model"]["vocab"]], table, added, config)
 
 

@@ -124,7 +124,8 @@ def save(made: Made, folder: Path) -> None:
         tokenizer.model.save(str(folder))
         if config["tokenizer_class"] == "CTRLTokenizer":
             added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-            vocab = character_level.write_ctrl(tokenizer.get_vocab(), added)
+            by_id = dict(sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]))
+            vocab = character_level.write_ctrl(by_id, added)
             (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), "utf-8")
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", specials)):

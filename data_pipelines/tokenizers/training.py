@@ -3,6 +3,7 @@
 Counts of different texts may be added, in any order, before a vocabulary is learnt of them.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -74,13 +75,13 @@ def pre_tokenized(normalizer, pre_tokenizer) -> Callable[[str], Iterator[str]]:
     return words_of
 
 
-def merge(words: list[tuple[str, int]], model: models.Model, trainer: trainers.Trainer) -> Tokenizer:
-    """Train a byte-pair model or a WordPiece on words that hold no white space."""
+def merge(words: list[tuple[str, int]], model: models.Model, trainer: trainers.Trainer) -> dict:
+    """Train a byte-pair model or a WordPiece on words that hold no white space -> what tokenizer.json says of it."""
     learner = Tokenizer(model)
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     scale = min(1.0, MOST_FED / max(sum(count for _, count in words), 1))
     learner.train_from_iterator(_repeated(words, scale), trainer)
-    return learner
+    return json.loads(learner.to_str())["model"]
 
 
 def _repeated(words: list[tuple[str, int]], scale: float) -> Iterator[str]:

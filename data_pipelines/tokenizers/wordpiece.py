@@ -6,19 +6,9 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from data_pipelines.tokenizers import training
 from data_pipelines.tokenizers.made import ROLES, Made, special_ids, surround
-from data_pipelines.tokenizers.training import (
-    SMALLEST_VOCABULARY,
-    Training,
-    bounded,
-    by_frequency,
-    characters_of,
-    check_size,
-    count_words,
-    covering,
-    merge,
-    pre_tokenized,
-)
+from data_pipelines.tokenizers.training import Training
 
 SPECIALS = [ROLES[role][0] for role in ("pad", "unk", "cls", "sep", "mask")]
 CONTINUES = "##"
@@ -28,7 +18,7 @@ LONGEST = 100  # characters of a word; longer ones are [UNK]
 def count(texts: Iterable[str], options: Training) -> Counter:
     """Words as the tokenizer sees them."""
     pipeline = assemble({}, options.cased, options.keeps_accents)
-    return count_words(texts, pre_tokenized(pipeline.normalizer, pipeline.pre_tokenizer))
+    return training.count_words(texts, training.pre_tokenized(pipeline.normalizer, pipeline.pre_tokenizer))
 
 
 def learn(words: Counter, options: Training) -> Made:
@@ -36,11 +26,11 @@ def learn(words: Counter, options: Training) -> Made:
 
     Where the words do not fill the vocabulary, as of Chinese, whose words are characters, rarer characters do.
     """
-    check_size(options, SMALLEST_VOCABULARY)
-    kept = bounded(words)
-    characters = characters_of(kept)
+    training.check_size(options, training.SMALLEST_VOCABULARY)
+    kept = training.bounded(words)
+    characters = training.characters_of(kept)
     inside = {character for word, _ in kept for character in word[1:] if not _is_punctuation(character)}
-    ordered, alphabet = by_frequency(characters), covering(characters, options.vocab_size)
+    ordered, alphabet = training.by_frequency(characters), training.covering(characters, options.vocab_size)
     vocab = _merge(kept, alphabet, inside, options)
     if len(alphabet) < len(ordered) and len(vocab) < options.vocab_size:
         merges = len(vocab) - _size(alphabet, inside)
@@ -69,7 +59,7 @@ def _merge(words: list[tuple[str, int]], alphabet: list[str], inside: set[str], 
         continuing_subword_prefix=CONTINUES,
         show_progress=False,
     )
-    return merge(words, models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"), trainer).get_vocab(with_added_tokens=False)
+    return training.merge(words, models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"), trainer)["vocab"]
 
 
 def _is_punctuation(character: str) -> bool:

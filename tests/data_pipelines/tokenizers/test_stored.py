@@ -37,6 +37,14 @@ def test_a_taken_tokenizer_gives_the_ids_it_gave(tmp_path, kind, cased, keep):
         assert theirs(text, "And more.")["token_type_ids"] == pair.type_ids
 
 
+@pytest.mark.parametrize(("kind", "specials"), [("wordpiece", None), ("bpe", "gpt2"), ("character-bpe", "ctrl")])
+def test_a_tokenizer_has_the_same_files_every_time(kind, specials, tmp_path):
+    for folder in (tmp_path / "once", tmp_path / "again"):
+        tokenizers.save(make(kind, specials), folder)
+    for file in (tmp_path / "once").iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
+
+
 def test_a_byte_level_tokenizer_is_taken_as_it_is(tmp_path):
     given = Tokenizer.from_str(make("bpe").tokenizer.to_str())
     given.enable_truncation(4)  # these belong to a model, not to a corpus
