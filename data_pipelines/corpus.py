@@ -29,21 +29,12 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from data_pipelines import manifest as manifests
 from data_pipelines.checks import Checks
 from data_pipelines.cloud import is_remote
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.fetch import Copy, cache, open_copy
-from data_pipelines.manifest import (
-    PartEntry,
-    check_size,
-    fields_of,
-    files_of,
-    fingerprint,
-    part_fingerprint,
-    parts_of,
-    read_manifest,
-    total,
-)
+from data_pipelines.manifest import PartEntry
 from data_pipelines.over_parts import over_parts
 from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED, TEXT
 
@@ -69,13 +60,13 @@ class Corpus:
         self.copy = copy or (open_copy(str(path)) if is_remote(path) else None)
         self.source = str(path) if self.copy else str(Path(path).absolute())
         self.path = self.copy.folder if self.copy else Path(path)
-        self.manifest = read_manifest(self.path)
+        self.manifest = manifests.read_manifest(self.path)
         self.fingerprint = fingerprint or self.manifest["fingerprint"]
         self.vocab_size = self.manifest["vocab_size"]
         self.special = dict(self.manifest["special"])
-        self.fields = fields_of(self.manifest)
+        self.fields = manifests.fields_of(self.manifest)
         self.tokenizer_path = self.path / "tokenizer"
-        entries = parts_of(self.manifest)[: self._number_of_parts()]
+        entries = manifests.parts_of(self.manifest)[: self._number_of_parts()]
         self.parts = tuple(Part(self, index, entry) for index, entry in enumerate(entries))
         self.checks = Checks(self._check_read)
         self._tables = {}
@@ -85,17 +76,17 @@ class Corpus:
 
     def _check_sizes(self) -> None:
         for name, file in self.manifest.get("tables", {}).items():
-            check_size(self.path, name, file["bytes"])
+            manifests.check_size(self.path, name, file["bytes"])
         for part in self.parts:
             for name, file in part.entry.files.items():
-                check_size(self.path / part.entry.path, name, file["bytes"])
+                manifests.check_size(self.path / part.entry.path, name, file["bytes"])
 
     def __reduce__(self):
         return _noting, (self.source if self.copy else self.path, self.fingerprint, self.copy)
 
     def size(self, split: str) -> dict[str, int]:
         """{documents, sentences, tokens} of all parts."""
-        return total(part.sizes for part in self.parts)[split]
+        return manifests.total(part.sizes for part in self.parts)[split]
 
     def token_counts(self) -> np.ndarray:
         """int64 [vocab]: how often each token occurs in the train split."""
@@ -129,11 +120,11 @@ class Corpus:
         what `prepare` wrote."""
         if self.manifest["version"] > 1:
             for part in self.parts:
-                found = part_fingerprint(part.entry.files, part.entry.values)
+                found = manifests.part_fingerprint(part.entry.files, part.entry.values)
                 self._check_digest(f"the summary of {part.entry.path}", found, part.entry.fingerprint, copied=False)
-            found = fingerprint(self.manifest, [part.entry.fingerprint for part in self.parts])
+            found = manifests.fingerprint(self.manifest, [part.entry.fingerprint for part in self.parts])
             self._check_digest("what the manifest says of the tokens", found, self.fingerprint, copied=False)
-        for name, file in files_of(self.manifest).items():
+        for name, file in manifests.files_of(self.manifest).items():
             self._check(name, self.path / name, file)
         for part in self.parts:
             for name, file in part.entry.files.items():
@@ -177,7 +168,7 @@ class Corpus:
         """[vocab, ...]: the values of a field that is looked up by token."""
         if field not in self._tables:
             name = f"tables/{field}.npy"
-            self._check(name, self.path / name, files_of(self.manifest)[name])
+            self._check(name, self.path / name, manifests.files_of(self.manifest)[name])
             self._tables[field] = np.array(self.load(self.path / name))
         return self._tables[field]
 

@@ -151,14 +151,11 @@ def _coloured(tokenizer: Tokenizer, tokens: np.ndarray, targets: dict[int, int],
     text = Text()
     specials = {index for index, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     marked = tokenizer.token_to_id(WORD) is not None  # SentencePiece marks what begins a word, WordPiece what goes on
-
-    def begins(piece):
-        return piece.startswith(WORD) if marked else not piece.startswith("##")
-
     for position, token in enumerate(tokens.tolist()):
         piece = tokenizer.id_to_token(token)
         if position not in targets:
-            text.append(" " if position and (token in specials or begins(piece)) else "")
+            begins = token in specials or (piece.startswith(WORD) if marked else not piece.startswith("##"))
+            text.append(" " if position and begins else "")
             text.append(piece.removeprefix("##").removeprefix(WORD), style="dim" if token in specials else "")
             continue
         target = targets[position]

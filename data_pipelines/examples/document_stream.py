@@ -88,23 +88,14 @@ class DocumentStream:
 
     def _tokens(self, place, offsets, lengths, after):
         """The tokens of runs, each from an offset on in the part of its document, one after the other: int32."""
+        index = np.arange(after[-1]) + np.repeat(offsets - after + lengths, lengths)
         if len(self._parts) == 1:
-            return self._run_of(0, offsets, lengths, after - lengths)[0]
-        parts, tokens = self._part[place], np.empty(after[-1], np.int32)
-        for part in range(len(self._parts)):
-            mine = np.flatnonzero(parts == part)
-            if len(mine):
-                values, where = self._run_of(part, offsets[mine], lengths[mine], (after - lengths)[mine])
-                tokens[where] = values
+            return self._parts[0].read(self.split, "tokens", index, 1)[:, 0].astype(np.int32)
+        tokens, part = np.empty(len(index), np.int32), np.repeat(self._part[place], lengths)
+        for number, one in enumerate(self._parts):
+            mine = np.flatnonzero(part == number)
+            tokens[mine] = one.read(self.split, "tokens", index[mine], 1)[:, 0]
         return tokens
-
-    def _run_of(self, part, offsets, lengths, places):
-        """The tokens of runs of one part, one after the other: int32; and where they belong, int64."""
-        within = np.arange(lengths.sum())
-        before = np.cumsum(lengths) - lengths
-        index = within + np.repeat(offsets - before, lengths)
-        values = self._parts[part].read(self.split, "tokens", index, 1)[:, 0].astype(np.int32)
-        return values, within + np.repeat(places - before, lengths) if len(self._parts) > 1 else within
 
     def _count_sentences(self, longest):
         """Where the sentences of all documents begin, in their order, by place in the stream."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
-from data_pipelines.formats.cutting import whole
+from data_pipelines.formats import cutting
 from data_pipelines.formats.files import uncut
 from data_pipelines.formats.listing import look
 from data_pipelines.formats.source import Format, NoOptions, Range
@@ -63,7 +63,7 @@ def _ranges(source, problems, exclude) -> Iterator[Range]:
 def _read(source, part, problems) -> Iterator[Document]:
     for text in documents(part.path):
         if text:  # a module without docstrings is no document
-            yield from whole(text)
+            yield from cutting.documents(source, [text])
 
 
 FORMAT = Format(NoOptions, _ranges, _read, location="")

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 from data_pipelines.document import Annotation, Document, Segment
 from data_pipelines.errors import UserError
 from data_pipelines.formats import cutting, files
-from data_pipelines.formats.problems import MALFORMED, TOO_LONG, Problems
+from data_pipelines.formats.problems import MALFORMED, Problems
 from data_pipelines.formats.source import Decoding, Format, Range, Source
 from data_pipelines.store.fields import Field
 
@@ -98,9 +98,7 @@ def _lines(source: Source, part: Range, problems: Problems) -> Iterator[tuple[st
     """(a line, where it is), '' between sentences; (None, its id) where a document begins."""
     for number, line in enumerate(files.lines(files.range_blocks(part)), 1):
         where = f"{part.path}, line {number}" + (f" after byte {part.start}" if part.start else "")
-        if line is None:
-            problems.note(TOO_LONG, where)
-        elif line.startswith(BORDERS):
+        if line is not None and line.startswith(BORDERS):
             yield None, line.partition(b" id = ")[2].decode("utf-8", "replace").strip()
         elif (text := cutting.readable(line, source, where, problems)) is not None:
             yield text.rstrip("\r") if text.strip() else "", where

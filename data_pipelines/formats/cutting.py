@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow
 
-from data_pipelines.document import Document, Segment, plain
+from data_pipelines.document import Document, Segment
 from data_pipelines.formats import files
 from data_pipelines.formats.problems import EMPTY, NOT_TEXT, REPLACED, SKIPPED, TOO_LONG, Problems
 
@@ -51,17 +51,12 @@ def decode(data: bytes, undecodable: str) -> str | None:
         return data.decode("utf-8", "replace") if undecodable == "replace" else None
 
 
-def decoded(raw: Iterable[bytes | None], source, part, problems: Problems) -> Iterator[str]:
-    """Records of bytes as str; None is one that was too long."""
-    for data in raw:
-        if data is None:
-            problems.note(TOO_LONG, part.path)
-        elif (text := readable(data, source, part.path, problems)) is not None:
-            yield text
-
-
-def readable(data: bytes | str, source, where: str, problems: Problems) -> str | None:
-    """Text that can be encoded as UTF-8. A str may hold lone surrogates, which JSON can escape: as undecodable."""
+def readable(data: bytes | str | None, source, where: str, problems: Problems) -> str | None:
+    """Text that can be encoded as UTF-8; None where there is none. data: None of what was too long. A str may hold lone
+    surrogates, which JSON can escape: as undecodable."""
+    if data is None:
+        problems.note(TOO_LONG, where)
+        return None
     if isinstance(data, str):
         try:
             for at in range(0, len(data), WINDOW):  # never a second copy of a long one
@@ -78,9 +73,8 @@ def readable(data: bytes | str, source, where: str, problems: Problems) -> str |
 
 def document_of(record: Mapping, source, where: str, problems: Problems) -> Iterator[Document]:
     """The document of a record that has the source's fields: one is its text, several are its segments."""
-    names = source.options.fields
     texts = []
-    for name in names:
+    for name in source.options.fields:
         one = record[name]
         if not isinstance(one, str | bytes) or len(one) > files.LARGEST_RECORD:
             problem = TOO_LONG if isinstance(one, str | bytes) else NOT_TEXT
@@ -90,7 +84,7 @@ def document_of(record: Mapping, source, where: str, problems: Problems) -> Iter
         if text is None:
             return
         texts.append(text)
-    for document in whole(texts[0]) if len(names) == 1 else together(source, names, texts):
+    for document in documents(source, texts, segments_of(source.options)):
         yield document._replace(values=record)
 
 
@@ -115,13 +109,8 @@ def segments_of(options) -> tuple[str, ...]:
     return options.fields if len(options.fields) > 1 else ("text",)
 
 
-def whole(text: str) -> Iterator[Document]:
-    """A document of a text that is in memory, in pieces where it is long."""
-    return (plain(piece, index > 0) for index, piece in enumerate(_pieces(text)))
-
-
-def together(source, names: Sequence[str], texts: Sequence[str]) -> Iterator[Document]:
-    """A document of several segments; a long one in pieces, each of one segment."""
+def documents(source, texts: Sequence[str], names: Sequence[str] = ("text",)) -> Iterator[Document]:
+    """A document of texts that are in memory, which are its segments; a long one in pieces, each of one segment."""
     languages = source.language.split(",") if "," in source.language else [""] * len(names)
     segments = tuple(map(Segment, names, texts, languages))
     if sum(map(len, texts)) <= WINDOW // 4:

@@ -10,7 +10,7 @@ from data_pipelines.document import Document
 from data_pipelines.formats import files
 from data_pipelines.formats.cutting import document_of, readable, segments_of
 from data_pipelines.formats.listing import find
-from data_pipelines.formats.problems import MALFORMED, NO_FIELD, TOO_LONG, Problems
+from data_pipelines.formats.problems import MALFORMED, NO_FIELD, Problems
 from data_pipelines.formats.source import Decoding, Format, Range, Source
 
 SUFFIXES = ("", ".jsonl", ".ndjson", ".json")
@@ -58,10 +58,7 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
     for line in files.lines(files.range_blocks(part)):
         number += 1  # enumerate() would hold a line after it is parsed
         where = f"{part.path}, line {number}" + (f" after byte {part.start}" if part.start else "")
-        if line is None:
-            problems.note(TOO_LONG, where)
-            continue
-        line = readable(line.strip(), source, where, problems)
+        line = readable(line and line.strip(), source, where, problems)
         if not line:
             continue
         record = line = _parse(line)

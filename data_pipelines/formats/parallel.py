@@ -11,7 +11,7 @@ import numpy as np
 from data_pipelines.document import Document
 from data_pipelines.errors import UserError
 from data_pipelines.formats import files
-from data_pipelines.formats.cutting import readable, together
+from data_pipelines.formats.cutting import documents, readable
 from data_pipelines.formats.listing import Found, find, is_compressed
 from data_pipelines.formats.problems import HALF, MALFORMED, TOO_LONG, Problems, printable
 from data_pipelines.formats.source import Decoding, Format, Other, Range, Source
@@ -94,7 +94,7 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
         else:
             texts = [readable(side.rstrip(b"\r"), source, where, problems) for side in pair]
             if None not in texts:
-                yield from together(source, NAMES, texts)
+                yield from documents(source, texts, NAMES)
 
 
 def _pairs(source: Source, part: Range) -> Iterator[tuple[bytes | None, ...]]:

@@ -8,7 +8,7 @@ from typing import BinaryIO
 from data_pipelines.document import Document, plain
 from data_pipelines.formats import cutting, files
 from data_pipelines.formats import source as sizes
-from data_pipelines.formats.cutting import decode, decoded, pieces, whole
+from data_pipelines.formats.cutting import decode, documents, pieces, readable
 from data_pipelines.formats.listing import Found, is_compressed
 from data_pipelines.formats.problems import REPLACED, SKIPPED
 from data_pipelines.formats.source import Decoding, Format, Range, Source
@@ -52,8 +52,9 @@ def _read(source: Source, part: Range, problems) -> Iterator[Document]:
     if source.options.documents == "file":
         yield from _streamed(source, part, problems)
         return
-    for text in decoded(files.paragraphs(files.range_blocks(part)), source, part, problems):
-        yield from whole(text)
+    for data in files.paragraphs(files.range_blocks(part)):
+        if (text := readable(data, source, part.path, problems)) is not None:
+            yield from documents(source, [text])
 
 
 def _streamed(source: Source, part: Range, problems) -> Iterator[Document]:

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
-from data_pipelines.formats.cutting import decoded, whole
+from data_pipelines.formats.cutting import documents, readable
 from data_pipelines.formats.problems import MALFORMED
 from data_pipelines.formats.source import Decoding, Format, Range, Source
 
@@ -26,8 +26,8 @@ def _to_block(file: BinaryIO, place: int) -> None:
 def _read(source: Source, part: Range, problems) -> Iterator[Document]:
     for begin, article in _articles(part, problems):
         values = {name: html.unescape(value) for name, value in VALUE.findall(begin)}
-        for text in decoded([article], source, part, problems):
-            yield from (document._replace(values=values) for document in whole(html.unescape(text)))
+        if (text := readable(article, source, part.path, problems)) is not None:
+            yield from (document._replace(values=values) for document in documents(source, [html.unescape(text)]))
 
 
 def _articles(part: Range, problems) -> Iterator[tuple[str, bytes | None]]:
