@@ -166,6 +166,4 @@ def _annotations(options: Options) -> dict[str, Field]:
 
 
 _cut = functools.partial(files.cut_at, _to_document)
-FORMAT = Format(
-    Options, files.of_files(_cut, SUFFIXES), _read, "DIR_OR_PATTERN", annotations=_annotations, values=("id",)
-)
+FORMAT = Format(Options, files.of_files(_cut, SUFFIXES), _read, annotations=_annotations, values=("id",))

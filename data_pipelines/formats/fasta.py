@@ -121,4 +121,4 @@ def _stretches(blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         yield number, held
 
 
-FORMAT = Format(NoOptions, files.of_files(_cut, SUFFIXES), _read, "DIR_OR_PATTERN", values=("id", "description"))
+FORMAT = Format(NoOptions, files.of_files(_cut, SUFFIXES), _read, values=("id", "description"))

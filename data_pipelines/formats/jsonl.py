@@ -70,4 +70,4 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
             yield from document_of(record, source, where, problems)
 
 
-FORMAT = Format(Options, _ranges, _read, "DIR_OR_PATTERN", segments_of, values=None)
+FORMAT = Format(Options, _ranges, _read, segments=segments_of, values=None)

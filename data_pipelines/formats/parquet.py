@@ -56,4 +56,4 @@ def _read(source: Source, part: Range, problems: Problems) -> Iterator[Document]
                 yield from documents_of(batch, source, part, problems)
 
 
-FORMAT = Format(Options, files.of_files(_row_groups, SUFFIXES), _read, "DIR_OR_PATTERN", segments_of, values=None)
+FORMAT = Format(Options, files.of_files(_row_groups, SUFFIXES), _read, segments=segments_of, values=None)

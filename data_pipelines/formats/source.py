@@ -78,7 +78,7 @@ class Format:
     ranges: Callable[[Source, Problems, Sequence[str]], Iterable[Range]]
     """(the source, what was left out, paths that are no part of it) -> its ranges, in order."""
     read: Callable[[Source, Range, Problems], Iterator[Document]]
-    location: str = "LOCATION"  # what follows the colon; "": nothing
+    location: str = "DIR_OR_PATTERN"  # what follows the colon; "": nothing
     segments: Callable[[Any], tuple[str, ...]] = lambda options: ("text",)
     """options -> the names that segments may have."""
     annotations: Callable[[Any], dict[str, Field]] = lambda options: {}

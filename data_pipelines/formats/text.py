@@ -77,4 +77,4 @@ def _streamed(source: Source, part: Range, problems) -> Iterator[Document]:
         problems.note(REPLACED, part.path)
 
 
-FORMAT = Format(Options, files.of_files(_cut, SUFFIXES), _read, location="DIR_OR_PATTERN")
+FORMAT = Format(Options, files.of_files(_cut, SUFFIXES), _read)

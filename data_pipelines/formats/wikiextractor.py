@@ -55,4 +55,4 @@ def _articles(part: Range, problems) -> Iterator[tuple[str, bytes | None]]:
 
 
 _cut = functools.partial(files.cut_at, _to_block)
-FORMAT = Format(Decoding, files.of_files(_cut, SUFFIXES), _read, location="DIR_OR_PATTERN", values=VALUES)
+FORMAT = Format(Decoding, files.of_files(_cut, SUFFIXES), _read, values=VALUES)
