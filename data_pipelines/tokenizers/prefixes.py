@@ -70,7 +70,8 @@ def token(made: Made, code: str) -> int:
     are found as `found` does. UserError for another, naming the nearest."""
     tokens = made.tokenizer.get_added_tokens_decoder().items()
     others = {role_of(CODE, one.content): at for at, one in tokens if one.special and at not in made.special.values()}
-    if role_of(CODE, code) not in others and (not others or made.tokenizer.token_to_id(code) is not None):
+    codes = [one for one in others if not re.fullmatch(r"\[\w+:.*\]", one.removeprefix(role_of(CODE, "")))]
+    if role_of(CODE, code) not in others and not codes:
         return found(made, [code]).special[role_of(CODE, code)]
     check(others, CODE, [code], "the run's tokenizer")
     return others[role_of(CODE, code)]
