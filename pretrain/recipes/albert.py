@@ -14,30 +14,20 @@ TPU v3 chips. Expect, at 125k steps without more data, on SQuAD 1.1 (F1), MNLI, 
 from data_pipelines.examples.masking import Masking
 from models.families.albert import FAMILY
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, optimizer: Optimizer, schedule: Schedule, phase: Phase, steps: int) -> Recipe:
-    masking = Masking(unit="word_starts", ngrams=(1.0, 1 / 2, 1 / 3))
-    return Recipe(
-        name=f"albert-{size}",
-        source="Lan et al. 2020",
-        model=FAMILY.sizes[size],
-        objective=MaskedLanguageModel(next_sentence=False, sentence_order=True, masking=masking),
-        optimizer=optimizer,
-        schedule=schedule,
-        phases=(phase,),
-        steps=steps,
-    )
-
+_MASKING = Masking(unit="word_starts", ngrams=(1.0, 1 / 2, 1 / 3))
+_OBJECTIVE = MaskedLanguageModel(next_sentence=False, sentence_order=True, masking=_MASKING)
+_PAPER = Paper("albert", "Lan et al. 2020", FAMILY, _OBJECTIVE, Optimizer("lamb"))
+_SCHEDULE = Schedule(peak=1.76e-3, warmup=0.025)
 
 RECIPES = [
-    # Set up to train within minutes on a CPU.
-    _recipe("tiny", Optimizer(), Schedule(peak=1e-3, warmup=0.1), Phase(1.0, 128, 32), 3000),
+    _PAPER.recipe("tiny", MINUTES, 3000, Phase(1.0, 128, 32), optimizer=Optimizer()),
     *(
-        _recipe(size, Optimizer("lamb"), Schedule(peak=1.76e-3, warmup=0.025), Phase(1.0, 512, 4096), 125_000)
+        _PAPER.recipe(size, _SCHEDULE, 125_000, Phase(1.0, 512, 4096))
         for size in ("base", "large", "xlarge", "xxlarge")
     ),
 ]

@@ -10,38 +10,16 @@ with rate 1e-4, decay 0.01, 10k steps of warm-up, linear decay. Original hardwar
 
 from models.families.bert import FAMILY
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.objectives.phase import Phase
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-_PHASES = (Phase(0.9, 128, 256), Phase(0.1, 512, 256))
-
-_SMALL_SCALE = {"optimizer": Optimizer(), "schedule": Schedule(peak=1e-3, warmup=0.1), "phases": (Phase(1.0, 128, 32),)}
+_BERT = Paper("bert", "Devlin et al. 2019", FAMILY, MaskedLanguageModel())
+_SMALLER = _BERT._replace(source="Turc et al. 2019")
+_SCHEDULE, _PHASES = Schedule(peak=1e-4, warmup=0.01), (Phase(0.9, 128, 256), Phase(0.1, 512, 256))
 
 RECIPES = [
-    # Tiny and mini are set up to train within minutes on a CPU.
-    *(
-        Recipe(
-            name=f"bert-{size}",
-            source="Turc et al. 2019",
-            model=FAMILY.sizes[size],
-            objective=MaskedLanguageModel(),
-            steps=steps,
-            **_SMALL_SCALE,
-        )
-        for size, steps in (("tiny", 3000), ("mini", 3000))
-    ),
-    *(
-        Recipe(
-            name=f"bert-{size}",
-            source="Devlin et al. 2019" if size in ("base", "large") else "Turc et al. 2019",
-            model=FAMILY.sizes[size],
-            objective=MaskedLanguageModel(),
-            optimizer=Optimizer(),
-            schedule=Schedule(peak=1e-4, warmup=0.01),
-            phases=_PHASES,
-            steps=1_000_000,
-        )
-        for size in ("small", "medium", "base", "large")
-    ),
+    *(_SMALLER.recipe(size, MINUTES, 3000, Phase(1.0, 128, 32)) for size in ("tiny", "mini")),
+    *(_SMALLER.recipe(size, _SCHEDULE, 1_000_000, *_PHASES) for size in ("small", "medium")),
+    *(_BERT.recipe(size, _SCHEDULE, 1_000_000, *_PHASES) for size in ("base", "large")),
 ]

@@ -21,30 +21,17 @@ bases each; bits per base: 1.12, BERT's in rows of 512 1.23, table 5).
 from models.families.bigbird import FAMILY
 from pretrain.objectives.layouts import PACKED_ACROSS
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.objectives.phase import Phase
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(name: str, size: str, schedule: Schedule, phase: Phase, steps: int) -> Recipe:
-    return Recipe(
-        name=f"bigbird-{name}",
-        source="Zaheer et al. 2020",
-        model=FAMILY.sizes[size],
-        objective=MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False),
-        optimizer=Optimizer(),
-        schedule=schedule,
-        phases=(phase,),
-        steps=steps,
-    )
-
-
-_SCHEDULE, _MINUTES = Schedule(peak=1e-4, warmup=0.02), Schedule(peak=1e-3, warmup=0.1)
+_OBJECTIVE = MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False)
+_PAPER = Paper("bigbird", "Zaheer et al. 2020", FAMILY, _OBJECTIVE)
+_SCHEDULE = Schedule(peak=1e-4, warmup=0.02)
 
 RECIPES = [
-    # Set up to train within minutes on a CPU.
-    _recipe("tiny", "tiny", _MINUTES, Phase(1.0, 1024, 4), 3000),
-    _recipe("dna-tiny", "tiny", _MINUTES, Phase(1.0, 1024, 4), 3000),
-    _recipe("base", "base", _SCHEDULE, Phase(1.0, 4096, 256), 500_000),
-    _recipe("large", "large", _SCHEDULE, Phase(1.0, 4096, 2048), 500_000),
+    _PAPER.recipe("tiny", MINUTES, 3000, Phase(1.0, 1024, 4)),
+    _PAPER.recipe("dna-tiny", MINUTES, 3000, Phase(1.0, 1024, 4), model=FAMILY.sizes["tiny"]),
+    _PAPER.recipe("base", _SCHEDULE, 500_000, Phase(1.0, 4096, 256)),
+    _PAPER.recipe("large", _SCHEDULE, 500_000, Phase(1.0, 4096, 2048)),
 ]

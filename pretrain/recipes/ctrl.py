@@ -10,34 +10,20 @@ of TPU v3, two weeks. There no token ends a document; here GPT-2's does, the las
     python -m pretrain run ctrl-base --corpus CORPUS --workdir RUN
 """
 
+import dataclasses
+
 from models.families.ctrl import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
+from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, optimizer: Optimizer, schedule: Schedule, phase: Phase, steps: int) -> Recipe:
-    return Recipe(
-        name=f"ctrl-{size}",
-        source="Keskar et al. 2019",
-        model=FAMILY.sizes[size],
-        objective=NextTokenPrediction(),
-        optimizer=optimizer,
-        schedule=schedule,
-        phases=(phase,),
-        steps=steps,
-    )
-
+_ADAGRAD = Optimizer("adagrad", epsilon=1e-7, decay=0.0, clip=0.25)
+_PAPER = Paper("ctrl", "Keskar et al. 2019", FAMILY, NextTokenPrediction(), _ADAGRAD)
+_MINUTES = dataclasses.replace(MINUTES, name="cosine")
 
 RECIPES = [
-    # Set up to train within minutes on a CPU.
-    _recipe("tiny", Optimizer(), Schedule("cosine", peak=1e-3, warmup=0.1), Phase(1.0, 128, 32), 3000),
-    _recipe(
-        "base",
-        Optimizer("adagrad", epsilon=1e-7, decay=0.0, clip=0.25),
-        Schedule("constant", peak=0.05, warmup=25 / 800),
-        Phase(1.0, 256, 1024),
-        800_000,
-    ),
+    _PAPER.recipe("tiny", _MINUTES, 3000, Phase(1.0, 128, 32), optimizer=Optimizer()),
+    _PAPER.recipe("base", Schedule("constant", peak=0.05, warmup=25 / 800), 800_000, Phase(1.0, 256, 1024)),
 ]

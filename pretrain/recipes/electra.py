@@ -13,23 +13,13 @@ import dataclasses
 from data_pipelines.examples.masking import Masking
 from models.families.electra import FAMILY
 from pretrain.objectives.layouts import PACKED
+from pretrain.objectives.phase import Phase
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
-from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipe import Recipe
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, phase: Phase, peak: float, steps: int, warmup: float, rate: float) -> Recipe:
-    return Recipe(
-        name=f"electra-{size}",
-        source="Clark et al. 2020",
-        model=FAMILY.sizes[size],
-        objective=ReplacedTokenDetection(masking=Masking(rate=rate, mask=0.85, random=0.0)),
-        optimizer=Optimizer(),
-        schedule=Schedule(peak=peak, warmup=warmup),
-        phases=(phase,),
-        steps=steps,
-    )
+_PAPER = Paper("electra", "Clark et al. 2020", FAMILY, ReplacedTokenDetection(masking=Masking(mask=0.85, random=0.0)))
 
 
 def _minutes(size: str, peak: float) -> Recipe:
@@ -39,19 +29,19 @@ def _minutes(size: str, peak: float) -> Recipe:
     thing that a discriminator learns to find. No dropout: no text is seen often enough to be learned by heart. A wider
     start than 0.02, which suits a width of 768.
     """
-    recipe = _recipe(size, Phase(1.0, 32, 16), peak, 3000, 0.1, 0.15)
-    masking = dataclasses.replace(recipe.objective.masking, unit="word_starts")
-    return dataclasses.replace(
-        recipe,
-        model=dataclasses.replace(recipe.model, dropout=0.0, attention_dropout=0.0, init_std=0.05),
-        objective=dataclasses.replace(recipe.objective, layout=PACKED, masking=masking),
-    )
+    masking = dataclasses.replace(_PAPER.objective.masking, unit="word_starts")
+    objective = dataclasses.replace(_PAPER.objective, layout=PACKED, masking=masking)
+    model = dataclasses.replace(FAMILY.sizes[size], dropout=0.0, attention_dropout=0.0, init_std=0.05)
+    schedule = dataclasses.replace(MINUTES, peak=peak)
+    return _PAPER.recipe(size, schedule, 3000, Phase(1.0, 32, 16), model=model, objective=objective)
 
+
+_LARGE = ReplacedTokenDetection(masking=Masking(rate=0.25, mask=0.85, random=0.0))
 
 RECIPES = [
     _minutes("tiny", 1e-3),
     _minutes("mini", 5e-4),
-    _recipe("small", Phase(1.0, 128, 128), 5e-4, 1_000_000, 0.01, 0.15),
-    _recipe("base", Phase(1.0, 512, 256), 2e-4, 766_000, 10 / 766, 0.15),
-    _recipe("large", Phase(1.0, 512, 2048), 2e-4, 400_000, 0.025, 0.25),
+    _PAPER.recipe("small", Schedule(peak=5e-4, warmup=0.01), 1_000_000, Phase(1.0, 128, 128)),
+    _PAPER.recipe("base", Schedule(peak=2e-4, warmup=10 / 766), 766_000, Phase(1.0, 512, 256)),
+    _PAPER.recipe("large", Schedule(peak=2e-4, warmup=0.025), 400_000, Phase(1.0, 512, 2048), objective=_LARGE),
 ]

@@ -11,27 +11,14 @@ paper begins with RoBERTa's weights, these recipes do not.
 
 from models.families.etc import FAMILY
 from pretrain.objectives.masked_with_globals import GlobalPhase, MaskedWithGlobals
-from pretrain.optimizers import Optimizer
-from pretrain.recipe import Recipe
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, phase: GlobalPhase, schedule: Schedule, steps: int) -> Recipe:
-    return Recipe(
-        name=f"bigbird-etc-{size}",
-        source="Zaheer et al. 2020",
-        model=FAMILY.sizes[size],
-        objective=MaskedWithGlobals(),
-        optimizer=Optimizer(),
-        schedule=schedule,
-        phases=(phase,),
-        steps=steps,
-    )
-
+_PAPER = Paper("bigbird-etc", "Zaheer et al. 2020", FAMILY, MaskedWithGlobals())
+_SCHEDULE = Schedule(peak=1e-4, warmup=0.02)
 
 RECIPES = [
-    # Set up to train within minutes on a CPU.
-    _recipe("tiny", GlobalPhase(1.0, 512, 8, globals=32), Schedule(peak=1e-3, warmup=0.1), 3000),
-    _recipe("base", GlobalPhase(1.0, 4096, 256), Schedule(peak=1e-4, warmup=0.02), 500_000),
-    _recipe("large", GlobalPhase(1.0, 4096, 256), Schedule(peak=1e-4, warmup=0.02), 500_000),
+    _PAPER.recipe("tiny", MINUTES, 3000, GlobalPhase(1.0, 512, 8, globals=32)),
+    _PAPER.recipe("base", _SCHEDULE, 500_000, GlobalPhase(1.0, 4096, 256)),
+    _PAPER.recipe("large", _SCHEDULE, 500_000, GlobalPhase(1.0, 4096, 256)),
 ]

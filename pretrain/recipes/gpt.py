@@ -9,28 +9,19 @@ hardware: 8 P600, a month. There no token ends a document; here GPT-2's does, th
     python -m pretrain run gpt-base --corpus CORPUS --workdir RUN
 """
 
+import dataclasses
+
 from models.families.gpt import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
+from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, phase: Phase, peak: float, warmup: float, steps: int) -> Recipe:
-    return Recipe(
-        name=f"gpt-{size}",
-        source="Radford et al. 2018",
-        model=FAMILY.sizes[size],
-        objective=NextTokenPrediction(),
-        optimizer=Optimizer(epsilon=1e-8),
-        schedule=Schedule("cosine", peak=peak, warmup=warmup),
-        phases=(phase,),
-        steps=steps,
-    )
-
+_PAPER = Paper("gpt", "Radford et al. 2018", FAMILY, NextTokenPrediction(), Optimizer(epsilon=1e-8))
+_SCHEDULE = Schedule("cosine", peak=2.5e-4, warmup=2000 / 3_600_000)
 
 RECIPES = [
-    # Set up to train within minutes on a CPU.
-    _recipe("tiny", Phase(1.0, 128, 32), 1e-3, 0.1, 3000),
-    _recipe("base", Phase(1.0, 512, 64), 2.5e-4, 2000 / 3_600_000, 3_600_000),
+    _PAPER.recipe("tiny", dataclasses.replace(MINUTES, name="cosine"), 3000, Phase(1.0, 128, 32)),
+    _PAPER.recipe("base", _SCHEDULE, 3_600_000, Phase(1.0, 512, 64)),
 ]

@@ -8,32 +8,24 @@ its Adam, clipping, decay and cosine to a tenth.
     python -m pretrain run gpt2-small --corpus CORPUS --workdir RUN
 """
 
+import dataclasses
+
 from models.families.gpt2 import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
+from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, phase: Phase, peak: float, warmup: float, steps: int, final: float = 0.0) -> Recipe:
-    return Recipe(
-        name=f"gpt2-{size}",
-        source="Radford et al. 2019",
-        model=FAMILY.sizes[size],
-        objective=NextTokenPrediction(),
-        optimizer=Optimizer(b2=0.95, epsilon=1e-8, decay=0.1, clip=1.0),
-        schedule=Schedule("cosine", peak=peak, warmup=warmup, final=final),
-        phases=(phase,),
-        steps=steps,
-    )
-
+_ADAM = Optimizer(b2=0.95, epsilon=1e-8, decay=0.1, clip=1.0)
+_PAPER = Paper("gpt2", "Radford et al. 2019", FAMILY, NextTokenPrediction(), _ADAM)
+_MINUTES = dataclasses.replace(MINUTES, name="cosine")
 
 RECIPES = [
-    # Set up to train within minutes on a CPU.
-    _recipe("tiny", Phase(1.0, 128, 32), 1e-3, 0.1, 3000),
-    _recipe("mini", Phase(1.0, 256, 16), 1e-3, 0.1, 3000),
+    _PAPER.recipe("tiny", _MINUTES, 3000, Phase(1.0, 128, 32)),
+    _PAPER.recipe("mini", _MINUTES, 3000, Phase(1.0, 256, 16)),
     *(
-        _recipe(size, Phase(1.0, 1024, 512), peak, 0.01, 200_000, final=0.1)
+        _PAPER.recipe(size, Schedule("cosine", peak, warmup=0.01, final=0.1), 200_000, Phase(1.0, 1024, 512))
         for size, peak in (("small", 6e-4), ("medium", 3e-4), ("large", 2.5e-4), ("xl", 2e-4))
     ),
 ]

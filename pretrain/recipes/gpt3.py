@@ -12,24 +12,22 @@ Hardware: V100s, their number is not published. Expect, LAMBADA without examples
 
 from models.families.gpt2 import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
+from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipe import Recipe
+from pretrain.recipes.paper import Paper
 from pretrain.schedules import Schedule
 
 LENGTH, TOKENS, WARM_UP = 2048, 300e9, 375e6
 
+_ADAM = Optimizer(b2=0.95, epsilon=1e-8, decay=0.1, clip=1.0)
+_PAPER = Paper("gpt3", "Brown et al. 2020", FAMILY, NextTokenPrediction(), _ADAM)
+
 
 def _recipe(size: str, rows: int, peak: float) -> Recipe:
-    return Recipe(
-        name=f"gpt3-{size}",
-        source="Brown et al. 2020",
-        model=FAMILY.sizes[f"gpt3-{size}"],
-        objective=NextTokenPrediction(),
-        optimizer=Optimizer(b2=0.95, epsilon=1e-8, decay=0.1, clip=1.0),
-        schedule=Schedule("cosine", peak=peak, warmup=WARM_UP / TOKENS, final=0.1),
-        phases=(Phase(1.0, LENGTH, rows),),
-        steps=round(TOKENS / (LENGTH * rows)),
-    )
+    schedule = Schedule("cosine", peak=peak, warmup=WARM_UP / TOKENS, final=0.1)
+    steps, model = round(TOKENS / (LENGTH * rows)), FAMILY.sizes[f"gpt3-{size}"]
+    return _PAPER.recipe(size, schedule, steps, Phase(1.0, LENGTH, rows), model=model)
 
 
 RECIPES = [

@@ -16,28 +16,16 @@ where documents are shorter than a row, several share one and see each other, as
 from models.families.longformer import FAMILY
 from pretrain.objectives.layouts import PACKED_ACROSS
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, model, schedule: Schedule, phase: Phase, steps: int) -> Recipe:
-    return Recipe(
-        name=f"longformer-{size}",
-        source="Beltagy et al. 2020",
-        model=model,
-        objective=MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False, globals=1),
-        optimizer=Optimizer(b2=0.98, clip=0.0),
-        schedule=schedule,
-        phases=(phase,),
-        steps=steps,
-    )
-
-
+_OBJECTIVE = MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False, globals=1)
+_PAPER = Paper("longformer", "Beltagy et al. 2020", FAMILY, _OBJECTIVE, Optimizer(b2=0.98, clip=0.0))
 _SCHEDULE = Schedule("polynomial", peak=3e-5, warmup=500 / 65_000, power=3.0)
 
 RECIPES = [
-    # Set up to train within minutes on a CPU, from random weights.
-    _recipe("tiny", FAMILY.sizes["tiny"], Schedule(peak=1e-3, warmup=0.1), Phase(1.0, 512, 8), 3000),
-    *(_recipe(size, FAMILY.sizes[size], _SCHEDULE, Phase(1.0, 4096, 64), 65_000) for size in ("base", "large")),
+    _PAPER.recipe("tiny", MINUTES, 3000, Phase(1.0, 512, 8)),  # from random weights
+    *(_PAPER.recipe(size, _SCHEDULE, 65_000, Phase(1.0, 4096, 64)) for size in ("base", "large")),
 ]

@@ -1,27 +1,15 @@
-"""All recipes by name."""
+"""All recipes by name: the RECIPES of every file beside this one that has some."""
 
 import difflib
+import pkgutil
+from importlib import import_module
 
 from data_pipelines.errors import UserError
+from pretrain import recipes
 from pretrain.recipe import Recipe
-from pretrain.recipes import (
-    albert,
-    bert,
-    bigbird,
-    ctrl,
-    electra,
-    etc,
-    gpt,
-    gpt2,
-    gpt3,
-    longformer,
-    roberta,
-    transformer_xl,
-    xlnet,
-)
 
-PAPERS = (albert, bert, bigbird, ctrl, electra, etc, gpt, gpt2, gpt3, longformer, roberta, transformer_xl, xlnet)
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
+_FILES = [import_module(f"{recipes.__name__}.{file.name}") for file in pkgutil.iter_modules(recipes.__path__)]
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for file in _FILES for recipe in getattr(file, "RECIPES", ())}
 
 
 def find(name: str) -> Recipe:

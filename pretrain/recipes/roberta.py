@@ -19,27 +19,16 @@ the paper raises the batch (`--phases.0.batch-size`). Expect, SQuAD 1.1, MNLI, S
 from models.families.roberta import FAMILY
 from pretrain.objectives.layouts import PACKED_ACROSS
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, phase: Phase, peak: float, warmup: float, steps: int) -> Recipe:
-    return Recipe(
-        name=f"roberta-{size}",
-        source="Liu et al. 2019",
-        model=FAMILY.sizes[size],
-        objective=MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False),
-        optimizer=Optimizer(b2=0.98, clip=0.0),
-        schedule=Schedule(peak=peak, warmup=warmup),
-        phases=(phase,),
-        steps=steps,
-    )
-
+_OBJECTIVE = MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False)
+_PAPER = Paper("roberta", "Liu et al. 2019", FAMILY, _OBJECTIVE, Optimizer(b2=0.98, clip=0.0))
 
 RECIPES = [
-    # Set up to train within minutes on a CPU.
-    _recipe("tiny", Phase(1.0, 128, 32), 1e-3, 0.1, 3000),
-    _recipe("base", Phase(1.0, 512, 8192), 6e-4, 24 / 500, 500_000),
-    _recipe("large", Phase(1.0, 512, 8192), 4e-4, 30 / 500, 500_000),
+    _PAPER.recipe("tiny", MINUTES, 3000, Phase(1.0, 128, 32)),
+    _PAPER.recipe("base", Schedule(peak=6e-4, warmup=24 / 500), 500_000, Phase(1.0, 512, 8192)),
+    _PAPER.recipe("large", Schedule(peak=4e-4, warmup=30 / 500), 500_000, Phase(1.0, 512, 8192)),
 ]

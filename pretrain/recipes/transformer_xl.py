@@ -17,27 +17,16 @@ A vocabulary that is not in this order, like SentencePiece's, wants one plain so
 
 from models.families.transformer_xl import FAMILY
 from pretrain.objectives.causal_language_model import CausalLanguageModel
+from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, length: int, batch_size: int, schedule: Schedule, steps: int) -> Recipe:
-    return Recipe(
-        name=f"transformer-xl-{size}",
-        source="Dai et al. 2019",
-        model=FAMILY.sizes[size],
-        objective=CausalLanguageModel(),
-        optimizer=Optimizer(epsilon=1e-8, decay=0.0, clip=0.25),
-        schedule=schedule,
-        phases=(Phase(1.0, length, batch_size),),
-        steps=steps,
-    )
-
+_ADAM = Optimizer(epsilon=1e-8, decay=0.0, clip=0.25)
+_PAPER = Paper("transformer-xl", "Dai et al. 2019", FAMILY, CausalLanguageModel(), _ADAM)
 
 RECIPES = [
-    # Set up to train within minutes on a CPU.
-    _recipe("tiny", 128, 16, Schedule(peak=1e-3, warmup=0.1), 3000),
-    _recipe("base", 150, 60, Schedule("cosine", peak=2.5e-4, warmup=0.0), 200_000),
-    _recipe("large", 384, 128, Schedule("cosine", peak=2.5e-4, warmup=0.004), 4_000_000),
+    _PAPER.recipe("tiny", MINUTES, 3000, Phase(1.0, 128, 16)),
+    _PAPER.recipe("base", Schedule("cosine", peak=2.5e-4, warmup=0.0), 200_000, Phase(1.0, 150, 60)),
+    _PAPER.recipe("large", Schedule("cosine", peak=2.5e-4, warmup=0.004), 4_000_000, Phase(1.0, 384, 128)),
 ]

@@ -16,30 +16,16 @@ A run's held-out rows are shared out over a batch: with large ones raise --eval-
 from data_pipelines.examples.permutations import Permuting
 from models.families.xlnet import FAMILY
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
-from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.objectives.phase import Phase
+from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
-
-def _recipe(size: str, phase: Phase, permuting: Permuting, schedule: Schedule, steps: int) -> Recipe:
-    return Recipe(
-        name=f"xlnet-{size}",
-        source="Yang et al. 2019",
-        model=FAMILY.sizes[size],
-        objective=PermutationLanguageModel(permuting=permuting),
-        optimizer=Optimizer(),
-        schedule=schedule,
-        phases=(phase,),
-        steps=steps,
-    )
-
-
-_SMALL = Permuting(reuse_len=32, perm_size=32)
+_PAPER = Paper("xlnet", "Yang et al. 2019", FAMILY, PermutationLanguageModel(permuting=Permuting()))
+_SMALL = PermutationLanguageModel(permuting=Permuting(reuse_len=32, perm_size=32))
 
 RECIPES = [
-    # Set up to train within minutes on a CPU.
-    _recipe("tiny", Phase(1.0, 64, 16), _SMALL, Schedule(peak=1e-3, warmup=0.1), 3000),
-    _recipe("mini", Phase(1.0, 64, 16), _SMALL, Schedule(peak=5e-4, warmup=0.1), 3000),
-    _recipe("base", Phase(1.0, 512, 256), Permuting(), Schedule(peak=1e-4, warmup=0.01), 1_000_000),
-    _recipe("large", Phase(1.0, 512, 8192), Permuting(), Schedule(peak=4e-4, warmup=0.08), 500_000),
+    _PAPER.recipe("tiny", MINUTES, 3000, Phase(1.0, 64, 16), objective=_SMALL),
+    _PAPER.recipe("mini", Schedule(peak=5e-4, warmup=0.1), 3000, Phase(1.0, 64, 16), objective=_SMALL),
+    _PAPER.recipe("base", Schedule(peak=1e-4, warmup=0.01), 1_000_000, Phase(1.0, 512, 256)),
+    _PAPER.recipe("large", Schedule(peak=4e-4, warmup=0.08), 500_000, Phase(1.0, 512, 8192)),
 ]
