@@ -2,14 +2,17 @@
 positions are copied on where it has more of them, and the rows for more tokens are the mean of its."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import numpy as np
 
+from data_pipelines.errors import UserError
 from models.attention.patterns.pattern import Pattern, fields_of
 from models.blocks.embeddings import padded_vocab
 from models.families.registry import family_of, renamed
 
+ANEW = "start them anew with --init-heads-anew"
 POSITION, TOKEN = "position", "vocab"  # the axes of what has a row for each position or token
 
 log = logging.getLogger(__name__)
@@ -41,6 +44,21 @@ def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) ->
     if changed := other_pattern(source, target):
         log.warning("%s: its weights go on with another sparse pattern: %s", setting, changed)
     return _resized(named, target, source, target)
+
+
+def check_heads(setting: str | Path, lacking: Collection[str], others: Collection[str], anew: bool) -> None:
+    """Say what a source lacks, which starts anew, and what it has beside. UserError for what may not start anew."""
+    if lacking and not anew:
+        raise UserError(f"{setting}: has no {listed(lacking)}; give the recipe the heads that it has, or {ANEW}")
+    if lacking:
+        log.warning("%s: these start anew: %s", setting, listed(lacking))
+    if others:
+        log.warning("%s: left out %s, which this model does not use", setting, listed(others))
+
+
+def listed(names: Collection[str]) -> str:
+    """The first of them."""
+    return ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def other_pattern(source, target) -> str:

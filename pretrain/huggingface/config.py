@@ -59,9 +59,8 @@ def folders(source: str | Path, family: Family) -> dict[str, Path]:
 def check_same(setting: str | Path, source, target) -> None:
     """UserError listing each field that the weights depend on and that differs."""
     if renamed(source, target) is None:
-        check_class(str(setting), target)
-        kinds = [_model_type(family_of(config)) for config in (source, target)]
-        raise UserError(f"{setting}: is {kinds[0]!r} and the recipe's model {kinds[1]!r}; take another recipe")
+        kinds = [repr(name_of(config)) for config in (source, target)]
+        raise UserError(f"{setting}: is {kinds[0]} and the recipe's model {kinds[1]}; take another recipe")
     differing = differing_fields(source, target)
     if not differing:
         return
@@ -70,7 +69,7 @@ def check_same(setting: str | Path, source, target) -> None:
     cures = [f"set {flags}"] if flags else []
     if "vocab_size" in differing:
         cures.append("prepare the corpus with --tokenizer and that model's tokenizer")
-    raise UserError(f"{setting}: {listed}; {' and '.join(cures)}, or give another folder")
+    raise UserError(f"{setting}: {listed}; {' and '.join(cures)}, or give another model")
 
 
 def check_class(setting: str, config) -> None:

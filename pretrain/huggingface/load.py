@@ -1,7 +1,6 @@
 """Read the weights of a Hugging Face model as our parameters."""
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,16 +13,14 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.family import HuggingFace
 from models.core.parameters import Params, leaves, nest
 from models.families.registry import family_of
-from pretrain.huggingface.beginning import to_source, to_target
-from pretrain.huggingface.config import architectures, check_same, config_from, folders
+from pretrain.huggingface.beginning import ANEW, check_heads, listed, to_source, to_target
+from pretrain.huggingface.config import architectures, check_class, check_same, config_from, folders
 from pretrain.huggingface.shards import INDEX, WHOLE
 from pretrain.huggingface.tensors import Tensor, architecture, heads_in, tensors
 
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Constants that old transformers stored
 BUFFERS = ("position_ids", "token_type_ids", ".attn.bias", ".attn.masked_bias", "pos_encoding")
-
-log = logging.getLogger(__name__)
 
 
 def load(
@@ -42,6 +39,7 @@ def load(
     UserError for a config field that differs, another vocabulary, and tensors that are missing, unexpected or of
     another shape; safetensors only, in one file or sharded.
     """
+    check_class(str(source), config)
     there = config_from(source)
     check_same(source, there, config)
     begun = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
@@ -52,10 +50,7 @@ def load(
         check_vocabulary(folder, tokenizer_path, there, config)
     read = dict(leaves(_read(source, there, given, heads_anew=start is not None)))
     found = to_target(str(source), read, there, config)
-    if lacking := sorted(begun.keys() - found.keys()):
-        if start is None:
-            raise UserError(f"{source}: has no {_listed(lacking)}; start them anew with --init-heads-anew")
-        log.warning("%s: these start anew: %s", source, ", ".join(lacking))
+    check_heads(source, begun.keys() - found.keys(), (), anew=start is not None)
     return nest(begun | found)
 
 
@@ -182,8 +177,8 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     heads = [name for name in missing if _of_head(name, wanted[name], config, part)]
     if lacking := [name for name in missing if not heads_anew or name not in heads]:
         raise UserError(
-            f"{folder}: has no {_listed(lacking)}; it is a {' or '.join(architectures(folder)) or 'model'} and this "
-            f"recipe needs a {needed}" + ("; start them anew with --init-heads-anew" if missing == heads else "")
+            f"{folder}: has no {listed(lacking)}; it is a {' or '.join(architectures(folder)) or 'model'} and this "
+            f"recipe needs a {needed}" + (f"; {ANEW}" if missing == heads else "")
         )
     for target, source in model.tied.items():
         both = target in stored.found and source in stored.found
@@ -198,12 +193,9 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
         unexpected = [name for name in unexpected if name.startswith(model.trunk)]
     if unexpected:
         raise UserError(
-            f"{folder}: has {_listed(unexpected)}, for which a {needed} has no place; give a folder of that class"
+            f"{folder}: has {listed(unexpected)}, for which a {needed} has no place; give a folder of that class"
         )
-    if others:
-        log.warning("%s: left out %s, which this model does not use", folder, _listed(others))
-    if missing:
-        log.warning("%s: read all but %s, which start anew", folder, ", ".join(missing))
+    check_heads(folder, missing, others, anew=True)
     return {name: tensor for name, tensor in wanted.items() if name not in missing}
 
 
@@ -212,7 +204,3 @@ def _of_head(name: str, tensor: Tensor, config, part: str) -> bool:
     family, path = family_of(config), tensor.pieces[0].origin[0]
     named = path.partition("/")[0] in {head.name for head in family.heads}
     return named or not name.startswith(family.hf[part].trunk)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

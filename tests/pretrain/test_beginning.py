@@ -157,7 +157,7 @@ def test_a_family_that_is_not_named_is_refused(roberta, bert_run, corpus_path, m
         continuing(monkeypatch, name, {})
     with pytest.raises(UserError, match="'roberta' and the recipe's model 'longformer'"):
         roberta(LONGFORMER)
-    with pytest.raises(UserError, match="it is a BertConfig"):
+    with pytest.raises(UserError, match="'bert' and the recipe's model 'bigbird'"):
         load_weights("--init-from", str(bert_run), BIGBIRD, parameter_shapes(BIGBIRD), Corpus(corpus_path))
 
 

@@ -162,9 +162,10 @@ def test_weights_of_a_run_with_another_model_are_refused_by_the_setting_and_with
     start(workdir.parent / "headless", tiny.bert(objective=alone), corpus, None)
     more = "; give the recipe the heads that it has"
     for setting, source, model, said in [
-        ("--init-from", workdir, tiny.ELECTRA, " it is a BertConfig, the recipe has a ElectraConfig"),
-        ("--init-from", workdir, wide, " model.width is 32 there and 64 here"),
-        ("--init-from", workdir.parent / "headless", tiny.BERT, f"{more}, or --init-heads-anew$"),
+        ("--init-from", workdir, tiny.ELECTRA, " is 'bert' and the recipe's model 'electra'"),
+        ("--init-from", workdir, wide, " model.width is 32 there and 64 here; set --model.width 32"),
+        ("teachers.0.source", workdir, wide, " model.width is 32 there and 64 here; set --teachers.0.model.width 32"),
+        ("--init-from", workdir.parent / "headless", tiny.BERT, f"{more}, or start them anew with --init-heads-anew$"),
         ("teachers.0.source", workdir.parent / "headless", tiny.BERT, f"{more}$"),
     ]:
         with pytest.raises(UserError, match=f"^{setting} .*{said}"):
