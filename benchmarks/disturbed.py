@@ -169,18 +169,18 @@ def _damaged_part(plan: Plan, mark) -> None:
 
 def _metrics(plan: Plan, mark) -> None:
     """After half a line."""
-    from pretrain.storage.sinks import JsonLines
+    from pretrain.storage.sinks import Files
 
     def half(written, *_) -> bool:
         nonlocal calls
         calls += 1
         if plan.calm < calls <= plan.calm + plan.times:
-            written.file.write('{"kind": "train", "st')
-            written.file.flush()
+            written.metrics.write('{"kind": "train", "st')
+            written.metrics.flush()
         return True
 
     calls = 0
-    _failing(JsonLines, "figures", lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), plan, mark, half)
+    _failing(Files, "figures", lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), plan, mark, half)
 
 
 def _full_disk(plan: Plan, mark) -> None:

@@ -1,6 +1,6 @@
 """Where a run's figures go beside its work directory, as `run --track` names it.
 
-Another tracker is a class and a line in TRACKERS; its package is imported only when it is asked for.
+Another tracker is a function and a line in TRACKERS; its package is imported only when it is asked for.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -49,40 +49,25 @@ class Tracked(NamedTuple):
     folder: Path
 
 
-class _Client(Sink):
-    """A package whose `run` is logged to, as Weights & Biases has it."""
-
-    run: Any
-
-    def figures(self, kind, step, figures):
-        self.run.log({f"{kind}/{name}": value for name, value in figures.items()}, step=step)
-
-    def close(self):
-        self.run.finish()
-
-
-class Wandb(_Client):
+def _wandb(run: Tracked) -> Any:
     """Weights & Biases, with WANDB_API_KEY, WANDB_MODE and so on from the environment."""
+    import wandb
 
-    def __init__(self, run: Tracked):
-        import wandb
-
-        settings = wandb.Settings(console="off", finish_timeout=SECONDS)
-        about = {"project": run.project, "name": run.name, "id": run.id, "config": run.config, "dir": run.folder}
-        self.run = wandb.init(**about, resume="allow", allow_val_change=True, settings=settings)
+    settings = wandb.Settings(console="off", finish_timeout=SECONDS)
+    about = {"project": run.project, "name": run.name, "id": run.id, "config": run.config, "dir": run.folder}
+    return wandb.init(**about, resume="allow", allow_val_change=True, settings=settings)
 
 
-class Trackio(_Client):
+def _trackio(run: Tracked) -> Any:
     """Hugging Face's, on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say."""
+    import trackio
 
-    def __init__(self, run: Tracked):
-        import trackio
-
-        name = f"{run.name}-{run.id}"  # by which it finds a run again
-        self.run = trackio.init(run.project, name, config=run.config, resume="allow")
+    name = f"{run.name}-{run.id}"  # by which it finds a run again
+    return trackio.init(run.project, name, config=run.config, resume="allow")
 
 
-TRACKERS: dict[str, Callable[[Tracked], Sink]] = {"wandb": Wandb, "trackio": Trackio}  # by the package's name
+# By the package's name what begins a run there: an object with `log(figures, step=)` and `finish()`.
+TRACKERS: dict[str, Callable[[Tracked], Any]] = {"wandb": _wandb, "trackio": _trackio}
 
 
 def check_installed(names: Collection[str]) -> None:
@@ -92,27 +77,27 @@ def check_installed(names: Collection[str]) -> None:
             raise UserError(f"--track {name}: the package is not installed; run `pip install {name}`")
 
 
-class Guarded(Sink):
-    """A tracker that never stops a run: when it fails it is said, and no more is sent.
+class Tracker(Sink):
+    """Of TRACKERS the one of this name, which never stops a run: when it fails it is said, and no more is sent.
 
     sent: (kind, step) of the figures that it has had before the run was interrupted, and that come again.
     """
 
-    def __init__(self, name: str, tracked: Tracked, sent: Collection[tuple[str, int]], say: Callable[[str], None]):
-        self.name, self.sent, self.say_of_it, self.sink = name, sent, say, None
-        self.sink = self._tried(TRACKERS[name], tracked)
+    def __init__(self, name: str, tracked: Tracked, sent: Collection[tuple[str, int]], warn: Callable[[str], None]):
+        self.name, self.sent, self.warn = name, sent, warn
+        self.run = self._tried(TRACKERS[name], tracked)
 
     def figures(self, kind, step, figures):
-        if self.sink and (kind, step) not in self.sent:
-            self._tried(self.sink.figures, kind, step, figures)
+        if self.run is not None and (kind, step) not in self.sent:
+            self._tried(self.run.log, {f"{kind}/{name}": value for name, value in figures.items()}, step=step)
 
     def close(self):
-        if self.sink:
-            self._tried(self.sink.close)
+        if self.run is not None:
+            self._tried(self.run.finish)
 
-    def _tried(self, call: Callable, *arguments):
+    def _tried(self, call: Callable, *arguments, **named):
         try:
-            return call(*arguments)
+            return call(*arguments, **named)
         except Exception as error:  # a package may raise anything
-            self.sink = None
-            self.say_of_it(f"--track {self.name}: failed ({error!r}); the run goes on without it")
+            self.run = None
+            self.warn(f"--track {self.name}: failed ({error!r}); the run goes on without it")

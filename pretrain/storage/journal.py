@@ -6,15 +6,23 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from data_pipelines.cloud import in_cloud, is_file
 from data_pipelines.errors import UserError
 from pretrain.storage.run_directory import RunDirectory, write_whole
-from pretrain.storage.sinks import JsonLines, LogFile, Mirror, Screen, TensorBoard
-from pretrain.trackers import Guarded, Sink, Tracked
+from pretrain.storage.sinks import Files, Mirror, Screen, TensorBoard
+from pretrain.trackers import Sink, Tracked, Tracker
+
+
+def _to_each(method: str) -> Callable:
+    def hand_on(self, *told):
+        for sink in self.sinks:
+            getattr(sink, method)(*told)
+
+    return hand_on
 
 
 class Journal(Sink):
@@ -23,25 +31,7 @@ class Journal(Sink):
     def __init__(self, sinks: Sequence[Sink] = ()):
         self.sinks = [*sinks]
 
-    def say(self, line):
-        for sink in self.sinks:
-            sink.say(line)
-
-    def note(self, line):
-        for sink in self.sinks:
-            sink.note(line)
-
-    def figures(self, kind, step, figures):
-        for sink in self.sinks:
-            sink.figures(kind, step, figures)
-
-    def doing(self, what):
-        for sink in self.sinks:
-            sink.doing(what)
-
-    def progress(self, step):
-        for sink in self.sinks:
-            sink.progress(step)
+    say, note, figures, doing, progress = map(_to_each, ("say", "note", "figures", "doing", "progress"))
 
     def sync(self):
         for sink in self.sinks:
@@ -64,11 +54,11 @@ def open_journal(directory: RunDirectory, step: int, total: int, track: Sequence
         write_whole(directory.metrics, "".join(line for line, entry in written_before if entry["step"] <= step))
     mirror = Mirror(directory) if in_cloud(directory.path) else None
     local = mirror.local if mirror else directory
-    files = JsonLines(local.metrics), LogFile(local.log), TensorBoard(local.tensorboard, step)
-    journal = Journal([Screen(step, total), *files, *([mirror] if mirror else [])])
+    files = Screen(step, total), Files(local), TensorBoard(local.tensorboard, step)
+    journal = Journal([*files, mirror] if mirror else files)
     sent = {(entry["kind"], entry["step"]) for _, entry in written_before}
     for name, (tracked, known) in _tracked(directory, track).items():
-        journal.sinks.insert(0, Guarded(name, tracked, sent if known else (), journal.say))  # closed before the log
+        journal.sinks.insert(0, Tracker(name, tracked, sent if known else (), journal.say))  # closed before the log
     return journal
 
 

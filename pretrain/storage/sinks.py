@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -26,14 +27,12 @@ from pretrain.trackers import Sink
 TRAINING = "training"
 
 
-class Lines(Sink):
-    """Says figures, too."""
-
-    def figures(self, kind, step, figures):
-        self.say(f"{kind:>5} {step:>7}  " + "  ".join(f"{name} {value:.5g}" for name, value in figures.items()))
+def line_of(kind: str, step: int, figures: Mapping[str, float]) -> str:
+    """Figures for the reader."""
+    return f"{kind:>5} {step:>7}  " + "  ".join(f"{name} {value:.5g}" for name, value in figures.items())
 
 
-class Screen(Lines):
+class Screen(Sink):
     """On a terminal with a bar of `total` steps, of which `step` are done."""
 
     def __init__(self, step: int, total: int):
@@ -57,6 +56,9 @@ class Screen(Lines):
     def say(self, line):
         self.console.print(line, markup=False, soft_wrap=True)
 
+    def figures(self, kind, step, figures):
+        self.say(line_of(kind, step, figures))
+
     def doing(self, what):
         self.bar.update(self.task, description=what)
 
@@ -74,35 +76,28 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed:.3g}/s" if task.speed else "")
 
 
-class _Growing(Sink):
-    """A file of which every line is there at once, and after `sync` whatever happens to the machine."""
+class Files(Sink):
+    """metrics.jsonl and log.txt: every line is there at once, and after `sync` whatever happens to the machine."""
 
-    def __init__(self, path: Path):
-        self.file = path.open("a")
+    def __init__(self, directory: RunDirectory):
+        self.metrics, self.log = (path.open("a", buffering=1) for path in (directory.metrics, directory.log))
 
-    def add(self, line: str) -> None:
-        self.file.write(line + "\n")
-        self.file.flush()
-
-    def sync(self):
-        os.fsync(self.file.fileno())
-
-    def close(self):
-        self.file.close()
-
-
-class LogFile(_Growing, Lines):
     def note(self, line):
-        self.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
+        self.log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
     say = note
 
-
-class JsonLines(_Growing):
-    """metrics.jsonl."""
-
     def figures(self, kind, step, figures):
-        self.add(json.dumps({"kind": kind, "step": step, **figures}))
+        self.metrics.write(json.dumps({"kind": kind, "step": step, **figures}) + "\n")
+        self.note(line_of(kind, step, figures))
+
+    def sync(self):
+        for file in (self.metrics, self.log):
+            os.fsync(file.fileno())
+
+    def close(self):
+        with self.log:
+            self.metrics.close()
 
 
 class TensorBoard(Sink):
