@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pretrain.recipe import Recipe
 
 Options = TypeVar("Options")
+UNNAMED = arg(name="")  # a dataclass whose fields are options: --steps, not --recipe.steps
 
 
 def parse_recipe(
@@ -45,7 +46,8 @@ def parse_recipe(
         name, recipe, rest = f"--recipe {file}", read_recipe(place(file)), rest[1:]
     else:
         recipe = find(name)
-    fields = [_unnamed("options", options), (*_unnamed("recipe", Recipe), dataclasses.field(default=recipe))]
+    ours = "recipe", Annotated[Recipe, UNNAMED], dataclasses.field(default=recipe)
+    fields = [("options", Annotated[options, UNNAMED]), ours]
     both = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     both.__doc__ = purpose.format(f"{name} ({recipe.source})")
     try:
@@ -56,17 +58,12 @@ def parse_recipe(
     return parsed.recipe, parsed.options
 
 
-def _unnamed(field: str, of: type) -> tuple[str, type]:
-    """A dataclass's field whose own fields are options: --steps, not --recipe.steps."""
-    return field, Annotated[of, arg(name="")]
-
-
 def _help_without_recipe(options: type, usage: str, purpose: str) -> NoReturn:
     """Print the options that do not depend on the recipe, and which recipes there are."""
     program = " ".join(usage.split()[:4])
     models = itertools.groupby(rows(), lambda row: row["model"])
     recipes = "\n\n".join(", ".join(row["recipe"] for row in of_model) for _, of_model in models)
-    alone = dataclasses.make_dataclass("Arguments", [_unnamed("options", options)])
+    alone = dataclasses.make_dataclass("Arguments", [("options", Annotated[options, UNNAMED])])
     alone.__doc__ = (
         f"{purpose.format('a recipe')}\n\nExample: {usage}\n\nBelow are the options for any recipe. Its fields are "
         f"options too: `{program} RECIPE --help` lists them with its values. Recipes (`python -m pretrain recipes` "

@@ -1,7 +1,9 @@
 """`python -m pretrain demo`: prepare the built-in corpus, train an ELECTRA, evaluate, plot, export, fill masks."""
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +11,14 @@ from rich.console import Console
 
 from models.core.ranges import COUNT
 from pretrain.commands.common import import_models, parse_checked
-from pretrain.commands.eval import Eval, evaluate
-from pretrain.commands.export import export_model
-from pretrain.commands.plot import plot
-from pretrain.options import Options
+
+COMMANDS = (
+    "data_pipelines prepare --source builtin --tokenizer wordpiece --vocab-size 2048 --out FOLDER/corpus",
+    "pretrain run electra-tiny --corpus FOLDER/corpus --workdir FOLDER/run --log-every 100",
+    "pretrain eval FOLDER/run",
+    "pretrain plot FOLDER/run --out FOLDER/curves.png",
+    "pretrain export FOLDER/run --to FOLDER/export",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,46 +34,18 @@ class Demo:
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Demo, arguments, "demo", {"steps": COUNT})
     import_models()
-    return demo(options.folder, options.steps)
-
-
-def demo(folder: Path, steps: int | None) -> int:
-    """Everything below `folder`; a second call goes on where the first stopped -> exit status."""
-    from data_pipelines.prepare.command import prepare
-    from data_pipelines.prepare.options import Prepare
-    from pretrain.recipes.registry import find
-    from pretrain.training.run import run
-    from pretrain.training.signals import stop_request
-
     console = Console(highlight=False, soft_wrap=True)
-    corpus, workdir = folder / "corpus", folder / "run"
-
-    def step(command: str) -> None:
-        console.print(f"\n[bold]$ python -m {command}[/bold]")
-
-    step(f"data_pipelines prepare --source builtin --tokenizer wordpiece --vocab-size 2048 --out {corpus}")
-    prepare(Prepare(source=("builtin",), tokenizer="wordpiece", vocab_size=2048, out=corpus), console)
-
-    recipe = find("electra-tiny")
-    recipe = dataclasses.replace(recipe, steps=recipe.steps if steps is None else steps)
-    step(f"pretrain run {recipe.name} --corpus {corpus} --workdir {workdir} --steps {recipe.steps}")
-    options = Options(corpus=str(corpus), workdir=workdir, log_every=100, eval_every=500, checkpoint_every=500)
-    with stop_request() as stop:
-        status = run(recipe, options, stop)
-    if status:
-        return status
-
-    step(f"pretrain eval {workdir}")
-    evaluate(Eval(workdir))
-    step(f"pretrain plot {workdir} --out {folder / 'curves.png'}")
-    console.print(plot([workdir], folder / "curves.png"))
-    step(f"pretrain export {workdir} --to {folder / 'export'}")
-    for exported in export_model(workdir, folder / "export"):
-        console.print(exported)
+    for command in COMMANDS:
+        package, *words = (word.replace("FOLDER", str(options.folder)) for word in command.split())
+        if words[0] == "run" and options.steps is not None:
+            words += ["--steps", str(options.steps)]
+        console.print(f"\n$ python -m {package} {shlex.join(words)}", style="bold", markup=False)
+        if status := import_module(f"{package}.__main__").main(words):
+            return status
     console.print("\n[bold]Masks that the generator fills in held-out text[/bold]")
-    fill_masks(workdir, console)
+    fill_masks(options.folder / "run", console)
     further = 'to train on your own text: README, "From your text to a model"'
-    console.print(f"\nThe model is in {folder / 'export'}; {further}")
+    console.print(f"\nThe model is in {options.folder / 'export'}; {further}")
     return 0
 
 

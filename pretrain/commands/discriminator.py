@@ -39,12 +39,6 @@ class Discriminate:
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Discriminate, arguments, "discriminator", {"heldout": HELDOUT, "seed": SEED})
     import_models()
-    train(options)
-    return 0
-
-
-def train(options: Discriminate) -> None:
-    """Write the discriminator and print in how many held-out texts it tells the label. UserError in one line."""
     from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, hits, means, written
     from pretrain.storage.run_directory import write_whole
     from pretrain.training.opened import open_model
@@ -73,6 +67,7 @@ def train(options: Discriminate) -> None:
     )
     if cut := sum(len(text) > positions for text in tokens):
         print(f"{cut} texts are longer than the model's {positions} positions; their beginnings were read")
+    return 0
 
 
 def _check_folder(folder: Path) -> None:

@@ -85,7 +85,7 @@ class Generate:
             raise UserError(
                 f"--temperature {self.temperature:g}: must be above 0; leave --sample out for the likeliest"
             )
-        temperature = (1.0 if self.temperature is None else self.temperature) if self.sample else 0.0
+        temperature = float(self.sample) if self.temperature is None else self.temperature
         fields = {field.name for field in dataclasses.fields(Decoding)} & {*vars(self)}
         return Decoding(**{**{name: getattr(self, name) for name in fields}, "temperature": temperature, "stop": stop})
 
@@ -97,7 +97,23 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError("--discriminator and --label: give both, a folder and one of its labels, or neither")
     prompts = _prompts(options, "--prompt" in arguments)
     import_models()
-    write_texts(options, prompts)
+    import jax
+
+    from pretrain.generation.decoding import check_whole_rows
+    from pretrain.generation.fillings import fills
+    from pretrain.training.opened import open_model
+    from tpu.mesh import named_mesh, row_mesh
+
+    devices = jax.local_devices()
+    mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
+    check_whole_rows(options.mesh, mesh)
+    opened = open_model(options.run, options.step, mesh)
+    if fills(opened.module):
+        if given := _of_texts_alone(options):
+            raise UserError(f"{', '.join(given)}: no effect on a model that fills masks; leave out what writes texts")
+        _print_fillings(options, opened, prompts)
+    else:
+        _print_texts(options, opened, prompts)
     return 0
 
 
@@ -120,27 +136,6 @@ def _prompts(options: Generate, given: bool) -> list[str]:
     if not prompts:
         raise UserError("generate: has no prompt; give --prompt TEXT, or --prompts FILE with one on each line")
     return prompts
-
-
-def write_texts(options: Generate, prompts: list[str]) -> None:
-    """Print texts or fillings. UserError in one line for what cannot be made."""
-    import jax
-
-    from pretrain.generation.decoding import check_whole_rows
-    from pretrain.generation.fillings import fills
-    from pretrain.training.opened import open_model
-    from tpu.mesh import named_mesh, row_mesh
-
-    devices = jax.local_devices()
-    mesh = row_mesh(devices, [1]) if options.mesh is None else named_mesh(options.mesh, devices)
-    check_whole_rows(options.mesh, mesh)
-    opened = open_model(options.run, options.step, mesh)
-    if fills(opened.module):
-        if given := _of_texts_alone(options):
-            raise UserError(f"{', '.join(given)}: no effect on a model that fills masks; leave out what writes texts")
-        _print_fillings(options, opened, prompts)
-    else:
-        _print_texts(options, opened, prompts)
 
 
 def _of_texts_alone(options: Generate) -> list[str]:

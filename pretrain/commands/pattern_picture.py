@@ -119,6 +119,7 @@ def _draw(title: str, pattern: Pattern, length: int, grids: list[Grid], out: Pat
         len(grids),
         figsize=(wide / 110 + 1.5, tall / 110 + len(grids) + 1),
         squeeze=False,
+        layout="constrained",
         height_ratios=[len(canvas) for canvas in canvases],
     )
     for panel, grid, canvas in zip(axes[:, 0], grids, canvases, strict=True):
@@ -130,11 +131,8 @@ def _draw(title: str, pattern: Pattern, length: int, grids: list[Grid], out: Pat
     axes[-1, 0].set_xlabel(f"each square: keys (across) of queries (down), {length:,} tokens", fontsize="small")
     names = {WINDOW: "window", DRAWN: DRAWN_AS.get(pattern.name, "further"), GLOBAL: "global"}
     there = {kind for grid in grids for row in grid.tables for one in row for kind in np.unique(one).tolist()}
-    marks = [pyplot.Rectangle((0, 0), 1, 1, color=np.array(COLORS[kind]) / 255) for kind in names if kind in there]
-    labels = [name for kind, name in names.items() if kind in there]
-    figure.tight_layout(rect=(0, 0.3 / figure.get_figheight(), 1, 1))
-    figure.legend(marks, labels, loc="lower center", ncols=3, fontsize="small", frameon=False)
-    return save(figure, out)
+    colors = {name: np.array(COLORS[kind]) / 255 for kind, name in names.items() if kind in there}
+    return save(figure, {name: pyplot.Rectangle((0, 0), 1, 1, color=color) for name, color in colors.items()}, 3, out)
 
 
 def _middles(size: int, names: Collection) -> np.ndarray:

@@ -1,6 +1,8 @@
 """What commands that draw share."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from matplotlib import pyplot
 from matplotlib.backend_bases import FigureCanvasBase
@@ -17,8 +19,13 @@ def check_ending(out: Path) -> None:
         raise UserError(f"--out {out}: no picture's name ends like this; use .png, .pdf or .svg")
 
 
-def save(figure, out: Path) -> Path:
-    """Write a picture of a checked ending whole or not at all, and forget it -> the file; UserError naming --out."""
+def save(figure, marks: Mapping[str, Any], columns: int, out: Path) -> Path:
+    """Write a picture of a checked ending whole or not at all, and forget it -> the file; UserError naming --out.
+
+    marks: label -> what stands beside it in the legend.
+    """
+    legend = {"loc": "outside lower center", "ncols": columns, "fontsize": "small", "frameon": False}
+    figure.legend(marks.values(), marks.keys(), **legend)
     temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
     try:
         with writing(out):

@@ -66,8 +66,6 @@ def plan_command(arguments: Sequence[str]) -> int:
 def parse_plan(arguments: Sequence[str]) -> tuple[Recipe, Target]:
     """`bert-base --topology v5e:4x4 --model.depth 3` -> the recipe with its changes, and what to plan it for."""
     recipe, target = parse_target(arguments)
-    if not target.topology:
-        raise UserError("tpu plan: --topology is missing; name a slice, as in --topology v5e:4x4")
     recipe = shaped(recipe, target.batch_size, target.sequence_length)
     check(recipe)
     chosen_program(recipe, target, platform="tpu")

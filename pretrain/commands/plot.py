@@ -57,18 +57,16 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
     names = [name for name in names if name not in LAST] + [name for name in LAST if name in names]
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(4.5 * columns, 3 * lines), squeeze=False)
+    figure, axes = pyplot.subplots(
+        lines, columns, figsize=(4.5 * columns, 3 * lines), squeeze=False, layout="constrained"
+    )
     for panel, name in zip(axes.flat, names, strict=False):
         _draw(panel, name, sources, curves)
     for panel in axes.flat[len(names) :]:
         panel.axis("off")
     drawn = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
     labelled = {label: handle for lines in drawn for handle, label in lines}
-    labels, handles = list(labelled), list(labelled.values())
-    lines_of_legend = -(-len(labels) // columns)
-    figure.tight_layout(rect=(0, 0.22 * lines_of_legend / figure.get_figheight(), 1, 1))
-    figure.legend(handles, labels, loc="lower center", ncols=columns, fontsize="small", frameon=False)
-    return save(figure, out)
+    return save(figure, labelled, columns, out)
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:

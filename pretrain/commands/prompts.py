@@ -61,12 +61,6 @@ def main(arguments: Sequence[str]) -> int:
             if (value := getattr(options, option)) != getattr(Prompts, option):
                 raise UserError(f"--{option.replace('_', '-')} {value}: has no effect without --score greedy; add it")
     import_models()
-    ask(options)
-    return 0
-
-
-def ask(options: Prompts) -> None:
-    """Print a row of figures for each number of shots. UserError in one line for what cannot be asked."""
     import jax
 
     from pretrain.generation.decoding import check_whole_rows
@@ -107,6 +101,7 @@ def ask(options: Prompts) -> None:
     found, told = iter(found), figures.of_answers if greedy else figures.of_likelihoods
     rows = {shots: told(prompts, [*itertools.islice(found, len(prompts))]) for shots, prompts in asked.items()}
     _show(options, opened, asked, rows)
+    return 0
 
 
 def _check_delimited(options: Prompts) -> None:

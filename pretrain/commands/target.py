@@ -17,8 +17,8 @@ CACHE = Path.home() / ".cache" / "pretrain-plans"
 class Target:
     """What a recipe is planned for; the fields that `pretrain run` has too mean the same."""
 
-    topology: str = ""
-    """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16. Always to be given."""
+    topology: str
+    """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16."""
     mesh: str | None = None
     """How the devices share the work, like data=4,fsdp=4; slice=2 for two slices. By default what suits the model."""
     microbatches: int = 1

@@ -22,7 +22,7 @@ def config_from(source: str | Path) -> Any:
     UserError where a config.json is missing, damaged or incomplete, where no family reads it, or where the parts of
     one model disagree.
     """
-    first = Path(str(source).split(",")[0].split("=", 1)[-1]) if _is_listing(source) else Path(source)
+    first = Path(str(source).split(",")[0].split("=", 1)[-1]) if is_listing(source) else Path(source)
     family = _family(first)
     values: dict[str, Any] = {}
     for part, folder in folders(source, family).items():
@@ -42,7 +42,7 @@ def config_from(source: str | Path) -> Any:
 
 def folders(source: str | Path, family: Family) -> dict[str, Path]:
     """Checkpoint part -> folder. source: one folder laid out as `export` writes it, or 'part=DIR,part=DIR'."""
-    if not _is_listing(source):
+    if not is_listing(source):
         return {part: Path(source) / model.folder for part, model in family.hf.items()}
     found = {}
     for item in str(source).split(","):
@@ -94,21 +94,19 @@ def heads_in_folder(source: str | Path, config) -> set[str]:
     return {head for known, name in classes for head in known.get(name, ())}
 
 
-def _is_listing(source: str | Path) -> bool:
-    return "=" in str(source) and not Path(source).is_dir()
+def is_listing(source: str | Path) -> bool:
+    """Whether it is 'part=DIR,part=DIR'."""
+    return "=" in str(source).split("/")[0] and not Path(source).is_dir()
 
 
 def _family(folder: Path) -> Family:
     """The family that reads this folder's model type."""
     model_type = _read(folder).get("model_type")
-    families = {_model_type(family): family for family in FAMILIES.values() if family.hf}
+    of_type = [(model.constants["model_type"], family) for family in FAMILIES.values() for model in family.hf.values()]
+    families = dict(of_type)
     if model_type not in families:
         raise UserError(f"{folder}: config.json has model_type={model_type!r}; use one of {', '.join(families)}")
     return families[model_type]
-
-
-def _model_type(family: Family) -> str:
-    return next(iter(family.hf.values())).constants["model_type"]
 
 
 def _read(folder: Path) -> Mapping[str, Any]:

@@ -63,7 +63,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
             target.mkdir(parents=True)
             said = target / "config.json"
             said.write_text(_json(config_fields(config, part, params, ids, dtype)), "utf-8")
-            shards.write(tensors(arrays, config, part), target, jnp.dtype(dtype), said, shards.LIMIT)
+            shards.write(tensors(arrays, config, part), target, jnp.dtype(dtype), said)
             _write_tokenizer(Path(tokenizer_path), target, getattr(config, "positions", None))
         (partial / MARK).write_text(_json({"run": run}), "utf-8")
         _replace(folder, partial)

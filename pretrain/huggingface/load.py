@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 
 from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored as tokenizers
@@ -106,18 +105,12 @@ def check_vocabulary(folder: Path, tokenizer_path: Path, source, target) -> None
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
     """Token -> id, None where the folder has no tokenizer."""
+    if not any((folder / name).exists() for name in tokenizers.FILES):
+        return None
     try:
-        if (folder / "tokenizer.json").exists():
-            return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
-        if (folder / "vocab.txt").exists():
-            lines = (folder / "vocab.txt").read_text("utf-8").removesuffix("\n").split("\n")
-            return {token.rstrip("\r"): index for index, token in enumerate(lines)}
-        if any((folder / name).exists() for name in ("spiece.model", "vocab.json")):
-            return tokenizers.load(folder).tokenizer.get_vocab()
-    except Exception as error:  # the library raises bare Exception
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{folder}: its tokenizer cannot be read ({reason}); copy the folder again") from error
-    return None
+        return tokenizers.load(folder).tokenizer.get_vocab()
+    except UserError as error:
+        raise UserError(f"{folder}: its tokenizer cannot be read ({error}); copy the folder again") from error
 
 
 class _Tensors:

@@ -1,5 +1,6 @@
 """The one place that knows how parameters map to the tensors of a Hugging Face checkpoint, in both directions."""
 
+import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -86,20 +87,13 @@ def _view(parameter: Parameter, slot: Slot, array: np.ndarray, layer: int | None
     return array.reshape(slot.shape or array.shape, copy=False)
 
 
-def field(config, path: str) -> Any:
-    """The value of a config field; dots lead into nested configs."""
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
-
-
 def fields_of(config, part: str) -> dict[str, Any]:
     """What config.json says of a config's model: name there -> value."""
     model = family_of(config).hf[part]
     known = {**model.fields, **model.settings}
 
     def value(place):
-        return place.write(config) if isinstance(place, Converter) else field(config, place)
+        return place.write(config) if isinstance(place, Converter) else operator.attrgetter(place)(config)
 
     return {name: value(place) for name, place in known.items()}
 

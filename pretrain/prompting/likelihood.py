@@ -9,10 +9,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from models.core.family import Inputs
 from models.core.parameters import Params
 from models.core.sharding import placed_by
-from pretrain.prompting.batches import batches
+from pretrain.prompting.batches import hidden_states
 from pretrain.prompting.prompts import Prompt, Tokens
 from tpu.rules import activation_rules
 from tpu.xla import compiler_options, matmul_precision
@@ -23,20 +22,15 @@ TARGETS = 256  # whose logits are computed at once, so that they need little mem
 def log_likelihoods(model: nn.Module, params: Params, prompts: Sequence[Prompt], mesh: Mesh) -> list[np.ndarray]:
     """ln p(target | prompt) by a causal decoder whose parameters lie on the mesh: f64[texts] of each prompt."""
 
-    def trunk(params: Params, inputs: Inputs) -> Array:
-        with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
-            return model.apply({"params": params}, inputs, method="decode")
-
     def of_targets(params: Params, hidden: Array, row: Array, column: Array, target: Array) -> Array:
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
             logits = model.apply({"params": params}, hidden[row, column][None], method="token_logits")
             return jnp.take_along_axis(jax.nn.log_softmax(logits), target[:, None], axis=1)[:, 0]
 
-    trunk, of_targets = (jax.jit(step, compiler_options=compiler_options(mesh)) for step in (trunk, of_targets))
+    of_targets = jax.jit(of_targets, compiler_options=compiler_options(mesh))
     texts = [text for prompt in prompts for text in prompt.texts]
     total = np.zeros(len(texts))
-    for chosen, inputs in batches([text.tokens[:-1] for text in texts], model.config.positions, mesh):
-        hidden = trunk(params, inputs)
+    for chosen, hidden in hidden_states(model, params, [text.tokens[:-1] for text in texts], mesh):
         targets = _targets(texts, chosen)
         for begin in range(0, targets.shape[1], TARGETS):
             asked = targets[:, begin : begin + TARGETS]

@@ -1,6 +1,7 @@
 """Prompts: a question after others that are answered, as the tokens that a model reads."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -101,10 +102,13 @@ class Prompter:
         while waiting:
             texts = self._texts([(self.examples[index], used[index]) for index in waiting], with_target)
             made |= dict(zip(waiting, texts, strict=True))
-            waiting = [index for index in waiting if self._needs(made[index], with_target) > self.room]
+            # A target's last token is read by nothing.
+            needs = {index: max(len(text.tokens) for text in made[index]) - with_target for index in waiting}
+            waiting = [index for index in waiting if needs[index] > self.room]
             for index in waiting:
                 if not used[index]:
-                    self._refuse(self.examples[index], self._needs(made[index], with_target))
+                    needed = f"takes {needs[index]} tokens without any shot, there is room for {self.room}; shorten it"
+                    raise UserError(f"{self._where(self.examples[index])}: {needed}")
                 used[index] = used[index][1:]
         return [Prompt(example, shots - len(used[index]), made[index]) for index, example in enumerate(self.examples)]
 
@@ -115,29 +119,25 @@ class Prompter:
         return any(text in decoded for decoded in self.tokenizer.decode_batch(tokens))
 
     def _texts(self, asked: list[tuple[Example, list[int]]], with_target: bool) -> list[tuple[Tokens, ...]]:
+        texts = []
+        for example, used in asked:
+            if self.delimiter is not None:
+                before = example.input
+            else:
+                before = self.template.prompt([self.examples[shot] for shot in used], example)
+                before = before if with_target else before.rstrip(" ")  # it belongs to the word that is asked for
+            texts += [(example, before, target) for target in (example.choices if with_target else ("",))]
+        befores, targets = ([text[part] for text in texts] for part in (1, 2))
         if self.delimiter is not None:
-            return [self._delimited(example, example.choices if with_target else ("",)) for example, _ in asked]
-        prompts = [self.template.prompt([self.examples[shot] for shot in used], one) for one, used in asked]
-        if with_target:
-            choices = [one.choices for one, _ in asked]
-        else:  # a blank at its end belongs to the word that is asked for
-            prompts, choices = [prompt.rstrip(" ") for prompt in prompts], [("",)] * len(asked)
-        texts = [prompt + choice for prompt, of in zip(prompts, choices, strict=True) for choice in of]
-        places = [np.array([len(prompt)]) for prompt, of in zip(prompts, choices, strict=True) for _ in of]
-        encoded = self.encoder.encode(texts, places)
-        tokens = iter(np.split(encoded.tokens.astype(np.int32), np.cumsum(encoded.lengths)[:-1]))
-        firsts = iter(encoded.ended.tolist())
-
-        def begun(example, of):
-            return tuple(self._begun(next(tokens), next(firsts), example, choice) for choice in of)
-
-        return [begun(example, of) for (example, _), of in zip(asked, choices, strict=True)]
-
-    def _delimited(self, example: Example, choices: Sequence[str]) -> tuple[Tokens, ...]:
-        asked, *targets = (tokens.astype(np.int32) for tokens in self.encoder.tokens([example.input, *choices]))
-        before = np.append(asked, np.int32(self.delimiter))
-        pairs = zip(targets, choices, strict=True)
-        return tuple(self._begun(np.append(before, target), len(before), example, choice) for target, choice in pairs)
+            begun = [np.append(tokens, self.delimiter) for tokens in self.encoder.tokens(befores)]
+            tokens = list(map(np.append, begun, self.encoder.tokens(targets)))
+            firsts = list(map(len, begun))
+        else:
+            places = [np.array([len(before)]) for before in befores]
+            encoded = self.encoder.encode(list(map(str.__add__, befores, targets)), places)
+            tokens, firsts = np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1]), encoded.ended.tolist()
+        made = map(self._begun, tokens, firsts, (example for example, *_ in texts), targets)
+        return [tuple(itertools.islice(made, len(one.choices) if with_target else 1)) for one, _ in asked]
 
     def _begun(self, tokens: np.ndarray, first: int, example: Example, choice: str) -> Tokens:
         """With a token before the target."""
@@ -146,17 +146,8 @@ class Prompter:
         if first == 0:
             if self.end is None:
                 raise UserError(f"{self._where(example)}: its prompt has no token and nothing else can begin a text")
-            tokens, first = np.append(np.int32(self.end), tokens), 1
-        return Tokens(tokens, first)
-
-    def _needs(self, texts: tuple[Tokens, ...], with_target: bool) -> int:
-        """Places; a target's last token is read by nothing."""
-        return max(len(text.tokens) for text in texts) - with_target
-
-    def _refuse(self, example: Example, needs: int) -> None:
-        raise UserError(
-            f"{self._where(example)}: takes {needs} tokens without any shot, there is room for {self.room}; shorten it"
-        )
+            tokens, first = np.append(self.end, tokens), 1
+        return Tokens(tokens.astype(np.int32), first)
 
     def _where(self, example: Example) -> str:
         return f"--examples {self.path}, line {example.line}"

@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
-from models.core.family import Inputs
 from models.core.parameters import Params, leaves
-from models.core.sharding import placed_by
-from pretrain.prompting.batches import batches
-from tpu.rules import activation_rules
-from tpu.xla import compiler_options, matmul_precision
+from pretrain.prompting.batches import hidden_states
 
 FILE = "discriminator.json"
 PENALTY = 1e-3  # on squares of weights, for states of variance 1
@@ -42,16 +36,13 @@ class Discriminator(NamedTuple):
 def means(model: nn.Module, params: Params, texts: Sequence[np.ndarray], mesh: Mesh) -> np.ndarray:
     """The mean hidden state of each text's tokens: f32[texts, width].   texts: i32[tokens] each."""
 
-    def mean(params: Params, inputs: Inputs) -> Array:
-        with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
-            hidden = model.apply({"params": params}, inputs, method="decode").astype(jnp.float32)
-            real = inputs["segments"] > 0
-            return jnp.sum(hidden, axis=1, where=real[..., None]) / jnp.maximum(real.sum(1, keepdims=True), 1)
-
-    mean, found = jax.jit(mean, compiler_options=compiler_options(mesh)), np.zeros((len(texts), model.config.width))
-    for chosen, inputs in batches(texts, model.config.positions, mesh):
-        found[chosen] = np.asarray(mean(params, inputs))[: len(chosen)]
-    return found.astype(np.float32)
+    found = np.zeros((len(texts), model.config.width), np.float32)
+    for chosen, hidden in hidden_states(model, params, texts, mesh):
+        lengths = np.array([len(texts[index]) for index in chosen])[:, None]
+        real = jnp.arange(hidden.shape[1]) < lengths
+        states = hidden[: len(chosen)].astype(jnp.float32)
+        found[chosen] = jnp.sum(states, axis=1, where=real[..., None]) / np.maximum(lengths, 1)
+    return found
 
 
 def fit(states: np.ndarray, labels: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,9 +80,7 @@ def fingerprint(params: Params) -> str:
 
 def written(discriminator: Discriminator) -> str:
     """As JSON."""
-    return json.dumps(
-        {**discriminator._asdict(), "kernel": discriminator.kernel.tolist(), "bias": discriminator.bias.tolist()}
-    )
+    return json.dumps(discriminator._asdict(), default=np.ndarray.tolist)
 
 
 def load(folder: Path, params: Params) -> Discriminator:

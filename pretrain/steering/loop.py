@@ -20,7 +20,7 @@ from pretrain.generation.loop import write_texts
 from pretrain.generation.reading import of_texts
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
-from pretrain.steering.perturbation import Aim, Reading, Unsteered, extend, perturbed
+from pretrain.steering.perturbation import Aim, Text, extend, perturbed
 from pretrain.steering.settings import Steering
 from tpu.rules import activation_rules
 from tpu.xla import compiler_options, matmul_precision
@@ -90,8 +90,8 @@ def _following(
     """One more token i32[rows, 1] -> (what next tokens are drawn by, f32[rows, padded vocab]: their steered log
     probabilities fused with the unsteered ones; what is known with the token)."""
     hidden, logits, plain = extend(model, params, last, lengths, read.plain)
-    unsteered = Unsteered(logits, plain, read.hidden)
-    cache, norms = perturbed(model, params, aim, steering, Reading(last, lengths, read.cache), unsteered, read.norms)
+    text = Text(last, lengths, read.cache, logits, plain, read.hidden)
+    cache, norms = perturbed(model, params, aim, steering, text, read.norms)
     _, steered, cache = extend(model, params, last, lengths, cache)
     fused = steering.fusion * jax.nn.log_softmax(steered / temperature)
     fused += (1 - steering.fusion) * jax.nn.log_softmax(logits)

@@ -28,26 +28,20 @@ class Aim(NamedTuple):
     discriminator: tuple[Array, Array, Array] | None = None
 
 
-class Reading(NamedTuple):
-    """Texts of which all but the last token are in the cache.
+class Text(NamedTuple):
+    """Texts that go on, and what the model says of them without steering.
 
-    last: i32[rows, 1].   lengths: i32[rows], tokens without the last.   cache: of those, as steered so far.
+    last: i32[rows, 1], the tokens that are not in `cache` yet.   lengths: i32[rows], tokens without the last.
+    cache: of those, as steered so far.   logits: f32[rows, padded vocab], unsteered, after the last token.
+    plain: the unsteered cache of all tokens.   hidden: f32[rows, width], the sum of the unsteered hidden states of all
+    tokens but the last.
     """
 
     last: Array
     lengths: Array
     cache: Cache
-
-
-class Unsteered(NamedTuple):
-    """What the model says without steering.
-
-    logits: f32[rows, padded vocab] after the last token.   cache: of all tokens.
-    hidden: f32[rows, width], the sum of the hidden states of all tokens but the last.
-    """
-
     logits: Array
-    cache: Cache
+    plain: Cache
     hidden: Array
 
 
@@ -58,7 +52,7 @@ def extend(model: nn.Module, params: Params, tokens: Array, lengths: Array, cach
 
 
 def perturbed(
-    model: nn.Module, params: Params, aim: Aim, steering: Steering, text: Reading, plain: Unsteered, norms: Array
+    model: nn.Module, params: Params, aim: Aim, steering: Steering, text: Text, norms: Array
 ) -> tuple[Cache, Array]:
     """The cache after `iterations` gradient steps, and the norms with those of its gradients.
 
@@ -76,7 +70,7 @@ def perturbed(
         cache, norms = state
 
         def total(keys: Array, values: Array) -> Array:
-            return loss(model, params, aim, steering, text, cache._replace(keys=keys, values=values), plain)
+            return loss(model, params, aim, steering, text, cache._replace(keys=keys, values=values))
 
         gradients = [jnp.where(steered, g, 0) for g in jax.grad(total, (0, 1))(cache.keys, cache.values)]
         new = jnp.sqrt(sum(jnp.sum(gradient**2, axis=(2, 3, 4)) for gradient in gradients))
@@ -93,9 +87,7 @@ def rates(steering: Steering, norms: Array) -> Array:
     return jnp.where(norms > 0, steering.step_size / (norms + SMALL) ** steering.gamma, 0)
 
 
-def loss(
-    model: nn.Module, params: Params, aim: Aim, steering: Steering, text: Reading, cache: Cache, plain: Unsteered
-) -> Array:
+def loss(model: nn.Module, params: Params, aim: Aim, steering: Steering, text: Text, cache: Cache) -> Array:
     """-ln p(attribute | text) with this cache in place of the text's, and the divergence from the unsteered next token;
     summed over rows, which know nothing of one another: f32[]."""
     hidden, logits, _ = extend(model, params, text.last, text.lengths, cache)
@@ -106,12 +98,12 @@ def loss(
         kernel, bias, label = aim.discriminator
         # One token ahead of what is said, as a mean over what it may be; only that one's state is steered.
         next_one = jax.nn.softmax(logits)[:, None]
-        ahead, *_ = extend(model, params, next_one, text.lengths + 1, plain.cache)
-        states = plain.hidden + jax.lax.stop_gradient(hidden[:, 0]) + ahead[:, 0]
+        ahead, *_ = extend(model, params, next_one, text.lengths + 1, text.plain)
+        states = text.hidden + jax.lax.stop_gradient(hidden[:, 0]) + ahead[:, 0]
         scores = states / (text.lengths[:, None] + 2) @ kernel + bias
         total -= jax.nn.log_softmax(scores)[:, label]
     if steering.kl_scale:
         real = slice(model.config.vocab_size)
-        unsteered = jax.nn.log_softmax(plain.logits)
+        unsteered = jax.nn.log_softmax(text.logits)
         total += steering.kl_scale * jnp.sum(jnp.exp(said[:, real]) * (said - unsteered)[:, real], axis=1)
     return total.sum()

@@ -10,13 +10,14 @@ from jax.sharding import Mesh
 
 from data_pipelines.cloud import is_file, local_folder
 from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Feature
 from data_pipelines.progress import doing
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import Made
 from models.core import program as programs
 from models.core.parameters import Params
 from models.families.registry import family_of, name_of
-from pretrain.huggingface.config import config_from, folders, heads_in_folder
+from pretrain.huggingface.config import config_from, folders, heads_in_folder, is_listing
 from pretrain.huggingface.load import load
 from pretrain.objectives.inputs import initialise
 from pretrain.objectives.objective import Objective
@@ -114,8 +115,8 @@ def identity_of(source: Path) -> str:
 
 
 def _is_hugging_face(directory: RunDirectory) -> bool:
-    listed = "=" in directory.path.name and not directory.path.is_dir()
-    return not is_file(directory.recipe) and (listed or is_file(directory.path / "config.json"))
+    found = is_listing(directory.path) or is_file(directory.path / "config.json")
+    return found and not is_file(directory.recipe)
 
 
 def _read(source: Path, folder: Path, mesh: Mesh) -> Opened:
@@ -123,7 +124,7 @@ def _read(source: Path, folder: Path, mesh: Mesh) -> Opened:
     config = config_from(folder)
     family, heads = family_of(config), heads_in_folder(folder, config)
     module = family.module(config, programs.default(), heads)
-    spec = {name: ((1,) * len(one.shape), one.dtype) for name, one in family.inputs.items() if one.required}
+    spec = {name: Feature((1,) * len(one.shape), one.dtype) for name, one in family.inputs.items() if one.required}
     shapes = jax.eval_shape(lambda: initialise(jax.random.key(0), module, spec))
     first = next(iter(folders(folder, family).values()))
     params, tokenizer = load(folder, config, shapes, first), stored.load(first)

@@ -47,7 +47,7 @@ def test_phases_that_become_equal_are_planned_once():
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        ("bert-base", "tpu plan: --topology is missing; name a slice, as in --topology v5e:4x4"),
+        ("bert-base", "python -m tpu plan bert-base: missing: --topology"),
         ("bert-base --topology v5e:4x4 --mesh fsdp=3", "--mesh fsdp=3: it takes 3 devices, there are 16"),
         ("bert-base --topology v5e:4x4 --mesh data=16 --batch-size 8", "batch_size=8 is not a multiple of"),
         ("bert-base --topology v5e:4x4 --attention splash --model.heads 16", "set model.attention_dropout=0.1 to 0"),
