@@ -6,7 +6,7 @@ Another tracker is a function and a line in TRACKERS; its package is imported on
 from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from data_pipelines.errors import UserError
 
@@ -38,36 +38,25 @@ class Sink:
     def close(self) -> None: ...
 
 
-class Tracked(NamedTuple):
-    """A run to a tracker.   id: the same for all that goes on in a work directory.   config: its recipe as JSON.
-    folder: for files of the tracker's, on this machine."""
-
-    project: str
-    name: str
-    id: str
-    config: dict
-    folder: Path
-
-
-def _wandb(run: Tracked) -> Any:
+def _wandb(project: str, name: str, id: str, config: dict, folder: Path) -> Any:
     """Weights & Biases, with WANDB_API_KEY, WANDB_MODE and so on from the environment."""
     import wandb
 
     settings = wandb.Settings(console="off", finish_timeout=SECONDS)
-    about = {"project": run.project, "name": run.name, "id": run.id, "config": run.config, "dir": run.folder}
+    about = {"project": project, "name": name, "id": id, "config": config, "dir": folder}
     return wandb.init(**about, resume="allow", allow_val_change=True, settings=settings)
 
 
-def _trackio(run: Tracked) -> Any:
+def _trackio(project: str, name: str, id: str, config: dict, folder: Path) -> Any:
     """Hugging Face's, on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say."""
     import trackio
 
-    name = f"{run.name}-{run.id}"  # by which it finds a run again
-    return trackio.init(run.project, name, config=run.config, resume="allow")
+    return trackio.init(project, f"{name}-{id}", config=config, resume="allow")  # by this name it finds a run again
 
 
-# By the package's name what begins a run there: an object with `log(figures, step=)` and `finish()`.
-TRACKERS: dict[str, Callable[[Tracked], Any]] = {"wandb": _wandb, "trackio": _trackio}
+# By the package's name what begins a run there, an object with `log(figures, step=)` and `finish()`.
+# id: the same for all that goes on in a work directory.   config: its recipe as JSON.   folder: for its own files.
+TRACKERS: dict[str, Callable[..., Any]] = {"wandb": _wandb, "trackio": _trackio}
 
 
 def check_installed(names: Collection[str]) -> None:
@@ -80,12 +69,13 @@ def check_installed(names: Collection[str]) -> None:
 class Tracker(Sink):
     """Of TRACKERS the one of this name, which never stops a run: when it fails it is said, and no more is sent.
 
+    about: what its function takes.
     sent: (kind, step) of the figures that it has had before the run was interrupted, and that come again.
     """
 
-    def __init__(self, name: str, tracked: Tracked, sent: Collection[tuple[str, int]], warn: Callable[[str], None]):
+    def __init__(self, name: str, about: Mapping, sent: Collection[tuple[str, int]], warn: Callable[[str], None]):
         self.name, self.sent, self.warn = name, sent, warn
-        self.run = self._tried(TRACKERS[name], tracked)
+        self.run = self._tried(TRACKERS[name], **about)
 
     def figures(self, kind, step, figures):
         if self.run is not None and (kind, step) not in self.sent:

@@ -6,7 +6,7 @@ Recipes are imported where they are needed: their models import JAX, which takes
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from tyro.conf import arg
 
@@ -35,7 +35,15 @@ def parse_recipe(
     file = rest[0] if name == "--recipe" and rest else name
     named = file and not file.startswith("-")
     if not named and {"-h", "--help"} & {*arguments}:
-        _help_without_recipe(options, usage, purpose)
+        models = itertools.groupby(rows(), lambda row: row["model"])
+        recipes = "\n\n".join(", ".join(row["recipe"] for row in of_model) for _, of_model in models)
+        alone = dataclasses.make_dataclass("Arguments", [("options", Annotated[options, UNNAMED])])
+        alone.__doc__ = (
+            f"{purpose.format('a recipe')}\n\nExample: {usage}\n\nBelow are the options for any recipe. Its fields are "
+            f"options too: `{program} RECIPE --help` lists them with its values. Recipes (`python -m pretrain recipes` "
+            f"says more; --recipe FILE.json takes another):\n\n{recipes}"
+        )
+        parse(alone, ["--help"], f"{program} RECIPE")
     if not named:
         raise UserError(f"{program.split()[-1]}: name a recipe first, or give --recipe FILE.json, as in `{usage}`")
     doing(IMPORTING)
@@ -56,20 +64,6 @@ def parse_recipe(
         raise UserError(str(error)) from None
     _check_pattern(recipe.model, parsed.recipe.model)
     return parsed.recipe, parsed.options
-
-
-def _help_without_recipe(options: type, usage: str, purpose: str) -> NoReturn:
-    """Print the options that do not depend on the recipe, and which recipes there are."""
-    program = " ".join(usage.split()[:4])
-    models = itertools.groupby(rows(), lambda row: row["model"])
-    recipes = "\n\n".join(", ".join(row["recipe"] for row in of_model) for _, of_model in models)
-    alone = dataclasses.make_dataclass("Arguments", [("options", Annotated[options, UNNAMED])])
-    alone.__doc__ = (
-        f"{purpose.format('a recipe')}\n\nExample: {usage}\n\nBelow are the options for any recipe. Its fields are "
-        f"options too: `{program} RECIPE --help` lists them with its values. Recipes (`python -m pretrain recipes` "
-        f"says more; --recipe FILE.json takes another):\n\n{recipes}"
-    )
-    parse(alone, ["--help"], f"{program} RECIPE")
 
 
 def _check_pattern(before, after) -> None:

@@ -7,12 +7,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from data_pipelines.command_line import parse
+from tyro.conf import Positional
+
+from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.progress import IMPORTING, doing
 from models.core.ranges import Range
 
 Options = TypeVar("Options")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfModel:
+    """Options of what reads a trained model."""
+
+    run: Positional[Place]
+    """Work directory of the run, or a Hugging Face folder."""
+    step: int | None = None
+    """Which checkpoint; by default the newest."""
 
 
 def parse_checked(

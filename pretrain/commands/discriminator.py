@@ -5,25 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tyro.conf import Positional
 
-from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from models.core.ranges import SEED, Range
-from pretrain.commands.common import import_models, parse_checked, writing
+from pretrain.commands.common import OfModel, import_models, parse_checked, writing
 from pretrain.prompting.examples import objects, text_of
 from pretrain.prompting.figures import mean, with_error
 
 HELDOUT = Range("above 0 and below 1", lambda x: 0 < x < 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Discriminate:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Discriminate(OfModel):
     """Train a linear layer that tells labelled texts by a run's mean hidden states, to steer what the run writes."""
 
-    run: Positional[Place]
-    """Work directory of the run, or a Hugging Face folder; the model stays as it is."""
     examples: Path
     """A file of JSON lines: {"text", "label"}."""
     out: Path
@@ -32,8 +28,6 @@ class Discriminate:
     """Share of the lines that it does not learn from, to measure how well it tells them."""
     seed: int = 0
     """Draws these."""
-    step: int | None = None
-    """Which checkpoint; by default the newest."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,8 +37,14 @@ def main(arguments: Sequence[str]) -> int:
     from pretrain.storage.run_directory import write_whole
     from pretrain.training.opened import open_model
 
-    _check_folder(options.out)
-    texts, labels = _read(options.examples)
+    inside = options.out.iterdir() if options.out.is_dir() else ()
+    if others := sorted(path.name for path in inside if not path.name.startswith(FILE)):
+        raise UserError(f"--out {options.out}: holds {others[0]}, so it is no discriminator; give a new folder")
+    records = list(objects(options.examples))
+    texts, labels = ([text_of(record, key, where) for record, where in records] for key in ("text", "label"))
+    for text, (_, where) in zip(texts, records, strict=True):
+        if not text.strip():
+            raise UserError(f"{where}: 'text' is empty; fill it")
     names, numbers = np.unique(labels, return_inverse=True)
     order = np.random.default_rng(options.seed).permutation(len(texts))
     held, learned = np.split(order, [max(1, round(options.heldout * len(texts)))])
@@ -68,24 +68,3 @@ def main(arguments: Sequence[str]) -> int:
     if cut := sum(len(text) > positions for text in tokens):
         print(f"{cut} texts are longer than the model's {positions} positions; their beginnings were read")
     return 0
-
-
-def _check_folder(folder: Path) -> None:
-    """UserError for one that holds anything but a discriminator."""
-    from pretrain.steering.discriminator import FILE
-
-    if not folder.is_dir():
-        return
-    if others := sorted(path.name for path in folder.iterdir() if not path.name.startswith(FILE)):
-        raise UserError(f"--out {folder}: holds {others[0]}, so it is no discriminator; give a new folder")
-
-
-def _read(path: Path) -> tuple[list[str], list[str]]:
-    """(texts, their labels)."""
-    texts, labels = [], []
-    for _, record, where in objects(path):
-        texts.append(text_of(record, "text", where))
-        labels.append(text_of(record, "label", where))
-        if not texts[-1].strip():
-            raise UserError(f"{where}: 'text' is empty; fill it")
-    return texts, labels

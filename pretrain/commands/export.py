@@ -6,23 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional
-
 from data_pipelines.cloud import cloud_errors, entries, in_cloud, local_folder, remove_folder, upload
 from data_pipelines.command_line import Place
-from pretrain.commands.common import import_models, parse_checked
+from pretrain.commands.common import OfModel, import_models, parse_checked
 
 
-@dataclasses.dataclass(frozen=True)
-class Export:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export(OfModel):
     """Write a run's model as Hugging Face folders."""
 
-    run: Positional[Place]
-    """Work directory of the run, or a Hugging Face folder, to write it in another dtype."""
     to: Place
     """Folder to write."""
-    step: int | None = None
-    """Which checkpoint; by default the newest."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights."""
 

@@ -3,19 +3,19 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-from tyro.conf import Positional
+from tyro.conf import arg
 
-from data_pipelines.command_line import Place, unknown
+from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import prefixes
 from data_pipelines.tokenizers.made import Made
 from models.core.ranges import SEED, Range
-from pretrain.commands.common import import_models, parse_checked
+from pretrain.commands.common import OfModel, import_models, parse_checked
 from pretrain.generation.settings import Decoding
 from pretrain.prompting.prompts import unescaped
 from pretrain.steering.settings import Steering
@@ -29,12 +29,10 @@ MASK = "[MASK]"  # in prompts, whatever the tokenizer calls it
 OF_FILLINGS = "run", "prompt", "prompts", "number", "step"  # the options that a masked model has a use for
 
 
-@dataclasses.dataclass(frozen=True)
-class Generate:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generate(OfModel):
     """Continue prompts with a causal decoder, or fill the [MASK]s in them with a masked language model."""
 
-    run: Positional[Place]
-    """Work directory of the run, or a Hugging Face folder."""
     prompt: tuple[str, ...] = ()
     """The text to begin with, or several."""
     prompts: Path | None = None
@@ -43,22 +41,7 @@ class Generate:
     """A control code of the corpus, to stand before each prompt."""
     number: int | None = None
     """Texts of each prompt, 1 unless given; fillings of each mask, 5 unless given."""
-    max_tokens: int = 64
-    """At most so many tokens after a prompt."""
-    sample: bool = False
-    """Draw tokens; otherwise the likeliest is taken."""
-    temperature: float | None = None
-    """With --sample: divides the logits, 1 unless given."""
-    top_k: int = 0
-    """With --sample: draw from so many of the likeliest alone; 0 for all."""
-    top_p: float = 1.0
-    """With --sample: draw from the likeliest alone that have this probability together."""
-    repetition_penalty: float = 1.0
-    """Makes tokens that stand in the text less likely, where above 1; CTRL's paper takes 1.2."""
-    beams: int = 1
-    """Beam search with so many."""
-    length_penalty: float = 1.0
-    """With --beams: above 0 prefers longer texts."""
+    decoding: Annotated[Decoding, arg(name="")] = Decoding()
     stop: tuple[str, ...] = ()
     """A text ends before this text, in which \\n is a newline, and where the model ends a document."""
     words: Path | None = None
@@ -70,29 +53,12 @@ class Generate:
     steering: Steering = Steering()
     seed: int = 0
     """Of what is drawn."""
-    step: int | None = None
-    """Which checkpoint; by default the newest."""
     mesh: str | None = None
     """How this machine's devices share the work, like tensor=4, as of `run`. By default one device does it."""
-
-    def decoding(self, stop: tuple[int, ...]) -> Decoding:
-        """UserError for settings that do not go together."""
-        if not self.sample and self.temperature is not None:
-            raise UserError(f"--temperature {self.temperature:g}: has no effect without --sample; add it")
-        if self.beams == 1 and self.length_penalty != 1.0:
-            raise UserError(f"--length-penalty {self.length_penalty:g}: has no effect without --beams; give 2 or more")
-        if self.sample and self.temperature is not None and not self.temperature > 0:
-            raise UserError(
-                f"--temperature {self.temperature:g}: must be above 0; leave --sample out for the likeliest"
-            )
-        temperature = float(self.sample) if self.temperature is None else self.temperature
-        fields = {field.name for field in dataclasses.fields(Decoding)} & {*vars(self)}
-        return Decoding(**{**{name: getattr(self, name) for name in fields}, "temperature": temperature, "stop": stop})
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Generate, arguments, "generate", {"seed": SEED, "number": NUMBER})
-    options.decoding(())
     if (options.discriminator is None) != (options.label is None):
         raise UserError("--discriminator and --label: give both, a folder and one of its labels, or neither")
     prompts = _prompts(options, "--prompt" in arguments)
@@ -140,11 +106,13 @@ def _prompts(options: Generate, given: bool) -> list[str]:
 
 def _of_texts_alone(options: Generate) -> list[str]:
     """The options given, other than their defaults, that say how texts are written."""
-    fields = [("--", field, options) for field in dataclasses.fields(options)]
-    fields = [one for one in fields if one[1].name not in (*OF_FILLINGS, "steering")]
-    fields += [("--steering.", field, options.steering) for field in dataclasses.fields(options.steering)]
-    changed = [(prefix, field.name) for prefix, field, of in fields if getattr(of, field.name) != field.default]
-    return [prefix + name.replace("_", "-") for prefix, name in changed]
+    groups = ("--", options.decoding), ("--", options), ("--steering.", options.steering)
+    return [
+        prefix + field.name.replace("_", "-")
+        for prefix, of in groups
+        for field in dataclasses.fields(of)
+        if field.name not in (*OF_FILLINGS, "decoding", "steering") and getattr(of, field.name) != field.default
+    ]
 
 
 def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> None:
@@ -156,16 +124,15 @@ def _print_texts(options: Generate, opened: "Opened", prompts: list[str]) -> Non
     encoded, stops = encode(made, prompts), [unescaped(written) for written in options.stop]
     ends = {tokens[0] for tokens in encode(made, stops) if len(tokens) == 1}
     ends |= {made.special[role] for role in ("eod", "sep") if role in made.special}
-    decoding = options.decoding(tuple(sorted(ends)))
-    number = 1 if options.number is None else options.number
-    program = _program(options, opened)
+    decoding = dataclasses.replace(options.decoding, stop=tuple(sorted(ends)))
+    number, program = options.number or 1, _program(options, opened)
     before = [] if options.code is None else [prefixes.token(made, options.code)]
     printed, behind = encoded, []
     if (token := delimiter(opened.objective, made.special)) is not None:
         print("the run's rows are input and target: each prompt is an input, after which its target is written")
         printed, behind = [[] for _ in encoded], [token]
     begun = [before + tokens + behind for tokens in encoded]
-    opened.warn_beyond_trained(max(map(len, begun)) + options.max_tokens - 1)
+    opened.warn_beyond_trained(max(map(len, begun)) + decoding.max_tokens - 1)
     doing("compiling, then writing")
     with divided_by(opened.mesh):
         texts = generate(opened.module, opened.params, begun, decoding, options.seed, number, opened.mesh, program)
@@ -216,8 +183,7 @@ def _print_fillings(options: Generate, opened: "Opened", prompts: list[str]) -> 
     from pretrain.generation.fillings import fill
 
     made, mask = opened.tokenizer, opened.tokenizer.special["mask"]
-    number = 5 if options.number is None else options.number
-    sizes = opened.row_length, number, getattr(opened.objective, "globals", 0)
+    sizes = opened.row_length, options.number or 5, getattr(opened.objective, "globals", 0)
     doing("compiling, then filling masks")
     for prompt in prompts:
         pieces = prompt.replace(made.tokenizer.id_to_token(mask), MASK).split(MASK)

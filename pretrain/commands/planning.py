@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import jax
-
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from pretrain.commands.target import CACHE, Target, parse_target
@@ -53,7 +51,10 @@ def plan_command(arguments: Sequence[str]) -> int:
         return 0
     recipe, target = parse_plan(arguments)
     topology = parse_topology(target.topology)
-    _check_mesh(recipe, target, topology)
+    if target.mesh is not None:  # a mistake in it is said before the compiler is asked
+        slices = _slices(target)
+        shape = parse_mesh(target.mesh, slices * topology.chips * topology.device.per_chip, slices)
+        check_batches(recipe, target.microbatches, shape)
     compiler.prepare()
     for index, (work, title) in enumerate(works(recipe, target, topology)):
         planned = plan(work, topology, COSTS, target.cache)
@@ -110,15 +111,6 @@ def _slices(target: Target) -> int:
     return int(named[1]) if named else 1
 
 
-def _check_mesh(recipe: Recipe, target: Target, topology: Topology) -> None:
-    """UserError where a mesh that is given does not fill the slices, or does not cut the batches evenly."""
-    if target.mesh is None:
-        return
-    slices = _slices(target)
-    shape = parse_mesh(target.mesh, slices * topology.chips * topology.device.per_chip, slices)
-    check_batches(recipe, target.microbatches, shape)
-
-
 def _work(stage: Stage, microbatches: int) -> Work:
     """The train step of a phase."""
     phase, shape = stage.phase, mesh_shape(stage.mesh)
@@ -139,17 +131,13 @@ def _work(stage: Stage, microbatches: int) -> Work:
         length=phase.length,
         model_flops=model_flops(stage.assembly.recipe, phase, stage.task),
         checkpoint=checkpoint_bytes(state),
-        places=tuple(map(_place, stage.mesh.devices.flat)),
+        # Slice, 0 where there is one, and coordinates, none on CPUs
+        places=tuple((getattr(one, "slice_index", 0), *getattr(one, "coords", ())) for one in stage.mesh.devices.flat),
         ahead=Options.log_every - 1,  # between two reports the loop waits for no step
         # Without microbatches a step holds all that an evaluation of its batch does.
         evaluation=(stage.evaluate, shard_bytes(stage.state._replace(params=()))) if microbatches > 1 else None,
         options=stage.train.options,
     )
-
-
-def _place(device: jax.Device) -> tuple[int, ...]:
-    """Its slice, 0 where there is one, and its coordinates, none on CPUs."""
-    return (getattr(device, "slice_index", 0), *getattr(device, "coords", ()))
 
 
 def _largest(recipe: Recipe, index: int, target: Target, topology: Topology, planned: Plan):

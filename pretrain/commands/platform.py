@@ -6,7 +6,6 @@ import glob
 import os
 import sys
 import time
-from collections.abc import Sequence
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,26 +40,22 @@ def may_be_one_of_several() -> bool:
 
 
 def prepare() -> None:
-    """Make this process ready for the machine that it runs on."""
+    """Make this process ready for the machine that it runs on.
+
+    JAX itself chooses among TPUs, or GPUs where there is no libtpu; without a TPU that is there to plan with, and JAX
+    is kept from it: it would print errors.
+    """
     found = accelerators()
     if not os.environ.get("JAX_PLATFORMS"):  # '' means to JAX that nobody has chosen
-        choose_platforms(found)
+        if not found:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+        elif not any(fnmatch(path, pattern) for path in found for pattern in TPU_FILES) and find_spec("libtpu"):
+            gpus = [name for name, plugins in GPU_PLUGINS.items() if any(map(find_spec, plugins))]
+            os.environ["JAX_PLATFORMS"] = ",".join([*gpus, "cpu"])
     if found:
         keep_compiled()
     else:
         prepare_cpu()
-
-
-def choose_platforms(found: Sequence[str]) -> None:
-    """Keep JAX from libtpu, which is there to plan with, on a machine without a TPU: it would print errors.
-
-    found: the device files. JAX itself chooses where there are TPUs, or GPUs and no libtpu.
-    """
-    if not found:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-    elif not any(fnmatch(path, pattern) for path in found for pattern in TPU_FILES) and find_spec("libtpu"):
-        gpus = [name for name, plugins in GPU_PLUGINS.items() if any(map(find_spec, plugins))]
-        os.environ["JAX_PLATFORMS"] = ",".join([*gpus, "cpu"])
 
 
 def keep_compiled() -> None:
@@ -69,9 +64,15 @@ def keep_compiled() -> None:
     A large model compiles for minutes, and a preempted run starts often. Not on CPUs: programs compile in seconds
     there, and one that another machine compiled may not run.
     """
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache())
-        _forget_old(_cache())
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache())
+    # What no start has read for long goes: JAX's own limit fails for good after a kill at the wrong time, because it
+    # wants two files of each program.
+    for file in _cache().glob("*-cache"):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - max(file.stat().st_atime, file.stat().st_mtime) > KEPT_SECONDS:
+                file.unlink()
 
 
 def keep_compiled_with(workdir: Path) -> None:
@@ -88,15 +89,6 @@ def keep_compiled_with(workdir: Path) -> None:
 
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pretrain" / "xla"
-
-
-def _forget_old(cache: Path) -> None:
-    """Remove the programs that no start has read for long: JAX's own limit fails for good after a kill at the wrong
-    time, because it wants two files of each program."""
-    for file in cache.glob("*-cache"):
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if time.time() - max(file.stat().st_atime, file.stat().st_mtime) > KEPT_SECONDS:
-                file.unlink()
 
 
 def prepare_cpu() -> None:

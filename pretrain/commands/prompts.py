@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from rich.table import Table
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from models.core.ranges import COUNT, SEED
-from pretrain.commands.common import import_models, parse_checked, writing
+from pretrain.commands.common import OfModel, import_models, parse_checked, writing
 from pretrain.prompting.examples import read
 from pretrain.prompting.figures import Figure, with_error
 from pretrain.prompting.prompts import Prompt, Prompter, Template, unescaped
@@ -25,12 +24,10 @@ if TYPE_CHECKING:
     from pretrain.training.opened import Opened
 
 
-@dataclasses.dataclass(frozen=True)
-class Prompts:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompts(OfModel):
     """Ask a causal decoder questions of a file, each after some of the others with their answers."""
 
-    run: Positional[Place]
-    """Work directory of the run, or a Hugging Face folder."""
     examples: Path
     """A file of JSON lines: {"input", "target"}, or {"input", "choices", "answer"}."""
     shots: tuple[int, ...] = (0,)
@@ -46,8 +43,6 @@ class Prompts:
     template: Annotated[Template, arg(name="")] = Template()
     out: Path | None = None
     """A JSON file for the figures."""
-    step: int | None = None
-    """Which checkpoint; by default the newest."""
     mesh: str | None = None
     """How this machine's devices share the work, as of `run`, whose automatic mesh is the default."""
 
@@ -66,8 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     from pretrain.generation.decoding import check_whole_rows
     from pretrain.objectives.next_token_prediction import delimiter
     from pretrain.prompting import figures
-    from pretrain.prompting.answers import answers
-    from pretrain.prompting.likelihood import log_likelihoods
+    from pretrain.prompting.asking import answers, log_likelihoods
     from pretrain.training.opened import open_model
     from tpu.mesh import divided_by, named_mesh
 
@@ -85,8 +79,11 @@ def main(arguments: Sequence[str]) -> int:
     tokenizer, room = opened.tokenizer, positions - options.max_tokens * greedy
     between = delimiter(opened.objective, tokenizer.special)
     if between is not None:
-        _check_delimited(options)
-    prompter = Prompter(options.examples, examples, tokenizer, options.template, room, between)
+        if options.template != Template():
+            beside = "the run's rows are an input and its target, between which its delimiter stands; leave them out"
+            raise UserError(f"--separator, --between: {beside}")
+        print("the run's rows are input and target: its delimiter stands between")
+    prompter = Prompter(examples, tokenizer, options.template, room, between)
     asked = {shots: prompter(shots, options.seed, not greedy) for shots in dict.fromkeys(options.shots)}
     everything = [*itertools.chain(*asked.values())]
     longest = max((len(text.tokens) for prompt in everything for text in prompt.texts), default=0) - 1
@@ -102,16 +99,6 @@ def main(arguments: Sequence[str]) -> int:
     rows = {shots: told(prompts, [*itertools.islice(found, len(prompts))]) for shots, prompts in asked.items()}
     _show(options, opened, asked, rows)
     return 0
-
-
-def _check_delimited(options: Prompts) -> None:
-    """UserError for what has no place in rows of input and target."""
-    if options.template != Template():
-        raise UserError(
-            "--separator, --between: the run's rows are an input and its target, between which its delimiter stands; "
-            "leave them out"
-        )
-    print("the run's rows are input and target: its delimiter stands between")
 
 
 def _show(

@@ -3,8 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+from rich.table import Table
+
 from data_pipelines.command_line import parse
-from pretrain.recipes.table import print_recipes
+from pretrain.recipes.table import TITLES, rows, wide_console
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +20,10 @@ class Recipes:
 def main(arguments: Sequence[str]) -> int:
     options = parse(Recipes, arguments, "python -m pretrain recipes")
     if options.json is None:
-        print_recipes()
+        table = Table(*(TITLES.get(column, column) for column in rows()[0]))
+        for row in rows():
+            table.add_row(*row.values())
+        wide_console().print(table)
         return 0
     from pretrain.recipe import to_json
     from pretrain.recipes.registry import find

@@ -31,8 +31,8 @@ def likeliest(logits: Array, top_k: int, top_p: float) -> Array:
 
 
 def choose(logits: Array, noise: Array, decoding: Decoding) -> Array:
-    """logits f32[rows, vocab], noise u32[rows, 2] -> tokens i32[rows]; of temperature 0 the likeliest."""
-    if decoding.temperature:
+    """logits f32[rows, vocab], noise u32[rows, 2] -> tokens i32[rows]."""
+    if decoding.sample:
         logits = likeliest(logits / decoding.temperature, decoding.top_k, decoding.top_p)
         logits += gumbel(noise, logits.shape[1:])
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)

@@ -51,7 +51,9 @@ def generate(
         texts = np.asarray(write(params, tokens, segments, noise))  # [rows, texts of each, n]
         for (prompt, sample), written in zip(batch, texts, strict=True):
             if len(found[prompt]) == sample:  # else one that fills the batch up
-                found[prompt] += [_until(text.tolist(), decoding.stop) for text in written[:number]]
+                for text in written[:number].tolist():
+                    end = next((place for place, token in enumerate(text) if token in decoding.stop), len(text))
+                    found[prompt].append(text[: end + 1])
     return found
 
 
@@ -85,7 +87,7 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
             raise UserError(f"--{field.replace('_', '-')} {value}: the vocabulary has {vocab_size} tokens; give fewer")
     if unknown := [token for token in decoding.stop if not 0 <= token < vocab_size]:
         raise UserError(f"stop={unknown[0]}: must be a token of the vocabulary, from 0 to {vocab_size - 1}")
-    several = decoding.beams if decoding.beams > 1 else number if decoding.temperature else 1
+    several = decoding.beams if decoding.beams > 1 else number if decoding.sample else 1
     if not 1 <= number <= several:
         cure = f"give up to --beams {decoding.beams}" if decoding.beams > 1 else "add --sample, or --beams"
         raise UserError(f"--number {number}: there are not so many texts of a prompt; {cure}")
@@ -109,8 +111,3 @@ def _batches(rows: list[tuple[int, int]], most: int, parts: int) -> Iterator[lis
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def _until(text: list[int], stop: tuple[int, ...]) -> list[int]:
-    end = next((index for index, token in enumerate(text) if token in stop), len(text))
-    return text[: end + 1]

@@ -1,7 +1,5 @@
 """What a masked language model puts in the place of masks."""
 
-from typing import NamedTuple
-
 import flax.linen as nn
 import jax
 import numpy as np
@@ -15,13 +13,6 @@ from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.protocols import Encoder, Generator, TokenPredictor
 
 
-class Filling(NamedTuple):
-    """token: of the vocabulary.   probability: by the model, of that token there."""
-
-    token: int
-    probability: float
-
-
 def fills(model: nn.Module) -> bool:
     """Whether a model says which tokens stand at masks."""
     return isinstance(model, Generator) or isinstance(model, Encoder) and isinstance(model, TokenPredictor)
@@ -29,8 +20,8 @@ def fills(model: nn.Module) -> bool:
 
 def fill(
     model: nn.Module, params: Params, row: list[int], mask: int, length: int, number: int, global_tokens: int = 0
-) -> list[list[Filling]]:
-    """For each mask in a row of tokens the likeliest fillings, best first, each as if the other masks stayed.
+) -> list[list[tuple[int, float]]]:
+    """For each mask in a row of tokens the likeliest (token, its probability), best first, the others staying masks.
 
     length: of the rows that the model was trained on, to which this is padded.   global_tokens: so many that it names,
     its first, then those like its last, which separates.   UserError for what cannot be filled.
@@ -52,7 +43,7 @@ def fill(
     scores = jax.jit(_log_probabilities, static_argnums=0)(model, params, inputs_of(model, batch), slots)
     values, found = (array.tolist() for array in jax.lax.top_k(scores, number))
     return [
-        [Filling(token, float(np.exp(value))) for token, value in zip(*both, strict=True)]
+        [(token, float(np.exp(value))) for token, value in zip(*both, strict=True)]
         for both in zip(found, values, strict=True)
     ]
 

@@ -57,11 +57,9 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
     return jax.jit(write, compiler_options=small_product_options(mesh))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def ready(model: nn.Module, params: Params) -> Params:
-    """A model's parameters as its `program` reads them: who has these writes again and again without laying them out
-    anew, and may let go of those they were made of. On CPUs they are copies, elsewhere mostly the same."""
-    return apart(model, params)
+# A model's parameters as its `program` reads them: who has these writes again and again without laying them out anew,
+# and may let go of those they were made of. On CPUs they are copies, elsewhere mostly the same.
+ready = jax.jit(apart, static_argnums=0)
 
 
 def write_texts(

@@ -1,14 +1,17 @@
 """How a causal model's texts are chosen."""
 
 import dataclasses
+from typing import Annotated
+
+import tyro
 
 from data_pipelines.errors import UserError
-from models.core.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, Range, check_ranges
+from models.core.ranges import COUNT, COUNT_OR_NONE, POSITIVE, Range, check_ranges
 
 TOP_P = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
 RANGES = {
     "max_tokens": COUNT,
-    "temperature": NOT_NEGATIVE,
+    "temperature": Range("above 0; leave --sample out for the likeliest", POSITIVE.holds),
     "top_k": COUNT_OR_NONE,
     "top_p": TOP_P,
     "repetition_penalty": POSITIVE,
@@ -19,33 +22,39 @@ RANGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How texts are chosen, with the meaning and in the order that transformers' `generate` gives these settings.
-
-    max_tokens: at most so many new ones.   temperature: divides the logits; 0 takes the likeliest token.
-    top_k: only so many of the likeliest are drawn from; 0 for all.   top_p: only the likeliest that together have
-    this probability.   repetition_penalty: divides the positive and multiplies the negative logits of tokens that
-    are in the prompt or the text (Keskar et al. 2019, section 4.1, penalises those of the text alone).
-    beams: of beam search, 1 for none.   length_penalty: a finished beam's log probability is divided by its length to
-    this power.   stop: a text ends with the first of these tokens.
-    """
+    """How texts are chosen, with the meaning and in the order that transformers' `generate` gives these settings."""
 
     max_tokens: int = 64
-    temperature: float = 0.0
+    """At most so many tokens after a prompt."""
+    sample: bool = False
+    """Draw tokens; otherwise the likeliest is taken."""
+    temperature: float = 1.0
+    """With --sample: divides the logits."""
     top_k: int = 0
+    """With --sample: draw from so many of the likeliest alone; 0 for all."""
     top_p: float = 1.0
+    """With --sample: draw from the likeliest alone that have this probability together."""
     repetition_penalty: float = 1.0
+    """Divides the positive and multiplies the negative logits of tokens that stand in the prompt or the text: above 1
+    they are less likely; CTRL's paper takes 1.2 (section 4.1; there of the text alone)."""
     beams: int = 1
+    """Beam search with so many."""
     length_penalty: float = 1.0
-    stop: tuple[int, ...] = ()
+    """With --beams: a finished beam's log probability is divided by its length to this power; above 0 prefers longer
+    texts."""
+    stop: Annotated[tuple[int, ...], tyro.conf.Suppress] = ()
+    """A text ends with the first of these tokens."""
 
     def __post_init__(self):
         try:
             check_ranges(self, RANGES, "--")
         except ValueError as error:
             raise UserError(str(error)) from None
-        if self.beams > 1 and self.temperature:
+        if self.beams > 1 and self.sample:
             raise UserError(f"--beams {self.beams}: takes the likeliest, --sample draws; leave one of them out")
-        for field, unset in ("top_k", 0), ("top_p", 1.0):
+        if self.beams == 1 and self.length_penalty != 1.0:
+            raise UserError(f"--length-penalty {self.length_penalty:g}: has no effect without --beams; give 2 or more")
+        for field, unset in ("temperature", 1.0), ("top_k", 0), ("top_p", 1.0):
             value = getattr(self, field)
-            if value != unset and not self.temperature:
+            if value != unset and not self.sample:
                 raise UserError(f"--{field.replace('_', '-')} {value:g}: has no effect without --sample; add it")

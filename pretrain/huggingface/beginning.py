@@ -64,36 +64,30 @@ def listed(names: Collection[str]) -> str:
 def other_pattern(source, target) -> str:
     """The fields of a sparse pattern in which two configs differ, '' where they see the same keys."""
     before, after = (getattr(config, "pattern", Pattern()) for config in (source, target))
-    if before.name != after.name:
-        return f"model.pattern.name is {before.name} there and {after.name} here"
-    values = {name: (getattr(before, name), getattr(after, name)) for name in fields_of(after.name)}
-    differing = {name: both for name, both in values.items() if both[0] != both[1]}
-    return ", ".join(f"model.pattern.{name} is {old} there and {new} here" for name, (old, new) in differing.items())
+    names = fields_of(after.name) if before.name == after.name else ("name",)
+    both = {name: (getattr(before, name), getattr(after, name)) for name in names}
+    return ", ".join(f"model.pattern.{name} is {x} there and {y} here" for name, (x, y) in both.items() if x != y)
 
 
 def _resized(params: Mapping[str, np.ndarray], target, before, after) -> dict[str, np.ndarray]:
     """Parameters by their paths in a model of config `target`, with the positions and tokens of config `before`, with
     those of `after`: without the last ones, or with the first positions again, and tokens that are the others' mean."""
     axes = {parameter.path: parameter.axes for parameter in family_of(target).every_parameter(target)}
-    positions, tokens = getattr(after, "positions", None), (before.vocab_size, after.vocab_size)
-    return {
-        path: _of_tokens(_repeated(array, axes[path], positions), axes[path], *tokens) for path, array in params.items()
-    }
+    positions, resized = getattr(after, "positions", None), {}
+    for path, array in params.items():
+        if POSITION in axes[path] and positions is not None:
+            axis = axes[path].index(POSITION)
+            array = np.take(array, np.arange(positions) % array.shape[axis], axis)
+        if TOKEN in axes[path] and before.vocab_size != after.vocab_size:
+            array = _of_tokens(array, axes[path].index(TOKEN), before.vocab_size, after.vocab_size)
+        resized[path] = array
+    return resized
 
 
-def _repeated(array: np.ndarray, axes: tuple[str | None, ...], positions: int | None) -> np.ndarray:
-    if POSITION not in axes or positions is None:
-        return array
-    axis = axes.index(POSITION)
-    return np.take(array, np.arange(positions) % array.shape[axis], axis)
-
-
-def _of_tokens(array: np.ndarray, axes: tuple[str | None, ...], before: int, after: int) -> np.ndarray:
-    if TOKEN not in axes or before == after:
-        return array
-    rows = np.moveaxis(array, axes.index(TOKEN), 0)
+def _of_tokens(array: np.ndarray, axis: int, before: int, after: int) -> np.ndarray:
+    rows = np.moveaxis(array, axis, 0)
     resized = np.zeros((padded_vocab(after), *rows.shape[1:]), array.dtype)
     kept = min(before, after)
     resized[:kept] = rows[:kept]
     resized[before:after] = rows[:before].mean(0)
-    return np.moveaxis(resized, 0, axes.index(TOKEN))
+    return np.moveaxis(resized, 0, axis)

@@ -23,7 +23,11 @@ def config_from(source: str | Path) -> Any:
     one model disagree.
     """
     first = Path(str(source).split(",")[0].split("=", 1)[-1]) if is_listing(source) else Path(source)
-    family = _family(first)
+    model_type = _read(first).get("model_type")
+    families = {model.constants["model_type"]: one for one in FAMILIES.values() for model in one.hf.values()}
+    if model_type not in families:
+        raise UserError(f"{first}: config.json has model_type={model_type!r}; use one of {', '.join(families)}")
+    family = families[model_type]
     values: dict[str, Any] = {}
     for part, folder in folders(source, family).items():
         for path, value in _values(folder, family.hf[part]).items():
@@ -97,16 +101,6 @@ def heads_in_folder(source: str | Path, config) -> set[str]:
 def is_listing(source: str | Path) -> bool:
     """Whether it is 'part=DIR,part=DIR'."""
     return "=" in str(source).split("/")[0] and not Path(source).is_dir()
-
-
-def _family(folder: Path) -> Family:
-    """The family that reads this folder's model type."""
-    model_type = _read(folder).get("model_type")
-    of_type = [(model.constants["model_type"], family) for family in FAMILIES.values() for model in family.hf.values()]
-    families = dict(of_type)
-    if model_type not in families:
-        raise UserError(f"{folder}: config.json has model_type={model_type!r}; use one of {', '.join(families)}")
-    return families[model_type]
 
 
 def _read(folder: Path) -> Mapping[str, Any]:

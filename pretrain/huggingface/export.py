@@ -1,6 +1,5 @@
 """Write parameters as Hugging Face folders: AutoTokenizer loads each, AutoModel where transformers has the class."""
 
-import contextlib
 import json
 import logging
 import shutil
@@ -64,7 +63,12 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
             said = target / "config.json"
             said.write_text(_json(config_fields(config, part, params, ids, dtype)), "utf-8")
             shards.write(tensors(arrays, config, part), target, jnp.dtype(dtype), said)
-            _write_tokenizer(Path(tokenizer_path), target, getattr(config, "positions", None))
+            for name in TOKENIZER_FILES:
+                if (tokenizer_path / name).exists():
+                    shutil.copyfile(tokenizer_path / name, target / name)
+            file = target / "tokenizer_config.json"
+            if (positions := getattr(config, "positions", None)) and file.exists():
+                file.write_text(_json(json.loads(file.read_text("utf-8")) | {"model_max_length": positions}), "utf-8")
         (partial / MARK).write_text(_json({"run": run}), "utf-8")
         _replace(folder, partial)
     except OSError as error:
@@ -91,16 +95,6 @@ def config_fields(
     }
 
 
-def _write_tokenizer(source: Path, target: Path, positions: int | None) -> None:
-    """Copy the tokenizer; its config also says how long a text the model takes."""
-    for name in TOKENIZER_FILES:
-        if (source / name).exists():
-            shutil.copyfile(source / name, target / name)
-    file = target / "tokenizer_config.json"
-    if positions and file.exists():
-        file.write_text(_json({**json.loads(file.read_text("utf-8")), "model_max_length": positions}), "utf-8")
-
-
 def _json(fields: dict) -> str:
     return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
@@ -115,10 +109,7 @@ def check_replaceable(folder: Path, run: str) -> None:
         return
     if MARK not in inside:
         raise UserError(f"export --to {folder}: holds {inside[0]} and no {MARK}, so it is no export; give a new folder")
-    said = None
-    with contextlib.suppress(ValueError):
-        said = json.loads((folder / MARK).read_text())
-    if said != {"run": run}:
+    if (folder / MARK).read_bytes() != _json({"run": run}).encode():
         raise UserError(f"export --to {folder}: holds another run's export; give a new folder, or remove this one")
 
 

@@ -44,27 +44,18 @@ def load(
     begun = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
     if start is not None:
         begun = {path: np.array(leaf) for path, leaf in leaves(start())}
-    given = nest(to_source(begun, there, config))
-    for folder in folders(source, family_of(there)).values():
+    given, read = nest(to_source(begun, there, config)), {}
+    for part, folder in folders(source, family_of(there)).items():
         check_vocabulary(folder, tokenizer_path, there, config)
-    read = dict(leaves(_read(source, there, given, heads_anew=start is not None)))
-    found = to_target(str(source), read, there, config)
-    check_heads(source, begun.keys() - found.keys(), (), anew=start is not None)
-    return nest(begun | found)
-
-
-def _read(source: str | Path, config, params: Params, heads_anew: bool) -> Params:
-    """A folder's model of this config, written into params, which may lack some; heads that the folder lacks stay."""
-    models = family_of(config).hf
-    read: dict[tuple, tuple[str, str]] = {}
-    for part, folder in folders(source, family_of(config)).items():
-        stored = _Tensors(folder, models[part])
-        for name, tensor in _wanted(stored, params, config, part, heads_anew).items():
+        stored = _Tensors(folder, family_of(there).hf[part])
+        for name, tensor in _wanted(stored, given, there, part, heads_anew=start is not None).items():
             array = stored.read(name)
             if array.shape != tensor.shape:
                 raise UserError(f"{folder}: {name} has shape {array.shape}, this model needs {tensor.shape}")
             _take(tensor, array, read, part, f"{folder}: {name}")
-    return params
+    found = to_target(str(source), dict(leaves(given)), there, config)
+    check_heads(source, begun.keys() - found.keys(), (), anew=start is not None)
+    return nest(begun | found)
 
 
 def _take(tensor: Tensor, array: np.ndarray, read: dict[tuple, tuple[str, str]], part: str, setting: str) -> None:
@@ -132,13 +123,12 @@ class _Tensors:
                 self.found[name] = (handle, stored)
         if not any(name.startswith(model.trunk) for name in self.found):
             self.found = {model.trunk + name: place for name, place in self.found.items()}
-        self.twins = {source: target for target, source in model.tied.items() if target in self.found}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.found or name in self.twins
+        for target, source in model.tied.items():
+            if target in self.found:
+                self.found.setdefault(source, self.found[target])
 
     def read(self, name: str) -> np.ndarray:
-        handle, stored = self.found[name if name in self.found else self.twins[name]]
+        handle, stored = self.found[name]
         return handle.get_tensor(stored).astype(np.float32)
 
 
@@ -166,8 +156,12 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
     or tied ones that are not equal.   heads_anew: whether heads may be missing, and others be left out."""
     folder, model, wanted = stored.folder, family_of(config).hf[part], tensors(params, config, part)
     needed = architecture(config, part, params) or f"model with {', '.join(heads_in(config, params))}"
-    missing = [name for name in wanted if name not in stored]
-    heads = [name for name in missing if _of_head(name, wanted[name], config, part)]
+    missing = [name for name in wanted if name not in stored.found]
+    named = {head.name for head in family_of(config).heads}
+    origins = {name: wanted[name].pieces[0].origin[0] for name in missing}
+    heads = [
+        name for name, path in origins.items() if path.partition("/")[0] in named or not name.startswith(model.trunk)
+    ]
     if lacking := [name for name in missing if not heads_anew or name not in heads]:
         raise UserError(
             f"{folder}: has no {listed(lacking)}; it is a {' or '.join(architectures(folder)) or 'model'} and this "
@@ -190,10 +184,3 @@ def _wanted(stored: _Tensors, params: Params, config, part: str, heads_anew: boo
         )
     check_heads(folder, missing, others, anew=True)
     return {name: tensor for name, tensor in wanted.items() if name not in missing}
-
-
-def _of_head(name: str, tensor: Tensor, config, part: str) -> bool:
-    """Whether it is of a head, named or a part of the module."""
-    family, path = family_of(config), tensor.pieces[0].origin[0]
-    named = path.partition("/")[0] in {head.name for head in family.heads}
-    return named or not name.startswith(family.hf[part].trunk)

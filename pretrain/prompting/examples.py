@@ -12,9 +12,9 @@ LONGEST_LINE = 4 << 20  # bytes
 
 class Example(NamedTuple):
     """choices: the texts of which one follows the input, the target alone where nothing is to be chosen.
-    answer: which of them is right.   line: where it stands in its file, from 1 on."""
+    answer: which of them is right.   where: it stands, as messages name it."""
 
-    line: int
+    where: str
     input: str
     choices: tuple[str, ...]
     answer: int
@@ -27,11 +27,11 @@ class Example(NamedTuple):
 def read(path: Path) -> list[Example]:
     """The examples of a file, of which each line is {"input", "target"} or {"input", "choices", "answer"}: the right
     choice or its number from 0 on. Other keys are not read. UserError naming file and line for anything else."""
-    return [_example(number, record, where) for number, record, where in objects(path)]
+    return [_example(record, where) for record, where in objects(path)]
 
 
-def objects(path: Path) -> Iterator[tuple[int, dict, str]]:
-    """(number of the line, its JSON object, how messages name it) of every line that is not blank.
+def objects(path: Path) -> Iterator[tuple[dict, str]]:
+    """(the JSON object, how messages name it) of every line that is not blank.
 
     UserError where there is none, or one that is no object.
     """
@@ -45,7 +45,7 @@ def objects(path: Path) -> Iterator[tuple[int, dict, str]]:
                     raise UserError(f"{where}: is longer than {LONGEST_LINE >> 20} MiB; shorten it")
                 if line.strip():
                     none = False
-                    yield number, _object(line, where), where
+                    yield _object(line, where), where
     except OSError as error:
         raise UserError(f"--examples {path}: cannot be read ({error.strerror}); give a file of JSON lines") from None
     if none:
@@ -73,22 +73,19 @@ def text_of(record: Mapping, key: str, where: str) -> str:
     return record[key]
 
 
-def _example(number: int, record: Mapping, where: str) -> Example:
-    asked = text_of(record, "input", where)
-    if "choices" not in record:
-        target = text_of(record, "target", where)
-        _check_target(target, "target", where)
-        return Example(number, asked, (target,), 0)
-    if "target" in record:
+def _example(record: Mapping, where: str) -> Example:
+    asked, several = text_of(record, "input", where), "choices" in record
+    if several and "target" in record:
         raise UserError(f"{where}: has 'choices' and 'target'; keep one, beside 'choices' give 'answer'")
-    choices = record["choices"]
-    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(one, str) for one in choices):
+    key, choices = ("choices", record["choices"]) if several else ("target", [text_of(record, "target", where)])
+    if not isinstance(choices, list) or len(choices) < 1 + several or not all(isinstance(one, str) for one in choices):
         raise UserError(f"{where}: 'choices' is {_short(choices)}; give a list of two texts or more")
     for one in choices:
-        _check_target(one, "choices", where)
+        if not one.strip():
+            raise UserError(f"{where}: {key!r} has an empty text, of which no model says how likely it is; fill it")
         if choices.count(one) > 1:
             raise UserError(f"{where}: 'choices' has {_short(one)} twice; make them differ")
-    return Example(number, asked, tuple(choices), _answer(record, choices, where))
+    return Example(where, asked, tuple(choices), _answer(record, choices, where) if several else 0)
 
 
 def _answer(record: Mapping, choices: list[str], where: str) -> int:
@@ -100,11 +97,6 @@ def _answer(record: Mapping, choices: list[str], where: str) -> int:
     if type(answer) is int and 0 <= answer < len(choices):
         return answer
     raise UserError(f"{where}: 'answer' is {_short(answer)}; give one of the choices or its number from 0 on")
-
-
-def _check_target(text: str, key: str, where: str) -> None:
-    if not text.strip():
-        raise UserError(f"{where}: {key!r} has an empty text, of which no model says how likely it is; fill it")
 
 
 def _short(value) -> str:

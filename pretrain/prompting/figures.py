@@ -27,12 +27,10 @@ def of_likelihoods(prompts: Sequence[Prompt], found: Sequence[np.ndarray]) -> di
         "nats per byte": _ratio(-of_right(found), of_right(sizes)),
     }
     asked = [index for index, prompt in enumerate(prompts) if len(prompt.texts) > 1]
-    for name, weights in {"by sum": None, "per token": tokens, "per byte": sizes}.items() if asked else ():
-
-        def score(index, weights=weights):
-            return found[index] / (1 if weights is None else weights[index])
-
-        figures[f"accuracy {name}"] = mean([score(index).argmax() == right[index] for index in asked])
+    by = {"by sum": [1] * len(prompts), "per token": tokens, "per byte": sizes}
+    for name, weights in by.items() if asked else ():
+        best = [(found[index] / weights[index]).argmax() for index in asked]
+        figures[f"accuracy {name}"] = mean([choice == right[index] for choice, index in zip(best, asked, strict=True)])
     return figures
 
 

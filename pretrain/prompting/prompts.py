@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +24,8 @@ class Template:
 
     def prompt(self, shots: Sequence[Example], asked: Example) -> str:
         """The text before the target of `asked`."""
-        return "".join(f"{self._asked(shot)}{shot.target}{unescaped(self.between)}" for shot in shots) + self._asked(
-            asked
-        )
+        answered = [f"{self._asked(shot)}{shot.target}{unescaped(self.between)}" for shot in shots]
+        return "".join([*answered, self._asked(asked)])
 
     def _asked(self, example: Example) -> str:
         return example.input and example.input + unescaped(self.separator)
@@ -67,17 +65,11 @@ class Prompter:
     """
 
     def __init__(
-        self,
-        path: Path,
-        examples: Sequence[Example],
-        made: Made,
-        template: Template,
-        room: int,
-        delimiter: int | None = None,
+        self, examples: Sequence[Example], made: Made, template: Template, room: int, delimiter: int | None = None
     ):
         self.tokenizer, self.encoder, self.delimiter = made.tokenizer, Encoder(made.tokenizer), delimiter
         self.end = made.special.get("eod", made.special.get("sep"))
-        self.path, self.examples, self.template, self.room = path, examples, template, room
+        self.examples, self.template, self.room = examples, template, room
 
     def __call__(self, shots: int, seed: int, with_target: bool) -> list[Prompt]:
         """The prompt of each example after so many others, drawn by the seed. Of those that do not fit, the first are
@@ -89,7 +81,7 @@ class Prompter:
             raise UserError(f"--shots {shots}: the run's rows are one input and its target each; give --shots 0")
         if shots >= len(self.examples):
             raise UserError(
-                f"--shots {shots}: beside the one asked --examples {self.path} has {len(self.examples) - 1}; "
+                f"--shots {shots}: beside the one asked --examples has {len(self.examples) - 1}; "
                 "give fewer shots or more examples"
             )
         if shots and not self.keeps(unescaped(self.template.between)):
@@ -108,7 +100,7 @@ class Prompter:
             for index in waiting:
                 if not used[index]:
                     needed = f"takes {needs[index]} tokens without any shot, there is room for {self.room}; shorten it"
-                    raise UserError(f"{self._where(self.examples[index])}: {needed}")
+                    raise UserError(f"{self.examples[index].where}: {needed}")
                 used[index] = used[index][1:]
         return [Prompt(example, shots - len(used[index]), made[index]) for index, example in enumerate(self.examples)]
 
@@ -142,15 +134,12 @@ class Prompter:
     def _begun(self, tokens: np.ndarray, first: int, example: Example, choice: str) -> Tokens:
         """With a token before the target."""
         if choice and first == len(tokens):
-            raise UserError(f"{self._where(example)}: its {choice!r} has no token of the run's tokenizer; change it")
+            raise UserError(f"{example.where}: its {choice!r} has no token of the run's tokenizer; change it")
         if first == 0:
             if self.end is None:
-                raise UserError(f"{self._where(example)}: its prompt has no token and nothing else can begin a text")
+                raise UserError(f"{example.where}: its prompt has no token and nothing else can begin a text")
             tokens, first = np.append(self.end, tokens), 1
         return Tokens(tokens.astype(np.int32), first)
-
-    def _where(self, example: Example) -> str:
-        return f"--examples {self.path}, line {example.line}"
 
 
 def drawn(examples: int, index: int, shots: int, seed: int) -> list[int]:

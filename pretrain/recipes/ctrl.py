@@ -10,20 +10,17 @@ of TPU v3, two weeks. There no token ends a document; here GPT-2's does, the las
     python -m pretrain run ctrl-base --corpus CORPUS --workdir RUN
 """
 
-import dataclasses
-
 from models.families.ctrl import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipes.paper import MINUTES, Paper
+from pretrain.recipes.paper import COSINE_MINUTES, Paper
 from pretrain.schedules import Schedule
 
 _ADAGRAD = Optimizer("adagrad", epsilon=1e-7, decay=0.0, clip=0.25)
 _PAPER = Paper("ctrl", "Keskar et al. 2019", FAMILY, NextTokenPrediction(), _ADAGRAD)
-_MINUTES = dataclasses.replace(MINUTES, name="cosine")
 
 RECIPES = [
-    _PAPER.recipe("tiny", _MINUTES, 3000, Phase(1.0, 128, 32), optimizer=Optimizer()),
+    _PAPER.recipe("tiny", COSINE_MINUTES, 3000, Phase(1.0, 128, 32), optimizer=Optimizer()),
     _PAPER.recipe("base", Schedule("constant", peak=0.05, warmup=25 / 800), 800_000, Phase(1.0, 256, 1024)),
 ]

@@ -9,19 +9,17 @@ hardware: 8 P600, a month. There no token ends a document; here GPT-2's does, th
     python -m pretrain run gpt-base --corpus CORPUS --workdir RUN
 """
 
-import dataclasses
-
 from models.families.gpt import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipes.paper import MINUTES, Paper
+from pretrain.recipes.paper import COSINE_MINUTES, Paper
 from pretrain.schedules import Schedule
 
 _PAPER = Paper("gpt", "Radford et al. 2018", FAMILY, NextTokenPrediction(), Optimizer(epsilon=1e-8))
 _SCHEDULE = Schedule("cosine", peak=2.5e-4, warmup=2000 / 3_600_000)
 
 RECIPES = [
-    _PAPER.recipe("tiny", dataclasses.replace(MINUTES, name="cosine"), 3000, Phase(1.0, 128, 32)),
+    _PAPER.recipe("tiny", COSINE_MINUTES, 3000, Phase(1.0, 128, 32)),
     _PAPER.recipe("base", _SCHEDULE, 3_600_000, Phase(1.0, 512, 64)),
 ]

@@ -8,22 +8,19 @@ its Adam, clipping, decay and cosine to a tenth.
     python -m pretrain run gpt2-small --corpus CORPUS --workdir RUN
 """
 
-import dataclasses
-
 from models.families.gpt2 import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.phase import Phase
 from pretrain.optimizers import Optimizer
-from pretrain.recipes.paper import MINUTES, Paper
+from pretrain.recipes.paper import COSINE_MINUTES, Paper
 from pretrain.schedules import Schedule
 
 _ADAM = Optimizer(b2=0.95, epsilon=1e-8, decay=0.1, clip=1.0)
 _PAPER = Paper("gpt2", "Radford et al. 2019", FAMILY, NextTokenPrediction(), _ADAM)
-_MINUTES = dataclasses.replace(MINUTES, name="cosine")
 
 RECIPES = [
-    _PAPER.recipe("tiny", _MINUTES, 3000, Phase(1.0, 128, 32)),
-    _PAPER.recipe("mini", _MINUTES, 3000, Phase(1.0, 256, 16)),
+    _PAPER.recipe("tiny", COSINE_MINUTES, 3000, Phase(1.0, 128, 32)),
+    _PAPER.recipe("mini", COSINE_MINUTES, 3000, Phase(1.0, 256, 16)),
     *(
         _PAPER.recipe(size, Schedule("cosine", peak, warmup=0.01, final=0.1), 200_000, Phase(1.0, 1024, 512))
         for size, peak in (("small", 6e-4), ("medium", 3e-4), ("large", 2.5e-4), ("xl", 2e-4))

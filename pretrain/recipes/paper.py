@@ -9,7 +9,8 @@ from pretrain.optimizers import Optimizer
 from pretrain.recipe import Recipe
 from pretrain.schedules import Schedule
 
-MINUTES = Schedule(peak=1e-3, warmup=0.1)  # of sizes that train within minutes on a CPU
+# Of sizes that train within minutes on a CPU
+MINUTES, COSINE_MINUTES = Schedule(peak=1e-3, warmup=0.1), Schedule("cosine", peak=1e-3, warmup=0.1)
 
 
 class Paper(NamedTuple):

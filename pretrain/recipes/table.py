@@ -7,33 +7,16 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 FILE = Path(__file__).with_name("table.json")
 OF_VOCABULARY = {"vocab", "cluster"}  # axes that grow with it
-COLUMNS = {
-    "recipe": "recipe",
-    "model": "model",
-    "body": "parameters\nwithout the\nvocabulary's",
-    "published": "with those of\nthe paper's",
-    "objective": "objective",
-    "phases": "phases",
-    "steps": "steps",
-    "source": "source",
-}
+# Columns whose name is another than their key
+TITLES = {"body": "parameters\nwithout the\nvocabulary's", "published": "with those of\nthe paper's"}
 
 
 def rows() -> list[dict[str, str]]:
     """Of each recipe, text by column."""
     return json.loads(FILE.read_text())
-
-
-def print_recipes() -> None:
-    """One line per recipe."""
-    table = Table(*COLUMNS.values())
-    for row in rows():
-        table.add_row(*(row[column] for column in COLUMNS))
-    wide_console().print(table)
 
 
 def wide_console() -> Console:
@@ -66,11 +49,7 @@ def row(recipe) -> dict[str, str]:
     }
 
 
-def write() -> None:
+if __name__ == "__main__":
     from pretrain.recipes.registry import RECIPES
 
     FILE.write_text(json.dumps([row(recipe) for recipe in RECIPES.values()], indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    write()

@@ -59,11 +59,11 @@ def steered_program(aim: Aim, steering: Steering) -> Callable:
 def _program(model: nn.Module, decoding: Decoding, steering: Steering, mesh: Mesh) -> Callable:
     def write(aim: Aim, params: Params, tokens: Array, segments: Array, noise: Array) -> Array:
         with placed_by(activation_rules(mesh)), matmul_precision(model.program.dtype):
-            following = functools.partial(_following, model, params, aim, steering, decoding.temperature or 1.0)
+            following = functools.partial(_following, model, params, aim, steering, decoding.temperature)
             read = _read(model, params, tokens[:, :-1], segments[:, :-1], 1 + decoding.max_tokens)
             first = following(tokens[:, -1:], segments.sum(1) - 1, read)
             # What the temperature divides has been divided by it.
-            chosen = dataclasses.replace(decoding, temperature=1.0) if decoding.temperature else decoding
+            chosen = dataclasses.replace(decoding, temperature=1.0)
             return write_texts(chosen, first, following, tokens, segments, noise)[:, None]
 
     return jax.jit(write, compiler_options=compiler_options(mesh))

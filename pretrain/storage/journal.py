@@ -14,7 +14,7 @@ from data_pipelines.cloud import in_cloud, is_file
 from data_pipelines.errors import UserError
 from pretrain.storage.run_directory import RunDirectory, write_whole
 from pretrain.storage.sinks import Files, Mirror, Screen, TensorBoard
-from pretrain.trackers import Sink, Tracked, Tracker
+from pretrain.trackers import Sink, Tracker
 
 
 def _to_each(method: str) -> Callable:
@@ -57,22 +57,21 @@ def open_journal(directory: RunDirectory, step: int, total: int, track: Sequence
     files = Screen(step, total), Files(local), TensorBoard(local.tensorboard, step)
     journal = Journal([*files, mirror] if mirror else files)
     sent = {(entry["kind"], entry["step"]) for _, entry in written_before}
-    for name, (tracked, known) in _tracked(directory, track).items():
-        journal.sinks.insert(0, Tracker(name, tracked, sent if known else (), journal.say))  # closed before the log
+    trackers = json.loads(directory.trackers.read_text()) if is_file(directory.trackers) else {}
+    ids = {name: trackers.get(name) or secrets.token_hex(4) for name in track}
+    if ids:
+        write_whole(directory.trackers, json.dumps(trackers | ids) + "\n")
+    for name, known_as in ids.items():
+        about = {
+            "project": os.environ.get(f"{name.upper()}_PROJECT", "pretrain"),
+            "name": directory.path.absolute().name,
+            "id": known_as,
+            "config": json.loads(directory.recipe.read_text()),
+            "folder": Path(tempfile.gettempdir()) if in_cloud(directory.path) else directory.path,
+        }
+        tracker = Tracker(name, about, sent if name in trackers else (), journal.say)
+        journal.sinks.insert(0, tracker)  # closed before the log
     return journal
-
-
-def _tracked(directory: RunDirectory, track: Sequence[str]) -> dict[str, tuple[Tracked, bool]]:
-    """Name of a tracker -> (what it is told of the run, whether it knows it already)."""
-    if not track:
-        return {}
-    before = json.loads(directory.trackers.read_text()) if is_file(directory.trackers) else {}
-    ids = {name: before.get(name) or secrets.token_hex(4) for name in track}
-    write_whole(directory.trackers, json.dumps(before | ids) + "\n")
-    folder = Path(tempfile.gettempdir()) if in_cloud(directory.path) else directory.path
-    name, recipe = directory.path.absolute().name, json.loads(directory.recipe.read_text())
-    projects = {one: os.environ.get(f"{one.upper()}_PROJECT", "pretrain") for one in track}
-    return {one: (Tracked(projects[one], name, ids[one], recipe, folder), one in before) for one in track}
 
 
 class Warnings(logging.Handler):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from data_pipelines.command_line import parse
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
 from pretrain.commands.export import export_model
@@ -179,8 +180,10 @@ def test_what_only_a_run_has_is_missed_in_a_folder_by_eval(exported, gpt2_run, c
 
 MISTAKES = [  # arguments, what is said, whether before the run is read
     ([], "has no prompt; give --prompt TEXT, or --prompts FILE", False),
-    (["--top-k", 5], "--top-k 5: has no effect without --sample", False),
-    (["--sample", "--beams", 2], "--beams 2: takes the likeliest, --sample draws; leave one", False),
+    (["--top-k", 5], "--top-k 5: has no effect without --sample", True),
+    (["--sample", "--beams", 2], "--beams 2: takes the likeliest, --sample draws; leave one", True),
+    (["--sample", "--temperature", 0], "--temperature=0.0: must be above 0; leave --sample out", True),
+    (["--temperature", 0.5], "--temperature 0.5: has no effect without --sample", True),
     (["--number", 2], "--number 2: there are not so many texts", False),
     (["--max-tokens", 1000], "--max-tokens 1000 are more than the", False),
     (["--beams", 1000], "--beams 1000: the vocabulary has", False),
@@ -211,18 +214,20 @@ def test_a_blank_line_among_prompts_and_a_file_that_is_not_there_are_named(tmp_p
     assert f"--prompts {tmp_path}/nowhere: cannot be read" in said and said.endswith("; give a text file\n")
 
 
-def test_every_setting_of_decoding_comes_from_its_option():
+def test_every_setting_of_decoding_is_an_option_but_its_tokens_that_stop():
     given = {"max_tokens": 3, "top_k": 5, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.7}
-    drawn = Generate("run", sample=True, **given).decoding((4, 9))
-    searched = Generate("run", beams=3, length_penalty=0.5).decoding(())
-    assert drawn == Decoding(**given, stop=(4, 9)) and searched == Decoding(beams=3, length_penalty=0.5)
-    named = {*given, "beams", "length_penalty", "stop"}
+    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    drawn = parse(Generate, ["run", "--sample", *options, "--stop", "."], "generate")
+    searched = parse(Generate, ["run", "--beams", "3", "--length-penalty", "0.5"], "generate")
+    assert drawn.decoding == Decoding(sample=True, **given) and drawn.stop == (".",)
+    assert searched.decoding == Decoding(beams=3, length_penalty=0.5)
+    named = {*given, "sample", "beams", "length_penalty", "stop"}
     assert named == {field.name for field in dataclasses.fields(Decoding)}
 
 
 def test_a_masked_model_needs_a_mask_and_names_the_options_that_write_texts(bert_run, tmp_path, capsys):
     given = ["--prompt", "the [MASK]", "--words", tmp_path / "words", "--stop", ".", "--seed", 3, "--max-tokens", 64]
-    given += ["--steering.step-size", 0.5, "--repetition-penalty", 1.2, "--sample", "--temperature", 1]
+    given += ["--steering.step-size", 0.5, "--repetition-penalty", 1.2, "--sample", "--temperature", 0.9]
     said = mistake(capsys, bert_run, *given)
     named = "--sample, --temperature, --repetition-penalty, --stop, --words, --seed, --steering.step-size: no effect on"
     assert said.startswith(f"error: {named} a model that fills masks")

@@ -12,9 +12,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
 from pretrain.commands.export import export_model
-from pretrain.prompting import answers as answering
-from pretrain.prompting import batches, figures, likelihood
-from pretrain.prompting.answers import answers
+from pretrain.prompting import asking, batches, figures
 from pretrain.prompting.examples import LONGEST_LINE, Example, read
 from pretrain.prompting.prompts import Prompt, Prompter, Template, Tokens, drawn
 from pretrain.storage.run_directory import RunDirectory
@@ -44,13 +42,14 @@ def file(tmp_path):
 
 
 def prompter(file, run, room=64, template=None):
-    return Prompter(file, read(file), stored.load(run / "tokenizer"), template or Template(), room)
+    return Prompter(read(file), stored.load(run / "tokenizer"), template or Template(), room)
 
 
 def test_examples_are_targets_or_choices_with_an_answer(file):
     examples = read(file(*QUESTIONS[:2], b"", QUESTIONS[3] | {"other": 1}))
-    assert examples[:2] == [Example(1, "Ba kilo", ("muna",), 0), Example(2, "The naïve", ("de ki", "日本", "lo"), 2)]
-    assert examples[2].line == 4 and examples[2].target == "te vo"
+    asked = [one._replace(where="") for one in examples[:2]]
+    assert asked == [Example("", "Ba kilo", ("muna",), 0), Example("", "The naïve", ("de ki", "日本", "lo"), 2)]
+    assert examples[2].where.endswith(", line 4") and examples[2].target == "te vo"
     with pytest.raises(UserError, match="holds no example"):
         read(file(b"", b" "))
     with pytest.raises(UserError, match="cannot be read .No such file"):
@@ -104,7 +103,7 @@ def test_a_prompt_is_the_template_s_and_ends_before_the_target(file, gpt2_run):
             expected = f"{ask(shot)}{shot.target}\n{ask(one)}"
             decoded = [made.tokenizer.decode(text.tokens.tolist()) for text in prompt.texts]
             assert decoded == [expected + choice for choice in (one.choices if with_target else [""])]
-            assert one.line == index + 1 and prompt.left_out == 0
+            assert one.where.endswith(f", line {index + 1}") and prompt.left_out == 0
 
 
 def test_a_token_over_the_boundary_is_the_target_s(file, gpt2_run):
@@ -134,8 +133,8 @@ def test_rows_of_input_and_target_are_asked_with_their_delimiter(file, gpt2_run,
         return [np.zeros(len(prompt.texts)) for prompt in everything] if len(asked) == 1 else [""]
 
     monkeypatch.setattr(opened, "restore", tiny.restored_of_pairs)
-    monkeypatch.setattr(likelihood, "log_likelihoods", heard)
-    monkeypatch.setattr(answering, "answers", heard)
+    monkeypatch.setattr(asking, "log_likelihoods", heard)
+    monkeypatch.setattr(asking, "answers", heard)
     arguments = ["prompts", str(gpt2_run), "--examples", str(file(QUESTIONS[1]))]
     assert main(arguments) == 0 and main([*arguments, "--score", "greedy"]) == 0
     assert "input and target: its delimiter stands between" in capsys.readouterr().out
@@ -167,7 +166,7 @@ def test_a_text_that_the_tokenizer_loses_stops_nothing_and_stands_between_no_exa
     words = prompter(file(*QUESTIONS[:2]), corpus_path)  # of WordPiece, whose white space is all alike
     assert words.keeps(".") and words.keeps(" ba") and not words.keeps("\n")
     with pytest.raises(UserError, match=r"^--stop '\\n': the run's tokenizer loses it, .*; give another"):
-        answers(None, None, [], words, "\n", 4, None)
+        asking.answers(None, None, [], words, "\n", 4, None)
     with pytest.raises(UserError, match=r"^--between '.*n': the run's tokenizer loses it, .*; give another"):
         words(1, 0, False)
 
@@ -210,11 +209,11 @@ def theirs(model, tokenizer, text, place):
 def test_likelihoods_equal_those_of_the_export_in_transformers(file, gpt2_run, in_transformers, monkeypatch):
     monkeypatch.setattr(batches, "SHORTEST", 8)
     monkeypatch.setattr(batches, "BATCH", 64)
-    monkeypatch.setattr(likelihood, "TARGETS", 7)
+    monkeypatch.setattr(asking, "TARGETS", 7)
     made = prompter(file(*QUESTIONS), gpt2_run)
     asked = made(0, 0, True) + made(2, 0, True)
     run = restore(RunDirectory(gpt2_run))
-    found = np.concatenate(likelihood.log_likelihoods(run.assembly.model, run.params, asked, run.mesh))
+    found = np.concatenate(asking.log_likelihoods(run.assembly.model, run.params, asked, run.mesh))
     expected = []
     for index, prompt in enumerate(asked):
         used = drawn(4, index % 4, 2, 0) if index >= 4 else []
@@ -226,7 +225,7 @@ def test_likelihoods_equal_those_of_the_export_in_transformers(file, gpt2_run, i
 
 def test_figures_are_per_token_and_per_byte_and_choices_are_the_best_by_each():
     tokens = lambda number: Tokens(np.zeros(number + 3, np.int32), 3)
-    asked = lambda choices, answer, *sizes: Prompt(Example(1, "", choices, answer), 0, tuple(map(tokens, sizes)))
+    asked = lambda choices, answer, *sizes: Prompt(Example("", "", choices, answer), 0, tuple(map(tokens, sizes)))
     told_of = [asked(("ab",), 0, 1), asked(("ab", "éééé"), 1, 2, 3), asked(("a", "bbb"), 1, 1, 2)]
     found = [np.array([-2.0]), np.array([-3.0, -4.0]), np.array([-1.0, -3.0])]
     told = figures.of_likelihoods(told_of, found)
@@ -243,7 +242,7 @@ def test_greedy_answers_are_transformers_s_up_to_the_stop_and_match_letter_for_l
     model, tokenizer = in_transformers
     made, run = prompter(file(*QUESTIONS), gpt2_run, room=48), restore(RunDirectory(gpt2_run))
     asked = made(1, 0, False)
-    ask = lambda stop: answers(run.assembly.model, run.params, asked, made, stop, 12, run.mesh)
+    ask = lambda stop: asking.answers(run.assembly.model, run.params, asked, made, stop, 12, run.mesh)
     whole = []
     for prompt in asked:
         ids = torch.from_numpy(prompt.texts[0].tokens).long()[None]

@@ -142,7 +142,7 @@ def test_texts_of_prompts_of_different_length_are_those_of_torch_one_by_one(gpt2
 
 
 def test_with_steps_of_no_size_what_is_drawn_is_unsteered(gpt2):
-    drawn = Decoding(max_tokens=NEW, temperature=1.0, top_k=40)
+    drawn = Decoding(max_tokens=NEW, sample=True, top_k=40)
     steering = dataclasses.replace(STRONG, step_size=0.0)
     assert written(gpt2, AIMS["words"], steering, drawn) == [
         text for (text,) in generate(*gpt2, PROMPTS, drawn, seed=3)

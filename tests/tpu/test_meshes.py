@@ -222,7 +222,7 @@ def test_a_mesh_writes_the_tokens_of_one_device():
     mesh = simulated.mesh_of("data=2,tensor=2")
     placed = jax.device_put(params, parameter_shardings(gpt2.FAMILY.every_parameter(config), params, mesh))
     greedy = Decoding(max_tokens=6)
-    drawn, beams = dataclasses.replace(greedy, temperature=0.8), dataclasses.replace(greedy, beams=2)
+    drawn, beams = dataclasses.replace(greedy, sample=True, temperature=0.8), dataclasses.replace(greedy, beams=2)
     for depth, decoding, prompts in ("scan", drawn, given), ("unroll", beams, given[:1]):
         model = gpt2.FAMILY.module(config, Program(depth=depth))
         assert generate(model, placed, prompts, decoding, mesh=mesh) == generate(model, params, prompts, decoding)
