@@ -24,6 +24,6 @@ class Paper(NamedTuple):
 
     def recipe(self, size: str, schedule: Schedule, steps: int, *phases: Phase, **others: Any) -> Recipe:
         """Of one size.   others: fields of its recipe that are not the paper's."""
-        fields = {"source": self.source, "objective": self.objective, "optimizer": self.optimizer}
-        fields |= {"model": self.family.sizes.get(size)}
+        model = others.pop("model", None) or self.family.sizes[size]
+        fields = {"source": self.source, "model": model, "objective": self.objective, "optimizer": self.optimizer}
         return Recipe(f"{self.name}-{size}", schedule=schedule, steps=steps, phases=phases, **fields | others)
