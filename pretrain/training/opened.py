@@ -22,7 +22,7 @@ from pretrain.huggingface.load import load
 from pretrain.objectives.inputs import initialise
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.protocols import CausalDecoder
-from pretrain.recipe import Recipe
+from pretrain.recipe import Recipe, phase_after, tasks_of
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import Restored, restore, warn_beyond_trained
 from pretrain.training.trained import merge
@@ -52,7 +52,11 @@ class Opened(NamedTuple):
 
     @property
     def objective(self) -> Objective | None:
-        return self.run and self.recipe.objective
+        """That of the phase which the run has come to, of several tasks the first one's."""
+        if self.run is None:
+            return None
+        recipe, phase = self.recipe, phase_after(self.recipe, self.run.step)
+        return tasks_of(recipe, recipe.phases[phase])[0].objective
 
     @property
     def step(self) -> int | None:
@@ -65,7 +69,7 @@ class Opened(NamedTuple):
 
     @property
     def row_length(self) -> int:
-        """Of the longest rows that it is known to read."""
+        """Of the rows of its last phase; of a folder, of as many as it has positions."""
         return self.recipe.phases[-1].length if self.run else getattr(self.config, "positions", 512)
 
     def check_decodes(self) -> None:
