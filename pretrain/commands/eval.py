@@ -115,6 +115,8 @@ def striding(assembly: "Assembly", stride: int) -> "Assembly":
     from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
     from pretrain.recipe import every_task
 
+    name = assembly.recipe.name
+
     def strided(objective):
         if not isinstance(objective, NextTokenPrediction):
             raise UserError(f"--stride {stride}: {name} does not predict next tokens of rows; leave it out")
@@ -122,7 +124,7 @@ def striding(assembly: "Assembly", stride: int) -> "Assembly":
             raise UserError(f"--stride {stride}: {name} reads rows of input and target; leave it out")
         return StridedPerplexity(**vars(objective), stride=stride)
 
-    name, changed = assembly.recipe.name, _with_objectives(assembly, strided)
+    changed = _with_objectives(assembly, strided)
     for _, phase, task in every_task(changed.recipe):
         task.objective.rows(phase)  # says what is wrong
     return changed
