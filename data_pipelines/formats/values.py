@@ -19,6 +19,7 @@ KINDS = {
     "float": Field("float32", per="document"),
     "text": Field("uint8", per="document", kept=TEXT, values=()),
 }
+LARGEST = float(np.finfo(np.float32).max)
 WITHOUT = {"int": MISSING, "float": math.nan}  # what a document has without one; "" of other kinds
 
 
@@ -68,7 +69,8 @@ def _read(found: object, kind: str) -> str | int | float | None:
     """What a record has as one of a kind, None where it is none."""
     try:
         if kind == "float":
-            return float(found)
+            number = float(found)
+            return number if abs(number) <= LARGEST else None
         if kind == "int":
             number = int(np.int64(int(found)))  # in its range
             return number if isinstance(found, str | bytes) or number == found else None

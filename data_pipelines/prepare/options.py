@@ -174,7 +174,9 @@ def values_of(options: Prepare) -> list[tuple[Value, ...]]:
         if options.code:
             raise UserError(f"--prefix {options.prefix}: the --code stands before documents; leave one of them out")
         if not any(value.prefix and value.kind == "label" for value in named):
-            raise UserError(f"--prefix {options.prefix}: is no label of --values; give --values {options.prefix}, too")
+            raise UserError(
+                f"--prefix {options.prefix}: is no label of --values; give --values {options.prefix}, without a kind"
+            )
     field, known, sources = options.code_field, tuple(dict.fromkeys(options.code)), len(options.source)
     if field is not None and not known:
         raise UserError(f"--code-field {field}: give --code for each code that there is")

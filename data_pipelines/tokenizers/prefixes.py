@@ -37,7 +37,9 @@ def check_values(name: str, values: Mapping[str, int]) -> Mapping[str, int]:
             "of fewer, such as a year or a class"
         )
     if strange := [value for value in values if not value.isprintable()]:
-        raise UserError(f"--prefix {name}: {strange[0]!r} has control characters, which no token may have; change it")
+        raise UserError(
+            f"--prefix {name}: {strange[0]!r} has characters that do not print, which no token may have; change it"
+        )
     return values
 
 

@@ -330,6 +330,13 @@ def _check_same(directory: RunDirectory, before: Recipe, recipe: Recipe, extendi
     old, new = (flat(json.loads(to_json(one))) for one in (before, recipe))
     may_change = ("steps", *(("phases.", "schedule.steps") if extending else ()))
     changed = [name for name in sorted(old | new) if old.get(name) != new.get(name) and not name.startswith(may_change)]
+    if changed and not extending and (was := directory.read_run().get("extended")):
+        changed = [name for name in changed if not name.startswith(("phases.", "schedule.steps"))]
+        if not changed:
+            raise UserError(
+                f"{directory.path} was made longer by --extend {was}, which added a phase: give --extend again, or "
+                f"--recipe {directory.recipe}"
+            )
     if changed:
         listed = "; ".join(f"{name}: {old.get(name)} -> {new.get(name)}" for name in changed)
         raise UserError(

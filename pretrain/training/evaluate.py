@@ -38,7 +38,7 @@ class Evaluators:
         figures = {name: evaluator(params, frozen, trained) for name, evaluator in self.of.items()}
         total = sum(self.rates.values())
         loss = sum(rate * figures[name]["loss"] for name, rate in self.rates.items()) / total
-        return ({"loss": loss} if len(figures) > 1 else {}) | self._named(figures)
+        return ({} if [*figures] == [""] else {"loss": loss}) | self._named(figures)
 
     def baselines(self) -> dict[str, float]:
         """As `Evaluator` does."""

@@ -78,6 +78,8 @@ def check_frozen(recipe: Recipe, table: Sequence[Parameter]) -> None:
             of = part(entry)
             setting = "frozen" if entry in recipe.frozen else f"phases.{index}.frozen"
             below = [parameter for parameter in table if of.has(parameter.path)]
+            if not below and "[" in of.path:
+                raise UserError(f"{setting}: {entry} is no path; layers 0 and 1 are layers[0:2]")
             if not below:
                 known = {path[:end] for path, *_ in table for end, letter in enumerate(path) if letter == "/"}
                 raise UserError(unknown(f"{setting}: no parameters are below", of.path, known))
@@ -94,7 +96,10 @@ def check_layers(recipe: Recipe, shapes: Params) -> None:
             of = part(entry)
             depths = {shape[0] for path, shape in flat if of.layers and of.has(path)}
             if depths and not of.layers[0] < of.layers[1] <= min(depths):
-                raise UserError(f"frozen: {entry} is no range of the {min(depths)} layers there; give one, from 0 on")
+                setting = "frozen" if entry in recipe.frozen else f"phases.{index}.frozen"
+                raise UserError(
+                    f"{setting}: {entry} is no range of the {min(depths)} layers there; give one, from 0 on"
+                )
 
         def moves(path, shape, entries=entries):
             held = {layer for layers in frozen_layers(path, entries) for layer in range(layers.start, layers.stop)}

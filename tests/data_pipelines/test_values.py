@@ -171,7 +171,7 @@ def test_a_document_in_pieces_and_in_units_has_the_values_of_its_beginning(tmp_p
         (["--values", "tokens"], {}, "field 'tokens': use a name of small letters"),
         (["--values", "year", "year:int"], {}, "--values year year:int: year is there twice"),
         (["--values", "code", "--code", "A"], {}, "code is there twice"),
-        (["--prefix", "year"], {}, "--prefix year: is no label of --values; give --values year, too"),
+        (["--prefix", "year"], {}, "--prefix year: is no label of --values; give --values year, without a kind"),
         (["--prefix", "year", "--values", "year:int"], {}, "--prefix year: is no label of --values"),
         (["--prefix", "year", "--values", "year", "--code", "A"], {}, "--prefix year: the --code stands before"),
         (["--values", "id", "--source", "text:README.md"], {"id": 1}, "--values id: --source text:README.md has no"),
@@ -220,7 +220,7 @@ def test_values_that_cannot_be_tokens_are_one_line(tmp_path, capsys):
     assert command(tmp_path / "c", *YEARS, lines=lines) == 2
     assert "--prefix year: there are more than 1,000 different values" in capsys.readouterr().err
     assert command(tmp_path / "c", *YEARS, lines=[{"text": "a", "year": "19\n99"}]) == 2
-    assert "--prefix year: '19\\n99' has control characters" in capsys.readouterr().err
+    assert "--prefix year: '19\\n99' has characters that do not print" in capsys.readouterr().err
 
 
 def test_control_codes_that_were_stored_by_sentence_are_read(tmp_path):

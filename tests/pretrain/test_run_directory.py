@@ -209,6 +209,10 @@ def test_a_run_made_longer_goes_on_from_its_rate_also_when_killed(corpus_path, t
     assert tiny.equal(tiny.final_state(tmp_path / "anew"), whole)
     recipes = [(folder / "recipe.json").read_bytes() for folder in (workdir, tmp_path / "anew")]
     assert recipes[0] == recipes[1]
+    with pytest.raises(
+        UserError, match="was made longer by --extend constant, which added a phase: give --extend again"
+    ):
+        go(30)
     go(30, "decay")
     longer = RunDirectory(workdir).read_recipe()
     assert boundaries(longer) == [10, 20, 30] and RunDirectory(workdir).identity() == identity

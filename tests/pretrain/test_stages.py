@@ -101,7 +101,8 @@ def test_what_is_frozen_is_there_and_leaves_something_to_train():
 
     assert "phases.0.frozen: no parameters are below layer; did you mean layers" in refused("layer[0:1]")
     assert "names layers of what is no stack" in refused("embeddings[0:1]")
-    assert "frozen: layers[1:3] is no range of the 2 layers there" in refused("layers[1:3]")
+    assert "phases.0.frozen: layers[0] is no path; layers 0 and 1 are layers[0:2]" in refused("layers[0]")
+    assert "phases.0.frozen: layers[1:3] is no range of the 2 layers there" in refused("layers[1:3]")
     rest = ("embeddings", "predictions", "pooler", "pair")
     assert "nothing is left to train" in refused("layers", *rest)
     assert "nothing is left to train" in refused("layers[0:1]", "layers[1:2]", *rest)
