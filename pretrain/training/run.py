@@ -1,6 +1,7 @@
 """Train a recipe, as a chain of values: its corpora are opened, it is prepared, placed, started and trained."""
 
 import dataclasses
+import itertools
 import json
 import os
 
@@ -15,7 +16,7 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import count
 from pretrain.huggingface.tokenizer_fit import misfits
 from pretrain.options import Options
-from pretrain.recipe import Recipe, from_json, phase_at, rate_after, rate_at, resolve, to_json
+from pretrain.recipe import Recipe, boundaries, from_json, phase_at, rate_after, rate_at, resolve, to_json
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import flat
@@ -134,6 +135,11 @@ def _said(placed: Placed, corpora: dict[str, Corpus], options: Options, started:
     corpus = next(iter(corpora.values()))
     made = tokenizers.load(corpus.tokenizer_path)
     said += [f"--corpus {corpus.source}: {misfit}" for misfit in misfits(recipe.model, made)]
+    for index, (begin, end) in enumerate(itertools.pairwise([0, *boundaries(recipe)])):
+        if begin == end:
+            said.append(
+                f"phase {index + 1} has no step: phases.{index}.share={recipe.phases[index].share} of {recipe.steps}"
+            )
     said += [started.origin, *filter(None, [started.renewed])]
     if started.before and started.before.steps != recipe.steps:
         said.append(longer_or_shorter(started.before, recipe, int(started.state.step), options.extend))

@@ -219,6 +219,12 @@ def test_a_run_made_longer_goes_on_from_its_rate_also_when_killed(corpus_path, t
     assert rates(workdir)[21] == pytest.approx(0.05) and rates(workdir)[30] == pytest.approx(0.05)
 
 
+def test_a_phase_without_steps_is_said(corpus_path, tmp_path, capsys):
+    phases = (Phase(0.01, 16, 8), Phase(0.99, 16, 8))
+    run(toys.recipe(steps=4, phases=phases), tiny.options(corpus_path, tmp_path / "run"))
+    assert "phase 1 has no step: phases.0.share=0.01 of 4\n" in capsys.readouterr().out
+
+
 def test_how_a_run_goes_on_is_chosen_together_with_more_steps(started):
     workdir, recipe, corpus = started
     options = tiny.options(corpus.path, workdir, extend="decay")
