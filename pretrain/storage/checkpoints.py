@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from data_pipelines.cloud import cloud_errors, in_cloud, remove_folder
 from data_pipelines.errors import UserError
 from pretrain.state import TrainState
-from pretrain.storage.stored_state import Damaged, checksums, load, stored_dtype, verified
+from pretrain.storage.stored_state import Damaged, checksums, load, phase_of, stored_dtype, verified
 from tpu.cluster import from_first, gather
 
 log = logging.getLogger(__name__)
@@ -47,11 +47,7 @@ class Checkpoints:
 
     def phase(self, step: int) -> int | None:
         """The phase that the state of a step was in; None for a checkpoint that does not say."""
-
-        def about():
-            return (self._manager.metadata(step).custom_metadata or {}).get("phase")
-
-        return from_first(f"the phase of checkpoint {step}", about)
+        return from_first(f"the phase of checkpoint {step}", lambda: phase_of(self.folder / str(step)))
 
     def save(self, state: TrainState, phase: int = 0) -> None:
         """Start writing a checkpoint of a state in a phase; returns when the state may be donated.

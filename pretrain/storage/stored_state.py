@@ -39,12 +39,16 @@ def load(folder: Path, like) -> tuple[dict, list[int]]:
 
 
 def phase_of(folder: Path) -> int | None:
-    """The phase that the state in a checkpoint's folder is of; None for a checkpoint that does not say."""
-    try:
-        said = json.loads((folder / ABOUT).read_text())
-        return said["custom_metadata"]["phase"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # where it is damaged, so is the rest, or it is of the phase that the recipe says
+    """The phase that the state in a checkpoint's folder is of; None for a checkpoint that does not say. PassingError
+    where it cannot be read now."""
+
+    def read() -> int | None:
+        try:
+            return json.loads((folder / ABOUT).read_text())["custom_metadata"]["phase"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None  # of an older version, or damaged, as reading the rest then says
+
+    return patiently(folder, read)
 
 
 def patiently(folder: Path, read: Callable[[], Any]) -> Any:

@@ -31,7 +31,7 @@ from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, compiles_ah
 from pretrain.training.assembly import Assembly, same_training
 from pretrain.training.data import phase_batches
 from pretrain.training.evaluate import Evaluators
-from pretrain.training.placement import Stage, of_phase, place_given
+from pretrain.training.placement import Stage, any_task, of_phase, place_given
 from pretrain.training.signals import EXIT_STOPPED, StopRequest
 from pretrain.training.step import Metrics
 from pretrain.training.traced import model_flops
@@ -96,9 +96,9 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
 def _enter(run: Run, state: TrainState, before: int, phase: int) -> TrainState:
     """The state with which a phase begins: its rows do not continue those of the phase before, and what is trained anew
     or otherwise begins without moments."""
-    stage = _any_task(run, phase)
+    stage = any_task(run.stages, phase)
     state = state._replace(carry=stage.first_carry())
-    if not same_training(run.recipe, before, phase) or _any_task(run, before).untrained() != stage.untrained():
+    if not same_training(run.recipe, before, phase) or any_task(run.stages, before).untrained() != stage.untrained():
         state = state._replace(opt_state=stage.first_moments(state.params))
     return state
 
@@ -109,7 +109,7 @@ def _train_phase(
     """Steps up to `end` or to a stop request -> (state, whether it was one)."""
     options, stages = run.options, of_phase(run.stages, phase)
     first = int(state.step)
-    given = place_given(_any_task(run, phase))
+    given = place_given(any_task(run.stages, phase))
     meter = Meter(run, stages, batches)
     run.journal.doing(f"compiling phase {phase + 1}")
     for step, batch in _batches(run, batches, first, end):
@@ -144,11 +144,6 @@ def _compiled(run: Run, step: int) -> Run:
 
     wanted = {phase: names(phase) for phase in range(phase_at(run.recipe, step), last + 1)}
     return run._replace(stages=compile_phases(run.stages, wanted, run.journal.say))
-
-
-def _any_task(run: Run, phase: int) -> Stage:
-    """A stage of a phase, for what is not of one task."""
-    return next(iter(of_phase(run.stages, phase).values()))
 
 
 def _evaluator(run: Run, phase: int) -> Evaluators:

@@ -112,6 +112,11 @@ def of_phase(made: Sequence[Stage], index: int) -> dict[str, Stage]:
     return {stage.task.name: stage for stage in made if stage.index == index}
 
 
+def any_task(made: Sequence[Stage], index: int) -> Stage:
+    """A stage of a phase, for what is not of one task."""
+    return next(stage for stage in made if stage.index == index)
+
+
 def load_of(recipe: Recipe, shapes: Params, devices: list[jax.Device], memory: float | None) -> Load:
     """What devices with so much memory have to do for a recipe, by which its mesh is chosen.
 

@@ -23,7 +23,7 @@ from pretrain.storage.checkpoints import newest_intact
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.storage.stored_state import NOT_READ, Damaged, load, patiently, phase_of, verified
 from pretrain.training.assembly import Assembly
-from pretrain.training.placement import Stage, load_of, of_phase
+from pretrain.training.placement import Stage, any_task, load_of
 from pretrain.training.prepare import place_on, prepare
 from tpu.mesh import device_memory, reading_mesh
 
@@ -98,7 +98,7 @@ def state_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> Tr
     """Shapes, dtypes and shardings of the state that a run's checkpoint of a step holds."""
     recorded = phase_of(directory.checkpoints / str(step))
     phase = phase_after(made[0].assembly.recipe, step) if recorded is None else recorded
-    return next(iter(of_phase(made, phase).values())).state
+    return any_task(made, phase).state
 
 
 def _parameters_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> TrainState:

@@ -21,7 +21,7 @@ from pretrain.storage.journal import Journal, Warnings, open_journal
 from pretrain.storage.run_directory import RunDirectory, disk_errors
 from pretrain.training.assembly import initial_params
 from pretrain.training.initial_weights import INIT_FROM, load_weights
-from pretrain.training.placement import of_phase, place_parameters, shardings
+from pretrain.training.placement import any_task, place_parameters, shardings
 from pretrain.training.prepare import Placed
 from pretrain.training.restore import load_frozen, save_frozen
 from pretrain.training.step import initial_state
@@ -125,11 +125,8 @@ def _first_state(
         recorded = checkpoints.phase(step)
         return phase_after(before, step) if recorded is None else recorded
 
-    def stage_of(phase: int):
-        return next(iter(of_phase(placed.stages, phase).values()))
-
     assembly, first_stage = placed.assembly, placed.stages[0]
-    state = checkpoints.restore(lambda step: stage_of(phase_of(step)).state)
+    state = checkpoints.restore(lambda step: any_task(placed.stages, phase_of(step)).state)
     if state is not None:
         step = int(state.step)
         return state, phase_of(step), load_frozen(first_stage, directory), f"resuming from step {step}"

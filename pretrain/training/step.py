@@ -108,9 +108,7 @@ def train_step(
         rate = learning_rate(schedule, given.rate, state.step)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         updates, moments = optimizer.update(clip(gradients, norm, limit), moments, trained, finite=finite)
-        before, updates = dict(leaves(trained)), dict(leaves(_without_layers(updates, held_here)))
-        still = untrained()
-        params = nest({path: p if path in still else p - rate * updates[path] for path, p in before.items()})
+        params = _moved(trained, _without_layers(updates, held_here), rate, untrained())
 
         def keep(new, old):
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
@@ -135,6 +133,12 @@ def _factors(coefficients: Mapping[str, Any], weights: Mapping[str, Array]) -> d
         term: jnp.where(weights[term] > 0, factor / jnp.maximum(weights[term], 1e-30), 0.0)
         for term, factor in coefficients.items()
     }
+
+
+def _moved(params: Params, updates: Params, rate: Array, still: Collection[str]) -> Params:
+    """Parameters after an update; those of the paths in `still` stay as they are."""
+    by = dict(leaves(updates))
+    return nest({path: p if path in still else p - rate * by[path] for path, p in leaves(params)})
 
 
 def _without_layers(updates: Params, frozen: Collection[str]) -> Params:

@@ -33,6 +33,7 @@ from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.data import check_data, phase_batches
 from pretrain.training.loop import _enter
 from pretrain.training.placement import of_phase, place_given, stages
+from pretrain.training.restore import restore
 from pretrain.training.run import run
 from pretrain.training.step import initial_state
 from tests.pretrain import tiny
@@ -293,3 +294,9 @@ def test_tasks_that_read_one_corpus_alike_have_noise_and_an_order_of_their_own(c
     (made,) = phase_batches(recipe, open_corpora(str(corpus_path), {}), 0, tmp_path / "examples.json", print).values()
     one, other = (made.batches[task.name].batch(0, np.arange(8))["tokens"] for task in alike)
     assert (one != other).any()
+
+
+def test_a_checkpoint_is_read_as_of_the_phase_that_wrote_it_wherever_phases_begin_now(two_stages, tmp_path):
+    workdir = shutil.copytree(two_stages, tmp_path / "run")
+    (workdir / "recipe.json").write_text(to_json(staged(steps=40)))  # by which step 9 is of the first phase
+    assert tiny.equal(restore(RunDirectory(workdir), 9).params, tiny.final_state(two_stages, 9).params)
