@@ -36,10 +36,10 @@ from data_pipelines.command_line import end_with, parse
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.layout import Layout, RowLayout
 from data_pipelines.examples.masking import Masking
+from data_pipelines.examples.next_tokens import ContiguousStreams
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import SegmentPairs
-from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import make_mixture
 from data_pipelines.order import Order

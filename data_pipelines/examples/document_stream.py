@@ -7,7 +7,7 @@ import numpy as np
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
-from data_pipelines.examples.layout import Feature, Layout, Piece
+from data_pipelines.examples.layout import Piece
 from data_pipelines.formats.values import CODE
 from data_pipelines.order import permute
 from data_pipelines.tokenizers.prefixes import role_of
@@ -143,21 +143,6 @@ def prefix_tokens(part, split: str) -> np.ndarray | None:
             found = tokens[part.column(split, name)]
             return found[part.documents(split)[:-1]] if field.per == "sentence" else found
     return None
-
-
-class NextTokens(Layout):
-    """Base of rows whose next tokens are predicted, of documents that an end token ends. A batch holds tokens, targets,
-    segments, weights and, with `restart`, `positions` that begin with 0 in every document."""
-
-    restart = False
-
-    @property
-    def spec(self) -> dict[str, Feature]:
-        names = ("tokens", "targets", "segments", *(("positions",) if self.restart else ()))
-        return dict.fromkeys(names, Feature((self.length,))) | {"weights": Feature((self.length,), np.float32)}
-
-    def check(self, corpus):
-        end_token(corpus)
 
 
 def end_token(corpus: Corpus) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import counts_with_ends
-from data_pipelines.examples.streams import ContiguousStreams
+from data_pipelines.examples.next_tokens import ContiguousStreams
 from models.core.program import Program
 from models.core.ranges import COUNT_OR_NONE, check_ranges
 from models.families.registry import family_of

@@ -8,9 +8,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from data_pipelines.examples.document_stream import counts_with_ends
-from data_pipelines.examples.input_target import InputTarget, delimiter_token
-from data_pipelines.examples.packed_documents import PackedDocuments
-from data_pipelines.examples.strided_documents import StridedDocuments
+from data_pipelines.examples.next_tokens import InputTarget, PackedDocuments, StridedDocuments, delimiter_token
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from pretrain.objectives.blocked_softmax import softmax_sums
 from pretrain.objectives.inputs import inputs_of

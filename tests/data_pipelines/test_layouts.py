@@ -20,16 +20,13 @@ from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.evaluation import evaluation_batches
-from data_pipelines.examples.input_target import InputTarget
 from data_pipelines.examples.masking import Masking
-from data_pipelines.examples.packed_documents import PackedDocuments
+from data_pipelines.examples.next_tokens import ContiguousStreams, InputTarget, PackedDocuments, StridedDocuments
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs
 from data_pipelines.examples.sentence_globals import SentenceGlobals
 from data_pipelines.examples.sentence_pairs import SentencePairs
-from data_pipelines.examples.streams import ContiguousStreams
-from data_pipelines.examples.strided_documents import StridedDocuments
 from tests.data_pipelines.corpora import (
     FIRST,
     SPECIAL,

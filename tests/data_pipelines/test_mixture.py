@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.next_tokens import ContiguousStreams
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
 from data_pipelines.examples.segment_pairs import SegmentPairs
-from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import BLOCK, counts, make_mixture, parse_rates
 from data_pipelines.order import Order

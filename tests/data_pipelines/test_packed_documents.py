@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.document_stream import prefix_tokens
-from data_pipelines.examples.input_target import InputTarget
-from data_pipelines.examples.packed_documents import PackedDocuments
-from data_pipelines.examples.strided_documents import StridedDocuments
+from data_pipelines.examples.next_tokens import InputTarget, PackedDocuments, StridedDocuments
 from data_pipelines.order import permute
 from data_pipelines.tokenizers import stored
 from tests.data_pipelines.corpora import SPECIAL, epoch, fits, numbered, write_corpus

@@ -13,8 +13,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import DocumentStream
 from data_pipelines.examples.evaluation import evaluation_batches
 from data_pipelines.examples.layout import Piece
+from data_pipelines.examples.next_tokens import ContiguousStreams
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
-from data_pipelines.examples.streams import ContiguousStreams
 from data_pipelines.order import Order, permute
 from tests.data_pipelines.corpora import SPECIAL, equal, numbered, of_streams, random_documents, write_corpus
 

@@ -11,8 +11,7 @@ from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import prefix_tokens
-from data_pipelines.examples.packed_documents import PackedDocuments
-from data_pipelines.examples.strided_documents import StridedDocuments
+from data_pipelines.examples.next_tokens import PackedDocuments, StridedDocuments
 from data_pipelines.formats.values import MISSING
 from data_pipelines.store.files import describe_files
 from data_pipelines.tokenizers import prefixes, stored
