@@ -9,8 +9,8 @@ import numpy as np
 from data_pipelines.over_parts import over_parts
 from data_pipelines.prepare.options import LARGEST_VOCABULARY
 from data_pipelines.store.parts import part_name
-from data_pipelines.tokenizers import wordlevel
 from data_pipelines.tokenizers.training import by_frequency, characters_of, covering
+from data_pipelines.tokenizers.words import WHOLE_SPECIALS
 
 PARTS = 16  # that are looked at
 MOST = 0.001  # share of tokens beyond which something should be done
@@ -33,7 +33,7 @@ def enough(kind: str, words: Counter) -> int | None:
     can; None where that does not depend on the size."""
     if kind == "wordlevel":
         counts = np.sort(np.fromiter(words.values(), np.int64, len(words)))[::-1]
-        return min(_needed(counts) + len(wordlevel.SPECIALS), LARGEST_VOCABULARY)
+        return min(_needed(counts) + len(WHOLE_SPECIALS), LARGEST_VOCABULARY)
     if kind not in ALPHABETS:
         return None
     characters = characters_of([*words.items()])

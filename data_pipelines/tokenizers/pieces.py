@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import sentencepiece
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory, text_format
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import WORD
-from data_pipelines.tokenizers import spiece
 from data_pipelines.tokenizers.made import Made, names_in, special_ids, surround
 from data_pipelines.tokenizers.training import Training, bounded, count_words
 
@@ -28,6 +28,36 @@ DIGIT_COMMA = re.compile(r"(?<=\d)(?=,)")  # no piece spans it: the original cod
 CUT = "\x1f"  # white space, so in no word
 NUMBERED = {"unk_id": "<unk>", "bos_id": "<s>", "eos_id": "</s>", "pad_id": "<pad>"}  # the trainer names these itself
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]  # transformers 5 leaves the types out unless told
+UNIGRAM = 1  # TrainerSpec.ModelType
+USER_DEFINED = 4  # ModelProto.SentencePiece.Type
+# What of a spiece.model a tokenizer needs, by its numbers in sentencepiece_model.proto: the module that comes with
+# `sentencepiece` asks for a newer protobuf than some environments have
+PROTO = """
+name: "spiece.proto"
+message_type {
+  name: "Piece"
+  field { name: "piece" number: 1 label: LABEL_REQUIRED type: TYPE_STRING }
+  field { name: "score" number: 2 label: LABEL_OPTIONAL type: TYPE_FLOAT }
+  field { name: "type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 default_value: "1" }
+}
+message_type {
+  name: "Trainer"
+  field { name: "model_type" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 default_value: "1" }
+}
+message_type {
+  name: "Normalizer"
+  field { name: "precompiled_charsmap" number: 2 label: LABEL_OPTIONAL type: TYPE_BYTES }
+}
+message_type {
+  name: "Model"
+  field { name: "pieces" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: "Piece" }
+  field { name: "trainer" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: "Trainer" }
+  field { name: "normalizer" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: "Normalizer" }
+}
+"""
+POOL = descriptor_pool.DescriptorPool()
+POOL.Add(text_format.Parse(PROTO, descriptor_pb2.FileDescriptorProto()))
+Model = message_factory.GetMessageClass(POOL.FindMessageTypeByName("Model"))
 
 
 class Flavour(NamedTuple):
@@ -89,7 +119,7 @@ def learn(words: Counter, options: Training, kind: str) -> Made:
     generic one. UserError for a size that the text does not allow.
     """
     flavour, normalizer, config = _plan(options, kind)
-    vocab = _scored(spiece.parse(learn_pieces(dict(bounded(words)), kind, options.vocab_size, flavour)))
+    vocab = _scored(parse(learn_pieces(dict(bounded(words)), kind, options.vocab_size, flavour)))
     model = _unigram(vocab) if kind == "unigram" else _bpe([piece for piece, _ in vocab])
     tokenizer = _assemble(model, normalizer, flavour)
     return Made(tokenizer, special_ids(tokenizer, names_in(config)), config)
@@ -147,19 +177,30 @@ def _reason(vocab_size: int, error: str) -> str:
     return f"--tokenizer: SentencePiece cannot be trained ({error.splitlines()[0]}); use --tokenizer wordpiece"
 
 
-def _scored(model: spiece.Model) -> list[tuple[str, float]]:
+def _scored(model: Model) -> list[tuple[str, float]]:
     return [(piece.piece, piece.score) for piece in model.pieces]
+
+
+def parse(content: bytes) -> Model:
+    """ValueError where this is no spiece.model."""
+    try:
+        model = Model.FromString(content)
+    except message.DecodeError as error:
+        raise ValueError("it is no SentencePiece model") from error
+    if not model.pieces:
+        raise ValueError("it has no pieces")
+    return model
 
 
 def read_model(path: Path, config: dict) -> tuple[Tokenizer, dict]:
     """The tokenizer of a spiece.model, as Hugging Face's XLNet or ALBERT class reads it, and its part of
     tokenizer_config.json. config: what its folder says. ValueError for what neither class reads."""
-    model = spiece.parse(path.read_bytes())
+    model = parse(path.read_bytes())
     vocab = _scored(model)
     flavour = _find(config, [piece for piece, _ in vocab])
-    if flavour is None or model.trainer.model_type != spiece.UNIGRAM:
+    if flavour is None or model.trainer.model_type != UNIGRAM:
         raise ValueError("it is not XLNet's or ALBERT's; convert it to a tokenizer.json with transformers")
-    added = [AddedToken(piece.piece, normalized=False) for piece in model.pieces if piece.type == spiece.USER_DEFINED]
+    added = [AddedToken(piece.piece, normalized=False) for piece in model.pieces if piece.type == USER_DEFINED]
     return _rebuild(flavour, vocab, model.normalizer.precompiled_charsmap, added, config)
 
 

@@ -6,18 +6,13 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, normalizers
 
 from data_pipelines.errors import UserError
-from data_pipelines.tokenizers import byte_level, character_level, pieces, wordpiece
+from data_pipelines.tokenizers import bpe, pieces, words
 from data_pipelines.tokenizers.made import Made, named_tokens, names_in, special_ids, vocabulary
 from data_pipelines.tokenizers.table import KINDS
 
 KEPT = ("padding_side", "bos_token", "eos_token", "additional_special_tokens", "model_input_names")
 # model -> the Hugging Face class that reads its vocab.json and merges.txt
-MERGED = {
-    "roberta": "RobertaTokenizer",
-    "gpt2": "GPT2Tokenizer",
-    "openai-gpt": "OpenAIGPTTokenizer",
-    "ctrl": "CTRLTokenizer",
-}
+MERGED = {{"gpt": "openai-gpt"}.get(name, name): one.tokenizer_class for name, one in bpe.FLAVOURS.items()}
 FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
 
 
@@ -65,7 +60,7 @@ def _read(path: Path, cased: bool, keep_accents: bool, config: dict) -> tuple[To
     vocab = {token.rstrip("\r"): index for index, token in enumerate(tokens)}
     cased = not config.get("do_lower_case", not cased)
     strip = config.get("strip_accents")
-    return wordpiece.assemble(vocab, cased, keep_accents or cased if strip is None else not strip), {}
+    return words.assemble(vocab, cased, keep_accents or cased if strip is None else not strip), {}
 
 
 def _read_merges(path: Path, config: dict) -> Made:
@@ -80,9 +75,8 @@ def _read_merges(path: Path, config: dict) -> Made:
         name = "OpenAIGPTTokenizer" if ends else "GPT2Tokenizer" if "<s>" not in vocab else "RobertaTokenizer"
     kept = {role: config[role] for role in ("add_prefix_space", *KEPT) if role in config} | {"tokenizer_class": name}
     if name == "CTRLTokenizer":
-        return character_level.assemble(character_level.read_ctrl(vocab), merges, kept)
-    assemble = character_level.assemble if name == "OpenAIGPTTokenizer" else byte_level.assemble
-    return assemble(vocab, merges, kept)
+        vocab = bpe.read_ctrl(vocab)
+    return bpe.assemble(vocab, merges, kept)
 
 
 def _folder_config(folder: Path) -> tuple[dict[str, str], dict]:
@@ -125,7 +119,7 @@ def save(made: Made, folder: Path) -> None:
         if config["tokenizer_class"] == "CTRLTokenizer":
             added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
             by_id = dict(sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]))
-            vocab = character_level.write_ctrl(by_id, added)
+            vocab = bpe.write_ctrl(by_id, added)
             (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), "utf-8")
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", specials)):

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from data_pipelines.errors import UserError
-from data_pipelines.tokenizers import byte_level, character_level, pieces, raw_bytes, wordlevel, wordpiece
+from data_pipelines.tokenizers import bpe, pieces, words
 from data_pipelines.tokenizers.made import Made, with_sentinels
 from data_pipelines.tokenizers.training import Training
 
@@ -22,20 +22,20 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "wordpiece": Kind(wordpiece.count, wordpiece.learn),
+    "wordpiece": Kind(words.count, words.learn),
     "sentencepiece-unigram": Kind(
         partial(pieces.count, kind="unigram"), partial(pieces.learn, kind="unigram"), pieces.SPECIALS
     ),
     "sentencepiece-bpe": Kind(partial(pieces.count, kind="bpe"), partial(pieces.learn, kind="bpe"), pieces.SPECIALS),
-    "wordlevel": Kind(wordlevel.count, wordlevel.learn, whole=True),
-    "bpe": Kind(byte_level.count, byte_level.learn, byte_level.SPECIALS),
-    "character-bpe": Kind(character_level.count, character_level.learn, character_level.SPECIALS),
-    "bytes": Kind(raw_bytes.count, raw_bytes.learn),
+    "wordlevel": Kind(words.count_whole, words.learn_whole, whole=True),
+    "bpe": Kind(bpe.count_bytes, bpe.learn_bytes, tuple(bpe.OF_BYTES)),
+    "character-bpe": Kind(bpe.count_characters, bpe.learn_characters, tuple(bpe.OF_CHARACTERS)),
+    "bytes": Kind(lambda texts, options: Counter(), bpe.learn_alone),
 }
 
 
-def learn(kind: str, words: Counter, options: Training) -> Made:
-    made = KINDS[kind].learn(words, options)
+def learn(kind: str, counted: Counter, options: Training) -> Made:
+    made = KINDS[kind].learn(counted, options)
     return with_sentinels(made, options.sentinels) if options.sentinels else made
 
 

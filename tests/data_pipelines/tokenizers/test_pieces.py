@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
-from data_pipelines.tokenizers import pieces, spiece
+from data_pipelines.tokenizers import pieces
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import Made
 from data_pipelines.tokenizers.training import Training
@@ -48,8 +48,8 @@ def test_a_model_is_read_as_protobuf_reads_it(kind):
     content = pieces.learn_pieces(words, kind, VOCAB_SIZE, XLNET)
     proto = sentencepiece_model_pb2.ModelProto.FromString(content)
     proto.normalizer_spec.precompiled_charsmap = b"\x00\xff table" * 50
-    proto.pieces[9].type, proto.pieces[9].score = spiece.USER_DEFINED, -0.1
-    found = spiece.parse(proto.SerializeToString())
+    proto.pieces[9].type, proto.pieces[9].score = pieces.USER_DEFINED, -0.1
+    found = pieces.parse(proto.SerializeToString())
     assert [*map(what, found.pieces)] == [*map(what, proto.pieces)]
     assert found.trainer.model_type == proto.trainer_spec.model_type
     assert found.normalizer.precompiled_charsmap == proto.normalizer_spec.precompiled_charsmap
@@ -58,7 +58,7 @@ def test_a_model_is_read_as_protobuf_reads_it(kind):
 @given(st.binary(max_size=40))
 def test_what_is_no_model_is_a_value_error(content):
     with contextlib.suppress(ValueError):
-        spiece.parse(content)
+        pieces.parse(content)
 
 
 @settings(max_examples=40)

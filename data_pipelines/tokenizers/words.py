@@ -1,4 +1,5 @@
-"""WordPiece as BERT has it: words between white space and punctuation, from the left the longest known piece."""
+"""Vocabularies of words: WordPiece as BERT has it, words between white space and punctuation, from the left the longest
+known piece; and whole words, the most frequent first, which an adaptive softmax cuts into clusters."""
 
 import unicodedata
 from collections import Counter
@@ -11,6 +12,7 @@ from data_pipelines.tokenizers.made import ROLES, Made, special_ids, surround
 from data_pipelines.tokenizers.training import Training
 
 SPECIALS = [ROLES[role][0] for role in ("pad", "unk", "cls", "sep", "mask")]
+WHOLE_SPECIALS = ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "<eod>")
 CONTINUES = "##"
 LONGEST = 100  # characters of a word; longer ones are [UNK]
 
@@ -78,3 +80,27 @@ def assemble(vocab: dict[str, int], cased: bool, keep_accents: bool) -> Tokenize
     if "[CLS]" in vocab and "[SEP]" in vocab:
         surround(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
     return tokenizer
+
+
+def count_whole(texts: Iterable[str], options: Training) -> Counter:
+    """What white space separates, as in WikiText-103 (Merity et al. 2016)."""
+    normalizer = _normalizer(options)
+    return training.count_words(texts, lambda run: normalizer.normalize_str(run).split())
+
+
+def learn_whole(words: Counter, options: Training) -> Made:
+    """At most `vocab_size` tokens: the special ones, then words by falling frequency, then by spelling."""
+    training.check_size(options, len(WHOLE_SPECIALS) + 1)
+    ordered = sorted(words.keys() - {*WHOLE_SPECIALS}, key=lambda word: (-words[word], word))
+    kept = [*WHOLE_SPECIALS, *ordered[: options.vocab_size - len(WHOLE_SPECIALS)]]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(kept)}, unk_token="<unk>"))
+    tokenizer.normalizer = _normalizer(options)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(list(WHOLE_SPECIALS))
+    surround(tokenizer, "<cls> $A <sep>", "<cls> $A <sep> $B:1 <sep>:1")
+    return Made(tokenizer, special_ids(tokenizer, {}), {})
+
+
+def _normalizer(options: Training) -> normalizers.Normalizer:
+    case, accents = not options.cased, not options.keeps_accents
+    return normalizers.BertNormalizer(handle_chinese_chars=False, lowercase=case, strip_accents=accents)
