@@ -18,10 +18,10 @@ from data_pipelines.formats.table import changed
 from data_pipelines.prepare.partial import FOLDER, UNITS, State, digest, put_folder, write_texts
 from data_pipelines.prepare.plan import Plan, size
 from data_pipelines.prepare.pool import pool
-from data_pipelines.store.batches import write_unit
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.job import Job, planned, word_starts_of
 from data_pipelines.store.parts import part_name, write_part
+from data_pipelines.store.units import write_unit
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
 from data_pipelines.tokenizers.made import vocabulary

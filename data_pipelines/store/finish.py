@@ -41,9 +41,8 @@ def finish(
         "tables": describe_files(out, "tables/*"),
         "parts": parts,
     }
-    history = list(before["history"]) if before else []
-    if before:
-        history.append({"fingerprint": before["fingerprint"], "parts": len(before["parts"])})
+    ended = {"fingerprint": before["fingerprint"], "parts": len(before["parts"])} if before else {}
+    history = [*before["history"], ended] if before else []
     counts = Problems()
     for part in parts:
         counts.merge(part["counts"])

@@ -16,19 +16,20 @@ import numpy as np
 from data_pipelines.durable import put
 from data_pipelines.formats.problems import EMPTY, Problems
 from data_pipelines.manifest import SPLITS, part_fingerprint
-from data_pipelines.store import heldout
 from data_pipelines.store.fields import TEXT, check_values, valued
 from data_pipelines.store.files import SUMMARY, NpyFile, beside, describe_files, read_summary, write_json
 from data_pipelines.store.job import Job
 from data_pipelines.store.units import VALUE, read_unit
 
 CHUNK = 1 << 22  # tokens that are copied at a time
+ENOUGH = 50_000  # tokens of the whole corpus; below that up to MOST of the documents may be held out
+MOST = 0.05
 CUT = "documents cut at the end of a part"
 
 
 class Documents(NamedTuple):
     """The documents of a part, without empty ones. starts: the first sentence of each, then their number, int64
-    [documents + 1]. tokens: int64 [documents]. rows: `document_dtype` [documents]."""
+    [documents + 1]. tokens: int64 [documents]. rows: `UnitFiles.dtype` [documents]."""
 
     starts: np.ndarray
     tokens: np.ndarray
@@ -48,7 +49,7 @@ def write_part(folder: Path, units: list[Path], job: Job) -> dict:
     if (folder / SUMMARY).exists():
         return read_summary(folder)
     documents, numbered, said = _documents(units, job)
-    held = heldout.choose(documents.rows["hash"], documents.tokens, job.heldout, job.parts)
+    held = choose_held(documents.rows["hash"], documents.tokens, job.heldout, job.parts)
     documents, held = _with_end_held(documents, held, units, job)
     temporary = beside(folder)
     sizes = {
@@ -110,13 +111,13 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
     """Where one document has most of the part, so that it cannot be held out and the others are too few, its last
     sentences are a document of their own that is held out."""
     total, has = int(documents.tokens.sum()), int(documents.tokens[held].sum())
-    wanted = heldout.missing(has, total, job.heldout, job.parts)
+    wanted = missing_held(has, total, job.heldout, job.parts)
     longest = int(documents.tokens.argmax()) if total else 0
     if wanted <= 0 or 2 * documents.tokens[longest] <= total:
         return documents, held
     lengths = np.concatenate([np.diff(read_unit(folder).sentences) for folder in folders])
     lengths = lengths[documents.starts[longest] : documents.starts[longest + 1]]
-    count = heldout.end_to_hold(lengths, wanted, total // 2 - has)
+    count = end_to_hold(lengths, wanted, total // 2 - has)
     if not count:
         return documents, held
     after = longest + 1
@@ -128,6 +129,43 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
         sizes,
         np.insert(documents.rows, after, documents.rows[longest]),
     ), np.insert(held, after, True)
+
+
+def choose_held(hashes: np.ndarray, tokens: np.ndarray, fraction: float, parts: int) -> np.ndarray:
+    """bool [documents]: those to keep for evaluation. Their hash is smallest, `fraction` of all, and up to MOST of all
+    where those have too few tokens; documents of the same text go the same way, and never the larger share of the
+    tokens is held out.
+
+    hashes: uint64 [documents]. tokens: int64 [documents]. parts: of the corpus, which have to be ENOUGH together.
+    """
+    held = np.zeros(len(hashes), bool)
+    if not fraction or len(hashes) < 2:
+        return held
+    order = np.argsort(hashes, kind="stable")
+    first = np.flatnonzero(np.diff(hashes[order], prepend=~hashes[order[0]]))  # of each text
+    sizes, copies = np.add.reduceat(tokens[order], first), np.diff(first, append=len(order))
+    limit, left = np.uint64(fraction * 2**64), int(tokens.sum()) // 2
+    most, taken, enough = max(int(MOST * len(hashes)), 1), 0, -(-ENOUGH // parts)
+    for at, begin in enumerate(first):  # few: the loop ends at the first that is not wanted
+        if not (hashes[order[begin]] < limit or (enough > 0 and taken < most)):
+            break
+        size, number = int(sizes[at]), int(copies[at])
+        if size <= left:
+            held[order[begin : begin + number]] = True
+            left, enough, taken = left - size, enough - size, taken + number
+    return held
+
+
+def missing_held(held: int, total: int, fraction: float, parts: int) -> int:
+    """How many tokens of a part are held out too few, where `held` of `total` are."""
+    return max(int(fraction * total), min(-(-ENOUGH // parts), int(MOST * total))) - held if fraction else 0
+
+
+def end_to_hold(lengths: np.ndarray, wanted: int, most: int) -> int:
+    """How many sentences at the end of a document have `wanted` tokens or the next more, but at most `most`.
+    lengths: int64 [sentences]."""
+    after = np.cumsum(lengths[::-1])
+    return min(int(np.searchsorted(after, wanted)) + 1, int(np.searchsorted(after, most, "right")))
 
 
 def _write_split(
@@ -168,7 +206,7 @@ def _write_split(
 
 
 def _write_columns(to: Path, rows: np.ndarray, job: Job, numbered: dict[str, dict]) -> None:
-    """Write what is said of documents. rows: `document_dtype` [documents]."""
+    """Write what is said of documents. rows: `UnitFiles.dtype` [documents]."""
     languages = [job.fields["languages"].values.index(source.language) for source in job.sources]
     columns = {"sources": rows["source"], "languages": np.array(languages, np.uint16)[rows["source"]]}
     columns |= {name: rows[VALUE + name] for name in valued(job.fields)}

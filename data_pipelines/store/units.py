@@ -1,4 +1,4 @@
-"""The files of a unit of work: a folder of arrays that appears only when it is complete.
+"""Units of work: documents, encoded many at a time, become a folder of arrays that appears only when it is complete.
 
     FIELD.npy          [tokens or sentences, ...], each field that is stored by token or sentence
     sentences.npy      uint32 [sentences]       tokens of each
@@ -10,30 +10,202 @@ A document that goes on from the unit before is the first here, and `continues`.
 which are empty is known when units are joined to a part, and so is to which split a document goes.
 """
 
+import functools
+import hashlib
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from data_pipelines.document import Annotation, Document, Segment
 from data_pipelines.durable import put_folder
 from data_pipelines.errors import UserError
-from data_pipelines.store.fields import TEXT, valued
-from data_pipelines.store.files import SUMMARY, NpyFile, beside, describe_files, read_summary, write_json
+from data_pipelines.formats.problems import PLAIN_SPACES, Problems
+from data_pipelines.formats.source import Range
+from data_pipelines.formats.table import read
+from data_pipelines.store.fields import PLANNED, TEXT, Field, check_values, valued
+from data_pipelines.store.files import SUMMARY, NpyFile, beside, describe_files, is_whole, read_summary, write_json
 from data_pipelines.store.job import Job
+from data_pipelines.text.encoding import Encoded, Encoder
+from data_pipelines.text.sentences import starts
+from data_pipelines.text.steps import run
 
+BATCH = 1 << 20  # characters encoded at a time
 VALUE = "value "  # begins the columns of values
 # start: its first sentence; hash: of its first piece; range: of the unit, where it is
 DOCUMENT = np.dtype([("start", "<i8"), ("hash", "<u8"), ("source", "<u2"), ("range", "<u2"), ("continues", "?")])
-LENGTH = np.dtype("<u4")
 
 
-def document_dtype(job: Job) -> np.dtype:
-    """Of the documents of a unit: those of DOCUMENT, then their values, of texts their numbers."""
-    columns = (
-        (VALUE + name, "u4" if field.kept == TEXT else field.dtype) for name, field in valued(job.fields).items()
-    )
-    return np.dtype([*DOCUMENT.descr, *columns])
+def write_unit(folder: Path, unit: tuple[Range, ...], job: Job, encoder: Encoder) -> None:
+    """Make the folder from the ranges of a unit. One that exists and is whole is left alone."""
+    if is_whole(folder):
+        return
+    problems, files = Problems(), UnitFiles(folder, job)
+    batches = Batches(files, encoder, job.fields)
+    for index, part in enumerate(unit):
+        source, plainly = job.sources[part.source], functools.partial(problems.note, PLAIN_SPACES, part.path)
+        drop = functools.partial(problems.note, where=part.path)
+        for document in run(job.steps, read(source, part, problems), drop):
+            begins = [starts(one.text, one.language or source.language, plainly) for one in document.segments]
+            batches.add(document, begins, part.source, index, source.language)
+    batches.flush()
+    values = {name: list(numbers) for name, numbers in batches.values.items()}
+    files.finish(batches.characters, problems, [part.path for part in unit], values)
+
+
+class UnitFiles:
+    """The files of a unit while they are written; `finish` gives them their folder. dtype: of documents, the columns of
+    DOCUMENT, then their values, of texts their numbers."""
+
+    def __init__(self, folder: Path, job: Job):
+        self.folder, self.temporary = folder, beside(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # damaged
+        fields = job.stored("token") | job.stored("sentence")
+        self.files = {name: NpyFile(self._place(name), field.dtype, field.shape) for name, field in fields.items()}
+        self.files["sentences"] = NpyFile(self._place("sentences"), "<u4")
+        kinds = ((name, "u4" if field.kept == TEXT else field.dtype) for name, field in valued(job.fields).items())
+        self.dtype = np.dtype([*DOCUMENT.descr, *((VALUE + name, kind) for name, kind in kinds)])
+        self.documents = [np.zeros(0, self.dtype)]
+
+    def _place(self, name: str) -> Path:
+        return self.temporary / f"{name}.npy"
+
+    def add(self, lengths: np.ndarray, documents: np.ndarray, **fields: np.ndarray) -> None:
+        """Sentences of lengths i64 [sentences]; documents (of `UnitFiles.dtype`, start counted from the first of these
+        sentences); the values of every stored field by token and by sentence."""
+        documents = documents.copy()
+        documents["start"] += self.files["sentences"].length
+        self.documents.append(documents)
+        for name, array in {"sentences": lengths, **fields}.items():
+            self.files[name].write(array)
+
+    def finish(self, characters: int, problems: dict, paths: list[str], values: dict[str, list[str]]) -> None:
+        """values: of fields whose numbers stand for texts, those of this unit."""
+        for file in self.files.values():
+            file.close()
+        np.save(self._place("documents"), np.concatenate(self.documents))
+        said = {"characters": characters, "problems": problems, "paths": paths, "values": values}
+        write_json(self.temporary / SUMMARY, said | {"files": describe_files(self.temporary, "*.npy")})
+        put_folder(self.temporary, self.folder)
+
+
+class _Text(NamedTuple):
+    """A segment that waits to be encoded; places are characters."""
+
+    segment: Segment
+    language: str
+    starts: np.ndarray  # i64: where sentences start, at least one
+    notes: list[Annotation]
+
+
+class Batches:
+    """Writes documents to the files of a unit. characters: of the texts so far."""
+
+    def __init__(self, files: UnitFiles, encoder: Encoder, fields: dict[str, Field]):
+        self.files, self.encoder, self.fields = files, encoder, fields
+        self.characters, self.range = 0, None  # of the document before
+        # Of fields of texts: text -> its number in this unit; by token and sentence 0 is where nothing is said
+        self.valued = valued(fields)
+        self.annotated = {name: fields[name] for name in fields if name not in {*PLANNED, *self.valued}}
+        self.values = {name: {"": 0} for name, field in self.annotated.items() if field.values is not None}
+        self.values |= {name: {} for name, field in self.valued.items() if field.values is not None}
+        self._empty()
+
+    def _empty(self) -> None:
+        self.texts: list[_Text] = []
+        self.size = self.sentences = 0
+        self.begun = []  # a row of `UnitFiles.dtype` each
+
+    def add(self, document: Document, starts: list[np.ndarray], source: int, index: int, language: str = "") -> None:
+        """A document of a source, from a range of the unit, or a piece of one; its (first piece of) text decides the
+        split. starts: where sentences start in each segment; the white space of one without sentences is left out.
+        language: of segments that name none."""
+        if not document.continues or index != self.range:
+            text = "\n\n".join(segment.text for segment in document.segments)
+            digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+            values = (self._number(name, document.values[name]) for name in self.valued)
+            self.begun.append((self.sentences, digest, source, index, document.continues, *values))
+        self.range = index
+        for number, (segment, begins) in enumerate(zip(document.segments, starts, strict=True)):
+            if len(begins):
+                notes = [note for note in document.annotations if note.segment == number]
+                self.texts.append(_Text(segment, segment.language or language, begins, notes))
+                self.sentences += len(begins)
+                self.size += len(segment.text)
+            if self.size >= BATCH:
+                self.flush()
+
+    def flush(self) -> None:
+        """Encode and write what waits."""
+        places = [np.concatenate([text.starts, *_spans(text.notes)]) for text in self.texts]
+        encoded = self.encoder.encode([text.segment.text for text in self.texts], places)
+        counts = np.array([(len(text.starts), len(text.notes)) for text in self.texts], np.int64).reshape(-1, 2)
+        lengths, begin, end = _cut(encoded, *counts.T)
+        kept = lengths > 0  # a sentence of control characters has no tokens
+        documents = np.array(self.begun, self.files.dtype)
+        documents["start"] = np.append(0, np.cumsum(kept))[documents["start"]]
+        fields = {"tokens": encoded.tokens, **self._annotated(len(encoded.tokens), begin, end, kept)}
+        if "word_starts" in self.files.files:
+            by_token = encoded.word_starts is None
+            fields["word_starts"] = self.encoder.word_starts[encoded.tokens] if by_token else encoded.word_starts
+        names, languages = [text.segment.name for text in self.texts], [text.language for text in self.texts]
+        for name, of_texts in (("segments", names), ("segment_languages", languages)):
+            if name in self.fields:
+                numbers = np.array([self.fields[name].values.index(one) for one in of_texts], self.fields[name].dtype)
+                fields[name] = np.repeat(numbers, counts[:, 0])[kept]
+        self.files.add(lengths[kept], documents, **fields)
+        self.characters += self.size
+        self._empty()
+
+    def _annotated(self, tokens: int, begin: np.ndarray, end: np.ndarray, kept: np.ndarray) -> dict[str, np.ndarray]:
+        """The values of annotations: name -> [tokens or sentences, ...]. begin, end: i64 [annotations], in tokens."""
+        sizes = {"token": tokens, "sentence": len(kept)}
+        fields = self.annotated.items()
+        arrays = {name: np.zeros((sizes[field.per], *field.shape), field.dtype) for name, field in fields}
+        at = first = 0
+        for text in self.texts:
+            for note in text.notes:
+                if self.fields[note.field].per == "token":
+                    place = slice(begin[at], end[at])
+                else:
+                    place = first + max(int(np.searchsorted(text.starts, note.start, "right")) - 1, 0)
+                arrays[note.field][place] = self._number(note.field, note.value)
+                at += 1
+            first += len(text.starts)
+        by_sentence = {name: arrays[name][kept] for name in arrays if self.fields[name].per == "sentence"}
+        return arrays | by_sentence
+
+    def _number(self, name: str, value):
+        if name not in self.values:
+            return value
+        number = self.values[name].setdefault(value, len(self.values[name]))
+        check_values(name, self.fields[name], number + 1)
+        return number
+
+
+def _spans(notes: list[Annotation]) -> np.ndarray:
+    """i64 [2, notes]: where they begin and end, in characters."""
+    return np.array([(note.start, note.end) for note in notes], np.int64).reshape(-1, 2).T
+
+
+def _cut(encoded: Encoded, sentences: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """i64: the tokens of each sentence, and where the spans begin and end in tokens.
+
+    sentences, spans: i64 [texts], how many each has. The places in a text are where its
+    sentences start, at least one, then where spans begin, then where they end.
+
+    A token belongs to the sentence in which it ends; what ends before the first belongs to the first. A span has all
+    tokens that it has a character of.
+    """
+    kinds = np.repeat(np.tile([0, 1, 2], len(spans)), np.stack([sentences, spans, spans], 1).ravel())
+    first = np.cumsum(encoded.lengths) - encoded.lengths  # token of each text
+    text = np.repeat(np.arange(len(sentences)), sentences + 2 * spans)
+    at = first[text] + encoded.ended
+    begin = at[kinds == 0]
+    begin[np.cumsum(sentences) - sentences] = first
+    lengths = np.diff(begin, append=len(encoded.tokens))
+    return lengths, at[kinds == 1], (at + encoded.straddled)[kinds == 2]
 
 
 class Unit(NamedTuple):
@@ -58,37 +230,3 @@ def read_unit(folder: Path, hashed: bool = False) -> Unit:
     arrays = {name.removesuffix(".npy"): np.load(folder / name, mmap_mode="r") for name in summary["files"]}
     bounds = np.append(0, np.cumsum(arrays.pop("sentences"), dtype=np.int64))
     return Unit(arrays, bounds, np.array(arrays.pop("documents")), summary)
-
-
-class UnitFiles:
-    """The files of a unit while they are written; `finish` gives them their folder."""
-
-    def __init__(self, folder: Path, job: Job):
-        self.folder, self.temporary = folder, beside(folder)
-        shutil.rmtree(folder, ignore_errors=True)  # damaged
-        fields = job.stored("token") | job.stored("sentence")
-        self.files = {name: NpyFile(self._place(name), field.dtype, field.shape) for name, field in fields.items()}
-        self.files["sentences"] = NpyFile(self._place("sentences"), LENGTH)
-        self.dtype = document_dtype(job)
-        self.documents = [np.zeros(0, self.dtype)]
-
-    def _place(self, name: str) -> Path:
-        return self.temporary / f"{name}.npy"
-
-    def add(self, lengths: np.ndarray, documents: np.ndarray, **fields: np.ndarray) -> None:
-        """Sentences of lengths i64 [sentences]; documents (of `document_dtype`, start counted from the first of these
-        sentences); the values of every stored field by token and by sentence."""
-        documents = documents.copy()
-        documents["start"] += self.files["sentences"].length
-        self.documents.append(documents)
-        for name, array in {"sentences": lengths, **fields}.items():
-            self.files[name].write(array)
-
-    def finish(self, characters: int, problems: dict, paths: list[str], values: dict[str, list[str]]) -> None:
-        """values: of fields whose numbers stand for texts, those of this unit."""
-        for file in self.files.values():
-            file.close()
-        np.save(self._place("documents"), np.concatenate(self.documents))
-        said = {"characters": characters, "problems": problems, "paths": paths, "values": values}
-        write_json(self.temporary / SUMMARY, said | {"files": describe_files(self.temporary, "*.npy")})
-        put_folder(self.temporary, self.folder)

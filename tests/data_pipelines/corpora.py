@@ -57,7 +57,7 @@ def write_corpus(
         share = lambda texts: texts[len(texts) * number // parts : len(texts) * (number + 1) // parts]  # noqa: B023
         unit = path / "unit"
         write_tokens(unit, job, share(documents), share(heldout))
-        with mock.patch("data_pipelines.store.heldout.choose", lambda hashes, *_: hashes == 1):
+        with mock.patch("data_pipelines.store.parts.choose_held", lambda hashes, *_: hashes == 1):
             summaries.append(write_part(path / part_name(number), [unit], job))
         shutil.rmtree(unit)
     write_json(path / "manifest.json", finish(path, summaries, job, special))

@@ -12,7 +12,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse, plan
-from data_pipelines.store import batches, units
+from data_pipelines.store import units
 from data_pipelines.store.fields import BY_TOKEN, BY_TOKEN_BEFORE, Field
 from data_pipelines.store.finish import finish, write_tables
 from data_pipelines.store.job import Job, planned, word_starts_of
@@ -106,7 +106,7 @@ def write(path, documents_of_parts, tokenizer, fields=ADDED):
         folders = [path / f"{number}-{unit}" for unit in range(len(documents_of_units))]
         for folder, written_here in zip(folders, documents_of_units, strict=True):
             files = units.UnitFiles(folder, job)
-            written = batches.Batches(files, encoder, job.fields)
+            written = units.Batches(files, encoder, job.fields)
             for document in written_here:
                 written.add(document, [starts(segment.text) for segment in document.segments], 0, 0)
             written.flush()
@@ -122,7 +122,7 @@ def write(path, documents_of_parts, tokenizer, fields=ADDED):
 @pytest.mark.parametrize("seed", range(6))
 def test_segments_and_annotations_are_where_a_plain_loop_puts_them(tmp_path, kind, seed, monkeypatch):
     random, tokenizer = np.random.default_rng(seed), MAKE[kind]()
-    monkeypatch.setattr(batches, "BATCH", 300)  # several batches a unit
+    monkeypatch.setattr(units, "BATCH", 300)  # several batches a unit
     made = [[[random_document(random) for _ in range(random.integers(1, 6))] for _ in range(2)] for _ in range(3)]
     corpus = write(tmp_path / "c", made, tokenizer)
     corpus.verify()
@@ -216,7 +216,7 @@ def test_in_a_unit_only_the_rest_of_the_same_file_goes_on(tmp_path, paths, docum
     tokenizer = trained("bpe")
     job = Job(SOURCES, tokenizer.get_vocab_size(), planned(SOURCES, tokenizer.get_vocab_size(), BY_TOKEN), 0.0)
     files = units.UnitFiles(tmp_path / "unit", job)
-    written = batches.Batches(files, Encoder(tokenizer), job.fields)
+    written = units.Batches(files, Encoder(tokenizer), job.fields)
     for number, document in enumerate((plain("q"), plain("qq", continues=True), plain("q", continues=True))):
         written.add(document, [np.zeros(1, np.int64)], 0, int(number > 0))
     written.flush()
@@ -238,7 +238,7 @@ def test_steps_change_texts_and_bring_fields_before_they_are_encoded(tmp_path, m
     fields = planned([source], tokenizer.get_vocab_size(), BY_TOKEN, steps)
     job = Job((source,), tokenizer.get_vocab_size(), fields, 0.0, steps=steps)
     ((ranges,),) = [plan([source], Problems())]
-    batches.write_unit(tmp_path / "unit", ranges, job, encoder)
+    units.write_unit(tmp_path / "unit", ranges, job, encoder)
     write_part(tmp_path / "part", [tmp_path / "unit"], job)
     stored = {name: np.load(tmp_path / "part" / "train" / f"{name}.npy").tolist() for name in ("tokens", "marks")}
     assert stored == {"tokens": tokenizer.encode("qqqq").ids, "marks": [3, 0, 3, 0]}

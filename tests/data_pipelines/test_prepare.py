@@ -17,7 +17,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats import source
 from data_pipelines.formats.problems import REPLACED, SKIPPED
 from data_pipelines.prepare import parts as making
-from data_pipelines.store import heldout, parts
+from data_pipelines.store import parts
 from tests.data_pipelines.prepare.forks import Fork, peak_of_prepare, prepare
 from tests.data_pipelines.prepare.small import UNIT
 from tests.data_pipelines.prepared import content, documents, run, splits, write_character_vocabulary
@@ -153,7 +153,7 @@ def test_a_vocabulary_beyond_65536_is_stored_in_four_bytes(tmp_path):
 
 
 def test_held_out_documents_are_chosen_by_content(tmp_path, monkeypatch):
-    monkeypatch.setattr(heldout, "ENOUGH", 0)
+    monkeypatch.setattr(parts, "ENOUGH", 0)
     texts = [f"Document {number}." for number in range(2000)]
     held = []
     for name, order in (("a", texts), ("b", texts[::-1] + texts[:50])):

@@ -14,12 +14,11 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import EMPTY
 from data_pipelines.formats.source import Source
 from data_pipelines.manifest import parse_manifest
-from data_pipelines.store import heldout
 from data_pipelines.store.fields import BY_TOKEN, STORED, Field
 from data_pipelines.store.files import NpyFile, is_whole, read_summary
 from data_pipelines.store.finish import check_added, finish
 from data_pipelines.store.job import Job, planned
-from data_pipelines.store.parts import CUT, part_name, write_part
+from data_pipelines.store.parts import CUT, choose_held, missing_held, part_name, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
 
@@ -127,9 +126,9 @@ def test_never_the_larger_share_is_held_out_and_something_where_that_can_be(tmp_
 
 
 def test_of_two_files_the_short_one_and_an_end_of_the_long_one_are_held_out():
-    held = heldout.choose(np.array([9, 3], np.uint64), np.array([2_509, 74_026]), 0.01, 1)
+    held = choose_held(np.array([9, 3], np.uint64), np.array([2_509, 74_026]), 0.01, 1)
     assert held.tolist() == [True, False]
-    assert heldout.missing(2_509, 76_535, 0.01, 1) == 76_535 // 20 - 2_509
+    assert missing_held(2_509, 76_535, 0.01, 1) == 76_535 // 20 - 2_509
 
 
 def test_one_long_document_gives_its_end_at_a_sentence(tmp_path):
