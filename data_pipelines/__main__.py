@@ -53,7 +53,7 @@ def show(arguments: list[str], console) -> None:
 
     from data_pipelines.checks import sound
     from data_pipelines.command_line import parse
-    from data_pipelines.corpora import open_corpora
+    from data_pipelines.corpus import open_corpora
     from data_pipelines.show import Show, show_examples, show_statistics
 
     options = parse(Show, arguments, "python -m data_pipelines show")

@@ -11,8 +11,7 @@ import numpy as np
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.evaluation import spread
-from data_pipelines.examples.layout import Chosen, Feature, Layout, Piece, RowLayout, StreamLayout
+from data_pipelines.examples.layout import Chosen, Feature, Layout, Piece, RowLayout, StreamLayout, spread
 from data_pipelines.order import ONE_LANE, Order, Window, deal, distinct, permute_each, stretch
 
 HELD_OUT = 8  # parts that an evaluation reads, spread evenly over a corpus
@@ -34,9 +33,22 @@ def make_examples(
 
     Raises UserError for a corpus without the layout's special tokens, and where lanes do not divide the batch.
     """
-    if isinstance(layout, StreamLayout):
-        return StreamExamples(layout, corpus, split, batch_size, seed, order)
-    return RowExamples(layout, corpus, split, batch_size, seed, order, sizes)
+    of = StreamExamples if isinstance(layout, StreamLayout) else RowExamples
+    return of(layout, corpus, split, batch_size, seed, order, sizes)
+
+
+def evaluation_batches(examples, limit: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yield batches of the same at most `limit` examples in the same order with the same noise, each exactly once.
+
+    Which they are the examples say (`fixed`); they are corrupted as in epoch 0. Every batch has
+    `examples.batch_size` rows: where there are fewer examples it is filled up with the layout's blank rows (no segment,
+    no weight, no label), which count nowhere.
+    """
+    spec = examples.spec
+    for chosen in examples.fixed(limit):
+        missing = examples.batch_size - len(chosen)
+        batch = examples.build(0, chosen)
+        yield {name: np.concatenate([array, spec[name].blank(missing)]) for name, array in batch.items()}
 
 
 Built = tuple[np.ndarray, dict[str, np.ndarray]]  # some rows (int64 [m]) of a batch: name -> array [m, ...]
@@ -55,19 +67,15 @@ def put_together(built: Sequence[Built], number: int) -> dict[str, np.ndarray]:
 
 
 class Batches:
-    """Batches of rows; one depends on what they are made of and the step alone.
+    """Batches of rows; one depends on what they are made of and the step alone."""
 
-    spec: a batch's arrays, by name. tokens: of a row. corpora: what is read. order: its lanes have equally many `rows`
-    of a batch. cells: the most parts, or sources and parts, each with rows of its own, that a batch is of.
-    """
-
-    spec: dict[str, Feature]
-    corpora: tuple[Corpus, ...]
+    spec: dict[str, Feature]  # a batch's arrays, by name
+    corpora: tuple[Corpus, ...]  # what is read
     batch_size: int
-    order: Order
+    order: Order  # its lanes have equally many `rows` of a batch
     rows: int
-    tokens: int
-    cells: int
+    tokens: int  # of a row
+    cells: int  # the most parts, or sources and parts, each with rows of its own, that a batch is of
 
     @property
     def together(self) -> int:
@@ -97,7 +105,7 @@ class Examples(Batches):
     Held-out examples are of at most `HELD_OUT` parts that have some, evenly spaced, in one lane and one window.
     """
 
-    def __init__(self, layout: Layout, corpus: Corpus, split: str, batch_size: int, seed: int, order: Order):
+    def __init__(self, layout: Layout, corpus: Corpus, split: str, batch_size: int, seed: int, order: Order, sizes):
         layout.check(corpus)
         order.check("batch size", batch_size)
         parts = corpus.parts
@@ -110,7 +118,8 @@ class Examples(Batches):
         self.corpus, self.corpora, self.split, self.parts = corpus, (corpus,), split, parts
         self.seed, self.batch_size, self.order, self.rows = seed, batch_size, order, batch_size // order.lanes
         self.cells = min(order.lanes * order.window, len(parts) + order.lanes - 1)
-        self._deals, self._kept = {}, _Kept()
+        layout.check_rows(self.rows)
+        self._known, self._deals, self._kept = sizes, {}, _Kept()
 
     def _windows(self, lane: int, epoch: int) -> list[Window]:
         """What a lane reads in an epoch; of two epochs in a row they are remembered."""
@@ -168,10 +177,6 @@ class RowExamples(Examples):
     """
 
     layout: RowLayout
-
-    def __init__(self, layout: RowLayout, corpus, split, batch_size, seed, order=ONE_LANE, sizes=None):
-        super().__init__(layout, corpus, split, batch_size, seed, order)
-        self._known = sizes
 
     @functools.cached_property
     def sizes(self) -> Sequence[int]:
@@ -278,9 +283,8 @@ class StreamExamples(Examples):
 
     layout: StreamLayout
 
-    def __init__(self, layout: StreamLayout, corpus, split, batch_size, seed, order=ONE_LANE):
-        super().__init__(layout, corpus, split, batch_size, seed, order)
-        layout.check_rows(self.rows)
+    def __init__(self, *of):
+        super().__init__(*of)
         self._epoch_steps: dict[int, list[int]] = {}  # of a lane, the steps before each epoch
 
     @functools.cached_property
@@ -375,7 +379,7 @@ class _Kept:
     it is pickled, begins anew."""
 
     def __init__(self):
-        self._lock, self._locks, self._plans = threading.Lock(), {}, {}
+        self._lock, self._plans = threading.Lock(), {}  # each with a lock of its own
         self._batches, self._last = 0, {}  # windows that batches are of: the last of these, counted
 
     def __reduce__(self):
@@ -383,17 +387,16 @@ class _Kept:
 
     def plan(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The plan of a key; what has to be made holds up nobody who asks for another."""
-        with self._locks.setdefault(key, threading.Lock()):
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans[key] = make()
-            return plan
+        lock, made = self._plans.setdefault(key, (threading.Lock(), []))
+        with lock:
+            if not made:
+                made.append(make())
+            return made[0]
 
     def drop(self, keys: Iterable[Hashable]) -> None:
         """Forget plans."""
         for key in keys:
             self._plans.pop(key, None)
-            self._locks.pop(key, None)
 
     def enter(self, windows: Sequence[WindowOf]) -> tuple[list[WindowOf], list[WindowOf], list[WindowOf]]:
         """A batch is of these windows -> those that are new; those that are let go; and those that are left."""

@@ -12,7 +12,7 @@ class Checks:
     """Hashes the files that are read, one after the other, in a thread of its own. Safe from several threads.
 
     check: of a file; raises UserError where it is damaged, FileNotFoundError where it has been dropped since, which is
-        checked when it is read again. None: files are only noted, for another process to check.
+        checked when it is read again. None, as when pickled: files are only noted, for another process to check.
     """
 
     def __init__(self, check: Callable[[int, str], None] | None):
@@ -20,6 +20,9 @@ class Checks:
         self._seen: set[Key] = set()
         self._waiting: dict[Key, None] = {}  # in the order in which they were first read
         self._thread, self._fault = None, None
+
+    def __reduce__(self):
+        return Checks, (None,)
 
     def add(self, *files: Key) -> None:
         """These files are read."""

@@ -21,13 +21,17 @@ Of format 1, where there were no parts, a corpus is read as one part that lies b
 import errno
 import hashlib
 import itertools
+import json
+import re
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from tokenizers import Tokenizer
 
 from data_pipelines import manifest as manifests
 from data_pipelines.checks import Checks
@@ -35,10 +39,10 @@ from data_pipelines.cloud import is_remote
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.fetch import Copy, cache, open_copy
 from data_pipelines.manifest import PartEntry
-from data_pipelines.over_parts import over_parts
 from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED, TEXT
 
 OPEN_FILES, FILES_OF_A_PART = 1024, 4  # besides the parts; a part's maps of tokens and other fields by token
+NAMED = re.compile(r"([\w.-]+)=(.*)", re.ASCII | re.DOTALL)  # of several corpora, as in en=gs://A,zh=DIR
 
 
 class Corpus:
@@ -71,18 +75,13 @@ class Corpus:
         self.checks = Checks(self._check_read)
         self._tables = {}
         if self.copy is None:
-            self._check_sizes()
+            manifests.check_sizes(self.path, self.manifest.get("tables", {}))
+            for part in self.parts:
+                manifests.check_sizes(self.path / part.entry.path, part.entry.files)
         _allow_files(OPEN_FILES + FILES_OF_A_PART * len(self.parts))
 
-    def _check_sizes(self) -> None:
-        for name, file in self.manifest.get("tables", {}).items():
-            manifests.check_size(self.path, name, file["bytes"])
-        for part in self.parts:
-            for name, file in part.entry.files.items():
-                manifests.check_size(self.path / part.entry.path, name, file["bytes"])
-
     def __reduce__(self):
-        return _noting, (self.source if self.copy else self.path, self.fingerprint, self.copy)
+        return Corpus, (self.source if self.copy else self.path, self.fingerprint, self.copy), {"checks": self.checks}
 
     def size(self, split: str) -> dict[str, int]:
         """{documents, sentences, tokens} of all parts."""
@@ -90,7 +89,7 @@ class Corpus:
 
     def token_counts(self) -> np.ndarray:
         """int64 [vocab]: how often each token occurs in the train split."""
-        return over_parts(Part.token_counts, np.add, lambda: np.zeros(self.vocab_size, np.int64), self.parts)
+        return sum((part.token_counts() for part in self.parts), np.zeros(self.vocab_size, np.int64))
 
     def require(self, *roles: str) -> tuple[int, ...]:
         """The special tokens of these roles. UserError that names those that the tokenizer lacks."""
@@ -320,11 +319,65 @@ def _allow_files(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _noting(*of_corpus) -> Corpus:
-    corpus = Corpus(*of_corpus)
-    corpus.checks = Checks(None)
-    return corpus
-
-
 def _part(corpus: Corpus, index: int) -> Part:
     return corpus.parts[index]
+
+
+def named(text: str) -> dict[str, str]:
+    """{name: path}, in the order given; {"": path} for a single path without a name. UserError for another form."""
+    if not NAMED.match(text):
+        return {"": text}
+    found = {}
+    for entry in text.split(","):
+        form = NAMED.fullmatch(entry)
+        if not form or not form[2]:
+            raise UserError(f"--corpus {text}: {entry!r} is no NAME=PATH; give one path, or en=DIR,zh=DIR")
+        if form[1] in found:
+            raise UserError(f"--corpus {text}: {form[1]} is given twice; give each corpus a name of its own")
+        found[form[1]] = form[2]
+    return found
+
+
+def written(paths: dict[str, str]) -> str:
+    """What `named` reads so."""
+    return ",".join(f"{name}={path}" if name else path for name, path in paths.items())
+
+
+def open_corpora(text: str, states: Mapping[str, str]) -> dict[str, Corpus]:
+    """The corpora that `--corpus` names; states: of some the fingerprint that it is opened with, if it ever had that
+    one. UserError where one is none, and unless `check_alike`."""
+    opened = {name: Corpus(path) for name, path in named(text).items()}
+    for name, corpus in opened.items():
+        if states.get(name) in [state["fingerprint"] for state in corpus.manifest.get("history", [])]:
+            opened[name] = Corpus(corpus.source, states[name])
+    check_alike(opened)
+    return opened
+
+
+def check_alike(corpora: Mapping[str, Corpus]) -> None:
+    """Raises UserError unless all corpora have one set of special tokens and, as far as it decides tokens, one
+    tokenizer."""
+    (first, one), *others = corpora.items()
+    for name, other in others:
+        ours, theirs = _meaning(one), _meaning(other)
+        if differing := [what for what in ours if ours[what] != theirs[what]]:
+            raise UserError(
+                f"--corpus {first}={one.source},{name}={other.source}: {name} has other {differing[0]} than {first}; "
+                "prepare all corpora with one tokenizer, --tokenizer with the first one's tokenizer/ folder, and with "
+                "the same codes"
+            )
+
+
+def _meaning(corpus: Corpus) -> dict[str, Any]:
+    """What decides which tokens a text has, and what they mean."""
+    file = corpus.tokenizer_path / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file)) if file.exists() else None
+    written = json.loads(tokenizer.to_str()) if tokenizer else {}
+    return {
+        "vocabulary": (corpus.vocab_size, tokenizer and tokenizer.get_vocab()),
+        "special tokens": corpus.special,
+        "normalisation (case, accents, white space)": written.get("normalizer"),
+        "splitting into words": written.get("pre_tokenizer"),
+        "merges or scores": written.get("model"),
+        "added tokens": written.get("added_tokens"),
+    }

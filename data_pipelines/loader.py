@@ -5,6 +5,7 @@ The data position is the step, so nothing here is state: a loader for steps 100 
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 
 import grain
@@ -13,7 +14,7 @@ import numpy as np
 from data_pipelines.workers import Workers
 
 
-class Loader:
+class Loader(AbstractContextManager):
     """Iterates over (step, batch) for steps first .. last - 1, in order, once. A context manager: leaving it stops
     the threads or processes.
 
@@ -37,9 +38,6 @@ class Loader:
         else:
             groups = grain.MapDataset.range(count).map(build)
             self._built = iter(groups.to_iter_dataset(grain.ReadOptions(threads, 2 * threads)))
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()

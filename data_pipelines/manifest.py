@@ -131,17 +131,13 @@ def _described(manifest: dict) -> Iterator[tuple[str, bool]]:
         yield f"sizes of {part.path}", all(number(size, 2**40) for size in sizes) and isinstance(part.values, dict)
 
 
-def check_size(folder: Path, name: str, size: int) -> None:
+def check_sizes(folder: Path, files: dict[str, dict]) -> None:
     """UserError when a file of a corpus is missing or has another size."""
-    file = folder / name
-    if not file.exists():
-        raise UserError(f"corpus {folder}: {name} is missing; copy the corpus again or rerun prepare")
-    found = file.stat().st_size
-    if found != size:
-        raise UserError(
-            f"corpus {folder}: {name} has {found} bytes, the manifest says {size}; "
-            "copy the corpus again or rerun prepare"
-        )
+    for name, file in files.items():
+        found = (folder / name).stat().st_size if (folder / name).exists() else None
+        if found != file["bytes"]:
+            said = "is missing" if found is None else f"has {found} bytes, the manifest says {file['bytes']}"
+            raise UserError(f"corpus {folder}: {name} {said}; copy the corpus again or rerun prepare")
 
 
 def _checked(files: dict[str, dict]) -> dict[str, dict]:

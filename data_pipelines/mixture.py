@@ -1,4 +1,4 @@
-"""Several corpora in every batch, at rates of their own.
+"""Several corpora in every batch, or tasks of which every step has one, at rates of their own.
 
 A lane's rows are counted endlessly and in blocks: of each block every corpus has an exact number of rows, and which
 those are is shuffled inside the block. The numbers come from rounding sums over all rows so far, so a corpus is never
@@ -16,7 +16,7 @@ from math import inf
 import numpy as np
 
 from data_pipelines import noise
-from data_pipelines.batches import Batches, RowExamples, StreamExamples, make_examples, put_together
+from data_pipelines.batches import Batches, Examples, RowExamples, StreamExamples, make_examples, put_together
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.layout import Chosen, Layout
@@ -197,3 +197,35 @@ class StreamMixture(Mixture):
 
     def rows_before(self, step):
         return {name: step * source.rows * self.order.lanes for name, source in self.sources.items()}
+
+
+class Tasks:
+    """Batches of one task, or of several that take turns. Which one a step has, and how many it had before, is known
+    from the step alone: the steps of a task are never off its rate by more than a few (see `mixture.counts`).
+
+    batches: name -> those of a task.   rates: name -> how often it comes.
+    together: see `Loader`; batches of several tasks have other arrays from step to step.
+    """
+
+    def __init__(self, batches: Mapping[str, Examples | Mixture], rates: Mapping[str, float]):
+        total = sum(rates.values())
+        self.batches, self._weights = dict(batches), weights_of([rates[name] / total for name in batches])
+        first = next(iter(batches.values()))
+        self.batch_size, self.together = first.batch_size, first.together if len(batches) == 1 else 1
+        self.corpora = tuple(corpus for of in batches.values() for corpus in of.corpora)  # what is read
+
+    def at(self, step: int) -> tuple[str, int]:
+        """(the task of a step, how many steps it had before)."""
+        before, after = counts(self._weights, step), counts(self._weights, step + 1)
+        index = next(index for index, (old, new) in enumerate(zip(before, after, strict=True)) if new > old)
+        return [*self.batches][index], before[index]
+
+    def before(self, step: int) -> dict[str, int]:
+        """How many steps of each task come before a step."""
+        return dict(zip(self.batches, counts(self._weights, step), strict=True))
+
+    def batch(self, step: int, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Some rows (int64 [n], of one task from batch_size on those of later steps) of a step's global batch:
+        name -> array [n, ...]."""
+        name, number = self.at(step)
+        return self.batches[name].batch(number, rows)

@@ -5,8 +5,8 @@ Stafford's variant 13). The key's halves then steer a 32-bit mixer over the coun
 Wellons' hash-prospector search ("lowbias32": shifts 16, 15, 16), the low half added before the first round, the
 high half xored in between the two, so that two rows share a sequence only if all 64 bits of their keys agree.
 
-Different uses of one key take different streams: disjoint ranges of the counter, in the order in which a layout names
-them. Other kinds of keys have a name among their numbers.
+Different uses of one key take different streams: disjoint ranges of the counter, which a layout numbers. Other kinds
+of keys have a name among their numbers.
 """
 
 import functools
@@ -41,15 +41,9 @@ def _mix64(x):
     return x ^ (x >> 31)
 
 
-def counters(streams: tuple[str, ...], stream: str, count: int) -> np.ndarray:
-    """uint32 [count]: the first counters of one of the streams, at most 256, that a layout draws with one key.
-
-    ValueError for one that is not among them, or there twice.
-    """
-    if streams.count(stream) != 1:
-        raise ValueError(f"stream {stream!r} is {streams.count(stream)} of {streams}: name each once")
-    first = streams.index(stream) * STREAM
-    return np.arange(first, first + count, dtype=np.uint32)
+def counters(stream: int, count: int) -> np.ndarray:
+    """uint32 [count]: the first counters of one of the streams, 0 .. 255, that a layout draws with one key."""
+    return np.arange(stream * STREAM, stream * STREAM + count, dtype=np.uint32)
 
 
 def bits(keys: int | np.ndarray, counters: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from data_pipelines import corpora
+from data_pipelines import corpus as corpora
 from data_pipelines.errors import UserError
 from tpu.accelerators import parse_accelerator
 from tpu.commit import commit, pack

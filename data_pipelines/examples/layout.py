@@ -10,7 +10,6 @@ import numpy as np
 
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.evaluation import consecutive
 
 
 class Feature(NamedTuple):
@@ -28,22 +27,13 @@ class Feature(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout(abc.ABC):
-    """Base of frozen dataclasses. length: tokens per row.
+    """Base of frozen dataclasses. length: tokens per row. least: the shortest rows that have room for text; UserError
+    for shorter ones. multiple: what the number of rows of a batch, and of each lane and source, is a multiple of."""
 
-    streams: what a row's key draws numbers for, each from counters of its own (`noise.counters`). A layout that draws
-    for more than its base names that behind the base's; another order makes other rows.
-    least: the shortest rows that have room for text; UserError for shorter ones.
-    """
-
-    streams: ClassVar[tuple[str, ...]] = ()
     least: ClassVar[int] = 1
+    multiple: ClassVar[int] = 1
 
     length: int
-
-    def __init_subclass__(cls):
-        for base in (base.streams for base in cls.__bases__ if issubclass(base, Layout)):
-            if cls.streams[: len(base)] != base:
-                raise TypeError(f"{cls.__name__}.streams={cls.streams}: name its base's first, {base}")
 
     def __post_init__(self):
         if self.length < self.least:
@@ -62,6 +52,12 @@ class Layout(abc.ABC):
     def check(self, corpus: Corpus) -> None:
         """Raises UserError for a corpus without the special tokens."""
         return
+
+    def check_rows(self, rows: int) -> None:
+        """Raises UserError where a batch or a lane cannot have so many rows."""
+        if rows % self.multiple:
+            cure = "change the batch size or order.lanes"
+            raise UserError(f"{rows} rows in a lane are no multiple of {self.multiple}: {cure}")
 
 
 class RowLayout(Layout):
@@ -85,32 +81,28 @@ class StreamLayout(Layout):
     """Of rows that go on where the same row of the batch before has ended, in a stream of documents.
 
     A stream has a number of tokens, from which all else follows: its examples, and how many steps so many rows have.
-    multiple: what the number of rows of a batch, and of each lane and source, is a multiple of.
+    Of the examples, as of the rows, each `multiple`-th goes on by itself, as where half of them run backwards.
     """
-
-    multiple = 1
-
-    def check_rows(self, rows: int) -> None:
-        """Raises UserError where a batch or a lane cannot have so many rows."""
-        if rows % self.multiple:
-            cure = "change the batch size or order.lanes"
-            raise UserError(f"{rows} rows in a lane are no multiple of {self.multiple}: {cure}")
 
     @abc.abstractmethod
     def number(self, total: int) -> int:
         """Examples in a stream of so many tokens."""
 
-    @abc.abstractmethod
     def steps(self, total: int, rows: int) -> int:
         """Steps of so many rows that a stream of so many tokens has."""
+        return self.number(total) // rows
 
-    @abc.abstractmethod
     def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
         """The examples of rows at steps of the stream: int64 [n] each."""
+        way, row = np.divmod(row, rows // self.multiple)
+        return way * (self.number(total) // self.multiple) + row * self.steps(total, rows) + step
 
     def fixed(self, total: int, limit: int, batch_size: int) -> Iterator[np.ndarray]:
-        """The examples of each batch of a fixed set, at most `limit` in all, rows continuing each other: int64 [n]."""
-        return consecutive(self.number(total), limit, batch_size)
+        """The examples of each batch of a fixed set, at most `limit` in all but one of each way, which come by turns,
+        rows continuing each other: int64 [n]."""
+        number, ways = self.number(total) // self.multiple, np.arange(self.multiple)
+        for chosen in consecutive(number, max(limit // len(ways), 1), batch_size // len(ways)):
+            yield (chosen[:, None] + number * ways).ravel()
 
     @abc.abstractmethod
     def plan(self, pieces: Sequence["Piece"], split: str, key: int, epoch: int, first: int = 0) -> Any:
@@ -164,3 +156,21 @@ class Chosen:
     def read(self, field: str, starts: np.ndarray, length: int) -> np.ndarray:
         """`length` values of a field from each row's start (int64 [n]), in its plan's part and split: [n, length]."""
         return self.gather(lambda plan, rows, _: (plan.part.read(plan.split, field, starts[rows], length),))[0]
+
+
+def spread(number: int, limit: int, batch_size: int) -> Iterator[np.ndarray]:
+    """At most `limit` of `number` examples, spread evenly over all, in batches: int64 [n]."""
+    count = min(limit, number)
+    chosen = np.arange(count) * number // max(count, 1)
+    for first in range(0, count, batch_size):
+        yield chosen[first : first + batch_size]
+
+
+def consecutive(number: int, limit: int, batch_size: int) -> Iterator[np.ndarray]:
+    """The first of `number` examples, at most `limit`, in batches in which every row continues the same row of the
+    batch before: int64 [n]. Only the last row may end before the others."""
+    count = min(limit, number)
+    steps = -(-count // batch_size)
+    runs = np.arange(0, count, max(steps, 1))  # where each row begins
+    for step in range(steps):
+        yield runs[runs + step < count] + step

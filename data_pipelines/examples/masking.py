@@ -12,7 +12,8 @@ fits in what is left of k. So every word is as likely as any other and n has the
 few tokens of k, which only short runs fit. Where none fits fewer than k are chosen.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -21,10 +22,11 @@ import numpy as np
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import Feature, RowLayout
 
-TOKENS, FATE, SEGMENTS, SIZES = "masked tokens", "what masked tokens become", "segments", "lengths of n-grams"
+# Streams of a row's draws: other numbers make other rows. `SEGMENTS` is of pairs; a layout may have more, from 4 on
+TOKENS, FATE, SEGMENTS, SIZES = range(4)
 TOKEN = "token"  # the unit where each token is one
-STREAMS = TOKENS, FATE, SEGMENTS, SIZES  # the first ones of any layout with masked tokens; `SEGMENTS` is of pairs
 SHORT = 512  # tokens of rows whose order fits 32 bits: 23 of a hash, 9 of the position
 
 
@@ -65,9 +67,6 @@ class Masking:
             )
 
 
-BERT = Masking()
-
-
 class SpecialTokens(NamedTuple):
     """Ids that the layouts and the masking put in, and the ids to draw random tokens from (int32 [m])."""
 
@@ -88,6 +87,66 @@ class SpecialTokens(NamedTuple):
 def predictions(length: int, rate: float) -> int:
     """Prediction slots per row: the most tokens that a row of this length can have chosen."""
     return ceil(rate * length)
+
+
+@dataclass(frozen=True)
+class MaskedRows(RowLayout):
+    """Base of such layouts. A batch holds tokens, types, segments, the prediction arrays of `mask` and, with
+    global_tokens, `globals`: of so many, which a sparse pattern lets see all and be seen by all, the positions.
+
+    Raises UserError for more global tokens than the row has tokens.
+    """
+
+    masks: Masking = Masking()  # BERT's
+    _: KW_ONLY
+    global_tokens: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.global_tokens <= self.length:
+            raise UserError(
+                f"globals={self.global_tokens}: must be from 0, for none, to the row's length={self.length}"
+            )
+
+    @property
+    def spec(self) -> dict[str, Feature]:
+        slots = predictions(self.length, self.masks.rate)
+        whole = dict.fromkeys(("tokens", "types", "segments"), Feature((self.length,)))
+        predicted = dict.fromkeys(("prediction_positions", "prediction_targets"), Feature((slots,)))
+        of_globals = {"globals": Feature((self.global_tokens,))} if self.global_tokens else {}
+        return whole | predicted | {"prediction_weights": Feature((slots,), np.float32)} | of_globals
+
+    @property
+    def copies(self):
+        return self.masks.copies
+
+    def check(self, corpus):
+        SpecialTokens.of(corpus)
+        fields = {name: field for name, field in corpus.fields.items() if field.per == "token" and not field.shape}
+        units = [TOKEN, *(name for name, field in fields.items() if field.dtype == "bool")]
+        if self.masks.unit not in units:
+            raise UserError(
+                f"objective.masking.unit={self.masks.unit!r}: corpus {corpus.path} has no field by token that says "
+                f"where such units begin; use one of {', '.join(units)}"
+            )
+
+    def masked(
+        self,
+        tokens: np.ndarray,
+        special: SpecialTokens,
+        keys: np.ndarray,
+        maskable: np.ndarray,
+        available: np.ndarray,
+        starts: Callable[[str], np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """Mask rows of tokens (int32 [n, length]) in place -> the arrays of a batch beside tokens, types and segments.
+        starts: the field that says where units begin -> its values, and True at special tokens, bool [n, length]. The
+        others: see `mask`."""
+        begins = None if self.masks.unit == TOKEN else starts(self.masks.unit)
+        made = mask(self.masks, special, keys, tokens, maskable, available, begins)
+        if self.global_tokens:
+            made["globals"] = global_positions(tokens, special.sep, self.global_tokens)
+        return made
 
 
 def mask(
@@ -132,7 +191,7 @@ def mask(
 
 def _corrupted(masking, special, keys, targets):
     """What the chosen tokens become: int32 [batch, slots]."""
-    fate = noise.bits(keys, noise.counters(STREAMS, FATE, targets.shape[1]))
+    fate = noise.bits(keys, noise.counters(FATE, targets.shape[1]))
     masked, random = round(masking.mask * 2**32), round((masking.mask + masking.random) * 2**32)
     corrupted = targets.copy()
     np.copyto(corrupted, special.mask, where=fate < masked)
@@ -150,7 +209,7 @@ def _run_starts(ngrams, keys, maskable, unit_starts):
     np.logical_not(maskable[:, :-1], out=starts[:, 1:])  # after special tokens
     units = maskable & (unit_starts | starts)
     count = np.count_nonzero(units, axis=1)
-    draws = noise.bits(keys, noise.counters(STREAMS, SIZES, count.max(initial=0)))
+    draws = noise.bits(keys, noise.counters(SIZES, count.max(initial=0)))
     sizes = np.ones(draws.shape, np.int32)
     for share in np.cumsum(ngrams)[:-1] / sum(ngrams):
         sizes += draws >= round(share * 2**32)
@@ -166,7 +225,7 @@ def _choose_tokens(keys, maskable, wanted, slots):
     """`wanted` tokens per row, every set of that size alike: positions, uint32 [batch, slots], ascending, and
     `length` in the slots left over."""
     length = maskable.shape[1]
-    order = _shuffled(keys, noise.counters(STREAMS, TOKENS, length), maskable)[:, :slots]
+    order = _shuffled(keys, noise.counters(TOKENS, length), maskable)[:, :slots]
     return _ascending(order, np.arange(slots) < wanted[:, None], length)
 
 
@@ -245,3 +304,16 @@ def _position_bits(length):
 
 def _position_mask(length, dtype):
     return dtype.type((1 << _position_bits(length)) - 1)
+
+
+def global_positions(tokens: np.ndarray, sep: int, number: int) -> np.ndarray:
+    """i32[rows, number]: the position of each row's first token, then those of its separators in order, -1 where there
+    are no more."""
+    is_global = tokens == sep
+    is_global[:, 0] = True
+    row, position = np.nonzero(is_global)
+    rank = (np.cumsum(is_global, axis=1) - 1)[row, position]  # 0, 1, .. within each row
+    within = rank < number
+    named = np.full((len(is_global), number), -1, np.int32)
+    named[row[within], rank[within]] = position[within]
+    return named

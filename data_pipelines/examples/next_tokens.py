@@ -117,9 +117,6 @@ class ContiguousStreams(NextTokens, StreamLayout):
     def steps(self, total: int, rows: int) -> int:
         return max(total - 1, 0) // (rows * self.length)
 
-    def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
-        return row * self.steps(total, rows) + step
-
     def plan(self, pieces, split: str, key: int, epoch: int, first: int = 0) -> DocumentStream:
         return DocumentStream(pieces, split, key, epoch, first=first)
 

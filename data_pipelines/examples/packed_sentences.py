@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
-from data_pipelines.examples.layout import Chosen
-from data_pipelines.examples.masked_rows import MaskedRows
-from data_pipelines.examples.masking import SpecialTokens
+from data_pipelines.examples.layout import Chosen, Feature
+from data_pipelines.examples.masking import MaskedRows, SpecialTokens
+
+LONGEST, PIECE = 128, 16  # tokens of sentences that have a global token each
 
 
 class Plan(NamedTuple):
@@ -30,12 +32,8 @@ class Plan(NamedTuple):
     starts: np.ndarray
     inner: np.ndarray
     inners: np.ndarray
+    number: int  # examples per epoch
     pieces: np.ndarray | None = None
-
-    @property
-    def number(self) -> int:
-        """Examples per epoch."""
-        return len(self.starts) - 1
 
 
 class Frame(NamedTuple):
@@ -84,7 +82,7 @@ class PackedSentences(MaskedRows):
         starts = units[chunks.follow(ends)]
         inner = np.searchsorted(documents, starts[:-1], "right")
         inners = np.searchsorted(documents, starts[1:]) - inner
-        return Plan(part, split, SpecialTokens.of(part.corpus), documents, starts, inner, inners)
+        return Plan(part, split, SpecialTokens.of(part.corpus), documents, starts, inner, inners, len(inner))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         return self.filled(chosen, keys, self.frame(chosen))
@@ -121,6 +119,64 @@ class PackedSentences(MaskedRows):
             begins[:, 0] = begins[frame.row, frame.separator + 1] = True
             segments *= np.cumsum(begins, axis=1, dtype=np.int32)
         return {"tokens": tokens, "types": np.zeros_like(tokens), "segments": segments} | masked
+
+
+@dataclass(frozen=True)
+class SentenceGlobals(PackedSentences):
+    """Rows of `PackedSentences` with global tokens beside each, one for each of its sentences (Ainslie et al. 2020,
+    arXiv:2004.08483: the global input summarises the sentences of the long one), and which one a token belongs to.
+
+    Where a corpus has no sentences, a document is one: what is longer than LONGEST tokens is cut into pieces of PIECE,
+    of which 256 global tokens summarise the 4,096 tokens of BigBird-ETC.
+
+    global_of: int32 [length], the number, in the row, of the sentence that a token is in ([CLS] is in the first, a
+    [SEP] in the one before it), -1 at padding and in sentences after the first `globals`. global_segments: int32
+    [globals], the segment in which each such sentence begins, 0 for global tokens without one.
+
+    Raises UserError for more global tokens than the row has tokens.
+    """
+
+    globals: int = 256
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 1 <= self.globals <= self.length:
+            raise UserError(
+                f"globals={self.globals} with length={self.length}: must be from 1 to {self.length}, for each "
+                "summarises a sentence of the row (BigBird: 256 for 4096)"
+            )
+
+    @property
+    def spec(self) -> dict[str, Feature]:
+        return super().spec | {"global_of": Feature((self.length,)), "global_segments": Feature((self.globals,))}
+
+    def plan(self, part, split: str, seed: int) -> Plan:
+        pieces = chunks.units(part.sentences(split), longest=min(LONGEST, self.length - 2), piece=PIECE)
+        return super().plan(part, split, seed)._replace(pieces=pieces)
+
+    def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
+        frame = self.frame(chosen)
+        batch = self.filled(chosen, keys, frame)
+        (begins,) = chosen.gather(self._begins)
+        marks = np.zeros(frame.real.shape, bool)
+        marks[frame.text] = begins[frame.stretch]
+        marks[:, 0] = True
+        number = np.cumsum(marks, axis=1, dtype=np.int32) - 1
+        named = frame.real & (number < self.globals)
+        row, column = np.nonzero(marks & named)
+        segments = np.zeros((len(marks), self.globals), np.int32)
+        segments[row, number[row, column]] = batch["segments"][row, column]
+        return batch | {"global_of": np.where(named, number, -1).astype(np.int32), "global_segments": segments}
+
+    def _begins(self, plan: Plan, _, example: np.ndarray) -> tuple[np.ndarray]:
+        """Which tokens of each row's text begin a sentence, but the first: bool [n, length]."""
+        start, end = plan.starts[example], plan.starts[example + 1]
+        first = np.searchsorted(plan.pieces, start, "right")
+        count = np.searchsorted(plan.pieces, end) - first
+        row, rank = chunks.ranks(count)
+        begins = np.zeros((len(example), self.length), bool)
+        begins[row, plan.pieces[first[row] + rank] - start[row]] = True
+        return (begins,)
 
 
 def _stretches(plan, _, example):

@@ -17,11 +17,9 @@ from data_pipelines import noise
 from data_pipelines.errors import UserError
 from data_pipelines.examples import chunks
 from data_pipelines.examples.document_stream import DocumentStream, end_token
-from data_pipelines.examples.evaluation import consecutive
 from data_pipelines.examples.layout import Feature, StreamLayout
 
-TOKENS, SPANS, ORDER, SEGMENTS = "permuted tokens", "permuted spans", "order of prediction", "permuted segments"
-STREAMS = TOKENS, SPANS, ORDER, SEGMENTS
+TOKENS, SPANS, ORDER, SEGMENTS = range(4)  # streams of a row's draws; other numbers make other rows
 SPLIT, COIN, ELSEWHERE = range(3)  # draws per row, in a stream of their own
 LONGEST = 5  # tokens of a span; one of n has a chance in proportion to 1 / n
 SPECIALS = 3  # SEP, SEP, CLS
@@ -49,9 +47,6 @@ class Permuting:
                 raise UserError(f"objective.permuting.{name}={value}: must be at least {least} and below 2**31")
 
 
-XLNET = Permuting()
-
-
 def predictions(length: int, permuting: Permuting) -> int:
     """Prediction slots per row."""
     return -(-length // permuting.k)
@@ -73,9 +68,7 @@ class PermutedSpans(StreamLayout):
     Raises UserError where the parts of a row do not fit its length.
     """
 
-    streams = STREAMS
-
-    permuting: Permuting = XLNET
+    permuting: Permuting = Permuting()  # XLNet's
 
     def __post_init__(self):
         if self.length < self.permuting.reuse_len + SPECIALS + 4:
@@ -115,19 +108,6 @@ class PermutedSpans(StreamLayout):
         """Those that run forwards, then as many backwards if bidirectional."""
         return self._pieces(total) * self.multiple
 
-    def steps(self, total: int, rows: int) -> int:
-        return self.number(total) // rows
-
-    def example(self, total: int, rows: int, row: np.ndarray, step: np.ndarray) -> np.ndarray:
-        direction, row = np.divmod(row, rows // self.multiple)
-        return direction * self._pieces(total) + row * self.steps(total, rows) + step
-
-    def fixed(self, total, limit, batch_size):
-        """With bidirectional data the rows run forwards and backwards by turns, at least one of each."""
-        ways = self._pieces(total) * np.arange(self.multiple)
-        for chosen in consecutive(self._pieces(total), max(limit // len(ways), 1), batch_size // len(ways)):
-            yield (chosen[:, None] + ways).ravel()
-
     def plan(self, pieces, split: str, key: int, epoch: int, first: int = 0) -> DocumentStream:
         # One that ends a document has an end token too, and one has to end in every row's room, before its end
         return DocumentStream(pieces, split, key, epoch, longest=self._room - 2)
@@ -136,7 +116,7 @@ class PermutedSpans(StreamLayout):
         backwards, piece = np.divmod(example, self._pieces(plan.total))
         backwards = backwards.astype(bool)
         begin = piece * self._advance
-        draws = noise.bits(keys, noise.counters(STREAMS, SEGMENTS, 3))
+        draws = noise.bits(keys, noise.counters(SEGMENTS, 3))
         size_a, begin_b = self._segments(plan, draws, begin, backwards)
         tokens = self._tokens(plan, begin, size_a, begin_b, backwards)
         separator = self.permuting.reuse_len + size_a.astype(np.int32)[:, None]
@@ -213,7 +193,7 @@ class PermutedSpans(StreamLayout):
         permuted = np.concatenate([positions, separator, special], axis=1)
         block = np.where(permuted < reuse, permuted // size, -(-reuse // size) + (permuted - reuse) // size)
         slot = np.arange(permuted.shape[1])
-        drawn = noise.bits(keys, noise.counters(STREAMS, ORDER, len(slot))) >> 8
+        drawn = noise.bits(keys, noise.counters(ORDER, len(slot))) >> 8
         order = (block.astype(np.uint64) << SLOT + 24) | (drawn.astype(np.uint64) << SLOT) | slot.astype(np.uint64)
         return visibility(order, permuted, slot < positions.shape[1], reuse, self.length)
 
@@ -249,7 +229,7 @@ def _chosen(permuting, keys, begin, size, wanted):
     bits = (size - 1).bit_length() if size else 0
     low = np.uint32((1 << bits) - 1)
     position = np.arange(size, dtype=np.uint32)
-    order = noise.bits(keys, noise.counters(STREAMS, TOKENS, size) + np.uint32(begin))
+    order = noise.bits(keys, noise.counters(TOKENS, size) + np.uint32(begin))
     order &= ~low
     order |= position
     if permuting.spans:
@@ -264,7 +244,7 @@ def _chosen(permuting, keys, begin, size, wanted):
 def _spans(context, keys, begin, size, wanted):
     """Positions below size in spans, at most `wanted` per row: (row, position), int64 [all]."""
     most = min(wanted, size // (1 + context) + 1)
-    counters = noise.counters(STREAMS, SPANS, 2 * most) + np.uint32(2 * begin)
+    counters = noise.counters(SPANS, 2 * most) + np.uint32(2 * begin)
     draws = noise.bits(keys, counters).reshape(len(keys), 2, most)
     chances = np.cumsum(1 / np.arange(1, LONGEST + 1))
     length = 1 + np.searchsorted(chances[:-1] / chances[-1] * 2**32, draws[:, 0].astype(np.float64), "right")

@@ -24,8 +24,7 @@ import numpy as np
 from data_pipelines import noise
 from data_pipelines.examples import chunks
 from data_pipelines.examples.layout import Chosen, Feature
-from data_pipelines.examples.masked_rows import MaskedRows
-from data_pipelines.examples.masking import SEGMENTS, SpecialTokens
+from data_pipelines.examples.masking import SEGMENTS, MaskedRows, SpecialTokens
 
 SHORT = 0.1  # share of the chunks that are short on purpose, so that the model sees rows of every length
 COIN, SPLIT, DOCUMENT, SENTENCE, TRIM = range(5)  # draws per row, in a stream of their own; TRIM and what follows
@@ -45,11 +44,7 @@ class Plan(NamedTuple):
     documents: np.ndarray
     chunks: np.ndarray
     of: np.ndarray
-
-    @property
-    def number(self) -> int:
-        """Examples per epoch."""
-        return len(self.chunks) - 1
+    number: int  # examples per epoch
 
 
 @dataclass(frozen=True)
@@ -79,13 +74,14 @@ class SegmentPairs(MaskedRows):
         # Pieces of half a row, so that a corpus without sentence boundaries makes pairs too
         units = chunks.units(sentences, longest=self._room, piece=-(-self._room // 2))
         documents = np.searchsorted(units, chunks.document_starts(part, split))
-        followed = chunks.follow(self._chunk_ends(key, units, documents))
+        ends = np.minimum(self._chunk_ends(key, units), np.repeat(documents[1:], np.diff(documents)))
+        followed = chunks.follow(ends)
         of = np.searchsorted(documents, followed[:-1], "right") - 1
-        return Plan(part, split, SpecialTokens.of(part.corpus), key, units, documents, followed, of)
+        return Plan(part, split, SpecialTokens.of(part.corpus), key, units, documents, followed, of, len(of))
 
     def build(self, chosen: Chosen, keys: np.ndarray) -> dict[str, np.ndarray]:
         trims = -(-self.length // 32)
-        draws = noise.bits(keys, noise.counters(self.streams, SEGMENTS, TRIM + 2 * trims))
+        draws = noise.bits(keys, noise.counters(SEGMENTS, TRIM + 2 * trims))
         start, size, label = self._segments(chosen, draws)
         start, size = truncated(start, size, self._room, draws[:, TRIM:].reshape(-1, 2, trims))
         arrays = self._laid_out(chosen, keys, start, size)
@@ -97,11 +93,10 @@ class SegmentPairs(MaskedRows):
         short = round(SHORT * 2**32)
         return np.where(draw < short, 2 + draw * np.int64(self._room - 1) // short, self._room)
 
-    def _chunk_ends(self, key, units, documents):
-        """The unit after a chunk beginning at each unit: where the target is reached, or the document's end."""
+    def _chunk_ends(self, key, units):
+        """The unit after a chunk that begins at each, unless its document ends before: where the target is reached."""
         begin = units[:-1]
-        reached = np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
-        return np.minimum(reached, np.repeat(documents[1:], np.diff(documents)))
+        return np.searchsorted(units, begin + self._targets(key, np.arange(len(begin))))
 
     def _segments(self, chosen, draws):
         """Segments A and B before truncation: start and size, int64 [n, 2], in tokens; and the label, int32 [n].
@@ -171,6 +166,26 @@ class SegmentPairs(MaskedRows):
         in_b = real & ~in_a
         in_b[row, middle] = False
         return {"tokens": tokens, "types": in_b.astype(np.int32), "segments": real.astype(np.int32)} | masked
+
+
+@dataclass(frozen=True)
+class SentencePairs(SegmentPairs):
+    """Masked pairs of natural sentences: RoBERTa's SENTENCE-PAIR+NSP (Liu et al. 2019, section 4.2).
+
+    A and B are one sentence each: every second sentence of a document and the one after it, or in half of the rows, and
+    where a document's last one has none after it, one of another document at random. Rows hold far fewer tokens than
+    segment pairs; the paper takes more of them, so that a batch has as many tokens. A sentence longer than
+    the row is cut into pieces of half a row, which count as sentences; two that are longer together lose tokens as
+    segments do.
+    """
+
+    def _targets(self, key, units):
+        """So that a random B ends with its first sentence."""
+        return np.zeros(len(units), np.int64)
+
+    def _chunk_ends(self, key, units):
+        """The second one."""
+        return np.arange(len(units) - 1) + 2
 
 
 def _chunks(plan, _, example):

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from data_pipelines.cloud import is_remote
-from data_pipelines.corpora import named
-from data_pipelines.corpus import Corpus
+from data_pipelines.corpus import Corpus, named
 from data_pipelines.errors import UserError
 from pretrain.commands.arguments import parse_recipe
 from pretrain.commands.platform import keep_compiled_with, may_be_one_of_several

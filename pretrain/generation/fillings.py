@@ -6,7 +6,7 @@ import numpy as np
 from jax import Array
 
 from data_pipelines.errors import UserError
-from data_pipelines.examples.masked_rows import global_positions
+from data_pipelines.examples.masking import global_positions
 from models.core.parameters import Params
 from models.families.registry import family_of, name_of
 from pretrain.objectives.inputs import inputs_of

@@ -6,8 +6,7 @@ from typing import NamedTuple
 from data_pipelines.examples.layout import RowLayout
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.packed_sentences import PackedSentences
-from data_pipelines.examples.segment_pairs import SegmentPairs
-from data_pipelines.examples.sentence_pairs import SentencePairs
+from data_pipelines.examples.segment_pairs import SegmentPairs, SentencePairs
 
 PAIRS, SENTENCE_PAIRS = "segment-pairs", "sentence-pairs"
 PACKED, PACKED_ACROSS, ONE_DOCUMENT = "packed-sentences", "packed-across-documents", "document-sentences"

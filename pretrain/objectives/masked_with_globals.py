@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from data_pipelines.examples.sentence_globals import SentenceGlobals
+from data_pipelines.examples.packed_sentences import SentenceGlobals
 from pretrain.objectives.layouts import ONE_DOCUMENT, PACKED, PACKED_ACROSS
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.phase import Phase

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import jax
 
-from data_pipelines import corpora
+from data_pipelines import corpus as corpora
 from data_pipelines.cloud import check_rights, entries, in_cloud, is_file, is_remote, may_pass, place, refusal, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.durable import put, sync

@@ -13,8 +13,7 @@ from data_pipelines.batches import Examples, RowExamples, StreamExamples, make_e
 from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.mixture import Mixture, make_mixture, parse_rates
-from data_pipelines.tasks import Tasks
+from data_pipelines.mixture import Mixture, Tasks, make_mixture, parse_rates
 from pretrain.objectives.phase import Phase, Task
 from pretrain.recipe import Recipe, boundaries, every_task, phase_at, tasks_of
 from pretrain.storage.run_directory import write_whole

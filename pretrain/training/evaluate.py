@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 import jax
 import numpy as np
 
+from data_pipelines.batches import evaluation_batches
 from data_pipelines.checks import sound
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.evaluation import evaluation_batches
 from models.core.parameters import Params
 from pretrain.objectives.figures import figures, predicted_text, unigram
 from pretrain.training.data import corpora_of, mixture_rates

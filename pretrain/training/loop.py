@@ -17,8 +17,7 @@ from data_pipelines.cloud import in_cloud, remove_folder, upload
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
-from data_pipelines.mixture import Mixture
-from data_pipelines.tasks import Tasks
+from data_pipelines.mixture import Mixture, Tasks
 from models.core.parameters import Params, count
 from pretrain.objectives.figures import figures as figures_of
 from pretrain.options import Options

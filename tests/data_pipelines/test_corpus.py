@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from data_pipelines.__main__ import main
-from data_pipelines.corpora import check_alike, named, open_corpora, written
-from data_pipelines.corpus import Corpus
+from data_pipelines.corpus import Corpus, check_alike, named, open_corpora, written
 from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare

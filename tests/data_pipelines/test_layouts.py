@@ -16,17 +16,14 @@ import numpy as np
 import pytest
 
 from data_pipelines import noise
-from data_pipelines.batches import make_examples
+from data_pipelines.batches import evaluation_batches, make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.evaluation import evaluation_batches
 from data_pipelines.examples.masking import Masking
 from data_pipelines.examples.next_tokens import ContiguousStreams, InputTarget, PackedDocuments, StridedDocuments
-from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.packed_sentences import PackedSentences, SentenceGlobals
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
-from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs
-from data_pipelines.examples.sentence_globals import SentenceGlobals
-from data_pipelines.examples.sentence_pairs import SentencePairs
+from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, SentencePairs
 from tests.data_pipelines.corpora import (
     FIRST,
     SPECIAL,
@@ -150,27 +147,6 @@ def test_keys_are_of_the_seed_the_epoch_and_the_example_and_no_two_uses_share_a_
             uses = [set(counters[row].tolist()) for _, counters in drawn]  # in one use, a word's tokens share theirs
             assert len(uses) >= 2 and sum(map(len, uses)) == len(set.union(*uses))
     assert len(set(found)) == 3 * len(ROWS)
-
-
-MASKED_STREAMS = ["masked tokens", "what masked tokens become", "segments", "lengths of n-grams"]
-PERMUTED_STREAMS = ["permuted tokens", "permuted spans", "order of prediction", "permuted segments"]
-
-
-@pytest.mark.parametrize(
-    "layout, streams",
-    [(SegmentPairs, MASKED_STREAMS), (SentenceGlobals, MASKED_STREAMS), (PermutedSpans, PERMUTED_STREAMS)],
-)
-def test_streams_have_the_numbers_that_they_have_had(layout, streams):
-    assert [noise.counters(layout.streams, stream, 1)[0] >> 24 for stream in streams] == [0, 1, 2, 3]
-
-
-def test_a_layout_names_its_streams_behind_those_of_its_base():
-    class Boxed(PackedSentences):
-        streams = (*PackedSentences.streams, "boxes")
-
-    assert noise.counters(Boxed.streams, "boxes", 1)[0] >> 24 == 4
-    with pytest.raises(TypeError, match="name its base's first"):
-        type("First", (PackedSentences,), {"streams": ("boxes", *PackedSentences.streams)})
 
 
 # Static masks: a row is made in so many fixed ways, which epochs take in turn

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from data_pipelines import noise
 from data_pipelines.corpus import Corpus
 from data_pipelines.document import Annotation
-from data_pipelines.examples.masking import SIZES, STREAMS, TOKENS, Masking, SpecialTokens, mask, predictions
+from data_pipelines.examples.masking import SIZES, TOKENS, Masking, SpecialTokens, mask, predictions
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.store.fields import Field
@@ -89,7 +89,7 @@ def test_random_tokens_come_from_the_whole_vocabulary_alike_but_the_special():
 
 def drawn(key, stream, number):
     """The random bits of one counter of a row's stream, as a Python integer."""
-    return int(noise.bits(key, noise.counters(STREAMS, stream, number + 1)[-1:])[0])
+    return int(noise.bits(key, noise.counters(stream, number + 1)[-1:])[0])
 
 
 def chosen_slowly(masking, key, maskable, word_starts):

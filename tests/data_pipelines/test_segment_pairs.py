@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from data_pipelines import noise
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.examples.masking import SEGMENTS, STREAMS, Masking
-from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, truncated
-from data_pipelines.examples.sentence_pairs import SentencePairs
+from data_pipelines.examples.masking import SEGMENTS, Masking
+from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, SentencePairs, truncated
 from tests.data_pipelines.corpora import epoch, numbered, rows_of, unmasked, write_corpus
 
 CLS, SEP, PAD, FIRST = 2, 3, 0, 5
@@ -185,7 +184,7 @@ def test_segments_are_cut_as_bert_s_loop_cuts_them(a, b, room, front):
 
 
 def test_the_cut_is_at_either_end_by_a_coin_per_token():
-    bits = noise.bits(noise.key(0, np.arange(4000)), noise.counters(STREAMS, SEGMENTS, 6)).reshape(-1, 2, 3)
+    bits = noise.bits(noise.key(0, np.arange(4000)), noise.counters(SEGMENTS, 6)).reshape(-1, 2, 3)
     start, size = truncated(np.zeros((4000, 2), np.int64), np.full((4000, 2), 70), 60, bits)
     assert (size == 30).all()  # 40 of 70 tokens leave each segment: 20 in front, binomially
     assert abs(start.mean() - 20) < 5 * np.sqrt(10 / 8000) and abs(start.var() - 10) < 1

@@ -7,11 +7,10 @@ import pytest
 
 from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
-from data_pipelines.examples import sentence_globals
+from data_pipelines.examples import packed_sentences
 from data_pipelines.examples.masking import Masking
-from data_pipelines.examples.packed_sentences import PackedSentences
+from data_pipelines.examples.packed_sentences import PackedSentences, SentenceGlobals
 from data_pipelines.examples.segment_pairs import SegmentPairs
-from data_pipelines.examples.sentence_globals import SentenceGlobals
 from tests.data_pipelines.corpora import equal, numbered, rows_of, unmasked, write_corpus
 
 CLS, SEP = 2, 3
@@ -52,10 +51,10 @@ def test_each_sentence_of_a_row_is_one_global_token_and_what_is_left_over_has_no
 
 
 def test_text_without_sentences_is_cut_into_pieces(tmp_path):
-    text = numbered([[2 * sentence_globals.LONGEST]])
+    text = numbered([[2 * packed_sentences.LONGEST]])
     corpus = Corpus(write_corpus(tmp_path / "c", text, vocab_size=3000))
     batch = make_examples(SentenceGlobals(300, globals=20), corpus, "train", 1, seed=0).batch(0, np.zeros(1, int))
-    pieces = np.repeat(np.arange(16), sentence_globals.PIECE)
+    pieces = np.repeat(np.arange(16), packed_sentences.PIECE)
     assert batch["global_of"][0].tolist() == [0, *pieces, 15] + [-1] * (300 - 258)
     assert batch["global_segments"][0].tolist() == [1] * 16 + [0] * 4
 

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.batches import make_examples
+from data_pipelines.batches import evaluation_batches, make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import DocumentStream
-from data_pipelines.examples.evaluation import evaluation_batches
 from data_pipelines.examples.layout import Piece
 from data_pipelines.examples.next_tokens import ContiguousStreams
 from data_pipelines.examples.permutations import PermutedSpans, Permuting

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_pipelines.loader import Loader
-from data_pipelines.tasks import Tasks
+from data_pipelines.mixture import Tasks
 
 
 def batches(name):

@@ -6,8 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from data_pipelines.corpora import open_corpora
-from data_pipelines.corpus import Corpus
+from data_pipelines.corpus import Corpus, open_corpora
 from data_pipelines.errors import UserError
 from data_pipelines.order import Order
 from pretrain.__main__ import main

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from data_pipelines.corpora import open_corpora
+from data_pipelines.corpus import open_corpora
 from data_pipelines.errors import UserError
 from models.attention.encoder import Encoder, EncoderConfig, encoder_parameters
 from models.attention.mask import Mask

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data_pipelines.examples.evaluation import spread
-from data_pipelines.examples.layout import Feature, StreamLayout
+from data_pipelines.examples.layout import Feature, StreamLayout, spread
 from models.core.family import Family, Input
 from models.core.parameters import Parameter, parameter
 from models.families.registry import FAMILIES
@@ -72,12 +71,6 @@ class Windows(StreamLayout):
 
     def number(self, total):
         return total // self.length
-
-    def steps(self, total, rows):
-        return self.number(total) // rows
-
-    def example(self, total, rows, row, step):
-        return row * self.steps(total, rows) + step
 
     def fixed(self, total, limit, batch_size):
         return spread(self.number(total), limit, batch_size)
