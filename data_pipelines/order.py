@@ -55,18 +55,14 @@ ONE_LANE = Order()
 
 class Window(NamedTuple):
     """What a lane shuffles together. parts: int64 [pieces], ascending; of each the units begins .. ends - 1, int64.
-    start: units of the lane before it. key: the permutation's seed."""
+    start, size: units of the lane before it, and its own. key: the permutation's seed."""
 
     parts: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
     start: int
+    size: int
     key: int
-
-    @property
-    def size(self) -> int:
-        """Units."""
-        return int((self.ends - self.begins).sum())
 
 
 def stretch(total: int, lane: int, lanes: int) -> tuple[int, int]:
@@ -91,7 +87,7 @@ def deal(seed: int, epoch: int, sizes: np.ndarray, order: Order, lane: int) -> l
         first = np.maximum(low - begins[chosen], 0)
         last = np.minimum(high - begins[chosen], sizes[parts[chosen]])
         key = noise.key(seed, "window", lane, index) if lane or index else seed
-        windows.append(Window(parts[chosen], first, last, start, key))
+        windows.append(Window(parts[chosen], first, last, start, int((last - first).sum()), key))
         start += windows[-1].size
     return windows
 

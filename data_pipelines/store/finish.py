@@ -41,8 +41,8 @@ def finish(
         "tables": describe_files(out, "tables/*"),
         "parts": parts,
     }
-    ended = {"fingerprint": before["fingerprint"], "parts": len(before["parts"])} if before else {}
-    history = [*before["history"], ended] if before else []
+    state = before and {"fingerprint": before["fingerprint"], "parts": len(before["parts"])}
+    history = [*before["history"], state] if before else []
     counts = Problems()
     for part in parts:
         counts.merge(part["counts"])

@@ -117,11 +117,12 @@ def _with_end_held(documents: Documents, held: np.ndarray, folders: list[Path], 
         return documents, held
     lengths = np.concatenate([np.diff(read_unit(folder).sentences) for folder in folders])
     lengths = lengths[documents.starts[longest] : documents.starts[longest + 1]]
-    count = end_to_hold(lengths, wanted, total // 2 - has)
+    held_then = np.cumsum(lengths[::-1])  # with 1, 2, .. sentences from the end: enough, but never the larger share
+    count = min(np.searchsorted(held_then, wanted) + 1, np.searchsorted(held_then, total // 2 - has, "right"))
     if not count:
         return documents, held
     after = longest + 1
-    tokens = int(lengths[-count:].sum())
+    tokens = int(held_then[count - 1])
     sizes = np.insert(documents.tokens, after, tokens)
     sizes[longest] -= tokens
     return Documents(
@@ -159,13 +160,6 @@ def choose_held(hashes: np.ndarray, tokens: np.ndarray, fraction: float, parts: 
 def missing_held(held: int, total: int, fraction: float, parts: int) -> int:
     """How many tokens of a part are held out too few, where `held` of `total` are."""
     return max(int(fraction * total), min(-(-ENOUGH // parts), int(MOST * total))) - held if fraction else 0
-
-
-def end_to_hold(lengths: np.ndarray, wanted: int, most: int) -> int:
-    """How many sentences at the end of a document have `wanted` tokens or the next more, but at most `most`.
-    lengths: int64 [sentences]."""
-    after = np.cumsum(lengths[::-1])
-    return min(int(np.searchsorted(after, wanted)) + 1, int(np.searchsorted(after, most, "right")))
 
 
 def _write_split(
