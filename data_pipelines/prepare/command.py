@@ -21,13 +21,12 @@ from data_pipelines.formats.problems import OWN, Problems, printable
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.values import CODE
 from data_pipelines.manifest import fields_of, parse_manifest
+from data_pipelines.pool import cores
 from data_pipelines.prepare import ending, partial, plan, stages, training
 from data_pipelines.prepare.faults import faults
 from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, settings, share, sources_of
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, unit_folders
 from data_pipelines.prepare.plan import Plan
-from data_pipelines.prepare.pool import cores
-from data_pipelines.prepare.versions import differences, versions
 from data_pipelines.progress import busy
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.finish import check_added
@@ -50,7 +49,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
             if before is None:
                 raise UserError(f"--append: {options.out} is no finished corpus; run its own command to the end first")
             options = inherit(options, before["settings"])
-            if said := differences(before["stages"][0]["versions"], versions(options.steps), "step "):
+            if said := partial.differences(before["stages"][0]["versions"], partial.versions(options.steps), "step "):
                 raise UserError(f"--append: {'; '.join(said)}: use the commit of then, or another --out")
         elif before is not None:
             if said := partial.changes(before["settings"], settings(options)):
@@ -125,7 +124,7 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
 def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:
     """What the corpus is to be: as an earlier process or another one wrote it down, or as it is written down now."""
     base = before and before["fingerprint"]
-    out, now = options.out, partial.State(settings(options), versions(options.steps), {}, found, {}, base)
+    out, now = options.out, partial.State(settings(options), partial.versions(options.steps), {}, found, {}, base)
     given_up = partial.parts_from(out, found.first)  # if nothing is written down after they were seen
     state = partial.read_state(out)
     if state is None:

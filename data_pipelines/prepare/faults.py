@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from data_pipelines.cloud import may_pass, refusal
-from data_pipelines.errors import PassingError, UserError
+from data_pipelines.errors import AGAIN, PassingError, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT)
 GONE = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
-AGAIN = "the same command goes on where this one ended"
 
 
 @contextlib.contextmanager

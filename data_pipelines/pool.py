@@ -4,13 +4,16 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from typing import TypeVar
 
-from data_pipelines.errors import UserError
-from data_pipelines.prepare.faults import AGAIN
+from data_pipelines.errors import AGAIN, UserError
+
+Part, Value = TypeVar("Part"), TypeVar("Value")
 
 
 def cores() -> int:
@@ -42,6 +45,17 @@ def pool(processes: int) -> Iterator[Executor]:
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def in_turn(workers: Executor, function: Callable[[Part], Value], parts: Iterable[Part], ahead: int) -> Iterator[Value]:
+    """function(part) of each in their order, of which at most `ahead` are waited for at a time."""
+    waiting = deque()
+    for part in parts:
+        waiting.append(workers.submit(function, part))
+        if len(waiting) >= ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 class _Here(Executor):
