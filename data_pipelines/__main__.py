@@ -16,24 +16,14 @@ def main(arguments: list[str]) -> int:
     """Run a command -> exit status."""
     from rich.console import Console
 
-    from data_pipelines.command_line import unknown
-    from data_pipelines.errors import UserError
+    from data_pipelines.command_line import dispatch
 
-    command, *rest = arguments or ["--help"]
+    run = lambda command, rest: COMMANDS[command](rest, Console(highlight=False))
     try:
-        if command in ("-h", "--help"):
-            print(__doc__.strip())
-            return 0
-        if command not in COMMANDS:
-            raise UserError(unknown("unknown command", command, COMMANDS))
-        COMMANDS[command](rest, Console(highlight=False))
-        return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+        return dispatch(arguments, __doc__.strip(), COMMANDS, run)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending already
-        goes_on = "; the same command continues where this one ended" if command == "prepare" else ""
+        goes_on = "; the same command continues where this one ended" if arguments[0] == "prepare" else ""
         print(f"interrupted{goes_on}", file=sys.stderr)
         return 130
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from data_pipelines.cloud import PAUSES, cloud_errors, filesystem, may_pass, patiently, refusal, status
+from data_pipelines.cloud import PAUSES, cloud_errors, filesystem, may_pass, message_of, patiently, refusal, status
 from data_pipelines.durable import put
 from data_pipelines.errors import UserError
 from data_pipelines.pool import in_turn
@@ -104,26 +104,22 @@ def _reason(error: Exception) -> str | None:
     """Why a storage cannot be read, with the cure; None for an error that no storage makes."""
     if may_pass(error):
         return (
-            f"cannot be read ({_said(error)}), {len(PAUSES) + 1} times in a row; "
+            f"cannot be read ({message_of(error)}), {len(PAUSES) + 1} times in a row; "
             "start the same command again, it goes on with what is copied"
         )
-    return refusal(error) or (f"cannot be read ({_said(error)})" if isinstance(error, OSError) else None)
+    return refusal(error) or (f"cannot be read ({message_of(error)})" if isinstance(error, OSError) else None)
 
 
 def _once(source: str) -> Callable[[Exception], None]:
     """A function to be told of failures that may pass, which says the first."""
-    said = []
+    before = []
 
     def told(error: Exception) -> None:
-        if not said:
-            said.append(error)
-            say(f"{source} cannot be read for now ({_said(error)}): trying again, up to {len(PAUSES)} times")
+        if not before:
+            before.append(error)
+            say(f"{source} cannot be read for now ({message_of(error)}): trying again, up to {len(PAUSES)} times")
 
     return told
-
-
-def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
 
 
 def _progress(name: str, total: int) -> Callable[[int], None]:

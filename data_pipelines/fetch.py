@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import os
 import shutil
-import socket
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from data_pipelines.download import copy_file, read_object, say, sizes_below
-from data_pipelines.durable import locked, put
+from data_pipelines.durable import locked, ours, put
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.manifest import SPLITS, files_of, parse_manifest, parts_of
 
@@ -249,7 +248,7 @@ def _alone(path: Path) -> Iterator[str]:
         say(f"waiting for another process, which copies the corpus to {path.with_suffix('')}")
         lock = locked(path, fcntl.LOCK_EX)
     if lock is None:
-        yield f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.partial"
+        yield f".{ours()}.partial"
         return
     with lock:
         yield ".partial"

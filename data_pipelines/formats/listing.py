@@ -163,7 +163,7 @@ def _unlisted(error: Exception) -> str | None:
     """Why a store was not listed; whatever its package raises."""
     if isinstance(error, UserError):
         return None
-    return cloud.refusal(error) or f"cannot be listed ({' '.join(str(error).split()) or type(error).__name__})"
+    return cloud.refusal(error) or f"cannot be listed ({cloud.message_of(error)})"
 
 
 def _left_out(left_out: bool, problem: str, path: str, problems: Problems) -> bool:

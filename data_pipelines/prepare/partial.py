@@ -106,9 +106,7 @@ def write_new(place: Path, content: bytes) -> None:
 def put_folder(made: Path, place: Path) -> None:
     """Give a local folder its place, unless that is taken by one of the same content; in a bucket its summary last."""
     if cloud.in_cloud(place):
-        for file in sorted(made.rglob("*"), key=lambda file: (file.name == SUMMARY, file)):
-            if file.is_file():
-                cloud.upload_file(file, place / file.relative_to(made).as_posix())
+        cloud.upload(made, place, last=SUMMARY)
     else:
         durable.put_folder(made, place)
 
