@@ -84,7 +84,7 @@ def _examples(corpora, options) -> dict:
 
 def verify(arguments: list[str], console) -> None:
     from data_pipelines.command_line import parse
-    from data_pipelines.verify import Verify, verify
+    from data_pipelines.show import Verify, verify
 
     verify(parse(Verify, arguments, "python -m data_pipelines verify"), console)
 

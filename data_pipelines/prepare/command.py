@@ -22,7 +22,7 @@ from data_pipelines.formats.source import Source
 from data_pipelines.formats.values import CODE
 from data_pipelines.manifest import fields_of, parse_manifest
 from data_pipelines.pool import cores
-from data_pipelines.prepare import ending, partial, plan, stages, training
+from data_pipelines.prepare import ending, partial, plan, training
 from data_pipelines.prepare.faults import faults
 from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, settings, share, sources_of
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, unit_folders
@@ -84,9 +84,7 @@ def read_finished(out: Path) -> dict | None:
 def _come_since(options: Prepare, before: dict) -> int:
     """Files that have come to the sources of a finished corpus; none where they cannot be listed any more."""
     try:
-        sources = sources_of(settings(options))
-        units = table.plan(list(sources), Problems(), (str(options.out),))
-        units = stages.new(units, sources, stages.known(options.out, before), Problems())
+        units = _units(options, sources_of(settings(options)), before, Problems())
         return len({piece.path for unit in units for piece in unit})
     except (UserError, OSError):
         return 0
@@ -113,12 +111,16 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
             raise UserError(f"--out {options.out} is what --source {source} reads; use another directory")
     if options.part and (state := partial.read_state(options.out)):  # --finish sees what has changed since
         return sources, state.plan
-    units = table.plan(list(sources), problems, (str(options.out),))
-    stages.check_once(units, sources)
-    problems.pop(OWN, None)  # of which there is more each time
-    if before:
-        units = stages.new(units, sources, stages.known(options.out, before), problems)
+    units = _units(options, sources, before, problems)
     return sources, plan.cut(units, options.part_size, len(before["parts"]) if before else 0, problems)
+
+
+def _units(options: Prepare, sources: tuple[Source, ...], before: dict | None, problems: Problems) -> list:
+    """The text of the sources that is not in the corpus yet, as units of work."""
+    units = table.plan(list(sources), problems, (str(options.out),))
+    plan.check_once(units, sources)
+    problems.pop(OWN, None)  # of which there is more each time
+    return plan.new(units, sources, options.out, before, problems) if before else units
 
 
 def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:

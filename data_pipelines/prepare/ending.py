@@ -13,8 +13,9 @@ from data_pipelines import cloud
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
 from data_pipelines.manifest import total
-from data_pipelines.prepare import partial, stages
+from data_pipelines.prepare import partial
 from data_pipelines.prepare.parts import Work, present, read_encoder
+from data_pipelines.prepare.plan import kept_at
 from data_pipelines.prepare.training import MOST_UNKNOWN
 from data_pipelines.show import show_problems
 from data_pipelines.store.files import SUMMARY, write_json
@@ -47,7 +48,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
         for stage in manifest["stages"]:
             manifest["counts"].merge(stage["left_out"])
         plan = json.dumps(work.plan._asdict()).encode()
-        partial.write_new(out / stages.FOLDER / stages.name(work.plan.hash), plan)
+        partial.write_new(kept_at(out, work.plan.hash), plan)
         if before is None:
             for name in ("tokenizer", "tables"):
                 partial.put_folder(made / name, out / name)
