@@ -12,7 +12,7 @@ from typing import TypeVar
 from data_pipelines.cloud import PAUSES, cloud_errors, filesystem, may_pass, message_of, patiently, refusal, status
 from data_pipelines.durable import put
 from data_pipelines.errors import UserError
-from data_pipelines.pool import in_turn
+from data_pipelines.processes import in_turn
 
 BLOCK = 16 << 20  # bytes asked for at a time
 ASKED_AT_ONCE = 8  # one stream does not fill a host's network

@@ -5,28 +5,28 @@ number of processes may make them: all here, each its share with --part, or Apac
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from data_pipelines import cloud
-from data_pipelines.errors import UserError
+from data_pipelines.errors import AGAIN, PassingError, UserError
 from data_pipelines.formats import table
 from data_pipelines.formats.problems import OWN, Problems, printable
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.values import CODE
 from data_pipelines.manifest import fields_of, parse_manifest
-from data_pipelines.pool import cores
 from data_pipelines.prepare import ending, partial, plan, training
-from data_pipelines.prepare.faults import faults
 from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, settings, share, sources_of
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, unit_folders
 from data_pipelines.prepare.plan import Plan
+from data_pipelines.processes import cores
 from data_pipelines.progress import busy
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.finish import check_added
@@ -34,6 +34,10 @@ from data_pipelines.store.job import planned
 from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT)
+GONE = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 
 
 def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = ()) -> dict | None:
@@ -201,3 +205,39 @@ def _make_here(work: Work, missing: list[int], done: int, processes: int, consol
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=sum(map(work.plan.size, missing)))
         make_parts(work, missing, processes, lambda size: progress.advance(task, size))
+
+
+@contextlib.contextmanager
+def faults(out: PurePath, processes: int) -> Iterator[None]:
+    """An OSError or a lack of memory within becomes a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise _explained(error, out) from error
+    except MemoryError as error:
+        raise UserError(f"--processes {processes}: memory ran out; use fewer, {AGAIN}") from error
+
+
+def _explained(error: OSError, out: PurePath) -> UserError:
+    """A full disk, a place that refuses, or a fault that may pass: each has a cure of its own."""
+    said = (error.strerror or str(error) or type(error).__name__).strip()
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    if (reason := cloud.refusal(error)) is not None and not error.errno:
+        return (PassingError if cloud.may_pass(error) else UserError)(f"{where or out}: {reason}")
+    if error.errno in FULL:
+        return UserError(f"--out {out}: cannot write there ({said}); free space or choose another directory; {AGAIN}")
+    ours = not os.path.dirname(where) or _inside(where, out)  # a lone name: of a folder that is removed
+    if error.errno in GONE and ours:
+        return PassingError(f"{where or out}: {said}; if another process makes the same, wait for it; {AGAIN}")
+    if error.errno in REFUSED and not ours:
+        return UserError(f"--source: cannot read {where} ({said}); make it readable or leave it out")
+    if error.errno in REFUSED:
+        cure = f"make it writable or choose another directory; {AGAIN}"
+        return UserError(f"--out {out}: cannot write there ({said}); {cure}")
+    return PassingError(f"{where or out}: reading or writing failed ({said}), which may pass; {AGAIN}")
+
+
+def _inside(path: str, out: PurePath) -> bool:
+    """Whether a path is that of the corpus, of something in it or of a folder that it is in."""
+    path, out = os.path.abspath(path), os.path.abspath(out)
+    return os.path.commonpath((path, out)) in (path, out)

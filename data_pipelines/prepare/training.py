@@ -12,10 +12,10 @@ import numpy as np
 from data_pipelines.formats.problems import Problems
 from data_pipelines.formats.source import SHARD, Range, Source
 from data_pipelines.formats.table import read
-from data_pipelines.pool import cores, in_turn, pool
 from data_pipelines.prepare import partial
 from data_pipelines.prepare.options import LARGEST_VOCABULARY, Prepare
 from data_pipelines.prepare.plan import Plan, size
+from data_pipelines.processes import cores, in_turn, pool
 from data_pipelines.text.steps import run
 from data_pipelines.tokenizers import wordlevel
 from data_pipelines.tokenizers.made import Made

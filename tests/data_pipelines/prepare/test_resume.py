@@ -16,9 +16,9 @@ from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
-from data_pipelines.pool import pool
 from data_pipelines.prepare import partial, parts
-from data_pipelines.prepare.faults import faults
+from data_pipelines.prepare.command import faults
+from data_pipelines.processes import pool
 from data_pipelines.text.steps import STEPS
 from tests.data_pipelines.prepared import documents, run, write_character_vocabulary
 

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from data_pipelines.pool import in_turn, pool
 from data_pipelines.prepare.training import total
+from data_pipelines.processes import in_turn, pool
 
 
 @pytest.mark.parametrize("processes", [1, 2])
