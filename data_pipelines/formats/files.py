@@ -233,6 +233,17 @@ def to_line(file: BinaryIO, place: int) -> None:
 at_lines = functools.partial(cut_at, to_line)
 
 
+def after_lines(ends: Callable[[bytes], bool], source: Source, found: Found) -> Iterator[Range]:
+    """As `cut_at`, after a line that ends a document."""
+
+    def border(file: BinaryIO, place: int) -> None:
+        to_line(file, place)
+        while (line := skip_line(file)) and not ends(line):
+            pass
+
+    return cut_at(border, source, found)
+
+
 def skip_line(file: BinaryIO) -> bytes:
     """Go to the next line; the last of what was passed, at most a MiB."""
     line = chunk = file.readline(1 << 20)

@@ -55,13 +55,9 @@ class Plan(NamedTuple):
 
 def of_json(said: dict) -> Plan:
     """The plan whose `_asdict` JSON has kept."""
-    parts = tuple(tuple(tuple(map(_range, unit)) for unit in part) for part in said["parts"])
+    piece = lambda values: Range(*values[:-1], values[-1] and Other(*values[-1]))
+    parts = tuple(tuple(tuple(map(piece, unit)) for unit in part) for part in said["parts"])
     return Plan(parts, said["first"], said["problems"])
-
-
-def _range(said: list) -> Range:
-    *plain, other = said
-    return Range(*plain, other and Other(*other))
 
 
 def size(unit: tuple[Range, ...]) -> int:
