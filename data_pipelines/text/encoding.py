@@ -7,10 +7,12 @@ afterwards.
 """
 
 import bisect
+import functools
 import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -334,3 +336,17 @@ def _alone(change: dict) -> bool:
     """A step of normalising does the same to the text on either side of a space whatever is on the other."""
     replaces_words = change["type"] == "Replace" and " " not in change["pattern"].get("String", " ")
     return replaces_words or change["type"] in ALONE
+
+
+@functools.lru_cache(maxsize=8)
+def token_bytes(path: Path) -> np.ndarray | None:
+    """i64 [vocab]: the bytes of each token of a byte-level tokenizer, 0 for special ones; None for another, which may
+    change text before it cuts it. path: of the tokenizer's files."""
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    encoder = Encoder(tokenizer)
+    if encoder.runs is not BYTES or encoder.prefix:
+        return None
+    widths = np.zeros(tokenizer.get_vocab_size(), np.int64)
+    widths[: len(encoder.widths)] = encoder.widths
+    widths[list(tokenizer.get_added_tokens_decoder())] = 0
+    return widths
