@@ -55,7 +55,9 @@ def end_with(main: Callable[[list[str]], int]) -> NoReturn:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.status)
     except BrokenPipeError:
-        if not _unread():
+        poll = select.poll()
+        poll.register(sys.stdout, 0)  # an error is told unasked; what broke may also be a connection
+        if not any(event & select.POLLERR for _, event in poll.poll(0)):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes as it ends
         sys.exit(1)
@@ -76,13 +78,6 @@ def dispatch(arguments: list[str], usage: str, commands: Iterable[str], run: Cal
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
-
-
-def _unread() -> bool:
-    """Whether stdout is a pipe whose reader has closed it: what broke may also be a connection."""
-    poll = select.poll()
-    poll.register(sys.stdout, 0)  # an error is told unasked
-    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:

@@ -93,9 +93,14 @@ class Workers:
         self._count = count
         self._workers = []
         resource_tracker.ensure_running()  # what starts it unblocks the signals
-        with _signals_blocked():
+        # Processes started here never see a terminal's or a scheduler's signals, which go to all processes of a run:
+        # the reader needs its batches until the step at which it stops. Here they arrive when all have started
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
             for first in range(min(processes, count)):
                 self._workers.append(_start(build, range(first, count, processes)))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         atexit.register(self.close)  # before multiprocessing waits for its children
 
     def __iter__(self) -> Iterator:
@@ -132,14 +137,3 @@ def _work(build: Callable, indices: range, pipe: Connection) -> None:
     with suppress(BrokenPipeError):  # nobody reads any more
         for index in indices:
             pipe.send(build(index))
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Processes started here never see a terminal's or a scheduler's signals, which go to all processes of a run:
-    the reader needs its batches until the step at which it stops. Here they arrive when the context ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,7 +1,6 @@
 """All parts are there: the manifest, which is written last, and what a screen shows."""
 
 import io
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -97,11 +96,8 @@ def _described(work: Work, state: partial.State, before: dict | None) -> dict:
 
 def runs(numbers: list[int]) -> str:
     """'0, 3-5'"""
-    said = []
-    for _, run in itertools.groupby(enumerate(numbers), lambda item: item[1] - item[0]):
-        run = [number for _, number in run]
-        said.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ", ".join(said)
+    found = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in found)
 
 
 def _report(out: Path, manifest: dict, before: dict | None, enough: int | None, console: Console) -> None:
