@@ -55,7 +55,7 @@ def open_copy(source: str) -> "Copy":
     UserError when it cannot be read or is not what `prepare` wrote.
     """
     source = source.rstrip("/")
-    content = _read_object(source, "manifest.json")
+    content = _asked(source, lambda: filesystem(source).cat_file(f"{source}/manifest.json"), _once(source))
     manifest = parse_manifest(source, content)
     folder = cache() / "manifests" / hashlib.sha256(content).hexdigest()
     with _disk_errors(source, folder):
@@ -221,7 +221,10 @@ def _copy_beside_parts(source: str, manifest: dict, folder: Path, suffix: str) -
     """The tokenizer's files and the tables."""
     files = files_of(manifest)
     if "tokenizer" not in manifest and not (folder / "manifest.json").is_file():  # from before they were hashed
-        files |= {name: {"bytes": size, "sha256": None} for name, size in _sizes_below(source, "tokenizer").items()}
+        path = f"{source}/tokenizer"
+        found = _asked(source, lambda: filesystem(path).find(path, detail=True), _once(source))
+        sizes = {f"tokenizer/{name.rpartition('/tokenizer/')[2]}": info["size"] for name, info in found.items()}
+        files |= {name: {"bytes": size, "sha256": None} for name, size in sizes.items()}
     for name, file in files.items():
         if file["sha256"] is None or not _is_there(folder / name, file):
             copy_file(source, name, file, folder / name, suffix)
@@ -310,19 +313,6 @@ def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> No
             "copy the corpus to the bucket again"
         )
     put(new, path)
-
-
-def _read_object(source: str, name: str) -> bytes:
-    """The content of a small file of the corpus at `source`; UserError when it cannot be read."""
-    path = f"{source}/{name}"
-    return _asked(source, lambda: filesystem(path).cat_file(path), _once(source))
-
-
-def _sizes_below(source: str, folder: str) -> dict[str, int]:
-    """{name: bytes} of the files in a folder of the corpus at `source`; UserError when it cannot be listed."""
-    path = f"{source}/{folder}"
-    found = _asked(source, lambda: filesystem(path).find(path, detail=True), _once(source))
-    return {f"{folder}/{name.rpartition(f'/{folder}/')[2]}": info["size"] for name, info in found.items()}
 
 
 def _blocks(source: str, name: str, size: int) -> Iterator[bytes]:

@@ -33,8 +33,10 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
     there = present(out, work.plan.numbers)
     missing = [number for number in work.plan.numbers if number not in there]
     if missing:
+        runs = np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1)
+        named = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
         raise UserError(
-            f"--finish: {len(missing)} of {len(work.plan.parts)} parts are missing ({runs(missing)}); make them with "
+            f"--finish: {len(missing)} of {len(work.plan.parts)} parts are missing ({named}); make them with "
             "--part I/N, then --finish again"
         )
     summaries = [json.loads((out / part_name(number) / SUMMARY).read_text()) for number in work.plan.numbers]
@@ -92,12 +94,6 @@ def _described(work: Work, state: partial.State, before: dict | None) -> dict:
         "steps": check_steps(state.settings["steps"]),
         "stages": [*before["stages"], stage] if before else [stage],
     }
-
-
-def runs(numbers: list[int]) -> str:
-    """'0, 3-5'"""
-    found = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in found)
 
 
 def _report(out: Path, manifest: dict, before: dict | None, enough: int | None, console: Console) -> None:

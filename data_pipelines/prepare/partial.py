@@ -124,7 +124,10 @@ def check(out: Path, state: State, now: State) -> None:
     if state.base != now.base:
         raise UserError(f"{begun}: {'' if state.base else 'no '}--append began it; run that command to its end, {anew}")
     if said := differences(state.versions, now.versions):
-        mend = cure(state.versions, now.versions)
+        known = [name for name in LIBRARIES if name in state.versions and state.versions[name] != now.versions[name]]
+        named = " ".join(f"{name}=={state.versions[name]}" for name in known)
+        # What else has changed came with Python or this program
+        mend = f"pip install {named}" if named else "use the Python and the commit of then"
         raise UserError(f"{begun}, and since it began {'; '.join(said)}: {mend}, {anew}")
     before, plan = state.plan, now.plan
     if (before.hash, before.first) != (plan.hash, plan.first):
@@ -185,9 +188,3 @@ def differences(before: dict[str, str], now: dict[str, str], start: str = "") ->
     """'tokenizers was 0.22.1 and is 0.23.3', of those whose names start so."""
     changed = [name for name in now if name.startswith(start) and before.get(name) != now[name]]
     return [f"{name} was {before.get(name)} and is {now[name]}" for name in changed]
-
-
-def cure(before: dict[str, str], now: dict[str, str]) -> str:
-    """The pip command that brings the libraries back; what else has changed came with Python or this program."""
-    named = [f"{name}=={before[name]}" for name in LIBRARIES if before.get(name, now[name]) != now[name]]
-    return f"pip install {' '.join(named)}" if named else "use the Python and the commit of then"
