@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from data_pipelines.cloud import PAUSES, cloud_errors, filesystem, may_pass, message_of, patiently, refusal, status
-from data_pipelines.durable import locked, ours, put
+from data_pipelines.durable import FULL, locked, ours, put
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.manifest import SPLITS, files_of, parse_manifest, parts_of
 from data_pipelines.processes import in_turn
 
 COUNTS = "token_counts.npy"  # read for all parts at once, by those who need nothing else of them
-FULL = (errno.ENOSPC, errno.EDQUOT)
 ROOM = 0.9  # of what is free on the disk may be filled with a corpus that is kept
 BLOCK = 16 << 20  # bytes asked for at a time
 ASKED_AT_ONCE = 8  # one stream does not fill a host's network

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from data_pipelines import cloud
+from data_pipelines.durable import FULL
 from data_pipelines.errors import AGAIN, PassingError, UserError
 from data_pipelines.formats import table
 from data_pipelines.formats.problems import OWN, Problems, printable
@@ -35,7 +36,6 @@ from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT)
 GONE = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 
