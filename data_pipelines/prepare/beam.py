@@ -14,7 +14,7 @@ from data_pipelines.errors import AGAIN, UserError
 from data_pipelines.prepare import partial
 from data_pipelines.prepare.options import sources_of
 from data_pipelines.prepare.parts import Work, make_part, open_work, present
-from data_pipelines.prepare.training import total
+from data_pipelines.prepare.training import sum_of
 
 try:
     import apache_beam
@@ -39,7 +39,7 @@ def make_parts(out: Path, numbers: Sequence[int], runner: str, runner_options: S
 def summed(count: Callable, stretches: Sequence, place: Path, runner: str, runner_options: Sequence[str]) -> Counter:
     """What is counted in all stretches, name -> number, through a file; one that is there is taken."""
     if not cloud.is_file(place):
-        add_up, write = apache_beam.CombineGlobally(total), apache_beam.Map(functools.partial(_write, str(place)))
+        add_up, write = apache_beam.CombineGlobally(sum_of), apache_beam.Map(functools.partial(_write, str(place)))
         chain = lambda begin: begin | _each(stretches) | apache_beam.Map(count) | add_up | write
         _run(runner, runner_options, chain)
     return Counter(json.loads(place.read_bytes()))

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -79,13 +80,11 @@ def _check_text(work: Work, state: partial.State, before: dict | None, summaries
 
 def _described(work: Work, state: partial.State, before: dict | None) -> dict:
     """What a manifest says of where its text came from and how; stages: of each time that parts were added."""
-    files: dict[int, dict[str, int]] = {index: {} for index in range(len(work.job.sources))}
+    files = [Counter() for _ in work.job.sources]
     for piece in work.plan.ranges():
-        files[piece.source][piece.path] = files[piece.source].get(piece.path, 0) + piece.size
-    sources = [
-        {"source": spec, "files": len(files[index]), "bytes": sum(files[index].values())}
-        for index, spec in enumerate(state.settings["source"])
-    ]
+        files[piece.source][piece.path] += piece.size
+    each = zip(state.settings["source"], files, strict=True)
+    sources = [{"source": spec, "files": len(sizes), "bytes": sizes.total()} for spec, sizes in each]
     stage = {"parts": len(work.plan.parts), "plan": work.plan.hash, "left_out": work.plan.problems}
     stage |= {"settings": state.settings, "versions": state.versions}
     return {

@@ -69,7 +69,7 @@ def _counted(
         return beam.summed(count, stretches, place, options.runner, runner_options)
     processes = options.processes or cores()
     with pool(processes) as workers:
-        return total(in_turn(workers, count, stretches, AHEAD * processes))
+        return sum_of(in_turn(workers, count, stretches, AHEAD * processes))
 
 
 def _words(
@@ -83,7 +83,7 @@ def _values(sources: tuple[Source, ...], name: str, stretch: Stretch) -> Counter
     return Counter(check_values(name, Counter(piece.values[name] for piece in pieces)))
 
 
-def total(counts: Iterable[Mapping[str, int]]) -> Counter:
+def sum_of(counts: Iterable[Mapping[str, int]]) -> Counter:
     """The sums of counts."""
     sums = Counter()
     for some in counts:

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from data_pipelines.prepare.training import total
+from data_pipelines.prepare.training import sum_of
 from data_pipelines.processes import in_turn, pool
 
 
@@ -13,8 +13,8 @@ from data_pipelines.processes import in_turn, pool
 def test_a_sum_over_parts_is_that_of_a_loop(processes):
     texts = [chr(97 + number % 5) * number for number in range(20)]
     with pool(processes) as workers:
-        assert total(in_turn(workers, Counter, texts, 2)) == Counter("".join(texts))
-        assert total(in_turn(workers, Counter, [], 2)) == {}
+        assert sum_of(in_turn(workers, Counter, texts, 2)) == Counter("".join(texts))
+        assert sum_of(in_turn(workers, Counter, [], 2)) == {}
 
 
 def test_no_more_than_so_many_wait_and_all_come_in_their_order():
