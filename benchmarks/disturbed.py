@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
 
 class Bucket:
-    """As much of an fsspec file system as `data_pipelines.download` asks for."""
+    """As much of an fsspec file system as `data_pipelines.fetch` asks for."""
 
     def __init__(self, folder: str):
         self._folder = Path(folder)
@@ -81,9 +81,9 @@ def main(plan: Plan, arguments: list[str]) -> int:
 
 
 def _reach_bucket(plan: Plan) -> None:
-    from data_pipelines import download
+    from data_pipelines import fetch
 
-    download.filesystem = lambda path: Bucket(plan.bucket)
+    fetch.filesystem = lambda path: Bucket(plan.bucket)
 
 
 def _announce_stages(mark: Callable[[str], object]) -> None:

@@ -16,24 +16,14 @@ def main(arguments: list[str]) -> int:
     """Run a command -> exit status."""
     from rich.console import Console
 
-    from data_pipelines.command_line import unknown
-    from data_pipelines.errors import UserError
+    from data_pipelines.command_line import dispatch
 
-    command, *rest = arguments or ["--help"]
+    run = lambda command, rest: COMMANDS[command](rest, Console(highlight=False))
     try:
-        if command in ("-h", "--help"):
-            print(__doc__.strip())
-            return 0
-        if command not in COMMANDS:
-            raise UserError(unknown("unknown command", command, COMMANDS))
-        COMMANDS[command](rest, Console(highlight=False))
-        return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+        return dispatch(arguments, __doc__.strip(), COMMANDS, run)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending already
-        goes_on = "; the same command continues where this one ended" if command == "prepare" else ""
+        goes_on = "; the same command continues where this one ended" if arguments[0] == "prepare" else ""
         print(f"interrupted{goes_on}", file=sys.stderr)
         return 130
 
@@ -68,8 +58,7 @@ def show(arguments: list[str], console) -> None:
 
 
 def _examples(corpora, options) -> dict:
-    """The first examples of the recipe's first epoch, in corpus order, of a mixture the first rows: name -> array
-    [examples, ...]."""
+    """The first rows of the recipe's first task: name -> array [examples, ...]."""
     import os
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # recipes import JAX; nothing runs on a device
@@ -77,24 +66,21 @@ def _examples(corpora, options) -> dict:
     import numpy as np
 
     from data_pipelines.cloud import place
-    from pretrain.recipe import read_recipe, resolve
+    from pretrain.recipe import every_task, read_recipe, resolve
     from pretrain.recipes.registry import find
     from pretrain.training.data import check_data, training_batches
 
     is_file = options.recipe.endswith(".json")
     recipe = read_recipe(place(options.recipe)) if is_file else find(options.recipe)
     recipe = resolve(recipe, next(iter(corpora.values())))
-    if len(corpora) > 1:
-        check_data(recipe, corpora)
-        return training_batches(recipe, corpora, recipe.phases[0]).batch(0, np.arange(options.examples))
-    (corpus,) = corpora.values()
-    examples = recipe.objective.examples(corpus, "train", recipe.phases[0], recipe.seed)
-    return examples.build(0, np.arange(min(options.examples, examples.number)))
+    check_data(recipe, corpora)
+    _, phase, task = every_task(recipe)[0]
+    return training_batches(recipe, corpora, phase, task).batch(0, np.arange(options.examples))
 
 
 def verify(arguments: list[str], console) -> None:
     from data_pipelines.command_line import parse
-    from data_pipelines.verify import Verify, verify
+    from data_pipelines.show import Verify, verify
 
     verify(parse(Verify, arguments, "python -m data_pipelines verify"), console)
 

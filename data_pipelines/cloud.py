@@ -98,9 +98,9 @@ def entries(folder: Path) -> list[Path]:
             return []
 
 
-def upload(folder: Path, to: Path) -> None:
-    """Copy the files below a local folder to the same names below a gs:// folder."""
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+def upload(folder: Path, to: Path, last: str | None = None) -> None:
+    """Copy the files below a local folder to the same names below a gs:// folder, those that are called `last` last."""
+    for file in sorted(filter(Path.is_file, folder.rglob("*")), key=lambda file: (file.name == last, file)):
         upload_file(file, to / file.relative_to(folder).as_posix())
 
 
@@ -151,9 +151,11 @@ def _refused_step(bucket: str, what: str, role: str, error: Exception) -> str | 
     if not _denied(error):
         return refusal(error)
     if "scope" in str(error).lower():
-        return f"the machine's access scopes do not allow to {what} ({_said(error)}); create it with cloud-platform"
+        return (
+            f"the machine's access scopes do not allow to {what} ({message_of(error)}); create it with cloud-platform"
+        )
     return (
-        f"no access to {what} there ({_said(error)}); {LOGIN}, or give the machine's service account {role}: "
+        f"no access to {what} there ({message_of(error)}); {LOGIN}, or give the machine's service account {role}: "
         f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --role={role} --member=serviceAccount:EMAIL"
     )
 
@@ -175,27 +177,25 @@ def cloud_errors(setting: str, why: Callable[[Exception], str | None] | None = N
 
 def refusal(error: Exception) -> str | None:
     """What the storage or its credentials lack, with the cure; None for an error of another kind."""
-    said = _said(error)
     if type(error) is FileNotFoundError or status(error) == 404:
-        return f"no such bucket or object ({said}); look with `gcloud storage ls`"
+        return f"no such bucket or object ({message_of(error)}); look with `gcloud storage ls`"
     if _denied(error) or type(error).__module__.startswith("google.auth"):
-        return (
-            f"no access ({said}); {LOGIN}, or give the machine's service account {OBJECT_ROLE} and {BUCKET_ROLE} on "
-            "the bucket"
-        )
+        roles = f"{OBJECT_ROLE} and {BUCKET_ROLE}"
+        return f"no access ({message_of(error)}); {LOGIN}, or give the machine's service account {roles} on the bucket"
     if type(error).__module__.split(".")[0] in CLIENTS:
-        return f"Google Cloud Storage failed ({said or type(error).__name__}); start the same command again"
+        return f"Google Cloud Storage failed ({message_of(error)}); start the same command again"
     return None
 
 
 def _denied(error: Exception) -> bool:
     """Whether the account that asked is known not to be allowed, or not known at all."""
     denied = ("Forbidden", "PERMISSION_DENIED", "UNAUTHENTICATED")  # gcsfs; TensorStore, inside Orbax
-    return status(error) in (401, 403) or _said(error).startswith(denied)
+    return status(error) in (401, 403) or message_of(error).startswith(denied)
 
 
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+def message_of(error: Exception) -> str:
+    """Its message as one line, or what it is called."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def patiently(read: Callable[[], Value], told: Callable[[Exception], object]) -> Value:

@@ -10,7 +10,7 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Annotated, NoReturn, TypeVar
 
@@ -55,18 +55,29 @@ def end_with(main: Callable[[list[str]], int]) -> NoReturn:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.status)
     except BrokenPipeError:
-        if not _unread():
+        poll = select.poll()
+        poll.register(sys.stdout, 0)  # an error is told unasked; what broke may also be a connection
+        if not any(event & select.POLLERR for _, event in poll.poll(0)):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes as it ends
         sys.exit(1)
     sys.exit(status)
 
 
-def _unread() -> bool:
-    """Whether stdout is a pipe whose reader has closed it: what broke may also be a connection."""
-    poll = select.poll()
-    poll.register(sys.stdout, 0)  # an error is told unasked
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+def dispatch(arguments: list[str], usage: str, commands: Iterable[str], run: Callable[..., int | None]) -> int:
+    """run(command, arguments after it) -> exit status, of the command that the first argument names; its UserError is
+    printed. Without one, or for --help, the usage is."""
+    command, *rest = arguments or ["--help"]
+    if command in ("-h", "--help"):
+        print(usage)
+        return 0
+    try:
+        if command not in commands:
+            raise UserError(unknown("unknown command", command, commands))
+        return run(command, rest) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
 
 
 def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:

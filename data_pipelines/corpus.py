@@ -39,6 +39,7 @@ from data_pipelines.cloud import is_remote
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.fetch import Copy, cache, open_copy
 from data_pipelines.manifest import PartEntry
+from data_pipelines.processes import over_parts
 from data_pipelines.store.fields import BY_TOKEN_BEFORE, STORED, TEXT
 
 OPEN_FILES, FILES_OF_A_PART = 1024, 4  # besides the parts; a part's maps of tokens and other fields by token
@@ -89,7 +90,7 @@ class Corpus:
 
     def token_counts(self) -> np.ndarray:
         """int64 [vocab]: how often each token occurs in the train split."""
-        return sum((part.token_counts() for part in self.parts), np.zeros(self.vocab_size, np.int64))
+        return over_parts(Part.token_counts, sum, self.parts)
 
     def require(self, *roles: str) -> tuple[int, ...]:
         """The special tokens of these roles. UserError that names those that the tokenizer lacks."""

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+AGAIN = "the same command goes on where this one ended"
+
 
 class UserError(Exception):
     """One line: the setting, its value and the cure. Programs print it without a traceback and exit with `status`."""

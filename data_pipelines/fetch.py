@@ -1,4 +1,5 @@
-"""A corpus in a bucket, read part by part: what is asked for is copied to this host's disk, and dropped when done.
+"""A corpus in a bucket, read part by part: what is asked for is copied to this host's disk, hashed on the way and tried
+again where the network fails for now, and dropped when done.
 
     $XDG_CACHE_HOME (else ~/.cache)/pretrain/corpora/
         manifests/HASH/manifest.json        and tokenizer/, tables/: of a corpus, by the hash of its manifest
@@ -15,24 +16,36 @@ import hashlib
 import itertools
 import os
 import shutil
-import socket
+import sys
 import threading
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
-from data_pipelines.download import copy_file, read_object, say, sizes_below
-from data_pipelines.durable import locked, put
+from data_pipelines.cloud import PAUSES, cloud_errors, filesystem, may_pass, message_of, patiently, refusal, status
+from data_pipelines.durable import FULL, locked, ours, put
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.manifest import SPLITS, files_of, parse_manifest, parts_of
+from data_pipelines.processes import in_turn
 
 COUNTS = "token_counts.npy"  # read for all parts at once, by those who need nothing else of them
-FULL = (errno.ENOSPC, errno.EDQUOT)
 ROOM = 0.9  # of what is free on the disk may be filled with a corpus that is kept
+BLOCK = 16 << 20  # bytes asked for at a time
+ASKED_AT_ONCE = 8  # one stream does not fill a host's network
+SAY_EVERY = 10  # seconds
+NOT_IN_OBJECT = 416  # HTTP: the object ends before the bytes that were asked for
 GROUPS = (*SPLITS, "counts")
 Key = tuple[int, str]  # a part's number, and which group of its files
+Value = TypeVar("Value")
+
+
+class Cut(ConnectionError):
+    """Fewer bytes came than were asked for."""
 
 
 def open_copy(source: str) -> "Copy":
@@ -41,7 +54,7 @@ def open_copy(source: str) -> "Copy":
     UserError when it cannot be read or is not what `prepare` wrote.
     """
     source = source.rstrip("/")
-    content = read_object(source, "manifest.json")
+    content = _asked(source, lambda: filesystem(source).cat_file(f"{source}/manifest.json"), _once(source))
     manifest = parse_manifest(source, content)
     folder = cache() / "manifests" / hashlib.sha256(content).hexdigest()
     with _disk_errors(source, folder):
@@ -207,7 +220,10 @@ def _copy_beside_parts(source: str, manifest: dict, folder: Path, suffix: str) -
     """The tokenizer's files and the tables."""
     files = files_of(manifest)
     if "tokenizer" not in manifest and not (folder / "manifest.json").is_file():  # from before they were hashed
-        files |= {name: {"bytes": size, "sha256": None} for name, size in sizes_below(source, "tokenizer").items()}
+        path = f"{source}/tokenizer"
+        found = _asked(source, lambda: filesystem(path).find(path, detail=True), _once(source))
+        sizes = {f"tokenizer/{name.rpartition('/tokenizer/')[2]}": info["size"] for name, info in found.items()}
+        files |= {name: {"bytes": size, "sha256": None} for name, size in sizes.items()}
     for name, file in files.items():
         if file["sha256"] is None or not _is_there(folder / name, file):
             copy_file(source, name, file, folder / name, suffix)
@@ -220,7 +236,7 @@ def _has_room(source: str, manifest: dict) -> bool:
     free = shutil.disk_usage(cache()).free
     if missing:
         room = "room for all" if missing <= ROOM * free else "no room for all: what is done is dropped"
-        say(f"copying {source} to {cache()}: {missing / 1e6:,.1f} MB, part by part, {free / 1e6:,.0f} MB free: {room}")
+        _say(f"copying {source} to {cache()}: {missing / 1e6:,.1f} MB, part by part, {free / 1e6:,.0f} MB free: {room}")
     return missing <= ROOM * free
 
 
@@ -246,10 +262,10 @@ def _alone(path: Path) -> Iterator[str]:
     try:
         lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        say(f"waiting for another process, which copies the corpus to {path.with_suffix('')}")
+        _say(f"waiting for another process, which copies the corpus to {path.with_suffix('')}")
         lock = locked(path, fcntl.LOCK_EX)
     if lock is None:
-        yield f".{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.partial"
+        yield f".{ours()}.partial"
         return
     with lock:
         yield ".partial"
@@ -271,3 +287,102 @@ def _disk_errors(source: str, folder: Path) -> Iterator[None]:
             cure = "set XDG_CACHE_HOME to a folder that can be written"
         reason = error.strerror or error
         raise kind(f"--corpus {source}: cannot be copied to {folder} ({reason}); {cure}") from error
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def copy_file(source: str, name: str, file: dict, path: Path, suffix: str) -> None:
+    """Copy the file `name` of the corpus at `source` to a local path, where it is only when it is whole.
+
+    file: {bytes, sha256 or None where no manifest says it}. suffix: of its name until then. UserError when it is not
+    what the manifest says or cannot be read; OSError when the disk fails.
+    """
+    hashed, advance, new = hashlib.sha256(), _progress(name, file["bytes"]), path.with_name(path.name + suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(new, "wb") as stream:
+        for block in _blocks(source, name, file["bytes"]):
+            hashed.update(block)
+            stream.write(block)
+            advance(len(block))
+    if file["sha256"] not in (None, hashed.hexdigest()):
+        raise UserError(
+            f"--corpus {source}: the content of {name} is not what prepare wrote (its hash differs); "
+            "copy the corpus to the bucket again"
+        )
+    put(new, path)
+
+
+def _blocks(source: str, name: str, size: int) -> Iterator[bytes]:
+    """A file's content in order, several blocks asked for at once."""
+    pool, told = ThreadPoolExecutor(ASKED_AT_ONCE), _once(source)
+    read = lambda start: _asked(source, partial(_block, source, name, size, start, min(start + BLOCK, size)), told)
+    try:
+        yield from in_turn(pool, read, range(0, size, BLOCK), ASKED_AT_ONCE)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # where one block fails the others are not waited for
+
+
+def _block(source: str, name: str, size: int, start: int, end: int) -> bytes:
+    """Bytes [start, end) of a file that has `size` of them."""
+    path = f"{source}/{name}"
+    try:
+        block = filesystem(path).cat_file(path, start=start, end=end)
+    except FileNotFoundError as error:
+        raise UserError(f"--corpus {source}: {name} is missing; copy the corpus to the bucket again") from error
+    except Exception as error:
+        if status(error) != NOT_IN_OBJECT:
+            raise
+        block = b""
+    if len(block) == end - start:
+        return block
+    if (found := filesystem(path).info(path)["size"]) != size:
+        raise UserError(
+            f"--corpus {source}: {name} has {found} bytes, the manifest says {size}; "
+            "copy the corpus to the bucket again"
+        )
+    raise Cut(f"{len(block)} of {end - start} bytes came")
+
+
+def _asked(source: str, read: Callable[[], Value], told: Callable[[Exception], None]) -> Value:
+    """What read() gives, patiently; UserError where it fails for good."""
+    with cloud_errors(f"--corpus {source}", _reason):
+        return patiently(read, told)
+
+
+def _reason(error: Exception) -> str | None:
+    """Why a storage cannot be read, with the cure; None for an error that no storage makes."""
+    if may_pass(error):
+        return (
+            f"cannot be read ({message_of(error)}), {len(PAUSES) + 1} times in a row; "
+            "start the same command again, it goes on with what is copied"
+        )
+    return refusal(error) or (f"cannot be read ({message_of(error)})" if isinstance(error, OSError) else None)
+
+
+def _once(source: str) -> Callable[[Exception], None]:
+    """A function to be told of failures that may pass, which says the first."""
+    before = []
+
+    def told(error: Exception) -> None:
+        if not before:
+            before.append(error)
+            _say(f"{source} cannot be read for now ({message_of(error)}): trying again, up to {len(PAUSES)} times")
+
+    return told
+
+
+def _progress(name: str, total: int) -> Callable[[int], None]:
+    """A function to be told of bytes that have arrived, which says now and then how far it is."""
+    began = said = time.monotonic()
+    done = 0
+
+    def advance(size: int) -> None:
+        nonlocal done, said
+        done += size
+        if time.monotonic() - said >= SAY_EVERY:
+            said = time.monotonic()
+            _say(f"{name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {done / (said - began) / 1e6:.0f} MB/s")
+
+    return advance

@@ -11,7 +11,7 @@ from functools import partial
 import grain
 import numpy as np
 
-from data_pipelines.workers import Workers
+from data_pipelines.processes import Workers
 
 
 class Loader(AbstractContextManager):

@@ -1,4 +1,4 @@
-"""Print what a corpus holds, and examples as a model sees them."""
+"""Print what a corpus holds, examples as a model sees them, and whether it is still what `prepare` wrote."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -32,6 +32,15 @@ class Show:
     recipe.json."""
     examples: int = 3
     """How many."""
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Hash every file of a corpus, the tokenizer's, too: status 0 where all is as `prepare` wrote it, else 2 and a line
+    that names the file."""
+
+    corpus: Annotated[str, tyro.conf.Positional]
+    """A directory made by `prepare`, or gs://BUCKET/NAME and the like, which is copied to this host, part by part."""
 
 
 def show_statistics(corpus: Corpus, tokenizer: Tokenizer, console: Console) -> None:
@@ -163,3 +172,12 @@ def _coloured(tokenizer: Tokenizer, tokens: np.ndarray, targets: dict[int, int],
         text.append(" ")
         text.append(piece if token == target else f"{piece}→{tokenizer.id_to_token(target)}", style=style)
     return text
+
+
+def verify(options: Verify, console: Console) -> None:
+    """UserError at the first file that differs."""
+    corpus = Corpus(options.corpus)
+    corpus.verify()
+    parts, size = len(corpus.parts), sum(file["bytes"] for part in corpus.parts for file in part.entry.files.values())
+    said = f"{corpus.source}: {parts} part{'s' * (parts > 1)}, {size / 1e6:,.1f} MB, as prepare wrote them"
+    console.print(said, markup=False, soft_wrap=True)

@@ -11,8 +11,7 @@ import logging
 import os
 from importlib import import_module
 
-from data_pipelines.command_line import end_with
-from data_pipelines.errors import UserError
+from data_pipelines.command_line import dispatch, end_with
 from pretrain.commands.platform import prepare
 
 USAGE = """python -m pretrain COMMAND ...
@@ -46,17 +45,8 @@ def main(arguments: list[str]) -> int:
     for name in ("absl", "asyncio"):  # what Orbax and Grain log as errors, they also raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
     sys.unraisablehook = _leave_out_afterthoughts
-    command, *rest = arguments or ["--help"]
-    if command in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    try:
-        if command not in COMMANDS:
-            raise UserError(f"unknown command {command!r}: use one of {', '.join(COMMANDS)}")
-        return import_module(f"pretrain.commands.{command}").main(rest)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    run = lambda command, rest: import_module(f"pretrain.commands.{command}").main(rest)
+    return dispatch(arguments, USAGE, COMMANDS, run)
 
 
 def _leave_out_afterthoughts(unraisable) -> None:

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from data_pipelines.prepare.versions import LIBRARIES
+from data_pipelines.prepare.partial import LIBRARIES
 from pretrain.trackers import TRACKERS as TRACKER_NAMES
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.formats import cutting
 from data_pipelines.formats.files import uncut
 from data_pipelines.formats.listing import look
-from data_pipelines.formats.source import Format, NoOptions, Range
+from data_pipelines.formats.source import Format, NoOptions
 
 TOPICS = Path("pydoc_data", "topics.py")
 # Test suites hold few sentences and many fixtures; the others are not part of the standard library.
@@ -32,17 +32,16 @@ def files() -> list[Path]:
 
 
 def documents(path: str | Path) -> Iterator[str]:
-    """Each topic of the topics file, or the docstrings of a module as one document ('' where it has none)."""
+    """Each topic of the topics file, or the docstrings of a module, if it has any, as one document."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (SyntaxError, ValueError):  # lib2to3 and others keep files that are Python 2 or broken on purpose
-        yield ""
         return
     if Path(path).parts[-2:] == TOPICS.parts:
         (topics,) = (node.value for node in tree.body if isinstance(node, ast.Assign))
         yield from (text.strip() for _, text in sorted(ast.literal_eval(topics).items()))
-    else:
-        yield "\n\n".join(docstrings(tree))
+    elif text := "\n\n".join(docstrings(tree)):
+        yield text
 
 
 def docstrings(node: ast.AST) -> Iterator[str]:
@@ -56,14 +55,10 @@ def docstrings(node: ast.AST) -> Iterator[str]:
             yield from docstrings(child)
 
 
-def _ranges(source, problems, exclude) -> Iterator[Range]:
-    return (uncut(look(str(path))) for path in files())
-
-
 def _read(source, part, problems) -> Iterator[Document]:
     for text in documents(part.path):
-        if text:  # a module without docstrings is no document
-            yield from cutting.documents(source, [text])
+        yield from cutting.documents(source, [text])
 
 
+_ranges = lambda source, problems, exclude: (uncut(look(str(path))) for path in files())
 FORMAT = Format(NoOptions, _ranges, _read, location="")

@@ -161,9 +161,6 @@ def _space(source: Source) -> str:
     return "" if source.language.partition("-")[0] in UNSPACED else " "
 
 
-def _annotations(options: Options) -> dict[str, Field]:
-    return {} if options.label_column == 0 else {"labels": Field("uint16", values=())}
-
-
 _cut = functools.partial(files.cut_at, _to_document)
+_annotations = lambda options: {} if options.label_column == 0 else {"labels": Field("uint16", values=())}
 FORMAT = Format(Options, files.of_files(_cut, SUFFIXES), _read, annotations=_annotations, values=("id",))

@@ -18,13 +18,11 @@ WINDOW = 1 << 19  # bytes
 
 def cut_of(window: bytes, following: bytes) -> int:
     """Where a text is cut in a window of it that is followed by `following`: in [1, len(window)]."""
-    space = window.rfind(b"\n") + 1 or max(window.rfind(b" "), window.rfind(b"\t")) + 1
-    return space or _character_start(window + following[:1], len(window))
-
-
-def _character_start(data: bytes, at: int) -> int:
-    """The last position <= at, at most three bytes back, that does not split a UTF-8 character."""
-    return next((at - back for back in range(4) if at - back > 0 and data[at - back] & 0xC0 != 0x80), at)
+    if space := window.rfind(b"\n") + 1 or max(window.rfind(b" "), window.rfind(b"\t")) + 1:
+        return space
+    data, end = window + following[:1], len(window)
+    begins = (end - back for back in range(4) if back < end and data[end - back] & 0xC0 != 0x80)  # a UTF-8 character
+    return next(begins, end)
 
 
 def pieces(blocks: Iterable[bytes], start: int = 0) -> Iterator[bytes]:

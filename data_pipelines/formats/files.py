@@ -9,7 +9,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import BinaryIO, TypeVar
 
 import pyarrow
@@ -28,7 +28,7 @@ LARGEST_RECORD = 256 << 20  # bytes; what must be whole in memory may not be lon
 LONGEST_WINDOW = 1 << 31  # bytes that a .zst file may look back: the most that `zstd --long` takes
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)  # raised by what decompresses
-Item, Value = TypeVar("Item"), TypeVar("Value")
+Item = TypeVar("Item")
 ARROW_DAMAGE = (*DAMAGE, ValueError, pyarrow.ArrowException)
 
 
@@ -190,18 +190,12 @@ def paragraphs(source: Iterable[bytes]) -> Iterator[bytes | None]:
         yield record.take()
 
 
-def in_order(look: Callable[[Item], Value], items: Iterable[Item], source: Source) -> Iterator[Value]:
-    """look(item) of each, in order; several at a time where the source is in a store, whose every answer takes long."""
-    if not is_remote(source.location):
-        yield from map(look, items)
-        return
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        yield from pool.map(look, items)
-
-
 def each(items: Iterable[Item], cut: Callable[[Source, Item], Iterable[Range]], source: Source) -> Iterator[Range]:
-    """The ranges into which each file, or what names it, is cut."""
-    return itertools.chain.from_iterable(in_order(lambda item: list(cut(source, item)), items, source))
+    """The ranges into which each file, or what names it, is cut, in order; several at a time where the source is in a
+    store, whose every answer takes long."""
+    look = lambda item: list(cut(source, item))
+    with ThreadPoolExecutor(ASKED_AT_ONCE) if is_remote(source.location) else nullcontext() as pool:
+        yield from itertools.chain.from_iterable(pool.map(look, items) if pool else map(look, items))
 
 
 def of_files(cut: Callable[[Source, Found], Iterable[Range]], suffixes: Sequence[str]) -> Callable:
@@ -237,6 +231,17 @@ def to_line(file: BinaryIO, place: int) -> None:
 
 
 at_lines = functools.partial(cut_at, to_line)
+
+
+def after_lines(ends: Callable[[bytes], bool], source: Source, found: Found) -> Iterator[Range]:
+    """As `cut_at`, after a line that ends a document."""
+
+    def border(file: BinaryIO, place: int) -> None:
+        to_line(file, place)
+        while (line := skip_line(file)) and not ends(line):
+            pass
+
+    return cut_at(border, source, found)
 
 
 def skip_line(file: BinaryIO) -> bytes:

@@ -67,7 +67,8 @@ def find(source: Source, problems: Problems, exclude: Sequence[str] = (), suffix
         folder, paths = _on_disk(os.path.expanduser(source.location), problems, excluded)
     below = lambda path: any(_place(os.path.dirname(path)).is_relative_to(place) for place in excluded)
     paths = [found for found in paths if not _left_out(below(found.path), OWN, found.path, problems)]
-    other = lambda path: bool(folder and suffixes) and not _is_named(path, suffixes)
+    suffix_of = lambda path: _suffix(os.path.splitext(path)[0] if is_compressed(path) else path)
+    other = lambda path: bool(folder and suffixes) and suffix_of(path) not in suffixes
     files = [found for found in paths if not _left_out(other(found.path), OTHER, found.path, problems)]
     if not files:
         raise UserError(f"--source {source} {_nothing(folder, paths, suffixes)}")
@@ -163,7 +164,7 @@ def _unlisted(error: Exception) -> str | None:
     """Why a store was not listed; whatever its package raises."""
     if isinstance(error, UserError):
         return None
-    return cloud.refusal(error) or f"cannot be listed ({' '.join(str(error).split()) or type(error).__name__})"
+    return cloud.refusal(error) or f"cannot be listed ({cloud.message_of(error)})"
 
 
 def _left_out(left_out: bool, problem: str, path: str, problems: Problems) -> bool:
@@ -179,7 +180,3 @@ def _place(folder: str) -> PurePath:
     if not is_remote(folder):
         return Path(os.path.realpath(folder))
     return PurePosixPath(folder.partition("://")[0], filesystem(folder)._strip_protocol(folder).lstrip("/"))
-
-
-def _is_named(path: str, suffixes: Sequence[str]) -> bool:
-    return _suffix(os.path.splitext(path)[0] if is_compressed(path) else path) in suffixes

@@ -48,7 +48,9 @@ def plan(sources: list[Source], problems: Problems, exclude: Sequence[str] = ())
     """Units of work of about SHARD bytes, in order, which depend on the sources alone; what lies below the excluded
     paths is no part of them. UserError for a source that is missing, empty or out of reach."""
     try:
-        return list(_grouped(sources, _ranges(sources, problems, exclude)))
+        each = (FORMATS[source.kind].ranges(source, problems, exclude) for source in sources)
+        numbered = (part._replace(source=index) for index, ranges in enumerate(each) for part in ranges)
+        return list(_grouped(sources, numbered))
     except (FileNotFoundError, PermissionError) as error:  # a broken link, a file without permission
         reason = f"{printable(str(error.filename))} ({error.strerror})" if error.filename else f"a file ({error})"
         raise UserError(f"--source: cannot read {reason}; make it readable or leave it out") from error
@@ -69,12 +71,6 @@ def changed(part: Range) -> str | None:
     """A file of the range whose content has changed since it was planned."""
     files = (part.path, part.version), *([(part.other.path, part.other.version)] if part.other else [])
     return next((path for path, planned in files if planned and look(path).version != planned), None)
-
-
-def _ranges(sources: list[Source], problems: Problems, exclude: Sequence[str]) -> Iterator[Range]:
-    for index, source in enumerate(sources):
-        for part in FORMATS[source.kind].ranges(source, problems, exclude):
-            yield part._replace(source=index)
 
 
 def _grouped(sources: list[Source], ranges: Iterable[Range]) -> Iterator[tuple[Range, ...]]:

@@ -26,17 +26,11 @@ class Options(Decoding):
 
 def _cut(source: Source, found: Found) -> Iterable[Range]:
     if source.options.documents == "blank-line":
-        return files.cut_at(_to_blank_line, source, found)
+        return files.after_lines(lambda line: not line.strip(), source, found)
     # Whether a long document is to be skipped is known at its end only, so one reader must see all of it
     if source.options.undecodable == "skip":
         return [files.uncut(found)]
     return (part._replace(continues=part.start > 0) for part in files.cut_at(_to_cut, source, found))
-
-
-def _to_blank_line(file: BinaryIO, place: int) -> None:
-    files.to_line(file, place)
-    while (line := files.skip_line(file)) and line.strip():
-        pass
 
 
 def _to_cut(file: BinaryIO, place: int) -> None:

@@ -4,7 +4,6 @@ import functools
 import html
 import re
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from data_pipelines.document import Document
 from data_pipelines.formats import files
@@ -15,12 +14,6 @@ from data_pipelines.formats.source import Decoding, Format, Range, Source
 SUFFIXES = ("", ".txt")  # the files are wiki_00 and so on
 VALUES = ("id", "url", "title", "revid")
 VALUE = re.compile(r'(\w+)="(.*?)"')
-
-
-def _to_block(file: BinaryIO, place: int) -> None:
-    files.to_line(file, place)
-    while (line := files.skip_line(file)) and not line.startswith(b"</doc>"):
-        pass
 
 
 def _read(source: Source, part: Range, problems) -> Iterator[Document]:
@@ -54,5 +47,5 @@ def _articles(part: Range, problems) -> Iterator[tuple[str, bytes | None]]:
         problems.note(MALFORMED, f"{part.path}: <doc> without </doc>")
 
 
-_cut = functools.partial(files.cut_at, _to_block)
+_cut = functools.partial(files.after_lines, lambda line: line.startswith(b"</doc>"))
 FORMAT = Format(Decoding, files.of_files(_cut, SUFFIXES), _read, values=VALUES)

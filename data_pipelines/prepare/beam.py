@@ -5,13 +5,13 @@ Workers reach the corpus and its sources by their paths, and read the rest from 
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_pipelines import cloud
-from data_pipelines.errors import UserError
-from data_pipelines.prepare import partial, versions
-from data_pipelines.prepare.faults import AGAIN
+from data_pipelines.errors import AGAIN, UserError
+from data_pipelines.prepare import partial
 from data_pipelines.prepare.options import sources_of
 from data_pipelines.prepare.parts import Work, make_part, open_work, present
 
@@ -35,19 +35,17 @@ def make_parts(out: Path, numbers: Sequence[int], runner: str, runner_options: S
     _run(runner, runner_options, lambda begin: begin | _each(numbers) | apache_beam.Map(make))
 
 
-def summing(place: Path, runner: str, runner_options: Sequence[str]) -> Callable:
-    """The `pipeline` of `over_parts` whose sum, name -> number, goes through a file; one that is there is taken."""
+def merged(place: Path, runner: str, runner_options: Sequence[str]) -> Callable[..., Counter]:
+    """The `runner` of `over_parts` of which the sum, name -> number, goes through a file, if it is not there."""
 
-    def pipeline(count: Callable, merge: Callable, start: Callable, parts: Sequence) -> dict:
+    def run(count: Callable, merge: Callable, stretches: Sequence) -> Counter:
         if not cloud.is_file(place):
-            # from an empty sum each time, for what passes through a pipeline may not be changed
-            add_up = apache_beam.CombineGlobally(lambda values: functools.reduce(merge, values, start()))
-            write = apache_beam.Map(functools.partial(_write, str(place)))
-            chain = lambda begin: begin | _each(parts) | apache_beam.Map(count) | add_up | write
+            add_up, write = apache_beam.CombineGlobally(merge), apache_beam.Map(functools.partial(_write, str(place)))
+            chain = lambda begin: begin | _each(stretches) | apache_beam.Map(count) | add_up | write
             _run(runner, runner_options, chain)
-        return merge(start(), json.loads(place.read_bytes()))
+        return Counter(json.loads(place.read_bytes()))
 
-    return pipeline
+    return run
 
 
 def _each(elements: Sequence):
@@ -78,7 +76,7 @@ def _make(out: str, number: int) -> int:
 def _open(out: str) -> Work:
     place = cloud.place(out)
     state = partial.read_state(place)
-    if said := versions.differences(state.versions, versions.versions(state.settings["steps"])):
+    if said := partial.differences(state.versions, partial.versions(state.settings["steps"])):
         raise UserError(f"on a worker {'; '.join(said)}: give workers the versions of constraints-beam.txt")
     return open_work(place, state, sources_of(state.settings))
 

@@ -5,29 +5,29 @@ number of processes may make them: all here, each its share with --part, or Apac
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from data_pipelines import cloud
-from data_pipelines.errors import UserError
+from data_pipelines.durable import FULL
+from data_pipelines.errors import AGAIN, PassingError, UserError
 from data_pipelines.formats import table
 from data_pipelines.formats.problems import OWN, Problems, printable
 from data_pipelines.formats.source import Source
 from data_pipelines.formats.values import CODE
 from data_pipelines.manifest import fields_of, parse_manifest
-from data_pipelines.prepare import ending, partial, plan, stages, training
-from data_pipelines.prepare.faults import faults
+from data_pipelines.prepare import ending, partial, plan, training
 from data_pipelines.prepare.options import MIB, Prepare, check_taken, inherit, settings, share, sources_of
 from data_pipelines.prepare.parts import Work, make_parts, open_work, present, unit_folders
 from data_pipelines.prepare.plan import Plan
-from data_pipelines.prepare.pool import cores
-from data_pipelines.prepare.versions import differences, versions
+from data_pipelines.processes import cores
 from data_pipelines.progress import busy
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.finish import check_added
@@ -35,6 +35,9 @@ from data_pipelines.store.job import planned
 from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS
+
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT)
+GONE = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 
 
 def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = ()) -> dict | None:
@@ -50,7 +53,7 @@ def prepare(options: Prepare, console: Console, runner_options: Sequence[str] = 
             if before is None:
                 raise UserError(f"--append: {options.out} is no finished corpus; run its own command to the end first")
             options = inherit(options, before["settings"])
-            if said := differences(before["stages"][0]["versions"], versions(options.steps), "step "):
+            if said := partial.differences(before["stages"][0]["versions"], partial.versions(options.steps), "step "):
                 raise UserError(f"--append: {'; '.join(said)}: use the commit of then, or another --out")
         elif before is not None:
             if said := partial.changes(before["settings"], settings(options)):
@@ -85,9 +88,7 @@ def read_finished(out: Path) -> dict | None:
 def _come_since(options: Prepare, before: dict) -> int:
     """Files that have come to the sources of a finished corpus; none where they cannot be listed any more."""
     try:
-        sources = sources_of(settings(options))
-        units = table.plan(list(sources), Problems(), (str(options.out),))
-        units = stages.new(units, sources, stages.known(options.out, before), Problems())
+        units = _units(options, sources_of(settings(options)), before, Problems())
         return len({piece.path for unit in units for piece in unit})
     except (UserError, OSError):
         return 0
@@ -114,18 +115,22 @@ def _plan(options: Prepare, before: dict | None) -> tuple[tuple[Source, ...], Pl
             raise UserError(f"--out {options.out} is what --source {source} reads; use another directory")
     if options.part and (state := partial.read_state(options.out)):  # --finish sees what has changed since
         return sources, state.plan
-    units = table.plan(list(sources), problems, (str(options.out),))
-    stages.check_once(units, sources)
-    problems.pop(OWN, None)  # of which there is more each time
-    if before:
-        units = stages.new(units, sources, stages.known(options.out, before), problems)
+    units = _units(options, sources, before, problems)
     return sources, plan.cut(units, options.part_size, len(before["parts"]) if before else 0, problems)
+
+
+def _units(options: Prepare, sources: tuple[Source, ...], before: dict | None, problems: Problems) -> list:
+    """The text of the sources that is not in the corpus yet, as units of work."""
+    units = table.plan(list(sources), problems, (str(options.out),))
+    plan.check_once(units, sources)
+    problems.pop(OWN, None)  # of which there is more each time
+    return plan.new(units, sources, options.out, before, problems) if before else units
 
 
 def _begin(options: Prepare, sources, found: Plan, before, runner_options, console: Console) -> partial.State:
     """What the corpus is to be: as an earlier process or another one wrote it down, or as it is written down now."""
     base = before and before["fingerprint"]
-    out, now = options.out, partial.State(settings(options), versions(options.steps), {}, found, {}, base)
+    out, now = options.out, partial.State(settings(options), partial.versions(options.steps), {}, found, {}, base)
     given_up = partial.parts_from(out, found.first)  # if nothing is written down after they were seen
     state = partial.read_state(out)
     if state is None:
@@ -200,3 +205,39 @@ def _make_here(work: Work, missing: list[int], done: int, processes: int, consol
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=sum(map(work.plan.size, missing)))
         make_parts(work, missing, processes, lambda size: progress.advance(task, size))
+
+
+@contextlib.contextmanager
+def faults(out: PurePath, processes: int) -> Iterator[None]:
+    """An OSError or a lack of memory within becomes a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise _explained(error, out) from error
+    except MemoryError as error:
+        raise UserError(f"--processes {processes}: memory ran out; use fewer, {AGAIN}") from error
+
+
+def _explained(error: OSError, out: PurePath) -> UserError:
+    """A full disk, a place that refuses, or a fault that may pass: each has a cure of its own."""
+    said = (error.strerror or str(error) or type(error).__name__).strip()
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    if (reason := cloud.refusal(error)) is not None and not error.errno:
+        return (PassingError if cloud.may_pass(error) else UserError)(f"{where or out}: {reason}")
+    if error.errno in FULL:
+        return UserError(f"--out {out}: cannot write there ({said}); free space or choose another directory; {AGAIN}")
+    ours = not os.path.dirname(where) or _inside(where, out)  # a lone name: of a folder that is removed
+    if error.errno in GONE and ours:
+        return PassingError(f"{where or out}: {said}; if another process makes the same, wait for it; {AGAIN}")
+    if error.errno in REFUSED and not ours:
+        return UserError(f"--source: cannot read {where} ({said}); make it readable or leave it out")
+    if error.errno in REFUSED:
+        cure = f"make it writable or choose another directory; {AGAIN}"
+        return UserError(f"--out {out}: cannot write there ({said}); {cure}")
+    return PassingError(f"{where or out}: reading or writing failed ({said}), which may pass; {AGAIN}")
+
+
+def _inside(path: str, out: PurePath) -> bool:
+    """Whether a path is that of the corpus, of something in it or of a folder that it is in."""
+    path, out = os.path.abspath(path), os.path.abspath(out)
+    return os.path.commonpath((path, out)) in (path, out)

@@ -1,24 +1,32 @@
-"""All parts are there: the manifest, which is written last."""
+"""All parts are there: the manifest, which is written last, and what a screen shows."""
 
-import itertools
+import io
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from data_pipelines import cloud
 from data_pipelines.errors import UserError
 from data_pipelines.formats.problems import Problems
-from data_pipelines.prepare import partial, stages
+from data_pipelines.manifest import total
+from data_pipelines.prepare import partial
 from data_pipelines.prepare.parts import Work, present, read_encoder
-from data_pipelines.prepare.report import report
+from data_pipelines.prepare.plan import kept_at
+from data_pipelines.prepare.training import MOST_UNKNOWN
+from data_pipelines.processes import over_parts
+from data_pipelines.show import show_problems
 from data_pipelines.store.files import SUMMARY, write_json
 from data_pipelines.store.finish import finish as describe
 from data_pipelines.store.finish import write_tables
 from data_pipelines.store.job import word_starts_of
 from data_pipelines.store.parts import part_name
 from data_pipelines.text.steps import check_steps
+
+PARTS = 16  # that are looked at for tokens that are not known
 
 
 def finish(work: Work, state: partial.State, before: dict | None, console: Console) -> dict:
@@ -27,8 +35,10 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
     there = present(out, work.plan.numbers)
     missing = [number for number in work.plan.numbers if number not in there]
     if missing:
+        runs = np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1)
+        named = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
         raise UserError(
-            f"--finish: {len(missing)} of {len(work.plan.parts)} parts are missing ({runs(missing)}); make them with "
+            f"--finish: {len(missing)} of {len(work.plan.parts)} parts are missing ({named}); make them with "
             "--part I/N, then --finish again"
         )
     summaries = [json.loads((out / part_name(number) / SUMMARY).read_text()) for number in work.plan.numbers]
@@ -41,7 +51,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
         for stage in manifest["stages"]:
             manifest["counts"].merge(stage["left_out"])
         plan = json.dumps(work.plan._asdict()).encode()
-        partial.write_new(out / stages.FOLDER / stages.name(work.plan.hash), plan)
+        partial.write_new(kept_at(out, work.plan.hash), plan)
         if before is None:
             for name in ("tokenizer", "tables"):
                 partial.put_folder(made / name, out / name)
@@ -52,7 +62,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
             write_json(out / "manifest.json", manifest)
     partial.remove(out)
     shutil.rmtree(work.scratch, ignore_errors=True)
-    report(out, manifest, before, state.enough, console)
+    _report(out, manifest, before, state.enough, console)
     return manifest
 
 
@@ -71,13 +81,11 @@ def _check_text(work: Work, state: partial.State, before: dict | None, summaries
 
 def _described(work: Work, state: partial.State, before: dict | None) -> dict:
     """What a manifest says of where its text came from and how; stages: of each time that parts were added."""
-    files: dict[int, dict[str, int]] = {index: {} for index in range(len(work.job.sources))}
+    files = [Counter() for _ in work.job.sources]
     for piece in work.plan.ranges():
-        files[piece.source][piece.path] = files[piece.source].get(piece.path, 0) + piece.size
-    sources = [
-        {"source": spec, "files": len(files[index]), "bytes": sum(files[index].values())}
-        for index, spec in enumerate(state.settings["source"])
-    ]
+        files[piece.source][piece.path] += piece.size
+    each = zip(state.settings["source"], files, strict=True)
+    sources = [{"source": spec, "files": len(sizes), "bytes": sizes.total()} for spec, sizes in each]
     stage = {"parts": len(work.plan.parts), "plan": work.plan.hash, "left_out": work.plan.problems}
     stage |= {"settings": state.settings, "versions": state.versions}
     return {
@@ -88,10 +96,39 @@ def _described(work: Work, state: partial.State, before: dict | None) -> dict:
     }
 
 
-def runs(numbers: list[int]) -> str:
-    """'0, 3-5'"""
-    said = []
-    for _, run in itertools.groupby(enumerate(numbers), lambda item: item[1] - item[0]):
-        run = [number for _, number in run]
-        said.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ", ".join(said)
+def _report(out: Path, manifest: dict, before: dict | None, enough: int | None, console: Console) -> None:
+    """Sizes, what could not be read, and what should be mended. before: the corpus that parts were added to. enough:
+    the size of a vocabulary that would know the text."""
+
+    def say(line, **style):
+        console.print(line, markup=False, soft_wrap=True, **style)
+
+    splits = total(part["splits"] for part in manifest["parts"])
+    for split, sizes in splits.items():
+        say(f"{out}/{split}: " + ", ".join(f"{count:,} {name}" for name, count in sizes.items()))
+    show_problems(manifest["counts"], console)
+    if before:
+        added = len(manifest["parts"]) - len(before["parts"])
+        parts = "1 part was" if added == 1 else f"{added} parts were"
+        say(f"{parts} added: the fingerprint was {before['fingerprint']} and is {manifest['fingerprint']}")
+    unknown = _unknown(out, manifest)
+    if unknown is not None:
+        line, much = f"{unknown:.3%} of the tokens are unknown to the tokenizer", unknown > MOST_UNKNOWN
+        if much and enough and enough > manifest["vocab_size"]:
+            line += f"; --vocab-size {enough} would know nearly all"
+        elif much:
+            line += "; look whether it is one for this language, and at --steps and --cased"
+        say(line, style="yellow" if much else None)
+    if not splits["heldout"]["documents"] and manifest["settings"]["heldout"]:
+        say("nothing could be held out for evaluation: one document; see --documents", style="yellow")
+
+
+def _unknown(out: Path, manifest: dict) -> float | None:
+    """The share of the tokens to be trained on, in evenly spaced parts, that the tokenizer does not know; None where no
+    token stands for those."""
+    number, unknown = len(manifest["parts"]), manifest["special"].get("unk")
+    if unknown is None:
+        return None
+    places = (out / part_name(part) / "train" for part in sorted({at * number // PARTS for at in range(PARTS)}))
+    counts = over_parts(lambda place: np.load(io.BytesIO((place / "token_counts.npy").read_bytes())), sum, places)
+    return float(counts[unknown] / max(counts.sum(), 1))

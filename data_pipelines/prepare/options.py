@@ -213,12 +213,10 @@ def inherit(options: Prepare, of_corpus: dict) -> Prepare:
     """The options with which parts are added to a corpus: how its sources are read is told, the rest is its own.
     UserError for an option that is told otherwise."""
     default, own = Prepare((), Path()), {}
-    for field in dataclasses.fields(Prepare):
-        name = field.name
-        if name in MEANS or name in OF_SOURCES or name not in of_corpus:
+    for name, has in of_corpus.items():
+        if name in OF_SOURCES:
             continue
-        told, has = getattr(options, name), of_corpus[name]
-        has = tuple(has) if isinstance(has, list) else has
+        told, has = getattr(options, name), tuple(has) if isinstance(has, list) else has
         if told not in (has, getattr(default, name)):
             raise UserError(
                 f"--{name.replace('_', '-')} {told}: the corpus has {has}, which --append cannot change; leave it out"

@@ -11,8 +11,10 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,13 +22,14 @@ from data_pipelines import cloud, durable
 from data_pipelines.durable import ours, put_new, sync
 from data_pipelines.errors import UserError
 from data_pipelines.prepare import plan as plans
-from data_pipelines.prepare import versions
 from data_pipelines.prepare.options import Prepare, settings
 from data_pipelines.prepare.plan import Plan
 from data_pipelines.store.files import SUMMARY, beside
+from data_pipelines.text.steps import check_steps
 
 FOLDER = ".partial"
 UNITS = "arrays"  # not "units", where an older version may have left files of another form
+LIBRARIES = ("tokenizers", "sentencepiece", "sentencex")  # that cut and tokenise, on which the content depends, too
 
 
 class State(NamedTuple):
@@ -103,9 +106,7 @@ def write_new(place: Path, content: bytes) -> None:
 def put_folder(made: Path, place: Path) -> None:
     """Give a local folder its place, unless that is taken by one of the same content; in a bucket its summary last."""
     if cloud.in_cloud(place):
-        for file in sorted(made.rglob("*"), key=lambda file: (file.name == SUMMARY, file)):
-            if file.is_file():
-                cloud.upload_file(file, place / file.relative_to(made).as_posix())
+        cloud.upload(made, place, last=SUMMARY)
     else:
         durable.put_folder(made, place)
 
@@ -122,9 +123,12 @@ def check(out: Path, state: State, now: State) -> None:
         raise UserError(f"{begun}, and was begun with other settings: {said}; give those, {anew}")
     if state.base != now.base:
         raise UserError(f"{begun}: {'' if state.base else 'no '}--append began it; run that command to its end, {anew}")
-    if said := versions.differences(state.versions, now.versions):
-        cure = versions.cure(state.versions, now.versions)
-        raise UserError(f"{begun}, and since it began {'; '.join(said)}: {cure}, {anew}")
+    if said := differences(state.versions, now.versions):
+        known = [name for name in LIBRARIES if name in state.versions and state.versions[name] != now.versions[name]]
+        named = " ".join(f"{name}=={state.versions[name]}" for name in known)
+        # What else has changed came with Python or this program
+        mend = f"pip install {named}" if named else "use the Python and the commit of then"
+        raise UserError(f"{begun}, and since it began {'; '.join(said)}: {mend}, {anew}")
     before, plan = state.plan, now.plan
     if (before.hash, before.first) != (plan.hash, plan.first):
         said = plans.changed(before.files(), plan.files()) or "they are cut otherwise"
@@ -172,3 +176,15 @@ def remove(out: Path) -> None:
         if (out / FOLDER).exists():
             sync(out / FOLDER)
     cloud.remove_folder(out / FOLDER)
+
+
+def versions(steps: Iterable[str] = ()) -> dict[str, str]:
+    """Library, or 'step NAME' -> version, here."""
+    found = {name: version(name) for name in LIBRARIES} | {"Unicode": unicodedata.unidata_version}
+    return found | {f"step {name}": str(number) for name, number in check_steps(steps)}
+
+
+def differences(before: dict[str, str], now: dict[str, str], start: str = "") -> list[str]:
+    """'tokenizers was 0.22.1 and is 0.23.3', of those whose names start so."""
+    changed = [name for name in now if name.startswith(start) and before.get(name) != now[name]]
+    return [f"{name} was {before.get(name)} and is {now[name]}" for name in changed]

@@ -17,7 +17,7 @@ from data_pipelines.formats.source import Range, Source
 from data_pipelines.formats.table import changed
 from data_pipelines.prepare.partial import FOLDER, UNITS, State, digest, put_folder, write_texts
 from data_pipelines.prepare.plan import Plan, size
-from data_pipelines.prepare.pool import pool
+from data_pipelines.processes import pool
 from data_pipelines.store.files import is_whole
 from data_pipelines.store.job import Job, planned, word_starts_of
 from data_pipelines.store.parts import part_name, write_part

@@ -1,15 +1,23 @@
-"""Which text goes to which part of a corpus: a value that travels as JSON and that every process reads alike."""
+"""Which text goes to which part of a corpus: a value that travels as JSON and that every process reads alike. Those of
+each time that text was added stay beside the corpus, in OUT/plans/HASH.json, so that no file is added a second time."""
 
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from data_pipelines.formats.source import Other, Range
-from data_pipelines.prepare.options import MIB
+from data_pipelines import cloud
+from data_pipelines.errors import UserError
+from data_pipelines.formats.problems import Problems, printable
+from data_pipelines.formats.source import Other, Range, Source
+from data_pipelines.formats.values import CODE
+from data_pipelines.prepare.options import MIB, sources_of
 
 SAID = 3  # files that an error names
+KNOWN = "files left out that the corpus has already"
 
 
 class Plan(NamedTuple):
@@ -47,13 +55,9 @@ class Plan(NamedTuple):
 
 def of_json(said: dict) -> Plan:
     """The plan whose `_asdict` JSON has kept."""
-    parts = tuple(tuple(tuple(map(_range, unit)) for unit in part) for part in said["parts"])
+    piece = lambda values: Range(*values[:-1], values[-1] and Other(*values[-1]))
+    parts = tuple(tuple(tuple(map(piece, unit)) for unit in part) for part in said["parts"])
     return Plan(parts, said["first"], said["problems"])
-
-
-def _range(said: list) -> Range:
-    *plain, other = said
-    return Range(*plain, other and Other(*other))
 
 
 def size(unit: tuple[Range, ...]) -> int:
@@ -83,3 +87,87 @@ def changed(before: dict[str, str], now: dict[str, str]) -> str:
     said += [f"{path} is new" for path in now if path not in before]
     more = f" and {len(said) - SAID} more" if len(said) > SAID else ""
     return ", ".join(said[:SAID]) + more
+
+
+def kept_at(out: Path, plan_hash: str) -> Path:
+    """Where a plan stays."""
+    return out / "plans" / f"{plan_hash[:16]}.json"
+
+
+def _known(out: Path, manifest: dict) -> dict[tuple, dict[str, tuple]]:
+    """(path, how it was read) of files whose text a corpus has -> {how its documents were given codes: version}."""
+    found = {}
+    for stage in manifest["stages"]:
+        place = kept_at(out, stage["plan"])
+        if not cloud.is_file(place):
+            raise UserError(f"--append: {place} is missing, which says what the corpus has; copy the corpus again")
+        sources = sources_of(stage["settings"])
+        for piece in of_json(json.loads(place.read_bytes())).ranges():
+            found.setdefault(_key(piece, sources), {})[_codes(sources[piece.source])] = _version(piece)
+    return found
+
+
+def check_once(units: list[tuple[Range, ...]], sources: Sequence[Source]) -> None:
+    """UserError where two sources of one kind have the same file, whose text would be stored twice."""
+    found: dict[tuple[str, str], Source] = {}
+    for piece in itertools.chain.from_iterable(units if len(sources) > 1 else ()):
+        source = sources[piece.source]
+        first = found.setdefault((_place(piece, source), source.kind), source)
+        if first is not source:
+            raise UserError(
+                f"--source {source}: {printable(piece.path)} is of --source {first}, too, and its text would be stored "
+                "twice; leave one of them out, or give patterns without files in common"
+            )
+
+
+def new(
+    units: list[tuple[Range, ...]], sources: Sequence[Source], out: Path, manifest: dict, problems: Problems
+) -> list[tuple[Range, ...]]:
+    """What a corpus does not have yet; the rest is counted. UserError for a file that has changed since then, or is to
+    have other control codes."""
+    before, kept, seen = _known(out, manifest), [], set()
+    for unit in units:
+        fresh = []
+        for piece in unit:
+            file, codes = before.get(_key(piece, sources)), _codes(sources[piece.source])
+            if file is None:
+                fresh.append(piece)
+            elif _version(piece) not in file.values():
+                raise UserError(
+                    f"--append: {printable(piece.path)} has changed since its text was added, which would be stored "
+                    "twice; name files that are new"
+                )
+            elif codes not in file:
+                raise UserError(
+                    f"--append: {printable(piece.path)} is in already, with {' and '.join(sorted(file))} and not "
+                    f"with {codes}; leave it out, or give the same"
+                )
+            else:
+                seen.add(piece.path)
+        kept += [tuple(fresh)] if fresh else []
+    for path in sorted(seen):
+        problems.note(KNOWN, path)
+    return kept
+
+
+def _key(piece: Range, sources: Sequence[Source]) -> tuple:
+    """A file, however its path is written, and how it is read."""
+    source = sources[piece.source]
+    return _place(piece, source), source.kind, source.options, source.language
+
+
+def _place(piece: Range, source: Source) -> str:
+    local = source.kind != "tfds" and not cloud.is_remote(piece.path)
+    return os.path.realpath(piece.path) if local else piece.path
+
+
+def _codes(source: Source) -> str:
+    """How a source's documents are given their control codes, as options."""
+    code = next((value for value in source.values if value.name == CODE), None)
+    if code is None:
+        return "no --code"
+    return f"--code-field {code.field}" if code.field else f"--code {code.known[0]}"
+
+
+def _version(piece: Range) -> tuple[str, ...]:
+    return piece.version, *([piece.other.version] if piece.other else [])

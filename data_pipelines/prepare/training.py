@@ -1,37 +1,51 @@
-"""The tokenizer that `prepare` trains: of words, counted where the text is, whose counts are added in any order."""
+"""The tokenizer that `prepare` trains. Its text is of each source a smoothed share, from places all over it; words are
+counted where the text is, and their counts are added in any order."""
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import NamedTuple
+
+import numpy as np
 
 from data_pipelines.formats.problems import Problems
-from data_pipelines.formats.source import Source
+from data_pipelines.formats.source import SHARD, Range, Source
 from data_pipelines.formats.table import read
-from data_pipelines.over_parts import over_parts
-from data_pipelines.prepare import partial, sample
-from data_pipelines.prepare.options import Prepare
-from data_pipelines.prepare.plan import Plan
-from data_pipelines.prepare.pool import cores
-from data_pipelines.prepare.sample import Stretch
-from data_pipelines.prepare.unknown import enough
-from data_pipelines.prepare.versions import versions
+from data_pipelines.prepare import partial
+from data_pipelines.prepare.options import LARGEST_VOCABULARY, Prepare
+from data_pipelines.prepare.plan import Plan, size
+from data_pipelines.processes import cores, over_parts
+from data_pipelines.text.steps import run
+from data_pipelines.tokenizers import words as whole_words
 from data_pipelines.tokenizers.made import Made
 from data_pipelines.tokenizers.prefixes import check_values
 from data_pipelines.tokenizers.table import KINDS, learn
-from data_pipelines.tokenizers.training import Training
+from data_pipelines.tokenizers.training import Training, by_frequency, characters_of, covering
 
 SAMPLE = 32_000_000  # characters that a tokenizer is trained on, taken from the whole corpus
 COUNTED = 1_000_000_000  # where a vocabulary is of whole words; their counts take about 1 GB
+EXPONENT = Decimal("0.7")  # as mBERT and XLM-R: small languages get more than their share of the text
+PLACES = 64  # in each source, at least, if it has as many
+MOST_UNKNOWN = 0.001  # share of tokens beyond which something should be done
+ALPHABETS = ("wordpiece", "character-bpe")  # a quarter of their vocabulary may be characters
+
+
+class Stretch(NamedTuple):
+    """Neighbouring ranges of one source, of which the first characters are taken; None: all of them."""
+
+    ranges: tuple[Range, ...]
+    characters: int | None
 
 
 def trained(
     options: Prepare, plan: Plan, sources: tuple[Source, ...], runner_options: Sequence[str]
 ) -> tuple[Made, int | None]:
     """The tokenizer, and the size of a vocabulary that would know nearly all of what it was trained on."""
-    stretches = sample.stretches(plan, len(sources), COUNTED if KINDS[options.tokenizer].whole else SAMPLE)
+    chosen = stretches(plan, len(sources), COUNTED if KINDS[options.tokenizer].whole else SAMPLE)
     asked = Training(options.vocab_size, options.cased, options.keep_accents, options.specials, options.sentinels)
     count = functools.partial(_words, sources, options.steps, options.tokenizer, asked)
-    words = _counted(count, stretches, options, runner_options)
+    words = _counted(count, chosen, options, runner_options)
     return learn(options.tokenizer, words, asked), enough(options.tokenizer, words)
 
 
@@ -46,20 +60,20 @@ def _counted(
     count: functools.partial, stretches: Sequence[Stretch], options: Prepare, runner_options: Sequence[str]
 ) -> Counter:
     """What is counted in all stretches, on all cores or by the runner of parts."""
-    pipeline = None
+    runner = None
     if options.runner:
         from data_pipelines.prepare import beam  # not everybody has it
 
-        how = count.func.__name__, count.args, stretches, versions(options.steps)
+        how = count.func.__name__, count.args, stretches, partial.versions(options.steps)
         place = options.out / partial.FOLDER / f"words-{partial.digest(repr(how))[:16]}.json"
-        pipeline = beam.summing(place, options.runner, runner_options)
-    return over_parts(count, merged, Counter, stretches, options.processes or cores(), pipeline)
+        runner = beam.merged(place, options.runner, runner_options)
+    return over_parts(count, sum_of, stretches, options.processes or cores(), runner)
 
 
 def _words(
     sources: tuple[Source, ...], steps: tuple[str, ...], kind: str, asked: Training, stretch: Stretch
 ) -> Counter:
-    return KINDS[kind].count(sample.read(stretch, sources, steps), asked)
+    return KINDS[kind].count(read_stretch(stretch, sources, steps), asked)
 
 
 def _values(sources: tuple[Source, ...], name: str, stretch: Stretch) -> Counter:
@@ -67,6 +81,80 @@ def _values(sources: tuple[Source, ...], name: str, stretch: Stretch) -> Counter
     return Counter(check_values(name, Counter(piece.values[name] for piece in pieces)))
 
 
-def merged(words: Counter, more: Mapping[str, int]) -> Counter:
-    words.update(more)
-    return words
+def sum_of(counts: Iterable[Mapping[str, int]]) -> Counter:
+    """The sums of counts."""
+    sums = Counter()
+    for some in counts:
+        sums.update(some)
+    return sums
+
+
+def shares(sizes: Sequence[int], total: int) -> list[int]:
+    """How much of `total` goes to each: by size to the power of EXPONENT, at most all of it; what is left over goes to
+    the others. Decimals, so that every machine has the same."""
+    given = [0] * len(sizes)
+    waiting = [index for index, size in enumerate(sizes) if size]
+    while waiting:
+        weights = {index: Decimal(sizes[index]) ** EXPONENT for index in waiting}
+        part = total / sum(weights.values())
+        whole = [index for index in waiting if sizes[index] <= part * weights[index]]
+        for index in whole or waiting:
+            given[index] = sizes[index] if whole else int(part * weights[index])
+        if not whole:
+            break
+        total -= sum(sizes[index] for index in whole)
+        waiting = [index for index in waiting if index not in whole]
+    return given
+
+
+def stretches(plan: Plan, number: int, total: int) -> list[Stretch]:
+    """What to read of `number` sources to get about `total` characters."""
+    by_source: list[list[tuple[Range, ...]]] = [[] for _ in range(number)]
+    for part in plan.parts:
+        for unit in part:
+            for source in sorted({piece.source for piece in unit}):
+                by_source[source].append(tuple(piece for piece in unit if piece.source == source))
+    sizes = [sum(map(size, units)) for units in by_source]
+    chosen = []
+    for units, has, wanted in zip(by_source, sizes, shares(sizes, total), strict=True):
+        if wanted >= has:
+            chosen += [Stretch(unit, None) for unit in units]
+            continue
+        places = min(len(units), max(PLACES, -(-2 * wanted // SHARD)))
+        chosen += [Stretch(units[index * len(units) // places], -(-wanted // places)) for index in range(places)]
+    return chosen
+
+
+def read_stretch(stretch: Stretch, sources: Sequence[Source], steps: Sequence[str] = ()) -> list[str]:
+    """Its texts; the last is cut where it has enough."""
+    texts, left = [], stretch.characters
+    for piece in stretch.ranges:
+        for document in run(steps, read(sources[piece.source], piece, Problems())):
+            for segment in document.segments:
+                texts.append(segment.text[:left])
+                if left is not None:
+                    left -= len(texts[-1])
+                    if not left:
+                        return texts
+    return texts
+
+
+def enough(kind: str, words: Counter) -> int | None:
+    """The size of a vocabulary of this kind that leaves at most half of MOST_UNKNOWN of these words unknown, or as few
+    as it can; None where that does not depend on the size."""
+    if kind == "wordlevel":
+        counts = np.sort(np.fromiter(words.values(), np.int64, len(words)))[::-1]
+        return min(_needed(counts) + len(whole_words.WHOLE_SPECIALS), LARGEST_VOCABULARY)
+    if kind not in ALPHABETS:
+        return None
+    characters = characters_of([*words.items()])
+    rank = {character: index for index, character in enumerate(by_frequency(characters))}
+    rarest = np.zeros(len(rank), np.int64)  # the words of which this is the rarest character
+    for word, count in words.items():
+        rarest[max(rank[character] for character in word)] += count
+    return 4 * min(_needed(rarest), len(covering(characters, len(characters))))
+
+
+def _needed(counts: np.ndarray) -> int:
+    """How many of the first make up all but half of MOST_UNKNOWN."""
+    return int(np.searchsorted(np.cumsum(counts), (1 - MOST_UNKNOWN / 2) * counts.sum())) + 1

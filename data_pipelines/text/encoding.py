@@ -7,10 +7,12 @@ afterwards.
 """
 
 import bisect
+import functools
 import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -289,15 +291,17 @@ def _reading(written: dict) -> tuple[re.Pattern | None, np.ndarray | None, np.nd
     return runs, begins and _told(written, begins), ends and _told(written, ends)
 
 
-def _told(written: dict, about: Callable[[str], bool]) -> np.ndarray:
-    """bool [vocab]: what `about` says of each token."""
-    vocab = written["model"]["vocab"]
-    ids = vocab if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
-    added = {token["content"]: token["id"] for token in written["added_tokens"]}
-    told = np.zeros(1 + max([*ids.values(), *added.values()]), bool)
-    for token, index in ids.items():
-        told[index] = about(token)
+def _told(written: dict, about: Callable[[str], bool | int]) -> np.ndarray:
+    """[vocab]: what `about` says of each token; 0 of those that are added."""
+    ids, added = _ids(written["model"]), [token["id"] for token in written["added_tokens"]]
+    told = np.zeros(1 + max([*ids.values(), *added]), type(about("")))
+    told[[*ids.values()]] = [*map(about, ids)]
     return told
+
+
+def _ids(model: dict) -> dict[str, int]:
+    vocab = model["vocab"]
+    return vocab if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
 
 
 def _bytes(written: dict) -> np.ndarray | None:
@@ -310,23 +314,17 @@ def _bytes(written: dict) -> np.ndarray | None:
 def _widths(written: dict, runs: re.Pattern | None) -> tuple[np.ndarray | None, re.Pattern | None]:
     """i64 [vocab]: the bytes of each token of a byte-level tokenizer, or the characters of each piece; and the runs for
     which these tell where a piece ends, those of characters that stay one each and are known. Else None."""
-    model = written["model"]
-    splits = _steps(written["pre_tokenizer"], "pretokenizers")
-    pieces = runs is SPACED and METASPACE in splits
-    if not pieces and runs is not BYTES:
+    if runs is BYTES:
+        return _told(written, len), None
+    if runs is not SPACED or METASPACE not in _steps(written["pre_tokenizer"], "pretokenizers"):
         return None, None
-    vocab = model["vocab"] if isinstance(model["vocab"], dict) else {t: i for i, (t, _) in enumerate(model["vocab"])}
-    widths = np.zeros(1 + max(vocab.values()), np.int64)
-    for token, index in vocab.items():
-        widths[index] = len(token)
-    if not pieces:
-        return widths, None
+    vocab = _ids(written["model"])
     normalizer = Tokenizer.from_str(json.dumps(written)).normalizer
     normal = {c: normalizer.normalize_str(c) if normalizer else c for c in PLAIN}
     changes = _steps(written["normalizer"], "normalizers")
     together = "".join(change["pattern"]["String"] for change in changes if change["type"] == "Replace")
     safe = [c for c in PLAIN if len(normal[c]) == 1 and normal[c] in vocab and c not in together]
-    return widths, re.compile(f"[{SPACE}]*[{re.escape(''.join(safe))}]*") if safe else None
+    return _told(written, len), re.compile(f"[{SPACE}]*[{re.escape(''.join(safe))}]*") if safe else None
 
 
 def _steps(part: dict | None, inside: str) -> list[dict]:
@@ -338,3 +336,17 @@ def _alone(change: dict) -> bool:
     """A step of normalising does the same to the text on either side of a space whatever is on the other."""
     replaces_words = change["type"] == "Replace" and " " not in change["pattern"].get("String", " ")
     return replaces_words or change["type"] in ALONE
+
+
+@functools.lru_cache(maxsize=8)
+def token_bytes(path: Path) -> np.ndarray | None:
+    """i64 [vocab]: the bytes of each token of a byte-level tokenizer, 0 for special ones; None for another, which may
+    change text before it cuts it. path: of the tokenizer's files."""
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    encoder = Encoder(tokenizer)
+    if encoder.runs is not BYTES or encoder.prefix:
+        return None
+    widths = np.zeros(tokenizer.get_vocab_size(), np.int64)
+    widths[: len(encoder.widths)] = encoder.widths
+    widths[list(tokenizer.get_added_tokens_decoder())] = 0
+    return widths

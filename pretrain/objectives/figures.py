@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from data_pipelines.corpus import Corpus
-from data_pipelines.text.token_bytes import token_bytes
+from data_pipelines.text.encoding import token_bytes
 from pretrain.objectives.objective import Objective, Term
 
 

@@ -5,7 +5,7 @@ import json
 import types
 from collections import Counter
 
-from data_pipelines import cloud, download
+from data_pipelines import cloud, fetch
 from data_pipelines.manifest import SIZES, SPLITS, VERSION
 from data_pipelines.store.fields import Field
 
@@ -13,7 +13,7 @@ SOURCE = "s3://bucket/corpus"
 
 
 class Bucket:
-    """As much of an fsspec file system as `data_pipelines.download` asks for.
+    """As much of an fsspec file system as `data_pipelines.fetch` asks for.
 
     objects: name -> content.   reads: how often content of each was read.   faults: name -> errors to be raised, or
     functions of the content that is read, one after the other, before it behaves.
@@ -74,7 +74,7 @@ def arrays_of_part(number, size=1000):
 def use(bucket, monkeypatch, tmp_path):
     """Have this process read the bucket, with a cache of the test's own, and never pause."""
     paused = []
-    monkeypatch.setattr(download, "filesystem", lambda path: bucket)
+    monkeypatch.setattr(fetch, "filesystem", lambda path: bucket)
     monkeypatch.setattr(cloud, "time", types.SimpleNamespace(sleep=paused.append))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return paused

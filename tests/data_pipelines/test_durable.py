@@ -8,7 +8,7 @@ import fsspec
 import pytest
 from rich.console import Console
 
-from data_pipelines.download import copy_file
+from data_pipelines.fetch import copy_file
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from data_pipelines.store import files

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import requests
 
-from data_pipelines import cloud, download, fetch
+from data_pipelines import cloud, fetch
 from data_pipelines.errors import UserError
 from tests.data_pipelines.buckets import SOURCE, Bucket, arrays_of_part, use
 
@@ -89,7 +89,7 @@ def test_what_does_not_pass_ends_in_a_line_that_says_how_to_go_on(bucket, fault)
 
 
 def test_each_block_is_tried_again_by_itself(bucket, monkeypatch):
-    monkeypatch.setattr(download, "BLOCK", 100)
+    monkeypatch.setattr(fetch, "BLOCK", 100)
     bucket.faults[TOKENS] = [TimeoutError(), TimeoutError()]
     assert read() == arrays_of_part(0)["train/tokens.npy"]
     assert bucket.reads[TOKENS] == 10 + 2
@@ -184,7 +184,7 @@ def test_what_the_disk_answers_is_told_from_what_the_network_does(bucket, monkey
     else:
         opened = builtins.open
         fails = lambda path, *mode: refused() if "tokens" in str(path) else opened(path, *mode)
-        monkeypatch.setattr(download, "open", fails, raising=False)
+        monkeypatch.setattr(fetch, "open", fails, raising=False)
     message = refusal()
     assert "cannot be copied to" in message and os.strerror(number) in message and DISK[number] in message
     assert ("free space" in message) == (number in fetch.FULL)

@@ -17,7 +17,7 @@ from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.segment_pairs import SegmentPairs
 from data_pipelines.loader import Loader
-from data_pipelines.workers import Workers
+from data_pipelines.processes import Workers
 from tests.data_pipelines.corpora import equal, random_documents, write_corpus
 
 ROWS = np.array([1, 4, 6])  # one host's rows of a batch of 8
@@ -80,7 +80,7 @@ def test_leaving_the_loader_early_stops_its_threads(examples):
 READER = """
 import multiprocessing, os, sys
 from functools import partial
-from data_pipelines.workers import Workers
+from data_pipelines.processes import Workers
 if __name__ == "__main__":
     things = iter(Workers(bytes, 10**9, int(sys.argv[1])))
     for _ in range(3):

@@ -102,6 +102,8 @@ def test_show_takes_a_recipe_and_refuses_what_is_not_there(tmp_path, capsys):
     (tmp_path / "recipe.json").write_text(to_json(find("bert-tiny")))
     assert show(str(tmp_path / "recipe.json")) == 0
     assert capsys.readouterr().out == printed
+    assert main(["show", f"one={tmp_path}/out,other={tmp_path}/out", "--recipe", "bert-tiny"]) == 0
+    assert capsys.readouterr().out.count("to predict") == 3
     assert main(["show", str(tmp_path / "none")]) == 2
     assert "does not exist; make it with" in capsys.readouterr().err
 

@@ -17,7 +17,7 @@ from data_pipelines.batches import make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.examples.next_tokens import StridedDocuments
-from data_pipelines.text.token_bytes import token_bytes
+from data_pipelines.text.encoding import token_bytes
 from models.attention.mask import Mask
 from models.core.program import Program
 from models.families.registry import FAMILIES

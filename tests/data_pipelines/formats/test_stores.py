@@ -86,7 +86,7 @@ def test_a_long_arrow_file_of_a_store_is_cut_between_batches_whose_bodies_are_no
 def test_files_of_a_store_are_looked_at_together_and_come_in_order():
     together, alone = threading.Barrier(4, timeout=60), threading.get_ident()
     of_store, of_disk = (source.Source("jsonl", place, None) for place in ("gs://bucket/texts", "texts"))
-    assert list(files.in_order(lambda number: (number, together.wait() < 4), range(8), of_store)) == [
+    assert list(files.each(range(8), lambda _, number: [(number, together.wait() < 4)], of_store)) == [
         (number, True) for number in range(8)
     ]
-    assert set(files.in_order(lambda _: threading.get_ident(), range(8), of_disk)) == {alone}
+    assert set(files.each(range(8), lambda *_: [threading.get_ident()], of_disk)) == {alone}

@@ -16,8 +16,9 @@ from data_pipelines.__main__ import main
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.formats import source
-from data_pipelines.prepare import command, parts, pool, versions
-from data_pipelines.prepare.faults import faults
+from data_pipelines.prepare import partial, parts
+from data_pipelines.prepare.command import faults
+from data_pipelines.processes import pool
 from data_pipelines.text.steps import STEPS
 from tests.data_pipelines.prepared import documents, run, write_character_vocabulary
 
@@ -87,8 +88,8 @@ def test_other_settings_and_an_edit_of_the_same_size_are_noticed(unfinished):
 
 @pytest.mark.parametrize("library", ["tokenizers", "sentencex", "sentencepiece"])
 def test_another_version_of_a_library_is_named_with_the_one_to_install(unfinished, monkeypatch, library):
-    here = versions.versions()
-    monkeypatch.setattr(command, "versions", lambda _: here | {library: "99.1"})
+    here = partial.versions()
+    monkeypatch.setattr(partial, "versions", lambda _: here | {library: "99.1"})
     with pytest.raises(UserError) as raised:
         again(unfinished)
     assert f"{library} was {here[library]} and is 99.1: pip install " in str(raised.value)
@@ -134,7 +135,7 @@ def _die():
 
 def test_a_worker_that_is_killed_is_said_with_its_likely_reason():
     said = "--processes 2: a worker process was killed, as .* memory runs out; use fewer"
-    with pytest.raises(UserError, match=said), pool.pool(2) as workers:
+    with pytest.raises(UserError, match=said), pool(2) as workers:
         workers.submit(_die).result()
 
 
@@ -200,6 +201,6 @@ def test_memory_that_runs_out_is_said():
 
 @pytest.mark.timeout(30)
 def test_who_interrupts_does_not_wait_for_what_processes_have_begun():
-    with pytest.raises(KeyboardInterrupt), pool.pool(2) as workers:
+    with pytest.raises(KeyboardInterrupt), pool(2) as workers:
         workers.submit(time.sleep, 60)
         raise KeyboardInterrupt

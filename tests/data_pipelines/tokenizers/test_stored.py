@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from data_pipelines.errors import UserError
-from data_pipelines.text.token_bytes import token_bytes
+from data_pipelines.text.encoding import token_bytes
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import ROLES
 from tests.data_pipelines.prepared import run, stored, write_character_vocabulary
