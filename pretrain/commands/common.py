@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tyro.conf import Positional
 
@@ -66,3 +66,26 @@ def writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None
+
+
+def check_picture(out: Path) -> None:
+    """UserError where no picture has a name that ends so."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if out.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise UserError(f"--out {out}: no picture's name ends like this; use .png, .pdf or .svg")
+
+
+def save_picture(figure, marks: Mapping[str, Any], columns: int, out: Path) -> Path:
+    """Write a matplotlib figure whole or not at all -> the file, of a checked ending; UserError naming --out.
+
+    marks: label -> what stands beside it in the legend.
+    """
+    legend = {"loc": "outside lower center", "ncols": columns, "fontsize": "small", "frameon": False}
+    figure.legend(marks.values(), marks.keys(), **legend)
+    temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(temporary, dpi=110)
+        temporary.replace(out)
+    return out
