@@ -7,12 +7,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from rich.console import Console
 from tyro.conf import Positional
 
 from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.progress import IMPORTING, doing
 from models.core.ranges import Range
+from pretrain.options import check_options
 
 Options = TypeVar("Options")
 
@@ -33,10 +35,7 @@ def parse_checked(
     """A command's options. UserError for one that is out of its range, and for a text that is not UTF-8, which no
     tokenizer reads.   ranges: of options by name; one that is None is not looked at."""
     parsed = parse(options, arguments, f"python -m pretrain {command}")
-    for name, allowed in ranges.items():
-        value = getattr(parsed, name)
-        if value is not None and not allowed.holds(value):
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be {allowed.words}")
+    check_options(parsed, ranges)
     _check_texts(parsed)
     return parsed
 
@@ -57,6 +56,12 @@ def import_models() -> None:
     from tpu.compiled import write_whole
 
     write_whole()
+
+
+def wide_console() -> Console:
+    """Wide where nobody set a width, so that a pipe or a log gets whole rows."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 @contextlib.contextmanager

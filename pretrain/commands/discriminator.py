@@ -11,7 +11,6 @@ from data_pipelines.text.encoding import Encoder
 from models.core.ranges import SEED, Range
 from pretrain.commands.common import OfModel, import_models, parse_checked, writing
 from pretrain.prompting.examples import objects, text_of
-from pretrain.prompting.figures import mean, with_error
 
 HELDOUT = Range("above 0 and below 1", lambda x: 0 < x < 1)
 
@@ -33,6 +32,7 @@ class Discriminate(OfModel):
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Discriminate, arguments, "discriminator", {"heldout": HELDOUT, "seed": SEED})
     import_models()
+    from pretrain.prompting.asking import mean, with_error
     from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, hits, means, written
     from pretrain.storage.run_directory import write_whole
     from pretrain.training.opened import open_model

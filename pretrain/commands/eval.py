@@ -13,8 +13,7 @@ from data_pipelines.command_line import Place
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.progress import doing
 from models.core.ranges import COUNT
-from pretrain.commands.common import import_models, parse_checked
-from pretrain.recipes.table import wide_console
+from pretrain.commands.common import import_models, parse_checked, wide_console
 
 if TYPE_CHECKING:
     from pretrain.storage.run_directory import RunDirectory

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
 from models.core.parameters import Params, leaves
-from pretrain.prompting.batches import hidden_states
+from pretrain.prompting.asking import hidden_states
 
 FILE = "discriminator.json"
 PENALTY = 1e-3  # on squares of weights, for states of variance 1

@@ -11,9 +11,9 @@ from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
 from pretrain.generation.loop import program
+from pretrain.generation.settings import Steering
 from pretrain.steering import discriminator, loop
-from pretrain.steering.settings import Steering
-from pretrain.steering.words import bag
+from pretrain.steering.loop import bag
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore
 

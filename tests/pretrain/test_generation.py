@@ -15,10 +15,9 @@ from models.core.parameters import leaves, nest
 from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.generation import loop
-from pretrain.generation.choice import choose, likeliest
 from pretrain.generation.decoding import generate, left_padded
 from pretrain.generation.fillings import fill
-from pretrain.generation.loop import ready
+from pretrain.generation.loop import choose, likeliest, ready
 from pretrain.generation.reading import of_next, of_texts
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
