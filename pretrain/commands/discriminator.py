@@ -1,6 +1,7 @@
 """`python -m pretrain discriminator`: tells labelled texts apart by what a causal decoder makes of them."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Discriminate, arguments, "discriminator", {"heldout": HELDOUT, "seed": SEED})
     import_models()
     from pretrain.prompting.asking import mean, with_error
-    from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, hits, means, written
+    from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, hits, means
     from pretrain.storage.run_directory import write_whole
     from pretrain.training.opened import open_model
 
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     discriminator = Discriminator(names.tolist(), kernel, bias, fingerprint(opened.params), opened.step)
     with writing(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
-        write_whole(options.out / FILE, written(discriminator))
+        write_whole(options.out / FILE, json.dumps(discriminator._asdict(), default=np.ndarray.tolist))
     told = hits(states, numbers, kernel, bias)
     print(
         f"{opened.name}: held-out accuracy {with_error(mean(told[held]))} of {len(held)} texts, "

@@ -26,27 +26,19 @@ class Plot:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """One panel per figure, training thin and held-out thick, a colour per run, or per corpus of a run where it has
+    figures of several."""
     options = parse_checked(Plot, arguments, "plot")
     if not options.runs:
         raise UserError("plot: name the --workdir of a run or several, as in `python -m pretrain plot RUN --out x.png`")
     import_models()
-    print(plot(options.runs, options.out))
-    return 0
-
-
-def plot(runs: Sequence[Path], out: Path) -> Path:
-    """One panel per figure, training thin and held-out thick, a colour per run, or per corpus of a run where it has
-    figures of several -> the written file.
-
-    UserError when a run has no figures, the format is unknown or the place not writable.
-    """
     from matplotlib.figure import Figure
 
     from pretrain.storage.journal import read_metrics
     from pretrain.storage.run_directory import RunDirectory
 
-    check_picture(out)
-    curves = {run: {kind: read_metrics(RunDirectory(run), kind) for kind in ("train", "eval")} for run in runs}
+    check_picture(options.out)
+    curves = {run: {kind: read_metrics(RunDirectory(run), kind) for kind in ("train", "eval")} for run in options.runs}
     for run, kinds in curves.items():
         if not any(kinds.values()):
             raise UserError(f"{run} has no figures to plot: is it the --workdir of a run?")
@@ -65,7 +57,8 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
         panel.axis("off")
     drawn = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
     labelled = {label: handle for lines in drawn for handle, label in lines}
-    return save_picture(figure, labelled, columns, out)
+    print(save_picture(figure, labelled, columns, options.out))
+    return 0
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:

@@ -26,8 +26,6 @@ def fill(
     length: of the rows that the model was trained on, to which this is padded.   global_tokens: so many that it names,
     its first, then those like its last, which separates.   UserError for what cannot be filled.
     """
-    if not fills(model):
-        raise UserError(f"a model of {name_of(model.config)} fills no masks; those with a masked-token head do")
     if len(row) > length:
         raise UserError(f"{len(row)} tokens are more than the {length} of the model's rows; shorten the prompt")
     if not 1 <= number <= model.config.vocab_size:

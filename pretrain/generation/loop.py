@@ -2,6 +2,7 @@
 search as transformers has it (with early_stopping=False): a prompt's texts of the best log probability, divided by a
 power of their length."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,10 +13,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from models.attention.cache import Cache
+from models.blocks.cpu import FEW_ROWS, turned_weights
+from models.core.family import Inputs
 from models.core.noise import fold, gumbel
-from models.core.parameters import Params
+from models.core.parameters import LAYERS, Params
 from models.core.sharding import placed_by
-from pretrain.generation.reading import apart, next_logits, read
 from pretrain.generation.settings import Decoding
 from tpu.rules import activation_rules
 from tpu.xla import matmul_precision, small_product_options
@@ -78,11 +81,6 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
             return write_texts(decoding, first, following, tokens, segments, noise)[:, None]
 
     return jax.jit(write, compiler_options=small_product_options(mesh))
-
-
-# A model's parameters as its `program` reads them: who has these writes again and again without laying them out anew,
-# and may let go of those they were made of. On CPUs they are copies, elsewhere mostly the same.
-ready = jax.jit(apart, static_argnums=0)
 
 
 def write_texts(
@@ -232,3 +230,74 @@ def first_seen(shape: tuple[int, int], tokens: Array, segments: Array, decoding:
 def with_seen(seen: Array, tokens: Array, real: Array | bool) -> Array:
     """seen bool[rows, vocab] and tokens i32[rows, n], where they are real."""
     return seen.at[jnp.arange(len(tokens))[:, None], tokens].max(real)
+
+
+def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Any]:
+    """Left-padded prompts -> (logits f32[rows, vocab] after each, a state of them with room for `more` tokens).
+
+    params: as of `apart`.
+    """
+    return _logits(model, params, "begin", of_texts(tokens, segments), more)
+
+
+def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, state: Any) -> tuple[Array, Any]:
+    """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the state).
+
+    params: as of `apart`.
+    """
+    if model.program.depth == "unroll" and isinstance(state, Cache):
+        state = state._replace(keys=jnp.stack(state.keys), values=jnp.stack(state.values))
+    return _logits(model, params, "advance", of_next(last, lengths), state)
+
+
+def of_texts(tokens: Array, segments: Array) -> Inputs:
+    """What a model is given of left-padded texts, i32[rows, places] both."""
+    return {"tokens": tokens, "segments": segments, "positions": jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)}
+
+
+def of_next(tokens: Array, lengths: Array) -> Inputs:
+    """What it is given of one more token in texts of these lengths i32[rows]: i32[rows, 1], or a distribution of it
+    f32[rows, 1, padded vocab] as `token_rows` takes it."""
+    positions = lengths[:, None]
+    return {"tokens": tokens, "segments": jnp.ones_like(positions), "positions": positions}
+
+
+def apart(model: nn.Module, params: Params) -> Params:
+    """Parameters for a loop over tokens: of an unrolled program a list of the layers', as a cache is that `read` gives,
+    with matrices as [out, in] for `turned_weights`. Those that are so already stay.
+
+    A loop that holds them stacked would cut every layer's out of the stack again for every token, which on a CPU copies
+    all weights and the cache; stacked inside it and cut at once, nothing is copied.
+    """
+    if model.program.depth == "scan" or isinstance(params[LAYERS], list):
+        return params
+    leaves, structure = jax.tree.flatten(params[LAYERS])
+    layers = [structure.unflatten(layer) for layer in zip(*map(jnp.unstack, leaves), strict=True)]
+    return params | {LAYERS: jax.lax.optimization_barrier([_turned(layer) for layer in layers])}
+
+
+# A model's parameters as its `program` reads them: who has these writes again and again without laying them out anew,
+# and may let go of those they were made of. On CPUs they are copies, elsewhere mostly the same.
+ready = jax.jit(apart, static_argnums=0)
+
+
+def _turned(layer: Params) -> Params:
+    return jax.tree.map(lambda leaf: leaf.T if leaf.ndim == 2 else leaf, layer)
+
+
+def _logits(model: nn.Module, params: Params, method: str, inputs: Inputs, before: Any) -> tuple[Array, Any]:
+    """params: as of `apart`.   before: what the method takes beside inputs."""
+    if model.program.depth == "scan":
+        return _of_last(model, params, method, inputs, before)
+    layers = jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, params[LAYERS]))
+    few = inputs["tokens"].size < FEW_ROWS
+    with turned_weights() if few else contextlib.nullcontext():
+        logits, state = _of_last(model, params | {LAYERS: layers}, method, inputs, before)
+    if isinstance(state, Cache):
+        state = state._replace(keys=jnp.unstack(state.keys), values=jnp.unstack(state.values))
+    return logits, state
+
+
+def _of_last(model: nn.Module, params: Params, method: str, inputs: Inputs, before: Any) -> tuple[Array, Any]:
+    hidden, state = model.apply({"params": params}, inputs, before, method=method)
+    return model.apply({"params": params}, hidden[:, -1:], method="token_logits"), state

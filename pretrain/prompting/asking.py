@@ -14,7 +14,7 @@ from data_pipelines.errors import UserError
 from models.core.family import Inputs
 from models.core.parameters import Params
 from models.core.sharding import placed_by
-from pretrain.generation.decoding import generate
+from pretrain.generation.decoding import generate, power_of_two
 from pretrain.generation.loop import ready
 from pretrain.generation.settings import Decoding
 from pretrain.prompting.prompts import Prompt, Prompter
@@ -51,10 +51,7 @@ def hidden_states(
 def _batches(texts: Sequence[np.ndarray], positions: int, mesh: Mesh) -> Iterator[tuple[list[int], Inputs]]:
     kinds: dict[int, list[int]] = {}
     for index, text in enumerate(texts):
-        length = SHORTEST
-        while length < len(text):
-            length *= 2
-        kinds.setdefault(min(length, positions), []).append(index)
+        kinds.setdefault(min(max(SHORTEST, power_of_two(len(text))), positions), []).append(index)
     for length, inside in sorted(kinds.items(), reverse=True):
         number = min(max(BATCH // length, 1), len(inside))
         number = -(-number // mesh.size) * mesh.size

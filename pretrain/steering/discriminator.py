@@ -78,11 +78,6 @@ def fingerprint(params: Params) -> str:
     return found.hexdigest()[:16]
 
 
-def written(discriminator: Discriminator) -> str:
-    """As JSON."""
-    return json.dumps(discriminator._asdict(), default=np.ndarray.tolist)
-
-
 def load(folder: Path, params: Params) -> Discriminator:
     """UserError where there is none, or one of another model."""
     path = folder / FILE

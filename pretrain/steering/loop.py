@@ -20,8 +20,7 @@ from models.attention.cache import Cache
 from models.core.parameters import Params
 from models.core.sharding import placed_by
 from models.families.registry import name_of
-from pretrain.generation.loop import write_texts
-from pretrain.generation.reading import of_next, of_texts
+from pretrain.generation.loop import of_next, of_texts, write_texts
 from pretrain.generation.settings import Decoding, Steering
 from pretrain.objectives.protocols import CausalDecoder
 from tpu.rules import activation_rules
