@@ -11,7 +11,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from models.core.ranges import SEED, Range
 from pretrain.commands.common import OfModel, import_models, parse_checked, writing
-from pretrain.prompting.examples import objects, text_of
+from pretrain.prompting.prompts import objects, text_of
 
 HELDOUT = Range("above 0 and below 1", lambda x: 0 < x < 1)
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Discriminate, arguments, "discriminator", {"heldout": HELDOUT, "seed": SEED})
     import_models()
     from pretrain.prompting.asking import mean, with_error
-    from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, hits, means
+    from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, means
     from pretrain.storage.run_directory import write_whole
     from pretrain.training.opened import open_model
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     with writing(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
         write_whole(options.out / FILE, json.dumps(discriminator._asdict(), default=np.ndarray.tolist))
-    told = hits(states, numbers, kernel, bias)
+    told = (states @ kernel + bias).argmax(1) == numbers
     print(
         f"{opened.name}: held-out accuracy {with_error(mean(told[held]))} of {len(held)} texts, "
         f"{told[learned].mean():.4f} of the {len(learned)} that it learned from; the commonest label is "

@@ -15,8 +15,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from models.core.ranges import COUNT, SEED
 from pretrain.commands.common import OfModel, import_models, parse_checked, wide_console, writing
-from pretrain.prompting.examples import read
-from pretrain.prompting.prompts import Prompt, Prompter, Template, unescaped
+from pretrain.prompting.prompts import Prompt, Prompter, Template, read, unescaped
 
 if TYPE_CHECKING:
     from pretrain.prompting.asking import Figure

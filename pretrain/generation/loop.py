@@ -287,17 +287,12 @@ def _turned(layer: Params) -> Params:
 
 def _logits(model: nn.Module, params: Params, method: str, inputs: Inputs, before: Any) -> tuple[Array, Any]:
     """params: as of `apart`.   before: what the method takes beside inputs."""
-    if model.program.depth == "scan":
-        return _of_last(model, params, method, inputs, before)
-    layers = jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, params[LAYERS]))
-    few = inputs["tokens"].size < FEW_ROWS
-    with turned_weights() if few else contextlib.nullcontext():
-        logits, state = _of_last(model, params | {LAYERS: layers}, method, inputs, before)
-    if isinstance(state, Cache):
+    unrolled, few = model.program.depth == "unroll", inputs["tokens"].size < FEW_ROWS
+    if unrolled:
+        params = params | {LAYERS: jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, params[LAYERS]))}
+    with turned_weights() if unrolled and few else contextlib.nullcontext():
+        hidden, state = model.apply({"params": params}, inputs, before, method=method)
+        logits = model.apply({"params": params}, hidden[:, -1:], method="token_logits")
+    if unrolled and isinstance(state, Cache):
         state = state._replace(keys=jnp.unstack(state.keys), values=jnp.unstack(state.values))
     return logits, state
-
-
-def _of_last(model: nn.Module, params: Params, method: str, inputs: Inputs, before: Any) -> tuple[Array, Any]:
-    hidden, state = model.apply({"params": params}, inputs, before, method=method)
-    return model.apply({"params": params}, hidden[:, -1:], method="token_logits"), state

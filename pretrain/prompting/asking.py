@@ -44,14 +44,9 @@ def hidden_states(
             return model.apply({"params": params}, inputs, method="decode")
 
     decode = jax.jit(decode, compiler_options=compiler_options(mesh))
-    for chosen, inputs in _batches(texts, model.config.positions, mesh):
-        yield chosen, decode(params, inputs)
-
-
-def _batches(texts: Sequence[np.ndarray], positions: int, mesh: Mesh) -> Iterator[tuple[list[int], Inputs]]:
     kinds: dict[int, list[int]] = {}
     for index, text in enumerate(texts):
-        kinds.setdefault(min(max(SHORTEST, power_of_two(len(text))), positions), []).append(index)
+        kinds.setdefault(min(max(SHORTEST, power_of_two(len(text))), model.config.positions), []).append(index)
     for length, inside in sorted(kinds.items(), reverse=True):
         number = min(max(BATCH // length, 1), len(inside))
         number = -(-number // mesh.size) * mesh.size
@@ -60,7 +55,8 @@ def _batches(texts: Sequence[np.ndarray], positions: int, mesh: Mesh) -> Iterato
             tokens, segments = np.zeros((2, number, length), np.int32)
             for row, index in enumerate(chosen):
                 tokens[row, : len(texts[index])], segments[row, : len(texts[index])] = texts[index], 1
-            yield chosen, place_rows({"tokens": tokens, "segments": segments}, np.arange(number), number, mesh)
+            inputs = place_rows({"tokens": tokens, "segments": segments}, np.arange(number), number, mesh)
+            yield chosen, decode(params, inputs)
 
 
 def log_likelihoods(model: nn.Module, params: Params, prompts: Sequence[Prompt], mesh: Mesh) -> list[np.ndarray]:

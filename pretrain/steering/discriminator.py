@@ -65,11 +65,6 @@ def fit(states: np.ndarray, labels: np.ndarray, number: int) -> tuple[np.ndarray
     return kernel.astype(np.float32), (weights[-1] - middle @ kernel).astype(np.float32)
 
 
-def hits(states: np.ndarray, labels: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Which texts it tells: bool[texts]."""
-    return (states @ kernel + bias).argmax(1) == labels
-
-
 def fingerprint(params: Params) -> str:
     """Tells trained models apart."""
     found = hashlib.sha256()

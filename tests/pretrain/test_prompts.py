@@ -13,8 +13,7 @@ from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
 from pretrain.commands.export import export_model
 from pretrain.prompting import asking
-from pretrain.prompting.examples import LONGEST_LINE, Example, read
-from pretrain.prompting.prompts import Prompt, Prompter, Template, Tokens, drawn
+from pretrain.prompting.prompts import LONGEST_LINE, Example, Prompt, Prompter, Template, Tokens, drawn, read
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import opened
 from pretrain.training.assembly import assemble
