@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -30,7 +29,7 @@ class OfModel:
 
 
 def parse_checked(
-    options: type[Options], arguments: Sequence[str], command: str, ranges: Mapping[str, Range] = MappingProxyType({})
+    options: type[Options], arguments: Sequence[str], command: str, ranges: Mapping[str, Range]
 ) -> Options:
     """A command's options. UserError for one that is out of its range, and for a text that is not UTF-8, which no
     tokenizer reads.   ranges: of options by name; one that is None is not looked at."""

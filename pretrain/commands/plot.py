@@ -28,7 +28,7 @@ class Plot:
 def main(arguments: Sequence[str]) -> int:
     """One panel per figure, training thin and held-out thick, a colour per run, or per corpus of a run where it has
     figures of several."""
-    options = parse_checked(Plot, arguments, "plot")
+    options = parse_checked(Plot, arguments, "plot", {})
     if not options.runs:
         raise UserError("plot: name the --workdir of a run or several, as in `python -m pretrain plot RUN --out x.png`")
     import_models()
