@@ -33,8 +33,8 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.bundles import Bundles, dump_to, estimate_by_bundles, read_bundles, total
 from data_pipelines.command_line import end_with, parse, unknown
 from data_pipelines.errors import UserError
+from pretrain.commands.arguments import CACHE
 from pretrain.commands.planning import parse_plan, works
-from pretrain.commands.target import CACHE
 from tpu.compiler import compile_for_tpu, devices, prepare
 from tpu.costs import costs
 from tpu.estimate import Estimate

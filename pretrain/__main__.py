@@ -1,14 +1,21 @@
 """python -m pretrain run | eval | plot | pattern | export | generate | prompts | discriminator | recipes | demo"""
 
+import os
+import signal
 import sys
 
-from pretrain.interrupts import end_at_once
+if __name__ == "__main__":  # before what takes long to import
 
-if __name__ == "__main__":
-    end_at_once()  # before what takes long to import
+    def end(number: int, frame) -> None:
+        print(f"{signal.Signals(number).name}: ended before there was anything to save", file=sys.stderr, flush=True)
+        os._exit(75)
+
+    # Until `pretrain.training.signals` hears them. A KeyboardInterrupt in a callback, as JAX has one, would be printed
+    # and forgotten; what is cut off anywhere leaves nothing half-written.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 import logging
-import os
 from importlib import import_module
 
 from data_pipelines.command_line import dispatch, end_with

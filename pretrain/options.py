@@ -1,6 +1,7 @@
 """How a run is run: none of this is the recipe's identity, all of it may change on resume."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import tyro
@@ -16,22 +17,29 @@ RANGES = dict.fromkeys(AT_LEAST_1, COUNT) | dict.fromkeys(AT_LEAST_0, COUNT_OR_N
 RANGES["workers"] = Range("at least 0 and at most 256", lambda x: 0 <= x <= 256)  # each is a process with a corpus open
 
 
+def check_options(options, ranges: Mapping[str, Range], prefix: str = "--") -> None:
+    """UserError for the first option that is out of its range; one that is None is not looked at."""
+    for field, allowed in ranges.items():
+        value = getattr(options, field)
+        if value is not None and not allowed.holds(value):
+            raise UserError(f"{prefix}{field.replace('_', '-')} {value}: must be {allowed.words}")
+
+
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """How and where to run."""
+class Where:
+    """From where a run reads and where it writes."""
 
     corpus: Annotated[str, tyro.conf.arg(metavar="PATH")]
     """Folder made by `python -m data_pipelines prepare`; from gs:// this host copies what it reads. Several have names:
     en=DIR,zh=DIR."""
     workdir: Place
     """Where the run keeps everything; the same directory resumes."""
-    init_from: str | None = None
-    """Start from these weights: a Hugging Face folder, discriminator=DIR,generator=DIR, or another run's workdir."""
-    init_heads_anew: bool = False
-    """With --init-from: heads that it lacks start from random weights, and its other heads are left out."""
-    extend: Literal["constant", "decay"] | None = None
-    """With more --steps, which otherwise evaluate the schedule for the new total: a further phase goes on at the rate
-    of the last step done, or falls linearly from it to final x peak; at a tenth of the peak where that was lower."""
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """What `run` and `tpu plan` both let one choose."""
+
     microbatches: int = 1
     """Cut each batch into so many parts whose gradients add up: less memory, same mathematics."""
     dtype: str | None = None
@@ -48,6 +56,19 @@ class Options:
     mesh: str | None = None
     """How devices share the work, like data=4,fsdp=2; axes: slice, data, fsdp, sequence, tensor. By default all share
     the batch, and parameters are cut (fsdp) where a step is estimated to be more than 5% shorter or memory needs it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(How, Where):  # of bases the last one's fields come first
+    """How and where to run."""
+
+    init_from: str | None = None
+    """Start from these weights: a Hugging Face folder, discriminator=DIR,generator=DIR, or another run's workdir."""
+    init_heads_anew: bool = False
+    """With --init-from: heads that it lacks start from random weights, and its other heads are left out."""
+    extend: Literal["constant", "decay"] | None = None
+    """With more --steps, which otherwise evaluate the schedule for the new total: a further phase goes on at the rate
+    of the last step done, or falls linearly from it to final x peak; at a tenth of the peak where that was lower."""
     coordinator: str | None = None
     """HOST:PORT of process 0, where nothing else (Cloud TPU, GKE, Slurm, Open MPI) brings the processes together."""
     processes: int | None = None
@@ -76,10 +97,7 @@ class Options:
     """Write a trace of ten steps to WORKDIR/profile, for TensorBoard or Perfetto."""
 
     def __post_init__(self):
-        for field, allowed in RANGES.items():
-            value = getattr(self, field)
-            if value is not None and not allowed.holds(value):
-                raise UserError(f"--{field.replace('_', '-')} {value}: must be {allowed.words}")
+        check_options(self, RANGES)
         for name in self.track:
             if name not in TRACKERS:
                 raise UserError(unknown("--track: there is no", name, TRACKERS))

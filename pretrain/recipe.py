@@ -19,7 +19,7 @@ from models.core.family import unfit_inputs
 from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
-from pretrain.huggingface.tokenizer_fit import check_ids, check_types
+from pretrain.huggingface.tokenizer_fit import check_fit
 from pretrain.json_values import KIND, make, plain
 from pretrain.objectives.objective import Objective
 from pretrain.objectives.phase import Phase, Task
@@ -174,8 +174,7 @@ def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
     resolved = dataclasses.replace(recipe, model=model, teachers=teachers)
     check(resolved)
     made = tokenizers.load(corpus.tokenizer_path)
-    check_types(f"--corpus {corpus.source}", model, made)
-    check_ids(f"--corpus {corpus.source}", model, made)
+    check_fit(f"--corpus {corpus.source}", model, made)
     return resolved
 
 

@@ -4,11 +4,8 @@ Another tracker is a function and a line in TRACKERS; its package is imported on
 """
 
 from collections.abc import Callable, Collection, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from data_pipelines.errors import UserError
 
 SECONDS = 60  # that a tracker may take to send the last figures of a run that ends
 
@@ -57,13 +54,6 @@ def _trackio(project: str, name: str, id: str, config: dict, folder: Path) -> An
 # By the package's name what begins a run there, an object with `log(figures, step=)` and `finish()`.
 # id: the same for all that goes on in a work directory.   config: its recipe as JSON.   folder: for its own files.
 TRACKERS: dict[str, Callable[..., Any]] = {"wandb": _wandb, "trackio": _trackio}
-
-
-def check_installed(names: Collection[str]) -> None:
-    """UserError for a tracker whose package is missing."""
-    for name in names:
-        if find_spec(name) is None:
-            raise UserError(f"--track {name}: the package is not installed; run `pip install {name}`")
 
 
 class Tracker(Sink):

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would wait for the compiler
-    from pretrain.commands.target import parse_target
+    from pretrain.commands.arguments import parse_target
 
     if arguments[:1] in (["-h"], ["--help"]):
         parse_target(arguments)

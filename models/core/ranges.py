@@ -24,10 +24,8 @@ RATE = Range("in [0, 1)", lambda x: 0 <= x < 1)
 
 
 def check_ranges(config, ranges: Mapping[str, Range], prefix: str) -> None:
-    """ValueError for the first field that is out of its range.   prefix: what stands before its name: 'model.'; where
-    that begins with --, fields are named as options."""
+    """ValueError for the first field that is out of its range.   prefix: what stands before its name: 'model.'."""
     for field, allowed in ranges.items():
         value = getattr(config, field)
         if not allowed.holds(value):
-            name = field.replace("_", "-") if prefix.startswith("--") else field
-            raise ValueError(f"{prefix}{name}={value}: must be {allowed.words}")
+            raise ValueError(f"{prefix}{field}={value}: must be {allowed.words}")

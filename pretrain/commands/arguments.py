@@ -6,6 +6,7 @@ Recipes are imported where they are needed: their models import JAX, which takes
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from tyro.conf import arg
@@ -14,13 +15,15 @@ from data_pipelines.cloud import place
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
 from data_pipelines.progress import IMPORTING, doing
-from pretrain.recipes.table import rows
+from pretrain.commands.recipes import rows
+from pretrain.options import How
 
 if TYPE_CHECKING:
     from pretrain.recipe import Recipe
 
 Options = TypeVar("Options")
 UNNAMED = arg(name="")  # a dataclass whose fields are options: --steps, not --recipe.steps
+CACHE = Path.home() / ".cache" / "pretrain-plans"
 
 
 def parse_recipe(
@@ -84,3 +87,26 @@ def _check_pattern(before, after) -> None:
                 f"model.pattern.{field.name}={list(value) if isinstance(value, tuple) else value}: has no effect with "
                 f"model.pattern.name={name}, {known}; leave it out, or choose another name"
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target(How):
+    """What a recipe is planned for."""
+
+    topology: str
+    """A slice: GENERATION:SHAPE like v5e:4x4, or Google Cloud's name like v5litepod-16."""
+    batch_size: int | None = None
+    """Rows of every phase's batch, over all devices."""
+    sequence_length: int | None = None
+    """Tokens per row, in every phase."""
+    largest: bool = True
+    """Also find the largest batch that fits: two or three more compilations for each phase."""
+    cache: Path = CACHE
+    """Where the compiler's answers are kept."""
+
+
+def parse_target(arguments: Sequence[str]) -> tuple["Recipe", Target]:
+    """`RECIPE --topology v5e:4x4` -> the recipe with its changes, and what to plan it for."""
+    usage = "python -m tpu plan bert-base --topology v5e:4x4"
+    purpose = "Compile the train step of {} for a slice of TPUs, on this machine, and say what it will do."
+    return parse_recipe(arguments, Target, usage, purpose)

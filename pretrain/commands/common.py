@@ -4,15 +4,16 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from rich.console import Console
 from tyro.conf import Positional
 
 from data_pipelines.command_line import Place, parse
 from data_pipelines.errors import UserError
 from data_pipelines.progress import IMPORTING, doing
 from models.core.ranges import Range
+from pretrain.options import check_options
 
 Options = TypeVar("Options")
 
@@ -28,15 +29,12 @@ class OfModel:
 
 
 def parse_checked(
-    options: type[Options], arguments: Sequence[str], command: str, ranges: Mapping[str, Range] = MappingProxyType({})
+    options: type[Options], arguments: Sequence[str], command: str, ranges: Mapping[str, Range]
 ) -> Options:
     """A command's options. UserError for one that is out of its range, and for a text that is not UTF-8, which no
     tokenizer reads.   ranges: of options by name; one that is None is not looked at."""
     parsed = parse(options, arguments, f"python -m pretrain {command}")
-    for name, allowed in ranges.items():
-        value = getattr(parsed, name)
-        if value is not None and not allowed.holds(value):
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be {allowed.words}")
+    check_options(parsed, ranges)
     _check_texts(parsed)
     return parsed
 
@@ -59,6 +57,12 @@ def import_models() -> None:
     write_whole()
 
 
+def wide_console() -> Console:
+    """Wide where nobody set a width, so that a pipe or a log gets whole rows."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
 @contextlib.contextmanager
 def writing(out: Path) -> Iterator[None]:
     """UserError naming --out where it cannot be written."""
@@ -66,3 +70,26 @@ def writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"--out {out}: cannot write there ({error.strerror}); choose another place") from None
+
+
+def check_picture(out: Path) -> None:
+    """UserError where no picture has a name that ends so."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if out.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise UserError(f"--out {out}: no picture's name ends like this; use .png, .pdf or .svg")
+
+
+def save_picture(figure, marks: Mapping[str, Any], columns: int, out: Path) -> Path:
+    """Write a matplotlib figure whole or not at all -> the file, of a checked ending; UserError naming --out.
+
+    marks: label -> what stands beside it in the legend.
+    """
+    legend = {"loc": "outside lower center", "ncols": columns, "fontsize": "small", "frameon": False}
+    figure.legend(marks.values(), marks.keys(), **legend)
+    temporary = out.with_name(f"{out.stem}.partial{out.suffix}")
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(temporary, dpi=110)
+        temporary.replace(out)
+    return out

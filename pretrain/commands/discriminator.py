@@ -1,6 +1,7 @@
 """`python -m pretrain discriminator`: tells labelled texts apart by what a causal decoder makes of them."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +11,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import Encoder
 from models.core.ranges import SEED, Range
 from pretrain.commands.common import OfModel, import_models, parse_checked, writing
-from pretrain.prompting.examples import objects, text_of
-from pretrain.prompting.figures import mean, with_error
+from pretrain.prompting.prompts import objects, text_of
 
 HELDOUT = Range("above 0 and below 1", lambda x: 0 < x < 1)
 
@@ -33,7 +33,8 @@ class Discriminate(OfModel):
 def main(arguments: Sequence[str]) -> int:
     options = parse_checked(Discriminate, arguments, "discriminator", {"heldout": HELDOUT, "seed": SEED})
     import_models()
-    from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, hits, means, written
+    from pretrain.prompting.asking import mean, with_error
+    from pretrain.steering.discriminator import FILE, Discriminator, fingerprint, fit, means
     from pretrain.storage.run_directory import write_whole
     from pretrain.training.opened import open_model
 
@@ -58,8 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     discriminator = Discriminator(names.tolist(), kernel, bias, fingerprint(opened.params), opened.step)
     with writing(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
-        write_whole(options.out / FILE, written(discriminator))
-    told = hits(states, numbers, kernel, bias)
+        write_whole(options.out / FILE, json.dumps(discriminator._asdict(), default=np.ndarray.tolist))
+    told = (states @ kernel + bias).argmax(1) == numbers
     print(
         f"{opened.name}: held-out accuracy {with_error(mean(told[held]))} of {len(held)} texts, "
         f"{told[learned].mean():.4f} of the {len(learned)} that it learned from; the commonest label is "

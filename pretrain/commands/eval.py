@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -13,8 +13,7 @@ from data_pipelines.command_line import Place
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.progress import doing
 from models.core.ranges import COUNT
-from pretrain.commands.common import import_models, parse_checked
-from pretrain.recipes.table import wide_console
+from pretrain.commands.common import import_models, parse_checked, wide_console
 
 if TYPE_CHECKING:
     from pretrain.storage.run_directory import RunDirectory
@@ -77,7 +76,11 @@ def evaluate(options: Eval) -> dict[str, float]:
         doing(f"evaluating step {step}")
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)
     columns["unigram"] = evaluator.baselines()
-    wide_console().print(_figures_table(f"held-out figures of {options.run}", columns))
+    table = Table("", *columns, title=f"held-out figures of {options.run}")
+    for name in dict.fromkeys(name for figures in columns.values() for name in figures):
+        cells = (f"{figures[name]:.4f}" if name in figures else "" for figures in columns.values())
+        table.add_row(name.replace("_", " "), *cells)
+    wide_console().print(table)
     return columns[f"step {newest.step}"]
 
 
@@ -96,6 +99,7 @@ def _restored(directory: "RunDirectory", step: int) -> "Restored | None":
 
 def _remembering(assembly: "Assembly", memory: int) -> "Assembly":
     """The assembly with another memory in evaluation; UserError where an objective does not let it be chosen."""
+    from pretrain.recipe import with_objectives
 
     def remembering(objective):
         if not hasattr(objective, "evaluation_memory"):
@@ -104,7 +108,7 @@ def _remembering(assembly: "Assembly", memory: int) -> "Assembly":
         return dataclasses.replace(objective, evaluation_memory=memory)
 
     try:
-        return _with_objectives(assembly, remembering)
+        return assembly._replace(recipe=with_objectives(assembly.recipe, remembering))
     except ValueError as error:
         raise UserError(str(error).replace("objective.evaluation_memory=", "--memory ")) from None
 
@@ -113,7 +117,7 @@ def striding(assembly: "Assembly", stride: int) -> "Assembly":
     """The assembly that reads whole documents, else as in training; UserError where an objective is not of next tokens
     of documents or no row fits."""
     from pretrain.objectives.next_token_prediction import DOCUMENTS, NextTokenPrediction, StridedPerplexity
-    from pretrain.recipe import every_task
+    from pretrain.recipe import every_task, with_objectives
 
     name = assembly.recipe.name
 
@@ -124,22 +128,7 @@ def striding(assembly: "Assembly", stride: int) -> "Assembly":
             raise UserError(f"--stride {stride}: {name} reads rows of input and target; leave it out")
         return StridedPerplexity(**vars(objective), stride=stride)
 
-    changed = _with_objectives(assembly, strided)
-    for _, phase, task in every_task(changed.recipe):
+    recipe = with_objectives(assembly.recipe, strided)
+    for _, phase, task in every_task(recipe):
         task.objective.rows(phase)  # says what is wrong
-    return changed
-
-
-def _with_objectives(assembly: "Assembly", change: Callable) -> "Assembly":
-    from pretrain.recipe import with_objectives
-
-    return assembly._replace(recipe=with_objectives(assembly.recipe, change))
-
-
-def _figures_table(title: str, columns: dict[str, dict[str, float]]) -> Table:
-    table = Table("", *columns, title=title)
-    names = dict.fromkeys(name for figures in columns.values() for name in figures)
-    for name in names:
-        cells = (f"{figures[name]:.4f}" if name in figures else "" for figures in columns.values())
-        table.add_row(name.replace("_", " "), *cells)
-    return table
+    return assembly._replace(recipe=recipe)

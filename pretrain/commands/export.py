@@ -22,7 +22,7 @@ class Export(OfModel):
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = parse_checked(Export, arguments, "export")
+    options = parse_checked(Export, arguments, "export", {})
     import_models()
     for folder in export_model(options.run, options.to, options.step, options.dtype):
         print(folder)

@@ -16,10 +16,8 @@ from data_pipelines.tokenizers import prefixes
 from data_pipelines.tokenizers.made import Made
 from models.core.ranges import SEED, Range
 from pretrain.commands.common import OfModel, import_models, parse_checked
-from pretrain.generation.settings import Decoding
+from pretrain.generation.settings import Decoding, Steering
 from pretrain.prompting.prompts import unescaped
-from pretrain.steering.settings import Steering
-from pretrain.steering.words import bag
 
 if TYPE_CHECKING:
     from pretrain.training.opened import Opened
@@ -149,8 +147,7 @@ def _program(options: Generate, opened: "Opened") -> Callable:
     from models.blocks.embeddings import padded_vocab
     from pretrain.generation.loop import program
     from pretrain.steering.discriminator import load
-    from pretrain.steering.loop import steered_program
-    from pretrain.steering.perturbation import Aim
+    from pretrain.steering.loop import Aim, bag, steered_program
 
     aim, words, discriminator = Aim(), options.words, options.discriminator
     if words is None and discriminator is None:

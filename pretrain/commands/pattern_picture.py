@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from data_pipelines.errors import UserError
 from models.attention.patterns.pairs import pairs
 from models.attention.patterns.pattern import DENSE, Pattern, encoders, on_host
 from models.attention.patterns.table import DRAWN, GLOBAL, WINDOW, table
+from pretrain.commands.common import check_picture, save_picture
 from pretrain.commands.pattern import Shown
-from pretrain.commands.pictures import check_ending, pyplot, save
 from pretrain.recipe import LENGTH, Recipe, check_pattern, rows_of
 
 COLORS = {WINDOW: (76, 114, 176), DRAWN: (221, 132, 82), GLOBAL: (85, 168, 104)}
@@ -34,7 +36,7 @@ class Grid(NamedTuple):
 
 def show_pattern(recipe: Recipe, shown: Shown) -> None:
     """Write a picture and say in words what is in it. UserError in one line for what cannot be drawn."""
-    check_ending(shown.out)
+    check_picture(shown.out)
     index, phase = max(enumerate(recipe.phases), key=lambda numbered: numbered[1].length)
     length = phase.length if shown.length is None else shown.length
     if not LENGTH.holds(length):
@@ -115,13 +117,8 @@ def _draw(title: str, pattern: Pattern, length: int, grids: list[Grid], out: Pat
     """One panel an encoder, in it a table for each of its layers (downwards) and heads."""
     canvases = [canvas_of(grid.tables) for grid in grids]
     tall, wide = sum(len(canvas) for canvas in canvases), max(canvas.shape[1] for canvas in canvases)
-    figure, axes = pyplot.subplots(
-        len(grids),
-        figsize=(wide / 110 + 1.5, tall / 110 + len(grids) + 1),
-        squeeze=False,
-        layout="constrained",
-        height_ratios=[len(canvas) for canvas in canvases],
-    )
+    figure = Figure((wide / 110 + 1.5, tall / 110 + len(grids) + 1), layout="constrained")
+    axes = figure.subplots(len(grids), squeeze=False, height_ratios=[len(canvas) for canvas in canvases])
     for panel, grid, canvas in zip(axes[:, 0], grids, canvases, strict=True):
         panel.imshow(canvas, interpolation="nearest")
         panel.set_title(f"{title} {grid.name}".strip(), fontsize="medium")
@@ -132,7 +129,8 @@ def _draw(title: str, pattern: Pattern, length: int, grids: list[Grid], out: Pat
     names = {WINDOW: "window", DRAWN: DRAWN_AS.get(pattern.name, "further"), GLOBAL: "global"}
     there = {kind for grid in grids for row in grid.tables for one in row for kind in np.unique(one).tolist()}
     colors = {name: np.array(COLORS[kind]) / 255 for kind, name in names.items() if kind in there}
-    return save(figure, {name: pyplot.Rectangle((0, 0), 1, 1, color=color) for name, color in colors.items()}, 3, out)
+    marks = {name: Rectangle((0, 0), 1, 1, color=color) for name, color in colors.items()}
+    return save_picture(figure, marks, 3, out)
 
 
 def _middles(size: int, names: Collection) -> np.ndarray:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data_pipelines.command_line import parse
 from data_pipelines.errors import UserError
-from pretrain.commands.target import CACHE, Target, parse_target
+from pretrain.commands.arguments import CACHE, Target, parse_target
 from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe, check
 from pretrain.recipes.registry import RECIPES, find

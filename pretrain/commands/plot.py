@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from data_pipelines.command_line import Place
 from data_pipelines.errors import UserError
-from pretrain.commands.common import import_models, parse_checked
+from pretrain.commands.common import check_picture, import_models, parse_checked, save_picture
 
 SKIPPED = ("kind", "step", "seconds_left", "step_ms", "model_tflops_per_s", "base_rate", "always_f1")
 LAST = ("gradient_norm", "learning_rate", "tokens_per_s", "mfu")  # after what is learned
@@ -26,27 +26,19 @@ class Plot:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = parse_checked(Plot, arguments, "plot")
+    """One panel per figure, training thin and held-out thick, a colour per run, or per corpus of a run where it has
+    figures of several."""
+    options = parse_checked(Plot, arguments, "plot", {})
     if not options.runs:
         raise UserError("plot: name the --workdir of a run or several, as in `python -m pretrain plot RUN --out x.png`")
     import_models()
-    print(plot(options.runs, options.out))
-    return 0
+    from matplotlib.figure import Figure
 
-
-def plot(runs: Sequence[Path], out: Path) -> Path:
-    """One panel per figure, training thin and held-out thick, a colour per run, or per corpus of a run where it has
-    figures of several -> the written file.
-
-    UserError when a run has no figures, the format is unknown or the place not writable.
-    """
-    from pretrain.commands.pictures import check_ending, pyplot, save
     from pretrain.storage.journal import read_metrics
     from pretrain.storage.run_directory import RunDirectory
 
-    check_ending(out)
-
-    curves = {run: {kind: read_metrics(RunDirectory(run), kind) for kind in ("train", "eval")} for run in runs}
+    check_picture(options.out)
+    curves = {run: {kind: read_metrics(RunDirectory(run), kind) for kind in ("train", "eval")} for run in options.runs}
     for run, kinds in curves.items():
         if not any(kinds.values()):
             raise UserError(f"{run} has no figures to plot: is it the --workdir of a run?")
@@ -57,16 +49,16 @@ def plot(runs: Sequence[Path], out: Path) -> Path:
     names = [name for name in names if name not in LAST] + [name for name in LAST if name in names]
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
-    figure, axes = pyplot.subplots(
-        lines, columns, figsize=(4.5 * columns, 3 * lines), squeeze=False, layout="constrained"
-    )
+    figure = Figure((4.5 * columns, 3 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False)
     for panel, name in zip(axes.flat, names, strict=False):
         _draw(panel, name, sources, curves)
     for panel in axes.flat[len(names) :]:
         panel.axis("off")
     drawn = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
     labelled = {label: handle for lines in drawn for handle, label in lines}
-    return save(figure, labelled, columns, out)
+    print(save_picture(figure, labelled, columns, options.out))
+    return 0
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:

@@ -14,13 +14,11 @@ from tyro.conf import arg
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from models.core.ranges import COUNT, SEED
-from pretrain.commands.common import OfModel, import_models, parse_checked, writing
-from pretrain.prompting.examples import read
-from pretrain.prompting.figures import Figure, with_error
-from pretrain.prompting.prompts import Prompt, Prompter, Template, unescaped
-from pretrain.recipes.table import wide_console
+from pretrain.commands.common import OfModel, import_models, parse_checked, wide_console, writing
+from pretrain.prompting.prompts import Prompt, Prompter, Template, read, unescaped
 
 if TYPE_CHECKING:
+    from pretrain.prompting.asking import Figure
     from pretrain.training.opened import Opened
 
 
@@ -60,8 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from pretrain.generation.decoding import check_whole_rows
     from pretrain.objectives.next_token_prediction import delimiter
-    from pretrain.prompting import figures
-    from pretrain.prompting.asking import answers, log_likelihoods
+    from pretrain.prompting import asking
     from pretrain.training.opened import open_model
     from tpu.mesh import divided_by, named_mesh
 
@@ -92,19 +89,20 @@ def main(arguments: Sequence[str]) -> int:
     with divided_by(opened.mesh):
         if greedy:
             limits = {"stop": unescaped(options.stop), "max_tokens": options.max_tokens}
-            found = answers(opened.module, opened.params, everything, prompter, **limits, mesh=opened.mesh)
+            found = asking.answers(opened.module, opened.params, everything, prompter, **limits, mesh=opened.mesh)
         else:
-            found = log_likelihoods(opened.module, opened.params, everything, opened.mesh)
-    found, told = iter(found), figures.of_answers if greedy else figures.of_likelihoods
+            found = asking.log_likelihoods(opened.module, opened.params, everything, opened.mesh)
+    found, told = iter(found), asking.of_answers if greedy else asking.of_likelihoods
     rows = {shots: told(prompts, [*itertools.islice(found, len(prompts))]) for shots, prompts in asked.items()}
     _show(options, opened, asked, rows)
     return 0
 
 
 def _show(
-    options: Prompts, opened: "Opened", asked: dict[int, list[Prompt]], rows: dict[int, dict[str, Figure]]
+    options: Prompts, opened: "Opened", asked: dict[int, list[Prompt]], rows: dict[int, dict[str, "Figure"]]
 ) -> None:
     """The table, and the file."""
+    from pretrain.prompting.asking import with_error
     from pretrain.storage.run_directory import write_whole
 
     names = list(next(iter(rows.values())))

@@ -1,12 +1,22 @@
-"""`python -m pretrain recipes`: what can be trained."""
+"""`python -m pretrain recipes`: what can be trained, from a file: to import and count the models takes seconds.
+
+`python -m pretrain.commands.recipes` writes that file anew.
+"""
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 
 from data_pipelines.command_line import parse
-from pretrain.recipes.table import TITLES, rows, wide_console
+from pretrain.commands.common import wide_console
+
+FILE = Path(__file__).parent.parent / "recipes" / "table.json"
+OF_VOCABULARY = {"vocab", "cluster"}  # axes that grow with it
+# Columns whose name is another than their key
+TITLES = {"body": "parameters\nwithout the\nvocabulary's", "published": "with those of\nthe paper's"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,3 +40,38 @@ def main(arguments: Sequence[str]) -> int:
 
     print(to_json(find(options.json)), end="")
     return 0
+
+
+def rows() -> list[dict[str, str]]:
+    """Of each recipe, text by column."""
+    return json.loads(FILE.read_text())
+
+
+def row(recipe) -> dict[str, str]:
+    """A `Recipe` as text by column."""
+    import jax
+
+    from models.core.parameters import count, leaves, nest
+    from models.core.program import Program
+    from pretrain.training.assembly import assemble, initial_params
+
+    assembly = assemble(recipe, Program())  # traced fastest, however deep it is
+    params = jax.eval_shape(lambda: initial_params(assembly))
+    of_vocabulary = {parameter.path for parameter in assembly.table if OF_VOCABULARY & {*parameter.axes}}
+    body = nest({path: leaf for path, leaf in leaves(params) if path not in of_vocabulary})
+    return {
+        "recipe": recipe.name,
+        "model": type(recipe.model).__name__.removesuffix("Config"),
+        "body": f"{count(body) / 1e6:.1f}M",
+        "published": f"{count(params) / 1e6:.1f}M ({recipe.model.vocab_size:,})",
+        "objective": type(recipe.objective).__name__,
+        "phases": ", ".join(f"{phase.batch_size} x {phase.length}" for phase in recipe.phases),
+        "steps": f"{recipe.steps:,}",
+        "source": recipe.source,
+    }
+
+
+if __name__ == "__main__":
+    from pretrain.recipes.registry import RECIPES
+
+    FILE.write_text(json.dumps([row(recipe) for recipe in RECIPES.values()], indent=1) + "\n")

@@ -1,6 +1,7 @@
 """`python -m pretrain run`: trains a recipe, or goes on in the same work directory."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from data_pipelines.cloud import is_remote
@@ -9,7 +10,6 @@ from data_pipelines.errors import UserError
 from pretrain.commands.arguments import parse_recipe
 from pretrain.commands.platform import keep_compiled_with, may_be_one_of_several
 from pretrain.options import Options
-from pretrain.trackers import check_installed
 
 if TYPE_CHECKING:
     from pretrain.recipe import Recipe
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     recipe, options = parse_run(arguments)
-    check_installed(options.track)
+    for name in options.track:
+        if find_spec(name) is None:
+            raise UserError(f"--track {name}: the package is not installed; run `pip install {name}`")
     if options.coordinator is None and not may_be_one_of_several():
         for path in named(options.corpus).values():
             if not is_remote(path):

@@ -1,1 +1,0 @@
-"""Text from a trained model, to look at it and to evaluate it."""

@@ -65,7 +65,7 @@ def check_whole_rows(text: str | None, mesh: Mesh) -> None:
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and segments i32[rows, places] of texts that end together."""
-    places = max(SHORTEST, _power_of_two(max(map(len, prompts))))
+    places = max(SHORTEST, power_of_two(max(map(len, prompts))))
     tokens, segments = np.zeros((2, len(prompts), places), np.int32)
     for row, prompt in enumerate(prompts):
         tokens[row, places - len(prompt) :] = prompt
@@ -85,8 +85,6 @@ def _check(model: nn.Module, prompts: Sequence[Sequence[int]], decoding: Decodin
     for field in "beams", "top_k":
         if (value := getattr(decoding, field)) > vocab_size:
             raise UserError(f"--{field.replace('_', '-')} {value}: the vocabulary has {vocab_size} tokens; give fewer")
-    if unknown := [token for token in decoding.stop if not 0 <= token < vocab_size]:
-        raise UserError(f"stop={unknown[0]}: must be a token of the vocabulary, from 0 to {vocab_size - 1}")
     several = decoding.beams if decoding.beams > 1 else number if decoding.sample else 1
     if not 1 <= number <= several:
         cure = f"give up to --beams {decoding.beams}" if decoding.beams > 1 else "add --sample, or --beams"
@@ -106,8 +104,9 @@ def _batches(rows: list[tuple[int, int]], most: int, parts: int) -> Iterator[lis
     parts; the last one is filled up with its last row."""
     for begin in range(0, len(rows), most):
         batch = rows[begin : begin + most]
-        yield batch + batch[-1:] * (math.lcm(_power_of_two(len(batch)), parts) - len(batch))
+        yield batch + batch[-1:] * (math.lcm(power_of_two(len(batch)), parts) - len(batch))
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """The smallest that is as large."""
     return 1 << (number - 1).bit_length()

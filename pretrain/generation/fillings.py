@@ -26,8 +26,6 @@ def fill(
     length: of the rows that the model was trained on, to which this is padded.   global_tokens: so many that it names,
     its first, then those like its last, which separates.   UserError for what cannot be filled.
     """
-    if not fills(model):
-        raise UserError(f"a model of {name_of(model.config)} fills no masks; those with a masked-token head do")
     if len(row) > length:
         raise UserError(f"{len(row)} tokens are more than the {length} of the model's rows; shorten the prompt")
     if not 1 <= number <= model.config.vocab_size:
@@ -41,11 +39,9 @@ def fill(
     if lacking := [name for name, one in family_of(model.config).inputs.items() if one.required and name not in batch]:
         raise UserError(f"a model of {name_of(model.config)} reads {lacking[0]!r} beside text; it fills no masks here")
     scores = jax.jit(_log_probabilities, static_argnums=0)(model, params, inputs_of(model, batch), slots)
-    values, found = (array.tolist() for array in jax.lax.top_k(scores, number))
-    return [
-        [(token, float(np.exp(value))) for token, value in zip(*both, strict=True)]
-        for both in zip(found, values, strict=True)
-    ]
+    values, found = jax.lax.top_k(scores, number)
+    of_masks = zip(found.tolist(), np.exp(values).tolist(), strict=True)
+    return [list(zip(*of_mask, strict=True)) for of_mask in of_masks]
 
 
 def _log_probabilities(model: nn.Module, params: Params, inputs: dict[str, Array], slots: Array) -> Array:

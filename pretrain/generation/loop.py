@@ -1,5 +1,8 @@
-"""Prompts continued in one compiled loop, token by token, with a state of what was read."""
+"""Prompts continued in one compiled loop, token by token, with a state of what was read: by one text each, or by beam
+search as transformers has it (with early_stopping=False): a prompt's texts of the best log probability, divided by a
+power of their length."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,15 +13,17 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from models.core.noise import fold
-from models.core.parameters import Params
+from models.attention.cache import Cache
+from models.blocks.cpu import FEW_ROWS, turned_weights
+from models.core.family import Inputs
+from models.core.noise import fold, gumbel
+from models.core.parameters import LAYERS, Params
 from models.core.sharding import placed_by
-from pretrain.generation.beams import search
-from pretrain.generation.choice import choose, first_seen, penalised, with_seen
-from pretrain.generation.reading import apart, next_logits, read
 from pretrain.generation.settings import Decoding
 from tpu.rules import activation_rules
 from tpu.xla import matmul_precision, small_product_options
+
+WORST = -1e9  # of what is there to fill places up
 
 
 class Texts(NamedTuple):
@@ -35,6 +40,27 @@ class Texts(NamedTuple):
     lengths: Array
     seen: Array | None
     read: Any
+
+
+class Beams(NamedTuple):
+    """The texts that a prompt may still get, best first, those that have ended, and what is known of all.
+
+    tokens: i32[prompts, beams, max_tokens], of which `written` stand.   scores: their log probabilities, f32[prompts,
+    beams].   ended: i32[prompts, beams, max_tokens].   worth: their scores by length, f32[prompts, beams]; WORST where
+    there is none yet.   hopeful: bool[prompts], whether one may still become better.   going: bool[].
+    lengths: i32[prompts * beams], tokens with the prompt's.   seen: bool[prompts * beams, vocab] or None.
+    """
+
+    tokens: Array
+    scores: Array
+    ended: Array
+    worth: Array
+    written: Array
+    hopeful: Array
+    going: Array
+    lengths: Array
+    seen: Array | None
+    state: Any
 
 
 @functools.cache
@@ -55,11 +81,6 @@ def program(model: nn.Module, decoding: Decoding, mesh: Mesh) -> Callable[[Param
             return write_texts(decoding, first, following, tokens, segments, noise)[:, None]
 
     return jax.jit(write, compiler_options=small_product_options(mesh))
-
-
-# A model's parameters as its `program` reads them: who has these writes again and again without laying them out anew,
-# and may let go of those they were made of. On CPUs they are copies, elsewhere mostly the same.
-ready = jax.jit(apart, static_argnums=0)
 
 
 def write_texts(
@@ -94,3 +115,184 @@ def write_texts(
     seen = first_seen(logits.shape, tokens, segments, decoding)
     texts = Texts(empty, jnp.int32(0), jnp.zeros(rows, bool), segments.sum(1), seen, known)
     return jax.lax.while_loop(goes_on, step, add(texts, logits)).tokens
+
+
+def search(model: nn.Module, decoding: Decoding, params: Params, tokens: Array, segments: Array) -> Array:
+    """Left-padded prompts, tokens and segments i32[prompts, places] -> i32[prompts, beams, max_tokens], best first;
+    what follows a stop token means nothing. params: as of `apart`."""
+
+    def step(beams: Beams) -> Beams:
+        last = jax.lax.dynamic_slice_in_dim(beams.tokens, beams.written - 1, 1, axis=2).reshape(-1, 1)
+        logits, state = next_logits(model, params, last, beams.lengths, beams.state)
+        return add(beams._replace(lengths=beams.lengths + 1, state=state), logits)
+
+    add = functools.partial(_add, model, decoding)
+    logits, state = read(model, params, tokens, segments, decoding.max_tokens)
+    prompts = len(tokens)
+    of_beams = jnp.repeat(jnp.arange(prompts), decoding.beams)
+    seen = first_seen(logits.shape, tokens, segments, decoding)
+    empty = jnp.zeros((prompts, decoding.beams, decoding.max_tokens), jnp.int32)
+    worst = jnp.full(empty.shape[:2], WORST)
+    beams = Beams(
+        empty,
+        worst.at[:, 0].set(0),
+        empty,
+        worst,
+        written=jnp.int32(0),
+        hopeful=jnp.ones(prompts, bool),
+        going=jnp.bool(True),
+        lengths=segments.sum(1)[of_beams],
+        seen=None if seen is None else seen[of_beams],
+        state=model.take(state, of_beams),
+    )
+    return jax.lax.while_loop(lambda beams: beams.going, step, add(beams, logits[of_beams])).ended
+
+
+def _add(model: nn.Module, decoding: Decoding, beams: Beams, logits: Array) -> Beams:
+    """One token to each, by logits f32[prompts * beams, vocab]."""
+    prompts, number = beams.scores.shape
+    log_probabilities = penalised(jax.nn.log_softmax(logits), beams.seen, decoding.repetition_penalty)
+    sums = beams.scores[..., None] + log_probabilities.reshape(prompts, number, -1)
+    # Of all that may follow at least `number` do not end there: each beam has so many stop tokens.
+    candidates = number * max(2, 1 + len(decoding.stop))
+    scores, index = jax.lax.top_k(sums.reshape(prompts, -1), candidates)
+    parent, new = jnp.divmod(index, sums.shape[-1])
+    tokens = _of_each(beams.tokens, parent).at[:, :, beams.written].set(new)
+    written = beams.written + 1
+    ends = jnp.isin(new, jnp.array(decoding.stop, jnp.int32)) | (written == decoding.max_tokens)
+
+    by_length = written.astype(jnp.float32) ** decoding.length_penalty
+    counts = ends & (jnp.arange(candidates) < number) & beams.hopeful[:, None]
+    worth = jnp.concatenate([beams.worth, jnp.where(counts, scores / by_length, WORST)], axis=1)
+    worth, best = jax.lax.top_k(worth, number)
+    ended = _of_each(jnp.concatenate([beams.ended, tokens], axis=1), best)
+
+    scores, best = jax.lax.top_k(jnp.where(ends, scores + WORST, scores), number)
+    rows = (jnp.arange(prompts)[:, None] * number + _of_each(parent, best)).reshape(-1)
+    seen = None if beams.seen is None else with_seen(beams.seen[rows], _of_each(new, best).reshape(-1, 1), True)
+    hopeful = beams.hopeful & ((worth[:, -1] == WORST) | (scores[:, 0] / by_length > worth[:, -1]))
+    return Beams(
+        _of_each(tokens, best),
+        scores,
+        ended,
+        worth,
+        written,
+        hopeful,
+        going=hopeful.any() & ~ends.all(),
+        lengths=beams.lengths,
+        seen=seen,
+        state=model.take(beams.state, rows),
+    )
+
+
+def _of_each(array: Array, index: Array) -> Array:
+    """Of each prompt some: array [prompts, n, ...], index i32[prompts, m] -> [prompts, m, ...]."""
+    return jnp.take_along_axis(array, index.reshape(*index.shape, *(1,) * (array.ndim - 2)), axis=1)
+
+
+def penalised(logits: Array, seen: Array | None, penalty: float) -> Array:
+    """Logits or log probabilities f32[rows, vocab], less for tokens seen, bool[rows, vocab]."""
+    if seen is None:
+        return logits
+    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def likeliest(logits: Array, top_k: int, top_p: float) -> Array:
+    """Logits f32[rows, vocab], -inf for tokens that are not among the likeliest; of equal ones all or none."""
+    if top_k:
+        kept = jax.lax.top_k(logits, top_k)[0]  # descending
+        logits = jnp.where(logits < kept[:, -1:], -jnp.inf, logits)
+    elif top_p < 1:
+        kept = -jnp.sort(-logits)
+    if top_p < 1:
+        shares = jax.nn.softmax(kept)
+        before = jnp.cumsum(shares, axis=-1) - shares  # of likelier tokens
+        last = jnp.maximum((before < top_p).sum(-1, keepdims=True), 1) - 1
+        logits = jnp.where(logits < jnp.take_along_axis(kept, last, 1), -jnp.inf, logits)
+    return logits
+
+
+def choose(logits: Array, noise: Array, decoding: Decoding) -> Array:
+    """logits f32[rows, vocab], noise u32[rows, 2] -> tokens i32[rows]."""
+    if decoding.sample:
+        logits = likeliest(logits / decoding.temperature, decoding.top_k, decoding.top_p)
+        logits += gumbel(noise, logits.shape[1:])
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+def first_seen(shape: tuple[int, int], tokens: Array, segments: Array, decoding: Decoding) -> Array | None:
+    """Which tokens stand in left-padded prompts, bool[rows, vocab]; None where no penalty asks."""
+    if decoding.repetition_penalty == 1:
+        return None
+    return with_seen(jnp.zeros(shape, bool), tokens, segments > 0)
+
+
+def with_seen(seen: Array, tokens: Array, real: Array | bool) -> Array:
+    """seen bool[rows, vocab] and tokens i32[rows, n], where they are real."""
+    return seen.at[jnp.arange(len(tokens))[:, None], tokens].max(real)
+
+
+def read(model: nn.Module, params: Params, tokens: Array, segments: Array, more: int) -> tuple[Array, Any]:
+    """Left-padded prompts -> (logits f32[rows, vocab] after each, a state of them with room for `more` tokens).
+
+    params: as of `apart`.
+    """
+    return _logits(model, params, "begin", of_texts(tokens, segments), more)
+
+
+def next_logits(model: nn.Module, params: Params, last: Array, lengths: Array, state: Any) -> tuple[Array, Any]:
+    """Of one more token i32[rows, 1] in texts of these lengths i32[rows] -> (logits f32[rows, vocab], the state).
+
+    params: as of `apart`.
+    """
+    if model.program.depth == "unroll" and isinstance(state, Cache):
+        state = state._replace(keys=jnp.stack(state.keys), values=jnp.stack(state.values))
+    return _logits(model, params, "advance", of_next(last, lengths), state)
+
+
+def of_texts(tokens: Array, segments: Array) -> Inputs:
+    """What a model is given of left-padded texts, i32[rows, places] both."""
+    return {"tokens": tokens, "segments": segments, "positions": jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)}
+
+
+def of_next(tokens: Array, lengths: Array) -> Inputs:
+    """What it is given of one more token in texts of these lengths i32[rows]: i32[rows, 1], or a distribution of it
+    f32[rows, 1, padded vocab] as `token_rows` takes it."""
+    positions = lengths[:, None]
+    return {"tokens": tokens, "segments": jnp.ones_like(positions), "positions": positions}
+
+
+def apart(model: nn.Module, params: Params) -> Params:
+    """Parameters for a loop over tokens: of an unrolled program a list of the layers', as a cache is that `read` gives,
+    with matrices as [out, in] for `turned_weights`. Those that are so already stay.
+
+    A loop that holds them stacked would cut every layer's out of the stack again for every token, which on a CPU copies
+    all weights and the cache; stacked inside it and cut at once, nothing is copied.
+    """
+    if model.program.depth == "scan" or isinstance(params[LAYERS], list):
+        return params
+    leaves, structure = jax.tree.flatten(params[LAYERS])
+    layers = [structure.unflatten(layer) for layer in zip(*map(jnp.unstack, leaves), strict=True)]
+    return params | {LAYERS: jax.lax.optimization_barrier([_turned(layer) for layer in layers])}
+
+
+# A model's parameters as its `program` reads them: who has these writes again and again without laying them out anew,
+# and may let go of those they were made of. On CPUs they are copies, elsewhere mostly the same.
+ready = jax.jit(apart, static_argnums=0)
+
+
+def _turned(layer: Params) -> Params:
+    return jax.tree.map(lambda leaf: leaf.T if leaf.ndim == 2 else leaf, layer)
+
+
+def _logits(model: nn.Module, params: Params, method: str, inputs: Inputs, before: Any) -> tuple[Array, Any]:
+    """params: as of `apart`.   before: what the method takes beside inputs."""
+    unrolled, few = model.program.depth == "unroll", inputs["tokens"].size < FEW_ROWS
+    if unrolled:
+        params = params | {LAYERS: jax.tree.map(lambda *rows: jnp.stack(rows), *map(_turned, params[LAYERS]))}
+    with turned_weights() if unrolled and few else contextlib.nullcontext():
+        hidden, state = model.apply({"params": params}, inputs, before, method=method)
+        logits = model.apply({"params": params}, hidden[:, -1:], method="token_logits")
+    if unrolled and isinstance(state, Cache):
+        state = state._replace(keys=jnp.unstack(state.keys), values=jnp.unstack(state.values))
+    return logits, state

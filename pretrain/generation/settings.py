@@ -1,4 +1,4 @@
-"""How a causal model's texts are chosen."""
+"""How a causal model's texts are chosen, and how strongly they are steered."""
 
 import dataclasses
 from typing import Annotated
@@ -6,17 +6,25 @@ from typing import Annotated
 import tyro
 
 from data_pipelines.errors import UserError
-from models.core.ranges import COUNT, COUNT_OR_NONE, POSITIVE, Range, check_ranges
+from models.core.ranges import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, POSITIVE, SHARE, Range
+from pretrain.options import check_options
 
-TOP_P = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
 RANGES = {
     "max_tokens": COUNT,
     "temperature": Range("above 0; leave --sample out for the likeliest", POSITIVE.holds),
     "top_k": COUNT_OR_NONE,
-    "top_p": TOP_P,
+    "top_p": Range("above 0 and at most 1", lambda x: 0 < x <= 1),
     "repetition_penalty": POSITIVE,
     "beams": COUNT,
     "length_penalty": Range("from -100 to 100", lambda x: abs(x) <= 100),
+}
+STEERING_RANGES = {
+    "step_size": NOT_NEGATIVE,
+    "iterations": COUNT_OR_NONE,
+    "gamma": Range("at least 0 and at most 2", lambda x: 0 <= x <= 2),  # above it float32 loses powers of small norms
+    "window": COUNT_OR_NONE,
+    "kl_scale": NOT_NEGATIVE,
+    "fusion": SHARE,
 }
 
 
@@ -46,10 +54,7 @@ class Decoding:
     """A text ends with the first of these tokens."""
 
     def __post_init__(self):
-        try:
-            check_ranges(self, RANGES, "--")
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        check_options(self, RANGES)
         if self.beams > 1 and self.sample:
             raise UserError(f"--beams {self.beams}: takes the likeliest, --sample draws; leave one of them out")
         if self.beams == 1 and self.length_penalty != 1.0:
@@ -58,3 +63,24 @@ class Decoding:
             value = getattr(self, field)
             if value != unset and not self.sample:
                 raise UserError(f"--{field.replace('_', '-')} {value:g}: has no effect without --sample; add it")
+
+
+@dataclasses.dataclass(frozen=True)
+class Steering:
+    """Strengths of Dathathri et al. 2020, with the defaults of its authors' program."""
+
+    step_size: float = 0.02
+    """Of each step along the gradient (alpha in equation 3)."""
+    iterations: int = 3
+    """Steps before each token."""
+    gamma: float = 1.5
+    """The power of its norm by which a layer's gradient is divided (equation 3)."""
+    window: int = 0
+    """Only the keys and values of so many last tokens are changed; 0 for all."""
+    kl_scale: float = 0.01
+    """Weight of the divergence from the next token's unsteered distribution."""
+    fusion: float = 0.9
+    """Share of the steered distribution in the geometric mean with the unsteered one (gamma_gm in section 3.3)."""
+
+    def __post_init__(self):
+        check_options(self, STEERING_RANGES, "--steering.")

@@ -1,9 +1,7 @@
 """Read a Hugging Face model's config.json as a family's config."""
 
-import dataclasses
 import json
 import operator
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,9 @@ from typing import Any
 from data_pipelines.command_line import as_option
 from data_pipelines.errors import UserError
 from models.core.family import Converter, Family, HuggingFace
-from models.core.parameters import nest
+from models.core.parameters import leaves, nest
 from models.families.registry import FAMILIES, differing_fields, family_of, name_of, renamed
-from pretrain.json_values import build
+from pretrain.json_values import make, plain
 
 
 def config_from(source: str | Path) -> Any:
@@ -36,8 +34,12 @@ def config_from(source: str | Path) -> Any:
                     f"{source}: model.{path} is {values[path]} in one part and {value} in {folder}; "
                     "give the parts of one model"
                 )
+    default = leaves(plain(family.config, family.config()))
+    fields = {path: value for path, value in default if value is not None}
+    for path, value in values.items():
+        fields[path.replace(".", "/")] = list(value) if isinstance(value, tuple) else value  # as JSON has it
     try:
-        return _replaced(family.config(), nest({path.replace(".", "/"): value for path, value in values.items()}))
+        return make(family.config, nest(fields), "model.")
     except (ValueError, TypeError, UserError) as error:
         raise UserError(
             f"{source}: config.json describes a model that cannot be built ({error}); give another folder"
@@ -146,16 +148,3 @@ def _values(folder: Path, model: HuggingFace) -> dict[str, Any]:
     if missing:
         raise UserError(f"{folder}: config.json lacks {', '.join(dict.fromkeys(missing))}; add what the model has")
     return values
-
-
-def _replaced(config, values: Mapping[str, Any]):
-    """The config with the values of a nested dict; its checks see all of them at once."""
-    return dataclasses.replace(config, **{name: _inner(config, name, value) for name, value in values.items()})
-
-
-def _inner(config, name: str, value: Any) -> Any:
-    """A field's new value, of its kind; a nested config that was None is made of its values alone."""
-    if isinstance(value, dict) and (part := getattr(config, name)) is not None:
-        return _replaced(part, value)
-    value = list(value) if isinstance(value, tuple) else value  # as JSON has it
-    return build(typing.get_type_hints(type(config))[name], value, f"model.{name}")

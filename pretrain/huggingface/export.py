@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,6 +11,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from data_pipelines.cloud import entries, in_cloud, is_file
 from data_pipelines.durable import put, sync
@@ -16,14 +21,16 @@ from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import token_ids
 from models.families.registry import FAMILIES, family_of
-from pretrain.huggingface import shards
 from pretrain.huggingface.config import check_class
-from pretrain.huggingface.tensors import architecture, fields_of, heads_in, tensors
-from pretrain.huggingface.tokenizer_fit import check_ids, check_types, misfits
+from pretrain.huggingface.tensors import Tensor, architecture, fields_of, heads_in, tensors
+from pretrain.huggingface.tokenizer_fit import check_fit, misfits
 
-FILES = ("config.json", "generation_config.json", "added_tokens.json")
-VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+LIMIT = 5_000_000_000  # bytes of a file's tensors, but for one that is larger
+FILES = ("config.json", "generation_config.json", "added_tokens.json", WHOLE, INDEX)
 MARK = "export.json"  # says of which run an export is
+VOCABULARY_FILES = ("vocab.txt", "vocab.json", "merges.txt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *VOCABULARY_FILES)
 
 log = logging.getLogger(__name__)
@@ -42,8 +49,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
     check_class(f"export --to {folder}", config)
     check_replaceable(folder, run)
     made = tokenizers.load(tokenizer_path)
-    check_types(f"export --to {folder}", config, made)
-    check_ids(f"export --to {folder}", config, made)
+    check_fit(f"export --to {folder}", config, made)
     for misfit in misfits(config, made):
         log.warning("export --to %s: %s", folder, misfit)
     for part, model in parts.items():
@@ -62,7 +68,7 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
             target.mkdir(parents=True)
             said = target / "config.json"
             said.write_text(_json(config_fields(config, part, params, ids, dtype)), "utf-8")
-            shards.write(tensors(arrays, config, part), target, jnp.dtype(dtype), said)
+            _write_tensors(tensors(arrays, config, part), target, jnp.dtype(dtype), said)
             for name in TOKENIZER_FILES:
                 if (tokenizer_path / name).exists():
                     shutil.copyfile(tokenizer_path / name, target / name)
@@ -76,6 +82,30 @@ def export(params: Mapping, config, tokenizer_path: Path, folder: Path, dtype: s
         raise UserError(
             f"export --to {folder}: cannot be written ({error.strerror or error}); give another folder"
         ) from error
+
+
+def _write_tensors(stored: Mapping[str, Tensor], folder: Path, dtype: np.dtype, mode_of: Path) -> None:
+    """Write tensors into one file, or several with an index; what one holds is copied in memory at a time.
+
+    mode_of: a file whose permissions these get: the library makes them for their owner alone.
+    """
+
+    def size(tensor: Tensor) -> int:
+        return math.prod(tensor.shape) * dtype.itemsize
+
+    split = split_state_dict_into_shards_factory(
+        stored, get_storage_size=size, filename_pattern="model{suffix}.safetensors", max_shard_size=LIMIT
+    )
+    for name, keys in split.filename_to_tensors.items():
+        arrays = {key: np.ascontiguousarray(stored[key].array().astype(dtype, copy=False)) for key in keys}
+        try:
+            save_file(arrays, folder / name, metadata={"format": "pt"})
+        except SafetensorError as error:  # what it says of a full disk
+            raise OSError(str(error)) from error
+        shutil.copymode(mode_of, folder / name)
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / INDEX).write_text(_json(index), "utf-8")
 
 
 def config_fields(
@@ -119,7 +149,7 @@ def _check_only(folder: Path, parts: set[str]) -> list[str]:
         raise UserError(f"export --to {folder}: is a file; give a new folder")
     inside = sorted(entry.name for entry in entries(folder))
     known = (*FILES, *TOKENIZER_FILES, *parts, MARK)
-    if foreign := [name for name in inside if name not in known and not shards.is_weights(name)]:
+    if foreign := [name for name in inside if name not in known and not SHARD.fullmatch(name)]:
         raise UserError(f"export --to {folder}: holds {foreign[0]}, so it is no export; give a new folder")
     for part in parts.intersection(inside):
         _check_only(folder / part, set())

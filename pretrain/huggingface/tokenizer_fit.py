@@ -10,24 +10,18 @@ from models.core.family import HuggingFace
 from models.families.registry import family_of
 
 
-def check_types(setting: str, config, made: Made) -> None:
-    """UserError where a tokenizer gives token types for which a model has no embeddings."""
+def check_fit(setting: str, config, made: Made) -> None:
+    """UserError where a tokenizer gives token types for which a model has no embeddings, or a special token another id
+    than all models of a class have it."""
     expected, types = _expected(config), getattr(config, "types", None)
-    if expected is None or types is None:
+    if expected is None:
         return
     largest = max(made.tokenizer.encode("a").type_ids + made.tokenizer.encode("a", "b").type_ids)
-    if largest >= types:
+    if types is not None and largest >= types:
         raise UserError(
             f"{setting}: its tokenizer gives token types up to {largest}, which model.types={types} has not; prepare "
             f"it with {expected.prepare}, or give --model.types {largest + 1}"
         )
-
-
-def check_ids(setting: str, config, made: Made) -> None:
-    """UserError where a tokenizer gives a special token another id than all models of a class have it."""
-    expected = _expected(config)
-    if expected is None:
-        return
     for name, index in token_ids(made).items():
         if (needed := expected.constants.get(name, index)) != index:
             raise UserError(
@@ -55,14 +49,9 @@ def _expected(config) -> HuggingFace | None:
 def _pair(made: Made) -> str:
     """Two texts as a tokenizer writes them, in the words of `HuggingFace.pair`."""
     roles = {index: role for role, index in reversed(made.special.items())}  # a token of several: the first
-    encoded = made.tokenizer.encode("a", "b")
-
-    def of_text(text, index):
-        return "AB"[text] if text is not None else roles.get(index, str(index))
-
-    tokens = list(map(of_text, encoded.sequence_ids, encoded.ids))
-
-    def repeated(i):  # of a text of several tokens
-        return tokens[i] in ("A", "B") and tokens[i] == tokens[i - 1]
-
-    return " ".join(token for i, token in enumerate(tokens) if i == 0 or not repeated(i))
+    encoded, said = made.tokenizer.encode("a", "b"), []
+    for text, index in zip(encoded.sequence_ids, encoded.ids, strict=True):
+        token = roles.get(index, str(index)) if text is None else "AB"[text]
+        if text is None or said[-1:] != [token]:  # else of a text of several tokens
+            said.append(token)
+    return " ".join(said)

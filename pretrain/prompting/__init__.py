@@ -1,1 +1,0 @@
-"""Questions to a causal decoder after others with their answers."""

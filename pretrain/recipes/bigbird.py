@@ -1,4 +1,4 @@
-"""BigBird ITC: masked tokens of rows of 4,096, each block of 64 seeing 3 around it, 3 drawn ones and 2 at the ends.
+"""BigBird. ITC: masked tokens of rows of 4,096, each block of 64 seeing 3 around it, 3 drawn ones and 2 at the ends.
 
 Zaheer et al. 2020 (arXiv:2007.14062), section 4 and table 8: 256 rows of 4,096 (large: 2,048 rows), Adam with rate
 1e-4, 10k steps of warm-up, linear decay, dropout 0.1 also of attention, 15% of the tokens masked, begun with RoBERTa's
@@ -16,17 +16,27 @@ bases each; bits per base: 1.12, BERT's in rows of 512 1.23, table 5).
 
     python -m data_pipelines prepare --source fasta:GENOME --tokenizer bpe --vocab-size 4096 --out CORPUS
     python -m pretrain run bigbird-dna-tiny --corpus CORPUS --workdir RUN
+
+BigBird-ETC: the same with global tokens that stand for their sentences; table 8 (base): blocks of 84, window of 3
+blocks, 256 global tokens, no random blocks; large: blocks of 169. Rows and global tokens of large are base's, which is
+ours. The paper begins with RoBERTa's weights, these recipes do not.
+
+    python -m data_pipelines prepare --source SOURCE --tokenizer bpe --vocab-size 50265 --out CORPUS
+    python -m pretrain run bigbird-etc-base --corpus CORPUS --workdir RUN
 """
 
+from models.families import etc
 from models.families.bigbird import FAMILY
 from pretrain.objectives.layouts import PACKED_ACROSS
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.masked_with_globals import GlobalPhase, MaskedWithGlobals
 from pretrain.objectives.phase import Phase
 from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 
 _OBJECTIVE = MaskedLanguageModel(layout=PACKED_ACROSS, next_sentence=False)
 _PAPER = Paper("bigbird", "Zaheer et al. 2020", FAMILY, _OBJECTIVE)
+_ETC = Paper("bigbird-etc", "Zaheer et al. 2020", etc.FAMILY, MaskedWithGlobals())
 _SCHEDULE = Schedule(peak=1e-4, warmup=0.02)
 
 RECIPES = [
@@ -34,4 +44,6 @@ RECIPES = [
     _PAPER.recipe("dna-tiny", MINUTES, 3000, Phase(1.0, 1024, 4), model=FAMILY.sizes["tiny"]),
     _PAPER.recipe("base", _SCHEDULE, 500_000, Phase(1.0, 4096, 256)),
     _PAPER.recipe("large", _SCHEDULE, 500_000, Phase(1.0, 4096, 2048)),
+    _ETC.recipe("tiny", MINUTES, 3000, GlobalPhase(1.0, 512, 8, globals=32)),
+    *(_ETC.recipe(size, _SCHEDULE, 500_000, GlobalPhase(1.0, 4096, 256)) for size in ("base", "large")),
 ]

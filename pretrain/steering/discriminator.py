@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
 from models.core.parameters import Params, leaves
-from pretrain.prompting.batches import hidden_states
+from pretrain.prompting.asking import hidden_states
 
 FILE = "discriminator.json"
 PENALTY = 1e-3  # on squares of weights, for states of variance 1
@@ -65,22 +65,12 @@ def fit(states: np.ndarray, labels: np.ndarray, number: int) -> tuple[np.ndarray
     return kernel.astype(np.float32), (weights[-1] - middle @ kernel).astype(np.float32)
 
 
-def hits(states: np.ndarray, labels: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Which texts it tells: bool[texts]."""
-    return (states @ kernel + bias).argmax(1) == labels
-
-
 def fingerprint(params: Params) -> str:
     """Tells trained models apart."""
     found = hashlib.sha256()
     for path, leaf in leaves(params):
         found.update(path.encode() + np.asarray(leaf[..., :64], np.float32).tobytes())
     return found.hexdigest()[:16]
-
-
-def written(discriminator: Discriminator) -> str:
-    """As JSON."""
-    return json.dumps(discriminator._asdict(), default=np.ndarray.tolist)
 
 
 def load(folder: Path, params: Params) -> Discriminator:

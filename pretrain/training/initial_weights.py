@@ -9,9 +9,8 @@ from data_pipelines.cloud import is_file, local_folder
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.parameters import Params, leaves, nest
-from pretrain.huggingface.beginning import ANEW, check_heads, counterparts, to_target
 from pretrain.huggingface.config import check_same
-from pretrain.huggingface.load import check_vocabulary, load
+from pretrain.huggingface.load import ANEW, check_heads, check_vocabulary, counterparts, load, to_target
 from pretrain.recipe import asked
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import table_of

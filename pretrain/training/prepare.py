@@ -1,7 +1,7 @@
 """A recipe on its way to devices: prepared, then placed. A run, a plan and all that reads a run's model begin so."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -9,22 +9,12 @@ from jax.sharding import Mesh
 from data_pipelines.errors import UserError
 from models.core.parameters import Params
 from models.core.program import Program
+from pretrain.options import How
 from pretrain.recipe import Recipe, check_rowwise
 from pretrain.training.assembly import Assembly, assemble, parameter_shapes
 from pretrain.training.attention_choice import chosen_program
 from pretrain.training.placement import Stage, load_of, stages
 from tpu.mesh import Load, MeshShape, choose_mesh, divided_by, mesh_shape
-
-
-class How(Protocol):
-    """What `run` and `tpu plan` both let one choose; see `Options`."""
-
-    mesh: str | None
-    microbatches: int
-    dtype: str | None
-    depth: str | None
-    attention: str | None
-    remat: str | None
 
 
 class Prepared(NamedTuple):

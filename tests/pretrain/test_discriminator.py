@@ -11,9 +11,9 @@ from data_pipelines.text.encoding import Encoder
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
 from pretrain.generation.loop import program
+from pretrain.generation.settings import Steering
 from pretrain.steering import discriminator, loop
-from pretrain.steering.settings import Steering
-from pretrain.steering.words import bag
+from pretrain.steering.loop import bag
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.restore import restore
 
@@ -49,7 +49,7 @@ def test_it_tells_held_out_texts_and_says_so(trained, gpt2_run):
     encode = stored.load(gpt2_run / "tokenizer").tokenizer.encode
     tokens = [np.array(encode(text).ids, np.int32) for text, _ in TEXTS]
     states = discriminator.means(run.assembly.model, run.params, tokens, run.mesh)
-    assert discriminator.hits(states, np.array([0, 1]), found.kernel, found.bias).all()
+    assert (states @ found.kernel + found.bias).argmax(1).tolist() == [0, 1]
     alone = {"tokens": tokens[0][None], "segments": np.ones_like(tokens[0])[None]}
     hidden = run.assembly.model.apply({"params": run.params}, alone, method="decode")
     np.testing.assert_allclose(states[0], hidden[0].mean(0), atol=1e-5)

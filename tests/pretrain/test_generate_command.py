@@ -182,7 +182,7 @@ MISTAKES = [  # arguments, what is said, whether before the run is read
     ([], "has no prompt; give --prompt TEXT, or --prompts FILE", False),
     (["--top-k", 5], "--top-k 5: has no effect without --sample", True),
     (["--sample", "--beams", 2], "--beams 2: takes the likeliest, --sample draws; leave one", True),
-    (["--sample", "--temperature", 0], "--temperature=0.0: must be above 0; leave --sample out", True),
+    (["--sample", "--temperature", 0], "--temperature 0.0: must be above 0; leave --sample out", True),
     (["--temperature", 0.5], "--temperature 0.5: has no effect without --sample", True),
     (["--number", 2], "--number 2: there are not so many texts", False),
     (["--max-tokens", 1000], "--max-tokens 1000 are more than the", False),

@@ -270,7 +270,7 @@ def test_a_failing_export_leaves_the_earlier_one(exported, configs, tokenizer_pa
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         save_file(tensors, path, metadata)
 
-    monkeypatch.setattr("pretrain.huggingface.shards.save_file", full)
+    monkeypatch.setattr("pretrain.huggingface.export.save_file", full)
     with pytest.raises(UserError, match="No space left"):
         export(random_params(configs["electra"], seed=1), configs["electra"], tokenizer_path, folder)
     assert (folder / "model.safetensors").read_bytes() == before

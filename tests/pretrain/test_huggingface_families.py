@@ -20,8 +20,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.prepare.command import prepare
 from data_pipelines.prepare.options import Prepare
 from models.attention.patterns.pattern import Pattern
-from pretrain.huggingface import shards
-from pretrain.huggingface.export import export
+from pretrain.huggingface import export as exports
+from pretrain.huggingface.export import INDEX, WHOLE, export
 from pretrain.huggingface.tensors import architecture, tensors
 from pretrain.recipe import resolve
 from pretrain.recipes.registry import RECIPES
@@ -35,9 +35,9 @@ from tests.texts import write_texts
 )
 def test_transformers_loads_a_decoder_in_several_files_whole(configs, tokenizers, tmp_path, monkeypatch, kind, dtype):
     config, params = configs[kind], random_params(configs[kind])
-    monkeypatch.setattr(shards, "LIMIT", 8000)
+    monkeypatch.setattr(exports, "LIMIT", 8000)
     export(params, config, tokenizers[kind], tmp_path / "out", dtype)
-    assert (tmp_path / "out" / shards.INDEX).exists() and not (tmp_path / "out" / shards.WHOLE).exists()
+    assert (tmp_path / "out" / INDEX).exists() and not (tmp_path / "out" / WHOLE).exists()
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info.values()), info
     assert type(loaded).__name__ == architecture(config, "model", params) and str(loaded.dtype) == f"torch.{dtype}"
@@ -47,7 +47,7 @@ def test_transformers_loads_a_decoder_in_several_files_whole(configs, tokenizers
         np.testing.assert_array_equal(theirs[key].detach().float(), tensor.array().astype(jnp.dtype(dtype)))
     monkeypatch.undo()
     export(params, config, tokenizers[kind], tmp_path / "out")
-    assert [file.name for file in (tmp_path / "out").glob("model*")] == [shards.WHOLE]  # none of the larger one is left
+    assert [file.name for file in (tmp_path / "out").glob("model*")] == [WHOLE]  # none of the larger one is left
 
 
 @pytest.mark.parametrize("kind", ["gpt", "gpt2"])
@@ -60,7 +60,7 @@ def test_a_folder_as_it_was_published_loads(configs, tokenizers, tmp_path, kind)
     said.pop("n_inner", None)
     (tmp_path / "bare" / "config.json").write_text(json.dumps(said))
     rewrite(tmp_path / "bare", lambda stored: stored.update({"h.1.attn.bias": np.ones((1, 1, 32, 32), np.float32)}))
-    assert not any(key.startswith("transformer.") for key in load_file(tmp_path / "bare" / shards.WHOLE))
+    assert not any(key.startswith("transformer.") for key in load_file(tmp_path / "bare" / WHOLE))
     ours = [load_like(tmp_path / folder, configs[kind], tokenizers[kind]) for folder in ("whole", "bare")]
     jax.tree.map(np.testing.assert_array_equal, *ours)
 

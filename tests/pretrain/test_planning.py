@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from pretrain.commands.arguments import Target
 from pretrain.commands.planning import plan_command, shaped, works
-from pretrain.commands.target import Target
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
 from pretrain.training import placement, prepare
@@ -32,7 +32,7 @@ def test_the_mesh_follows_the_mean_of_the_phases_by_their_steps(on_cpu, monkeypa
     model = dataclasses.replace(tiny.BERT, positions=64)
     recipe, asked = tiny.bert(model=model, phases=(Phase(0.75, 32, 8), Phase(0.25, 64, 8))), []
     monkeypatch.setattr(prepare, "choose_mesh", lambda *given: asked.append(given[2].flops) or choose_mesh(*given))
-    next(works(recipe, Target("v5e:1x1"), V5E))
+    next(works(recipe, Target(topology="v5e:1x1"), V5E))
     short, long = (model_flops(recipe, phase) for phase in recipe.phases)
     assert asked == [pytest.approx(0.75 * short + 0.25 * long)]
 
@@ -128,7 +128,7 @@ def test_flops_of_the_program_are_the_models(on_cpu, tmp_path):
 
 
 def test_the_attention_kernel_counts_by_arithmetic(on_cpu):
-    work, title = next(works(shaped(RECIPES["bert-mini"], 8, 128), Target("v5e:1x1", remat="none"), V5E))
+    work, title = next(works(shaped(RECIPES["bert-mini"], 8, 128), Target(topology="v5e:1x1", remat="none"), V5E))
     counted = plans.flops(work.step.trace(*work.arguments).jaxpr, COSTS)
     product = 3 * 2 * 8 * 128 * 128 * 256  # layers but the last, FLOPs of a multiply-add, rows, queries, keys, width
     assert counted.kernels == {"row_attention_forward": 2 * product, "row_attention_backward": 5 * product}
@@ -140,7 +140,7 @@ def test_the_kernel_of_relative_attention_counts_by_arithmetic(on_cpu):
     recipe = RECIPES["xlnet-mini"]
     for field, value in {"memory": 128, "depth": 3}.items():
         recipe = replaced(recipe, f"model.{field}", value)
-    work, title = next(works(shaped(recipe, 8, 128), Target("v5e:1x1", remat="none"), V5E))
+    work, title = next(works(shaped(recipe, 8, 128), Target(topology="v5e:1x1", remat="none"), V5E))
     counted = plans.flops(work.step.trace(*work.arguments).jaxpr, COSTS)
     product = 2 * 8 * 128 * 256  # FLOPs of a multiply-add, rows, queries, width
     # Two layers of content queries, three of chosen ones; 256 keys, and as many distances and a block of 128 more.

@@ -12,9 +12,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored
 from pretrain.__main__ import main
 from pretrain.commands.export import export_model
-from pretrain.prompting import asking, batches, figures
-from pretrain.prompting.examples import LONGEST_LINE, Example, read
-from pretrain.prompting.prompts import Prompt, Prompter, Template, Tokens, drawn
+from pretrain.prompting import asking
+from pretrain.prompting.prompts import LONGEST_LINE, Example, Prompt, Prompter, Template, Tokens, drawn, read
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import opened
 from pretrain.training.assembly import assemble
@@ -207,8 +206,8 @@ def theirs(model, tokenizer, text, place):
 
 
 def test_likelihoods_equal_those_of_the_export_in_transformers(file, gpt2_run, in_transformers, monkeypatch):
-    monkeypatch.setattr(batches, "SHORTEST", 8)
-    monkeypatch.setattr(batches, "BATCH", 64)
+    monkeypatch.setattr(asking, "SHORTEST", 8)
+    monkeypatch.setattr(asking, "BATCH", 64)
     monkeypatch.setattr(asking, "TARGETS", 7)
     made = prompter(file(*QUESTIONS), gpt2_run)
     asked = made(0, 0, True) + made(2, 0, True)
@@ -228,14 +227,14 @@ def test_figures_are_per_token_and_per_byte_and_choices_are_the_best_by_each():
     asked = lambda choices, answer, *sizes: Prompt(Example("", "", choices, answer), 0, tuple(map(tokens, sizes)))
     told_of = [asked(("ab",), 0, 1), asked(("ab", "éééé"), 1, 2, 3), asked(("a", "bbb"), 1, 1, 2)]
     found = [np.array([-2.0]), np.array([-3.0, -4.0]), np.array([-1.0, -3.0])]
-    told = figures.of_likelihoods(told_of, found)
+    told = asking.of_likelihoods(told_of, found)
     value = {name: figure[0] for name, figure in told.items()}
     assert value["nats per token"] == pytest.approx((2 + 4 + 3) / (1 + 3 + 2))
     assert value["nats per byte"] == pytest.approx((2 + 4 + 3) / (2 + 8 + 3))
     # by sum: -3 > -4 and -1 > -3; per token: -3/2 < -4/3 and -1 > -3/2; per byte: -3/2 < -4/8 and -1 = -3/3
     assert [value[f"accuracy {by}"] for by in ("by sum", "per token", "per byte")] == [0.0, 0.5, 0.5]
-    assert told["accuracy per token"][1] == pytest.approx(0.5) and figures.mean([1.0]) == (1.0, None)
-    assert "accuracy by sum" not in figures.of_likelihoods(told_of[:1], found[:1])
+    assert told["accuracy per token"][1] == pytest.approx(0.5) and asking.mean([1.0]) == (1.0, None)
+    assert "accuracy by sum" not in asking.of_likelihoods(told_of[:1], found[:1])
 
 
 def test_greedy_answers_are_transformers_s_up_to_the_stop_and_match_letter_for_letter(file, gpt2_run, in_transformers):
@@ -251,7 +250,7 @@ def test_greedy_answers_are_transformers_s_up_to_the_stop_and_match_letter_for_l
     assert ask("\n") == [text.split("\n")[0] for text in whole]
     stop = whole[0].strip()[1]
     assert ask(stop) == [text.split(stop)[0] for text in whole] != whole
-    told = figures.of_answers(asked, ["muna ", " lo.", "Kilo muna.", "Te vo"])
+    told = asking.of_answers(asked, ["muna ", " lo.", "Kilo muna.", "Te vo"])
     assert told["exact match"] == pytest.approx((0.5, (1 / 3) ** 0.5 / 2))
 
 
@@ -259,7 +258,7 @@ def test_the_error_of_a_ratio_is_that_of_drawing_again():
     rng = np.random.default_rng(0)
     below = rng.integers(1, 9, (2000, 100))
     above = below * rng.normal(2, 0.5, below.shape)
-    ratios, errors = zip(*map(figures._ratio, above, below), strict=True)
+    ratios, errors = zip(*map(asking._ratio, above, below), strict=True)
     assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.05)
 
 

@@ -14,9 +14,9 @@ from data_pipelines.order import Order
 from models.attention.patterns.pattern import Pattern
 from models.core.program import Program, default
 from models.families.electra import Tower
+from pretrain.commands import recipes as table
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe, boundaries, check, from_json, phase_at, resolve, to_json
-from pretrain.recipes import table
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
@@ -96,7 +96,7 @@ KEPT = {kept["recipe"]: kept for kept in json.loads(table.FILE.read_text())}
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_table_says_what_a_recipe_is(name):
     assert list(KEPT) == list(RECIPES)
-    assert KEPT[name] == table.row(RECIPES[name]), "make it anew: python -m pretrain.recipes.table"
+    assert KEPT[name] == table.row(RECIPES[name]), "make it anew: python -m pretrain.commands.recipes"
 
 
 def test_the_table_counts_what_grows_with_the_vocabulary_apart():

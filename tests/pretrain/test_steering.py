@@ -13,10 +13,9 @@ from data_pipelines.errors import UserError
 from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.generation.decoding import generate
-from pretrain.generation.settings import Decoding
-from pretrain.steering import loop, perturbation
-from pretrain.steering.perturbation import Aim
-from pretrain.steering.settings import Steering
+from pretrain.generation.settings import Decoding, Steering
+from pretrain.steering import loop
+from pretrain.steering.loop import Aim
 from tests.contract import cases, torch_reference
 from tests.pretrain.test_generation import eloquent
 
@@ -154,12 +153,12 @@ def test_what_cannot_be_steered_is_one_line(gpt2):
         written(gpt2, AIMS["words"], STRONG, dataclasses.replace(GREEDY, beams=2))
     with pytest.raises(UserError, match="a model of transformer-xl has no keys and values to steer; take one"):
         written(eloquent("transformer-xl"), AIMS["words"], STRONG)
-    with pytest.raises(UserError, match="--steering.fusion=2: must be in"):
+    with pytest.raises(UserError, match="--steering.fusion 2: must be in"):
         Steering(fusion=2)
 
 
 def test_a_gradient_too_small_to_have_a_norm_moves_nothing_and_no_power_of_a_norm_is_lost():
-    found = perturbation.rates(Steering(step_size=0.02, gamma=2.0), np.array([0.0, 1e-22, 0.5], np.float32))
+    found = loop.rates(Steering(step_size=0.02, gamma=2.0), np.array([0.0, 1e-22, 0.5], np.float32))
     np.testing.assert_allclose(found, [0, 0.02 / 1e-30, 0.08], rtol=1e-5)
-    with pytest.raises(UserError, match="--steering.gamma=2.5: must be at least 0 and at most 2"):
+    with pytest.raises(UserError, match="--steering.gamma 2.5: must be at least 0 and at most 2"):
         Steering(gamma=2.5)

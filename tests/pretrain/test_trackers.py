@@ -130,7 +130,7 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_one_line_before_the_run(t
     given = ["run", "bert-tiny", "--corpus", str(tmp_path), "--workdir", str(tmp_path / "run"), "--track"]
     assert main([*given, "wandbb"]) == 2
     assert "--track: there is no wandbb; did you mean wandb?" in capsys.readouterr().err
-    monkeypatch.setattr("pretrain.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("pretrain.commands.run.find_spec", lambda name: None)
     assert main([*given, "trackio"]) == 2
     assert "--track trackio: the package is not installed; run `pip install trackio`" in capsys.readouterr().err
 
