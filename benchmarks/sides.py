@@ -43,7 +43,7 @@ class Case:
 def recipe_of(case: Case):
     """As published but for one phase of this shape, AdamW, no pairs, no memory, and what the case changes."""
     from data_pipelines.examples.permutations import Permuting
-    from pretrain.objectives.phase import Phase
+    from pretrain.objectives.objective import Phase
     from pretrain.optimizers import Optimizer
     from pretrain.recipes.registry import find
 

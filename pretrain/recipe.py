@@ -21,10 +21,8 @@ from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.tokenizer_fit import check_fit
 from pretrain.json_values import KIND, make, plain
-from pretrain.objectives.objective import Objective
-from pretrain.objectives.phase import Phase, Task
+from pretrain.objectives.objective import Objective, Phase, Task, Teacher
 from pretrain.objectives.registry import OBJECTIVES
-from pretrain.objectives.teacher import Teacher
 from pretrain.older_recipes import brought_up_to_date, renamed
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Numbers, Schedule, learning_rate, numbers

@@ -9,7 +9,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.examples.masking import global_positions
 from models.core.parameters import Params
 from models.families.registry import family_of, name_of
-from pretrain.objectives.inputs import inputs_of
+from pretrain.objectives.objective import inputs_of
 from pretrain.objectives.protocols import Encoder, Generator, TokenPredictor
 
 

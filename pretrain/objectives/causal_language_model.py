@@ -18,10 +18,8 @@ from models.core.program import Program
 from models.core.ranges import COUNT_OR_NONE, check_ranges
 from models.families.registry import family_of
 from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
-from pretrain.objectives.cross_entropy import cross_entropy
-from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.memory import carried, remembered
-from pretrain.objectives.objective import Objective, Term
+from pretrain.objectives.cross_entropy import predicted
+from pretrain.objectives.objective import Objective, Term, carried, inputs_of, remembered
 from pretrain.objectives.protocols import AdaptivePredictor, Recurrent
 
 
@@ -60,15 +58,13 @@ class CausalLanguageModel(Objective):
         inputs = (inputs_of(model, batch), memory, moment.noise)
         hidden, memory = model.apply(variables, *inputs, method="read")
         logits = model.apply(variables, hidden, method="token_logits")
-        targets, weights = batch["targets"].reshape(-1), batch["weights"].reshape(-1)
-        hits = None
         if model.clusters:
             tails = model.apply(variables, hidden, method="tails")
-            losses = adaptive_cross_entropy(logits, tails, targets, model.clusters)
+            losses = adaptive_cross_entropy(logits, tails, batch["targets"].reshape(-1), model.clusters)
+            term = Term(jnp.sum(losses * batch["weights"].reshape(-1)))
         else:
-            losses, hits = cross_entropy(logits, targets)
-            hits = jnp.sum(hits * weights)
-        return {"lm": Term(jnp.sum(losses * weights), hits)}, carried(memory)[0], {}
+            term = predicted(logits, batch["targets"], batch["weights"])
+        return {"lm": term}, carried(memory)[0], {}
 
     def token_counts(self, corpus):
         return counts_with_ends(corpus)

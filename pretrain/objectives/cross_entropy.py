@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from models.core.sharding import current_rules
+from pretrain.objectives.objective import Term
 
 
 def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
@@ -12,6 +13,13 @@ def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
     best = jax.lax.stop_gradient(logits.max(axis=-1))
     losses, target = _negative_log_likelihood(logits, targets, best)
     return losses, (target >= best).astype(jnp.float32)
+
+
+def predicted(logits: Array, targets: Array, weights: Array) -> Term:
+    """The term of n predictions.   logits: f32[n, vocab].   targets, weights: i32 and f32, n in any one shape."""
+    losses, hits = cross_entropy(logits, targets.reshape(-1))
+    weights = weights.reshape(-1)
+    return Term(jnp.sum(losses * weights), jnp.sum(hits * weights))
 
 
 @jax.custom_vjp

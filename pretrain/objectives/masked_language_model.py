@@ -2,31 +2,55 @@
 sentence-order prediction (Lan et al. 2019, section 3.1)."""
 
 import dataclasses
+from functools import partial
 from types import MappingProxyType
+from typing import ClassVar
 
 import jax.numpy as jnp
 
 from data_pipelines.errors import UserError
+from data_pipelines.examples.layout import RowLayout
 from data_pipelines.examples.masking import Masking
-from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER
+from data_pipelines.examples.packed_sentences import PackedSentences, SentenceGlobals
+from data_pipelines.examples.segment_pairs import NEXT_SENTENCE, SENTENCE_ORDER, SegmentPairs, SentencePairs
 from models.attention.patterns.pattern import DENSE
 from models.blocks.heads import PAIR, TOKENS
 from models.families.registry import family_of
-from pretrain.objectives import layouts
-from pretrain.objectives.cross_entropy import cross_entropy
-from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.objective import Objective, Term
+from pretrain.objectives.cross_entropy import predicted
+from pretrain.objectives.objective import Objective, Phase, inputs_of
 from pretrain.objectives.protocols import Encoder
+
+PAIRS, SENTENCE_PAIRS = "segment-pairs", "sentence-pairs"
+PACKED, PACKED_ACROSS, ONE_DOCUMENT = "packed-sentences", "packed-across-documents", "document-sentences"
+
+PREDICTIONS = "prediction_targets", "prediction_weights"  # of a batch, the tokens that are predicted
+
+PACKED_AS = {PACKED: {}, PACKED_ACROSS: {"cross_document_attention": True}, ONE_DOCUMENT: {"one_document": True}}
+PAIRED = {PAIRS: SegmentPairs, SENTENCE_PAIRS: SentencePairs}  # whose rows may have a label, by its name
+LAYOUTS = PAIRED | {name: partial(PackedSentences, **how) for name, how in PACKED_AS.items()}
+
+
+def masked_rows(layout: str, length: int, masking: Masking, label: str | None) -> RowLayout:
+    """Rows of so many tokens; the label is None where they are no pairs."""
+    return LAYOUTS[layout](length, masking, *([label] if layout in PAIRED else []))
+
+
+def check_layout(layout: str, label: str | None) -> None:
+    """ValueError for an unknown layout or one without the pairs that the label `objective.LABEL` is of."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"objective.layout={layout!r}: use one of {', '.join(LAYOUTS)}")
+    if label and layout not in PAIRED:
+        raise ValueError(f"objective.layout={layout!r} has no pairs: use {PAIRS!r} or objective.{label}=False")
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLanguageModel(Objective):
     """The label of pairs is read at position 0."""
 
-    predictions = MappingProxyType({"mlm": layouts.PREDICTIONS})
+    predictions = MappingProxyType({"mlm": PREDICTIONS})
 
     # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
-    layout: str = layouts.PAIRS
+    layout: str = PAIRS
     next_sentence: bool = True  # also classify whether B follows A or is random
     sentence_order: bool = False  # also classify whether B follows A or A follows B; instead of next_sentence
     masking: Masking = Masking()
@@ -38,7 +62,7 @@ class MaskedLanguageModel(Objective):
                 "objective.next_sentence=True and objective.sentence_order=True: a pair has one label; "
                 "set one of them to False"
             )
-        layouts.check_layout(self.layout, self.label)
+        check_layout(self.layout, self.label)
 
     @property
     def label(self) -> str | None:
@@ -59,7 +83,7 @@ class MaskedLanguageModel(Objective):
             raise UserError(f"{setting}: model.pattern.name=dense lets all tokens see all; set it to 0")
 
     def rows(self, phase):
-        rows = layouts.LAYOUTS[self.layout].layout(phase.length, self.masking, self.label)
+        rows = masked_rows(self.layout, phase.length, self.masking, self.label)
         try:
             return dataclasses.replace(rows, global_tokens=self.globals)
         except UserError as error:
@@ -80,12 +104,38 @@ class MaskedLanguageModel(Objective):
         head = lambda name, hidden: model.apply(variables, name, hidden, method="apply_head")
         pair_logits = head(PAIR, hidden[:, 0]) if self.label else None
         logits = head(TOKENS, hidden[:, first:])
-        losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
-        weights = batch["prediction_weights"].reshape(-1)
-        terms = {"mlm": Term(jnp.sum(losses * weights), jnp.sum(hits * weights))}
+        terms = {"mlm": predicted(logits, batch["prediction_targets"], batch["prediction_weights"])}
         if self.label:
             labels = batch[self.label]
-            labelled = (labels >= 0).astype(jnp.float32)
-            losses, hits = cross_entropy(pair_logits, labels)
-            terms[self.label] = Term(jnp.sum(losses * labelled), jnp.sum(hits * labelled))
+            terms[self.label] = predicted(pair_logits, labels, (labels >= 0).astype(jnp.float32))
         return terms, carry, {}
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalPhase(Phase):
+    """Rows with global tokens, each of which stands for a sentence of the row."""
+
+    globals: int = 256  # global tokens beside each row
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} and {self.globals} global ones"
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedWithGlobals(MaskedLanguageModel):
+    """Tokens of the row are predicted; of ETC's objectives without the one of global tokens (CPC), an option there."""
+
+    phase: ClassVar[type[Phase]] = GlobalPhase
+    # How rows are made: packed-sentences, packed-across-documents or document-sentences
+    layout: str = PACKED_ACROSS
+    next_sentence: ClassVar[bool] = False
+    sentence_order: ClassVar[bool] = False
+    globals: ClassVar[int] = 0  # of the row's own tokens
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.layout not in PACKED_AS:
+            raise ValueError(f"objective.layout={self.layout!r} has no global tokens: use {' or '.join(PACKED_AS)}")
+
+    def rows(self, phase):
+        return SentenceGlobals(phase.length, self.masking, globals=phase.globals, **PACKED_AS[self.layout])

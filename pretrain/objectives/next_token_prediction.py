@@ -11,8 +11,7 @@ from data_pipelines.examples.document_stream import counts_with_ends
 from data_pipelines.examples.next_tokens import InputTarget, PackedDocuments, StridedDocuments, delimiter_token
 from models.core.ranges import NOT_NEGATIVE, check_ranges
 from pretrain.objectives.blocked_softmax import softmax_sums
-from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.objective import Objective, Term
+from pretrain.objectives.objective import Objective, Term, inputs_of
 from pretrain.objectives.protocols import CausalDecoder
 
 DOCUMENTS, INPUT_TARGET = "documents", "input-target"

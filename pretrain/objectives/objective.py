@@ -1,20 +1,89 @@
 """What an objective is: the device half of what is learned. The host half are its examples."""
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import flax.linen as nn
+import jax
 import numpy as np
 from jax import Array
+from jax.sharding import Sharding
+from tyro.conf import Suppress
 
 from data_pipelines.batches import Examples, make_examples
 from data_pipelines.corpus import Corpus
 from data_pipelines.examples.layout import Feature, Layout
+from models.blocks.memory import Memory
+from models.core.family import Inputs
 from models.core.parameters import Noise, Params
-from pretrain.objectives.phase import Phase
-from pretrain.objectives.teacher import Bound
+from models.families.registry import family_of
+from pretrain.optimizers import Optimizer
+from pretrain.schedules import Schedule
+
+TEACHERS = "teachers"  # the path of their parameters, among the frozen ones: teachers/NAME/...
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A part of a recipe."""
+
+    name: str  # by which the objective asks for it
+    source: str  # a run's work directory or a Hugging Face folder; read when the run begins, not when it goes on
+    model: Any  # its config, that of the source
+
+
+def scope(name: str) -> str:
+    """The scope of what a teacher computes."""
+    return f"{TEACHERS}/{name}"
+
+
+class Bound(NamedTuple):
+    """A teacher's module with its parameters, by its name in the recipe."""
+
+    name: str
+    module: nn.Module
+    params: Params
+
+    def apply(self, *inputs, method: str):
+        """What one of its methods gives."""
+        with jax.named_scope(scope(self.name)):
+            return self.module.apply({"params": self.params}, *inputs, method=method)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One of several things that a phase learns, each step one of them."""
+
+    name: str  # before its figures
+    objective: Any
+    rate: float = 1.0  # how often it comes, beside the others
+    corpus: str = ""  # the name of the one that it reads; all of them unless given
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """BERT's first one is 90% of the steps at length 128, its second 10% at 512.
+
+    An objective whose rows have further sizes, a target's length or images per row, has a subclass with fields for
+    them (`Objective.phase`).
+    """
+
+    share: float  # of the run's steps
+    length: int  # tokens per row
+    batch_size: int  # rows per step, over all devices
+    _: dataclasses.KW_ONLY
+    objective: Annotated[Any, Suppress] = None  # the recipe's unless given, as of the next two
+    optimizer: Annotated[Optimizer | None, Suppress] = None
+    schedule: Annotated[Schedule | None, Suppress] = None  # over the steps of this phase alone
+    frozen: tuple[str, ...] = ()  # what is not trained here, beside what the recipe freezes
+    tasks: Annotated[tuple[Task, ...], Suppress] = ()  # in place of the objective
+
+    def __str__(self) -> str:
+        return f"{self.batch_size} rows of {self.length} tokens"
+
 
 Batch = Mapping[str, Array]  # name -> [batch, ...]
 Spec = Mapping[str, Feature]
@@ -125,3 +194,33 @@ class Objective(abc.ABC):
         In training without those of `per_example`.
         """
         return {}
+
+
+def inputs_of(model: nn.Module, batch: Batch) -> Inputs:
+    """The declared arrays that a batch has."""
+    return {name: batch[name] for name in family_of(model.config).inputs if name in batch}
+
+
+def shapes_of(spec: Spec, rows: int, sharding: Sharding | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+    """A batch of so many rows, as shapes and dtypes."""
+    of = jax.ShapeDtypeStruct
+    return {name: of((rows, *one.shape), one.dtype, sharding=sharding) for name, one in spec.items()}
+
+
+def initialise(key: Array, model: nn.Module, spec: Spec) -> Params:
+    """Random parameters of a model for batches of a spec; one blank row stands for the batch."""
+    row = inputs_of(model, {name: one.blank(1) for name, one in spec.items()})
+    return jax.jit(model.init)(key, row)["params"]
+
+
+AXES = {"hidden": ("layers", "batch", None, None), "segments": ("batch", None)}
+
+
+def carried(memory: Memory) -> tuple[dict[str, Any], dict[str, tuple]]:
+    """(carry, axes); both are empty for a memory of no positions, which no checkpoint could hold."""
+    return (memory._asdict(), AXES) if memory.segments.shape[1] else ({}, {})
+
+
+def remembered(carry: dict[str, Any], model: nn.Module, batch_size: int) -> Memory:
+    """The memory that a carry holds."""
+    return Memory(**carry) if carry else model.empty_memory(batch_size, 0)

@@ -7,16 +7,12 @@ their tokens; a row's memory is the reused part of the row before it.
 import dataclasses
 from types import MappingProxyType
 
-import jax.numpy as jnp
-
 from data_pipelines.errors import UserError
 from data_pipelines.examples.document_stream import counts_with_ends
 from data_pipelines.examples.permutations import PermutedSpans, Permuting
-from pretrain.objectives import layouts
-from pretrain.objectives.cross_entropy import cross_entropy
-from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.memory import carried, remembered
-from pretrain.objectives.objective import Objective, Term
+from pretrain.objectives.cross_entropy import predicted
+from pretrain.objectives.masked_language_model import PREDICTIONS
+from pretrain.objectives.objective import Objective, carried, inputs_of, remembered
 from pretrain.objectives.protocols import Permutable, TokenPredictor
 
 
@@ -25,7 +21,7 @@ class PermutationLanguageModel(Objective):
     """What is predicted, and in which order, is drawn with the rows."""
 
     asks = (Permutable, TokenPredictor)
-    predictions = MappingProxyType({"plm": layouts.PREDICTIONS})
+    predictions = MappingProxyType({"plm": PREDICTIONS})
 
     permuting: Permuting = Permuting()  # how rows are made, permuted and predicted
 
@@ -48,9 +44,7 @@ class PermutationLanguageModel(Objective):
         inputs = (inputs_of(model, batch), memory, batch["prediction_positions"], self.permuting.reuse_len or None)
         hidden, memory = model.apply(variables, *inputs, noise, method="query")
         logits = model.apply(variables, hidden, method="token_logits")
-        losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
-        weights = batch["prediction_weights"].reshape(-1)
-        term = Term(jnp.sum(losses * weights), jnp.sum(hits * weights))
+        term = predicted(logits, batch["prediction_targets"], batch["prediction_weights"])
         return {"plm": term}, carried(memory)[0], {}
 
     def token_counts(self, corpus):

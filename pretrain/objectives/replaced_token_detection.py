@@ -1,23 +1,26 @@
-"""Replaced-token detection: ELECTRA's joint loss (Clark et al. 2020, section 3)."""
+"""Replaced-token detection: ELECTRA's joint loss (Clark et al. 2020, section 3), and how well a detector finds tokens:
+ROC-AUC, average precision and F1 from histograms, which add up over batches and devices."""
 
 import dataclasses
 from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from data_pipelines.examples.masking import Masking
 from models.core.noise import fold, gumbel, site
 from models.core.ranges import NOT_NEGATIVE, check_ranges
-from pretrain.objectives import layouts
-from pretrain.objectives.cross_entropy import binary_cross_entropy, cross_entropy
-from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.objective import Objective, Term
+from pretrain.objectives.cross_entropy import binary_cross_entropy, predicted
+from pretrain.objectives.masked_language_model import PAIRS, PREDICTIONS, check_layout, masked_rows
+from pretrain.objectives.objective import Objective, Term, inputs_of
 from pretrain.objectives.protocols import Detector, Encoder, Generator
-from pretrain.objectives.ranking import LABELS, detection_report, score_histograms
 
 GENERATOR_NOISE, DISCRIMINATOR_NOISE, SAMPLING_NOISE = range(3)
+BINS = 4096  # over logits in [-LIMIT, LIMIT]; a logit of 0 (probability 0.5) is an edge
+LIMIT = 16.0
+LABELS = ("original_scores", "replaced_scores")  # names of the histograms, by label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,19 +28,19 @@ class ReplacedTokenDetection(Objective):
     """A generator's guesses take the place of masked tokens; the trunk and its detector find them."""
 
     asks = (Generator, Encoder, Detector)
-    predictions = MappingProxyType({"generator": layouts.PREDICTIONS})
+    predictions = MappingProxyType({"generator": PREDICTIONS})
 
     # How rows are made: segment-pairs, sentence-pairs, packed-sentences, packed-across-documents, document-sentences
-    layout: str = layouts.PAIRS
+    layout: str = PAIRS
     masking: Masking = Masking(mask=0.85, random=0.0)
     discriminator_weight: float = 50.0  # lambda, the weight of its loss beside the generator's
 
     def __post_init__(self):
-        layouts.check_layout(self.layout, label=None)
+        check_layout(self.layout, label=None)
         check_ranges(self, {"discriminator_weight": NOT_NEGATIVE}, "objective.")
 
     def rows(self, phase):
-        return layouts.LAYOUTS[self.layout].layout(phase.length, self.masking, None)
+        return masked_rows(self.layout, phase.length, self.masking, label=None)
 
     def weights(self, batch):
         return super().weights(batch) | {"discriminator": (batch["segments"] > 0).sum().astype(jnp.float32)}
@@ -49,9 +52,6 @@ class ReplacedTokenDetection(Objective):
         variables, noise = {"params": params}, lambda tag: site(moment.noise, tag)
         inputs, slots = inputs_of(model, batch), batch["prediction_positions"]
         logits = model.apply(variables, inputs, slots, noise(GENERATOR_NOISE), method="generate")
-        losses, hits = cross_entropy(logits, batch["prediction_targets"].reshape(-1))
-        weights = batch["prediction_weights"].reshape(-1)
-
         sampled = sample(logits, fold(moment.keys, SAMPLING_NOISE), slots.shape)
         original = write_predictions(batch["tokens"], batch, batch["prediction_targets"])
         corrupted = write_predictions(original, batch, sampled)
@@ -61,7 +61,7 @@ class ReplacedTokenDetection(Objective):
         scores = model.apply(variables, hidden, method="token_scores")
         real = (batch["segments"] > 0).astype(jnp.float32)
         terms = {
-            "generator": Term(jnp.sum(losses * weights), jnp.sum(hits * weights)),
+            "generator": predicted(logits, batch["prediction_targets"], batch["prediction_weights"]),
             "discriminator": Term(jnp.sum(binary_cross_entropy(scores, replaced) * real)),
         }
         return terms, carry, {} if moment.train else score_histograms(scores, replaced, real)
@@ -89,3 +89,40 @@ def write_predictions(tokens: Array, batch, values: Array) -> Array:
     beyond = tokens.shape[1]
     positions = jnp.where(batch["prediction_weights"] > 0, batch["prediction_positions"], beyond)
     return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(tokens, positions, values)
+
+
+def score_histograms(logits: Array, labels: Array, weights: Array) -> dict[str, Array]:
+    """Histograms of the logits of each label: logits, labels in {0, 1} and weights of one shape -> f32[BINS] each."""
+    bins = jnp.floor((logits + LIMIT) * (BINS / (2 * LIMIT))).astype(jnp.int32)
+    bins = jnp.clip(bins, 0, BINS - 1).reshape(-1)
+    empty = jnp.zeros(BINS, jnp.float32)
+    return {name: empty.at[bins].add((weights * (labels == label)).reshape(-1)) for label, name in enumerate(LABELS)}
+
+
+def detection_report(counts) -> dict[str, float]:
+    """How well a high score finds label 1 ('replaced'), beside what guessing achieves.
+
+    base_rate: share of label 1, the average precision of a random score.
+    base_rate_entropy: loss in nats of always answering the base rate.
+    always_f1: F1 of always answering 'replaced'.
+    """
+    negative, positive = (np.asarray(counts[name], np.float64)[::-1] for name in LABELS)  # from the highest score
+    negatives, positives = negative.sum(), positive.sum()
+    if not (negatives and positives):
+        return {}
+    found, false = np.cumsum(positive), np.cumsum(negative)
+    # Scores within a bin are ties: half of their pairs count as ordered rightly.
+    auc = np.sum(negative * (found - positive / 2)) / (negatives * positives)
+    precision = found / np.maximum(found + false, 1)
+    rate = positives / (positives + negatives)
+    at = BINS // 2 - 1  # everything with a probability of at least 0.5
+    f1 = 2 * found[at] / (found[at] + false[at] + positives)
+    return {
+        "roc_auc": float(auc),
+        "average_precision": float(np.sum(precision * positive) / positives),
+        "f1": float(f1),
+        "always_f1": float(2 * rate / (1 + rate)),
+        "base_rate": float(rate),
+        "base_rate_entropy": float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate)),
+        "discriminator_accuracy": float((found[at] + negatives - false[at]) / (positives + negatives)),
+    }

@@ -14,7 +14,7 @@ TPU v3 chips. Expect, at 125k steps without more data, on SQuAD 1.1 (F1), MNLI, 
 from data_pipelines.examples.masking import Masking
 from models.families.albert import FAMILY
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
 from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule

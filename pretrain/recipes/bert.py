@@ -10,7 +10,7 @@ with rate 1e-4, decay 0.01, 10k steps of warm-up, linear decay. Original hardwar
 
 from models.families.bert import FAMILY
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.objective import Phase
 from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 

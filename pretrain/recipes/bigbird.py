@@ -27,10 +27,8 @@ ours. The paper begins with RoBERTa's weights, these recipes do not.
 
 from models.families import etc
 from models.families.bigbird import FAMILY
-from pretrain.objectives.layouts import PACKED_ACROSS
-from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.masked_with_globals import GlobalPhase, MaskedWithGlobals
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.masked_language_model import PACKED_ACROSS, GlobalPhase, MaskedLanguageModel, MaskedWithGlobals
+from pretrain.objectives.objective import Phase
 from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 

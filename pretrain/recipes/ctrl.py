@@ -12,7 +12,7 @@ of TPU v3, two weeks. There no token ends a document; here GPT-2's does, the las
 
 from models.families.ctrl import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
 from pretrain.recipes.paper import COSINE_MINUTES, Paper
 from pretrain.schedules import Schedule

@@ -12,8 +12,8 @@ import dataclasses
 
 from data_pipelines.examples.masking import Masking
 from models.families.electra import FAMILY
-from pretrain.objectives.layouts import PACKED
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.masked_language_model import PACKED
+from pretrain.objectives.objective import Phase
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.recipe import Recipe
 from pretrain.recipes.paper import MINUTES, Paper

@@ -11,7 +11,7 @@ hardware: 8 P600, a month. There no token ends a document; here GPT-2's does, th
 
 from models.families.gpt import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
 from pretrain.recipes.paper import COSINE_MINUTES, Paper
 from pretrain.schedules import Schedule

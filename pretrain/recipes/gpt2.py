@@ -10,7 +10,7 @@ its Adam, clipping, decay and cosine to a tenth.
 
 from models.families.gpt2 import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
 from pretrain.recipes.paper import COSINE_MINUTES, Paper
 from pretrain.schedules import Schedule

@@ -12,7 +12,7 @@ Hardware: V100s, their number is not published. Expect, LAMBADA without examples
 
 from models.families.gpt2 import FAMILY
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Recipe
 from pretrain.recipes.paper import Paper

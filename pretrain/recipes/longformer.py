@@ -14,9 +14,8 @@ where documents are shorter than a row, several share one and see each other, as
 """
 
 from models.families.longformer import FAMILY
-from pretrain.objectives.layouts import PACKED_ACROSS
-from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.masked_language_model import PACKED_ACROSS, MaskedLanguageModel
+from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
 from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule

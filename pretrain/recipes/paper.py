@@ -3,8 +3,7 @@
 from typing import Any, NamedTuple
 
 from models.core.family import Family
-from pretrain.objectives.objective import Objective
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.objective import Objective, Phase
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Recipe
 from pretrain.schedules import Schedule

@@ -17,9 +17,8 @@ the paper raises the batch (`--phases.0.batch-size`). Expect, SQuAD 1.1, MNLI, S
 """
 
 from models.families.roberta import FAMILY
-from pretrain.objectives.layouts import PACKED_ACROSS
-from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.masked_language_model import PACKED_ACROSS, MaskedLanguageModel
+from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
 from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule

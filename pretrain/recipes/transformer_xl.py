@@ -17,7 +17,7 @@ A vocabulary that is not in this order, like SentencePiece's, wants one plain so
 
 from models.families.transformer_xl import FAMILY
 from pretrain.objectives.causal_language_model import CausalLanguageModel
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.objective import Phase
 from pretrain.optimizers import Optimizer
 from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule

@@ -15,8 +15,8 @@ A run's held-out rows are shared out over a batch: with large ones raise --eval-
 
 from data_pipelines.examples.permutations import Permuting
 from models.families.xlnet import FAMILY
+from pretrain.objectives.objective import Phase
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
-from pretrain.objectives.phase import Phase
 from pretrain.recipes.paper import MINUTES, Paper
 from pretrain.schedules import Schedule
 

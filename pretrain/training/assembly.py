@@ -14,9 +14,7 @@ from models.core.family import Family
 from models.core.parameters import Parameter, Params
 from models.core.program import Program
 from models.families.registry import family_of
-from pretrain.objectives.inputs import initialise
-from pretrain.objectives.phase import Phase, Task
-from pretrain.objectives.teacher import TEACHERS
+from pretrain.objectives.objective import TEACHERS, Phase, Task, initialise
 from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, tasks_of
 from pretrain.training.sparse_rows import check_sparse

@@ -21,7 +21,7 @@ from models.core import program as programs
 from models.core.program import PLAIN, Program
 from models.core.sharding import placed_by
 from models.families.registry import family_of
-from pretrain.objectives.phase import Task
+from pretrain.objectives.objective import Task
 from pretrain.options import Options
 from pretrain.recipe import Recipe, every_task
 from pretrain.training.assembly import Assembly

@@ -14,7 +14,7 @@ from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.mixture import Mixture, Tasks, make_mixture, parse_rates
-from pretrain.objectives.phase import Phase, Task
+from pretrain.objectives.objective import Phase, Task
 from pretrain.recipe import Recipe, boundaries, every_task, phase_at, tasks_of
 from pretrain.storage.run_directory import write_whole
 from tpu.batches import host_rows

@@ -19,8 +19,7 @@ from models.core.parameters import Params
 from models.families.registry import family_of, name_of
 from pretrain.huggingface.config import config_from, folders, heads_in_folder, is_listing
 from pretrain.huggingface.load import load
-from pretrain.objectives.inputs import initialise
-from pretrain.objectives.objective import Objective
+from pretrain.objectives.objective import Objective, initialise
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.recipe import Recipe, phase_after, tasks_of
 from pretrain.storage.run_directory import RunDirectory

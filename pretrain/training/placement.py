@@ -14,9 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from models.core.parameters import Params, count
 from models.core.sharding import placed_by
-from pretrain.objectives.inputs import shapes_of
-from pretrain.objectives.objective import Objective
-from pretrain.objectives.phase import Phase, Task
+from pretrain.objectives.objective import Objective, Phase, Task, shapes_of
 from pretrain.recipe import Recipe, every_task
 from pretrain.state import TrainState
 from pretrain.training.assembly import (

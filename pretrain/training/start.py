@@ -10,7 +10,7 @@ from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.progress import busy
 from models.core.parameters import Params
-from pretrain.objectives.teacher import TEACHERS
+from pretrain.objectives.objective import TEACHERS
 from pretrain.options import Options
 from pretrain.recipe import Recipe, phase_after
 from pretrain.state import TrainState

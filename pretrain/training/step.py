@@ -14,9 +14,7 @@ from jax import Array
 from models.core.noise import row_keys
 from models.core.parameters import Params, leaves, nest
 from pretrain.objectives.figures import Sums
-from pretrain.objectives.objective import Batch, Moment, Objective
-from pretrain.objectives.phase import Task
-from pretrain.objectives.teacher import TEACHERS, Bound
+from pretrain.objectives.objective import TEACHERS, Batch, Bound, Moment, Objective, Task
 from pretrain.optimizers import clip
 from pretrain.recipe import Recipe, rate_at, tasks_of
 from pretrain.schedules import Numbers, learning_rate

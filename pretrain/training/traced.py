@@ -12,10 +12,7 @@ from models.core.noise import row_keys
 from models.core.parameters import Params, leaves
 from models.core.program import Program
 from models.families.registry import family_of
-from pretrain.objectives.inputs import shapes_of
-from pretrain.objectives.objective import Moment
-from pretrain.objectives.phase import Phase, Task
-from pretrain.objectives.teacher import scope
+from pretrain.objectives.objective import Moment, Phase, Task, scope, shapes_of
 from pretrain.recipe import Recipe, every_task, tasks_of
 from pretrain.training.assembly import Assembly, assemble, parameter_shapes
 from pretrain.training.step import batch_rows, bound

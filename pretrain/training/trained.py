@@ -10,7 +10,7 @@ from typing import NamedTuple
 from data_pipelines.command_line import unknown
 from data_pipelines.errors import UserError
 from models.core.parameters import LAYERS, Parameter, Params, leaves, nest
-from pretrain.objectives.teacher import TEACHERS
+from pretrain.objectives.objective import TEACHERS
 from pretrain.recipe import Recipe
 
 

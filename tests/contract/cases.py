@@ -16,12 +16,10 @@ from models.blocks.memory import Memory
 from models.core.parameters import leaves, nest
 from models.families.registry import FAMILIES
 from pretrain.objectives.causal_language_model import CausalLanguageModel
-from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.masked_with_globals import MaskedWithGlobals
+from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
-from pretrain.objectives.objective import Objective
+from pretrain.objectives.objective import Objective, Phase
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
-from pretrain.objectives.phase import Phase
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.training.assembly import made_heads
 from tests.models.shapes import parameter_shapes

@@ -16,8 +16,7 @@ from models.core.parameters import leaves
 from models.core.program import Program
 from models.core.sharding import placed_by
 from models.families.registry import FAMILIES
-from pretrain.objectives.inputs import shapes_of
-from pretrain.objectives.objective import Moment
+from pretrain.objectives.objective import Moment, shapes_of
 from pretrain.training.assembly import made_heads, model_of
 from tests.contract import cases
 from tests.contract.cases import CASES

@@ -13,8 +13,7 @@ from models.blocks.positions import gather_positions
 from models.core.family import Family, Head, Input
 from models.core.parameters import Parameter
 from models.families.registry import FAMILIES
-from pretrain.objectives.layouts import LAYOUTS, Rows
-from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.masked_language_model import LAYOUTS, MaskedLanguageModel
 from tests.pretrain import toys
 
 
@@ -87,7 +86,7 @@ class BoxedRows(PackedSentences):
 def register(monkeypatch) -> None:
     """Make the family and the layout 'boxes' known, as built-in ones are."""
     monkeypatch.setitem(FAMILIES, "boxed", FAMILY)
-    monkeypatch.setitem(LAYOUTS, "boxes", Rows(lambda length, masking, _: BoxedRows(length, masking), pairs=False))
+    monkeypatch.setitem(LAYOUTS, "boxes", BoxedRows)
 
 
 def recipe(layout="boxes", **changes):

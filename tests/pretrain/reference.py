@@ -12,7 +12,7 @@ from models.families.registry import family_of
 from pretrain.huggingface.export import config_fields
 from pretrain.huggingface.load import load
 from pretrain.huggingface.tensors import architecture
-from pretrain.objectives.inputs import inputs_of
+from pretrain.objectives.objective import inputs_of
 from pretrain.objectives.replaced_token_detection import SAMPLING_NOISE, sample, write_predictions
 from tests.models.shapes import parameter_shapes
 

@@ -19,7 +19,7 @@ from pretrain.commands.export import export_model
 from pretrain.objectives.figures import Sums
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import Term
-from pretrain.objectives.ranking import detection_report, score_histograms
+from pretrain.objectives.replaced_token_detection import detection_report, score_histograms
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory

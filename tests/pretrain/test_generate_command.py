@@ -17,7 +17,7 @@ from pretrain.commands.export import export_model
 from pretrain.commands.generate import Generate, encode
 from pretrain.generation import decoding
 from pretrain.generation.settings import Decoding
-from pretrain.objectives.inputs import inputs_of
+from pretrain.objectives.objective import inputs_of
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import opened
 from pretrain.training.opened import open_model

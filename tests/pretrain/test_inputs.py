@@ -8,8 +8,8 @@ from data_pipelines.errors import UserError
 from models.core.family import Input, unfit_inputs
 from models.core.program import Program
 from pretrain.objectives.causal_language_model import CausalLanguageModel
-from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
+from pretrain.objectives.objective import inputs_of
 from pretrain.recipe import check
 from tests.pretrain import boxes, tiny
 

@@ -26,8 +26,7 @@ from pretrain.commands import eval as evaluation
 from pretrain.commands.eval import Eval, evaluate
 from pretrain.objectives.figures import unigram
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, StridedPerplexity
-from pretrain.objectives.objective import Moment
-from pretrain.objectives.phase import Phase
+from pretrain.objectives.objective import Moment, Phase
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import evaluate as evaluators
 from pretrain.training.assembly import assemble

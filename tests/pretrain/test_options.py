@@ -15,8 +15,7 @@ from data_pipelines.loader import Loader
 from models.attention.patterns.pattern import PATTERNS, Pattern
 from models.core.parameters import decays, leaves
 from models.core.program import Program
-from pretrain.objectives.inputs import shapes_of
-from pretrain.objectives.objective import Moment
+from pretrain.objectives.objective import Moment, shapes_of
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop, prepare

@@ -11,7 +11,7 @@ import torch
 from data_pipelines.errors import UserError
 from models.core.parameters import leaves
 from models.core.program import Program
-from pretrain.objectives.phase import Task
+from pretrain.objectives.objective import Task
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase
 from pretrain.storage.run_directory import RunDirectory

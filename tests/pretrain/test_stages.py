@@ -23,7 +23,7 @@ from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
-from pretrain.objectives.phase import Task
+from pretrain.objectives.objective import Task
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, asked_of_teachers, check, extended, from_json, rate_after, to_json
 from pretrain.schedules import Schedule

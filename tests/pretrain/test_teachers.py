@@ -8,12 +8,10 @@ import pytest
 
 from data_pipelines.errors import UserError
 from models.blocks.heads import TOKENS
-from pretrain.objectives.inputs import inputs_of
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.objective import Term
+from pretrain.objectives.objective import TEACHERS, Teacher, Term, inputs_of
 from pretrain.objectives.protocols import Encoder
 from pretrain.objectives.registry import OBJECTIVES
-from pretrain.objectives.teacher import TEACHERS, Teacher
 from pretrain.recipe import check, from_json, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics

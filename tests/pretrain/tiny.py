@@ -19,8 +19,7 @@ from models.families.gpt2 import GPT2Config
 from models.families.transformer_xl import TransformerXLConfig
 from models.families.xlnet import XLNetConfig
 from pretrain.objectives.causal_language_model import CausalLanguageModel
-from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.masked_with_globals import GlobalPhase, MaskedWithGlobals
+from pretrain.objectives.masked_language_model import GlobalPhase, MaskedLanguageModel, MaskedWithGlobals
 from pretrain.objectives.next_token_prediction import INPUT_TARGET, NextTokenPrediction
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection

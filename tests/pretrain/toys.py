@@ -12,8 +12,7 @@ from data_pipelines.examples.layout import Feature, StreamLayout, spread
 from models.core.family import Family, Input
 from models.core.parameters import Parameter, parameter
 from models.families.registry import FAMILIES
-from pretrain.objectives.inputs import inputs_of
-from pretrain.objectives.objective import Objective, Term
+from pretrain.objectives.objective import Objective, Term, inputs_of
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, Recipe
