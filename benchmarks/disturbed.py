@@ -136,9 +136,9 @@ def _save(plan: Plan, mark) -> None:
 
 
 def _restore(plan: Plan, mark) -> None:
-    from pretrain.storage import stored_state
+    from pretrain.storage import checkpoints
 
-    _failing(stored_state, "_load", lambda: ConnectionError("Connection reset by peer"), plan, mark)
+    _failing(checkpoints, "_load", lambda: ConnectionError("Connection reset by peer"), plan, mark)
 
 
 def _corpus(plan: Plan, mark) -> None:
@@ -169,7 +169,7 @@ def _damaged_part(plan: Plan, mark) -> None:
 
 def _metrics(plan: Plan, mark) -> None:
     """After half a line."""
-    from pretrain.storage.sinks import Files
+    from pretrain.storage.journal import Files
 
     def half(written, *_) -> bool:
         nonlocal calls

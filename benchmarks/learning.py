@@ -224,8 +224,8 @@ def reached(run: Training, study: Study, prepared: Corpus) -> dict[str, str]:
     """Cells of a run: its held-out figures, what frequencies reach in brackets, and the study's own."""
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.evaluate import Evaluators
+    from pretrain.training.opened import restore
     from pretrain.training.placement import of_phase, stages
-    from pretrain.training.restore import restore
 
     directory = RunDirectory(run.workdir)
     restored, corpora = restore(directory), directory.open_corpora()

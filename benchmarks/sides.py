@@ -168,7 +168,7 @@ class Ours:
         those of the step by the compiler's count)."""
         import jax
 
-        from pretrain.training.traced import model_flops
+        from pretrain.training.step import model_flops
         from tpu.chips import peak_flops
 
         program, device, recipe = self.assembly.model.program, jax.devices()[0], self.assembly.recipe

@@ -45,10 +45,10 @@ def _last_state(directory):
     """The train state of the newest checkpoint."""
     import jax
 
-    from pretrain.storage.stored_state import load, verified
+    from pretrain.storage.checkpoints import load, verified
     from pretrain.training.assembly import assemble
+    from pretrain.training.opened import state_after
     from pretrain.training.placement import stages
-    from pretrain.training.restore import state_after
     from tpu.mesh import row_mesh
 
     step, mesh = max(directory.checkpoint_steps()), row_mesh(jax.local_devices()[:1], [1])

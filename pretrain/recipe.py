@@ -21,16 +21,29 @@ from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.tokenizer_fit import check_fit
 from pretrain.json_values import KIND, make, plain
+from pretrain.objectives.causal_language_model import CausalLanguageModel
+from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
+from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Objective, Phase, Task, Teacher
-from pretrain.objectives.registry import OBJECTIVES
+from pretrain.objectives.permutation_language_model import PermutationLanguageModel
+from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
 from pretrain.older_recipes import brought_up_to_date, renamed
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 
+OBJECTIVES = {
+    "causal-language-model": CausalLanguageModel,
+    "masked-language-model": MaskedLanguageModel,
+    "masked-with-globals": MaskedWithGlobals,
+    "next-token-prediction": NextTokenPrediction,
+    "permutation-language-model": PermutationLanguageModel,
+    "replaced-token-detection": ReplacedTokenDetection,
+}  # by the names that recipe.json stores
 LEAST = 0.1  # of the peak: with what a run goes on that is made longer, at least
 LENGTH = Range("at least 8 and below 2**31", lambda x: 8 <= x < 2**31)
 
 FAMILY = "family"  # names the config's family in JSON
+TAGGED = "model", "objective"  # fields that are of one of several classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,18 +174,14 @@ def with_objectives(recipe: Recipe, change: Callable[[Objective], Objective]) ->
 def resolve(recipe: Recipe, corpus: Corpus) -> Recipe:
     """The recipe with the corpus's vocabulary size, checked: UserError on the first thing that cannot train."""
     try:
-        model = dataclasses.replace(recipe.model, vocab_size=corpus.vocab_size)
-
-        def of_corpus(config):
-            return dataclasses.replace(config, vocab_size=corpus.vocab_size)
-
+        of_corpus = partial(dataclasses.replace, vocab_size=corpus.vocab_size)
         teachers = tuple(dataclasses.replace(one, model=of_corpus(one.model)) for one in recipe.teachers)
+        resolved = dataclasses.replace(recipe, model=of_corpus(recipe.model), teachers=teachers)
     except ValueError as error:  # sizes that do not go with this vocabulary
         raise UserError(str(error)) from None
-    resolved = dataclasses.replace(recipe, model=model, teachers=teachers)
     check(resolved)
     made = tokenizers.load(corpus.tokenizer_path)
-    check_fit(f"--corpus {corpus.source}", model, made)
+    check_fit(f"--corpus {corpus.source}", resolved.model, made)
     return resolved
 
 
@@ -275,32 +284,19 @@ def _check_model(config: Any, objective: Objective, asks: tuple[type | str, ...]
         raise UserError(f"objective {ours}: its rows do not suit {theirs}: {'; '.join(unfit)}; change one of them")
 
 
-def check_rowwise(recipe: Recipe, microbatches: int) -> None:
-    """UserError where microbatches would change what is learned."""
-    for _, _, task in every_task(recipe) if microbatches > 1 else ():
-        if not task.objective.rowwise:
-            raise UserError(
-                f"--microbatches {microbatches}: {type(task.objective).__name__} compares the rows of a batch with one "
-                "another, of which a microbatch has few; leave it out, and take more devices or a smaller batch"
-            )
-
-
 def to_json(recipe: Recipe) -> str:
     """Readable JSON; `from_json` gives the equal recipe back. What a phase does not change is left out."""
     fields = plain(Recipe, recipe)
-    fields["model"] = _tagged(FAMILY, _configs(), recipe.model)
-    fields["objective"] = _tagged(KIND, OBJECTIVES, recipe.objective)
-    if recipe.schedule.steps is None:
-        del fields["schedule"]["steps"]
-    for phase, of in zip(recipe.phases, fields["phases"], strict=True):
-        of["objective"] = phase.objective and _tagged(KIND, OBJECTIVES, phase.objective)
-        for task, said in zip(phase.tasks, of["tasks"], strict=True):
-            said["objective"] = _tagged(KIND, OBJECTIVES, task.objective)
+    phases = list(zip(recipe.phases, fields["phases"], strict=True))
+    tasks = [one for phase, of in phases for one in zip(phase.tasks, of["tasks"], strict=True)]
+    for part, of in [(recipe, fields), *phases, *tasks, *zip(recipe.teachers, fields["teachers"], strict=True)]:
+        of |= {name: _tagged(name, value) for name in TAGGED if (value := getattr(part, name, None)) is not None}
+    for _, of in phases:
         for name in ("objective", "optimizer", "schedule", "frozen", "tasks"):
             if not of[name]:
                 del of[name]
-    for teacher, of in zip(recipe.teachers, fields["teachers"], strict=True):
-        of["model"] = _tagged(FAMILY, _configs(), teacher.model)
+    if recipe.schedule.steps is None:
+        del fields["schedule"]["steps"]
     if not recipe.teachers:
         del fields["teachers"]
     return json.dumps(fields, indent=2) + "\n"
@@ -315,13 +311,12 @@ def from_json(text: str) -> Recipe:
     if not isinstance(fields, dict):
         raise UserError("is no recipe, which is a JSON object; write it anew")
     fields = brought_up_to_date(fields)
-    model = _of_class(fields, "model", FAMILY, _configs())
-    objective = _of_class(fields, "objective", KIND, OBJECTIVES)
-    made = {"model": model, "objective": objective}
-    for name, build_one in {"phases": partial(_phase, objective), "teachers": _teacher}.items():
+    objective = _of_class(fields, "objective", "")
+    made = {}
+    for name, build_one in {"phases": partial(_phase, objective), "teachers": partial(_part, Teacher)}.items():
         if isinstance(listed := fields.get(name), list):
-            made[name] = tuple(build_one(of, f"{name}.{index}") for index, of in enumerate(listed))
-    return make(Recipe, _without(fields, made), "", **made)
+            made[name] = tuple(build_one(of, f"{name}.{index}.") for index, of in enumerate(listed))
+    return _part(Recipe, fields, "", objective=objective, **made)
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -335,55 +330,51 @@ def read_recipe(file: Path) -> Recipe:
         raise UserError(f"{file}: {error}") from None
 
 
-def _configs() -> dict[str, type]:
-    return {name: family.config for name, family in FAMILIES.items()}
+def _classes(name: str) -> tuple[str, Mapping[str, type]]:
+    """(what in JSON names the class of a field of TAGGED, the classes by their names)."""
+    configs = {family: of.config for family, of in FAMILIES.items()}
+    return {"model": (FAMILY, configs), "objective": (KIND, OBJECTIVES)}[name]
 
 
-def _tagged(tag: str, classes: Mapping[str, type], value) -> dict:
-    """The fields of a value whose class stands beside them, by its name in a registry."""
-    name = next(name for name, cls in classes.items() if cls is type(value))
-    return {tag: name, **plain(type(value), value)}
+def _tagged(name: str, value: Any) -> dict:
+    """The fields of a value of TAGGED, with its class."""
+    tag, classes = _classes(name)
+    return {tag: next(known for known, cls in classes.items() if cls is type(value)), **plain(type(value), value)}
 
 
 def _without(fields: dict, made: Mapping[str, Any]) -> dict:
     return {name: value for name, value in fields.items() if name not in made}
 
 
-def _phase(objective: Objective, fields: Any, path: str) -> Phase:
+def _phase(objective: Objective, fields: Any, prefix: str) -> Phase:
     """objective: the recipe's."""
-    _check_object(fields, path, "share, length and batch_size")
+    _check_object(Phase, fields, prefix)
     made: dict[str, Any] = {}
     if fields.get("objective") is not None:
-        made["objective"] = objective = _of_class(fields, "objective", KIND, OBJECTIVES, f"{path}.")
+        made["objective"] = objective = _of_class(fields, "objective", prefix)
     if isinstance(tasks := fields.get("tasks"), list) and tasks:
-        made["tasks"] = tuple(_task(of, f"{path}.tasks.{number}") for number, of in enumerate(tasks))
+        made["tasks"] = tuple(_part(Task, of, f"{prefix}tasks.{number}.") for number, of in enumerate(tasks))
         objective = made["tasks"][0].objective
-    return make(objective.phase, _without(fields, made), f"{path}.", **made)
+    return make(objective.phase, _without(fields, made), prefix, **made)
 
 
-def _task(fields: Any, path: str) -> Task:
-    _check_object(fields, path, "name and objective")
-    made = {"objective": _of_class(fields, "objective", KIND, OBJECTIVES, f"{path}.")}
-    return make(Task, _without(fields, made), f"{path}.", **made)
+def _part(cls: type, fields: Any, prefix: str, **made) -> Any:
+    """A dataclass of a recipe from its fields, some already made.   prefix: what stands before their names."""
+    _check_object(cls, fields, prefix)
+    tagged = [field.name for field in dataclasses.fields(cls) if field.name in TAGGED and field.name not in made]
+    made |= {name: _of_class(fields, name, prefix) for name in tagged}
+    return make(cls, _without(fields, made), prefix, **made)
 
 
-def _teacher(fields: Any, path: str) -> Teacher:
-    _check_object(fields, path, "name, source and model")
-    made = {"model": _of_class(fields, "model", FAMILY, _configs(), f"{path}.")}
-    return make(Teacher, _without(fields, made), f"{path}.", **made)
-
-
-def _check_object(fields: Any, path: str, names: str) -> None:
+def _check_object(cls: type, fields: Any, prefix: str) -> None:
     if not isinstance(fields, dict):
-        raise UserError(f"{path}={fields!r}: must be an object with {names}")
+        needed = ", ".join(field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING)
+        raise UserError(f"{prefix.removesuffix('.')}={fields!r}: must be an object with {needed}")
 
 
-def _of_class(fields: dict, name: str, tag: str, classes: Mapping[str, type], before: str = "") -> Any:
-    """The field of a recipe whose class stands in its `tag`, by its name in a registry; in older files by its own.
-
-    before: what stands before the field's name in a message.
-    """
-    value, name = fields.get(name), before + name
+def _of_class(fields: dict, name: str, prefix: str) -> Any:
+    """A field of TAGGED, by the name of its class in a registry; in older files by its own."""
+    (tag, classes), value, name = _classes(name), fields.get(name), prefix + name
     if not isinstance(value, dict):
         raise UserError(f"{name}={value!r}: must be an object with {tag} and fields")
     known = {cls.__name__: cls for cls in classes.values()} | dict(classes)

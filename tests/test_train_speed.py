@@ -41,7 +41,7 @@ def test_both_sides_compute_the_same_loss(name):
     batch, assembly, objective = batch_of(recipe), assemble(recipe, Program()), recipe.objective
     rng, carry = np.random.default_rng(0), initial_carry(assembly, 0)[0]
     random = lambda of: rng.normal(0, 0.3, of.shape).astype(of.dtype)
-    params = jax.tree.map(random, parameter_shapes(assembly))
+    params = jax.tree.map(random, parameter_shapes(recipe))
 
     def ours(params):
         keys = jax.numpy.zeros((2, 2), jax.numpy.uint32)

@@ -74,7 +74,7 @@ def _launch(arguments: list[str]) -> int:
     from pretrain.commands.run import parse_run
     from pretrain.recipe import check
     from pretrain.training.attention_choice import chosen_program
-    from pretrain.training.prepare import check_batches
+    from pretrain.training.placement import check_batches
     from tpu.mesh import MeshShape, parse_mesh
 
     # Mistakes are said before a VM costs anything. The automatic mesh cuts a batch for all devices.

@@ -18,7 +18,7 @@ from pretrain.commands.common import import_models, parse_checked, wide_console
 if TYPE_CHECKING:
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.assembly import Assembly
-    from pretrain.training.restore import Restored
+    from pretrain.training.opened import Restored
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def evaluate(options: Eval) -> dict[str, float]:
 
 def _restored(directory: "RunDirectory", step: int) -> "Restored | None":
     """A checkpoint among others; None where it is damaged, or gone since they were listed, which is said."""
-    from pretrain.training.restore import restore
+    from pretrain.training.opened import restore
 
     try:
         return restore(directory, step)

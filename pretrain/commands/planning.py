@@ -13,9 +13,8 @@ from pretrain.recipe import Phase, Recipe, check
 from pretrain.recipes.registry import RECIPES, find
 from pretrain.storage.checkpoints import checkpoint_bytes
 from pretrain.training.attention_choice import chosen_program
-from pretrain.training.placement import Stage
-from pretrain.training.prepare import check_batches, place, prepare
-from pretrain.training.traced import model_flops
+from pretrain.training.placement import Stage, check_batches, place
+from pretrain.training.step import model_flops
 from tpu import compiler, plan_report
 from tpu.kernel_costs import COSTS
 from tpu.mesh import mesh_shape, parse_mesh
@@ -90,7 +89,7 @@ def works(recipe: Recipe, target: Target, topology: Topology) -> Iterator[tuple[
     agree."""
     slices = _slices(target)
     found = compiler.devices(topology, slices)
-    placed = place(prepare(recipe), target, found, topology.device.hbm, "tpu")
+    placed = place(recipe, target, found, topology.device.hbm, "tpu")
     where = f"{slices} x {topology}" if slices > 1 else str(topology)
     counted = f"{slices * topology.chips} chips" + (f", {len(found)} devices" if topology.device.per_chip > 1 else "")
     program = placed.assembly.model.program

@@ -118,6 +118,13 @@ class Term(NamedTuple):
     hits: Array | None = None
 
 
+class Sums(NamedTuple):
+    """Of a batch, or of several together. weights: the denominator of each term, f32[]."""
+
+    terms: dict[str, Term]
+    weights: dict[str, Array]
+
+
 class Objective(abc.ABC):
     """Base of frozen dataclasses whose fields are the objective's hyper-parameters.
 

@@ -5,6 +5,7 @@
                     last start's versions, commit and platform
     tokenizer/      a copy of the corpus's
     checkpoints/    STEP/ each
+    frozen/         the parameters that no phase trains
     examples.json   how many examples the parts of corpora have, where they were counted
     metrics.jsonl   one JSON object per line: {"kind": "train" | "eval", "step": ..., figures}
     tensorboard/    the same for TensorBoard
@@ -13,7 +14,7 @@
     compiled/       in the cloud: programs for the next start, see `platform`
 
 It may be a gs:// path: then every file is written as a whole object, and what grows (figures, log, events) is written
-on this machine and uploaded before each checkpoint, see `sinks`.
+on this machine and uploaded before each checkpoint, see `journal.Mirror`.
 """
 
 import contextlib
@@ -24,9 +25,12 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
 import jax
@@ -38,9 +42,12 @@ from data_pipelines.durable import put, sync
 from data_pipelines.errors import PassingError, UserError
 from pretrain.options import Options
 from pretrain.recipe import Recipe, extended, from_json, read_recipe, to_json
-from pretrain.storage.environment import versions
 from tpu.cluster import from_first, gather
+from tpu.commit import commit
 
+ROOT = Path(__file__).parents[2]
+# Not in requirements.txt, but installed with its packages or for an accelerator or gs://
+MORE = "jaxlib", "libtpu", "jax-cuda12-plugin", "tensorstore", "gcsfs"
 SHARED_SECONDS = 30  # until a file that one host has written shows on all, over a network that keeps old answers
 COMMITTED = "commit_success.txt"  # what Orbax writes last into a checkpoint in the cloud; elsewhere it renames
 
@@ -54,6 +61,7 @@ class RunDirectory:
         self.run = self.path / "run.json"
         self.tokenizer = self.path / "tokenizer"
         self.checkpoints = self.path / "checkpoints"
+        self.frozen = self.path / "frozen"
         self.examples = self.path / "examples.json"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
@@ -155,7 +163,13 @@ def alone(path: Path) -> Iterator[None]:
         folder = place(path)
         _make(folder)
         held.append(os.open(folder, os.O_RDONLY))
-        _lock(held[0], folder)
+        try:
+            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            another = "another run is training there; stop it, or use another --workdir"
+            raise UserError(f"--workdir {folder}: {another}") from None
+        except OSError:  # no locks there
+            return
 
     try:
         if not in_cloud(path):
@@ -164,15 +178,6 @@ def alone(path: Path) -> Iterator[None]:
     finally:
         for descriptor in held:
             os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"--workdir {path}: another run is training there; stop it, or use another --workdir") from None
-    except OSError:
-        return
 
 
 def _start(
@@ -362,3 +367,29 @@ def flat(tree, prefix: str = "") -> dict:
         name = f"{prefix}{key}"
         flattened |= flat(value, f"{name}.") if isinstance(value, dict | list) else {name: value}
     return flattened
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python, of every package that requirements.txt names and is installed, and of this code, which is a commit."""
+    found = {"code": commit(ROOT), "python": platform.python_version()}
+    for name in (*_required(), *MORE):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def changed(before: dict[str, str | None], now: dict[str, str | None]) -> str | None:
+    """One line: what has another version than at the last start."""
+    differ = [name for name in sorted(before | now) if before.get(name) != now.get(name)]
+    changes = ", ".join(f"{name} {before.get(name)} -> {now.get(name)}" for name in differ)
+    return f"since the last start: {changes}; from here on not bit for bit as before" if differ else None
+
+
+def _required() -> list[str]:
+    """Names of the packages that this one needs at run time."""
+    file = ROOT / "requirements.txt"  # of the source folder; where this is installed, of its metadata
+    lines = file.read_text().splitlines() if file.exists() else metadata.requires("pretrain")
+    names = [re.match(r"[\w.-]+", line) for line in lines if "extra ==" not in line]
+    return list(dict.fromkeys(name[0] for name in names if name))

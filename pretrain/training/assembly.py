@@ -1,24 +1,139 @@
-"""A recipe put together: its model, parameter table and optimisers."""
+"""A recipe put together: its model, parameter table and optimisers, and which parameters a phase trains."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import numpy as np
 import optax
 from jax import Array
 
+from data_pipelines.command_line import unknown
+from data_pipelines.errors import UserError
 from models.core import program as programs
 from models.core.family import Family
-from models.core.parameters import Parameter, Params
+from models.core.parameters import LAYERS, Parameter, Params, leaves, nest
 from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.objectives.objective import TEACHERS, Phase, Task, initialise
 from pretrain.optimizers import Optimizer, transformation
 from pretrain.recipe import Recipe, asked, asked_of_teachers, every_task, tasks_of
-from pretrain.training.sparse_rows import check_sparse
-from pretrain.training.trained import check_frozen, frozen_in, is_frozen
+
+ALL = slice(None)  # layers of what may be no stack
+
+
+class Part(NamedTuple):
+    """What one entry of `frozen` names. layers: of a stack, ALL for all that is there."""
+
+    path: str
+    layers: slice
+
+    def has(self, path: str) -> bool:
+        """Whether a parameter is there."""
+        return path == self.path or path.startswith(f"{self.path}/")
+
+
+@functools.cache
+def part(entry: str) -> Part:
+    """Of an entry: 'embeddings' is a path; 'layers[0:6]' and 'layers[0:6]/attention' are layers 0 to 5 of what is
+    stacked there."""
+    found = re.fullmatch(r"(.+?)\[(\d+):(\d+)\](/.+)?", entry)
+    if found is None:
+        return Part(entry, ALL)
+    stack, first, end, below = found.groups(default="")
+    return Part(stack + below, slice(int(first), int(end)))
+
+
+def frozen_layers(path: str, entries: Iterable[str]) -> list[slice]:
+    """The layers of a parameter that are frozen, ALL where it is as a whole."""
+    return [of.layers for of in map(part, entries) if of.has(path)]
+
+
+def is_frozen(path: str, entries: Iterable[str]) -> bool:
+    """Whether a parameter is frozen as a whole."""
+    return ALL in frozen_layers(path, entries)
+
+
+def frozen_in(recipe: Recipe, index: int) -> tuple[str, ...]:
+    """What is frozen in a phase, all entries."""
+    return (*recipe.frozen, *recipe.phases[index].frozen)
+
+
+def split(params: Params, entries: Iterable[str]) -> tuple[Params, Params]:
+    """(parameters, those that are frozen as a whole)."""
+    flat = dict(leaves(params))
+    held = {path: leaf for path, leaf in flat.items() if is_frozen(path, entries)}
+    return nest({path: leaf for path, leaf in flat.items() if path not in held}), nest(held)
+
+
+def split_frozen(params: Params, recipe: Recipe) -> tuple[Params, Params]:
+    """(what some phase may train, what none does: it lies outside the train state); teachers are frozen."""
+    return split(params, (*recipe.frozen, TEACHERS))
+
+
+def merge(params: Params, frozen: Params) -> Params:
+    """One nested dict of two: the inverse of `split`."""
+    if not frozen:
+        return params
+    merged = dict(frozen)
+    for key, value in params.items():
+        merged[key] = merge(value, frozen[key]) if isinstance(value, dict) and key in frozen else value
+    return merged
+
+
+def check_frozen(recipe: Recipe, shapes: Params) -> None:
+    """UserError where an entry names no parameter, or layers that a stack has not, or nothing is left to train."""
+    table, flat = table_of(recipe.model, asked(recipe)), dict(leaves(shapes))
+    for index in range(len(recipe.phases)):
+        entries = frozen_in(recipe, index)
+        for entry in entries:
+            of = part(entry)
+            setting = "frozen" if entry in recipe.frozen else f"phases.{index}.frozen"
+            below = [parameter for parameter in table if of.has(parameter.path)]
+            if not below and "[" in of.path:
+                raise UserError(f"{setting}: {entry} is no path; layers 0 and 1 are layers[0:2]")
+            if not below:
+                known = {path[:end] for path, *_ in table for end, letter in enumerate(path) if letter == "/"}
+                raise UserError(unknown(f"{setting}: no parameters are below", of.path, known))
+            if of.layers == ALL:
+                continue
+            if not all(parameter.axes[:1] == (LAYERS,) for parameter in below):
+                raise UserError(f"{setting}: {entry} names layers of what is no stack; leave the numbers out")
+            depth = min(flat[parameter.path].shape[0] for parameter in below)
+            if not of.layers.start < of.layers.stop <= depth:
+                raise UserError(f"{setting}: {entry} is no range of the {depth} layers there; give one, from 0 on")
+        if all(_all_frozen(path, flat[path].shape, entries) for path, *_ in table):
+            raise UserError(f"frozen={entries}: nothing is left to train; freeze less")
+
+
+def _all_frozen(path: str, shape: tuple[int, ...], entries: Iterable[str]) -> bool:
+    frozen = np.zeros(shape[:1] or 1, bool)
+    for layers in frozen_layers(path, entries):
+        frozen[layers] = True
+    return frozen.all()
+
+
+def check_sparse(recipe: Recipe, index: int, optimizer: Optimizer, table: Sequence[Parameter]) -> None:
+    """UserError where a phase trains a sparse table by an optimiser that reads it whole, or no batch names rows."""
+    for parameter in table:
+        if not parameter.ids or is_frozen(parameter.path, frozen_in(recipe, index)):
+            continue
+        if optimizer.name == "lamb":
+            raise UserError(
+                f"optimizer.name=lamb takes the norm of {parameter.path} as a whole, of which a step reads some rows "
+                "alone: use adamw or adagrad, or freeze it"
+            )
+        phase = recipe.phases[index]
+        has = {name for task in tasks_of(recipe, phase) for name in task.objective.spec(phase)}
+        if not has & {*parameter.ids}:
+            raise UserError(
+                f"phases.{index}: its batches name no rows of {parameter.path}, as {' or '.join(parameter.ids)} would "
+                f"(they have {', '.join(sorted(has))}): freeze it, or choose another objective"
+            )
 
 
 class Assembly(NamedTuple):
@@ -32,11 +147,8 @@ class Assembly(NamedTuple):
 
 
 def assemble(recipe: Recipe, program: Program | None = None) -> Assembly:
-    """Nothing is allocated or compiled yet; UserError when `frozen` names no parameter, or all, or when a phase cannot
-    train a sparse table."""
-    everything = table_of(recipe.model, asked(recipe))
-    check_frozen(recipe, everything)
-    table = [parameter for parameter in everything if not is_frozen(parameter.path, recipe.frozen)]
+    """Nothing is allocated or compiled yet; UserError when a phase cannot train a sparse table."""
+    table = [row for row in table_of(recipe.model, asked(recipe)) if not is_frozen(row.path, recipe.frozen)]
     for index in range(len(recipe.phases)):
         check_sparse(recipe, index, optimizer_in(recipe, index), table)
     program = program or programs.default()
@@ -83,9 +195,10 @@ def initial_params(assembly: Assembly, key: Array | None = None) -> Params:
     return initialise(key, assembly.model, task.objective.spec(phase))
 
 
-def parameter_shapes(assembly: Assembly) -> Params:
+@functools.lru_cache
+def parameter_shapes(recipe: Recipe) -> Params:
     """`initial_params` and the teachers' as shapes, whatever the program, without computing anything."""
-    key, tasks = jax.random.key(0), every_task(assembly.recipe)
+    assembly, key, tasks = assemble(recipe, Program()), jax.random.key(0), every_task(recipe)
 
     def teach(name, module):
         phase, task = next((phase, task) for _, phase, task in tasks if name in task.objective.teachers)

@@ -58,12 +58,11 @@ def sources(batches: Examples | Mixture) -> Mapping[str, Examples]:
 
 def check_data(recipe: Recipe, corpora: Mapping[str, Corpus]) -> None:
     """UserError where a resolved recipe cannot train on these corpora, as far as it shows without their text."""
+    mixture_rates(recipe, corpora)
     for _, phase, task in every_task(recipe):
         for corpus in corpora_of(task, corpora).values():
             task.objective.rows(phase).check(corpus)
             task.objective.check(recipe.model, corpus, phase)
-    mixture_rates(recipe, corpora)
-    for _, phase, task in every_task(recipe):
         batches = training_batches(recipe, corpora, phase, task)
         if isinstance(next(iter(sources(batches).values())), StreamExamples):
             batches.check_size()

@@ -1,9 +1,12 @@
-"""Held-out evaluation on a fixed set: the same rows with the same corruption at every call."""
+"""Figures that follow from the sums of a loss's terms, and held-out evaluation on a fixed set: the same rows with the
+same corruption at every call."""
 
 import collections
 import itertools
+import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,11 +15,70 @@ from data_pipelines.batches import evaluation_batches
 from data_pipelines.checks import sound
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
+from data_pipelines.text.encoding import token_bytes
 from models.core.parameters import Params
-from pretrain.objectives.figures import figures, predicted_text, unigram
+from pretrain.objectives.objective import Objective, Sums, Term
 from pretrain.training.data import corpora_of, mixture_rates
 from pretrain.training.placement import EVALUATION_SEED, Stage
 from tpu.batches import place_rows
+
+
+class Text(NamedTuple):
+    """How much text a set of batches predicts."""
+
+    tokens: float
+    bytes: float
+
+
+def figures(
+    objective: Objective, batches: Sequence[Sums], counts: Mapping[str, Any], text: Text | None = None
+) -> dict[str, float]:
+    """By name: of each term its loss, the mean over batches, and its accuracy; perplexity and bits per byte.
+
+    A term without a single prediction has none.   text: of all the batches, where that is known.
+    """
+    found = {}
+    for term in batches[0].terms:
+        seen = [(one.terms[term], float(one.weights[term])) for one in batches if one.weights[term] > 0]
+        if not seen:
+            continue
+        found[f"{term}_loss"] = float(np.mean([of.sum / weight for of, weight in seen]))
+        if seen[0][0].hits is not None:
+            found[f"{term}_accuracy"] = float(sum(of.hits for of, _ in seen) / sum(weight for _, weight in seen))
+    if objective.left_to_right and (loss := found.get(f"{next(iter(batches[0].terms))}_loss")) is not None:
+        found["perplexity"] = float(np.exp(loss))
+        if text is not None:
+            found["bits_per_byte"] = loss * text.tokens / max(text.bytes, 1) / math.log(2)
+    return found | objective.report(counts)
+
+
+def predicted_text(objective: Objective, batches: Iterable[Mapping[str, Any]], corpus: Corpus) -> Text | None:
+    """What host batches predict of a text; None where that is none, or its tokens are not of bytes."""
+    size = token_bytes(corpus.tokenizer_path) if objective.left_to_right else None
+    if size is None:
+        return None
+    targets, weights = next(iter(objective.predictions.values()))
+    tokens = predicted = 0.0
+    for batch in batches:
+        tokens += batch[weights].sum()
+        predicted += (size[batch[targets]] * batch[weights]).sum()
+    return Text(tokens, predicted)
+
+
+def unigram(
+    objective: Objective, batches: Iterable[Mapping[str, Any]], corpus: Corpus, text: Text | None
+) -> dict[str, float]:
+    """`figures` of the train split's token frequencies, smoothed by one count per token; the guess is the most frequent
+    one."""
+    counts = objective.token_counts(corpus) + 1.0
+    nats, best = -np.log(counts / counts.sum()), int(counts.argmax())
+    totals = {term: np.zeros(3) for term in objective.predictions}
+    for batch in batches:
+        for term, (targets, weights) in objective.predictions.items():
+            weight, target = batch[weights], batch[targets]
+            totals[term] += (nats[target] * weight).sum(), ((target == best) * weight).sum(), weight.sum()
+    terms = {term: Term(loss, hits) for term, (loss, hits, _) in totals.items()}
+    return figures(objective, [Sums(terms, {term: weight for term, (*_, weight) in totals.items()})], {}, text)
 
 
 class Evaluators:
@@ -60,8 +122,14 @@ class Evaluator:
         self.held_out = self.objective.examples(corpus, "heldout", stage.phase, EVALUATION_SEED)
         with sound([corpus], "heldout"):
             self.real = [len(chosen) for chosen in self.held_out.fixed(examples)]  # rows of each batch; others fill up
-        if not self.objective.rowwise:
-            self._keep_whole()
+        if not self.objective.rowwise:  # batches of real rows alone, which come first
+            size, name = stage.phase.batch_size, type(self.objective).__name__
+            self.real = [real for real in self.real if real == size]
+            if not self.real:
+                raise UserError(
+                    f"--eval-examples {examples}: the held-out rows fill no batch of {size}, and {name} compares the "
+                    f"rows of a batch with one another; give more, or lower phases.{stage.index}.batch_size"
+                )
         batches = self.batches()
         self.text = predicted_text(self.objective, batches, corpus)
         for _ in batches:  # to the end: what is damaged is found before anything is trained
@@ -95,14 +163,3 @@ class Evaluator:
         """What needs no model, under the names of the figures that it stands beside."""
         with sound([self.corpus]):
             return unigram(self.objective, self.batches(), self.corpus, self.text)
-
-    def _keep_whole(self) -> None:
-        """Batches of real rows alone, which come first."""
-        size = self.stage.phase.batch_size
-        self.real = [real for real in self.real if real == size]
-        if not self.real:
-            raise UserError(
-                f"--eval-examples {self.examples}: the held-out rows fill no batch of {size}, and "
-                f"{type(self.objective).__name__} compares the rows of a batch with one another; give more, or lower "
-                f"phases.{self.stage.index}.batch_size"
-            )

@@ -7,55 +7,41 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from data_pipelines.cloud import in_cloud, remove_folder, upload
-from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import Mixture, Tasks
-from models.core.parameters import Params, count
-from pretrain.objectives.figures import figures as figures_of
-from pretrain.options import Options
-from pretrain.recipe import Recipe, boundaries, phase_after, phase_at
-from pretrain.state import TrainState
-from pretrain.storage.checkpoints import Checkpoints
-from pretrain.storage.journal import Journal, read_metrics
-from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases, compiles_ahead, no_memory
-from pretrain.training.assembly import Assembly, same_training
+from pretrain.optimizers import TrainState
+from pretrain.recipe import boundaries, phase_after, phase_at
+from pretrain.storage.journal import read_metrics
+from pretrain.training.assembly import same_training
 from pretrain.training.data import phase_batches
 from pretrain.training.evaluate import Evaluators
-from pretrain.training.placement import Stage, any_task, of_phase, place_given
-from pretrain.training.signals import EXIT_STOPPED, StopRequest
-from pretrain.training.step import Metrics
-from pretrain.training.traced import model_flops
+from pretrain.training.evaluate import figures as figures_of
+from pretrain.training.placement import (
+    EVALUATE,
+    TRAIN,
+    Stage,
+    any_task,
+    compile_phases,
+    compiles_ahead,
+    no_memory,
+    of_phase,
+    place_given,
+)
+from pretrain.training.signals import EXIT_STOPPED
+from pretrain.training.start import Run
+from pretrain.training.step import Metrics, model_flops
 from tpu.batches import host_rows, place_rows
 from tpu.chips import peak_flops
 from tpu.cluster import from_first
-from tpu.mesh import mesh_shape
 
 STOPPED_SECONDS = 5  # of what a machine that is taken away has left, for what was read and is not checked yet
 PROFILED = range(5, 15)  # steps after the start, when compilation and warm-up are over
-
-
-class Run(NamedTuple):
-    """What stays the same while a run lasts."""
-
-    recipe: Recipe
-    corpora: Mapping[str, Corpus]
-    options: Options
-    directory: RunDirectory
-    checkpoints: Checkpoints
-    journal: Journal
-    mesh: Mesh
-    frozen: Params
-    stop: StopRequest
-    stages: list[Stage]
 
 
 def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
@@ -280,14 +266,3 @@ class Meter:
 
 def _mean(values: Iterable) -> float:
     return float(np.mean([*values]))
-
-
-def describe(assembly: Assembly, params: Params, mesh: Mesh) -> str:
-    """One line: what is trained, on what."""
-    device = mesh.devices.flat[0].device_kind
-    program = assembly.model.program
-    return (
-        f"{assembly.recipe.name}: {count(params) / 1e6:.1f}M parameters, {assembly.recipe.steps} steps, "
-        f"on {mesh.size} x {device} as {mesh_shape(mesh)}, "
-        f"{program.dtype}, layers {program.depth}, remat {program.remat}, attention {program.attention}"
-    )

@@ -1,6 +1,12 @@
-"""A trained model to be read, whatever it is stored as: a run at one of its checkpoints, or a Hugging Face folder."""
+"""A trained model to be read, whatever it is stored as: a run at one of its checkpoints, or a Hugging Face folder.
+
+A run's work directory stays as it is, and the run may go on meanwhile: what it has deleted since its checkpoints were
+listed is no damage.
+"""
 
 import hashlib
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +27,81 @@ from pretrain.huggingface.config import config_from, folders, heads_in_folder, i
 from pretrain.huggingface.load import load
 from pretrain.objectives.objective import Objective, initialise
 from pretrain.objectives.protocols import CausalDecoder
+from pretrain.optimizers import TrainState
 from pretrain.recipe import Recipe, phase_after, tasks_of
+from pretrain.storage.checkpoints import NOT_READ, load_frozen, newest_intact, phase_of, verified
+from pretrain.storage.checkpoints import load as load_state
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.restore import Restored, restore, warn_beyond_trained
-from pretrain.training.trained import merge
-from tpu.mesh import row_mesh
+from pretrain.training.assembly import Assembly, merge
+from pretrain.training.placement import Stage, any_task, load_of, place_on
+from tpu.mesh import device_memory, reading_mesh, row_mesh
 from tpu.rules import parameter_shardings
+
+log = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+    """What a finished or running run has learned by a step, read from its directory."""
+
+    assembly: Assembly
+    step: int
+    params: Params
+    frozen: Params
+    mesh: Mesh
+    stages: list[Stage]
+
+
+def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None = None) -> Restored:
+    """The parameters of a step, by default of the newest checkpoint; UserError when there is none that loads.
+
+    mesh: where they lie as in training, by default on as many of this process's devices as divide the batches of the
+    run's phases, cut over them where training would cut them.
+    """
+    doing(f"restoring {directory.path}")
+    recipe = directory.read_recipe()
+    work = load_of(recipe, jax.local_devices(), device_memory())
+    if mesh is None:
+        mesh = reading_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases], work)
+    placed = place_on(recipe, mesh, programs.default(), work)
+
+    def read(at: int) -> TrainState:
+        like = _parameters_after(placed.stages, directory, at)
+        return verified(*load_state(directory.checkpoints / str(at), like), like)
+
+    state = _newest(directory, step, read)
+    if state is None:
+        raise UserError(f"{directory.path} has no checkpoint yet: let `python -m pretrain run` write one")
+    frozen = load_frozen(directory.frozen, placed.stages[0].frozen)
+    return Restored(placed.assembly, int(state.step), state.params, frozen, mesh, placed.stages)
+
+
+def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], TrainState]) -> TrainState | None:
+    steps = directory.checkpoint_steps()
+    try:
+        state, damaged = newest_intact(directory.checkpoints, steps, step, read)
+    except UserError:
+        if step is None and not set(steps) & set(directory.checkpoint_steps()):
+            return _newest(directory, step, read)  # a running run has replaced them all
+        raise
+    for at, reason in damaged.items():
+        if at in directory.checkpoint_steps():
+            log.warning("checkpoint of step %d is damaged (%s): that of step %d is read", at, reason, state.step)
+    return state
+
+
+def state_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> TrainState:
+    """Shapes, dtypes and shardings of the state that a run's checkpoint of a step holds."""
+    return any_task(made, phase_of(directory.checkpoints / str(step), made[0].assembly.recipe)).state
+
+
+def _parameters_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> TrainState:
+    """`state_after` without what only training needs: moments and memories may be many times the parameters."""
+    state = state_after(made, directory, step)
+
+    def unread(tree):
+        return jax.tree.map(lambda _: NOT_READ, tree)
+
+    return state._replace(opt_state=unread(state.opt_state), carry=unread(state.carry))
 
 
 class Opened(NamedTuple):
@@ -80,8 +155,17 @@ class Opened(NamedTuple):
 
     def warn_beyond_trained(self, length: int) -> None:
         """Say so where a text of this length, or an export, has positions that no row of the run had."""
-        if self.run:
-            warn_beyond_trained(self.run, length)
+        if self.run is None:
+            return
+        phases = self.recipe.phases[: phase_after(self.recipe, self.step) + 1]
+        longest = max(phase.length for phase in phases)
+        if longest < length <= getattr(self.recipe.model, "positions", 0):
+            log.warning(
+                "this run trained rows of up to %s tokens only: the model's positions %s to %s are untrained",
+                f"{longest:,}",
+                f"{longest:,}",
+                f"{length - 1:,}",
+            )
 
 
 def open_model(source: Path, step: int | None = None, mesh: Mesh | None = None) -> Opened:

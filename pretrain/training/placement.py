@@ -1,8 +1,12 @@
-"""A recipe on a mesh: what lies where in each phase, and its programs. Made once; all that trains reads it."""
+"""A recipe on a mesh: what lies where in each phase, and its programs. A run, a plan and all that reads a run's model
+begin so. On accelerators all programs are compiled before the first step: what does not compile or fit must not wait
+for its phase."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,31 +16,54 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
+from data_pipelines.errors import UserError
 from models.core.parameters import Params, count
+from models.core.program import Program
 from models.core.sharding import placed_by
 from pretrain.objectives.objective import Objective, Phase, Task, shapes_of
+from pretrain.optimizers import TrainState
+from pretrain.options import How
 from pretrain.recipe import Recipe, every_task
-from pretrain.state import TrainState
+from pretrain.storage.checkpoints import checkpoint_bytes
 from pretrain.training.assembly import (
     Assembly,
     all_parameters,
+    assemble,
+    check_frozen,
+    frozen_in,
     initial_carry,
+    merge,
     of_task,
     parameter_shapes,
+    split,
+    split_frozen,
     transformation_in,
 )
-from pretrain.training.attention_choice import for_evaluation
-from pretrain.training.step import Given, evaluation_step, first_moments, given_in, train_step
-from pretrain.training.traced import mean_flops, untrained
-from pretrain.training.trained import check_layers, frozen_in, merge, split, split_frozen
-from tpu.mesh import Load, load_on, mesh_shape
-from tpu.rules import activation_rules, carry_shardings, divisor_of_fsdp, parameter_shardings, replicated, rows
+from pretrain.training.attention_choice import chosen_program, for_evaluation
+from pretrain.training.step import Given, evaluation_step, first_moments, given_in, mean_flops, train_step, untrained
+from tpu.generations import GIB
+from tpu.mesh import Load, MeshShape, choose_mesh, divided_by, load_on, mesh_shape
+from tpu.rules import (
+    activation_rules,
+    carry_shardings,
+    divisor_of_fsdp,
+    parameter_shardings,
+    replicated,
+    rows,
+    shard_bytes,
+)
 from tpu.xla import compiler_options, matmul_precision, small_product_options
 
 SMALL = 20_000_000  # parameters, up to which a model's products are small for a CPU
 # Limits on what is evaluated at once: tokens per device, few beside those of a train step, and rows over all devices.
 EVALUATED_TOKENS, EVALUATED_ROWS = 1 << 13, 1024
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
+TRAIN, EVALUATE = "train step", "evaluation"
+FIELDS = {TRAIN: "train", EVALUATE: "evaluate"}  # of a Stage
+CURES = {
+    TRAIN: "raise --microbatches, or try --remat full, a --mesh with more fsdp, a smaller phases.{}.batch_size",
+    EVALUATE: "try a --mesh with more fsdp, or a smaller phases.{}.batch_size",
+}
 
 
 class Jitted(NamedTuple):
@@ -84,13 +111,57 @@ class Stage(NamedTuple):
         return f"{phase}, task {self.task.name}" if self.task.name else phase
 
 
-def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1, shapes: Params | None = None) -> list[Stage]:
-    """Each task of each phase on a mesh; only shapes are traced, nothing is computed. UserError if the mesh misfits.
+class Placed(NamedTuple):
+    """A recipe on a mesh; nothing is allocated or compiled yet.   load: by which a mesh is chosen."""
 
-    shapes: the `parameter_shapes`, where they are known.
+    assembly: Assembly
+    mesh: Mesh
+    load: Load
+    stages: list[Stage]
+
+
+def place(
+    recipe: Recipe, how: How, devices: Sequence[jax.Device], memory: float | None, platform: str | None = None
+) -> Placed:
+    """On these devices, which have so many bytes each, with the mesh and the program that are chosen or suit best.
+
+    platform: of the devices, by default this machine's. UserError where that does not go together.
     """
-    shapes = parameter_shapes(assembly) if shapes is None else shapes
-    check_layers(assembly.recipe, shapes)
+    load = load_of(recipe, devices, memory)
+    mesh = choose_mesh(how.mesh, devices, load)
+    check_batches(recipe, how.microbatches, mesh_shape(mesh))
+    return place_on(recipe, mesh, chosen_program(recipe, how, mesh, platform), load, how.microbatches)
+
+
+def place_on(recipe: Recipe, mesh: Mesh, program: Program, load: Load, microbatches: int = 1) -> Placed:
+    """On a mesh, with a program."""
+    assembly = assemble(recipe, program)
+    with divided_by(mesh):
+        return Placed(assembly, mesh, load, stages(assembly, mesh, microbatches))
+
+
+def check_batches(recipe: Recipe, microbatches: int, shape: MeshShape) -> None:
+    """UserError unless a mesh of this shape cuts the microbatches of every phase evenly, and they change nothing."""
+    for _, _, task in every_task(recipe) if microbatches > 1 else ():
+        if not task.objective.rowwise:
+            raise UserError(
+                f"--microbatches {microbatches}: {type(task.objective).__name__} compares the rows of a batch with one "
+                "another, of which a microbatch has few; leave it out, and take more devices or a smaller batch"
+            )
+    parts = microbatches * shape.batch_parts
+    for index, phase in enumerate(recipe.phases):
+        if phase.batch_size % parts:
+            raise UserError(
+                f"phases.{index}.batch_size={phase.batch_size} is not a multiple of --microbatches {microbatches} x "
+                f"the {shape.batch_parts} parts of the mesh {shape}: choose a multiple of {parts}, or another --mesh"
+            )
+
+
+def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1) -> list[Stage]:
+    """Each task of each phase on a mesh; only shapes are traced, nothing is computed. UserError if the mesh misfits, or
+    `frozen` does not fit the parameters."""
+    shapes = parameter_shapes(assembly.recipe)
+    check_frozen(assembly.recipe, shapes)
     everything = parameter_shardings(all_parameters(assembly.recipe), shapes, mesh)
     trained, frozen = split_frozen(jax.tree.map(_placed, shapes, everything), assembly.recipe)
 
@@ -115,11 +186,9 @@ def any_task(made: Sequence[Stage], index: int) -> Stage:
     return next(stage for stage in made if stage.index == index)
 
 
-def load_of(recipe: Recipe, shapes: Params, devices: list[jax.Device], memory: float | None) -> Load:
-    """What devices with so much memory have to do for a recipe, by which its mesh is chosen.
-
-    shapes: the `parameter_shapes`.
-    """
+def load_of(recipe: Recipe, devices: list[jax.Device], memory: float | None) -> Load:
+    """What devices with so much memory have to do for a recipe, by which its mesh is chosen."""
+    shapes = parameter_shapes(recipe)
     trained, divisor = count(split_frozen(shapes, recipe)[0]), divisor_of_fsdp(all_parameters(recipe), shapes)
     return load_on(devices, trained, memory, mean_flops(recipe), divisor)
 
@@ -154,12 +223,12 @@ def _stage(
     microbatches: int,
     params: Params,
     frozen: Params,
-    still: Callable[[], tuple[str, ...]],
+    untrained: Callable[[], tuple[str, ...]],
 ) -> Stage:
     recipe, phase, objective = assembly.recipe, assembly.recipe.phases[index], task.objective
     everywhere = replicated(mesh)
-    first, carry, axes = _carry(lambda: initial_carry(assembly, index), mesh)
-    moments, opt_state = _moments(assembly, index, mesh, params)
+    first_carry, carry, axes = _carry(lambda: initial_carry(assembly, index), mesh)
+    moments_before, opt_state = _moments(assembly, index, mesh, params)
     step, skipped = (jax.ShapeDtypeStruct(shape, np.int32, sharding=everywhere) for shape in ((), (2,)))
     state = TrainState(step, params, opt_state, carry, skipped)
     evaluated_rows = _evaluated_rows(objective, phase, mesh, microbatches)
@@ -168,32 +237,20 @@ def _stage(
     spec = objective.spec(phase)
     batch, evaluated_batch = (shapes_of(spec, size, rows(mesh)) for size in (phase.batch_size, evaluated_rows))
 
-    train = train_step(assembly, of_task(phase, task, axes), microbatches, index, task, still)
+    step = train_step(assembly, of_task(phase, task, axes), microbatches, index, task, untrained)
     options_of = small_product_options if count(merge(params, frozen)) <= SMALL else compiler_options
     options = options_of(mesh, looped=assembly.model.program.depth == "scan")
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=everywhere), given_in(recipe, index))
     evaluated = for_evaluation(assembly, index, task, mesh)
     evaluation = evaluation_step(objective, evaluated.model, EVALUATION_SEED, assembly.teachers)
     number = jax.ShapeDtypeStruct((), np.int32)
-    evaluated_on = (params, frozen, evaluated_batch, number, number, evaluated_carry, number)
-    train = jit_on(mesh, assembly, train, options, out_shardings=(shardings(state), everywhere), donate_argnums=0)
+    step = jit_on(mesh, assembly, step, options, out_shardings=(shardings(state), everywhere), donate_argnums=0)
+    train = Jitted(step, (state, frozen, batch, given), options)
     outputs = (everywhere, everywhere, shardings(evaluated_carry))  # it comes back as it lies in the first one
-    evaluate = jit_on(mesh, evaluated, evaluation, options, out_shardings=outputs)
-    return Stage(
-        assembly,
-        index,
-        task,
-        mesh,
-        state,
-        frozen,
-        still,
-        train=Jitted(train, (state, frozen, batch, given), options),
-        evaluate=Jitted(evaluate, evaluated_on, options),
-        evaluated_rows=evaluated_rows,
-        first_carry=first,
-        first_moments=moments,
-        first_evaluation_carry=first_evaluated,
-    )
+    evaluation = jit_on(mesh, evaluated, evaluation, options, out_shardings=outputs)
+    evaluate = Jitted(evaluation, (params, frozen, evaluated_batch, number, number, evaluated_carry, number), options)
+    first = (first_carry, moments_before, first_evaluated)
+    return Stage(assembly, index, task, mesh, state, frozen, untrained, train, evaluate, evaluated_rows, *first)
 
 
 def jit_on(mesh: Mesh, assembly: Assembly, step: Callable, options: Mapping[str, str | bool], **how) -> Callable:
@@ -257,3 +314,80 @@ def _shape(placed: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 def _placed(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+
+def trace(made: list[Stage]) -> None:
+    """Trace their programs, which are not compiled. UserError where a mesh does not divide activations evenly."""
+    for stage in made:
+        with divided_by(stage.mesh):
+            for program in (stage.train, stage.evaluate):
+                program.run.trace(*program.arguments)
+
+
+def compiles_ahead(mesh: Mesh) -> bool:
+    """On accelerators, where a program that is compiled is kept for the next start. A CPU compiles within seconds when
+    a phase begins, and says then what does not fit."""
+    return mesh.devices.flat[0].platform != "cpu"
+
+
+def compile_phases(made: list[Stage], names: Mapping[int, list[str]], say: Callable[[str], None]) -> list[Stage]:
+    """The same stages, whose programs with these names (phase -> names) are compiled.
+
+    say: is told what takes so long, and how long it took.   UserError for what does not fit a device.
+    """
+    made = list(made)
+    for number, stage in enumerate(made):
+        if stage.index in names:
+            say(f"compiling {stage.title}: {', '.join(names[stage.index])}")
+            start = time.perf_counter()
+            made[number], needed = _compiled_stage(stage, names[stage.index])
+            sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in needed.items())
+            say(f"compiled in {time.perf_counter() - start:.0f} s; GiB of each device: {sizes}")
+    return made
+
+
+def _compiled_stage(stage: Stage, wanted: list[str]) -> tuple[Stage, dict[str, int]]:
+    """(the stage with compiled programs; name -> bytes of a device)."""
+    needed = {}
+    beside = {EVALUATE: shard_bytes(stage.state._replace(params=()))}  # which lies there, but is not read
+    for name in wanted:
+        program = getattr(stage, FIELDS[name])
+        with no_memory(stage.index, name):
+            compiled = program.run.lower(*program.arguments).compile()
+        stage = stage._replace(**{FIELDS[name]: program._replace(run=compiled)})
+        needed[name] = _bytes(compiled) + beside.get(name, 0)
+    needed["checkpoint"] = shard_bytes(stage.train.arguments) + checkpoint_bytes(stage.state)
+    capacity = (stage.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+    for name, size in needed.items():
+        if capacity and size > capacity:
+            has = f"takes {size / GIB:.2f} GiB of a device that has {capacity / GIB:.2f}"
+            raise UserError(_too_large(stage.index, name, has))
+    return stage, needed
+
+
+@contextlib.contextmanager
+def no_memory(phase: int, name: str) -> Iterator[None]:
+    """Where a program finds no memory: UserError says what makes it smaller."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(_too_large(phase, name, "does not fit a device's memory")) from error
+
+
+def _bytes(compiled: jax.stages.Compiled) -> int:
+    """What a program takes of a device's memory; outputs that reuse an argument's cost nothing."""
+    memory = compiled.memory_analysis()
+    return (
+        memory.argument_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.generated_code_size_in_bytes
+    )
+
+
+def _too_large(phase: int, name: str, how: str) -> str:
+    cure = CURES.get(name, CURES[EVALUATE]).format(phase)  # of a checkpoint as of an evaluation
+    return f"phase {phase + 1}: its {name} {how}; {cure} in another --workdir"

@@ -19,13 +19,13 @@ from pretrain.recipe import Recipe, boundaries, from_json, phase_at, rate_after,
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import flat
-from pretrain.training.ahead import trace
+from pretrain.training.assembly import parameter_shapes
 from pretrain.training.attention_choice import form_of_pattern, why_plain
 from pretrain.training.data import check_data, said_of_data
-from pretrain.training.loop import Run, describe, train
-from pretrain.training.prepare import Placed, place, prepare
+from pretrain.training.loop import train
+from pretrain.training.placement import Placed, place, trace
 from pretrain.training.signals import StopRequest
-from pretrain.training.start import Started, begun_from, start
+from pretrain.training.start import First, Run, begun_from, start
 from tpu.cluster import agree, from_first
 from tpu.mesh import device_memory, mesh_shape, reason
 
@@ -42,36 +42,20 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
     with Warnings() as warnings:
         run_directory.check_writable(options.workdir)
         corpora = opened(options)
-        prepared = prepare(_checked(recipe, corpora, options))
-        _check_memory(count(prepared.shapes))
-        placed = place(prepared, options, jax.devices(), device_memory())
+        checked = _checked(recipe, corpora, options)
+        _check_memory(count(parameter_shapes(checked)))
+        placed = place(checked, options, jax.devices(), device_memory())
         begun = begun_from(placed, next(iter(corpora.values())), options)
         doing("tracing the programs")
         trace(placed.stages)
-        with start(placed, corpora, options, begun, warnings) as started:
-            return _train(placed, corpora, options, started, stop or StopRequest())
-
-
-def _train(placed: Placed, corpora: dict[str, Corpus], options: Options, started: Started, stop: StopRequest) -> int:
-    for line in _said(placed, corpora, options, started):
-        started.journal.say(line)
-    whole = Run(
-        recipe=placed.assembly.recipe,
-        corpora=corpora,
-        options=options,
-        directory=started.directory,
-        checkpoints=started.checkpoints,
-        journal=started.journal,
-        mesh=placed.mesh,
-        frozen=started.frozen,
-        stop=stop,
-        stages=placed.stages,
-    )
-    with sound(corpora.values()):
-        state, status = train(whole, started.state, started.phase)
-    if status == 0:
-        started.journal.say(f"done: {int(state.step)} steps in {started.directory.path}")
-    return status
+        with start(placed, corpora, options, begun, warnings, stop or StopRequest()) as (whole, first):
+            for line in _said(placed, whole, first):
+                whole.journal.say(line)
+            with sound(corpora.values()):
+                state, status = train(whole, first.state, first.phase)
+            if status == 0:
+                whole.journal.say(f"done: {int(state.step)} steps in {whole.directory.path}")
+            return status
 
 
 def opened(options: Options) -> dict[str, Corpus]:
@@ -89,25 +73,16 @@ def opened(options: Options) -> dict[str, Corpus]:
 def _checked(recipe: Recipe, corpora: dict[str, Corpus], options: Options) -> Recipe:
     """The recipe that all processes train, with the corpora's vocabulary, which they have in common."""
     for corpus in corpora.values():
-        _check_splits(corpus)
+        for split, cure in (("train", "with more text"), ("heldout", "with --heldout above 0, of several documents")):
+            if not corpus.size(split)["documents"]:
+                raise UserError(f"--corpus {corpus.path}: its {split} split has no documents; prepare it {cure}")
     resolved = resolve(recipe, next(iter(corpora.values())))
     check_data(resolved, corpora)
-    agree("the recipe and its options", lambda: _shared_settings(resolved, options))
+    of_run = {name: value for name, value in dataclasses.asdict(options).items() if name not in OF_A_HOST}
+    agree("the recipe and its options", lambda: flat(json.loads(to_json(resolved))) | of_run)
     if options.extend is None:
         return resolved
     return from_json(from_first("--extend", lambda: to_json(run_directory.longer(options, resolved))))
-
-
-def _shared_settings(recipe: Recipe, options: Options) -> dict:
-    """What all processes must have been given alike, as flat JSON."""
-    of_run = {name: value for name, value in dataclasses.asdict(options).items() if name not in OF_A_HOST}
-    return flat(json.loads(to_json(recipe))) | of_run
-
-
-def _check_splits(corpus: Corpus) -> None:
-    for split, cure in (("train", "with more text"), ("heldout", "with --heldout above 0, of several documents")):
-        if not corpus.size(split)["documents"]:
-            raise UserError(f"--corpus {corpus.path}: its {split} split has no documents; prepare it {cure}")
 
 
 def _check_memory(parameters: int) -> None:
@@ -121,10 +96,15 @@ def _check_memory(parameters: int) -> None:
         )
 
 
-def _said(placed: Placed, corpora: dict[str, Corpus], options: Options, started: Started) -> list[str]:
+def _said(placed: Placed, run: Run, first: First) -> list[str]:
     """What the log says before the first step."""
-    assembly, mesh, recipe = placed.assembly, placed.mesh, placed.assembly.recipe
-    said = [describe(assembly, started.state.params, mesh)]
+    assembly, mesh, recipe, corpora, options = placed.assembly, run.mesh, run.recipe, run.corpora, run.options
+    program = assembly.model.program
+    said = [
+        f"{recipe.name}: {count(first.state.params) / 1e6:.1f}M parameters, {recipe.steps} steps, "
+        f"on {mesh.size} x {mesh.devices.flat[0].device_kind} as {mesh_shape(mesh)}, "
+        f"{program.dtype}, layers {program.depth}, remat {program.remat}, attention {program.attention}"
+    ]
     if options.mesh is None and mesh.size > 1:
         said.append(reason(mesh_shape(mesh), placed.load))
     said += why_plain(assembly, options, mesh) + form_of_pattern(assembly)
@@ -139,9 +119,9 @@ def _said(placed: Placed, corpora: dict[str, Corpus], options: Options, started:
             said.append(
                 f"phase {index + 1} has no step: phases.{index}.share={recipe.phases[index].share} of {recipe.steps}"
             )
-    said += [started.origin, *filter(None, [started.renewed])]
-    if started.before and started.before.steps != recipe.steps:
-        said.append(longer_or_shorter(started.before, recipe, int(started.state.step), options.extend))
+    said += [first.origin, *filter(None, [first.renewed])]
+    if first.before and first.before.steps != recipe.steps:
+        said.append(longer_or_shorter(first.before, recipe, int(first.state.step), options.extend))
     for corpus in corpora.values():
         if corpus.fingerprint != corpus.manifest["fingerprint"]:
             parts = f"the {len(corpus.parts)} parts that it began with"

@@ -16,13 +16,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from data_pipelines.errors import UserError
 from models.core.parameters import Parameter, Params, leaves, nest
 from models.core.sharding import constrain
 from pretrain.objectives.objective import Batch
-from pretrain.optimizers import Optimizer
-from pretrain.recipe import Recipe, tasks_of
-from pretrain.training.trained import frozen_in, is_frozen
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("ids", "rows"), meta_fields=("size",))
@@ -121,22 +117,3 @@ def _counted(ids: Array, size: int) -> Array:
     """Rows of a table as `table[ids]` takes them: from its end where negative, its first or last for one beyond."""
     ids = jnp.asarray(ids).astype(jnp.int32)
     return jnp.clip(jnp.where(ids < 0, ids + size, ids), 0, size - 1)
-
-
-def check_sparse(recipe: Recipe, index: int, optimizer: Optimizer, table: Sequence[Parameter]) -> None:
-    """UserError where a phase trains a sparse table by an optimiser that reads it whole, or no batch names rows."""
-    for parameter in table:
-        if not parameter.ids or is_frozen(parameter.path, frozen_in(recipe, index)):
-            continue
-        if optimizer.name == "lamb":
-            raise UserError(
-                f"optimizer.name=lamb takes the norm of {parameter.path} as a whole, of which a step reads some rows "
-                "alone: use adamw or adagrad, or freeze it"
-            )
-        phase = recipe.phases[index]
-        has = {name for task in tasks_of(recipe, phase) for name in task.objective.spec(phase)}
-        if not has & {*parameter.ids}:
-            raise UserError(
-                f"phases.{index}: its batches name no rows of {parameter.path}, as {' or '.join(parameter.ids)} would "
-                f"(they have {', '.join(sorted(has))}): freeze it, or choose another objective"
-            )

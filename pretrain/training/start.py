@@ -1,31 +1,40 @@
-"""What a run begins with: its work directory, checkpoints and journal, and the state to train from."""
+"""What a run begins with: its work directory, checkpoints and journal, and the state to train from.
 
-from collections.abc import Iterator, Mapping
+--init-from and teachers name weights to begin with: a Hugging Face folder or another run's work directory.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
-from data_pipelines.cloud import is_file
+from data_pipelines.cloud import is_file, local_folder
 from data_pipelines.corpus import Corpus
+from data_pipelines.errors import UserError
 from data_pipelines.progress import busy
-from models.core.parameters import Params
+from models.core.parameters import Params, leaves, nest
+from pretrain.huggingface.config import check_same
+from pretrain.huggingface.load import ANEW, check_heads, check_vocabulary, counterparts, load, to_target
 from pretrain.objectives.objective import TEACHERS
+from pretrain.optimizers import TrainState
 from pretrain.options import Options
-from pretrain.recipe import Recipe, phase_after
-from pretrain.state import TrainState
+from pretrain.recipe import Recipe, asked
 from pretrain.storage import run_directory
-from pretrain.storage.checkpoints import Checkpoints
-from pretrain.storage.environment import changed, versions
+from pretrain.storage.checkpoints import Checkpoints, load_frozen, phase_of, save_frozen
 from pretrain.storage.journal import Journal, Warnings, open_journal
-from pretrain.storage.run_directory import RunDirectory, disk_errors
-from pretrain.training.assembly import initial_params
-from pretrain.training.initial_weights import INIT_FROM, load_weights
-from pretrain.training.placement import any_task, place_parameters, shardings
-from pretrain.training.prepare import Placed
-from pretrain.training.restore import load_frozen, save_frozen
+from pretrain.storage.run_directory import RunDirectory, changed, disk_errors, versions
+from pretrain.training.assembly import initial_params, merge, parameter_shapes, table_of
+from pretrain.training.opened import restore
+from pretrain.training.placement import Placed, Stage, any_task, place_parameters, shardings
+from pretrain.training.signals import StopRequest
 from pretrain.training.step import initial_state
 from tpu.cluster import from_first, gather, is_first
+from tpu.mesh import host_mesh
+
+INIT_FROM = "--init-from"
 
 
 class Begun(NamedTuple):
@@ -36,16 +45,28 @@ class Begun(NamedTuple):
     teachers: Params
 
 
-class Started(NamedTuple):
-    """before: the recipe that the work directory had.   phase: that the state is of.   origin: where the state comes
-    from, in words.   renewed: what has another version than at the last start, in words."""
+class Run(NamedTuple):
+    """What stays the same while a run lasts."""
 
+    recipe: Recipe
+    corpora: Mapping[str, Corpus]
+    options: Options
     directory: RunDirectory
     checkpoints: Checkpoints
     journal: Journal
+    mesh: Mesh
+    frozen: Params
+    stages: list[Stage]
+    stop: StopRequest
+
+
+class First(NamedTuple):
+    """What it begins or goes on with.   phase: that the state is of.   before: the recipe that the work directory had.
+    origin: where the state comes from, in words.   renewed: what has another version than at the last start, in words.
+    """
+
     state: TrainState
     phase: int
-    frozen: Params
     before: Recipe | None
     origin: str
     renewed: str | None
@@ -53,26 +74,26 @@ class Started(NamedTuple):
 
 @contextmanager
 def start(
-    placed: Placed, corpora: Mapping[str, Corpus], options: Options, begun: Begun, warnings: Warnings
-) -> Iterator[Started]:
+    placed: Placed, corpora: Mapping[str, Corpus], options: Options, begun: Begun, warnings: Warnings, stop: StopRequest
+) -> Iterator[tuple[Run, First]]:
     """In the work directory, which no other run of this machine uses in the context."""
-    renewed, recipe = _renewed(RunDirectory(options.workdir)), placed.assembly.recipe
-    with disk_errors(RunDirectory(options.workdir)), run_directory.alone(options.workdir):
+    directory, recipe = RunDirectory(options.workdir), placed.assembly.recipe
+    versions_before = directory.read_run().get("versions") if is_file(directory.run) else None
+    renewed = changed(versions_before, versions()) if versions_before else None
+    with disk_errors(directory), run_directory.alone(options.workdir):
         directory, before = run_directory.start(recipe, corpora, options)
         with closing(Checkpoints(directory.checkpoints, options.keep, options.keep_every)) as checkpoints:
             state, phase, frozen, origin = _first_state(placed, before or recipe, directory, checkpoints, begun)
-            with closing(journal_of(directory, state, recipe, options)) as journal, warnings.going_to(journal):
-                yield Started(directory, checkpoints, journal, state, phase, frozen, before, origin, renewed)
-
-
-def journal_of(directory: RunDirectory, state: TrainState, recipe: Recipe, options: Options) -> Journal:
-    """The first process writes for all."""
-    return open_journal(directory, int(state.step), recipe.steps, options.track) if is_first() else Journal()
+            written = (directory, int(state.step), recipe.steps, options.track)
+            journal = open_journal(*written) if is_first() else Journal()  # the first process writes for all
+            with closing(journal), warnings.going_to(journal):
+                of = (recipe, corpora, options, directory, checkpoints, journal, placed.mesh, frozen, placed.stages)
+                yield Run(*of, stop), First(state, phase, before, origin, renewed)
 
 
 def begun_from(placed: Placed, corpus: Corpus, options: Options) -> Begun:
     """What --init-from and the recipe's teachers name, unless the work directory has checkpoints to go on from."""
-    recipe, shapes = placed.assembly.recipe, placed.shapes
+    recipe, shapes = placed.assembly.recipe, parameter_shapes(placed.assembly.recipe)
     source, heads_anew = from_first(INIT_FROM, lambda: _init_from(RunDirectory(options.workdir), options))
     resumes = from_first("teachers", lambda: bool(RunDirectory(options.workdir).checkpoint_steps()))
 
@@ -106,12 +127,6 @@ def _init_from(directory: RunDirectory, options: Options) -> tuple[str | None, b
     return given
 
 
-def _renewed(directory: RunDirectory) -> str | None:
-    """What has another version than when a work directory was last started in."""
-    before = directory.read_run().get("versions") if is_file(directory.run) else None
-    return changed(before, versions()) if before else None
-
-
 @busy("making or restoring the state")
 def _first_state(
     placed: Placed, before: Recipe, directory: RunDirectory, checkpoints: Checkpoints, begun: Begun
@@ -121,15 +136,15 @@ def _first_state(
     before: the recipe, with the steps that it had so far: another number moves the phases.
     """
 
-    def phase_of(step: int) -> int:
-        recorded = checkpoints.phase(step)
-        return phase_after(before, step) if recorded is None else recorded
+    def phase(step: int) -> int:
+        folder = directory.checkpoints / str(step)
+        return from_first(f"the phase of checkpoint {step}", lambda: phase_of(folder, before))
 
     assembly, first_stage = placed.assembly, placed.stages[0]
-    state = checkpoints.restore(lambda step: any_task(placed.stages, phase_of(step)).state)
+    state = checkpoints.restore(lambda step: any_task(placed.stages, phase(step)).state)
     if state is not None:
-        step = int(state.step)
-        return state, phase_of(step), load_frozen(first_stage, directory), f"resuming from step {step}"
+        step, frozen = int(state.step), load_frozen(directory.frozen, first_stage.frozen)
+        return state, phase(step), frozen, f"resuming from step {step}"
 
     def make(key, weights: Params | None, teachers: Params):
         params = initial_params(assembly, key) if weights is None else weights
@@ -139,5 +154,45 @@ def _first_state(
     weights = None if begun.weights is None else place_parameters(begun.weights, first_stage)
     key = jax.random.key(assembly.recipe.seed)
     state, frozen = first(key, weights, place_parameters(begun.teachers, first_stage))
-    save_frozen(directory, frozen)
+    save_frozen(directory.frozen, frozen)
     return state, 0, frozen, "starting from random weights" if weights is None else "starting from --init-from"
+
+
+def load_weights(
+    setting: str, source: str, config, shapes: Params, corpus: Corpus, start: Callable[[], Params] | None = None
+) -> Params:
+    """Parameters for a config in this host's memory, a nested dict of NumPy arrays like `shapes`.
+
+    setting: that names the source, with which an error begins.
+    start: gives random parameters for heads that the source lacks; without it, that is an error.
+    UserError when the source has another model or vocabulary.
+    """
+    directory = RunDirectory(source)
+    try:
+        if is_file(directory.recipe):
+            return _of_run(directory, config, shapes, corpus, start)
+        with local_folder(directory.path) as folder:
+            return load(folder, config, shapes, corpus.tokenizer_path, start)
+    except UserError as error:
+        said = str(error)
+        if setting != INIT_FROM:  # a teacher's model has no heads of its own to train
+            said = re.sub(f"(, or|;) {ANEW}$", "", said).replace(
+                "--model.", f"--{setting.removesuffix('source')}model."
+            )
+        raise UserError(f"{setting} {said}") from None
+
+
+def _of_run(directory: RunDirectory, config, shapes: Params, corpus: Corpus, start) -> Params:
+    source, recipe = str(directory.path), directory.read_recipe()
+    check_same(source, recipe.model, config)
+    wanted, there = dict(leaves(shapes)), {row.path for row in table_of(recipe.model, asked(recipe))}
+    begun = {path: name for path, name in counterparts(recipe.model, config).items() if path in wanted}
+    lacking = [path for path in wanted if begun.get(path) not in there]
+    check_heads(source, lacking, there - set(begun.values()), anew=start is not None)
+    with local_folder(directory.tokenizer) as tokenizer:
+        check_vocabulary(tokenizer, corpus.tokenizer_path, recipe.model, config)
+    restored = restore(directory, mesh=host_mesh())
+    trained = jax.device_get(dict(leaves(merge(restored.params, restored.frozen))))
+    found = to_target(source, trained, recipe.model, config)
+    params = dict(leaves(start())) if start else {}
+    return jax.device_get(nest(params | {path: array for path, array in found.items() if path in wanted}))

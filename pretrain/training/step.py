@@ -1,5 +1,6 @@
 """The train step and the evaluation step, of which each task of a phase has one: what a run computes with."""
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -10,18 +11,34 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import partial_eval
 
+from models.attention.mask import PAIRS
 from models.core.noise import row_keys
 from models.core.parameters import Params, leaves, nest
-from pretrain.objectives.figures import Sums
-from pretrain.objectives.objective import TEACHERS, Batch, Bound, Moment, Objective, Task
-from pretrain.optimizers import clip
-from pretrain.recipe import Recipe, rate_at, tasks_of
+from models.core.program import Program
+from models.families.registry import family_of
+from pretrain.objectives.objective import TEACHERS, Batch, Bound, Moment, Objective, Phase, Sums, Task, scope, shapes_of
+from pretrain.optimizers import TrainState, clip
+from pretrain.recipe import Recipe, every_task, rate_at, tasks_of
 from pretrain.schedules import Numbers, learning_rate
-from pretrain.state import TrainState
-from pretrain.training.assembly import Assembly, initial_carry, of_task, optimizer_in, transformation_in
+from pretrain.training.assembly import (
+    Assembly,
+    assemble,
+    frozen_in,
+    frozen_layers,
+    initial_carry,
+    merge,
+    of_task,
+    optimizer_in,
+    parameter_shapes,
+    split,
+    split_frozen,
+    transformation_in,
+)
 from pretrain.training.sparse_rows import rows_read
-from pretrain.training.trained import frozen_in, frozen_layers, merge, split, split_frozen
+from tpu.flops import flops
 from tpu.rules import is_axes
 
 
@@ -156,25 +173,28 @@ def accumulate(gradient: Callable, params: Params, rows, carry, carry_axes, micr
     """
     if microbatches == 1:
         return gradient(params, *rows, carry)
-    split, join = _by_rows(carry, carry_axes, microbatches)
+
+    def in_rows(change: Callable, *carries):
+        """A carry whose leaves with rows are change(their axis, leaves of the carries), others those of the last."""
+        leaf = lambda axes, *of: change(axes.index("batch"), *of) if "batch" in axes else of[-1]
+        return jax.tree.map(leaf, carry_axes, *carries, is_leaf=is_axes)
+
+    def one(cut, number, part):
+        here = in_rows(lambda axis, leaf: leaf[number], cut)
+        (total, (terms, here, counts)), gradients = gradient(params, *part, here)
+        return in_rows(lambda axis, leaf, new: leaf.at[number].set(new), cut, here), (total, terms, counts, gradients)
+
+    def body(state, number_and_part):
+        cut, new = one(state[0], *number_and_part)
+        return (cut, jax.tree.map(jnp.add, state[1], new)), None
+
     parts = jax.tree.map(lambda x: _cut(x, 0, microbatches), rows)
-    rowwise, threaded = split(carry)
-
-    def one(threaded, part_and_rowwise):
-        part, rowwise = part_and_rowwise
-        (total, (terms, carry, counts)), gradients = gradient(params, *part, join(rowwise, threaded))
-        rowwise, threaded = split(carry, cut=False)
-        return threaded, ((total, terms, counts, gradients), rowwise)
-
-    def body(state, part_and_rowwise):
-        threaded, so_far = state
-        threaded, (new, rowwise) = one(threaded, part_and_rowwise)
-        return (threaded, jax.tree.map(jnp.add, so_far, new)), rowwise
-
-    shapes = jax.eval_shape(one, threaded, jax.tree.map(lambda x: x[0], (parts, rowwise)))[1][0]
+    cut = in_rows(lambda axis, leaf: _cut(leaf, axis, microbatches), carry)
+    _, shapes = jax.eval_shape(one, cut, 0, jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    (threaded, (total, terms, counts, gradients)), rowwise = jax.lax.scan(body, (threaded, zeros), (parts, rowwise))
-    return (total, (terms, join(rowwise, threaded, whole=True), counts)), gradients
+    (cut, so_far), _ = jax.lax.scan(body, (cut, zeros), (jnp.arange(microbatches), parts))
+    total, terms, counts, gradients = so_far
+    return (total, (terms, in_rows(lambda axis, leaf: _joined(leaf, axis), cut), counts)), gradients
 
 
 def _cut(x: Array, axis: int, parts: int) -> Array:
@@ -188,27 +208,6 @@ def _joined(x: Array, axis: int) -> Array:
     """The inverse of `_cut`."""
     x = jnp.moveaxis(x, 0, axis + 1)
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
-
-
-def _by_rows(carry, carry_axes, parts: int):
-    """How a carry is split into leaves that have rows and leaves that do not, and joined again."""
-    structure = jax.tree.structure(carry)
-    axes = [a.index("batch") if "batch" in a else None for a in jax.tree.leaves(carry_axes, is_leaf=is_axes)]
-
-    def split(carry, cut=True):
-        leaves = list(zip(jax.tree.leaves(carry), axes, strict=True))
-        rowwise = [_cut(leaf, axis, parts) if cut else leaf for leaf, axis in leaves if axis is not None]
-        return rowwise, [leaf for leaf, axis in leaves if axis is None]
-
-    def join(rowwise, threaded, whole=False):
-        rowwise, threaded = iter(rowwise), iter(threaded)
-        leaves = []
-        for axis in axes:
-            leaf = next(threaded) if axis is None else next(rowwise)
-            leaves.append(_joined(leaf, axis) if whole and axis is not None else leaf)
-        return jax.tree.unflatten(structure, leaves)
-
-    return split, join
 
 
 class Evaluation(NamedTuple):
@@ -248,3 +247,60 @@ def bound(params: Params, objective: Objective, teachers: Mapping[str, nn.Module
 def batch_rows(batch: Batch) -> int:
     """Rows of a batch."""
     return next(iter(batch.values())).shape[0]
+
+
+def traced_loss(assembly: Assembly, phase: Phase, task: Task, params: Params, frozen: Params) -> ClosedJaxpr:
+    """The program of a task's loss in training: (params, frozen, batch, carry) -> the sum of its terms.
+
+    params, frozen: as shapes and dtypes; nothing is computed.
+    """
+    objective = task.objective
+
+    def loss(params, frozen, batch, carry):
+        keys = row_keys(0, 0, jnp.arange(batch_rows(batch)))
+        merged, taught = bound(merge(params, frozen), objective, assembly.teachers)
+        terms = objective.loss(assembly.model, merged, batch, carry, Moment(keys, True, 0, taught))[0]
+        return sum(terms[term].sum for term in objective.coefficients(0))
+
+    carry = jax.eval_shape(lambda: objective.carry(assembly.model, phase, train=True)[0])
+    return jax.make_jaxpr(loss)(params, frozen, shapes_of(objective.spec(phase), phase.batch_size), carry)
+
+
+def untrained(assembly: Assembly, index: int, params: Params, frozen: Params) -> tuple[str, ...]:
+    """Paths of the parameters that no task of a phase reads: no gradient ever reaches them.   As `traced_loss`."""
+    phase = assembly.recipe.phases[index]
+    plain = assembly._replace(model=assembly.model.clone(program=Program()))  # the form that is traced fastest
+    ever: set[str] = set()
+    for task in tasks_of(assembly.recipe, phase):
+        traced = traced_loss(plain, phase, task, params, frozen).jaxpr
+        read = partial_eval.dce_jaxpr(traced, [True])[1]
+        ever |= {path for (path, _), is_read in zip(leaves(params), read, strict=False) if is_read}
+    return tuple(path for path, _ in leaves(params) if path not in ever)
+
+
+@functools.lru_cache
+def model_flops(recipe: Recipe, phase: Phase, task: Task | None = None) -> float:
+    """FLOPs of a task's train step that the model needs, counted in its traced loss: of attention those of the pairs
+    that `Family.seen` says, of relative attention all. The backward pass costs two forward passes, since a product's
+    gradient is two products of its size; a teacher has none.
+
+    task: the phase's only one unless given."""
+    assembly = assemble(recipe, Program(attention="dense"))
+    params = split_frozen(parameter_shapes(recipe), recipe)
+    traced = traced_loss(assembly, phase, task or tasks_of(recipe, phase)[0], *params)
+    taught = {scope(teacher.name): teacher.model for teacher in recipe.teachers}
+
+    def counted_as(where: str) -> float:
+        passes, model = next(((1, model) for name, model in taught.items() if name in where), (3, recipe.model))
+        return passes * (family_of(model).seen(model, phase) if PAIRS in where else 1.0)
+
+    return flops(traced, {}, counted_as).total
+
+
+def mean_flops(recipe: Recipe) -> float:
+    """`model_flops` of a step, the mean of a run's: all of its phases have one mesh, which is chosen by them."""
+    total = 0.0
+    for _, phase, task in every_task(recipe):
+        rates = sum(one.rate for one in tasks_of(recipe, phase))
+        total += phase.share * task.rate / rates * model_flops(recipe, phase, task)
+    return total

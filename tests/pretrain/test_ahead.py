@@ -13,9 +13,9 @@ from pretrain.objectives.objective import Term
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import loop, placement, prepare
-from pretrain.training.ahead import EVALUATE, TRAIN, compile_phases
+from pretrain.training import loop, placement
 from pretrain.training.assembly import assemble
+from pretrain.training.placement import EVALUATE, TRAIN, compile_phases
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 from tpu.mesh import choose_mesh
@@ -62,10 +62,10 @@ def test_a_second_phase_without_room_ends_the_run_before_the_first_step(
 
 
 def test_what_is_compiled_ahead_trains_and_evaluates(accelerator, corpus_path, tmp_path, monkeypatch, capsys):
-    make = prepare.stages
+    make = placement.stages
     uncalled = lambda program: program._replace(run=Uncalled(program.run))
     of_stage = lambda stage: stage._replace(train=uncalled(stage.train), evaluate=uncalled(stage.evaluate))
-    monkeypatch.setattr(prepare, "stages", lambda *of: [of_stage(stage) for stage in make(*of)])
+    monkeypatch.setattr(placement, "stages", lambda *of: [of_stage(stage) for stage in make(*of)])
     recipe = toys.recipe(steps=4, phases=PHASES)
     options = tiny.options(corpus_path, tmp_path / "run", eval_every=1)
     assert run(recipe, options) == 0

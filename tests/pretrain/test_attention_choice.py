@@ -251,7 +251,7 @@ def test_the_choice_is_asked_what_the_trace_asks(recipe, kernel, monkeypatch):
     monkeypatch.setitem(KERNELS, kernel, KERNELS[kernel]._replace(obstacles=recording))
     monkeypatch.setattr(cudnn, "cudnn", lambda q, k, v, mask, **_: q)  # JAX's traces on a machine with a GPU alone
     assembly = assemble(recipe, Program(dtype="bfloat16", attention=kernel))
-    params = parameter_shapes(assembly)
+    params = parameter_shapes(recipe)
     asked.clear()  # of the initialisation
     carry, _ = recipe.objective.carry(assembly.model, recipe.phases[0], True)
     loss = lambda params, batch, keys: recipe.objective.loss(assembly.model, params, batch, carry, Moment(keys, True))

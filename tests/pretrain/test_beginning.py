@@ -24,7 +24,7 @@ from models.families.registry import family_of
 from models.families.roberta import RobertaConfig
 from pretrain.huggingface.export import export
 from pretrain.huggingface.load import load
-from pretrain.training.initial_weights import load_weights
+from pretrain.training.start import load_weights
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import reference, tiny
 

@@ -17,11 +17,10 @@ import pytest
 from orbax.checkpoint._src.multihost import multihost
 
 from data_pipelines.errors import UserError
-from pretrain.state import TrainState
+from pretrain.optimizers import TrainState
 from pretrain.storage import checkpoints as module
-from pretrain.storage.checkpoints import Checkpoints
+from pretrain.storage.checkpoints import Checkpoints, checksums
 from pretrain.storage.run_directory import RunDirectory, disk_errors
-from pretrain.storage.stored_state import checksums
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 

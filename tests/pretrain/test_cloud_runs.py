@@ -17,13 +17,13 @@ from data_pipelines.errors import PassingError, UserError
 from models.core.parameters import leaves
 from pretrain.__main__ import main
 from pretrain.commands.export import export_model
-from pretrain.storage import sinks
+from pretrain.storage import journal
+from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.journal import open_journal, read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import loop
-from pretrain.training.initial_weights import INIT_FROM, load_weights
-from pretrain.training.restore import restore
+from pretrain.training.opened import restore
 from pretrain.training.run import run
+from pretrain.training.start import INIT_FROM, load_weights
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_kills import figures
@@ -86,7 +86,7 @@ class Killed(BaseException):
 def test_killed_as_a_checkpoint_is_whole_and_started_again_it_ends_as_a_local_run_that_nothing_disturbed(
     bucket, corpus_path, tmp_path, monkeypatch, capsys
 ):
-    save = loop.Checkpoints.save
+    save = Checkpoints.save
 
     def save_and_die(checkpoints, state, phase):
         save(checkpoints, state, phase)
@@ -95,8 +95,8 @@ def test_killed_as_a_checkpoint_is_whole_and_started_again_it_ends_as_a_local_ru
             raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(loop.Checkpoints, "save", save_and_die)
-        patch.setattr(sinks.Mirror, "close", lambda mirror: None)  # uploads nothing more
+        patch.setattr(Checkpoints, "save", save_and_die)
+        patch.setattr(journal.Mirror, "close", lambda mirror: None)  # uploads nothing more
         train(20, log_every=1)
     assert max(losses(WORKDIR)) == 10  # what led to the checkpoint was there before it
     assert train(20, log_every=1) == train(20, corpus_path, tmp_path / "run", log_every=1) == 0
@@ -269,12 +269,12 @@ def test_rights_are_tried_again_while_the_storage_is_busy_and_then_left_to_a_sup
 
 
 def test_access_lost_while_training_is_one_line(bucket, monkeypatch):
-    save = loop.Checkpoints.save
+    save = Checkpoints.save
 
     def lose(checkpoints, state, phase):
         bucket.refuse = 403, "the key has expired"
         save(checkpoints, state, phase)
 
-    monkeypatch.setattr(loop.Checkpoints, "save", lose)
+    monkeypatch.setattr(Checkpoints, "save", lose)
     with pytest.raises(UserError, match="--workdir gs://bucket/runs/a: .*the key has expired"):
         train(5)

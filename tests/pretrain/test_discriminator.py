@@ -15,7 +15,7 @@ from pretrain.generation.settings import Steering
 from pretrain.steering import discriminator, loop
 from pretrain.steering.loop import bag
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.restore import restore
+from pretrain.training.opened import restore
 
 TEXTS = [("Ba kilo muna.", "ba"), ("Te vo za.", "te")]
 

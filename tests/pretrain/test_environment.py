@@ -5,8 +5,8 @@ import re
 
 import jax
 
-from pretrain.storage import environment
-from pretrain.storage.environment import versions
+from pretrain.storage import run_directory
+from pretrain.storage.run_directory import versions
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys
 
@@ -14,7 +14,7 @@ from tests.pretrain import tiny, toys
 def test_versions_of_all_that_requirements_name():
     found = versions()
     assert found["jax"] == jax.__version__ and found["jaxlib"] == jax.lib.__version__
-    lines = (environment.ROOT / "requirements.txt").read_text().splitlines()
+    lines = (run_directory.ROOT / "requirements.txt").read_text().splitlines()
     names = {re.split(r"[=>;\[]", line)[0] for line in lines if line and not line.startswith("#")}
     assert len(names) > 15 and names < set(found)
 

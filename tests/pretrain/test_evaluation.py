@@ -16,9 +16,8 @@ from data_pipelines.errors import UserError
 from models.core.program import Program
 from pretrain.__main__ import main
 from pretrain.commands.export import export_model
-from pretrain.objectives.figures import Sums
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.objective import Term
+from pretrain.objectives.objective import Sums, Term
 from pretrain.objectives.replaced_token_detection import detection_report, score_histograms
 from pretrain.recipe import Phase
 from pretrain.storage.journal import read_metrics

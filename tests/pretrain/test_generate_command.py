@@ -20,8 +20,7 @@ from pretrain.generation.settings import Decoding
 from pretrain.objectives.objective import inputs_of
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import opened
-from pretrain.training.opened import open_model
-from pretrain.training.restore import restore
+from pretrain.training.opened import open_model, restore
 from tests.pretrain import tiny
 from tpu.mesh import named_mesh
 

@@ -22,7 +22,7 @@ from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
 from pretrain.recipe import Phase
 from pretrain.training.assembly import assemble, model_of
-from pretrain.training.restore import Restored, warn_beyond_trained
+from pretrain.training.opened import Opened, Restored
 from tests.contract import cases, torch_reference
 from tests.pretrain import tiny
 
@@ -211,5 +211,6 @@ def test_positions_that_no_row_had_are_said(caplog):
     recipe = tiny.gpt2(phases=(Phase(0.5, 16, 8), Phase(0.5, 32, 8)))
     for step, length, said in (5, 16, ""), (5, 17, "positions 16 to 16"), (11, 32, ""), (15, 64, "positions 32 to 63"):
         caplog.clear()
-        warn_beyond_trained(Restored(assemble(recipe), step, {}, {}, None, []), length)
+        run = Restored(assemble(recipe), step, {}, {}, None, [])
+        Opened(None, None, {}, None, None, None, run).warn_beyond_trained(length)
         assert said in caplog.text and bool(said) == bool(caplog.text)

@@ -20,9 +20,9 @@ from pretrain.huggingface.load import load
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.storage import run_directory
 from pretrain.storage.run_directory import flat
-from pretrain.training import initial_weights
 from pretrain.training import run as runs
-from pretrain.training.initial_weights import load_weights
+from pretrain.training import start
+from pretrain.training.start import load_weights
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
 from tests.pretrain.fields import other, replaced
@@ -31,12 +31,12 @@ ON_FOUR_DEVICES = """
 import sys
 from pathlib import Path
 import jax
-from pretrain.training import initial_weights
+from pretrain.training import start
 from pretrain.training import run as runs
 from tests.pretrain import tiny
 
 corpus, source, workdir = map(Path, sys.argv[1:])
-given, jit, read, restore = [], jax.jit, [], initial_weights.restore
+given, jit, read, restore = [], jax.jit, [], start.restore
 
 def recorded(function, **more):
     def call(*arguments):
@@ -46,7 +46,7 @@ def recorded(function, **more):
     return call if "_first_state" in function.__qualname__ else jitted
 
 jax.jit = recorded
-initial_weights.restore = lambda *of, **more: read.append(restore(*of, **more)) or read[-1]
+start.restore = lambda *of, **more: read.append(restore(*of, **more)) or read[-1]
 runs.train = lambda run, state, carried: (state, 0)
 runs.run(tiny.bert(), tiny.options(corpus, workdir, mesh="fsdp=4", init_from=str(source)))
 assert [restored.mesh.size for restored in read] == [1]
@@ -122,7 +122,7 @@ def test_every_field_is_free_or_refused_from_a_run_and_from_a_folder(name, path,
     def restored(*_, **__):
         raise UserError("what else is checked is alike")
 
-    monkeypatch.setattr(initial_weights, "restore", restored)
+    monkeypatch.setattr(start, "restore", restored)
     (run, folder), corpus, free, ours = sources[name], Corpus(corpus_path), path in FREE, RECIPES[name].model
     value = VALUES.get(path) or other(path, flat(dataclasses.asdict(ours))[path])
     model = replaced(ours, path, value)

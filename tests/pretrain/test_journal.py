@@ -6,7 +6,7 @@ import time
 import pytest
 from rich.console import Console
 
-from pretrain.storage import sinks
+from pretrain.storage import journal
 from pretrain.storage.journal import Journal, open_journal
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.run import run
@@ -21,7 +21,7 @@ def shown(monkeypatch, tmp_path):
     def opened_on(terminal: bool):
         screen = io.StringIO()
         console = Console(file=screen, force_terminal=terminal, width=120)
-        monkeypatch.setattr(sinks, "Console", lambda **_: console)
+        monkeypatch.setattr(journal, "Console", lambda **_: console)
         opened.append(open_journal(RunDirectory(tmp_path), 0, 10))
         return opened[-1], screen
 

@@ -18,7 +18,7 @@ from pretrain.training.assembly import assemble
 from pretrain.training.data import phase_batches
 from pretrain.training.placement import of_phase
 from pretrain.training.run import run
-from pretrain.training.traced import model_flops
+from pretrain.training.step import model_flops
 from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
 

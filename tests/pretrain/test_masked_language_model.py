@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from models.blocks.heads import PAIR, TOKENS
-from pretrain.objectives.figures import Sums, figures
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
-from pretrain.objectives.objective import Moment
+from pretrain.objectives.objective import Moment, Sums
+from pretrain.training.evaluate import figures
 from tests.pretrain import tiny
 
 LABELS = np.array([-1, 0, 1, 1], np.int32)

@@ -20,13 +20,13 @@ from pretrain.huggingface.config import config_from
 from pretrain.huggingface.load import load
 from pretrain.recipe import Phase, resolve
 from pretrain.schedules import Schedule
-from pretrain.storage import stored_state
+from pretrain.storage import checkpoints
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
+from pretrain.training.opened import restore
 from pretrain.training.placement import stages
-from pretrain.training.restore import restore
 from pretrain.training.run import run
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny
@@ -99,12 +99,14 @@ def test_an_adaptive_softmax_takes_words_by_falling_frequency_alone(corpus_path,
 
 
 def test_reading_a_run_leaves_memory_and_moments_in_the_file(whole, monkeypatch):
-    asked, load = [], stored_state.load
-    monkeypatch.setattr("pretrain.training.restore.load", lambda folder, like: asked.append(like) or load(folder, like))
+    asked, load = [], checkpoints.load
+    monkeypatch.setattr(
+        "pretrain.training.opened.load_state", lambda folder, like: asked.append(like) or load(folder, like)
+    )
     restored = restore(RunDirectory(whole))
     assert restored.step == 8 and tiny.equal(restored.params, tiny.final_state(whole).params)
     left = jax.tree.leaves((asked[0].carry, asked[0].opt_state))
-    assert len(left) > 2 and all(leaf is stored_state.NOT_READ for leaf in left)
+    assert len(left) > 2 and all(leaf is checkpoints.NOT_READ for leaf in left)
 
 
 def test_a_model_without_a_class_at_hugging_face_has_an_export_of_its_own(whole, corpus_path, tmp_path):

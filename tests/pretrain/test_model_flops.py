@@ -11,7 +11,7 @@ from data_pipelines.examples.masking import Masking
 from models.attention.patterns.pattern import Pattern
 from models.families.registry import family_of
 from pretrain.recipe import Phase
-from pretrain.training.traced import model_flops
+from pretrain.training.step import model_flops
 from tests.pretrain import reference, tiny
 
 ROWS, LENGTH, VOCAB = 3, 32, 256

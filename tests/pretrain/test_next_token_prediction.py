@@ -24,12 +24,12 @@ from models.families.registry import FAMILIES
 from pretrain.__main__ import main
 from pretrain.commands import eval as evaluation
 from pretrain.commands.eval import Eval, evaluate
-from pretrain.objectives.figures import unigram
 from pretrain.objectives.next_token_prediction import NextTokenPrediction, StridedPerplexity
 from pretrain.objectives.objective import Moment, Phase
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import evaluate as evaluators
 from pretrain.training.assembly import assemble
+from pretrain.training.evaluate import unigram
 from tests.contract import cases
 from tests.data_pipelines.corpora import SPECIAL, epoch, numbered, write_corpus
 from tests.pretrain import tiny

@@ -18,7 +18,7 @@ from models.core.program import Program
 from pretrain.objectives.objective import Moment, shapes_of
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import loop, prepare
+from pretrain.training import loop, placement
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.attention_choice import chosen_program
 from pretrain.training.run import run
@@ -202,14 +202,14 @@ def steps_of(directory, kind):
 
 
 def test_options_of_a_run(toy_run, monkeypatch):
-    sizes, evaluator, parts, stages, seen = [], loop.Evaluators, [], prepare.stages, []
+    sizes, evaluator, parts, stages, seen = [], loop.Evaluators, [], placement.stages, []
 
     def recorded(*rest, processes, **more):
         seen.append(processes)
         return Loader(*rest, processes=0, **more)  # what several processes do is seen by test_kills
 
     monkeypatch.setattr(loop, "Evaluators", lambda *rest: sizes.append(rest[2]) or evaluator(*rest))
-    monkeypatch.setattr(prepare, "stages", lambda *rest: parts.append(rest[2]) or stages(*rest))
+    monkeypatch.setattr(placement, "stages", lambda *rest: parts.append(rest[2]) or stages(*rest))
     monkeypatch.setattr(loop, "Loader", recorded)
     options = {"log_every": 8, "eval_every": 7, "eval_examples": 24, "checkpoint_every": 3, "keep": 2, "keep_every": 6}
     directory = toy_run(**options, microbatches=4, workers=2, profile=True, mesh="data=1")

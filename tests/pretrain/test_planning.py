@@ -11,8 +11,8 @@ from pretrain.commands.arguments import Target
 from pretrain.commands.planning import plan_command, shaped, works
 from pretrain.recipe import Phase
 from pretrain.recipes.registry import RECIPES
-from pretrain.training import placement, prepare
-from pretrain.training.traced import model_flops
+from pretrain.training import placement
+from pretrain.training.step import model_flops
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
 from tpu import calibration, compiler, plan_report
@@ -31,7 +31,7 @@ V5E = parse_topology("v5e:1x1")
 def test_the_mesh_follows_the_mean_of_the_phases_by_their_steps(on_cpu, monkeypatch):
     model = dataclasses.replace(tiny.BERT, positions=64)
     recipe, asked = tiny.bert(model=model, phases=(Phase(0.75, 32, 8), Phase(0.25, 64, 8))), []
-    monkeypatch.setattr(prepare, "choose_mesh", lambda *given: asked.append(given[2].flops) or choose_mesh(*given))
+    monkeypatch.setattr(placement, "choose_mesh", lambda *given: asked.append(given[2].flops) or choose_mesh(*given))
     next(works(recipe, Target(topology="v5e:1x1"), V5E))
     short, long = (model_flops(recipe, phase) for phase in recipe.phases)
     assert asked == [pytest.approx(0.75 * short + 0.25 * long)]

@@ -17,7 +17,7 @@ from pretrain.prompting.prompts import LONGEST_LINE, Example, Prompt, Prompter, 
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import opened
 from pretrain.training.assembly import assemble
-from pretrain.training.restore import Restored, restore
+from pretrain.training.opened import Restored, restore
 from tests.pretrain import tiny
 
 QUESTIONS = [

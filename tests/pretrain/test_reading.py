@@ -10,13 +10,13 @@ import pytest
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from pretrain.__main__ import main
-from pretrain.storage import stored_state
+from pretrain.storage import checkpoints
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training import restore as restoring
+from pretrain.training import opened
 from pretrain.training.assembly import assemble, initial_params
-from pretrain.training.initial_weights import load_weights
-from pretrain.training.restore import restore
+from pretrain.training.opened import restore
 from pretrain.training.run import run
+from pretrain.training.start import load_weights
 from tests.pretrain import tiny, toys
 from tests.pretrain.test_checkpoints import DAMAGES, like, reopened, saved, state_at
 
@@ -35,7 +35,7 @@ TRANSIENT = {
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     toys.register(monkeypatch)
-    monkeypatch.setattr(stored_state, "PAUSES", (0, 0))
+    monkeypatch.setattr(checkpoints, "PAUSES", (0, 0))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def two(tmp_path_factory):
 
 def failing(monkeypatch, error, times):
     """The next reads of arrays fail, wrapped as Orbax does."""
-    handler, left = stored_state.ocp.PyTreeCheckpointHandler, [error] * times
+    handler, left = checkpoints.ocp.PyTreeCheckpointHandler, [error] * times
     whole = handler.restore
 
     def restore(self, *arguments, **named):
@@ -107,13 +107,13 @@ def test_a_reader_leaves_a_work_directory_byte_for_byte_as_it_was(trained, corpu
 
 
 def test_a_checkpoint_of_a_version_with_other_parameters_is_an_error_that_says_so(trained, monkeypatch):
-    whole = restoring._parameters_after
+    whole = opened._parameters_after
 
     def with_more(*of):
         state = whole(*of)
         return state._replace(params=state.params | {"more": state.params["bias"]})
 
-    monkeypatch.setattr(restoring, "_parameters_after", with_more)
+    monkeypatch.setattr(opened, "_parameters_after", with_more)
     with pytest.raises(UserError, match="has other parameters than this version gives the model: go on with") as caught:
         restore(RunDirectory(trained))
     assert type(caught.value) is UserError

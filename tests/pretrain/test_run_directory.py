@@ -15,12 +15,11 @@ from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, boundaries, from_json, rate_after, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage import run_directory
-from pretrain.storage.environment import versions
 from pretrain.storage.journal import read_metrics
-from pretrain.storage.run_directory import RunDirectory
+from pretrain.storage.run_directory import RunDirectory, versions
 from pretrain.training import loop
-from pretrain.training.initial_weights import load_weights
 from pretrain.training.run import longer_or_shorter, run
+from pretrain.training.start import load_weights
 from tests.models.shapes import parameter_shapes
 from tests.pretrain import tiny, toys
 

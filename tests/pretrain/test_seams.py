@@ -16,7 +16,7 @@ from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import loop
 from pretrain.training.assembly import assemble, initial_carry, initial_params
-from pretrain.training.restore import restore
+from pretrain.training.opened import restore
 from pretrain.training.run import run
 from pretrain.training.step import given_in, initial_state, train_step
 from tests.pretrain import tiny, toys

@@ -32,8 +32,8 @@ from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.data import check_data, phase_batches
 from pretrain.training.loop import _enter
+from pretrain.training.opened import restore
 from pretrain.training.placement import of_phase, place_given, stages
-from pretrain.training.restore import restore
 from pretrain.training.run import run
 from pretrain.training.step import initial_state
 from tests.pretrain import tiny

@@ -16,10 +16,9 @@ from pretrain.objectives.objective import Term
 from pretrain.optimizers import NAMES, Optimizer
 from pretrain.recipe import rate_after
 from pretrain.schedules import Schedule
-from pretrain.training.assembly import assemble, initial_carry, initial_params
+from pretrain.training.assembly import assemble, initial_carry, initial_params, split_frozen
 from pretrain.training.placement import place_given, stages
 from pretrain.training.step import given_in, initial_state, train_step
-from pretrain.training.trained import split_frozen
 from tests.pretrain import tiny, toys
 from tests.pretrain.fields import replaced
 from tests.pretrain.reference import random_batch
@@ -175,7 +174,7 @@ def test_a_name_to_freeze_is_a_whole_name():
     assert frozen == {"pool": {"kernel": 1}, "layers": {"key": {"bias": 4}}}
     assert trained == {"pooler": {"kernel": 2}, "layers": {"pool": 3, "keys": 5}}
     with pytest.raises(UserError, match="frozen: no parameters are below predict; did you mean predictions"):
-        assemble(tiny.bert(frozen=("predict",)))
+        stages(assemble(tiny.bert(frozen=("predict",))), row_mesh(jax.devices()[:1], [1]))
 
 
 def test_the_update_is_the_rate_times_the_direction_of_the_clipped_gradient():

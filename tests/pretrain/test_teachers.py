@@ -11,14 +11,13 @@ from models.blocks.heads import TOKENS
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.objective import TEACHERS, Teacher, Term, inputs_of
 from pretrain.objectives.protocols import Encoder
-from pretrain.objectives.registry import OBJECTIVES
-from pretrain.recipe import check, from_json, to_json
+from pretrain.recipe import OBJECTIVES, check, from_json, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.restore import restore
+from pretrain.training.opened import restore
 from pretrain.training.run import run
-from pretrain.training.traced import model_flops
+from pretrain.training.step import model_flops
 from tests.pretrain import boxes, tiny
 
 STUDENT = tiny.BERT

@@ -30,8 +30,8 @@ from pretrain.schedules import Schedule
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble
+from pretrain.training.opened import Restored, restore, state_after
 from pretrain.training.placement import stages
-from pretrain.training.restore import Restored, restore, state_after
 from tpu.mesh import row_mesh
 
 BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=2, heads=2, feed_forward=64)

@@ -13,9 +13,8 @@ from models.core.family import Family, Input
 from models.core.parameters import Parameter, parameter
 from models.families.registry import FAMILIES
 from pretrain.objectives.objective import Objective, Term, inputs_of
-from pretrain.objectives.registry import OBJECTIVES
 from pretrain.optimizers import Optimizer
-from pretrain.recipe import Phase, Recipe
+from pretrain.recipe import OBJECTIVES, Phase, Recipe
 from pretrain.schedules import Schedule
 from tests.data_pipelines.two_lengths import TwoWindows
 

@@ -155,7 +155,7 @@ def test_a_process_that_is_gone_is_one_line_whether_python_or_cpp_finds_it_first
 CANNOT_READ = """
 import os, runpy, sys
 if os.environ["JAX_PROCESS_ID"] == "1":
-    import pretrain.storage.stored_state as stored
+    import pretrain.storage.checkpoints as stored
     def fail(*_): raise ConnectionError("no route to the bucket")
     stored.PAUSES, stored._load = (), fail
 sys.argv = ["pretrain", *sys.argv[1:]]
