@@ -210,18 +210,11 @@ def _joined(x: Array, axis: int) -> Array:
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
-class Evaluation(NamedTuple):
-    """Sums over rows, and the objective's counts but for those that are one an example."""
-
-    sums: Sums
-    counts: dict[str, Array]
-
-
 def evaluation_step(
     objective: Objective, model: nn.Module, seed: int, teachers: Mapping[str, nn.Module] = MappingProxyType({})
 ) -> Callable:
-    """(params, frozen, rows of a batch, index, first, carry, trained) -> (Evaluation of these rows, their counts per
-    example, carry).
+    """(params, frozen, rows of a batch, index, first, carry, trained) -> ((Sums of these rows, the
+    objective's counts but for those that are one an example), these, carry).
 
     index, first: i32[], the number of the batch in the fixed set and of the first of the rows in it, which key their
     noise with the seed. No dropout.
@@ -233,7 +226,7 @@ def evaluation_step(
         merged, taught = bound(merge(params, frozen), objective, teachers)
         terms, carry, counts = objective.loss(model, merged, batch, carry, Moment(keys, False, trained, taught))
         examples = {name: counts.pop(name) for name in objective.per_example}
-        return Evaluation(Sums(terms, objective.weights(batch)), counts), examples, carry
+        return (Sums(terms, objective.weights(batch)), counts), examples, carry
 
     return step
 

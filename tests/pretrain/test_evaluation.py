@@ -27,7 +27,7 @@ from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.evaluate import Evaluator
 from pretrain.training.placement import stages
 from pretrain.training.run import run
-from pretrain.training.step import Evaluation, evaluation_step
+from pretrain.training.step import evaluation_step
 from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch
 from tpu.mesh import choose_mesh
@@ -125,7 +125,7 @@ def test_the_set_is_of_the_held_out_split_and_never_whole_in_memory(corpus_path,
 def evaluated(term, counts=None):
     """Rows of which one is predicted, with the loss 1."""
     one = np.float32(1)
-    return Evaluation(Sums({term: Term(one)}, {term: one}), counts or {})
+    return Sums({term: Term(one)}, {term: one}), counts or {}
 
 
 def toy_evaluator(corpus_path, monkeypatch, objective, examples):
@@ -219,7 +219,7 @@ def test_each_batch_of_the_set_has_noise_of_its_own():
 
     step, batch = evaluation_step(Keys(), None, seed=1), random_batch(tiny.BERT, 0)
     numbers = [tuple(map(np.int32, of)) for of in ((0, 0), (1, 0), (0, 8), (0, 0))]  # of the batch, of the first row
-    *keys, again = (step({}, {}, batch, *of, {}, np.int32(0))[0].counts["keys"] for of in numbers)
+    *keys, again = (step({}, {}, batch, *of, {}, np.int32(0))[0][1]["keys"] for of in numbers)
     np.testing.assert_array_equal(keys[0], again)
     assert len(np.unique(np.concatenate(keys), axis=0)) == sum(map(len, keys))
 
