@@ -11,7 +11,7 @@ from typing import Any
 from data_pipelines.command_line import unknown
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
-from data_pipelines.examples.layout import Layout, StreamLayout
+from data_pipelines.examples.layout import Layout
 from data_pipelines.order import Order
 from data_pipelines.tokenizers import stored as tokenizers
 from models.attention.patterns import pattern
@@ -19,7 +19,7 @@ from models.core.family import unfit_inputs
 from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
-from pretrain.huggingface.tokenizer_fit import check_fit
+from pretrain.huggingface.config import check_fit
 from pretrain.json_values import KIND, make, plain
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
@@ -206,8 +206,7 @@ def check(recipe: Recipe) -> None:
         if phase.batch_size * rows.tokens >= 2**31:
             sizes = f"phases.{index}.batch_size={phase.batch_size} of length={phase.length}"
             raise UserError(f"{sizes}: a step has less than 2**31 tokens; lower one of them")
-        if isinstance(rows, StreamLayout):
-            rows.check_rows(phase.batch_size // recipe.order.lanes)
+        rows.check_rows(phase.batch_size // recipe.order.lanes)
         models = {"model": (recipe.model, objective.asks)}
         for number, teacher in enumerate(recipe.teachers):
             if teacher.name in objective.teachers:

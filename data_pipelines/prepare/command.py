@@ -30,8 +30,7 @@ from data_pipelines.prepare.plan import Plan
 from data_pipelines.processes import cores
 from data_pipelines.progress import busy
 from data_pipelines.store.files import is_whole
-from data_pipelines.store.finish import check_added
-from data_pipelines.store.job import planned
+from data_pipelines.store.job import check_added, planned
 from data_pipelines.tokenizers import prefixes, stored
 from data_pipelines.tokenizers.made import with_end, with_sentinels
 from data_pipelines.tokenizers.table import KINDS

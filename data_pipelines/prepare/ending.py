@@ -20,9 +20,8 @@ from data_pipelines.prepare.training import MOST_UNKNOWN
 from data_pipelines.processes import over_parts
 from data_pipelines.show import show_problems
 from data_pipelines.store.files import SUMMARY, write_json
-from data_pipelines.store.finish import finish as describe
-from data_pipelines.store.finish import write_tables
-from data_pipelines.store.job import word_starts_of
+from data_pipelines.store.job import finish as describe
+from data_pipelines.store.job import word_starts_of, write_tables
 from data_pipelines.store.parts import part_name
 from data_pipelines.text.steps import check_steps
 

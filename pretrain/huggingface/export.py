@@ -21,9 +21,8 @@ from data_pipelines.errors import UserError
 from data_pipelines.tokenizers import stored as tokenizers
 from data_pipelines.tokenizers.made import token_ids
 from models.families.registry import FAMILIES, family_of
-from pretrain.huggingface.config import check_class
+from pretrain.huggingface.config import check_class, check_fit, misfits
 from pretrain.huggingface.tensors import Tensor, architecture, fields_of, heads_in, tensors
-from pretrain.huggingface.tokenizer_fit import check_fit, misfits
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")

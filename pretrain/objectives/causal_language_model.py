@@ -17,8 +17,7 @@ from data_pipelines.examples.next_tokens import ContiguousStreams
 from models.core.program import Program
 from models.core.ranges import COUNT_OR_NONE, check_ranges
 from models.families.registry import family_of
-from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
-from pretrain.objectives.cross_entropy import predicted
+from pretrain.objectives.cross_entropy import adaptive_cross_entropy, predicted
 from pretrain.objectives.objective import Objective, Term, carried, inputs_of, remembered
 from pretrain.objectives.protocols import AdaptivePredictor, Recurrent
 

@@ -1,11 +1,15 @@
 """Losses per prediction, in float32."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from models.core.sharding import current_rules
 from pretrain.objectives.objective import Term
+
+BLOCK = 256  # targets of a cluster whose logits exist at the same time
 
 
 def cross_entropy(logits: Array, targets: Array) -> tuple[Array, Array]:
@@ -57,3 +61,98 @@ _negative_log_likelihood.defvjp(_with_residuals, _gradients)
 def binary_cross_entropy(logits: Array, labels: Array) -> Array:
     """-log p(label) in nats for labels in {0, 1}, where sigmoid(logit) = p(1); any equal shapes, float32."""
     return jnp.maximum(logits, 0.0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+
+
+def adaptive_cross_entropy(
+    head: Array, tails: Sequence[tuple[Array, Array, Array]], targets: Array, cutoffs: Sequence[int]
+) -> Array:
+    """The loss of an adaptive softmax (Grave et al. 2017, arXiv:1609.04309, section 4): -log p(target) in nats f32[n],
+    where p(token) = p(its cluster) * p(token in there).
+
+    A cluster's logits are computed for its own targets alone, a block of them at a time, and again for the gradient: of
+    WikiText-103's 267,735 columns a target then costs 20,003 and, one time in twenty, its cluster's.
+
+    head: logits f32[n, shortlist + clusters].   tails: of each cluster (hidden [n, width], table f32[rows, width],
+    bias f32[rows], -inf in padding rows), whose logits are hidden @ table.T + bias.
+    targets: i32[n], by falling frequency.   cutoffs: the first token of each cluster, ascending.
+    """
+    cluster = sum((targets >= start).astype(jnp.int32) for start in cutoffs)  # 0: the shortlist
+    losses, _ = cross_entropy(head, jnp.where(cluster == 0, targets, cutoffs[0] + cluster - 1))
+    for number, (tail, start) in enumerate(zip(tails, cutoffs, strict=True), 1):
+        inside = jnp.clip(targets - start, 0, tail[1].shape[0] - 1)
+        losses += _on_each_device(*tail, inside, cluster == number)
+    return losses
+
+
+def _on_each_device(hidden: Array, table: Array, bias: Array, targets: Array, members: Array) -> Array:
+    """`_member_losses`, each device for its own rows: sorted over all devices, they would have to move."""
+    rules = current_rules()
+    if rules is None:
+        return _member_losses(hidden, table, bias, targets, members)
+    axes = (("batch", None), (None, None), (None,), ("batch",), ("batch",))
+    specs = tuple(map(rules.spec, axes, (x.shape for x in (hidden, table, bias, targets, members))))
+    losses = jax.shard_map(_member_losses, mesh=rules.mesh, in_specs=specs, out_specs=specs[-1], check_vma=False)
+    return losses(hidden, table, bias, targets, members)
+
+
+@jax.custom_vjp
+def _member_losses(hidden: Array, table: Array, bias: Array, targets: Array, members: Array) -> Array:
+    """Cross-entropy with targets i32[n] of the rows that are members (bool[n]), 0 for the others: f32[n]."""
+    return _forward(hidden, table, bias, targets, members)[0]
+
+
+def _forward(hidden, table, bias, targets, members):
+    table = table.astype(hidden.dtype)
+
+    def block(rows: Array, losses: Array) -> Array:
+        of_rows, _ = cross_entropy(_logits(_taken(hidden, rows), table, bias), _taken(targets, rows))
+        return losses.at[rows].set(of_rows, mode="drop")
+
+    losses = _over_blocks(members, block, jnp.zeros(targets.shape, jnp.float32))
+    return jnp.where(members, losses, 0.0), (hidden, table, bias, targets, members)
+
+
+def _backward(residuals, g):
+    hidden, table, bias, targets, members = residuals
+    g = jnp.where(members, g, 0.0)
+
+    def block(rows: Array, gradients: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        d_hidden, d_table, d_bias = gradients
+        of_rows = _taken(hidden, rows)
+        probabilities = jax.nn.softmax(_logits(of_rows, table, bias))
+        is_target = jnp.arange(table.shape[0]) == _taken(targets, rows)[:, None]
+        d_logits = (probabilities - is_target) * _taken(g, rows)[:, None]
+        d_bias += d_logits.sum(0)
+        d_logits = d_logits.astype(table.dtype)
+        d_table += jnp.einsum("nv,nw->vw", d_logits, of_rows, preferred_element_type=jnp.float32)
+        return d_hidden.at[rows].set(d_logits @ table, mode="drop"), d_table, d_bias
+
+    zeros = jnp.zeros_like(hidden), jnp.zeros(table.shape, jnp.float32), jnp.zeros_like(bias)
+    d_hidden, d_table, d_bias = _over_blocks(members, block, zeros)
+    return d_hidden, d_table, d_bias, None, None
+
+
+_member_losses.defvjp(_forward, _backward)
+
+
+def _over_blocks(members: Array, block, state):
+    """block(rows i32[BLOCK], state) -> state over blocks that hold all members; a row beyond n stands for none."""
+    n = members.shape[0]
+    size = min(BLOCK, n)
+    order = jnp.pad(jnp.argsort(~members, stable=True), (0, -n % size), constant_values=n)
+    count = members.sum()
+
+    def turn(carried):
+        start, state = carried
+        return start + size, block(jax.lax.dynamic_slice(order, (start,), (size,)), state)
+
+    return jax.lax.while_loop(lambda carried: carried[0] < count, turn, (jnp.zeros_like(count), state))[1]
+
+
+def _taken(x: Array, rows: Array) -> Array:
+    return x.at[rows].get(mode="fill", fill_value=0)
+
+
+def _logits(hidden: Array, table: Array, bias: Array) -> Array:
+    """f32[n, rows]"""
+    return jnp.einsum("nw,vw->nv", hidden, table, preferred_element_type=jnp.float32) + bias

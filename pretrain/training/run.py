@@ -13,7 +13,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import count
-from pretrain.huggingface.tokenizer_fit import misfits
+from pretrain.huggingface.config import misfits
 from pretrain.options import Options
 from pretrain.recipe import Recipe, boundaries, from_json, phase_at, rate_after, rate_at, resolve, to_json
 from pretrain.storage import run_directory

@@ -14,8 +14,7 @@ from data_pipelines.examples.layout import Piece
 from data_pipelines.formats.source import Source
 from data_pipelines.store.fields import BY_TOKEN
 from data_pipelines.store.files import describe_files, write_json
-from data_pipelines.store.finish import finish, write_tables
-from data_pipelines.store.job import Job, planned
+from data_pipelines.store.job import Job, finish, planned, write_tables
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles
 

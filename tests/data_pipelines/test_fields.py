@@ -14,8 +14,7 @@ from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse, plan
 from data_pipelines.store import units
 from data_pipelines.store.fields import BY_TOKEN, BY_TOKEN_BEFORE, Field
-from data_pipelines.store.finish import finish, write_tables
-from data_pipelines.store.job import Job, planned, word_starts_of
+from data_pipelines.store.job import Job, finish, planned, word_starts_of, write_tables
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.sentences import starts

@@ -16,8 +16,7 @@ from data_pipelines.formats.source import Source
 from data_pipelines.manifest import parse_manifest
 from data_pipelines.store.fields import BY_TOKEN, STORED, Field
 from data_pipelines.store.files import NpyFile, is_whole, read_summary
-from data_pipelines.store.finish import check_added, finish
-from data_pipelines.store.job import Job, planned
+from data_pipelines.store.job import Job, check_added, finish, planned
 from data_pipelines.store.parts import CUT, choose_held, missing_held, part_name, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.objectives import adaptive_softmax, blocked_softmax
-from pretrain.objectives.adaptive_softmax import adaptive_cross_entropy
+from pretrain.objectives import blocked_softmax, cross_entropy
 from pretrain.objectives.blocked_softmax import softmax_sums
+from pretrain.objectives.cross_entropy import adaptive_cross_entropy
 
 VOCABULARY, CUTOFFS, WIDTH = 23, (6, 11, 17), 8
 
@@ -29,7 +29,7 @@ def loss(weights, hidden, targets):
 @pytest.mark.parametrize("block", [3, 256])
 @pytest.mark.parametrize("highest", [VOCABULARY, 8], ids=["all clusters", "two clusters without targets"])
 def test_losses_and_gradients_are_torchs(block, highest, monkeypatch):
-    monkeypatch.setattr(adaptive_softmax, "BLOCK", block)
+    monkeypatch.setattr(cross_entropy, "BLOCK", block)
     torch.manual_seed(0)
     theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(WIDTH, VOCABULARY, CUTOFFS, div_value=2.0)
     hidden = torch.randn(40, WIDTH, requires_grad=True)
