@@ -41,9 +41,8 @@ def prepare(arguments: list[str], console) -> None:
 def show(arguments: list[str], console) -> None:
     from tokenizers import Tokenizer
 
-    from data_pipelines.checks import sound
     from data_pipelines.command_line import parse
-    from data_pipelines.corpus import open_corpora
+    from data_pipelines.corpus import open_corpora, sound
     from data_pipelines.show import Show, show_examples, show_statistics
 
     options = parse(Show, arguments, "python -m data_pipelines show")

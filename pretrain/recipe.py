@@ -20,14 +20,13 @@ from models.core.program import Program
 from models.core.ranges import COUNT, POSITIVE, SEED, SHARE, Range, check_ranges
 from models.families.registry import FAMILIES, family_of
 from pretrain.huggingface.config import check_fit
-from pretrain.json_values import KIND, make, plain
+from pretrain.json_values import KIND, brought_up_to_date, make, plain, renamed
 from pretrain.objectives.causal_language_model import CausalLanguageModel
 from pretrain.objectives.masked_language_model import MaskedLanguageModel, MaskedWithGlobals
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
 from pretrain.objectives.objective import Objective, Phase, Task, Teacher
 from pretrain.objectives.permutation_language_model import PermutationLanguageModel
 from pretrain.objectives.replaced_token_detection import ReplacedTokenDetection
-from pretrain.older_recipes import brought_up_to_date, renamed
 from pretrain.optimizers import Optimizer
 from pretrain.schedules import Numbers, Schedule, learning_rate, numbers
 

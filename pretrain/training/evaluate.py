@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from data_pipelines.batches import evaluation_batches
-from data_pipelines.checks import sound
-from data_pipelines.corpus import Corpus
+from data_pipelines.corpus import Corpus, sound
 from data_pipelines.errors import UserError
 from data_pipelines.text.encoding import token_bytes
 from models.core.parameters import Params

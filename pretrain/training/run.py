@@ -7,8 +7,7 @@ import os
 
 import jax
 
-from data_pipelines.checks import sound
-from data_pipelines.corpus import Corpus, open_corpora, written
+from data_pipelines.corpus import Corpus, open_corpora, sound, written
 from data_pipelines.errors import UserError
 from data_pipelines.progress import doing
 from data_pipelines.tokenizers import stored as tokenizers

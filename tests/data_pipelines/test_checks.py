@@ -8,10 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from data_pipelines import checks
+from data_pipelines import corpus as corpora
 from data_pipelines.batches import make_examples
-from data_pipelines.checks import sound
-from data_pipelines.corpus import Corpus
+from data_pipelines.corpus import Checks, Corpus, sound
 from data_pipelines.errors import PassingError, UserError
 from data_pipelines.examples.packed_sentences import PackedSentences
 from data_pipelines.loader import Loader
@@ -84,7 +83,7 @@ def test_each_file_is_hashed_once(path, monkeypatch):
 def test_an_error_waits_seconds_for_what_is_being_hashed_and_not_for_all(path, monkeypatch):
     hashing, go_on = threading.Event(), threading.Event()
     monkeypatch.setattr(hashlib, "file_digest", lambda *_: hashing.set() or go_on.wait() and 0)
-    monkeypatch.setattr(checks, "AFTER_AN_ERROR", 0.01)
+    monkeypatch.setattr(corpora, "AFTER_AN_ERROR", 0.01)
     corpus = Corpus(path)
     with pytest.raises(ZeroDivisionError), sound([corpus]):
         corpus.token_counts()
@@ -109,7 +108,7 @@ def test_a_copy_that_was_dropped_before_its_turn_is_checked_when_it_is_read_agai
         if len(asked) == 1:
             raise FileNotFoundError
 
-    checking = checks.Checks(check)
+    checking = Checks(check)
     for _ in range(3):
         checking.add((0, "train/tokens.npy"))
         checking.wait()
