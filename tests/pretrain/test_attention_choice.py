@@ -37,13 +37,15 @@ from tpu.mesh import AXES, row_mesh
 
 
 def bert(length=128, rate=0.0, **changes):
-    model = dataclasses.replace(tiny.BERT, attention_dropout=rate, positions=512, **changes)
+    sizes = {"depth": 2, "attention_dropout": rate, "positions": 512} | changes
+    model = dataclasses.replace(tiny.BERT, **sizes)
     return tiny.bert(model=model, phases=(Phase(1.0, length, 8),))
 
 
 def gpt2(length=128, **changes):
     """A decoder with dropout."""
-    return tiny.gpt2(model=dataclasses.replace(tiny.GPT2, width=128, **changes), phases=(Phase(1.0, length, 8),))
+    model = dataclasses.replace(tiny.GPT2, **{"depth": 2, "width": 128} | changes)
+    return tiny.gpt2(model=model, phases=(Phase(1.0, length, 8),))
 
 
 def electra(heads=1):

@@ -41,8 +41,7 @@ def test_published_sizes_have_the_parameters_that_etc_without_sharing_has(size, 
 
 def test_it_trains_evaluates_and_has_an_export_of_its_own(corpus_path, tmp_path):
     workdir, out = tmp_path / "run", tmp_path / "out"
-    recipe = tiny.etc(model=dataclasses.replace(tiny.ETC, depth=1))
-    assert run(recipe, tiny.options(corpus_path, workdir)) == 0
+    assert run(tiny.etc(), tiny.options(corpus_path, workdir)) == 0
     losses = [entry["mlm_loss"] for entry in read_metrics(RunDirectory(workdir), "train")]
     assert losses[-1] < losses[0]
     assert "mlm_accuracy" in read_metrics(RunDirectory(workdir), "eval")[-1]

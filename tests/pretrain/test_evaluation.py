@@ -32,10 +32,7 @@ from tests.pretrain import tiny, toys
 from tests.pretrain.reference import random_batch
 from tpu.mesh import choose_mesh
 
-BERT = dataclasses.replace(tiny.BERT, depth=1)
 ELECTRA = dataclasses.replace(tiny.ELECTRA, discriminator=tiny.ELECTRA.generator)
-TRANSFORMER_XL = dataclasses.replace(tiny.TRANSFORMER_XL, depth=1)
-XLNET = dataclasses.replace(tiny.XLNET, depth=1)
 
 
 def evaluator(recipe, corpus_path, examples=20, microbatches=1):
@@ -79,7 +76,7 @@ def test_rows_are_evaluated_some_at_a_time_with_the_samples_of_whole_batches(cor
 
 
 def test_rows_are_evaluated_some_at_a_time_each_with_its_own_memory(corpus_path):
-    recipe = tiny.transformer_xl(model=TRANSFORMER_XL)
+    recipe = tiny.transformer_xl()
     params = initial_params(assemble(recipe, Program()))
     calls, figures = calls_by_rows(recipe, params, corpus_path)
     assert calls == 11 and figures == pytest.approx(evaluator(recipe, corpus_path)(params, {}, 0), rel=1e-5)
@@ -207,7 +204,7 @@ def test_each_batch_of_the_set_finds_the_memory_that_the_one_before_left(corpus_
         carries.append(carry)
         return evaluated("lm"), {}, f"after {index}"
 
-    with_program(evaluator(tiny.transformer_xl(model=TRANSFORMER_XL), corpus_path, 24), step)({}, {}, 0)
+    with_program(evaluator(tiny.transformer_xl(), corpus_path, 24), step)({}, {}, 0)
     assert not carries[0]["segments"].any() and carries[1:] == ["after 0", "after 1"]
 
 
@@ -283,7 +280,7 @@ def test_a_run_compiles_nothing_after_its_first_evaluation(corpus_path, tmp_path
 
 
 def test_what_a_model_remembers_comes_back_as_it_went_in_so_that_nothing_is_compiled_anew():
-    for recipe in (tiny.transformer_xl(model=TRANSFORMER_XL), tiny.xlnet(model=XLNET)):
+    for recipe in (tiny.transformer_xl(), tiny.xlnet()):
         stage = stages(assemble(recipe, Program()), choose_mesh(None, jax.devices()))[0]
         about = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
         _, _, carry = jax.eval_shape(stage.evaluate.run, *stage.evaluate.arguments)

@@ -33,7 +33,7 @@ from tests.pretrain import tiny
 from tests.texts import write_texts
 from tpu.mesh import choose_mesh
 
-MODEL = dataclasses.replace(tiny.TRANSFORMER_XL, depth=1, width=16, feed_forward=16)
+MODEL = dataclasses.replace(tiny.TRANSFORMER_XL, width=16, feed_forward=16)
 
 
 def recipe(memory=16, steps=8, **objective):

@@ -17,8 +17,9 @@ from tests.pretrain import reference, tiny
 ROWS, LENGTH, VOCAB = 3, 32, 256
 ALL = Masking(rate=0.99)  # every position is predicted
 ONE_TYPE = {"vocab_size": VOCAB, "types": 1}  # tables as torch has them: ours have no padding and no sum over types
-BERT, ALBERT, ELECTRA = (dataclasses.replace(model, **ONE_TYPE) for model in (tiny.BERT, tiny.ALBERT, tiny.ELECTRA))
-GPT2 = dataclasses.replace(tiny.GPT2, vocab_size=VOCAB)
+BERT = dataclasses.replace(tiny.BERT, depth=2, **ONE_TYPE)
+ALBERT, ELECTRA = (dataclasses.replace(model, **ONE_TYPE) for model in (tiny.ALBERT, tiny.ELECTRA))
+GPT2 = dataclasses.replace(tiny.GPT2, vocab_size=VOCAB, depth=2)
 RECIPES = {BERT: tiny.bert(), ALBERT: tiny.albert(), ELECTRA: tiny.electra(), GPT2: tiny.gpt2()}
 # FLOPs of one position of a BERT layer, but for its key and value
 QUERY = 2 * (2 * BERT.width**2 + 2 * BERT.width * BERT.feed_forward) + 2 * 2 * LENGTH * BERT.width
@@ -77,7 +78,7 @@ def test_of_a_sparse_pattern_the_visible_pairs_count():
 @pytest.mark.parametrize("cutoffs, rows", [((), VOCAB), ((100,), 128 + 256)])  # clusters of 101 and of 156, padded
 def test_transformer_xl_is_a_causal_xlnet_and_its_softmax(cutoffs, rows):
     """Of a cluster but the first one block of targets counts, here all."""
-    config = dataclasses.replace(tiny.TRANSFORMER_XL, vocab_size=VOCAB, cutoffs=cutoffs)
+    config = dataclasses.replace(tiny.TRANSFORMER_XL, vocab_size=VOCAB, cutoffs=cutoffs, depth=2)
     sizes = {"d_model": config.width, "n_layer": config.depth, "n_head": config.heads, "d_inner": config.feed_forward}
     model = transformers.XLNetModel(transformers.XLNetConfig(vocab_size=8, attn_type="uni", **sizes))
     expected = torch_flops(model, mems=[torch.zeros(config.memory, ROWS, config.width)] * config.depth)

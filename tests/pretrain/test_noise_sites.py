@@ -19,7 +19,9 @@ PLACES = {"bert": 7, "albert": 7, "electra": 12, "bigbird-etc": 14, "gpt2": 7, "
 
 @pytest.mark.parametrize("name", PLACES)
 def test_every_place_has_keys_of_its_own(name, monkeypatch):
+    depth = "model.discriminator.depth" if name == "electra" else "model.depth"
     recipe = replaced(replaced(RECIPES[name], "model.dropout", 0.1), "model.attention_dropout", 0.1)
+    recipe = replaced(recipe, depth, 2)
     assembly = assemble(recipe, Program(depth="unroll"))
     carry, _ = initial_carry(assembly, 0)
     bits, drawn = noise.bits, []

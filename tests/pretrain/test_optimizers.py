@@ -17,15 +17,16 @@ from tests.pretrain import tiny
 from tests.pretrain.fields import other, replaced
 
 # An embedding, stacked matrices, biases and norms
+TWO_LAYERS = dataclasses.replace(tiny.BERT, depth=2)
 TABLE = [
-    p for p in BERT.every_parameter(tiny.BERT) if p.path.startswith(("embeddings/t", "layers/feed_forward", "pair/"))
+    p for p in BERT.every_parameter(TWO_LAYERS) if p.path.startswith(("embeddings/t", "layers/feed_forward", "pair/"))
 ]
 STEPS = 5
 
 
 def random_tree(seed, scale=1.0):
     """One array per parameter of the table."""
-    shapes = dict(leaves(parameter_shapes(tiny.BERT)))
+    shapes = dict(leaves(parameter_shapes(TWO_LAYERS)))
     rng = np.random.default_rng(seed)
     draw = lambda path: (scale * rng.standard_normal(shapes[path].shape)).astype(np.float32)
     return nest({parameter.path: draw(parameter.path) for parameter in TABLE})

@@ -19,7 +19,7 @@ from tests.pretrain.fields import replaced
 from tests.pretrain.reference import random_batch
 
 RECIPES = {
-    "bert": replaced(tiny.bert(), "model.depth", 1),
+    "bert": tiny.bert(),
     "adaptive": replaced(tiny.transformer_xl(), "model.cutoffs", (10, 20)),
 }
 QUICK = {"xla_backend_optimization_level": 0}  # to compile

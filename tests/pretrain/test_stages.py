@@ -19,7 +19,6 @@ from models.blocks.embeddings import Term
 from models.blocks.heads import TOKENS, token_head
 from models.core.family import Family, Input
 from models.core.parameters import leaves
-from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.objectives.next_token_prediction import NextTokenPrediction
@@ -36,7 +35,7 @@ from pretrain.training.opened import restore
 from pretrain.training.placement import of_phase, place_given, stages
 from pretrain.training.run import run
 from pretrain.training.step import initial_state
-from tests.pretrain import tiny
+from tests.pretrain import tiny, toys
 from tpu.mesh import row_mesh
 
 TOKENS_ALONE = MaskedLanguageModel(next_sentence=False)
@@ -55,7 +54,9 @@ STAGES = (
 
 
 def staged(**changes):
-    return tiny.bert(**{"phases": STAGES, "steps": 12} | changes)
+    """With a layer to freeze and one to train."""
+    model = dataclasses.replace(tiny.BERT, depth=2)
+    return tiny.bert(**{"model": model, "phases": STAGES, "steps": 12} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +110,9 @@ def test_what_is_frozen_is_there_and_leaves_something_to_train():
     assert "nothing is left to train" in refused("layers[0:1]", "layers[1:2]", *rest)
 
 
-def test_two_seeds_rates_and_lengths_of_run_are_one_program():
+def test_two_seeds_rates_and_lengths_of_run_are_one_program(registered):
     def text(**changes):
-        step = stages(assemble(tiny.bert(**changes), Program()), row_mesh(jax.devices()[:1], [1]))[0].train
+        step = stages(assemble(toys.recipe(**changes)), row_mesh(jax.devices()[:1], [1]))[0].train
         return step.run.lower(*step.arguments).as_text()
 
     assert text(seed=1) == text(seed=2, steps=77, schedule=Schedule(peak=0.5, warmup=0.3, final=0.1))
@@ -206,18 +207,19 @@ def test_two_tasks_train_one_trunk_with_figures_of_each_and_go_on_bit_for_bit(bo
 def test_what_a_task_does_not_read_has_a_gradient_of_zero_in_its_steps(both):
     recipe, _ = both
     one = row_mesh(jax.devices()[:1], [1])
-    made = of_phase(stages(assemble(recipe, Program()), one), 0)
+    made = of_phase(stages(assemble(recipe), one), 0)
     assert made.keys() == {"masked", "next"} and not made["next"].untrained()
     alone = dataclasses.replace(recipe, phases=(Phase(1.0, 32, 8, objective=TASKS[1].objective),))
     (stage,) = stages(assemble(dataclasses.replace(alone, objective=TASKS[0].objective)), one)
     assert not stage.untrained()  # it has no head for masked tokens
 
+    state, frozen = jax.device_get(initial_state(made["next"].assembly, initial_params(made["next"].assembly)))
+
     def moments(task):
         stage = made[task]
-        state, frozen = initial_state(stage.assembly, initial_params(stage.assembly))
         batch = {name: np.ones((8, *of.shape), of.dtype) for name, of in stage.task.objective.spec(stage.phase).items()}
-        state, _ = stage.train.run(state, frozen, batch, place_given(stage))
-        return dict(leaves(state.opt_state[0].mu))
+        after, _ = stage.train.run(state, frozen, batch, place_given(stage))
+        return dict(leaves(after.opt_state[0].mu))
 
     of_next, of_masked = moments("next"), moments("masked")
     of_head = [path for path in of_next if path.startswith(TOKENS)]
@@ -266,12 +268,13 @@ def test_a_stage_with_a_schedule_of_its_own_is_made_longer_at_its_rate():
 
 def test_what_begins_to_be_read_in_a_later_phase_begins_with_moments_anew():
     first = dataclasses.replace(STAGES[0], objective=TOKENS_ALONE)
+    same = assemble(tiny.bert(phases=(STAGES[0],) * 2))
+    state, _ = initial_state(same, initial_params(same))
+    adam, *rest = state.opt_state
+    state = state._replace(opt_state=(adam._replace(count=jax.numpy.int32(6)), *rest))
     for phases, count in (((first, STAGES[0]), 0), ((STAGES[0], STAGES[0]), 6)):
-        recipe = staged(phases=phases)
+        recipe = tiny.bert(phases=phases)
         made = stages(assemble(recipe), row_mesh(jax.devices()[:1], [1]))
-        state, _ = initial_state(made[0].assembly, initial_params(made[0].assembly))
-        adam, *rest = state.opt_state
-        state = state._replace(opt_state=(adam._replace(count=jax.numpy.int32(6)), *rest))
         assert _enter(SimpleNamespace(recipe=recipe, stages=made), state, 0, 1).opt_state[0].count == count
 
 

@@ -20,12 +20,11 @@ from pretrain.training.assembly import assemble, initial_carry, initial_params, 
 from pretrain.training.placement import place_given, stages
 from pretrain.training.step import given_in, initial_state, train_step
 from tests.pretrain import tiny, toys
-from tests.pretrain.fields import replaced
 from tests.pretrain.reference import random_batch
 from tpu.mesh import row_mesh
 
 SCAN = Program(depth="scan")
-ELECTRA = replaced(tiny.electra(), "model.discriminator.depth", 1)
+ELECTRA = tiny.electra()
 
 
 @functools.cache

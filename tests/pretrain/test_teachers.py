@@ -21,7 +21,7 @@ from pretrain.training.step import model_flops
 from tests.pretrain import boxes, tiny
 
 STUDENT = tiny.BERT
-TEACHER = dataclasses.replace(STUDENT, width=48, depth=1)
+TEACHER = dataclasses.replace(STUDENT, width=48)
 WIDE = boxes.BoxedConfig(width=24)
 PLAIN = MaskedLanguageModel(next_sentence=False)
 

@@ -34,17 +34,17 @@ from pretrain.training.opened import Restored, restore, state_after
 from pretrain.training.placement import stages
 from tpu.mesh import row_mesh
 
-BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=2, heads=2, feed_forward=64)
+BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=1, heads=2, feed_forward=64)
 ALBERT = AlbertConfig(vocab_size=195, positions=32, embedding=16, width=32, depth=2, heads=2, feed_forward=64)
 ELECTRA = ElectraConfig(
-    vocab_size=195, positions=32, embedding=32, discriminator=Tower(32, 2, 2, 64), generator=Tower(16, 1, 1, 32)
+    vocab_size=195, positions=32, embedding=32, discriminator=Tower(32, 1, 2, 64), generator=Tower(16, 1, 1, 32)
 )
-GPT2 = GPT2Config(vocab_size=340, positions=64, width=32, depth=2, heads=2, feed_forward=64, init_std=0.1)
+GPT2 = GPT2Config(vocab_size=340, positions=64, width=32, depth=1, heads=2, feed_forward=64, init_std=0.1)
 TRANSFORMER_XL = TransformerXLConfig(
-    vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, cutoffs=(), init_std=0.1
+    vocab_size=195, width=32, depth=1, heads=2, feed_forward=64, memory=16, cutoffs=(), init_std=0.1
 )
-ETC = EtcConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, block=4, distance=3, init_std=0.1)
-XLNET = XLNetConfig(vocab_size=195, width=32, depth=2, heads=2, feed_forward=64, memory=16, init_std=0.1)
+ETC = EtcConfig(vocab_size=195, width=32, depth=1, heads=2, feed_forward=64, block=4, distance=3, init_std=0.1)
+XLNET = XLNetConfig(vocab_size=195, width=32, depth=1, heads=2, feed_forward=64, memory=16, init_std=0.1)
 
 
 def _recipe(name, model, objective, changes) -> Recipe:

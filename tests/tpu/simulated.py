@@ -33,7 +33,7 @@ def mesh_of(text):
 
 
 def recipe(name):
-    """Wide enough for 8 heads in every tower."""
+    """Two layers in every tower, wide enough for 8 heads."""
     FAMILIES["bag"] = toys.FAMILY
     if name == "toy":
         return toys.recipe(phases=(Phase(1.0, 32, ROWS),))
@@ -52,7 +52,7 @@ def recipe(name):
     if name in PATTERNS:
         found = replaced(found, "model.pattern", PATTERNS[name])
     for tower in ("discriminator.", "generator.") if name == "electra" else ("",):
-        found = replaced(found, f"model.{tower}heads", 8)
+        found = replaced(replaced(found, f"model.{tower}heads", 8), f"model.{tower}depth", 2)
     return found
 
 

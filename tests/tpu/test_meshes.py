@@ -183,6 +183,7 @@ def test_of_a_sparse_table_a_mesh_exchanges_the_rows_of_a_batch_alone(mesh):
 
 
 ACCELERATOR = {"width": 256, "heads": 4, "feed_forward": 256, "attention_dropout": 0.0, "positions": 128, "memory": 128}
+ACCELERATOR["depth"] = 2
 
 
 def accelerated(name):
