@@ -101,8 +101,13 @@ def test_a_model_with_a_memory_writes_what_is_likeliest_where_all_is_read_at_onc
     for row, prompt, text in zip(rows, given, found, strict=True):
         row[: len(prompt) + NEW] = prompt + text
     inputs, memory = {"tokens": rows, "segments": (rows > 0).astype(np.int32)}, model.empty_memory(len(rows), 0)
-    hidden, _ = model.apply({"params": params}, inputs, memory, method="read")
-    logits = model.apply({"params": params}, hidden, method="token_logits").reshape(*rows.shape, -1)
+
+    @jax.jit
+    def logits_of(inputs, memory):
+        hidden, _ = model.apply({"params": params}, inputs, memory, method="read")
+        return model.apply({"params": params}, hidden, method="token_logits").reshape(*rows.shape, -1)
+
+    logits = logits_of(inputs, memory)
     for likeliest_next, prompt, text in zip(logits.argmax(-1), given, found, strict=True):
         assert likeliest_next[len(prompt) - 1 :][:NEW].tolist() == text
     assert len({tuple(text) for text in found}) > 10
@@ -114,10 +119,16 @@ def test_rows_of_a_state_that_are_taken_go_on_as_those_that_were_read(name):
     apply = lambda method, *given: model.apply({"params": params}, *given, method=method)
     tokens, segments = left_padded([*prompts(2), [5]])
     more = of_next(np.array([[9], [7], [9]], np.int32), segments.sum(1))
-    state = apply("begin", of_texts(tokens, segments), 4)[1]
-    expected, _ = apply("advance", more, state)
     order = np.array([2, 0, 0])
-    taken, _ = apply("advance", {field: array[order] for field, array in more.items()}, model.take(state, order))
+
+    @jax.jit
+    def followed(texts, more):
+        state = apply("begin", texts, 4)[1]
+        expected, _ = apply("advance", more, state)
+        of_taken = {field: array[order] for field, array in more.items()}
+        return expected, apply("advance", of_taken, model.take(state, order))[0]
+
+    expected, taken = jax.device_get(followed(of_texts(tokens, segments), more))
     np.testing.assert_allclose(taken, expected[order], atol=1e-6)
     assert np.abs(expected[0] - expected[2]).max() > 1e-2
 

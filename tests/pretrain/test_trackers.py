@@ -50,6 +50,9 @@ def tracker(request, monkeypatch):
     return request.param, package
 
 
+WANDB = pytest.mark.parametrize("tracker", ["wandb"], indirect=True)  # what both are used for alike
+
+
 def train(corpus_path, workdir, *names, steps=8, **changes):
     options = tiny.options(corpus_path, workdir, track=names, log_every=1, checkpoint_every=4, **changes)
     return run(toys.recipe(steps=steps), options)
@@ -89,6 +92,7 @@ def test_a_run_goes_on_in_the_same_one_of_the_tracker_which_is_told_nothing_twic
     assert first == second and json.loads(directory.trackers.read_text())[name] in str(first)
 
 
+@WANDB
 def test_a_tracker_that_comes_later_is_told_all_that_follows(registered, tracker, corpus_path, tmp_path):
     name, package = tracker
     train(corpus_path, tmp_path / "run")
@@ -99,7 +103,9 @@ def test_a_tracker_that_comes_later_is_told_all_that_follows(registered, tracker
     assert steps_of(package) == [9, 10, 11, 12]
 
 
-@pytest.mark.parametrize("call", ["init", "log", "finish"])
+@pytest.mark.parametrize(
+    "tracker, call", [("wandb", "init"), ("trackio", "log"), ("wandb", "finish")], indirect=["tracker"]
+)
 def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
     registered, tracker, corpus_path, tmp_path, capsys, call
 ):
@@ -111,6 +117,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
     assert len(read_metrics(RunDirectory(tmp_path / "run"), "train")) == 8
 
 
+@WANDB
 def test_only_the_first_process_tracks(registered, tracker, corpus_path, tmp_path, monkeypatch):
     name, package = tracker
     monkeypatch.setattr(start, "is_first", lambda: False)

@@ -1,6 +1,7 @@
 """Recipes and runs small enough to train within seconds."""
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -101,10 +102,15 @@ def equal(one, other) -> bool:
     return one[1] == other[1] and all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 
+@functools.lru_cache(4)  # a test often asks for several states of a recipe, each of which would be traced
+def _on_one_device(recipe: Recipe):
+    return stages(assemble(recipe), row_mesh(jax.local_devices()[:1], [1]))
+
+
 def final_state(workdir: Path, step: int | None = None):
     """The train state of a checkpoint, by default the newest, as NumPy arrays."""
     directory = RunDirectory(workdir)
-    placed = stages(assemble(directory.read_recipe()), row_mesh(jax.local_devices()[:1], [1]))
+    placed = _on_one_device(directory.read_recipe())
     checkpoints = Checkpoints(directory.checkpoints)
     try:
         return jax.device_get(checkpoints.restore(lambda at: state_after(placed, directory, at), step))

@@ -73,7 +73,7 @@ def prepare_bytes(kind: str, content: dict[str, bytes], needed: set[str], **opti
         return manifest
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.data())
 def test_mixed_records(data):
     kind = data.draw(st.sampled_from(sorted(BAD)))
