@@ -35,6 +35,11 @@ def pytest_configure(config):
     write_whole()
 
 
+def pytest_collection_modifyitems(items):
+    """First the files that take longest: else one worker is at the last of them when the other has nothing left."""
+    items.sort(key=lambda item: item.get_closest_marker("own_process") is None)
+
+
 def pytest_runtest_teardown(item, nextitem):
     """After a file, let go of what it compiled: all files' programs together take several GB. And of what complains as
     it goes, such as Orbax's failed reads: not in the output of another's tests."""

@@ -63,7 +63,7 @@ def transformer_xl(length=128, evaluation_memory=None, **changes):
 
 
 def xlnet(length, memory):
-    model = dataclasses.replace(tiny.XLNET, width=128, memory=memory)
+    model = dataclasses.replace(tiny.XLNET, depth=2, width=128, memory=memory)
     return tiny.xlnet(model=model, phases=(Phase(1.0, length, 8),))
 
 

@@ -68,7 +68,7 @@ def test_of_a_sparse_pattern_the_visible_pairs_count():
     for model, width, label in (
         (BERT, 2 * 32, {"next_sentence": False}),
         (ALBERT, 2 * 32, {"sentence_order": False}),
-        (ELECTRA, 2 * 32 + 16, {}),  # of all layers together
+        (ELECTRA, 32 + 16, {}),  # of all layers together
     ):
         sparse = dataclasses.replace(model, pattern=Pattern("bigbird", block=4, random=1))
         saved = forward(model, masking=ALL, **label) - forward(sparse, masking=ALL, **label)
