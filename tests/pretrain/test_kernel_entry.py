@@ -40,8 +40,8 @@ def toy(monkeypatch):
 
 
 def test_it_is_chosen_traced_and_costed(toy, tmp_path):
-    two_layers = dataclasses.replace(tiny.BERT, depth=2)  # an only one is read at few positions
-    program = chosen_program(tiny.bert(model=two_layers), tiny.options(tmp_path, tmp_path, dtype="bfloat16"), platform="cpu")
+    recipe = tiny.bert(model=dataclasses.replace(tiny.BERT, depth=2))  # an only layer is read at few positions
+    program = chosen_program(recipe, tiny.options(tmp_path, tmp_path, dtype="bfloat16"), platform="cpu")
     assert program.attention == "toy"
     layer, mask = MultiHeadAttention(layer_sizes(tiny.BERT), program), Mask(jnp.ones((2, 32), jnp.int32))
     x = np.random.default_rng(0).normal(size=(2, 32, tiny.BERT.width)).astype(jnp.bfloat16)
