@@ -36,9 +36,9 @@ def bert_run(corpus_path, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def electra_run(corpus_path, tmp_path_factory):
-    """The work directory of a tiny ELECTRA after few steps. Tests must not change it."""
+    """The work directory of a tiny ELECTRA that has not trained. Tests must not change it."""
     workdir = tmp_path_factory.mktemp("electra") / "run"
-    run(tiny.electra(steps=4), tiny.options(corpus_path, workdir, log_every=4, checkpoint_every=4))
+    tiny.begun(tiny.electra(), tiny.options(corpus_path, workdir))
     return workdir
 
 

@@ -6,7 +6,6 @@ import re
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +19,6 @@ from pretrain.huggingface.load import load
 from pretrain.objectives.masked_language_model import MaskedLanguageModel
 from pretrain.storage import run_directory
 from pretrain.storage.run_directory import flat
-from pretrain.training import run as runs
 from pretrain.training import start
 from pretrain.training.start import load_weights
 from tests.models.shapes import parameter_shapes
@@ -47,7 +45,7 @@ def recorded(function, **more):
 
 jax.jit = recorded
 start.restore = lambda *of, **more: read.append(restore(*of, **more)) or read[-1]
-runs.train = lambda run, state, carried: (state, 0)
+runs.train, runs.trace = lambda run, state, carried: (state, 0), lambda stages: None
 runs.run(tiny.bert(), tiny.options(corpus, workdir, mesh="fsdp=4", init_from=str(source)))
 assert [restored.mesh.size for restored in read] == [1]
 ((_, weights, teachers),) = given
@@ -63,22 +61,9 @@ assert tiny.equal(weights, read[0].params)
 
 
 @pytest.fixture
-def begin(corpus_path, monkeypatch):
-    """Begin a run, which ends with a checkpoint before it trains -> the parameters that it has then."""
-    begun = []
-
-    def at_once(whole, state, carried):
-        begun.append(jax.device_get(state.params))
-        whole.checkpoints.save(state._replace(step=jnp.int32(1)))
-        whole.checkpoints.wait()
-        return state, 0
-
-    def go(recipe, workdir, **options):
-        assert runs.run(recipe, tiny.options(corpus_path, workdir, **options)) == 0
-        return begun[-1]
-
-    monkeypatch.setattr(runs, "train", at_once)
-    return go
+def begin(corpus_path):
+    """(recipe, work directory, options) -> the parameters of a run that ends before it trains."""
+    return lambda recipe, workdir, **options: tiny.begun(recipe, tiny.options(corpus_path, workdir, **options))
 
 
 def test_a_device_is_given_its_part_of_the_weights_alone(begin, corpus_path, tmp_path):

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from data_pipelines.examples.permutations import Permuting
 from models.families.albert import AlbertConfig
@@ -30,6 +32,7 @@ from pretrain.recipe import Phase, Recipe
 from pretrain.schedules import Schedule
 from pretrain.storage.checkpoints import Checkpoints
 from pretrain.storage.run_directory import RunDirectory
+from pretrain.training import run as runs
 from pretrain.training.assembly import assemble
 from pretrain.training.opened import Restored, restore, state_after
 from pretrain.training.placement import stages
@@ -93,6 +96,23 @@ def restored_of_pairs(*arguments) -> Restored:
 def options(corpus: Path, workdir: Path, **changes) -> Options:
     settings = {"log_every": 5, "eval_every": 0, "eval_examples": 16, "checkpoint_every": 5} | changes
     return Options(corpus=str(corpus), workdir=workdir, **settings)
+
+
+def begun(recipe: Recipe, options: Options):
+    """Begin a run, which ends with a checkpoint of step 1 before anything is compiled to train -> its parameters."""
+    found = []
+
+    def at_once(whole, state, carried):
+        found.append(jax.device_get(state.params))
+        whole.checkpoints.save(state._replace(step=jnp.int32(1)))
+        whole.checkpoints.wait()
+        return state, 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "train", at_once)
+        patch.setattr(runs, "trace", lambda stages: None)
+        assert runs.run(recipe, options) == 0
+    return found[0]
 
 
 def equal(one, other) -> bool:
