@@ -1,6 +1,7 @@
 """A cloud that is not there, and time that does not pass; tests that need a process of their own."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -22,16 +23,23 @@ def cloud(tmp_path, monkeypatch, checkout):
     return made
 
 
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """The code to copy is a small git repository with a file that git does not know."""
-    root = tmp_path / "checkout"
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory):
+    """A small git repository. Tests must not change it."""
+    root = tmp_path_factory.mktemp("repository") / "checkout"
     (root / "tpu").mkdir(parents=True)
     (root / "tpu" / "vm.sh").write_text((launch.ROOT / "tpu" / "vm.sh").read_text())
     (root / "Makefile").write_text("setup:\n\ttrue\n")
     (root / "gone.txt").write_text("deleted before the launch")
     for command in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", "-C", root, *command], check=True)
+    return root
+
+
+@pytest.fixture
+def checkout(repository, tmp_path, monkeypatch):
+    """The code to copy is a copy of it, without a file that git knows and with one that it does not."""
+    root = shutil.copytree(repository, tmp_path / "checkout")
     (root / "gone.txt").unlink()
     (root / "secret.txt").write_text("not tracked")
     monkeypatch.setattr(launch, "ROOT", root)
