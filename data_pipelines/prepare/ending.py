@@ -20,8 +20,7 @@ from data_pipelines.prepare.training import MOST_UNKNOWN
 from data_pipelines.processes import over_parts
 from data_pipelines.show import show_problems
 from data_pipelines.store.files import SUMMARY, write_json
-from data_pipelines.store.job import finish as describe
-from data_pipelines.store.job import word_starts_of, write_tables
+from data_pipelines.store.job import manifest_of, word_starts_of, write_tables
 from data_pipelines.store.parts import part_name
 from data_pipelines.text.steps import check_steps
 
@@ -46,7 +45,7 @@ def finish(work: Work, state: partial.State, before: dict | None, console: Conso
         made = Path(folder)
         shutil.copytree(work.tokenizer.parent, made / "tokenizer")
         write_tables(made, work.job, word_starts_of(read_encoder(work.tokenizer))[1])
-        manifest = describe(made, summaries, work.job, state.special, before, **_described(work, state, before))
+        manifest = manifest_of(made, summaries, work.job, state.special, before, **_described(work, state, before))
         for stage in manifest["stages"]:
             manifest["counts"].merge(stage["left_out"])
         plan = json.dumps(work.plan._asdict()).encode()

@@ -86,7 +86,7 @@ def write_tables(out: Path, job: Job, word_starts: np.ndarray | None) -> None:
     sync(out / "tables")
 
 
-def finish(
+def manifest_of(
     out: Path, summaries: list[dict], job: Job, special: dict[str, int], before: dict | None = None, **described
 ) -> dict:
     """The manifest of the corpus at `out`, where its tokenizer/ and tables/ are.

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def fill_masks(workdir: Path, console: Console, rows: int = 4, window: int = 12) -> None:
     """Print held-out snippets with one masked token each, what stood there and the generator's best guesses."""
-    from pretrain.generation.fillings import fill
+    from pretrain.generation.decoding import fill
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.opened import open_model
 

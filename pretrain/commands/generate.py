@@ -63,8 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     import_models()
     import jax
 
-    from pretrain.generation.decoding import check_whole_rows
-    from pretrain.generation.fillings import fills
+    from pretrain.generation.decoding import check_whole_rows, fills
     from pretrain.training.opened import open_model
     from tpu.mesh import named_mesh, row_mesh
 
@@ -177,10 +176,11 @@ def _text(made: Made, prompt: list[int], more: list[int], stop: Sequence[str]) -
 
 def _print_fillings(options: Generate, opened: "Opened", prompts: list[str]) -> None:
     """Rows as the model read them: between the tokens that begin and end one."""
-    from pretrain.generation.fillings import fill
+    from pretrain.generation.decoding import fill
 
     made, mask = opened.tokenizer, opened.tokenizer.special["mask"]
-    sizes = opened.row_length, options.number or 5, getattr(opened.objective, "globals", 0)
+    length = opened.recipe.phases[-1].length if opened.run else getattr(opened.config, "positions", 512)
+    sizes = length, options.number or 5, getattr(opened.objective, "globals", 0)
     doing("compiling, then filling masks")
     for prompt in prompts:
         pieces = prompt.replace(made.tokenizer.id_to_token(mask), MASK).split(MASK)

@@ -1,4 +1,4 @@
-"""Prompts continued by a causal model: `generate`, with the settings of `Decoding`."""
+"""Prompts continued by a causal model, `generate` with the settings of `Decoding`; or masks filled by a masked one."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 import flax.linen as nn
 import jax
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh
 
 from data_pipelines.errors import UserError
+from data_pipelines.examples.masking import global_positions
 from models.core.noise import row_keys
 from models.core.parameters import Params
-from models.families.registry import FAMILIES, name_of
+from models.families.registry import FAMILIES, family_of, name_of
 from pretrain.generation.loop import program
 from pretrain.generation.settings import Decoding
-from pretrain.objectives.protocols import Writer
+from pretrain.objectives.objective import inputs_of
+from pretrain.objectives.protocols import Encoder, Generator, TokenPredictor, Writer
 from tpu.mesh import mesh_shape, row_mesh
 
 ROWS = 64  # written at the same time, at most
@@ -110,3 +113,45 @@ def _batches(rows: list[tuple[int, int]], most: int, parts: int) -> Iterator[lis
 def power_of_two(number: int) -> int:
     """The smallest that is as large."""
     return 1 << (number - 1).bit_length()
+
+
+def fills(model: nn.Module) -> bool:
+    """Whether a model says which tokens stand at masks."""
+    return isinstance(model, Generator) or isinstance(model, Encoder) and isinstance(model, TokenPredictor)
+
+
+def fill(
+    model: nn.Module, params: Params, row: list[int], mask: int, length: int, number: int, global_tokens: int = 0
+) -> list[list[tuple[int, float]]]:
+    """For each mask in a row of tokens the likeliest (token, its probability), best first, the others staying masks.
+
+    length: of the rows that the model was trained on, to which this is padded.   global_tokens: so many that it names,
+    its first, then those like its last, which separates.   UserError for what cannot be filled.
+    """
+    if len(row) > length:
+        raise UserError(f"{len(row)} tokens are more than the {length} of the model's rows; shorten the prompt")
+    if not 1 <= number <= model.config.vocab_size:
+        raise UserError(f"--number {number}: must be from 1 to the {model.config.vocab_size} tokens of the vocabulary")
+    slots = np.flatnonzero(np.array(row) == mask)[None].astype(np.int32)
+    tokens = np.pad(np.array(row, np.int32), (0, length - len(row)))[None]
+    segments = (np.arange(length) < len(row))[None].astype(np.int32)
+    batch = {"tokens": tokens, "segments": segments, "types": np.zeros_like(tokens)}
+    if global_tokens:
+        batch["globals"] = global_positions(np.array([row], np.int32), row[-1], global_tokens)
+    if lacking := [name for name, one in family_of(model.config).inputs.items() if one.required and name not in batch]:
+        raise UserError(f"a model of {name_of(model.config)} reads {lacking[0]!r} beside text; it fills no masks here")
+    scores = jax.jit(_log_probabilities, static_argnums=0)(model, params, inputs_of(model, batch), slots)
+    values, found = jax.lax.top_k(scores, number)
+    of_masks = zip(found.tolist(), np.exp(values).tolist(), strict=True)
+    return [list(zip(*of_mask, strict=True)) for of_mask in of_masks]
+
+
+def _log_probabilities(model: nn.Module, params: Params, inputs: dict[str, Array], slots: Array) -> Array:
+    """Of the tokens at slots i32[1, n]: f32[n, vocab]."""
+
+    def apply(*arguments, method):
+        return model.apply({"params": params}, *arguments, method=method)
+
+    if isinstance(model, Generator):
+        return jax.nn.log_softmax(apply(inputs, slots, method="generate"))
+    return jax.nn.log_softmax(apply(apply(inputs, None, slots, method="encode"), method="token_logits"))

@@ -141,11 +141,6 @@ class Opened(NamedTuple):
         """For titles."""
         return str(self.source) if self.step is None else f"{self.source} at step {self.step}"
 
-    @property
-    def row_length(self) -> int:
-        """Of the rows of its last phase; of a folder, of as many as it has positions."""
-        return self.recipe.phases[-1].length if self.run else getattr(self.config, "positions", 512)
-
     def check_decodes(self) -> None:
         """UserError unless it is a causal decoder."""
         if not isinstance(self.module, CausalDecoder):

@@ -14,7 +14,7 @@ from data_pipelines.examples.layout import Piece
 from data_pipelines.formats.source import Source
 from data_pipelines.store.fields import BY_TOKEN
 from data_pipelines.store.files import describe_files, write_json
-from data_pipelines.store.job import Job, finish, planned, write_tables
+from data_pipelines.store.job import Job, manifest_of, planned, write_tables
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles
 
@@ -59,7 +59,7 @@ def write_corpus(
         with mock.patch("data_pipelines.store.parts.choose_held", lambda hashes, *_: hashes == 1):
             summaries.append(write_part(path / part_name(number), [unit], job))
         shutil.rmtree(unit)
-    write_json(path / "manifest.json", finish(path, summaries, job, special))
+    write_json(path / "manifest.json", manifest_of(path, summaries, job, special))
     return path
 
 

@@ -14,7 +14,7 @@ from data_pipelines.formats.source import Source
 from data_pipelines.formats.table import parse, plan
 from data_pipelines.store import units
 from data_pipelines.store.fields import BY_TOKEN, BY_TOKEN_BEFORE, Field
-from data_pipelines.store.job import Job, finish, planned, word_starts_of, write_tables
+from data_pipelines.store.job import Job, manifest_of, planned, word_starts_of, write_tables
 from data_pipelines.store.parts import part_name, write_part
 from data_pipelines.text.encoding import Encoder
 from data_pipelines.text.sentences import starts
@@ -113,7 +113,7 @@ def write(path, documents_of_parts, tokenizer, fields=ADDED):
             files.finish(written.characters, {}, ["here"], values)
         summaries.append(write_part(path / part_name(number), folders, job))
     write_tables(path, job, table)
-    (path / "manifest.json").write_text(json.dumps(finish(path, summaries, job, {})))
+    (path / "manifest.json").write_text(json.dumps(manifest_of(path, summaries, job, {})))
     return Corpus(path)
 
 

@@ -16,7 +16,7 @@ from data_pipelines.formats.source import Source
 from data_pipelines.manifest import parse_manifest
 from data_pipelines.store.fields import BY_TOKEN, STORED, Field
 from data_pipelines.store.files import NpyFile, is_whole, read_summary
-from data_pipelines.store.job import Job, check_added, finish, planned
+from data_pipelines.store.job import Job, check_added, manifest_of, planned
 from data_pipelines.store.parts import CUT, choose_held, missing_held, part_name, write_part
 from data_pipelines.store.units import DOCUMENT, UnitFiles
 from tests.data_pipelines.corpora import SPECIAL, numbered, write_corpus
@@ -144,7 +144,7 @@ def finished(path, units, job, special=SPECIAL, before=None):
     np.save(path / "tables" / "word_starts.npy", np.ones(job.vocab_size, bool))
     (path / "tokenizer").mkdir(exist_ok=True)
     (path / "tokenizer" / "vocab.txt").write_text("a b")
-    (path / "manifest.json").write_text(json.dumps(finish(path, [summary], job, special, before)))
+    (path / "manifest.json").write_text(json.dumps(manifest_of(path, [summary], job, special, before)))
     return Corpus(path)
 
 
@@ -222,7 +222,7 @@ def test_corpora_of_the_same_arrays_and_another_meaning_have_other_fingerprints(
     manifest = json.loads((path / "manifest.json").read_text())
     job = Job(SOURCES, 100, planned(SOURCES, 100, BY_TOKEN))
     prints = {manifest["fingerprint"]}
-    again = lambda **changes: finish(path, manifest["parts"], *(changes | {}).values())["fingerprint"]
+    again = lambda **changes: manifest_of(path, manifest["parts"], *(changes | {}).values())["fingerprint"]
     prints.add(again(job=job, special=SPECIAL | {"mask": 5}))
     prints.add(again(job=Job(SOURCES, 100, planned(SOURCES, 100, STORED)), special=SPECIAL))
     prints.add(again(job=Job(SOURCES, 101, planned(SOURCES, 100, BY_TOKEN)), special=SPECIAL))

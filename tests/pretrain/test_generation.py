@@ -15,8 +15,7 @@ from models.core.parameters import leaves, nest
 from models.core.program import Program
 from models.families.registry import FAMILIES
 from pretrain.generation import loop
-from pretrain.generation.decoding import generate, left_padded
-from pretrain.generation.fillings import fill
+from pretrain.generation.decoding import fill, generate, left_padded
 from pretrain.generation.loop import choose, likeliest, of_next, of_texts, ready
 from pretrain.generation.settings import Decoding
 from pretrain.objectives.protocols import CausalDecoder
