@@ -40,10 +40,6 @@ class Loader(AbstractContextManager):
             self._built = iter(groups.to_iter_dataset(grain.ReadOptions(threads, 2 * threads)))
 
     def __exit__(self, *_):
-        self.close()
-
-    def close(self) -> None:
-        """Stop the threads or processes."""
         self._built.close()
         self._built = None  # Grain complains where its iterator outlives the interpreter
 

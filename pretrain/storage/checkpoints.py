@@ -167,7 +167,11 @@ def newest_intact(
 def _needs_copy(leaf) -> bool:
     """On a CPU the writer would read the very buffers that the next step is given to overwrite. From an accelerator
     Orbax has everything in the host's memory when `save` returns (`transfer_arrays_to_host`)."""
-    return stored_dtype(leaf) != leaf.dtype or next(iter(leaf.sharding.device_set)).platform == "cpu"
+    return stored_dtype(leaf) != leaf.dtype or _on_cpu(leaf.sharding)
+
+
+def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
+    return next(iter(sharding.device_set)).platform == "cpu"
 
 
 def checkpoint_bytes(state: TrainState) -> int:
