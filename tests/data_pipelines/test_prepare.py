@@ -48,7 +48,7 @@ KILLS = [
     ("parts.read_unit", 20),  # while joining
     ("parts.describe_files", 1),
     ("making.put_folder", 1),  # the part's place
-    ("finish.fingerprint", 1),
+    ("job.fingerprint", 1),
     ("ending.write_json", 1),  # everything is in place but the manifest
 ]
 

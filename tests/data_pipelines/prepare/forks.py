@@ -13,12 +13,12 @@ from data_pipelines.formats import source, table
 from data_pipelines.formats.problems import Problems
 from data_pipelines.prepare import ending, partial, plan
 from data_pipelines.prepare import parts as making
-from data_pipelines.store import finish, parts
+from data_pipelines.store import job, parts
 from data_pipelines.tokenizers import stored as tokenizers
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload([__name__])
-MODULES = {"ending": ending, "finish": finish, "making": making, "parts": parts}
+MODULES = {"ending": ending, "job": job, "making": making, "parts": parts}
 MODULES |= {"partial": partial, "tokenizers": tokenizers}
 
 

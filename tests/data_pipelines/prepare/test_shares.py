@@ -154,7 +154,7 @@ def test_an_append_that_is_killed_leaves_the_corpus_readable_and_goes_on(
     once = shutil.copytree(out, tmp_path / "once")
     append(once, more)
     module = {"finish": ending, "remove": ending.partial}.get(function, parts)
-    name = {"finish": "describe"}.get(function, function)
+    name = {"finish": "manifest_of"}.get(function, function)
     calls, real = [], getattr(module, name)
 
     def dying(*given, **named):
