@@ -1,10 +1,6 @@
-"""Optimisers whose per-tensor rules come from the parameter table: they act on each layer's slice of a stack.
-
-What training changes is a `TrainState`.
-"""
+"""Optimisers whose per-tensor rules come from the parameter table: they act on each layer's slice of a stack."""
 
 import dataclasses
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +30,6 @@ class Optimizer:
         if self.name not in NAMES:
             raise ValueError(f"optimizer.name={self.name!r}: use one of {', '.join(NAMES)}")
         check_ranges(self, RANGES, "optimizer.")
-
-
-class TrainState(NamedTuple):
-    """Everything that a step changes; checkpoints hold exactly this.
-
-    step: i32[] batches seen.   carry: the objective's state between batches.
-    skipped: i32[2], updates skipped for a non-finite loss or gradient: in all, and in a row up to now.
-    """
-
-    step: Array
-    params: Params
-    opt_state: optax.OptState
-    carry: Any
-    skipped: Array
 
 
 def transformation(optimizer: Optimizer, table: list[Parameter]) -> optax.GradientTransformation:

@@ -83,12 +83,12 @@ def phase_after(recipe: Recipe, step: int) -> int:
     return phase_at(recipe, max(step - 1, 0))
 
 
-def rate_at(recipe: Recipe, index: int) -> tuple[str, Numbers]:
+def schedule_in(recipe: Recipe, phase: int) -> tuple[str, Numbers]:
     """The schedule of a phase: its own over its steps, else the recipe's, over all phases around it that have none."""
     phases, begins = recipe.phases, [0, *boundaries(recipe)]
-    if (schedule := phases[index].schedule) is not None:
-        return schedule.name, numbers(schedule, begins[index + 1] - begins[index], begins[index])
-    first, end = _shared_span(phases, index)
+    if (schedule := phases[phase].schedule) is not None:
+        return schedule.name, numbers(schedule, begins[phase + 1] - begins[phase], begins[phase])
+    first, end = _shared_span(phases, phase)
     return recipe.schedule.name, numbers(recipe.schedule, begins[end] - begins[first], begins[first])
 
 
@@ -101,7 +101,7 @@ def _shared_span(phases: Sequence[Phase], index: int) -> tuple[int, int]:
 
 def rate_after(recipe: Recipe, step: int) -> float:
     """The learning rate of the update after `step` steps."""
-    return float(learning_rate(*rate_at(recipe, phase_at(recipe, step)), step))
+    return float(learning_rate(*schedule_in(recipe, phase_at(recipe, step)), step))
 
 
 def extended(recipe: Recipe, done: int, steps: int, kind: str) -> Recipe:

@@ -35,7 +35,7 @@ class Schedule:
     final: float = 0.0  # share of the peak that is left at the last step
     decay: float = 0.1  # share of the steps, the last ones, in which warmup-stable-decay falls
     power: float = 3.0  # to which polynomial takes the share of the steps that is left
-    steps: int | None = None  # that it is planned for, by default all; later ones have the last one's rate
+    steps: int | None = None  # that it is planned for, by default all; then the rate stays, but inverse-sqrt falls on
 
     def __post_init__(self):
         if self.name not in NAMES:

@@ -14,7 +14,7 @@ from data_pipelines.prepare.options import Prepare
 from pretrain.commands.platform import accelerators
 from tests.gcs import Storage
 from tests.texts import write_texts
-from tpu.compiled import write_whole
+from tpu.compiled import keep_programs_whole
 
 
 def pytest_configure(config):
@@ -32,7 +32,7 @@ def pytest_configure(config):
     quick = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     os.environ.setdefault("XLA_FLAGS", f"{quick} --xla_cpu_parallel_codegen_split_count=1")
     gc.set_threshold(100_000, 50, 1000)  # to look through all that was imported and traced takes an eighth of the time
-    write_whole()
+    keep_programs_whole()
 
 
 def pytest_collection_modifyitems(items):

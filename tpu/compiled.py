@@ -8,7 +8,7 @@ from jax._src import lru_cache
 from data_pipelines.durable import put
 
 
-def write_whole() -> None:
+def keep_programs_whole() -> None:
     """Have JAX give the file of a compiled program its name when all of it is on disk.
 
     It writes in place and never over what is there: half of a program, left by a kill, would be a warning and minutes

@@ -52,9 +52,9 @@ def _check_texts(options) -> None:
 def import_models() -> None:
     """Say that it begins, and have JAX write whole what it keeps of compiled programs."""
     doing(IMPORTING)
-    from tpu.compiled import write_whole
+    from tpu.compiled import keep_programs_whole
 
-    write_whole()
+    keep_programs_whole()
 
 
 def wide_console() -> Console:

@@ -26,13 +26,13 @@ def main(arguments: Sequence[str]) -> int:
                 Corpus(path)  # a mistaken one is said before the imports that follow, which take seconds
     from pretrain.training.signals import stop_request
     from tpu.cluster import ending_together, join
-    from tpu.compiled import write_whole
+    from tpu.compiled import keep_programs_whole
 
     with stop_request() as stop:
         join(options.coordinator, options.processes, options.process)
         with ending_together():
             keep_compiled_with(options.workdir)
-            write_whole()
+            keep_programs_whole()
             from pretrain.training.run import run
 
             return run(recipe, options, stop)

@@ -10,17 +10,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 import orbax.checkpoint as ocp
 from jax import Array
 
 from data_pipelines.cloud import cloud_errors, in_cloud, is_file, remove_folder
 from data_pipelines.errors import PassingError, UserError
 from models.core.parameters import Params
-from pretrain.optimizers import TrainState
 from pretrain.recipe import Recipe, phase_after
 from tpu.cluster import from_first, gather
 
@@ -31,6 +31,22 @@ PAUSES = (1, 3, 9)  # seconds before what could not be read is read again
 ITEM = "default"  # the folder of a checkpoint in which Orbax's manager puts its only item
 ABOUT = "_CHECKPOINT_METADATA"  # the file of a checkpoint that says what it was saved with
 DESCRIPTION = "_METADATA"  # the file in there that says what is stored
+
+
+class TrainState(NamedTuple):
+    """Everything that a step changes; checkpoints hold exactly this.
+
+    step: i32[] batches seen.   carry: the objective's state between batches.
+    skipped: i32[2], updates skipped for a non-finite loss or gradient: in all, and in a row up to now.
+    """
+
+    step: Array
+    params: Params
+    opt_state: optax.OptState
+    carry: Any
+    skipped: Array
+
+
 Like = Callable[[int], TrainState]  # step -> a state of shapes, dtypes and shardings; NOT_READ for what is not wanted
 
 

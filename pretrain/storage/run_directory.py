@@ -1,6 +1,6 @@
 """A work directory: everything that a run was and did, so that resuming, plotting and exporting need nothing else.
 
-    recipe.json     what is trained (only `steps` may change, and with --extend a further phase come)
+    recipe.json     what is trained (only `steps` may change, and with --extend a further phase comes)
     run.json        what identifies the run, the corpora's paths and fingerprints, --init-from, --init-heads-anew, the
                     last start's versions, commit and platform
     tokenizer/      a copy of the corpus's

@@ -15,8 +15,8 @@ from data_pipelines.cloud import in_cloud, remove_folder, upload
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import Mixture, Tasks
-from pretrain.optimizers import TrainState
 from pretrain.recipe import boundaries, phase_after, phase_at
+from pretrain.storage.checkpoints import TrainState
 from pretrain.storage.journal import read_metrics
 from pretrain.training.assembly import same_training
 from pretrain.training.data import phase_batches

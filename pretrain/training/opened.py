@@ -27,9 +27,8 @@ from pretrain.huggingface.config import config_from, folders, heads_in_folder, i
 from pretrain.huggingface.load import load
 from pretrain.objectives.objective import Objective, initialise
 from pretrain.objectives.protocols import CausalDecoder
-from pretrain.optimizers import TrainState
 from pretrain.recipe import Recipe, phase_after, tasks_of
-from pretrain.storage.checkpoints import NOT_READ, load_frozen, newest_intact, phase_of, verified
+from pretrain.storage.checkpoints import NOT_READ, TrainState, load_frozen, newest_intact, phase_of, verified
 from pretrain.storage.checkpoints import load as load_state
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import Assembly, merge

@@ -21,10 +21,9 @@ from models.core.parameters import Params, count
 from models.core.program import Program
 from models.core.sharding import placed_by
 from pretrain.objectives.objective import Objective, Phase, Task, shapes_of
-from pretrain.optimizers import TrainState
 from pretrain.options import How
 from pretrain.recipe import Recipe, every_task
-from pretrain.storage.checkpoints import checkpoint_bytes
+from pretrain.storage.checkpoints import TrainState, checkpoint_bytes
 from pretrain.training.assembly import (
     Assembly,
     all_parameters,
@@ -40,7 +39,7 @@ from pretrain.training.assembly import (
     transformation_in,
 )
 from pretrain.training.attention_choice import chosen_program, for_evaluation
-from pretrain.training.step import Given, evaluation_step, first_moments, given_in, mean_flops, train_step, untrained
+from pretrain.training.step import Given, evaluation_step, first_moments, given_in, mean_flops, train_step, unread
 from tpu.generations import GIB
 from tpu.mesh import Load, MeshShape, choose_mesh, divided_by, load_on, mesh_shape
 from tpu.rules import (
@@ -168,7 +167,7 @@ def stages(assembly: Assembly, mesh: Mesh, microbatches: int = 1) -> list[Stage]
     @functools.cache
     def untrained_in(index: int) -> tuple[str, ...]:
         with placed_by(None):
-            return untrained(assembly, index, *jax.tree.map(_shape, (trained, frozen)))
+            return unread(assembly, index, *jax.tree.map(_shape, (trained, frozen)))
 
     return [
         _stage(assembly, index, task, mesh, microbatches, trained, frozen, partial(untrained_in, index))
@@ -229,11 +228,11 @@ def _stage(
     everywhere = replicated(mesh)
     first_carry, carry, axes = _carry(lambda: initial_carry(assembly, index), mesh)
     moments_before, opt_state = _moments(assembly, index, mesh, params)
-    step, skipped = (jax.ShapeDtypeStruct(shape, np.int32, sharding=everywhere) for shape in ((), (2,)))
-    state = TrainState(step, params, opt_state, carry, skipped)
+    seen, skipped = (jax.ShapeDtypeStruct(shape, np.int32, sharding=everywhere) for shape in ((), (2,)))
+    state = TrainState(seen, params, opt_state, carry, skipped)
     evaluated_rows = _evaluated_rows(objective, phase, mesh, microbatches)
-    of_evaluation = dataclasses.replace(phase, batch_size=evaluated_rows)
-    first_evaluated, evaluated_carry, _ = _carry(lambda: objective.carry(assembly.model, of_evaluation, False), mesh)
+    in_evaluation = dataclasses.replace(phase, batch_size=evaluated_rows)
+    first_evaluated, evaluated_carry, _ = _carry(lambda: objective.carry(assembly.model, in_evaluation, False), mesh)
     spec = objective.spec(phase)
     batch, evaluated_batch = (shapes_of(spec, size, rows(mesh)) for size in (phase.batch_size, evaluated_rows))
 
@@ -244,11 +243,12 @@ def _stage(
     evaluated = for_evaluation(assembly, index, task, mesh)
     evaluation = evaluation_step(objective, evaluated.model, EVALUATION_SEED, assembly.teachers)
     number = jax.ShapeDtypeStruct((), np.int32)
-    step = jit_on(mesh, assembly, step, options, out_shardings=(shardings(state), everywhere), donate_argnums=0)
-    train = Jitted(step, (state, frozen, batch, given), options)
-    outputs = (everywhere, everywhere, shardings(evaluated_carry))  # it comes back as it lies in the first one
-    evaluation = jit_on(mesh, evaluated, evaluation, options, out_shardings=outputs)
-    evaluate = Jitted(evaluation, (params, frozen, evaluated_batch, number, number, evaluated_carry, number), options)
+    run_step = jit_on(mesh, assembly, step, options, out_shardings=(shardings(state), everywhere), donate_argnums=0)
+    train = Jitted(run_step, (state, frozen, batch, given), options)
+    outputs = everywhere, everywhere, shardings(evaluated_carry)  # it comes back as it lies in the first one
+    run_evaluation = jit_on(mesh, evaluated, evaluation, options, out_shardings=outputs)
+    of_evaluation = (params, frozen, evaluated_batch, number, number, evaluated_carry, number)
+    evaluate = Jitted(run_evaluation, of_evaluation, options)
     first = (first_carry, moments_before, first_evaluated)
     return Stage(assembly, index, task, mesh, state, frozen, untrained, train, evaluate, evaluated_rows, *first)
 

@@ -14,7 +14,7 @@ from data_pipelines.tokenizers import stored as tokenizers
 from models.core.parameters import count
 from pretrain.huggingface.config import misfits
 from pretrain.options import Options
-from pretrain.recipe import Recipe, boundaries, from_json, phase_at, rate_after, rate_at, resolve, to_json
+from pretrain.recipe import Recipe, boundaries, from_json, phase_at, rate_after, resolve, schedule_in, to_json
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import flat
@@ -136,5 +136,5 @@ def longer_or_shorter(before: Recipe, recipe: Recipe, step: int, extend: str | N
         return f"{said}; from here {extend}: rate {old:.3g} -> {new:.3g}"
     if old == new:
         return said
-    name, _ = rate_at(recipe, phase_at(recipe, step))
+    name, _ = schedule_in(recipe, phase_at(recipe, step))
     return f"{said}; the {name} schedule is evaluated for the new total: rate {old:.3g} -> {new:.3g}"

@@ -19,11 +19,10 @@ from models.core.parameters import Params, leaves, nest
 from pretrain.huggingface.config import check_same
 from pretrain.huggingface.load import ANEW, check_heads, check_vocabulary, counterparts, load, to_target
 from pretrain.objectives.objective import TEACHERS
-from pretrain.optimizers import TrainState
 from pretrain.options import Options
 from pretrain.recipe import Recipe, asked
 from pretrain.storage import run_directory
-from pretrain.storage.checkpoints import Checkpoints, load_frozen, phase_of, save_frozen
+from pretrain.storage.checkpoints import Checkpoints, TrainState, load_frozen, phase_of, save_frozen
 from pretrain.storage.journal import Journal, Warnings, open_journal
 from pretrain.storage.run_directory import RunDirectory, changed, disk_errors, versions
 from pretrain.training.assembly import initial_params, merge, parameter_shapes, table_of

@@ -20,9 +20,10 @@ from models.core.parameters import Params, leaves, nest
 from models.core.program import Program
 from models.families.registry import family_of
 from pretrain.objectives.objective import TEACHERS, Batch, Bound, Moment, Objective, Phase, Sums, Task, scope, shapes_of
-from pretrain.optimizers import TrainState, clip
-from pretrain.recipe import Recipe, every_task, rate_at, tasks_of
+from pretrain.optimizers import clip
+from pretrain.recipe import Recipe, every_task, schedule_in, tasks_of
 from pretrain.schedules import Numbers, learning_rate
+from pretrain.storage.checkpoints import TrainState
 from pretrain.training.assembly import (
     Assembly,
     assemble,
@@ -63,7 +64,7 @@ class Given(NamedTuple):
 
 def given_in(recipe: Recipe, index: int) -> Given:
     """In a phase."""
-    return Given(np.uint32(recipe.seed), rate_at(recipe, index)[1])
+    return Given(np.uint32(recipe.seed), schedule_in(recipe, index)[1])
 
 
 def initial_state(assembly: Assembly, params: Params, phase: int = 0) -> tuple[TrainState, Params]:
@@ -97,8 +98,8 @@ def train_step(
     """
     recipe, model, optimizer = assembly.recipe, assembly.model, transformation_in(assembly, phase)
     here, task = recipe.phases[phase], task or tasks_of(recipe, recipe.phases[phase])[0]
-    objective = task.objective
-    schedule, held_here, limit = rate_at(recipe, phase)[0], frozen_in(recipe, phase), optimizer_in(recipe, phase).clip
+    objective, (schedule, _) = task.objective, schedule_in(recipe, phase)
+    held_here, limit = frozen_in(recipe, phase), optimizer_in(recipe, phase).clip
 
     def step(state: TrainState, frozen: Params, batch: Batch, given: Given) -> tuple[TrainState, Metrics]:
         weights = objective.weights(batch)
@@ -259,7 +260,7 @@ def traced_loss(assembly: Assembly, phase: Phase, task: Task, params: Params, fr
     return jax.make_jaxpr(loss)(params, frozen, shapes_of(objective.spec(phase), phase.batch_size), carry)
 
 
-def untrained(assembly: Assembly, index: int, params: Params, frozen: Params) -> tuple[str, ...]:
+def unread(assembly: Assembly, index: int, params: Params, frozen: Params) -> tuple[str, ...]:
     """Paths of the parameters that no task of a phase reads: no gradient ever reaches them.   As `traced_loss`."""
     phase = assembly.recipe.phases[index]
     plain = assembly._replace(model=assembly.model.clone(program=Program()))  # the form that is traced fastest

@@ -17,9 +17,8 @@ import pytest
 from orbax.checkpoint._src.multihost import multihost
 
 from data_pipelines.errors import UserError
-from pretrain.optimizers import TrainState
 from pretrain.storage import checkpoints as module
-from pretrain.storage.checkpoints import Checkpoints, checksums
+from pretrain.storage.checkpoints import Checkpoints, TrainState, checksums
 from pretrain.storage.run_directory import RunDirectory, disk_errors
 from pretrain.training.run import run
 from tests.pretrain import tiny, toys

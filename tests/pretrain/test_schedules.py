@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from pretrain.recipe import boundaries, extended, phase_at, rate_at
+from pretrain.recipe import boundaries, extended, phase_at, schedule_in
 from pretrain.schedules import NAMES, Schedule, learning_rate, numbers
 from tests.pretrain import toys
 
@@ -55,6 +55,13 @@ def test_without_warmup_the_first_update_has_the_peak(name):
     assert rates(name, warmup=0.0)[0] == pytest.approx(PEAK, rel=2e-3)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_beyond_the_steps_that_it_is_planned_for_the_rate_stays_but_for_the_inverse_root(name):
+    planned = Schedule(name, peak=PEAK, warmup=0.1, final=0.2, steps=STEPS)
+    last, later = of_schedule(planned, 4 * STEPS, np.array([STEPS - 1, 4 * STEPS - 1]))
+    assert later == pytest.approx(last / 2 if name == "inverse-sqrt" else last)
+
+
 def test_a_run_of_one_step_trains():
     for name in NAMES:
         assert np.isfinite(rates(name, steps=1)).all()
@@ -81,7 +88,7 @@ def onward(kind, since, **fields):
 def all_rates(recipe):
     """Of each update as a share of the peak, phase by phase."""
     begins = [0, *boundaries(recipe)]
-    found = [learning_rate(*rate_at(recipe, i), np.arange(*begins[i : i + 2])) for i in range(len(recipe.phases))]
+    found = [learning_rate(*schedule_in(recipe, i), np.arange(*begins[i : i + 2])) for i in range(len(recipe.phases))]
     return np.concatenate(found) / PEAK
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from jax._src import lru_cache
 
-from tpu.compiled import write_whole
+from tpu.compiled import keep_programs_whole
 
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
     monkeypatch.setattr(lru_cache.LRUCache, "put", lru_cache.LRUCache.put)  # as it was, afterwards
-    write_whole()
+    keep_programs_whole()
     return lru_cache.LRUCache(str(tmp_path), max_size=-1)
 
 
