@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import jax
@@ -15,7 +15,7 @@ from data_pipelines.cloud import in_cloud, remove_folder, upload
 from data_pipelines.errors import UserError
 from data_pipelines.loader import Loader
 from data_pipelines.mixture import Mixture, Tasks
-from pretrain.recipe import boundaries, phase_after, phase_at
+from pretrain.recipe import boundaries, phase_at
 from pretrain.storage.checkpoints import TrainState
 from pretrain.storage.journal import read_metrics
 from pretrain.training.assembly import same_training
@@ -23,6 +23,7 @@ from pretrain.training.data import phase_batches
 from pretrain.training.evaluate import Evaluators
 from pretrain.training.evaluate import figures as figures_of
 from pretrain.training.placement import (
+    CHECKPOINT,
     EVALUATE,
     TRAIN,
     Stage,
@@ -55,7 +56,7 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
     evaluated = from_first("evaluations", lambda: [entry["step"] for entry in read_metrics(run.directory, "eval")])
     run = _compiled(run, step)
     if step and every and step % every == 0 and step < recipe.steps and step not in evaluated:
-        _evaluate(run, state, _evaluator(run, phase_after(recipe, step)))  # which a kill has cut off
+        _evaluate(run, state, entered, _evaluator(run, entered))  # which a kill has cut off
     evaluator = None
     batches = phase_batches(recipe, run.corpora, step, run.directory.examples, run.journal.say)
     while (step := int(state.step)) < recipe.steps:
@@ -64,16 +65,15 @@ def train(run: Run, state: TrainState, entered: int) -> tuple[TrainState, int]:
         evaluator = _evaluator(run, phase)
         if phase != entered:
             state, entered = _enter(run, state, entered, phase), phase
-        with no_memory(phase, TRAIN):
+        with no_memory(phase, TRAIN):  # which may show where a step is waited for; what else is done says its own name
             state, stopped = _train_phase(run, state, phase, ends[phase], batches[phase], evaluator)
         if stopped:
-            _save(run, state, entered, stopped)
             run.checkpoints.wait()
             run.journal.say(f"{run.stop.signal}: saved step {int(state.step)}; the same command goes on from there")
             return state, EXIT_STOPPED
     _save(run, state, entered)
     if step not in evaluated:
-        _evaluate(run, state, evaluator or _evaluator(run, phase_after(recipe, step)))
+        _evaluate(run, state, entered, evaluator or _evaluator(run, entered))
     run.checkpoints.wait()
     return state, 0
 
@@ -91,30 +91,36 @@ def _enter(run: Run, state: TrainState, before: int, phase: int) -> TrainState:
 def _train_phase(
     run: Run, state: TrainState, phase: int, end: int, batches: Tasks, evaluator: Evaluators
 ) -> tuple[TrainState, bool]:
-    """Steps up to `end` or to a stop request -> (state, whether it was one)."""
+    """Steps up to `end`, or to a stop request, at which the state is saved -> (state, whether it was one)."""
     options, stages = run.options, of_phase(run.stages, phase)
-    first = int(state.step)
+    first, mine = int(state.step), host_rows(run.mesh, batches.batch_size)
     given = place_given(any_task(run.stages, phase))
     meter = Meter(run, stages, batches)
     run.journal.doing(f"compiling phase {phase + 1}")
-    for step, batch in _batches(run, batches, first, end):
-        if run.stop.reached(step):
-            return state, True
-        _profile(run, step - first, end - first)
-        task, _ = batches.at(step)
-        with jax.transfer_guard("disallow"):
-            state, metrics = stages[task].train.run(state, run.frozen, batch, given)
-        done = step + 1
-        run.journal.progress(done)
-        meter.add(task, metrics)
-        if done % options.log_every == 0 or done == end or done == first + 1:
-            meter.report(done)
-        if done % options.checkpoint_every == 0 and done < run.recipe.steps:
-            with meter.paused():
-                _save(run, state, phase)
-        if options.eval_every and done % options.eval_every == 0 and done < run.recipe.steps:
-            with meter.paused():
-                _evaluate(run, state, evaluator)
+    with Loader(batches, first, end, mine, processes=options.workers) as loader, ExitStack() as trace:
+        for step, rows in loader:
+            if run.stop.reached(step):
+                _save(run, state, phase, stopped=True)  # before the trace, which takes time to write
+                return state, True
+            if options.profile and step - first == PROFILED.start:
+                trace.enter_context(_traced(run))
+            if step - first == PROFILED.stop:
+                trace.close()
+            task, _ = batches.at(step)
+            batch = place_rows(rows, mine, batches.batch_size, run.mesh)
+            with jax.transfer_guard("disallow"):
+                state, metrics = stages[task].train.run(state, run.frozen, batch, given)
+            done = step + 1
+            run.journal.progress(done)
+            meter.add(task, metrics)
+            if done % options.log_every == 0 or done == end or done == first + 1:
+                meter.report(done)
+            if done % options.checkpoint_every == 0 and done < run.recipe.steps:
+                with meter.paused():
+                    _save(run, state, phase)
+            if options.eval_every and done % options.eval_every == 0 and done < run.recipe.steps:
+                with meter.paused():
+                    _evaluate(run, state, phase, evaluator)
     return state, False
 
 
@@ -135,43 +141,34 @@ def _evaluator(run: Run, phase: int) -> Evaluators:
     return Evaluators(of_phase(run.stages, phase), run.corpora, run.options.eval_examples)
 
 
-def _batches(run: Run, batches: Tasks, first: int, end: int) -> Iterator[tuple[int, dict]]:
-    """(step, global batch on the devices) for the steps of a phase."""
-    mine = host_rows(run.mesh, batches.batch_size)
-    with Loader(batches, first, end, mine, processes=run.options.workers) as loader:
-        for step, batch in loader:
-            yield step, place_rows(batch, mine, batches.batch_size, run.mesh)
-
-
 def _save(run: Run, state: TrainState, phase: int, stopped: bool = False) -> None:
     for corpus in run.corpora.values():  # what was trained on damaged text is not kept
         corpus.checks.wait(seconds=STOPPED_SECONDS if stopped else None)
     from_first("--workdir", run.directory.check_there)
     run.journal.sync()
-    run.checkpoints.save(state, phase)
+    with no_memory(phase, CHECKPOINT):
+        run.checkpoints.save(state, phase)
 
 
-def _evaluate(run: Run, state: TrainState, evaluator: Evaluators) -> None:
+def _evaluate(run: Run, state: TrainState, phase: int, evaluator: Evaluators) -> None:
     run.journal.doing("evaluating")
-    with no_memory(phase_after(run.recipe, int(state.step)), EVALUATE):
+    with no_memory(phase, EVALUATE):
         figures = evaluator(state.params, run.frozen, int(state.step))
     run.journal.figures("eval", int(state.step), figures)
     run.journal.sync()
 
 
-def _profile(run: Run, since_start: int, steps: int) -> None:
-    if not run.options.profile or steps <= PROFILED.start:
-        return
+@contextmanager
+def _traced(run: Run) -> Iterator[None]:
+    """What is computed in this context is traced, into the work directory."""
     target = run.directory.path / "profile"
     folder = Path(tempfile.gettempdir()) / f"profile-{os.getpid()}" if in_cloud(target) else target
-    if since_start == PROFILED.start:
-        jax.profiler.start_trace(str(folder))
-    if since_start == min(PROFILED.stop, steps - 1):
-        jax.profiler.stop_trace()
-        if in_cloud(target):
-            upload(folder, target)
-            remove_folder(folder)
-        run.journal.say(f"trace of some steps in {target}")
+    with jax.profiler.trace(str(folder)):
+        yield
+    if in_cloud(target):
+        upload(folder, target)
+        remove_folder(folder)
+    run.journal.say(f"trace of some steps in {target}")
 
 
 class Meter:

@@ -57,11 +57,11 @@ SMALL = 20_000_000  # parameters, up to which a model's products are small for a
 # Limits on what is evaluated at once: tokens per device, few beside those of a train step, and rows over all devices.
 EVALUATED_TOKENS, EVALUATED_ROWS = 1 << 13, 1024
 EVALUATION_SEED = 20_181_011  # the same held-out rows and noise for every run, whatever its own seed
-TRAIN, EVALUATE = "train step", "evaluation"
+TRAIN, EVALUATE, CHECKPOINT = "train step", "evaluation", "checkpoint"
 FIELDS = {TRAIN: "train", EVALUATE: "evaluate"}  # of a Stage
 CURES = {
-    TRAIN: "raise --microbatches, or try --remat full, a --mesh with more fsdp, a smaller phases.{}.batch_size",
-    EVALUATE: "try a --mesh with more fsdp, or a smaller phases.{}.batch_size",
+    TRAIN: "raise --microbatches, or try --remat full, a --mesh with more fsdp",
+    EVALUATE: "try a --mesh with more fsdp",
 }
 
 
@@ -356,7 +356,7 @@ def _compiled_stage(stage: Stage, wanted: list[str]) -> tuple[Stage, dict[str, i
             compiled = program.run.lower(*program.arguments).compile()
         stage = stage._replace(**{FIELDS[name]: program._replace(run=compiled)})
         needed[name] = _bytes(compiled) + beside.get(name, 0)
-    needed["checkpoint"] = shard_bytes(stage.train.arguments) + checkpoint_bytes(stage.state)
+    needed[CHECKPOINT] = shard_bytes(stage.train.arguments) + checkpoint_bytes(stage.state)
     capacity = (stage.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
     for name, size in needed.items():
         if capacity and size > capacity:
@@ -389,5 +389,6 @@ def _bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def _too_large(phase: int, name: str, how: str) -> str:
-    cure = CURES.get(name, CURES[EVALUATE]).format(phase)  # of a checkpoint as of an evaluation
-    return f"phase {phase + 1}: its {name} {how}; {cure} in another --workdir"
+    cure = CURES.get(name, CURES[EVALUATE])  # of a checkpoint as of an evaluation
+    smaller = f"in another --workdir, a smaller phases.{phase}.batch_size"
+    return f"phase {phase + 1}: its {name} {how}; {cure} or, {smaller}"

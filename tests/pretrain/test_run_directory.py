@@ -296,10 +296,10 @@ def test_an_evaluation_that_a_kill_cuts_off_is_made_up_for_and_none_is_made_twic
         pass
 
     def go(name, killed_at=0, before=True):
-        def evaluate(run, state, evaluator, whole=loop._evaluate):
+        def evaluate(run, state, *rest, whole=loop._evaluate):
             run.checkpoints.wait()
             if int(state.step) != killed_at or not before:
-                whole(run, state, evaluator)
+                whole(run, state, *rest)
             if int(state.step) == killed_at:
                 raise Killed
 
