@@ -45,15 +45,15 @@ def _last_state(directory):
     """The train state of the newest checkpoint."""
     import jax
 
-    from pretrain.storage.checkpoints import load, verified
+    from pretrain.storage.checkpoints import load, phase_of, verified
     from pretrain.training.assembly import assemble
-    from pretrain.training.opened import state_after
-    from pretrain.training.placement import stages
+    from pretrain.training.placement import any_task, stages
     from tpu.mesh import row_mesh
 
     step, mesh = max(directory.checkpoint_steps()), row_mesh(jax.local_devices()[:1], [1])
-    like = state_after(stages(assemble(directory.read_recipe()), mesh), directory, step)
-    return verified(*load(directory.checkpoints / str(step), like), like)
+    recipe, folder = directory.read_recipe(), directory.checkpoints / str(step)
+    like = any_task(stages(assemble(recipe), mesh), phase_of(folder, recipe)).state
+    return verified(*load(folder, like), like)
 
 
 def _names(workdir: Path) -> set[str]:

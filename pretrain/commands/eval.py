@@ -50,7 +50,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def evaluate(options: Eval) -> dict[str, float]:
     """Print held-out figures of the newest or of every checkpoint, beside the baselines -> the newest's figures."""
-    from pretrain.recipe import phase_after
     from pretrain.storage.run_directory import RunDirectory
     from pretrain.training.evaluate import Evaluators
     from pretrain.training.opened import open_model
@@ -59,8 +58,7 @@ def evaluate(options: Eval) -> dict[str, float]:
     directory, newest = RunDirectory(options.run), open_model(options.run).run
     if newest is None:
         raise UserError(f"eval {options.run}: a Hugging Face folder has no objective and no corpus; give a run")
-    assembly, recipe = newest.assembly, newest.assembly.recipe
-    assembly = assembly if options.memory is None else _remembering(assembly, options.memory)
+    assembly = newest.assembly if options.memory is None else _remembering(newest.assembly, options.memory)
     assembly = assembly if options.stride is None else striding(assembly, options.stride)
     examples = options.examples or (1024 if options.stride is None else sys.maxsize)
     placed = newest.stages if assembly is newest.assembly else stages(assembly, newest.mesh)
@@ -70,8 +68,8 @@ def evaluate(options: Eval) -> dict[str, float]:
         restored = newest if step == newest.step else _restored(directory, step)
         if restored is None:
             continue
-        if phase != phase_after(recipe, step):
-            phase = phase_after(recipe, step)
+        if phase != restored.phase:
+            phase = restored.phase
             evaluator = Evaluators(of_phase(placed, phase), directory.open_corpora(options.corpus), examples)
         doing(f"evaluating step {step}")
         columns[f"step {step}"] = evaluator(restored.params, restored.frozen, step)

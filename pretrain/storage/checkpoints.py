@@ -226,9 +226,10 @@ def phase_of(folder: Path, recipe: Recipe) -> int:
 
     def read() -> int:
         try:
-            return json.loads((folder / ABOUT).read_text())["custom_metadata"]["phase"]
+            phase = json.loads((folder / ABOUT).read_text())["custom_metadata"]["phase"]
+            return range(len(recipe.phases)).index(phase)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            # Of an older version, or damaged, as reading the rest then says
+            # Of an older version or other phases, or damaged, as reading the rest then says
             return phase_after(recipe, int(folder.name))
 
     return patiently(folder, read)

@@ -6,7 +6,7 @@ listed is no damage.
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from pretrain.huggingface.config import config_from, folders, heads_in_folder, i
 from pretrain.huggingface.load import load
 from pretrain.objectives.objective import Objective, initialise
 from pretrain.objectives.protocols import CausalDecoder
-from pretrain.recipe import Recipe, phase_after, tasks_of
+from pretrain.recipe import Recipe, tasks_of
 from pretrain.storage.checkpoints import NOT_READ, TrainState, load_frozen, newest_intact, phase_of, verified
 from pretrain.storage.checkpoints import load as load_state
 from pretrain.storage.run_directory import RunDirectory
@@ -44,6 +44,7 @@ class Restored(NamedTuple):
 
     assembly: Assembly
     step: int
+    phase: int  # that wrote it
     params: Params
     frozen: Params
     mesh: Mesh
@@ -63,15 +64,19 @@ def restore(directory: RunDirectory, step: int | None = None, mesh: Mesh | None 
         mesh = reading_mesh(jax.local_devices(), [phase.batch_size for phase in recipe.phases], work)
     placed = place_on(recipe, mesh, programs.default(), work)
 
+    phases = {}  # of the checkpoints that are read
+
     def read(at: int) -> TrainState:
-        like = _parameters_after(placed.stages, directory, at)
+        phases[at] = phase_of(directory.checkpoints / str(at), recipe)
+        like = _parameters_alone(any_task(placed.stages, phases[at]).state)
         return verified(*load_state(directory.checkpoints / str(at), like), like)
 
     state = _newest(directory, step, read)
     if state is None:
         raise UserError(f"{directory.path} has no checkpoint yet: let `python -m pretrain run` write one")
     frozen = load_frozen(directory.frozen, placed.stages[0].frozen)
-    return Restored(placed.assembly, int(state.step), state.params, frozen, mesh, placed.stages)
+    at = int(state.step)
+    return Restored(placed.assembly, at, phases[at], state.params, frozen, mesh, placed.stages)
 
 
 def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], TrainState]) -> TrainState | None:
@@ -88,14 +93,8 @@ def _newest(directory: RunDirectory, step: int | None, read: Callable[[int], Tra
     return state
 
 
-def state_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> TrainState:
-    """Shapes, dtypes and shardings of the state that a run's checkpoint of a step holds."""
-    return any_task(made, phase_of(directory.checkpoints / str(step), made[0].assembly.recipe)).state
-
-
-def _parameters_after(made: Sequence[Stage], directory: RunDirectory, step: int) -> TrainState:
-    """`state_after` without what only training needs: moments and memories may be many times the parameters."""
-    state = state_after(made, directory, step)
+def _parameters_alone(state: TrainState) -> TrainState:
+    """Without what only training needs: moments and memories may be many times the parameters."""
 
     def unread(tree):
         return jax.tree.map(lambda _: NOT_READ, tree)
@@ -126,10 +125,7 @@ class Opened(NamedTuple):
     @property
     def objective(self) -> Objective | None:
         """That of the phase which the run has come to, of several tasks the first one's."""
-        if self.run is None:
-            return None
-        recipe, phase = self.recipe, phase_after(self.recipe, self.run.step)
-        return tasks_of(recipe, recipe.phases[phase])[0].objective
+        return self.run and tasks_of(self.recipe, self.recipe.phases[self.run.phase])[0].objective
 
     @property
     def step(self) -> int | None:
@@ -151,8 +147,7 @@ class Opened(NamedTuple):
         """Say so where a text of this length, or an export, has positions that no row of the run had."""
         if self.run is None:
             return
-        phases = self.recipe.phases[: phase_after(self.recipe, self.step) + 1]
-        longest = max(phase.length for phase in phases)
+        longest = max(phase.length for phase in self.recipe.phases[: self.run.phase + 1])
         if longest < length <= getattr(self.recipe.model, "positions", 0):
             log.warning(
                 "this run trained rows of up to %s tokens only: the model's positions %s to %s are untrained",

@@ -219,8 +219,8 @@ def test_a_model_that_reads_more_than_text_fills_no_masks():
 
 def test_positions_that_no_row_had_are_said(caplog):
     recipe = tiny.gpt2(phases=(Phase(0.5, 16, 8), Phase(0.5, 32, 8)))
-    for step, length, said in (5, 16, ""), (5, 17, "positions 16 to 16"), (11, 32, ""), (15, 64, "positions 32 to 63"):
+    for phase, length, said in (0, 16, ""), (0, 17, "positions 16 to 16"), (1, 32, ""), (1, 64, "positions 32 to 63"):
         caplog.clear()
-        run = Restored(assemble(recipe), step, {}, {}, None, [])
+        run = Restored(assemble(recipe), 5, phase, {}, {}, None, [])
         Opened(None, None, {}, None, None, None, run).warn_beyond_trained(length)
         assert said in caplog.text and bool(said) == bool(caplog.text)

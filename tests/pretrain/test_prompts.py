@@ -308,6 +308,6 @@ def test_what_cannot_be_asked_is_one_line(file, gpt2_run, capsys, monkeypatch):
         assert main([*arguments, *more]) == 2
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1
-    monkeypatch.setattr(opened, "restore", lambda *_: Restored(assemble(tiny.bert()), 0, {}, {}, None, []))
+    monkeypatch.setattr(opened, "restore", lambda *_: Restored(assemble(tiny.bert()), 0, 0, {}, {}, None, []))
     assert main(arguments) == 2
     assert "a model of bert is no causal decoder; take one, like gpt2" in capsys.readouterr().err

@@ -107,13 +107,13 @@ def test_a_reader_leaves_a_work_directory_byte_for_byte_as_it_was(trained, corpu
 
 
 def test_a_checkpoint_of_a_version_with_other_parameters_is_an_error_that_says_so(trained, monkeypatch):
-    whole = opened._parameters_after
+    whole = opened._parameters_alone
 
     def with_more(*of):
         state = whole(*of)
         return state._replace(params=state.params | {"more": state.params["bias"]})
 
-    monkeypatch.setattr(opened, "_parameters_after", with_more)
+    monkeypatch.setattr(opened, "_parameters_alone", with_more)
     with pytest.raises(UserError, match="has other parameters than this version gives the model: go on with") as caught:
         restore(RunDirectory(trained))
     assert type(caught.value) is UserError

@@ -27,11 +27,12 @@ from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, asked_of_teachers, check, extended, from_json, rate_after, to_json
 from pretrain.schedules import Schedule
 from pretrain.storage.journal import read_metrics
+from pretrain.storage.checkpoints import ABOUT, phase_of
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training.assembly import assemble, initial_params
 from pretrain.training.data import check_data, phase_batches
 from pretrain.training.loop import _enter
-from pretrain.training.opened import restore
+from pretrain.training.opened import open_model
 from pretrain.training.placement import of_phase, place_given, stages
 from pretrain.training.run import run
 from pretrain.training.step import initial_state
@@ -303,4 +304,13 @@ def test_tasks_that_read_one_corpus_alike_have_noise_and_an_order_of_their_own(c
 def test_a_checkpoint_is_read_as_of_the_phase_that_wrote_it_wherever_phases_begin_now(two_stages, tmp_path):
     workdir = shutil.copytree(two_stages, tmp_path / "run")
     (workdir / "recipe.json").write_text(to_json(staged(steps=40)))  # by which step 9 is of the first phase
-    assert tiny.equal(restore(RunDirectory(workdir), 9).params, tiny.final_state(two_stages, 9).params)
+    opened = open_model(workdir, 9)
+    assert opened.run.phase == 1 and opened.objective == STAGES[1].objective
+    assert tiny.equal(opened.run.params, tiny.final_state(two_stages, 9).params)
+
+
+@pytest.mark.parametrize("phase", [None, 7, "1"])
+def test_a_phase_that_the_recipe_has_not_is_as_none(tmp_path, phase):
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9" / ABOUT).write_text(json.dumps({"custom_metadata": {"phase": phase}}))
+    assert phase_of(tmp_path / "9", staged()) == 1 and phase_of(tmp_path / "9", staged(steps=40)) == 0

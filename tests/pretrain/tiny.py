@@ -30,12 +30,12 @@ from pretrain.optimizers import Optimizer
 from pretrain.options import Options
 from pretrain.recipe import Phase, Recipe
 from pretrain.schedules import Schedule
-from pretrain.storage.checkpoints import Checkpoints
+from pretrain.storage.checkpoints import Checkpoints, phase_of
 from pretrain.storage.run_directory import RunDirectory
 from pretrain.training import run as runs
 from pretrain.training.assembly import assemble
-from pretrain.training.opened import Restored, restore, state_after
-from pretrain.training.placement import stages
+from pretrain.training.opened import Restored, restore
+from pretrain.training.placement import any_task, stages
 from tpu.mesh import row_mesh
 
 BERT = BertConfig(vocab_size=195, positions=32, width=32, depth=1, heads=2, feed_forward=64)
@@ -130,10 +130,11 @@ def _on_one_device(recipe: Recipe):
 def final_state(workdir: Path, step: int | None = None):
     """The train state of a checkpoint, by default the newest, as NumPy arrays."""
     directory = RunDirectory(workdir)
-    placed = _on_one_device(directory.read_recipe())
+    recipe = directory.read_recipe()
+    placed, phase = _on_one_device(recipe), lambda at: phase_of(directory.checkpoints / str(at), recipe)
     checkpoints = Checkpoints(directory.checkpoints)
     try:
-        return jax.device_get(checkpoints.restore(lambda at: state_after(placed, directory, at), step))
+        return jax.device_get(checkpoints.restore(lambda at: any_task(placed, phase(at)).state, step))
     finally:
         checkpoints.close()
 
