@@ -26,7 +26,7 @@ from rich.text import Text
 
 from data_pipelines.cloud import cloud_errors, in_cloud, is_file, upload_file
 from data_pipelines.errors import UserError
-from pretrain.storage.run_directory import RunDirectory, write_whole
+from pretrain.storage.run_directory import RunDirectory, read_object, write_whole
 from pretrain.trackers import Sink, Tracker
 
 TRAINING = "training"
@@ -192,7 +192,10 @@ def open_journal(directory: RunDirectory, step: int, total: int, track: Sequence
     files = Screen(step, total), Files(local), TensorBoard(local.tensorboard, step)
     journal = Journal([*files, mirror] if mirror else files)
     sent = {(entry["kind"], entry["step"]) for _, entry in written_before}
-    trackers = json.loads(directory.trackers.read_text()) if is_file(directory.trackers) else {}
+    trackers = read_object(directory.trackers)
+    if track and trackers is None:
+        journal.say(f"{directory.trackers}: is damaged; --track {' '.join(track)} begins a new run")
+    trackers = trackers or {}
     ids = {name: trackers.get(name) or secrets.token_hex(4) for name in track}
     if ids:
         write_whole(directory.trackers, json.dumps(trackers | ids) + "\n")

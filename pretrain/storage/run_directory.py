@@ -11,7 +11,8 @@
     tensorboard/    the same for TensorBoard
     log.txt         what was printed
     trackers.json   by which id each of --track knows the run
-    compiled/       in the cloud: programs for the next start, see `platform`
+    .lock           held while a run trains there
+    compiled/       in the cloud: programs for the next start, see commands/platform.py
 
 It may be a gs:// path: then every file is written as a whole object, and what grows (figures, log, events) is written
 on this machine and uploaded before each checkpoint, see `journal.Mirror`.
@@ -38,7 +39,7 @@ import jax
 from data_pipelines import corpus as corpora
 from data_pipelines.cloud import check_rights, entries, in_cloud, is_file, is_remote, may_pass, place, refusal, upload
 from data_pipelines.corpus import Corpus
-from data_pipelines.durable import put, sync
+from data_pipelines.durable import FULL, locked, put, sync
 from data_pipelines.errors import PassingError, UserError
 from pretrain.options import Options
 from pretrain.recipe import Recipe, extended, from_json, read_recipe, to_json
@@ -157,27 +158,21 @@ def alone(path: Path) -> Iterator[None]:
 
     In a bucket, and where the file system has no locks, nothing keeps another one out.
     """
-    held = []
+    held = contextlib.ExitStack()
 
     def lock() -> None:
         folder = place(path)
         _make(folder)
-        held.append(os.open(folder, os.O_RDONLY))
         try:
-            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(folder / ".lock", fcntl.LOCK_EX | fcntl.LOCK_NB) or contextlib.nullcontext())
         except BlockingIOError:
             another = "another run is training there; stop it, or use another --workdir"
             raise UserError(f"--workdir {folder}: {another}") from None
-        except OSError:  # no locks there
-            return
 
-    try:
+    with held:
         if not in_cloud(path):
             from_first("--workdir", lock)
         yield
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
 
 
 def _start(
@@ -188,8 +183,6 @@ def _start(
     init_from, heads_anew = options.init_from, options.init_heads_anew
     sources = corpora.written({name: corpus.source for name, corpus in of.items()})
     _make(path)
-    if is_file(path / "manifest.json"):
-        raise UserError(f"--workdir {path}: is a corpus; give a folder of the run's own")
     if is_file(directory.recipe) and is_file(directory.run):
         before = directory.read_recipe()
         _check_same(directory, before, recipe, options.extend is not None)
@@ -286,7 +279,7 @@ def disk_errors(directory: RunDirectory) -> Iterator[None]:
 
 def _disk_failure(error: Exception) -> str | None:
     """What the disk refused, None for another kind of error."""
-    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+    numbers = (*FULL, errno.EIO, errno.EROFS)
     if getattr(error, "errno", None) in numbers:
         return error.strerror
     texts = map(os.strerror, numbers)  # Orbax's errors have no errno
@@ -312,10 +305,21 @@ def write_whole(path: Path, text: str) -> None:
     put(temporary, path)
 
 
+def read_object(path: Path) -> dict | None:
+    """The JSON object in a file, {} where there is no file; None where it is damaged."""
+    try:
+        found = json.loads(path.read_text()) if is_file(path) else {}
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _make(path: Path) -> None:
     probe = path / ".writable"
     if is_file(path):
         raise UserError(f"--workdir {path}: is a file; give a folder")
+    if is_file(path / "manifest.json"):
+        raise UserError(f"--workdir {path}: is a corpus; give a folder of the run's own")
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.touch()

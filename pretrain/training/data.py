@@ -10,13 +10,12 @@ from jax.sharding import Mesh
 
 from data_pipelines import noise
 from data_pipelines.batches import Examples, RowExamples, StreamExamples, make_examples
-from data_pipelines.cloud import is_file
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from data_pipelines.mixture import Mixture, Tasks, make_mixture, parse_rates
 from pretrain.objectives.objective import Phase, Task
 from pretrain.recipe import Recipe, boundaries, every_task, phase_at, tasks_of
-from pretrain.storage.run_directory import write_whole
+from pretrain.storage.run_directory import read_object, write_whole
 from tpu.batches import host_rows
 from tpu.cluster import from_first, gather, is_first, number, size
 
@@ -103,8 +102,8 @@ def phase_batches(
 
 def count_examples(file: Path, batches: Sequence[Examples | Mixture], say: Callable[[str], None]) -> list[Sizes]:
     """Of the batches of each phase, the examples of all parts, which only planning tells. Each host counts its share;
-    the file, in the work directory, keeps them."""
-    counted = from_first("examples of parts", lambda: json.loads(file.read_text()) if is_file(file) else {})
+    the file, in the work directory, keeps them; where it is damaged they are counted anew."""
+    counted = from_first("examples of parts", lambda: read_object(file) or {})
     wanted = {}
     for examples in (of for one in batches for of in sources(one).values() if _has_parts(of)):
         wanted |= {key: (examples, index) for index, key in enumerate(_keys(examples)) if key not in counted}

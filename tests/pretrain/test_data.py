@@ -129,6 +129,16 @@ def test_counts_of_other_parts_are_noticed(folder, tmp_path):
         phase_batches(recipe, corpora, 0, file, print)[0].batch(0, ROWS)
 
 
+@pytest.mark.parametrize("content", ['{"half', "[]"])
+def test_where_counts_are_damaged_they_are_made_anew(folder, tmp_path, content):
+    corpora, recipe, said = open_corpora(text(folder), {}), in_lanes(tiny.bert, lanes=1), []
+    phase_batches(recipe, corpora, 0, tmp_path / "whole.json", said.append)
+    (tmp_path / "damaged.json").write_text(content)
+    phase_batches(recipe, corpora, 0, tmp_path / "damaged.json", said.append)
+    assert said == ["counting the examples of 14 parts"] * 2
+    assert (tmp_path / "damaged.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+
+
 def test_a_run_on_a_mixture_goes_on_as_if_never_interrupted_with_figures_of_each_corpus(
     folder, tmp_path, monkeypatch, capsys
 ):

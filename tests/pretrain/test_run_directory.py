@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
+import os
 import re
 import shutil
 
@@ -331,6 +334,20 @@ def test_a_second_run_in_a_work_directory_is_refused_while_the_first_lasts(start
         second.__enter__()
     with run_directory.alone(workdir):
         pass
+
+
+def test_where_the_disk_has_no_locks_a_run_goes_on_trust_and_another_failure_is_said(started, monkeypatch):
+    workdir, _, _ = started
+    numbers = [errno.ENOLCK, errno.EIO]
+
+    def flock(*_):
+        raise OSError(numbers[0], os.strerror(numbers[0]))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with run_directory.alone(workdir):
+        del numbers[0]
+    with run_directory.disk_errors(RunDirectory(workdir)), pytest.raises(OSError, match="Input/output error"):
+        run_directory.alone(workdir).__enter__()
 
 
 def test_a_work_directory_that_is_removed_during_a_run_is_said_by_name(corpus_path, tmp_path, monkeypatch):

@@ -103,6 +103,21 @@ def test_a_tracker_that_comes_later_is_told_all_that_follows(registered, tracker
     assert steps_of(package) == [9, 10, 11, 12]
 
 
+@WANDB
+def test_where_it_is_no_longer_known_which_one_it_was_a_new_one_begins_and_that_is_said(tracker, tmp_path, capsys):
+    name, package = tracker
+    directory = RunDirectory(tmp_path)
+    directory.recipe.write_text("{}")
+    for damaged in (False, True):
+        open_journal(directory, 0, 10, (name,)).close()
+        said = f"trackers.json: is damaged; --track {name} begins a new run\n"
+        assert (said in capsys.readouterr().out) == damaged
+        known_as = json.loads(directory.trackers.read_text())[name]
+        assert package.started[-1]["id"] == known_as
+        directory.trackers.write_text('{"wandb": ')
+    assert len({about["id"] for about in package.started}) == 2
+
+
 @pytest.mark.parametrize(
     "tracker, call", [("wandb", "init"), ("trackio", "log"), ("wandb", "finish")], indirect=["tracker"]
 )
