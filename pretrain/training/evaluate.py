@@ -121,6 +121,11 @@ class Evaluator:
         self.held_out = self.objective.examples(corpus, "heldout", stage.phase, EVALUATION_SEED)
         with sound([corpus], "heldout"):
             self.real = [len(chosen) for chosen in self.held_out.fixed(examples)]  # rows of each batch; others fill up
+        if not self.real:
+            raise UserError(
+                f"--corpus {corpus.path}: its held-out split has no row of phases.{stage.index}; prepare it with a "
+                f"larger --heldout, or lower phases.{stage.index}.length"
+            )
         if not self.objective.rowwise:  # batches of real rows alone, which come first
             size, name = stage.phase.batch_size, type(self.objective).__name__
             self.real = [real for real in self.real if real == size]

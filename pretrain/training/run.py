@@ -18,7 +18,7 @@ from pretrain.recipe import Recipe, boundaries, from_json, phase_at, rate_after,
 from pretrain.storage import run_directory
 from pretrain.storage.journal import Warnings
 from pretrain.storage.run_directory import flat
-from pretrain.training.assembly import parameter_shapes
+from pretrain.training.assembly import parameter_shapes, split_frozen
 from pretrain.training.attention_choice import form_of_pattern, why_plain
 from pretrain.training.data import check_data, said_of_data
 from pretrain.training.loop import train
@@ -42,7 +42,7 @@ def run(recipe: Recipe, options: Options, stop: StopRequest | None = None) -> in
         run_directory.check_writable(options.workdir)
         corpora = opened(options)
         checked = _checked(recipe, corpora, options)
-        _check_memory(count(parameter_shapes(checked)))
+        _check_memory(checked)
         placed = place(checked, options, jax.devices(), device_memory())
         begun = begun_from(placed, next(iter(corpora.values())), options)
         doing("tracing the programs")
@@ -84,10 +84,13 @@ def _checked(recipe: Recipe, corpora: dict[str, Corpus], options: Options) -> Re
     return from_json(from_first("--extend", lambda: to_json(run_directory.longer(options, resolved))))
 
 
-def _check_memory(parameters: int) -> None:
-    """UserError where all devices together have no room for parameters and their gradients in float32."""
+def _check_memory(recipe: Recipe) -> None:
+    """UserError where all devices together have no room for parameters, and gradients of those trained, in float32."""
+    shapes = parameter_shapes(recipe)
+    parameters, trained = count(shapes), count(split_frozen(shapes, recipe)[0])
     of_host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.local_device_count()
-    available, needed = jax.device_count() * (device_memory() or of_host) / 2**30, 8 * parameters / 2**30
+    available = jax.device_count() * (device_memory() or of_host) / 2**30
+    needed = 4 * (parameters + trained) / 2**30
     if needed > available:
         raise UserError(
             f"model: {parameters:,} parameters with their gradients take {needed:,.0f} GiB, and all devices have "

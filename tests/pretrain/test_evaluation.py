@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
 
+from data_pipelines.batches import RowExamples
 from data_pipelines.corpus import Corpus
 from data_pipelines.errors import UserError
 from models.core.program import Program
@@ -143,6 +144,14 @@ def test_rows_that_fill_up_a_batch_have_no_figures_and_are_compared_with_none(co
 def test_a_loss_between_rows_needs_a_whole_batch(corpus_path, monkeypatch):
     with pytest.raises(UserError, match="--eval-examples 7: the held-out rows fill no batch of 8, and InBatch"):
         toy_evaluator(corpus_path, monkeypatch, toys.InBatch(), 7)
+
+
+@pytest.mark.parametrize("rowwise", [True, False])
+def test_a_split_without_a_row_of_a_phase_is_said(corpus_path, monkeypatch, rowwise):
+    monkeypatch.setattr(toys.InBatch, "rowwise", rowwise)
+    monkeypatch.setattr(RowExamples, "fixed", lambda *_: iter([]))
+    with pytest.raises(UserError, match="held-out split has no row of phases.0; prepare it with a larger --heldout"):
+        toy_evaluator(corpus_path, monkeypatch, toys.InBatch(), 20)
 
 
 def test_the_loss_has_the_coefficients_of_the_step_that_training_has_come_to(corpus_path, monkeypatch):

@@ -17,6 +17,7 @@ from models.attention.mask import Mask
 from models.attention.transformer import encode
 from models.blocks.embeddings import Term
 from models.blocks.heads import TOKENS, token_head
+from models.core import parameters
 from models.core.family import Family, Input
 from models.core.parameters import leaves
 from models.families.registry import FAMILIES
@@ -26,10 +27,11 @@ from pretrain.objectives.objective import Task
 from pretrain.optimizers import Optimizer
 from pretrain.recipe import Phase, asked_of_teachers, check, extended, from_json, rate_after, to_json
 from pretrain.schedules import Schedule
-from pretrain.storage.journal import read_metrics
 from pretrain.storage.checkpoints import ABOUT, phase_of
+from pretrain.storage.journal import read_metrics
 from pretrain.storage.run_directory import RunDirectory
-from pretrain.training.assembly import assemble, initial_params
+from pretrain.training import run as runs
+from pretrain.training.assembly import assemble, initial_params, parameter_shapes, split_frozen
 from pretrain.training.data import check_data, phase_batches
 from pretrain.training.loop import _enter
 from pretrain.training.opened import open_model
@@ -299,6 +301,16 @@ def test_tasks_that_read_one_corpus_alike_have_noise_and_an_order_of_their_own(c
     (made,) = phase_batches(recipe, open_corpora(str(corpus_path), {}), 0, tmp_path / "examples.json", print).values()
     one, other = (made.batches[task.name].batch(0, np.arange(8))["tokens"] for task in alike)
     assert (one != other).any()
+
+
+def test_what_is_frozen_needs_no_room_for_gradients(monkeypatch):
+    recipe = staged(frozen=("embeddings",))
+    shapes = parameter_shapes(recipe)
+    needed = 4 * sum(map(parameters.count, (shapes, split_frozen(shapes, recipe)[0])))
+    monkeypatch.setattr(runs, "device_memory", lambda: needed / jax.device_count())
+    runs._check_memory(recipe)
+    with pytest.raises(UserError, match="parameters with their gradients take"):
+        runs._check_memory(staged())
 
 
 def test_a_checkpoint_is_read_as_of_the_phase_that_wrote_it_wherever_phases_begin_now(two_stages, tmp_path):
