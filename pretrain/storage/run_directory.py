@@ -11,7 +11,7 @@
     tensorboard/    the same for TensorBoard
     log.txt         what was printed
     trackers.json   by which id each of --track knows the run
-    .lock           held while a run trains there
+    lock            held while a run trains there
     compiled/       in the cloud: programs for the next start, see commands/platform.py
 
 It may be a gs:// path: then every file is written as a whole object, and what grows (figures, log, events) is written
@@ -164,7 +164,7 @@ def alone(path: Path) -> Iterator[None]:
         folder = place(path)
         _make(folder)
         try:
-            held.enter_context(locked(folder / ".lock", fcntl.LOCK_EX | fcntl.LOCK_NB) or contextlib.nullcontext())
+            held.enter_context(locked(folder / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB) or contextlib.nullcontext())
         except BlockingIOError:
             another = "another run is training there; stop it, or use another --workdir"
             raise UserError(f"--workdir {folder}: {another}") from None
