@@ -43,9 +43,12 @@ def show(arguments: list[str], console) -> None:
 
     from data_pipelines.command_line import parse
     from data_pipelines.corpus import open_corpora, sound
+    from data_pipelines.errors import UserError
     from data_pipelines.show import Show, show_examples, show_statistics
 
     options = parse(Show, arguments, "python -m data_pipelines show")
+    if options.examples < 1:
+        raise UserError(f"--examples {options.examples}: give 1 or more")
     corpora = open_corpora(options.corpus, {})
     with sound(corpora.values()):
         batch = None if options.recipe is None else _examples(corpora, options)  # an unknown recipe is said first

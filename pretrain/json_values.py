@@ -70,8 +70,9 @@ def make(cls: type, value: dict, prefix: str, **made) -> Any:
     fields = {name: build(hints[name], field, f"{prefix}{name}") for name, field in value.items()}
     try:
         return cls(**fields, **made)
-    except ValueError as error:  # of the dataclass's own checks, which name the field
-        raise UserError(str(error)) from None
+    except ValueError as error:  # of the dataclass's own checks, which name the field from its class's on
+        above, _, last = prefix.removesuffix(".").rpartition(".")
+        raise UserError(f"{above}.{error}" if above and str(error).startswith(f"{last}.") else str(error)) from None
 
 
 def _names(cls: type) -> list[str]:

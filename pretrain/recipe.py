@@ -304,8 +304,8 @@ def from_json(text: str) -> Recipe:
     """The inverse of `to_json`; UserError naming the field that is unknown, missing or of another type."""
     try:
         fields = json.loads(text, object_hook=renamed)
-    except ValueError as error:
-        raise UserError(f"is not JSON ({error}); write it anew") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"is not JSON ({error}); restore it from a copy, or write it anew") from None
     if not isinstance(fields, dict):
         raise UserError("is no recipe, which is a JSON object; write it anew")
     fields = brought_up_to_date(fields)
@@ -347,7 +347,7 @@ def _without(fields: dict, made: Mapping[str, Any]) -> dict:
 def _phase(objective: Objective, fields: Any, prefix: str) -> Phase:
     """objective: the recipe's."""
     _check_object(Phase, fields, prefix)
-    made: dict[str, Any] = {}
+    made: dict[str, Any] = {"objective": None}
     if fields.get("objective") is not None:
         made["objective"] = objective = _of_class(fields, "objective", prefix)
     if isinstance(tasks := fields.get("tasks"), list) and tasks:

@@ -133,7 +133,9 @@ def _said(placed: Placed, run: Run, first: First) -> list[str]:
 
 def longer_or_shorter(before: Recipe, recipe: Recipe, step: int, extend: str | None = None) -> str:
     """What another number of steps changes."""
-    said = f"steps: {before.steps} -> {recipe.steps}"
+    said, (was, now) = f"steps: {before.steps} -> {recipe.steps}", (phase_at(of, step) + 1 for of in (before, recipe))
+    if was != now and not extend:
+        said += f"; step {step} was of phase {was} and is of phase {now}, which are shares of all steps (see --extend)"
     old, new = rate_after(before, step), rate_after(recipe, step)
     if extend:
         return f"{said}; from here {extend}: rate {old:.3g} -> {new:.3g}"

@@ -90,6 +90,10 @@ RECIPE_MISTAKES = [
     (lambda f: f["model"].update(family="electa"), r"model.family: .* electa; did you mean electra\?"),
     (lambda f: f["model"].update(family=[]), r"model.family: this version has no \[\]; use one of "),
     (lambda f: f["objective"].update(kind="Guess"), r"objective.kind: this version has no Guess; use one of "),
+    (
+        lambda f: f["phases"][0].update(schedule={"name": "linear", "peak": -1.0}),
+        r"^phases.0.schedule.peak=-1.0: must be at least 0",
+    ),
     (lambda f: f.update(stepz=3), r"stepz: this version has no field stepz; did you mean steps\?"),
 ]
 
@@ -106,9 +110,11 @@ def test_recipes_name_registered_families_and_objectives_and_those_of_older_file
     assert (fields["model"]["family"], fields["objective"]["kind"]) == ("bert", "masked-language-model")
     fields["model"]["family"], fields["objective"]["kind"] = "BertConfig", "MaskedLanguageModel"
     assert from_json(json.dumps(fields)) == tiny.bert()
+    fields["phases"][0]["objective"] = None  # the recipe's
+    assert from_json(json.dumps(fields)) == tiny.bert()
 
 
-@pytest.mark.parametrize("text, said", [("{", "is not JSON"), ("[]", "is no recipe")])
+@pytest.mark.parametrize("text, said", [("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "is no recipe")])
 def test_a_file_that_holds_no_recipe(text, said):
     with pytest.raises(UserError, match=said):
         from_json(text)

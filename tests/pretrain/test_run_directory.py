@@ -188,6 +188,9 @@ def test_what_changes_with_the_total_is_said_on_resume(corpus_path, tmp_path, ca
     found = rates(workdir)
     assert found[20] == 0 and 0.04 < found[11] < 0.05
     assert longer_or_shorter(toys.recipe(steps=10), toys.recipe(steps=20), 10) == "steps: 10 -> 20"  # nothing else
+    phases = tuple(Phase(share, 32, 8) for share in (0.5, 0.5))
+    moved = longer_or_shorter(*(toys.recipe(steps=steps, phases=phases) for steps in (10, 40)), 10)
+    assert "step 10 was of phase 2 and is of phase 1, which are shares of all steps (see --extend)" in moved
 
 
 def test_a_run_made_longer_goes_on_from_its_rate_also_when_killed(corpus_path, tmp_path, capsys):
