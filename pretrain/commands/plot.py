@@ -61,15 +61,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _labels(runs: Sequence[Path]) -> list[str]:
-    """The ends of the runs' paths, as long as it takes to tell them apart."""
-    ends = (["/".join(run.parts[-length:]) for run in runs] for length in itertools.count(1))
-    return next(labels for labels in ends if len(set(labels)) == len(runs))
-
-
 def _draw(panel, name: str, sources: Sequence[str], curves: dict) -> None:
     """sources: what stands before the names of figures, "" for those of the whole run."""
-    named = zip(_labels(list(curves)), curves.values(), strict=True)
+    ends = (["/".join(run.parts[-length:]) for run in curves] for length in itertools.count(1))  # of the runs' paths
+    named = zip(next(of for of in ends if len(set(of)) == len(curves)), curves.values(), strict=True)
     for index, ((label_of_run, kinds), source) in enumerate(itertools.product(named, sources)):
         key, of = (f"{source}/{name}", f"{label_of_run} {source}") if source else (name, label_of_run)
         for kind, style in (("train", {"alpha": 0.45, "linewidth": 1}), ("eval", {"marker": "o", "markersize": 3})):

@@ -52,7 +52,8 @@ def load(
     begun = {path: np.zeros(leaf.shape, np.float32) for path, leaf in leaves(shapes)}
     if start is not None:
         begun = {path: np.array(leaf) for path, leaf in leaves(start())}
-    given, read = nest(to_source(begun, there, config)), {}
+    resized, read = _resized(begun, config, config, there), {}  # as there
+    given = nest({name: resized[path] for path, name in counterparts(there, config).items() if path in begun})
     for part, folder in folders(source, family_of(there)).items():
         check_vocabulary(folder, tokenizer_path, there, config)
         stored = _Tensors(folder, family_of(there).hf[part])
@@ -203,14 +204,8 @@ def counterparts(source, target) -> dict[str, str]:
     return {path: name for path, name in begun.items() if name in there}
 
 
-def to_source(params: Mapping[str, np.ndarray], source, target) -> dict[str, np.ndarray]:
-    """Parameters of a model of config `target`, path -> array, under their names and with the shapes in `source`."""
-    resized = _resized(params, target, target, source)
-    return {name: resized[path] for path, name in counterparts(source, target).items() if path in params}
-
-
 def to_target(setting: str, params: Mapping[str, np.ndarray], source, target) -> dict[str, np.ndarray]:
-    """The inverse: what parameters of a model of config `source` are in one of `target`, path -> array."""
+    """What parameters of a model of config `source` are in one of `target`, path -> array."""
     named = {path: params[name] for path, name in counterparts(source, target).items() if name in params}
     before, after = (getattr(config, "positions", None) for config in (source, target))
     if before and after and before != after:
