@@ -14,9 +14,8 @@ MORE := $(if $(filter tpu,$(ACCELERATOR)),-r requirements-gcs.txt,)
 pretrain: setup  ## an ELECTRA on the built-in corpus: prepare, train, evaluate, plot, export
 	$(BIN)/python -m pretrain demo
 
-# One worker more than cores: some tests wait, for other processes or for time to pass
 test: lint
-	$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist loadfile --no-loadscope-reorder --durations=20
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20
 
 test-all: setup-dev  ## also what is slow, and the bugs of tests/planted.toml
 	XLA_FLAGS= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m ""

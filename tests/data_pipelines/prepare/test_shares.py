@@ -181,7 +181,7 @@ def test_parts_of_an_append_that_was_given_up_are_not_taken_for_another_s(text, 
         write(tmp_path / name, sentence)
     append(once, tmp_path / "b")
     with monkeypatch.context() as patched:
-        patched.setattr(ending, "describe", None)
+        patched.setattr(ending, "manifest_of", None)
         with pytest.raises(TypeError):
             append(out, tmp_path / "a")
     with pytest.raises(UserError, match=r"other settings: source was .*, or delete .*\.partial to begin anew"):
